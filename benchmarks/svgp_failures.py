@@ -18,7 +18,6 @@ import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -254,7 +253,7 @@ def naval(kind, dtype, lr, steps=80):
     from svgp_hyperparameters import load
     from svgp_joint import Model as Joint
 
-    x, y, x_test, y_test = load("naval", 0, SimpleNamespace(likelihood="gaussian", dtype=dtype))
+    x, y, x_test, y_test = load("naval", 0, "gaussian", dtype)
     x, y = x[:3000], y[:3000]
     torch.manual_seed(0)
     Z = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:256]]

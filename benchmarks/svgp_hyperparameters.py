@@ -1,7 +1,9 @@
-"""`train_svgp` beside joint training in batches: held-out score against processor time.
+"""`train_svgp` beside joint training in batches: held-out score against processor time, on all settings in one command.
 
-    TORCHNGVI_DATA=... python benchmarks/svgp_hyperparameters.py [--data bike power ...] [--splits 0 1 2] [--seconds 20]
-        [--likelihood gaussian|bernoulli|student] [--dtype float64|float32] [--inducing 256] [--out DIR] [--from-logs]
+    TORCHNGVI_DATA=... python benchmarks/svgp_hyperparameters.py [--reduced] [--minutes 40] [--data bike power ...]
+        [--splits 0 1 2] [--likelihood gaussian bernoulli student] [--dtype float64 float32] [--seconds 20]
+        [--inducing 256] [--batch 1024] [--methods rounds joint NGD Adam] [--rates 0.03 0.1 0.3] [--out DIR]
+        [--from-logs]
 
 Four ways to train one model from one start: `train_svgp` (rounds of L-BFGS, then `refine_svgp`),
 `train_svgp_in_batches` with Adam at 0.02 for hyper-parameters and inducing points, and GPyTorch's NGD for q, at the
@@ -10,12 +12,21 @@ processor's, on one thread, without that of the scores; a score of the first two
 whose time is added.  The first begins from inducing points that it chooses itself, which is part of its time; the
 others from random rows.
 
-For each set and split the table has the last score of each, and the time at which the first has reached the last score
-of each of the others for good.  Bernoulli: whether the target is above its median.  Student-t: the targets as they are.
+For each row (set, split, likelihood, dtype) the table has the last score of each, by how much the first is below the
+better of NGD and Adam when their time is up, and how many times sooner it has that score for good than that one has it.
+Both are as the curves tell, which have a point for each round or a tenth of the time.
+Bernoulli: whether the target is above its median.  Student-t: the targets as they are.
+
+Each run is a line of DIR/log.jsonl when it is complete; a command with the same DIR makes only those that are missing.
+With --minutes no run begins after so many minutes of the processor.  All rows of the first split come first.
+--reduced: 128 inducing points in place of 256, 5 seconds in place of 20, NGD at 0.1 alone in place of its best of three
+rates, and no mini-batches of this library; all sets, splits, likelihoods and dtypes stay.
 """
 
 import argparse
 import copy
+import itertools
+import json
 import math
 import os
 import time
@@ -45,11 +56,14 @@ LIKELIHOODS = {
     "bernoulli": gp.likelihoods.BernoulliLikelihood,
     "student": gp.likelihoods.StudentTLikelihood,
 }
-BATCH, HYPER_RATE, POINTS, RATES = 1024, 0.02, 10, (0.03, 0.1, 0.3)
+HYPER_RATE, POINTS, RATES = 0.02, 10, (0.03, 0.1, 0.3)
 METHODS = ("rounds", "joint", "NGD", "Adam")
+REDUCED = {"inducing": 128, "seconds": 5.0, "rates": [0.1], "methods": ["rounds", "NGD", "Adam"]}
+GOALS = {"gaussian": 5.0, "bernoulli": 2.0, "student": 2.0}  # times sooner
+ROW = ["data", "split", "likelihood", "dtype"]
 
 
-def load(name, split, options):
+def load(name, split, likelihood, dtype):
     """Standardised by the training rows; (x, y) of these and of the others."""
     folder = Path(os.environ["TORCHNGVI_DATA"])
     packed = folder / "uci_regression" / f"{name}.npz"
@@ -62,16 +76,15 @@ def load(name, split, options):
         test = np.loadtxt(folder / "gp_uci" / f"{name}_test_mask.csv.gz", delimiter=",")[:, split].astype(bool)
     scale = rows[~test].std(0)
     rows = (rows - rows[~test].mean(0)) / np.where(scale > 0, scale, 1.0)
-    if options.likelihood == "bernoulli":
+    if likelihood == "bernoulli":
         rows[:, -1] = rows[:, -1] > np.median(rows[~test, -1])
-    rows = torch.tensor(rows, dtype=getattr(torch, options.dtype))
+    rows = torch.tensor(rows, dtype=getattr(torch, dtype))
     return rows[~test, :-1], rows[~test, -1], rows[test, :-1], rows[test, -1]
 
 
-def start(q, Z, options):
+def start(q, Z, likelihood):
     torch.manual_seed(0)
-    dtype = getattr(torch, options.dtype)
-    return Model(q, Z).to(dtype).train(), LIKELIHOODS[options.likelihood]().to(dtype).train()
+    return Model(q, Z).to(Z.dtype).train(), LIKELIHOODS[likelihood]().to(Z.dtype).train()
 
 
 def refined(model, likelihood, data):
@@ -84,73 +97,129 @@ def refined(model, likelihood, data):
     return spent, score(other, noise, x_test, y_test)
 
 
-def in_rounds(data, options, take):
+def in_rounds(data, likelihood, options, take):
     x, y, _, _ = data
     q = NaturalGradientVariationalDistribution(options.inducing)
-    model, likelihood = start(q, torch.zeros(options.inducing, x.shape[-1]), options)
+    model, noise = start(q, x.new_zeros(options.inducing, x.shape[-1]), likelihood)
     clock = Clock(options.seconds, 1)
 
     def at_a_round(*_):
         at = clock.now()
-        spent, value = clock.pause(lambda: refined(model, likelihood, data))
-        take("rounds", 0.0, at + spent, value)
+        spent, value = clock.pause(lambda: refined(model, noise, data))
+        take(at + spent, value)
         return at > options.seconds
 
-    train_svgp(model, likelihood, (x, y), rounds=100, callbacks=[at_a_round], progress=False)
+    train_svgp(model, noise, (x, y), rounds=100, callbacks=[at_a_round], progress=False)
 
 
 def at_random(x, options):
     return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: options.inducing]].clone()
 
 
-def jointly(data, options, take):
+def jointly(data, likelihood, options, take):
     x, y, _, _ = data
     q = NaturalGradientVariationalDistribution(options.inducing, posterior=NaturalGaussian)
-    model, likelihood = start(q, at_random(x, options), options)
-    adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=HYPER_RATE)
+    model, noise = start(q, at_random(x, options), likelihood)
+    adam = torch.optim.Adam([*model.parameters(), *noise.parameters()], lr=HYPER_RATE)
     clock = Clock(options.seconds, POINTS)
 
     def at_a_mark(at):
         model.variational_strategy._clear_cache()
-        spent, value = refined(model, likelihood, data)
-        take("joint", 0.0, at + spent, value)
+        spent, value = refined(model, noise, data)
+        take(at + spent, value)
 
     try:
-        loader = watched(x, y, BATCH, clock, at_a_mark)
-        train_svgp_in_batches(model, likelihood, loader, len(y), adam, epochs=10**9, progress=False)
+        loader = watched(x, y, options.batch, clock, at_a_mark)
+        train_svgp_in_batches(model, noise, loader, len(y), adam, epochs=10**9, progress=False)
     except TimeIsUpError:
         pass
 
 
-def by_gpytorch(method, data, options, rate, take):
+def by_gpytorch(data, likelihood, options, take, method, rate):
     kind = "Natural" if method == "NGD" else "Cholesky"
     q = getattr(gp.variational, f"{kind}VariationalDistribution")(options.inducing)
-    model, likelihood = start(q, at_random(data[0], options), options)
+    model, noise = start(q, at_random(data[0], options), likelihood)
     of_q = list(model.variational_parameters())
     of_q = gp.optim.NGD(of_q, len(data[1]), rate) if method == "NGD" else torch.optim.Adam(of_q, rate)
-    settings = {"batch": BATCH, "hyper_rate": HYPER_RATE, "seconds": options.seconds, "points": POINTS}
-    theirs(model, likelihood, of_q, data, settings, lambda at, nll: take(method, rate, at, nll))
+    settings = {"batch": options.batch, "hyper_rate": HYPER_RATE, "seconds": options.seconds, "points": POINTS}
+    theirs(model, noise, of_q, data, settings, take)
 
 
-def run(options):
-    log = []
-    for name in options.data:
-        for split in options.splits:
-            data = load(name, split, options)
+def wanted(options):
+    """The settings of every run of these options, in the order in which they are made."""
+    runs = [("rounds", 0.0), ("joint", 0.0), *(("NGD", rate) for rate in options.rates), ("Adam", HYPER_RATE)]
+    rows = itertools.product(options.splits, options.dtype, options.likelihood, options.data)
+    for (split, dtype, likelihood, name), (method, rate) in itertools.product(rows, runs):
+        if method in options.methods:
+            row = dict(zip(ROW, (name, split, likelihood, dtype), strict=True))
+            size = {"inducing": options.inducing, "batch": options.batch, "budget": options.seconds}
+            yield row | size | {"method": method, "rate": rate}
 
-            def take(method, rate, at, value, name=name, split=split):
-                log.append((name, split, method, rate, at, value))
-                print(f"{name:<10}{split:>3} {method:<7}{rate or '':<5}{at:>8.2f} s {value:>9.4f}", flush=True)
 
-            if "rounds" in options.methods:
-                in_rounds(data, options, take)
-            if "joint" in options.methods:
-                jointly(data, options, take)
-            for rate in options.rates if "NGD" in options.methods else ():
-                by_gpytorch("NGD", data, options, rate, take)
-            if "Adam" in options.methods:
-                by_gpytorch("Adam", data, options, HYPER_RATE, take)
-    return pd.DataFrame(log, columns=["data", "split", "method", "rate", "seconds", "nll"])
+def read(path):
+    """The runs of a log, out of which a last line that was cut off is taken."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        path.write_text("".join(lines[:-1]))
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def key(run):
+    return tuple(value for name, value in sorted(run.items()) if name != "curve")
+
+
+def ran(method, rate, data, likelihood, options):
+    """The curve of a run: its seconds and scores, None for one that is not finite."""
+    curve = []
+
+    def take(at, value):
+        curve.append((at, value if math.isfinite(value) else None))
+
+    if method in ("rounds", "joint"):
+        (in_rounds if method == "rounds" else jointly)(data, likelihood, options, take)
+    else:
+        by_gpytorch(data, likelihood, options, take, method, rate)
+    return curve
+
+
+def warm_up(options):
+    """What the first of these methods would pay for all: what torch loads on first use."""
+    rows = torch.rand(4 * options.inducing, 2, generator=torch.Generator().manual_seed(0))
+    brief = argparse.Namespace(**{**vars(options), "seconds": 0.1})
+    for method in options.methods:
+        ran(method, 0.1, (rows, rows[:, 0], rows, rows[:, 0]), "gaussian", brief)
+
+
+def complete(options, path):
+    """Make the runs that the log does not have yet."""
+    known = {key(run) for run in read(path)}
+    missing = [run for run in wanted(options) if key(run) not in known]
+    if missing:
+        warm_up(options)
+    begun = time.process_time()
+    for run in missing:
+        if time.process_time() - begun > 60 * options.minutes:
+            print(f"{options.minutes:g} minutes are over: the same command goes on from {path}")
+            return
+        curve = ran(run["method"], run["rate"], load(*(run[name] for name in ROW)), run["likelihood"], options)
+        with path.open("a") as file:
+            file.write(json.dumps(run | {"curve": curve}) + "\n")
+        at, value = curve[-1] if curve else (math.nan, None)
+        print(*(str(part) for part in run.values()), f"{at:.2f} s", value, flush=True)
+
+
+def table(options, path):
+    """The log as a table with a line for each score, without rows of which a run is missing."""
+    runs, asked = {key(run): run for run in read(path)}, list(wanted(options))
+    missing = {tuple(run[name] for name in ROW) for run in asked if key(run) not in runs}
+    points = [
+        run | {"seconds": at, "nll": value}
+        for run in asked
+        if tuple(run[name] for name in ROW) not in missing
+        for at, value in runs[key(run)]["curve"]
+    ]
+    columns = [*ROW, "inducing", "batch", "budget", "method", "rate", "seconds", "nll"]
+    return pd.DataFrame(points, columns=columns).astype({"nll": float})
 
 
 def curves(part):
@@ -171,62 +240,84 @@ def reached(curve, value):
     return curve["seconds"].iloc[first] if first < len(curve) else math.inf
 
 
+def compared(found, budget):
+    """How many times sooner `train_svgp` has the better last score of NGD and Adam, and its lead when time is up."""
+    others = [found[method] for method in ("NGD", "Adam") if method in found]
+    if not others or "rounds" not in found:
+        return math.nan, math.nan
+    best = min(others, key=lambda curve: curve["nll"].iloc[-1])
+    value, ours = best["nll"].iloc[-1], found["rounds"]
+    in_time = ours[ours["seconds"] <= budget]["nll"]
+    lead = value - in_time.iloc[-1] if len(in_time) else -math.inf
+    return reached(best, value) / reached(ours, value), lead
+
+
 def show(log):
-    print(
-        f"\n{'data':<10}{'split':>6} "
-        + "".join(f"{m:>9}" for m in METHODS)
-        + "   when rounds has the others' last score"
-    )
-    for (name, split), part in log.groupby(["data", "split"], sort=False):
+    names = "".join(f"{method:>10}" for method in METHODS)
+    print(f"\n{'data':<10}{'split':>6} {'likelihood':<11}{'dtype':<8}{names}{'lead':>9}{'sooner':>9}")
+    rows = []
+    for row, part in log.groupby(ROW, sort=False):
         found = curves(part)
-        line = f"{name:<10}{split:>6} "
-        for method in METHODS:
-            line += f"{found[method]['nll'].iloc[-1]:>9.4f}" if method in found else f"{'-':>9}"
-        for method in METHODS[1:]:
-            if method in found and "rounds" in found:
-                end = found[method].iloc[-1]
-                at = reached(found["rounds"], end["nll"])
-                line += f"   {method} {at:.1f} of {end['seconds']:.1f} s, {end['seconds'] / at:.1f} times less"
-        print(line)
+        sooner, lead = compared(found, part["budget"].iloc[0])
+        rows.append((*row, sooner, lead))
+        scores = (f"{found[m]['nll'].iloc[-1]:>10.4f}" if m in found else f"{'-':>10}" for m in METHODS)
+        print(f"{row[0]:<10}{row[1]:>6} {row[2]:<11}{row[3]:<8}{''.join(scores)}{lead:>9.4f}{sooner:>9.1f}")
+    rows = pd.DataFrame(rows, columns=[*ROW, "sooner", "lead"]).dropna()
+    for (likelihood, dtype), part in rows.groupby(["likelihood", "dtype"], sort=False):
+        goal = GOALS[likelihood]
+        print(
+            f"{likelihood}, {dtype}: {len(part)} rows, sooner by {part['sooner'].min():.1f} to "
+            f"{part['sooner'].max():.1f} times, median {part['sooner'].median():.1f}; {sum(part['sooner'] >= goal)} "
+            f"at the goal of {goal:g}; {sum(part['lead'] >= 0)} at or ahead when time is up"
+        )
 
 
 def draw(log, path):
-    places = list(log.groupby(["data", "split"], sort=False))
-    figure = Figure(figsize=(4.2 * len(places), 3.6), layout="constrained")
+    names = list(dict.fromkeys(log["data"]))
+    others = list(log.groupby(ROW[1:], sort=False))
+    figure = Figure(figsize=(4.2 * len(names), 3.6 * len(others)), layout="constrained")
     colors = {"rounds": "#1f5a94", "joint": "#7fb0dd", "NGD": "#d1672b", "Adam": "#8a4fa3"}
-    for axes, ((name, split), part) in zip(figure.subplots(1, len(places), squeeze=False)[0], places, strict=True):
+    grid = figure.subplots(len(others), len(names), squeeze=False)
+    for (row, (place, rows)), (column, name) in itertools.product(enumerate(others), enumerate(names)):
+        part, axes = rows[rows["data"] == name], grid[row, column]
         for method, curve in curves(part).items():
             axes.plot(curve["seconds"], curve["nll"], color=colors[method], marker=".", label=method)
-        axes.set(title=f"{name}, split {split}", xlabel="processor seconds", ylim=(None, part["nll"].quantile(0.9)))
+        axes.set_title(f"{name}, split {place[0]}, {place[1]}, {place[2]}", fontsize=9)
+        axes.set(xlabel="processor seconds", ylabel="held-out nats a row")
+        if part["nll"].notna().any():
+            axes.set_ylim(None, part["nll"].quantile(0.9))
+            axes.legend(fontsize=7, frameon=False)
         axes.grid(color="#e3e6ea", linewidth=0.6)
-        axes.legend(fontsize=7, frameon=False)
-    figure.axes[0].set_ylabel("held-out nats a row")
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=70)
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", default=["bike", "elevators", "protein", "naval", "power"])
     parser.add_argument("--splits", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--likelihood", nargs="+", choices=LIKELIHOODS, default=list(LIKELIHOODS))
+    parser.add_argument("--dtype", nargs="+", choices=["float64", "float32"], default=["float64", "float32"])
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--likelihood", choices=LIKELIHOODS, default="gaussian")
-    parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--inducing", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=1024, help="rows of a mini-batch; as many as there are: all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--rates", nargs="+", type=float, default=RATES)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of the processor, after which no run begins")
+    parser.add_argument("--reduced", action="store_true", help="fewer points, seconds and rates, as said above")
     parser.add_argument("--out", default="runs/svgp-hyperparameters")
-    parser.add_argument("--from-logs", action="store_true", help="draw again from the log of an earlier run")
-    options = parser.parse_args()
+    parser.add_argument("--from-logs", action="store_true", help="show what the log has, and run nothing")
+    if parser.parse_known_args(arguments)[0].reduced:
+        parser.set_defaults(**REDUCED)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     folder = Path(options.out)
-    if options.from_logs:
-        log = pd.read_csv(folder / "log.csv")
-    else:
-        log = run(options)
-        folder.mkdir(parents=True, exist_ok=True)
-        log.to_csv(folder / "log.csv", index=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not options.from_logs:
+        complete(options, folder / "log.jsonl")
+    log = table(options, folder / "log.jsonl")
     show(log)
-    draw(log, folder / "svgp-hyperparameters.png")
+    if len(log):
+        draw(log, folder / "svgp-hyperparameters.png")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from test_gpytorch import FULL, NGVD, M, N, data, gaussian, model_with, step, st
 
 from torchngvi import DiagonalGaussian  # noqa: E402
 from torchngvi.adapters.gpytorch import distribution, natural_optimizer, refine_svgp, variational_posteriors  # noqa: E402
-from torchngvi.errors import InputError  # noqa: E402
+from torchngvi.errors import InputError, PairError  # noqa: E402
 from torchngvi.posteriors.flat import FlatCholesky  # noqa: E402
 
 gp = gpytorch
@@ -53,6 +53,7 @@ def trained_by_gpytorch(kind, batch=(), steps=5):
         optimizer = torch.optim.Adam(own, lr=0.05)
     for _ in range(steps):
         step(model, mll, optimizer, x, y)
+    model.variational_strategy._clear_cache()  # of the last pass, with its graph, which cannot be copied
     return model
 
 
@@ -189,6 +190,23 @@ class TestServed:
             called = torch.compile(model, backend="eager") if compiled else model
             losses.append([float(step(called, mll, natural, x, y)) for _ in range(3)])
         assert losses[0] == losses[1]
+
+    @pytest.mark.parametrize("distribution", [NGVD, v.CholeskyVariationalDistribution])
+    def test_training_what_was_compiled(self, distribution):
+        """It is refused, and what was compiled can be trained, which the compiled one sees."""
+        rows = data()
+        model = model_with(distribution(M))
+        compiled = torch.compile(model, backend="eager")
+        own = model.variational_strategy._variational_distribution
+        text = "the model was compiled by torch.compile, .* Give the model that was compiled: both hold the same"
+        with pytest.raises(PairError, match=text):
+            refine_svgp(compiled, gaussian(0.05), [rows], progress=False)
+        assert model.variational_strategy._variational_distribution is own
+        refine_svgp(model, gaussian(0.05), [rows], progress=False)
+        held = compiled.variational_strategy._variational_distribution
+        assert held is own
+        with torch.no_grad():
+            assert float(held().mean.abs().max()) > 0.1
 
     @pytest.mark.parametrize("strategy", [v.VariationalStrategy, v.UnwhitenedVariationalStrategy])
     def test_autocast(self, strategy):

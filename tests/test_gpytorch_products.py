@@ -13,6 +13,7 @@ from torchngvi.adapters.gpytorch import (  # noqa: E402
     sparse_gp,
 )
 from torchngvi.interfaces import Frame, Raw  # noqa: E402
+from torchngvi.numerics import linalg  # noqa: E402
 from torchngvi.structures import Dense, Diagonal  # noqa: E402
 
 M, N = 10, 50
@@ -84,11 +85,15 @@ def test_other_energies_need_them(monkeypatch):
 def test_a_product_by_blocks(upper):
     """Rows times a triangular root, part by part, is the whole product."""
     torch.manual_seed(0)
-    size = kernels._LARGE + 3
+    size = linalg._LARGE + 3
     root = torch.randn(2, size, size).double().tril()
     frame = Frame(torch.zeros(2, size).double(), root, Dense(size), upper=upper)
     for rows in (torch.randn(5, size).double(), torch.randn(2, 5, size).double(), torch.randn(size, 5).double().mT):
-        torch.testing.assert_close(kernels._through(rows, frame), rows @ frame.dense(), rtol=1e-12, atol=1e-12)
+        nothing = torch.zeros(rows.shape[:-1]).double()
+        _, variance, projected = kernels.Projection(rows, nothing, nothing).moments(frame)
+        wanted = rows @ frame.dense()
+        torch.testing.assert_close(projected, wanted, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(variance, wanted.square().sum(-1), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("upper", [False, True])
@@ -96,7 +101,7 @@ def test_a_product_by_blocks(upper):
 def test_a_covariance_by_blocks(upper, extra):
     """C Cᵀ of a triangular root, part by part, is the whole product; and is symmetric."""
     torch.manual_seed(0)
-    size = kernels._LARGE + extra
+    size = linalg._LARGE + extra
     root = torch.randn(2, size, size).double().tril()
     frame = Frame(torch.zeros(2, size).double(), root, Dense(size), upper=upper)
     C, found = frame.dense(), kernels.covariance(frame)
@@ -105,11 +110,15 @@ def test_a_covariance_by_blocks(upper, extra):
         torch.testing.assert_close(found, found.mT, rtol=1e-12, atol=1e-11)
 
 
-def test_a_diagonal_root_has_no_blocks():
-    """It multiplies columns."""
-    size = kernels._LARGE
+def test_a_diagonal_root_has_no_blocks(monkeypatch):
+    """It multiplies columns, and its squares are the diagonal of the covariance."""
+    monkeypatch.setattr(kernels, "triangular_rows", None)
+    monkeypatch.setattr(kernels, "triangular_gram", None)
+    size = linalg._LARGE
     frame = Frame(torch.zeros(size), torch.full((size,), 2.0), Diagonal(size))
-    assert torch.equal(kernels._through(torch.ones(3, size), frame), torch.full((3, size), 2.0))
+    projection = kernels.Projection(torch.ones(3, size), torch.zeros(3), torch.zeros(3))
+    assert torch.equal(projection.moments(frame)[2], torch.full((3, size), 2.0))
+    assert torch.equal(kernels.covariance(frame), 4.0 * torch.eye(size))
 
 
 @pytest.mark.parametrize("posterior", [CholeskyGaussian, NaturalGaussian])

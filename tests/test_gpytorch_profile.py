@@ -176,6 +176,20 @@ def test_student_t_from_anywhere():
     assert abs(float(bound().detach()) - wanted) < 1e-6
 
 
+def test_a_trial_far_off_is_forgotten():
+    """The search begins at the sites of the lowest value so far, not at those of a higher one."""
+    model, likelihood, batch = problem("student")
+    bound = ProfiledELBO(model, likelihood, batch)
+    value = float(bound().detach())
+    sites, noise = bound.sites, likelihood.noise.detach().clone()
+    likelihood.noise = 1e-6
+    assert float(bound().detach()) < value
+    assert bound.sites is sites
+    likelihood.noise = 1.2 * noise
+    assert float(bound().detach()) > value
+    assert bound.sites is not sites
+
+
 def test_refusals():
     model, likelihood, (x, y) = problem()
     with pytest.raises(

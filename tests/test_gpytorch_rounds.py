@@ -284,6 +284,18 @@ class TestParts:
         assert engine.evaluated < 40
         assert all(bool(p.isfinite().all()) for p in engine.learnt)
 
+    def test_student_t_without_noise(self):
+        """Trials of the line search end at a bad q, from which the search does not come back: the rounds go on."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(200, 1, generator=generator).double()
+        y = torch.tanh(x[:, 0] * torch.randn(1, generator=generator).double())
+        y = (y - y.mean()) / y.std()
+        torch.manual_seed(0)
+        model, likelihood = Model(Z=torch.zeros(15, 1)).double(), gp.likelihoods.StudentTLikelihood().double()
+        result = learn(model, likelihood, (x, y), rounds=3)
+        assert result.losses[-1] < -4.0  # 0.85 is that of the noise it begins with
+        assert likelihood.noise.item() < 1e-4
+
     def test_a_round_that_only_rises(self, monkeypatch):
         """Is undone, and the memory of L-BFGS with it."""
         model, likelihood, (x, y) = set_up()

@@ -19,7 +19,7 @@ from torchngvi.adapters.gpytorch import (
     train_svgp_in_batches,
     variational_posteriors,
 )
-from torchngvi.adapters.gpytorch.epochs import Epochs, backward_priors
+from torchngvi.adapters.gpytorch.epochs import Epochs, penalty
 from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
 from torchngvi.adapters.gpytorch.training import TrainingResult
 from torchngvi.errors import CheckpointWarning, InputError, PairError
@@ -328,7 +328,7 @@ class TestParts:
         model.register_added_loss_term("added")
         model.update_added_loss_term("added", Added())
         model.mean_module.constant = 0.7
-        backward_priors(model, likelihood, N)
+        penalty(model, likelihood, N).backward()
         learnt = likelihood.raw_noise, model.covar_module.raw_outputscale, *model.mean_module.parameters()
         found = [p.grad.clone() for p in learnt]
         for module in (model, likelihood):

@@ -4,11 +4,14 @@ There is one policy for failure, and no jitter is ever added.  A factorisation r
 ``ok`` of the batch members for which it exists, and the caller keeps the old state of the others.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
 _SMALL = 64  # D up to which blocks cost more than they save
-_BLOCKS = 4  # of a symmetric product: 5/8 of the multiplications
+_BLOCKS = 4  # of a symmetric or a triangular product: 5/8 of the multiplications
+_LARGE = 256  # D from which a triangular product by blocks is faster
 
 
 def finite(x: Tensor) -> Tensor:
@@ -163,13 +166,78 @@ def gram(
     weighted, size = rows * weights[..., None], rows.shape[-1]
     if size <= 2 * _SMALL or rows.device.type != "cpu":
         return rows.mT @ weighted
-    ends = [size * k // _BLOCKS for k in range(_BLOCKS + 1)]
     product = weighted.new_empty(*weighted.shape[:-2], size, size)
-    for start, end in zip(ends, ends[1:], strict=False):
-        block = rows[..., start:end].mT @ weighted[..., :end]
-        product[..., start:end, :end] = block
-        product[..., :start, start:end] = block[..., :start].mT
+    for start, end in _blocks(size):
+        _put_both(product, start, end, rows[..., start:end].mT @ weighted[..., :end])
     return product
+
+
+def triangular_rows(
+    rows: Tensor,  # X, (*batch, N, D)
+    lower: Tensor,  # L, (*batch, D, D), lower triangular
+    transposed: bool = False,
+) -> Tensor:
+    """Multiply a design by a triangular root, X L or X Lᵀ; by a large one on a CPU block by block, without its zeros.
+
+    It is formed as the transposed root times columns, (*batch, D, N), of which each block lies in one piece.
+
+    Args:
+        rows: X, (*batch, N, D).
+        lower: L, (*batch, D, D), lower triangular.
+        transposed: whether Lᵀ is meant.
+
+    Returns:
+        The product, (*batch, N, D).
+
+    >>> triangular_rows(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0], [2.0, 3.0]])).tolist()
+    [[3.0, 3.0]]
+    """
+    turned, size = lower if transposed else lower.mT, lower.shape[-1]
+    if size < _LARGE or rows.device.type != "cpu":
+        return rows @ turned.mT
+    columns = rows.mT
+    product = rows.new_empty(*torch.broadcast_shapes(rows.shape[:-2], turned.shape[:-2]), *columns.shape[-2:])
+    for start, end in _blocks(size):
+        part = slice(0, end) if transposed else slice(start, size)
+        product[..., start:end, :] = turned[..., start:end, part] @ columns[..., part, :]
+    return product.mT
+
+
+def triangular_gram(
+    lower: Tensor,  # L, (*batch, D, D), lower triangular
+    transposed: bool = False,
+) -> Tensor:
+    """Compute C Cᵀ of a triangular root, C = L or C = Lᵀ; of a large one on a CPU 5/16 of the multiplications.
+
+    Args:
+        lower: L, (*batch, D, D), lower triangular.
+        transposed: whether C = Lᵀ.
+
+    Returns:
+        A symmetric matrix, (*batch, D, D).
+
+    >>> triangular_gram(torch.tensor([[1.0, 0.0], [2.0, 3.0]])).tolist()
+    [[1.0, 2.0], [2.0, 13.0]]
+    """
+    root, size = lower.mT if transposed else lower, lower.shape[-1]
+    if size < _LARGE or lower.device.type != "cpu":
+        return root @ root.mT
+    product = torch.empty_like(lower, memory_format=torch.contiguous_format)
+    for start, end in _blocks(size):
+        part = slice(start, size) if transposed else slice(0, end)
+        _put_both(product, start, end, root[..., start:end, part] @ root[..., :end, part].mT)
+    return product
+
+
+def _blocks(size: int) -> list[tuple[int, int]]:
+    ends = [size * k // _BLOCKS for k in range(_BLOCKS + 1)]
+    return list(itertools.pairwise(ends))
+
+
+def _put_both(product: Tensor, start: int, end: int, block: Tensor) -> None:
+    """Write rows of a symmetric matrix, up to the diagonal, and the columns that mirror them."""
+    product[..., start:end, :end] = block
+    product[..., :start, start:end] = block[..., :start].mT
 
 
 def tril_half(

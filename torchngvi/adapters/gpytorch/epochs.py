@@ -154,7 +154,8 @@ class Epochs(Engine):
             target.backward()
         else:
             self._backward_on_all(target)
-        backward_priors(self.model, self.likelihood, self.num_data)
+        if (extra := penalty(self.model, self.likelihood, self.num_data)) is not None:
+            extra.backward()
         self.hyper.step()
         self.natural.follow(target.force, rows)
         return loss
@@ -273,18 +274,6 @@ def penalty(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> Tens
     terms += [term.loss().sum() for term in model.added_loss_terms()]
     needed = [term for term in terms if term.requires_grad]
     return torch.stack(needed).sum() if needed else None
-
-
-def backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> None:
-    """Add the gradients of priors on hyper-parameters and of added losses, as GPyTorch's objectives have them.
-
-    Args:
-        model, likelihood: the owners of the priors.
-        num_data: N, by which the log priors are divided.
-    """
-    value = penalty(model, likelihood, num_data)
-    if value is not None:
-        value.backward()
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, q: Gaussian, parameters: list[torch.nn.Parameter]) -> None:

@@ -3,8 +3,6 @@
 K_ZZ = L Lᵀ is factored once for as long as its entries do not change; a_n = L⁻¹ k(Z, x_n), as in `sparse_gp`.
 """
 
-import itertools
-from collections.abc import Iterable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,11 +13,8 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Sites
+from torchngvi.numerics.linalg import triangular_gram, triangular_rows
 from torchngvi.numerics.versions import Versions
-from torchngvi.structures.pattern import is_whole
-
-_LARGE = 256  # M from which a product by blocks is faster
-_BLOCKS = 4
 
 
 class Kernels(NamedTuple):
@@ -46,7 +41,7 @@ class Kernels(NamedTuple):
         # from the right, where the transposed view is in the order that LAPACK takes without a copy
         cross = self.cross.to(dtype).mT
         rows = torch.linalg.solve_triangular(self.factor.to(dtype).mT, cross, upper=True, left=False)
-        return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - _squares(rows))
+        return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - rows.square().sum(-1))
 
     @torch.no_grad()
     def pulled(self, sites: Sites, H: Tensor, frame: Frame) -> "Kernels":
@@ -63,8 +58,7 @@ class Kernels(NamedTuple):
         Returns:
             The gradient in each entry of this tuple.
         """
-        root, dtype = frame.dense(), self.factor.dtype
-        S = root @ root.mT
+        S, dtype = covariance(frame), self.factor.dtype
         S.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         both = torch.cat([frame.mean[..., None], S], -1).to(dtype)
         both = torch.linalg.solve_triangular(self.factor.mT, both, upper=True).to(S.dtype)
@@ -102,39 +96,13 @@ class Projection(NamedTuple):
         Returns:
             The means e_n and the variances v_n, (*batch, B) each, and the rows times C, (*batch, B, M).
         """
-        projected = _through(self.rows, frame)
+        projected = triangular_rows(self.rows, frame.root, frame.upper) if _full(frame) else frame.rows(self.rows)
         mean = self.mean + (self.rows @ frame.mean[..., None])[..., 0]
-        return mean, self.variance + _squares(projected), projected
-
-
-def _squares(
-    rows: Tensor,  # (*batch, B, M)
-) -> Tensor:
-    """|a_n|², (*batch, B), part by part: of a large matrix the squares would leave the cache."""
-    if rows.shape[-1] < _LARGE or rows.device.type != "cpu":
-        return rows.square().sum(-1)
-    parts = [rows[..., start:end].square().sum(-1) for start, end in _parts(rows.shape[-1])]
-    return torch.stack(parts, -1).sum(-1)
-
-
-def _through(rows: Tensor, frame: Frame) -> Tensor:
-    """The rows times C, (*batch, B, M); of a large triangular C on a CPU 5/8 of the multiplications.
-
-    It is formed as Cᵀ times columns, (*batch, M, B), of which each part lies in one piece.
-    """
-    size = rows.shape[-1]
-    if not _by_blocks(frame, rows):
-        return frame.rows(rows)
-    columns, turned = rows.mT, frame.dense().mT  # Cᵀ, lower where C is upper
-    product = rows.new_empty(*torch.broadcast_shapes(rows.shape[:-2], turned.shape[:-2]), *columns.shape[-2:])
-    for start, end in _parts(size):
-        part = slice(0, end) if frame.upper else slice(start, size)
-        product[..., start:end, :] = turned[..., start:end, part] @ columns[..., part, :]
-    return product.mT
+        return mean, self.variance + projected.square().sum(-1), projected
 
 
 def covariance(frame: Frame) -> Tensor:
-    """The covariance S of q, written out; of a large triangular C on a CPU 5/16 of the multiplications.
+    """The covariance S of q, written out.
 
     Args:
         frame: mean and root C of q.
@@ -142,26 +110,14 @@ def covariance(frame: Frame) -> Tensor:
     Returns:
         S = C Cᵀ, (*batch, M, M).
     """
-    root = frame.dense()
-    if not _by_blocks(frame, root):
-        return root @ root.mT
-    size = root.shape[-1]
-    product = torch.empty_like(root, memory_format=torch.contiguous_format)
-    for start, end in _parts(size):  # the blocks on and below the diagonal, and their transposes
-        part = slice(start, size) if frame.upper else slice(0, end)
-        block = root[..., start:end, part] @ root[..., :end, part].mT
-        product[..., start:end, :end] = block
-        product[..., :start, start:end] = block[..., :start].mT
-    return product
+    if _full(frame):
+        return triangular_gram(frame.root, frame.upper)
+    return frame.structure.full(frame.marginals())
 
 
-def _by_blocks(frame: Frame, like: Tensor) -> bool:
-    return like.shape[-1] >= _LARGE and like.device.type == "cpu" and is_whole(frame.structure)
-
-
-def _parts(size: int) -> list[tuple[int, int]]:
-    ends = [size * k // _BLOCKS for k in range(_BLOCKS + 1)]
-    return list(itertools.pairwise(ends))
+def _full(frame: Frame) -> bool:
+    """Whether the root has all entries of a triangle."""
+    return frame.structure.widest == frame.mean.shape[-1]
 
 
 def kernels(
@@ -194,34 +150,6 @@ def kernels(
         factor = _factor_of(strategy, covariance[..., :size, :size].add_jitter(jitter).to_dense())
     variance = covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2) + jitter
     return Kernels(factor, covariance[..., :size, size:].to_dense(), joint.mean[..., size:], variance)
-
-
-class Values:
-    """Copies of the hyper-parameters, which tell whether they have changed.
-
-    GPyTorch sets hyper-parameters behind torch's count of writes.
-
-    Args:
-        strategy: the strategy whose kernel, mean and inducing points are copied.
-        others: further tensors, such as the parameters of the likelihood.
-    """
-
-    def __init__(self, strategy: VariationalStrategy, others: Iterable[Tensor] = ()) -> None:
-        parameters = [*strategy.model.parameters(), strategy.inducing_points, *others]
-        self.copies, self.jitter = [p.detach().clone() for p in parameters], strategy.jitter_val
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Values)
-            and self.jitter == other.jitter
-            and len(self.copies) == len(other.copies)
-            and all(
-                (a.dtype, a.device) == (b.dtype, b.device) and torch.equal(a, b)
-                for a, b in zip(self.copies, other.copies, strict=True)
-            )
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 # of each strategy K_ZZ and its factor, with the count of writes to that

@@ -176,6 +176,12 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
     """
     outer: Any = getattr(model, "variational_strategy", None)
     strategy: Any = getattr(outer, "base_variational_strategy", outer)
+    if hasattr(model, "_orig_mod"):
+        raise PairError(
+            "the model was compiled by torch.compile, and steps from the derivatives of each datum call its own "
+            "forward. Give the model that was compiled: both hold the same parameters, so that the compiled one "
+            "predicts with what was learnt."
+        )
     if outer is not None and type(model).__call__ is not ApproximateGP.__call__:
         raise PairError(
             f"{type(model).__name__} overrides __call__, and steps from the derivatives of each datum call forward: "
@@ -257,12 +263,11 @@ def energy(
             f"which a batch of {values.mean.shape[-1]} are. Give all rows as one batch in their order, or use "
             "natural_optimizer with mll(model(x), y, noise=noise_of_the_batch)."
         )
-    expected = _function(likelihood.expected_log_prob)
-    if expected is BernoulliLikelihood.expected_log_prob:
+    if _function(likelihood.expected_log_prob) is BernoulliLikelihood.expected_log_prob:
         sign = torch.where(y > 0, 1.0, torch.where(y.isnan(), torch.nan, -1.0)).to(values.mean)
         result = -likelihood.quadrature(lambda f: torch.special.log_ndtr(f * sign), values)
     else:
-        module = _Drawn(likelihood) if expected is Likelihood.expected_log_prob else _Own(likelihood)
+        module = _Expected(likelihood)
         # q may be in float64 beside a float32 likelihood
         dtype = values.mean.dtype
         state = {name: p.to(dtype) for name, p in module.named_parameters() if p.dtype != dtype}
@@ -286,21 +291,16 @@ def energy(
     return result
 
 
-class _Own(torch.nn.Module):
-    """A likelihood's ``expected_log_prob``, as a module whose parameters may be replaced."""
+class _Expected(torch.nn.Module):
+    """The expectations of a likelihood as a module, whose parameters may be replaced; over draws where it has none."""
 
     def __init__(self, likelihood: Likelihood) -> None:
         super().__init__()
         self.likelihood = likelihood
 
     def forward(self, y: Tensor, values: MultivariateNormal) -> Tensor:
-        return self.likelihood.expected_log_prob(y, values)
-
-
-class _Drawn(_Own):
-    """The same, of a likelihood of which only ``forward`` is known."""
-
-    def forward(self, y: Tensor, values: MultivariateNormal) -> Tensor:
+        if _function(self.likelihood.expected_log_prob) is not Likelihood.expected_log_prob:
+            return self.likelihood.expected_log_prob(y, values)
         z = _draws(_DRAWS, values.mean.shape, values.mean.dtype, values.mean.device)
         return self.likelihood(values.mean + values.variance.sqrt() * z).log_prob(y).mean(0)
 

@@ -7,8 +7,8 @@ collapsed bound of Titsias (2009),
     log N(y; μ, AᵀA + diag s²) - ½ Σ (k_nn - |a_n|²)/s_n²        A = (a_1, ..., a_N)
 
 For any other they are found by full natural steps, each of which replaces (t, c) by (β e - α, β) at the q before it;
-a step after which the ELBO is lower is halved.  The first q is that of the model, and then the one that the last sites
-make: they change little from one kernel to the next, so that two or three steps are enough.
+a step after which the ELBO is lower is halved.  The first q is that of the model, and then the one that the sites of
+the largest ELBO so far make: they change little from one kernel to the next, so that two or three steps are enough.
 
 The rows may be a part of the data, n of N: their expected log likelihoods weigh N/n.
 
@@ -16,6 +16,7 @@ At the optimal q the ELBO does not change with q to first order, so that its gra
 at fixed q (the envelope theorem): neither the factor of S nor the search is differentiated.
 """
 
+import math
 from typing import NamedTuple, final
 
 import torch
@@ -118,7 +119,8 @@ class ProfiledELBO:
         self.num_data = num_data or count(self.x)
         self.weight = self.num_data / count(self.x)
         self.conjugate, self.tolerance = conjugate(likelihood), tolerance
-        self.sites: tuple[Tensor, Tensor] | None = None  # t_n and c_n where the last search ended
+        self.sites: tuple[Tensor, Tensor] | None = None  # t_n and c_n of the lowest value so far
+        self._lowest = math.inf
         self._last: _Point | None = None
 
     def __call__(self) -> Tensor:
@@ -135,7 +137,10 @@ class ProfiledELBO:
             projection = Projection(*(part.detach() for part in prior.projection(torch.float64)))
             point = self._optimum(projection)
             gradients = self._pulled(prior, projection, point)
-        self._last, self.sites = point, (point.t, point.c)
+        self._last = point
+        # a trial far off may leave sites from which a search, elsewhere, does not come back
+        if point.value <= self._lowest:
+            self._lowest, self.sites = point.value, (point.t, point.c)
         values = self.target.latents.values(point.e, point.v)
         energies = energy(self.target.likelihood, self.y.to(point.e.dtype), values)  # with the likelihood's parameters
         loss = self.weight * energies.sum() + point.divergence

@@ -50,25 +50,13 @@ def of_model(model: ApproximateGP, likelihood: Likelihood) -> dict[str, str]:
         settings |= {f"{name} {path}".strip(): type(part).__name__ for path, part in module.named_modules()}
         settings |= fingerprints.of_tensors(name, module.state_dict())
     for path, kernel in model.named_modules():
-        if isinstance(kernel, Kernel):
-            settings |= {f"model {path} {name}": text for name, text in of_kernel(kernel).items()}
+        if isinstance(kernel, Kernel):  # what is no parameter, such as the smoothness ν of a Matérn kernel
+            settings |= {
+                f"model {path} {name}": fingerprints.described(value)
+                for name, value in sorted(vars(kernel).items())
+                if not name.startswith("_") and name != "training" and isinstance(value, bool | int | float | str)
+            }
     return settings
-
-
-def of_kernel(kernel: Kernel) -> dict[str, str]:
-    """The settings of a kernel that are no parameters, such as the smoothness ν of a Matérn kernel.
-
-    Args:
-        kernel: the kernel.
-
-    Returns:
-        Texts by the name of the attribute.
-    """
-    return {
-        name: fingerprints.described(value)
-        for name, value in sorted(vars(kernel).items())
-        if not name.startswith("_") and name != "training" and isinstance(value, bool | int | float | str)
-    }
 
 
 def _data(batches: Iterable[Batch]) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
-from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, Values, covariance, kernels
+from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, covariance, kernels
 from torchngvi.adapters.gpytorch.latents import conjugate, energy, latents_of
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError, PairError
@@ -103,7 +103,7 @@ class SparseGP(TractableTarget):
         self._pulls: list[tuple[Kernels, Kernels]] = []  # the prior at each batch and its gradient
         self._energy_gradients: list[Tensor] = []
         self._kept: tuple[Versions, list[Projection]] | None = None
-        self._values: Values | None = None
+        self._learnt: tuple[Versions, float] | None = None  # the hyper-parameters and the jitter of the last look
         self._changes = torch.zeros((), dtype=torch.long)
 
     @property
@@ -132,9 +132,11 @@ class SparseGP(TractableTarget):
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The data in memory, after a counter that is written to whenever a hyper-parameter has changed."""
-        values = Values(self.strategy, self._energy_parameters())
-        if values != self._values:
-            self._values = values
+        strategy, jitter = self.strategy, self.strategy.jitter_val
+        learnt = [*strategy.model.parameters(), strategy.inducing_points, *self._energy_parameters()]
+        # GPyTorch sets hyper-parameters behind torch's count of writes: the contents tell, on a device too
+        if self._learnt is None or self._learnt[1] != jitter or not self._learnt[0].hold(learnt, wait=True):
+            self._learnt = Versions(learnt), jitter
             self._changes.add_(1)
         return (self._changes, *(part for pair in self._listed() for part in pair))
 
