@@ -10,7 +10,9 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,6 +32,7 @@ from torchngvi.networks import (
     Reparametrized,
     SampledLabels,
     attach,
+    calibrate,
     network,
 )
 from torchngvi.networks.finite import all_finite
@@ -159,6 +162,65 @@ def test_outputs_that_are_never_seen():
         F.cross_entropy(call(model, x), y).backward()
         with pytest.raises(InputError, match="has not seen the outputs of the network in training"):
             optimizer.step()
+
+
+# what a network returns, and what else a script hands over
+
+
+class Wrapped(nn.Module):
+    """A network whose outputs come in a wrapper."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.net, self.wrap = mlp(), wrap
+
+    def forward(self, x):
+        return self.wrap(self.net(x))
+
+
+def test_predictions_find_the_outputs_as_the_training_does():
+    """The tensor itself or its entry `logits`; for all else the sentence says what to add."""
+    x, y = data(20)
+    plain = network(mlp(), 100)
+    plain.laplace([(x, y)])
+    plain.temper_(0.0)  # where the names of the parameters, of which the noise is a function, do not matter
+    for wrap, read in [
+        (lambda o: {"logits": o, "loss": None}, None),
+        (lambda o: SimpleNamespace(logits=o), None),
+        (lambda o: (o, 1), lambda returned: returned[0]),
+    ]:
+        q = network(Wrapped(wrap), 100)
+        q.laplace([(x, y)], read=read)
+        assert torch.equal(q.families[0].curvature[0], plain.families[0].curvature[0])
+        q.temper_(0.0)
+        assert torch.equal(q.predict(x, samples=1, read=read), plain.predict(x, samples=1))
+    calls = q.predict, lambda x: q.log_prob(x, y), lambda x: calibrate(q, [(x, y)]), lambda x: q.laplace([(x, y)])
+    for call in calls:
+        with pytest.raises(InputError, match=r"as one tensor; got a tuple\. Say where they are: read=lambda returned"):
+            call(x)
+
+
+@untrained
+@pytest.mark.parametrize("label", [-100, 3])
+def test_labels_that_are_no_class_are_told(label):
+    """Those that cross_entropy leaves out, with what to do, and those of a class too many."""
+    x, y = data(6)
+    q = network(mlp(), 6)
+    kept = y.clone()
+    y[2] = label
+    with pytest.raises(InputError, match=rf"labels are classes from 0 to 2; got {label}\. Leave out those"):
+        q.log_prob(x, y)
+    mask = torch.arange(6) != 2
+    left = q.log_prob(x, y[mask], read=lambda logits: logits[mask])
+    assert torch.equal(left, q.log_prob(x, kept)[mask])
+
+
+def test_what_else_a_script_hands_over():
+    assert network(mlp(), np.int64(50)).num_data == 50
+    with pytest.raises(InputError, match="The parameter weight is not initialised yet; call the network once"):
+        network(nn.LazyLinear(3), 100)
+    with pytest.raises(InputError, match=r"calibrate takes the posterior .* and then a loader; got a list"):
+        calibrate([data(5)], network(mlp(), 100))
 
 
 # half precision

@@ -130,6 +130,7 @@ class Categorical(OutputLikelihood):
         """Return log softmax at the labels; see the base class."""
         logits = self._rows(output).log_softmax(-1)
         _check_labels(logits.shape[:-1], y)
+        _check_classes(logits.shape[-1], y)
         return logits.gather(-1, y.expand(logits.shape[:-1])[..., None])[..., 0]
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,3 +324,13 @@ def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
             f"{given!r}."
         )
     return NAMED[given]()
+
+
+def _check_classes(classes: int, y: Tensor) -> None:
+    """Refuse labels that are no class, such as the -100 of those that cross_entropy leaves out."""
+    wrong = (y < 0) | (y >= classes)
+    if wrong.any():
+        raise InputError(
+            f"labels are classes from 0 to {classes - 1}; got {y[wrong][0].item()}. Leave out those that the loss "
+            "leaves out: the labels y[mask], with read=lambda logits: logits[mask] for their outputs."
+        )
