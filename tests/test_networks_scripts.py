@@ -223,6 +223,81 @@ def test_what_else_a_script_hands_over():
         calibrate([data(5)], network(mlp(), 100))
 
 
+# an optimizer in one line
+
+
+def test_von_under_a_scaler_and_a_schedule_that_cycles_momentum():
+    """One-cycle sets the learning rate and the momentum; a schedule that holds both changes nothing."""
+
+    def run(schedule, mixed):
+        model = mlp()
+        optimizer = VON(model, 100, steps=12)
+        scheduler = schedule(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=mixed)
+        momenta = []
+        for k in range(12):
+            x, y = data(20, seed=k)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            momenta.append(optimizer.param_groups[0]["momentum"])
+        return means(optimizer.q), momenta
+
+    def cycled(low, high):
+        return lambda opt: torch.optim.lr_scheduler.CyclicLR(opt, 1.0, 1.0, 5, base_momentum=low, max_momentum=high)
+
+    held, _ = run(cycled(0.9, 0.9), False)
+    moved, momenta = run(cycled(0.5, 0.95), False)
+    assert min(momenta) == 0.5
+    assert not torch.equal(held, moved)
+    assert torch.equal(held, run(lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 1.0), True)[0])
+
+
+def test_a_checkpoint_of_an_earlier_release_has_its_momentum():
+    """The group called it beta."""
+    optimizer = VON(mlp(), 100, beta=0.8, steps=10)
+    state = optimizer.state_dict()
+    [group] = state["param_groups"]
+    group["beta"] = group.pop("momentum")
+    other = VON(mlp(), 100, steps=10)
+    other.load_state_dict(state)
+    assert other.param_groups[0]["momentum"] == 0.8
+
+
+def test_a_part_of_the_network_is_bayesian():
+    """`bayesian` is a dense block there; the rest is moved by an optimizer of its own and is no part of q."""
+
+    def run(make):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer, rest = make(model), torch.optim.SGD(model[0].parameters(), lr=0.1)
+        for k in range(12):
+            x, y = data(20, seed=k)
+            model.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            rest.step()
+            optimizer.step()
+        return model.state_dict(), optimizer.q
+
+    short, q = run(lambda model: VON(model, 100, steps=12, bayesian="2.*"))
+    long, other = run(lambda model: VON(network(model, 100, {"2.*": "dense"}), steps=12))
+    assert q.names == ["2.weight", "2.bias"]
+    assert all(torch.equal(short[name], long[name]) for name in long)
+    assert torch.equal(q.variance["2.weight"], other.variance["2.weight"])
+    assert not torch.equal(short["0.weight"], mlp().state_dict()["0.weight"])
+    for wrong, text in [
+        ("heed.*", "bayesian names 'heed.*', which fits none of the parameters 0.weight"),
+        (["2.*"], r"bayesian is a pattern of names of parameters, such as 'head.\*'; got \['2.\*'\]"),
+    ]:
+        with pytest.raises(InputError, match=text):
+            VON(mlp(), 100, steps=10, bayesian=wrong)
+    with pytest.raises(InputError, match="bayesian is a part of the posterior already"):
+        VON(network(mlp(), 100), steps=10, bayesian="2.*")
+
+
 # half precision
 
 
