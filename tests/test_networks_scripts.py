@@ -26,6 +26,7 @@ from torchngvi.networks import (
     IVON,
     VOGN,
     VON,
+    Categorical,
     ExampleGradients,
     Gaussian,
     GradientNoise,
@@ -213,6 +214,35 @@ def test_labels_that_are_no_class_are_told(label):
     mask = torch.arange(6) != 2
     left = q.log_prob(x, y[mask], read=lambda logits: logits[mask])
     assert torch.equal(left, q.log_prob(x, kept)[mask])
+
+
+@pytest.mark.filterwarnings("ignore:The temperature chosen")  # labels that nothing explains
+def test_images_of_labels_have_their_classes_second():
+    """As in cross_entropy: training, predictions and calibration agree with classes that are last."""
+    x, y = torch.rand(4, 1, 3, 5), torch.arange(60).view(4, 3, 5) % 3
+
+    def run(model, likelihood):
+        torch.manual_seed(0)
+        nn.init.normal_(model.weight)
+        q = network(model, 60, likelihood=likelihood)
+        optimizer = adamw(model)
+        attach(optimizer, q, steps=5)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (-q.likelihood.log_prob(model(x), y).mean()).backward()
+            optimizer.step()
+        model.eval()
+        return means(q), q.log_prob(x, y), q.predict(x), torch.tensor(calibrate(q, [(x, y)]).nll)
+
+    class Last(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x).movedim(1, -1)
+
+    last = run(Last(1, 3, 1, bias=False), Categorical())
+    for dim in (1, -3):
+        for a, b in zip(run(nn.Conv2d(1, 3, 1, bias=False), Categorical(dim)), last, strict=True):
+            torch.testing.assert_close(a, b)
+    assert last[1].shape == y.shape
 
 
 def test_what_else_a_script_hands_over():
