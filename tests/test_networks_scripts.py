@@ -37,7 +37,7 @@ from torchngvi.networks import (
     network,
 )
 from torchngvi.networks.finite import all_finite
-from torchngvi.networks.noise import _table
+from torchngvi.networks.noise import _table, normals
 
 CURVATURES = [SampledLabels, lambda: GradientNoise(20), Reparametrized]
 
@@ -326,6 +326,31 @@ def test_a_part_of_the_network_is_bayesian():
             VON(mlp(), 100, steps=10, bayesian=wrong)
     with pytest.raises(InputError, match="bayesian is a part of the posterior already"):
         VON(network(mlp(), 100), steps=10, bayesian="2.*")
+
+
+def test_ivon_is_the_published_package(monkeypatch):
+    """Thirty steps of ivon-opt, where it is installed, with our noise for its own; it rounds h₀ to single precision."""
+    package = pytest.importorskip("ivon")
+    n, lr, h0, b1, b2, delta, clip = 40, 0.1, 0.25, 0.9, 0.99, 1e-3, 0.5
+    model, other = mlp(torch.float64), mlp(torch.float64)
+    optimizer = IVON(model, n, lr, h0, (b1, b2), delta, clip)
+    settings = {"hess_init": h0, "beta1": b1, "beta2": b2, "weight_decay": delta, "clip_radius": clip}
+    published = package.IVON(other.parameters(), lr, n, **settings)
+    for t in range(30):
+        noise = torch.cat([normals(p, name, 0, t).flatten() for name, p in mlp(torch.float64).named_parameters()])
+        x, y = data(20, torch.float64, seed=t)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        monkeypatch.setattr(torch, "randn", lambda *size, noise=noise, **keywords: noise)
+        with published.sampled_params(train=True):
+            published.zero_grad()
+            F.cross_entropy(other(x), y).backward()
+        monkeypatch.undo()
+        published.step()
+    torch.testing.assert_close(
+        means(optimizer.q), flat([p.detach() for p in other.parameters()]), rtol=1e-10, atol=1e-12
+    )
 
 
 # half precision
