@@ -11,6 +11,7 @@ from $TORCHNGVI_DATA.  ivon-opt, laplace-torch and vbll have their rows where th
 """
 
 import argparse
+import functools
 import gzip
 import json
 import math
@@ -77,7 +78,14 @@ def digits(seed, conv=False):
     return Task(parts, (lambda d=0.0: convnet(d)) if conv else (lambda d=0.0: mlp(64, 100, 10, d)), 1000, 50)
 
 
-def mnist(seed, n=6000):
+def wide(dropout=0.0):
+    """932,362 weights in three hidden layers."""
+    drop = [nn.Dropout(dropout)] if dropout else []
+    hidden = [layer for _ in range(2) for layer in (nn.Linear(512, 512), nn.ReLU(), *drop)]
+    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), *drop, *hidden, nn.Linear(512, 10))
+
+
+def mnist(seed, n=6000, make=lambda d=0.0: mlp(784, 100, 10, d)):
     def read(name, header):
         with gzip.open(DATA / "mnist" / name) as file:
             return torch.as_tensor(np.frombuffer(file.read(), np.uint8)[header:].copy())
@@ -87,9 +95,7 @@ def mnist(seed, n=6000):
     Xt = read("t10k-images-idx3-ubyte.gz", 16).view(-1, 784).float() / 255
     parts = parts_of(X, y, seed, [n - n // 6, n // 6])
     steps = 1000 if n <= 6000 else 8000
-    return Task(
-        [*parts, (Xt, read("t10k-labels-idx1-ubyte.gz", 8).long())], lambda d=0.0: mlp(784, 100, 10, d), steps, 100
-    )
+    return Task([*parts, (Xt, read("t10k-labels-idx1-ubyte.gz", 8).long())], make, steps, 100)
 
 
 def uci(name):
@@ -111,6 +117,7 @@ TASKS = {
     "digits": digits,
     "digits, convnet": lambda seed: digits(seed, conv=True),
     "mnist6k": mnist,
+    "mnist6k, wide": lambda seed: mnist(seed, make=wide),
     "mnist": lambda seed: mnist(seed, 60_000),
     **{name: uci(name) for name in ("boston", "energy", "wine_red", "power", "naval")},
 }
@@ -314,7 +321,15 @@ def last_layer_vbll(task, seed, lr):
     return model, predict
 
 
-def ours(task, seed, structure="diagonal", lr=1.0, length=1.0, steps=None, radius=None, **keywords):
+INNER = {  # what moves the mean; the rate is 1 for all
+    "AdamW": torch.optim.AdamW,
+    "SGD": functools.partial(torch.optim.SGD, momentum=0.9),
+    "RMSprop": torch.optim.RMSprop,
+    "NAdam": torch.optim.NAdam,
+}
+
+
+def ours(task, seed, structure="diagonal", lr=1.0, length=1.0, steps=None, radius=None, inner="AdamW", **keywords):
     torch.manual_seed(seed)
     model = Learned(task)
     likelihood = Gaussian(lambda: model.log_scale.exp()) if task.numbers else "categorical"
@@ -322,7 +337,7 @@ def ours(task, seed, structure="diagonal", lr=1.0, length=1.0, steps=None, radiu
     weights = [{"params": list(model.net.parameters()), "lr": lr}]
     if task.numbers:
         weights.append({"params": [model.log_scale], "lr": 1e-2})
-    optimizer = torch.optim.AdamW(weights, weight_decay=0.0)
+    optimizer = INNER[inner](weights, weight_decay=0.0)
     task = (
         task if steps is None else Task((task.train, task.val, task.test), task.make, steps, task.batch, task.numbers)
     )
@@ -362,6 +377,7 @@ SETTINGS = {
     "laplace, Kronecker": (post_hoc, [{"lr": lr, "structure": "kronecker"} for lr in RATES]),
     "laplace, last layer": (post_hoc, [{"lr": lr, "last": True} for lr in RATES]),
     "attach": (ours, [{}]),
+    **{f"attach, {inner}": (ours, [{"inner": inner}]) for inner in INNER if inner != "AdamW"},
     "attach, without noise": (ours, [{"temperature": 0.0}]),
     "attach, radius by trials": (by_trials, [{}]),
     "attach, Kronecker": (ours, [{"structure": "kronecker"}]),

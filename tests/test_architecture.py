@@ -186,6 +186,9 @@ LARGER = {
         "X, y and the keywords that every package for such models has: family, weights, offset, prior, classes"
     ),
     "models/softmax.py: SoftmaxRegression.__init__": "X, y and the same keywords, with the number of nodes",
+    "networks/von.py: VON.__init__": (
+        "a posterior, its attachment and the part that is Bayesian in one line, which is what it is for"
+    ),
     "methods/ifvb.py: AIFVB.__init__": "those of IFVB, and the average",
     "adapters/gpytorch/training.py: train_svgp_in_batches": (
         "keywords that stand alone, as those of fit, with the processes"

@@ -908,7 +908,7 @@ def test_outputs_that_are_no_tensor():
             model(x)
             assert q.observed == 1
         else:
-            with pytest.raises(InputError, match="needs the outputs of the network as one tensor"):
+            with pytest.raises(InputError, match="outputs of the network are needed as one tensor"):
                 model(x)
 
 

@@ -1,9 +1,13 @@
 """The examples of networks run, at small size, and say what they promise."""
 
+import importlib.util
 import runpy
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from torch import nn
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -54,4 +58,41 @@ def test_a_last_layer(run):
 def test_adapters(run, capsys):
     nll = run("network_lora", "--steps", "200")
     assert nll["posterior"] < nll["point estimate"] + 0.1
+    assert "test NLL" in capsys.readouterr().out
+
+
+class Trainer:
+    """Lightning's loop for one optimizer, where Lightning is not installed: the closure does all but the step."""
+
+    def __init__(self, max_epochs, **keywords):
+        self.epochs = max_epochs
+
+    def fit(self, module, loader):
+        module.trainer, self.estimated_stepping_batches = self, self.epochs * len(loader)
+        [optimizer], [schedule] = module.configure_optimizers()
+        assert schedule["interval"] == "step"
+        module.train()
+        for _ in range(self.epochs):
+            for number, batch in enumerate(loader):
+
+                def closure(batch=batch, number=number):
+                    loss = module.training_step(batch, number)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+                schedule["scheduler"].step()
+
+
+@pytest.mark.filterwarnings("ignore:The temperature chosen")  # in so short a run the mean alone may be as good
+@pytest.mark.filterwarnings("ignore::FutureWarning:lightning", "ignore:`isinstance:FutureWarning")
+def test_lightning(run, capsys, monkeypatch):
+    if importlib.util.find_spec("lightning") is None:
+        stand_in = ModuleType("lightning")
+        stand_in.LightningModule, stand_in.Trainer = nn.Module, Trainer
+        monkeypatch.setitem(sys.modules, "lightning", stand_in)
+    nll = run("network_lightning", "--epochs", "12")
+    assert nll["posterior"] < nll["point estimate"] + 0.02
+    assert nll["posterior"] < 0.2  # 2.3 is chance
     assert "test NLL" in capsys.readouterr().out

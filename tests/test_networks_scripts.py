@@ -10,7 +10,9 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,16 +26,18 @@ from torchngvi.networks import (
     IVON,
     VOGN,
     VON,
+    Categorical,
     ExampleGradients,
     Gaussian,
     GradientNoise,
     Reparametrized,
     SampledLabels,
     attach,
+    calibrate,
     network,
 )
 from torchngvi.networks.finite import all_finite
-from torchngvi.networks.noise import _table
+from torchngvi.networks.noise import _table, normals
 
 CURVATURES = [SampledLabels, lambda: GradientNoise(20), Reparametrized]
 
@@ -159,6 +163,194 @@ def test_outputs_that_are_never_seen():
         F.cross_entropy(call(model, x), y).backward()
         with pytest.raises(InputError, match="has not seen the outputs of the network in training"):
             optimizer.step()
+
+
+# what a network returns, and what else a script hands over
+
+
+class Wrapped(nn.Module):
+    """A network whose outputs come in a wrapper."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.net, self.wrap = mlp(), wrap
+
+    def forward(self, x):
+        return self.wrap(self.net(x))
+
+
+def test_predictions_find_the_outputs_as_the_training_does():
+    """The tensor itself or its entry `logits`; for all else the sentence says what to add."""
+    x, y = data(20)
+    plain = network(mlp(), 100)
+    plain.laplace([(x, y)])
+    plain.temper_(0.0)  # where the names of the parameters, of which the noise is a function, do not matter
+    for wrap, read in [
+        (lambda o: {"logits": o, "loss": None}, None),
+        (lambda o: SimpleNamespace(logits=o), None),
+        (lambda o: (o, 1), lambda returned: returned[0]),
+    ]:
+        q = network(Wrapped(wrap), 100)
+        q.laplace([(x, y)], read=read)
+        assert torch.equal(q.families[0].curvature[0], plain.families[0].curvature[0])
+        q.temper_(0.0)
+        assert torch.equal(q.predict(x, samples=1, read=read), plain.predict(x, samples=1))
+    calls = q.predict, lambda x: q.log_prob(x, y), lambda x: calibrate(q, [(x, y)]), lambda x: q.laplace([(x, y)])
+    for call in calls:
+        with pytest.raises(InputError, match=r"as one tensor; got a tuple\. Say where they are: read=lambda returned"):
+            call(x)
+
+
+@untrained
+@pytest.mark.parametrize("label", [-100, 3])
+def test_labels_that_are_no_class_are_told(label):
+    """Those that cross_entropy leaves out, with what to do, and those of a class too many."""
+    x, y = data(6)
+    q = network(mlp(), 6)
+    kept = y.clone()
+    y[2] = label
+    with pytest.raises(InputError, match=rf"labels are classes from 0 to 2; got {label}\. Leave out those"):
+        q.log_prob(x, y)
+    mask = torch.arange(6) != 2
+    left = q.log_prob(x, y[mask], read=lambda logits: logits[mask])
+    assert torch.equal(left, q.log_prob(x, kept)[mask])
+
+
+@pytest.mark.filterwarnings("ignore:The temperature chosen")  # labels that nothing explains
+def test_images_of_labels_have_their_classes_second():
+    """As in cross_entropy: training, predictions and calibration agree with classes that are last."""
+    x, y = torch.rand(4, 1, 3, 5), torch.arange(60).view(4, 3, 5) % 3
+
+    def run(model, likelihood):
+        torch.manual_seed(0)
+        nn.init.normal_(model.weight)
+        q = network(model, 60, likelihood=likelihood)
+        optimizer = adamw(model)
+        attach(optimizer, q, steps=5)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (-q.likelihood.log_prob(model(x), y).mean()).backward()
+            optimizer.step()
+        model.eval()
+        return means(q), q.log_prob(x, y), q.predict(x), torch.tensor(calibrate(q, [(x, y)]).nll)
+
+    class Last(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x).movedim(1, -1)
+
+    last = run(Last(1, 3, 1, bias=False), Categorical())
+    for dim in (1, -3):
+        for a, b in zip(run(nn.Conv2d(1, 3, 1, bias=False), Categorical(dim)), last, strict=True):
+            torch.testing.assert_close(a, b)
+    assert last[1].shape == y.shape
+
+
+def test_what_else_a_script_hands_over():
+    assert network(mlp(), np.int64(50)).num_data == 50
+    with pytest.raises(InputError, match="The parameter weight is not initialised yet; call the network once"):
+        network(nn.LazyLinear(3), 100)
+    with pytest.raises(InputError, match=r"calibrate takes the posterior .* and then a loader; got a list"):
+        calibrate([data(5)], network(mlp(), 100))
+
+
+# an optimizer in one line
+
+
+def test_von_under_a_scaler_and_a_schedule_that_cycles_momentum():
+    """One-cycle sets the learning rate and the momentum; a schedule that holds both changes nothing."""
+
+    def run(schedule, mixed):
+        model = mlp()
+        optimizer = VON(model, 100, steps=12)
+        scheduler = schedule(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=mixed)
+        momenta = []
+        for k in range(12):
+            x, y = data(20, seed=k)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            momenta.append(optimizer.param_groups[0]["momentum"])
+        return means(optimizer.q), momenta
+
+    def cycled(low, high):
+        return lambda opt: torch.optim.lr_scheduler.CyclicLR(opt, 1.0, 1.0, 5, base_momentum=low, max_momentum=high)
+
+    held, _ = run(cycled(0.9, 0.9), False)
+    moved, momenta = run(cycled(0.5, 0.95), False)
+    assert min(momenta) == 0.5
+    assert not torch.equal(held, moved)
+    assert torch.equal(held, run(lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 1.0), True)[0])
+
+
+def test_a_checkpoint_of_an_earlier_release_has_its_momentum():
+    """The group called it beta."""
+    optimizer = VON(mlp(), 100, beta=0.8, steps=10)
+    state = optimizer.state_dict()
+    [group] = state["param_groups"]
+    group["beta"] = group.pop("momentum")
+    other = VON(mlp(), 100, steps=10)
+    other.load_state_dict(state)
+    assert other.param_groups[0]["momentum"] == 0.8
+
+
+def test_a_part_of_the_network_is_bayesian():
+    """`bayesian` is a dense block there; the rest is moved by an optimizer of its own and is no part of q."""
+
+    def run(make):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer, rest = make(model), torch.optim.SGD(model[0].parameters(), lr=0.1)
+        for k in range(12):
+            x, y = data(20, seed=k)
+            model.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            rest.step()
+            optimizer.step()
+        return model.state_dict(), optimizer.q
+
+    short, q = run(lambda model: VON(model, 100, steps=12, bayesian="2.*"))
+    long, other = run(lambda model: VON(network(model, 100, {"2.*": "dense"}), steps=12))
+    assert q.names == ["2.weight", "2.bias"]
+    assert all(torch.equal(short[name], long[name]) for name in long)
+    assert torch.equal(q.variance["2.weight"], other.variance["2.weight"])
+    assert not torch.equal(short["0.weight"], mlp().state_dict()["0.weight"])
+    for wrong, text in [
+        ("heed.*", "bayesian names 'heed.*', which fits none of the parameters 0.weight"),
+        (["2.*"], r"bayesian is a pattern of names of parameters, such as 'head.\*'; got \['2.\*'\]"),
+    ]:
+        with pytest.raises(InputError, match=text):
+            VON(mlp(), 100, steps=10, bayesian=wrong)
+    with pytest.raises(InputError, match="bayesian is a part of the posterior already"):
+        VON(network(mlp(), 100), steps=10, bayesian="2.*")
+
+
+def test_ivon_is_the_published_package(monkeypatch):
+    """Thirty steps of ivon-opt, where it is installed, with our noise for its own; it rounds h₀ to single precision."""
+    package = pytest.importorskip("ivon")
+    n, lr, h0, b1, b2, delta, clip = 40, 0.1, 0.25, 0.9, 0.99, 1e-3, 0.5
+    model, other = mlp(torch.float64), mlp(torch.float64)
+    optimizer = IVON(model, n, lr, h0, (b1, b2), delta, clip)
+    settings = {"hess_init": h0, "beta1": b1, "beta2": b2, "weight_decay": delta, "clip_radius": clip}
+    published = package.IVON(other.parameters(), lr, n, **settings)
+    for t in range(30):
+        noise = torch.cat([normals(p, name, 0, t).flatten() for name, p in mlp(torch.float64).named_parameters()])
+        x, y = data(20, torch.float64, seed=t)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        monkeypatch.setattr(torch, "randn", lambda *size, noise=noise, **keywords: noise)
+        with published.sampled_params(train=True):
+            published.zero_grad()
+            F.cross_entropy(other(x), y).backward()
+        monkeypatch.undo()
+        published.step()
+    torch.testing.assert_close(
+        means(optimizer.q), flat([p.detach() for p in other.parameters()]), rtol=1e-10, atol=1e-12
+    )
 
 
 # half precision

@@ -67,8 +67,8 @@ def calibrate(
         The temperature chosen, its negative log likelihood, and those of the others.
 
     Raises:
-        InputError: if the loader is empty, the likelihood is not finite at any temperature, or `largest` is no number
-            from 2⁻¹⁰ on; the temperature is then as it was.
+        InputError: for another kind of posterior, if the loader is empty, the likelihood is not finite at any
+            temperature, or `largest` is no number from 2⁻¹⁰ on; the temperature is then as it was.
 
     >>> import torch
     >>> import torchngvi
@@ -80,6 +80,10 @@ def calibrate(
     >>> q.temperature == found.temperature
     True
     """
+    if not isinstance(q, NetworkGaussian):
+        raise InputError(
+            f"calibrate takes the posterior from torchngvi.network, and then a loader; got a {type(q).__name__}."
+        )
     if isinstance(largest, bool) or not isinstance(largest, Real) or not _SMALLEST <= largest < math.inf:
         raise InputError(f"largest is the temperature to begin with, finite and 2⁻¹⁰ at least; got {largest!r}.")
     warn_of_no_data(q)

@@ -17,7 +17,7 @@ from torchngvi.networks.finite import all_finite
 from torchngvi.networks.gradients import each_tensor, of_examples, of_labels, size_of
 from torchngvi.networks.likelihoods import OutputLikelihood
 from torchngvi.networks.noise import generator
-from torchngvi.networks.predictions import batches, called, evaluating
+from torchngvi.networks.predictions import batches, called, evaluating, read_from
 
 Read = Callable[[Any], Tensor]
 Totals = list[list[Tensor | None]]  # of each family its part of a curvature
@@ -139,7 +139,7 @@ def _of_batch(
         _check_apart(q, inputs, output.detach(), read)
 
     def terms(returned: Any) -> Tensor:
-        found = q.likelihood.curvature_terms(returned if read is None else read(returned))
+        found = q.likelihood.curvature_terms(read_from(returned, read))
         assert found is not None
         return found
 

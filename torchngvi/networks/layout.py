@@ -3,9 +3,11 @@
 import fnmatch
 import math
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from numbers import Integral
+from typing import Any, TypeVar, cast
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Dense, Diagonal, Family, Kronecker, Rows
@@ -45,6 +47,26 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def read_number(given: Any) -> int:
+    """Read the number of labels in the training data.
+
+    Args:
+        given: an integer of Python or NumPy.
+
+    Returns:
+        It.
+
+    Raises:
+        InputError: if it is no integer, or less than 1.
+
+    >>> read_number(100)
+    100
+    """
+    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
+        raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {given!r}.")
+    return int(given)
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are trained, each once, under its first name.
 
@@ -55,7 +77,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
         By name, in the order of the network.
 
     Raises:
-        InputError: if there is none, or one is not of real numbers, or sharded.
+        InputError: if there is none, or one is not of real numbers, not initialised, or sharded.
 
     >>> list(trainable(nn.Linear(1, 1)))
     ['weight', 'bias']
@@ -65,6 +87,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
         raise InputError("The network has no parameter that requires a gradient, so that there is nothing to infer.")
     for name, p in found.items():
         refuse_sharded(f"The parameter {name}", p)
+        if is_lazy(p):
+            raise InputError(f"The parameter {name} is not initialised yet; call the network once on a batch before.")
         if not p.is_floating_point():
             raise InputError(f"A posterior needs parameters of real numbers; {name} has the dtype {p.dtype}.")
     return found

@@ -105,14 +105,15 @@ class Categorical(OutputLikelihood):
     def __init__(self, class_dim: int = -1) -> None:
         self.class_dim = class_dim
 
-    def _rows(self, output: Tensor) -> Tensor:
-        """The outputs with the classes last."""
-        if output.ndim < 2 or output.shape[self.class_dim] < 2:
+    def _rows(self, output: Tensor, draws: int = 0) -> Tensor:
+        """The outputs with the classes last; of their dimensions so many first are draws."""
+        dim = self.class_dim if self.class_dim < 0 else self.class_dim + draws
+        if output.ndim < 2 or output.shape[dim] < 2:
             raise InputError(
                 f"outputs of classes are (labels, classes) with two classes or more; got {tuple(output.shape)}. For "
                 'one number a label say likelihood="bernoulli" or likelihood=torchngvi.networks.Gaussian(scale).'
             )
-        return output.movedim(self.class_dim, -1)
+        return output.movedim(dim, -1)
 
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw classes by the largest of logits with Gumbel noise; see the base class."""
@@ -128,8 +129,9 @@ class Categorical(OutputLikelihood):
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return log softmax at the labels; see the base class."""
-        logits = self._rows(output).log_softmax(-1)
+        logits = self._rows(output, max(output.ndim - 1 - y.ndim, 0)).log_softmax(-1)
         _check_labels(logits.shape[:-1], y)
+        _check_classes(logits.shape[-1], y)
         return logits.gather(-1, y.expand(logits.shape[:-1])[..., None])[..., 0]
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,3 +325,13 @@ def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
             f"{given!r}."
         )
     return NAMED[given]()
+
+
+def _check_classes(classes: int, y: Tensor) -> None:
+    """Refuse labels that are no class, such as the -100 of those that cross_entropy leaves out."""
+    wrong = (y < 0) | (y >= classes)
+    if wrong.any():
+        raise InputError(
+            f"labels are classes from 0 to {classes - 1}; got {y[wrong][0].item()}. Leave out those that the loss "
+            "leaves out: the labels y[mask], with read=lambda logits: logits[mask] for their outputs."
+        )

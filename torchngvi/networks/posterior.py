@@ -67,7 +67,8 @@ class NetworkGaussian(NetworkWeights):
         Args:
             inputs: a batch as the network takes it: a tensor, a tuple of arguments or a dict of keywords.
             samples: the number of draws.
-            read: where the tensor of outputs is in what the network returns; that itself by default.
+            read: where the tensor of outputs is in what the network returns; that itself, or its entry ``logits``, by
+                default.
 
         Returns:
             The probabilities of the classes, with the classes last, or the means of numbers.

@@ -101,12 +101,61 @@ def called(model: nn.Module, inputs: Any, read: Callable[[Any], Tensor] | None) 
 
     Returns:
         The tensor of its outputs.
+
+    Raises:
+        InputError: if there is none.
     """
     if isinstance(inputs, dict):
         output = model(**inputs)
     else:
         output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    return output if read is None else read(output)
+    return read_from(output, read)
+
+
+def read_from(output: Any, read: Callable[[Any], Tensor] | None) -> Tensor:
+    """Read the tensor of outputs from what a network returned.
+
+    Args:
+        output: what it returned.
+        read: where the tensor is; by default the output itself or its entry ``logits``.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        InputError: if there is none.
+
+    >>> read_from((1, torch.zeros(1)), lambda returned: returned[1])
+    tensor([0.])
+    """
+    return tensor_in(output, "read=lambda returned: returned[0]") if read is None else read(output)
+
+
+def tensor_in(output: Any, hint: str) -> Tensor:
+    """Return the tensor of outputs in what a network returned: that itself, or its entry ``logits``.
+
+    Args:
+        output: what the network returned.
+        hint: how one says where the tensor is, for the error.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        InputError: if it is in neither place.
+
+    >>> tensor_in({"logits": torch.zeros(1)}, "")
+    tensor([0.])
+    """
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise InputError(
+        f"The outputs of the network are needed as one tensor; got a {type(output).__name__}. Say where they are: "
+        f"{hint}."
+    )
 
 
 def outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None = None) -> Tensor:

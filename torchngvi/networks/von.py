@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torchngvi.errors import InputError
 from torchngvi.networks.attached import Attachment, radius_of
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, Reparametrized, SampledLabels
+from torchngvi.networks.layout import matched, trainable, unwrapped
 from torchngvi.networks.posterior import NetworkGaussian
 
 
@@ -42,7 +43,14 @@ class NaturalMomentum(Optimizer):
         if not 0 <= beta < 1:
             raise InputError(f"beta is at least 0 and less than 1; got {beta}.")
         self.q, self.clip, self.factor = q, clip, factor
-        super().__init__(q.parameters_of_network, {"lr": lr, "beta": beta})
+        super().__init__(q.parameters_of_network, {"lr": lr, "momentum": beta})  # as schedulers that cycle it call it
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state up; torch calls it when one is loaded, which may be of the release that said beta."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            if "beta" in group:
+                group["momentum"] = group.pop("beta")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -59,7 +67,7 @@ class NaturalMomentum(Optimizer):
         for family in self.q.each():
             parameters = family.parameters_of_network
             forces = [
-                self._force(p, mean, delta, group_of[p]["beta"])
+                self._force(p, mean, delta, group_of[p]["momentum"])
                 for p, mean, delta in zip(parameters, family.mean, family.prior, strict=True)
             ]
             steps = family.natural(forces)
@@ -113,6 +121,9 @@ class VON(NaturalMomentum):
         lr: the length of the step before the radius shortens it, which a scheduler may change.
         beta: of the momentum.
         steps, radius, curvature: as in :func:`attach`.
+        bayesian: a pattern of names, ``"head.*"``, of the parameters that are uncertain and that VON moves, of a last
+            layer of 2,000 weights at most: one block with a full covariance.  The others need an optimizer of their
+            own.  By default all parameters, each weight by itself.
 
     Raises:
         InputError: as :func:`torchngvi.network` and :func:`attach` do.
@@ -137,9 +148,10 @@ class VON(NaturalMomentum):
         steps: int | None = None,
         radius: float | None = None,
         curvature: Curvature | None = None,
+        bayesian: str | None = None,
     ) -> None:
         length = radius_of(steps, radius)
-        super().__init__(_posterior(model, num_data), lr, beta)
+        super().__init__(_posterior(model, num_data, bayesian), lr, beta)
         curvature = SampledLabels() if curvature is None else curvature
         self.q.plan_(steps, curvature.every)
         self.attachment = Attachment([self], self.q, length, curvature, prior_in_gradient=False)
@@ -238,12 +250,20 @@ class VOGN(NaturalMomentum):
         self.examples.backward(self.q, losses)
 
 
-def _posterior(model: nn.Module | NetworkGaussian, num_data: int | None) -> NetworkGaussian:
+def _posterior(model: nn.Module | NetworkGaussian, num_data: int | None, bayesian: str | None) -> NetworkGaussian:
     """The posterior that was given, or a new one."""
     if isinstance(model, NetworkGaussian):
-        if num_data is not None:
-            raise InputError("num_data is a part of the posterior already; leave it out, or give the network itself.")
+        for name, value in {"num_data": num_data, "bayesian": bayesian}.items():
+            if value is not None:
+                raise InputError(
+                    f"{name} is a part of the posterior already; leave it out, or give the network itself."
+                )
         return model
     if num_data is None:
         raise InputError("num_data, the number of labels in the training data, is missing.")
-    return NetworkGaussian(model, num_data)
+    if bayesian is None:
+        return NetworkGaussian(model, num_data)
+    if not isinstance(bayesian, str):
+        raise InputError(f"bayesian is a pattern of names of parameters, such as 'head.*'; got {bayesian!r}.")
+    matched(list(trainable(unwrapped(model))), {bayesian: "dense"}, "bayesian")
+    return NetworkGaussian(model, num_data, {bayesian: "dense"})

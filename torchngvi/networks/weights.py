@@ -19,7 +19,7 @@ from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.hooks import Hooks, posterior_of
-from torchngvi.networks.layout import PriorPrecision, Structure, families, unwrapped
+from torchngvi.networks.layout import PriorPrecision, Structure, families, read_number, unwrapped
 from torchngvi.networks.noise import read_seed, seed_of
 
 FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
@@ -54,13 +54,11 @@ class NetworkWeights(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
-        if not isinstance(num_data, int) or num_data < 1:
-            raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {num_data!r}.")
-        self.num_data, self.temperature, self.seed = num_data, _temperature(temperature), read_seed(seed)
+        self.num_data, self.temperature, self.seed = read_number(num_data), _temperature(temperature), read_seed(seed)
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
             raise InputError("The network has a posterior already; use it, or take it away with its release().")
-        self.families = families(self.model, num_data, structure, prior_precision)
+        self.families = families(self.model, self.num_data, structure, prior_precision)
         self.names = [name for family in self.each() for name in family.names]
         self.parameters_of_network = [p for family in self.each() for p in family.parameters_of_network]
         self.prior = {name: delta for f in self.each() for name, delta in zip(f.names, f.prior, strict=True)}

@@ -12,6 +12,7 @@ from torchngvi.networks.curvatures.base import Curvature
 from torchngvi.networks.gradients import of_labels
 from torchngvi.networks.noise import generator
 from torchngvi.networks.posterior import NetworkGaussian
+from torchngvi.networks.predictions import tensor_in
 
 _HALF_SCALE = 1024.0  # keeps gradients of half precision from vanishing
 _WINDOW = 100  # observations that the running mean looks back on
@@ -79,12 +80,4 @@ class SampledLabels(Curvature):
 
 def _outputs(output: Any) -> Tensor:
     """The tensor of outputs in what a network returned."""
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    raise InputError(
-        f"SampledLabels needs the outputs of the network as one tensor; got a {type(output).__name__}. Say where they "
-        "are: SampledLabels(output=lambda returned: returned[0])."
-    )
+    return tensor_in(output, "SampledLabels(output=lambda returned: returned[0])")
