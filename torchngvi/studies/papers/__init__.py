@@ -22,6 +22,7 @@ PAPERS = {
     "ngvi": "wu2024",
     "ifvb": "godichon2023",
     "price": "kim2026",
+    "open": "open_questions",
 }  # word to module
 
 

@@ -1,0 +1,162 @@
+"""The studies of open questions: local coordinates, ratios and floors against closed forms, short runs."""
+
+import pandas as pd
+import pytest
+import torch
+
+from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
+from torchngvi.expectations import BonnetPrice, Independent, Quadrature
+from torchngvi.studies.papers import open_questions
+from torchngvi.studies.papers.open_questions.floor import METHODS, biases, estimator, gaussian, stationary
+from torchngvi.studies.papers.open_questions.local import Ends, flattened, hessian, moved, noise, unflattened
+from torchngvi.studies.papers.open_questions.problems import counts, exact_loss, few, repeated, solved
+from torchngvi.studies.papers.open_questions.rate import copied, inner, ratios, smoothness
+from torchngvi.theory.wu2024 import limiting_variance
+
+DTYPE = torch.float64
+
+
+def somewhere(dim=3, members=4):
+    generator = torch.Generator().manual_seed(5)
+    root = 0.3 * torch.randn(members, dim, dim, dtype=DTYPE, generator=generator).tril(-1)
+    root = root + torch.diag(torch.linspace(0.5, 1.2, dim, dtype=DTYPE))
+    mean = torch.randn(members, dim, dtype=DTYPE, generator=generator)
+    return CholeskyGaussian(dim, (members,), mean=mean, scale=root, dtype=DTYPE)
+
+
+class TestLocal:
+    def test_lengths_are_those_of_the_natural_norm(self):
+        q = somewhere()
+        g = q.local(Quadrature()(q, counts(dim=3)))
+        u = flattened(g.a, g.P)
+        assert u.square().sum(-1).numpy() == pytest.approx(q.norm2(g).numpy(), rel=1e-12)
+        a, P = unflattened(u, 3)
+        assert a.numpy() == pytest.approx(g.a.numpy())
+        assert P.numpy() == pytest.approx(g.P.numpy())
+
+    def test_half_a_squared_length_is_the_divergence(self):
+        q, _ = solved(few())
+        u = 1e-3 * torch.randn(5, 14, dtype=DTYPE, generator=torch.Generator().manual_seed(0))
+        assert moved(q, u).kl(q).detach().numpy() == pytest.approx(0.5 * u.square().sum(-1).numpy(), rel=3e-3)
+
+    def test_the_hessian_of_a_conjugate_model_is_the_identity(self):
+        q, _ = solved(gaussian())
+        assert hessian(q, gaussian()).numpy() == pytest.approx(torch.eye(9).numpy(), abs=1e-7)
+
+    @pytest.mark.parametrize("make", [counts, few])
+    def test_the_hessian_is_that_of_the_loss(self, make):
+        model = make()
+        q, least = solved(model)
+        J, u = hessian(q, model), 1e-2 * torch.randn(6, len(hessian(q, model)), dtype=DTYPE,
+                                                     generator=torch.Generator().manual_seed(0))  # fmt: skip
+        rise = 0.5 * (exact_loss(moved(q, u), model) + exact_loss(moved(q, -u), model)) - least
+        assert rise.numpy() == pytest.approx((0.5 * ((u @ J) * u).sum(-1)).numpy(), rel=5e-3)
+
+    def test_the_noise_of_mini_batches_has_the_trace_of_the_theorem(self):
+        """V∞ = tr(F Cov η̂) of `limiting_variance`, over all rows as batches of one."""
+        model = gaussian()
+        q, _ = solved(model)
+        index = torch.arange(12)
+        single = GeneralizedLinear(model.X[index[:, None]], model.y[index[:, None]], "gaussian",
+                                   weights=torch.full((12, 1), 12.0, dtype=DTYPE))  # fmt: skip
+        star = repeated(q, 12)
+        u = flattened(*star.local(Quadrature()(star, single)))
+        assert float((u - u.mean(0)).square().sum(-1).mean()) == pytest.approx(limiting_variance(model, q, 1), rel=1e-9)
+
+    def test_price_on_a_gaussian_model_leaves_the_noise_of_the_mean(self):
+        q, _ = solved(gaussian())
+        covariance = noise(
+            repeated(q, 50), gaussian(), BonnetPrice(Independent(1, torch.Generator().manual_seed(0))), 40
+        )
+        A = torch.eye(3, dtype=DTYPE) - q.scale_tril.mT @ q.scale_tril  # the prior's share of the gradient is exact
+        assert covariance[:3, :3].numpy() == pytest.approx((A @ A).numpy(), abs=0.08)
+        assert float(covariance[3:, 3:].abs().max()) < 1e-20
+
+    def test_limits(self):
+        """Conjugate: 2/3 V∞ under 2/(2 + t), ½ V∞ under 1/t; a slope of J at ¼ or below breaks the rate."""
+        ends = Ends(torch.ones(2, dtype=DTYPE), torch.tensor([1.0, 2.0], dtype=DTYPE))
+        assert float(ends.decreasing(2.0)) == pytest.approx(2.0)
+        assert float(ends.decreasing(1.0)) == pytest.approx(1.5)
+        assert float(Ends(torch.tensor([0.25, 1.0]), torch.ones(2)).decreasing(2.0)) == float("inf")
+
+
+class TestRatios:
+    def test_all_are_one_on_a_conjugate_model_from_anywhere(self):
+        model, q = gaussian(), somewhere()
+        _, least = solved(model)
+        after = copied(q)
+        VN(after, lr=0.3).step(model)
+        assert ratios(q, model, least)["bregman"].numpy() == pytest.approx([1.0] * 4, rel=1e-9)
+        assert smoothness(q, after, model).numpy() == pytest.approx([1.0] * 4, rel=1e-9)
+
+    def test_the_product_is_that_of_the_expectation_parameters(self):
+        """⟨∇_ξ, Δm⟩ + ⟨∇_Ξ, ΔΞ⟩ with ∇_Ξ = G, ∇_ξ = g - 2Gm, Ξ = V + mmᵀ."""
+        model, q = counts(dim=3), somewhere()
+        after = copied(q)
+        VN(after, lr=0.3).step(model)
+        e = Quadrature()(q, model)
+        g, H = q.unframe(q.local(e).a, q.local(e).P + torch.eye(3, dtype=DTYPE))
+        G = 0.5 * (H - torch.cholesky_inverse(q.scale_tril))
+        outer = [each.covariance + each.mean[..., None] * each.mean[..., None, :] for each in (q, after)]
+        first = g - 2 * (G @ q.mean[..., None])[..., 0]
+        expected = (first * (after.mean - q.mean)).sum(-1) + (G * (outer[1] - outer[0])).sum((-2, -1))
+        assert inner(q, e, after).numpy() == pytest.approx(expected.numpy(), rel=1e-9)
+
+    def test_near_the_optimum_the_natural_ratio_is_within_the_eigenvalues(self):
+        model = few()
+        star, least = solved(model)
+        J = hessian(star, model)
+        u = 1e-2 * torch.linalg.eigh(J)[1].mT
+        found = ratios(moved(star, u), model, least)["natural"]
+        assert found.numpy() == pytest.approx(torch.linalg.eigvalsh(J).numpy(), rel=2e-2)
+
+
+class TestFloor:
+    def test_price_on_a_gaussian_model_has_the_floor_in_closed_form(self):
+        """½ γ/(2 - γ) tr A²/S exactly, A the likelihood's share; V stays at V*, and both methods take one step."""
+        model, gamma, ends = gaussian(), 0.2, []
+        star, least = solved(model)
+        A = torch.eye(3, dtype=DTYPE) - star.scale_tril.mT @ star.scale_tril
+        for make in METHODS.values():
+            q = repeated(star, 400)
+            opt = make(q, lr=gamma, estimator=estimator("Price", 2))
+            found = stationary(opt, q, model, 40, looks=40)
+            ends.append(found["loss"])
+            exact = 0.5 * gamma / (2 - gamma) * float(A.square().sum()) / 2
+            assert float((found["loss"] - least).mean()) == pytest.approx(exact, rel=0.03)
+            assert found["log_det"].numpy() == pytest.approx(2 * float(star.log_det_root()), abs=1e-10)
+        assert ends[0].numpy() == pytest.approx(ends[1].numpy(), abs=1e-12)
+
+    def test_both_floors_are_one_and_the_variances_are_off_to_either_side(self):
+        """From the same draws: E[V⁻¹] = Λ under VN, and log det V is off as derived."""
+        model, gamma = gaussian(dim=1), 0.05
+        star, least = solved(model)
+        covariance = noise(repeated(star, 500), model, estimator("reparametrised", 4), 100)
+        expected, floor = (
+            biases(covariance, 1, gamma),
+            float(Ends.of(torch.eye(2, dtype=DTYPE), covariance).constant(gamma)),
+        )
+        for method, make in METHODS.items():
+            q = repeated(star, 2000)
+            opt = make(q, lr=gamma, estimator=estimator("reparametrised", 4))
+            found = stationary(opt, q, model, 120, looks=12)
+            assert float((found["loss"] - least).mean()) == pytest.approx(floor, rel=0.08)
+            away = found["log_det"] - 2 * star.log_det_root()
+            assert float(away.mean()) == pytest.approx(expected[method], rel=0.15)
+            if method == "VN":
+                assert float(torch.exp(-away).mean()) == pytest.approx(1, abs=0.003)
+
+
+def test_studies_run_and_draw_from_their_log(tmp_path, capsys):
+    short = {
+        "rate": {"models": ("logistic, 30 rows",), "runs": 3, "length": 12, "points": 3},
+        "floor": {"targets": ("Gaussian",), "steps": (0.2, 0.4), "runs": 3, "burn": 1.0},
+    }
+    assert set(short) == set(open_questions.STUDIES)
+    for name, study in open_questions.STUDIES.items():
+        log = study.run(**short[name])
+        log.to_csv(tmp_path / "log.csv", index=False)
+        study.draw(pd.read_csv(tmp_path / "log.csv"), tmp_path / name)
+        assert (tmp_path / f"{name}.png").exists()
+        assert (tmp_path / f"{name}.svg").exists()
+    assert "logistic, 30 rows" in capsys.readouterr().out

@@ -1,0 +1,10 @@
+"""Questions that the papers leave open, answered by runs: the rate off conjugacy, and the floor of constant steps."""
+
+from torchngvi.studies.papers import Study
+from torchngvi.studies.papers.open_questions.floor import draw_floor, run_floor
+from torchngvi.studies.papers.open_questions.rate import draw_rate, run_rate
+
+STUDIES: dict[str, Study] = {
+    "rate": Study(run_rate, draw_rate),
+    "floor": Study(run_floor, draw_floor),
+}
