@@ -23,6 +23,7 @@ PAPERS = {
     "ifvb": "godichon2023",
     "price": "kim2026",
     "open": "open_questions",
+    "bam": "cai2024",
 }  # word to module
 
 
