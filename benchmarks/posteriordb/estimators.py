@@ -173,7 +173,8 @@ def drawn(rows: list[dict[str, Any]], path: Path) -> None:
     colors = ("#1f5a94", "#7a7f87", "#d1672b", "#b03a48", "#3b8f5a")
     for axes, key, label in zip(
         figure.subplots(1, 2), ("optimum", "predicted"),
-        ("variance of one call at the optimum, squared natural norm", "iterations predicted from both constants"), strict=True,
+        ("variance of one call at the optimum, squared natural norm", "iterations predicted from both constants"),
+        strict=True,
     ):  # fmt: skip
         for color, name in zip(colors, ESTIMATORS, strict=True):
             part = [row for row in rows if row["estimator"] == name]
