@@ -7,6 +7,7 @@ import torch
 from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
 from torchngvi.expectations import BonnetPrice, Independent, Quadrature
 from torchngvi.studies.papers import open_questions
+from torchngvi.studies.papers.open_questions.batches import expected, geometric_constant
 from torchngvi.studies.papers.open_questions.floor import METHODS, biases, estimator, gaussian, stationary
 from torchngvi.studies.papers.open_questions.local import Ends, flattened, hessian, moved, noise, unflattened
 from torchngvi.studies.papers.open_questions.problems import counts, exact_loss, few, repeated, solved
@@ -147,10 +148,33 @@ class TestFloor:
                 assert float(torch.exp(-away).mean()) == pytest.approx(1, abs=0.003)
 
 
+class TestBatches:
+    def test_geometric_growth_has_the_limit_in_closed_form(self):
+        """And no pair of step and ratio is below ½, the limit of 1/(1 + t)."""
+        ends = Ends(torch.ones(1, dtype=DTYPE), torch.ones(1, dtype=DTYPE))
+        spent, gap = expected(ends, lambda t: (0.5, 1.5**t), 1.0, 10**7)[-1]
+        assert spent * gap == pytest.approx(geometric_constant(0.5, 1.5), rel=1e-3)
+        assert geometric_constant(0.1, 1.5) == float("inf")
+        grid = [(gamma / 20, 1 + ratio / 20) for gamma in range(1, 21) for ratio in range(1, 200)]
+        assert min(geometric_constant(*pair) for pair in grid) >= 0.5 - 1e-12
+        for gamma in (0.05, 0.2, 0.7):  # all draws of one weight
+            assert geometric_constant(gamma, 1 / (1 - gamma)) == pytest.approx(0.5)
+        spent, gap = expected(ends, lambda t: (1 / (1 + t), 1), 1.0, 3000)[-1]
+        assert spent * gap == pytest.approx(0.5, rel=1e-3)
+
+    def test_the_recursion_tends_to_the_limits_of_constant_and_falling_steps(self):
+        ends = Ends(torch.tensor([0.6, 1.5], dtype=DTYPE), torch.tensor([2.0, 1.0], dtype=DTYPE))
+        _, gap = expected(ends, lambda t: (0.2, 1), 1.0, 400)[-1]
+        assert gap == pytest.approx(float(ends.constant(0.2)), rel=1e-6)
+        t, gap = expected(ends, lambda t: (2 / (t + 10), 1), 1.0, 20_000)[-1]
+        assert t * gap == pytest.approx(float(ends.decreasing(2.0)), rel=1e-2)
+
+
 def test_studies_run_and_draw_from_their_log(tmp_path, capsys):
     short = {
         "rate": {"models": ("logistic, 30 rows",), "runs": 3, "length": 12, "points": 3},
         "floor": {"targets": ("Gaussian",), "steps": (0.2, 0.4), "runs": 3, "burn": 1.0},
+        "batches": {"models": ("logistic, 30 rows",), "draws": 60, "runs": 2},
     }
     assert set(short) == set(open_questions.STUDIES)
     for name, study in open_questions.STUDIES.items():
