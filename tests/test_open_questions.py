@@ -4,9 +4,10 @@ import pandas as pd
 import pytest
 import torch
 
-from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear
 from torchngvi.expectations import BonnetPrice, Independent, Quadrature
 from torchngvi.studies.papers import open_questions
+from torchngvi.studies.papers.open_questions import mean_field
 from torchngvi.studies.papers.open_questions.batches import expected, geometric_constant
 from torchngvi.studies.papers.open_questions.floor import METHODS, biases, estimator, gaussian, stationary
 from torchngvi.studies.papers.open_questions.local import Ends, flattened, hessian, moved, noise, unflattened
@@ -170,11 +171,42 @@ class TestBatches:
         assert t * gap == pytest.approx(float(ends.decreasing(2.0)), rel=1e-2)
 
 
+class TestMeanField:
+    def test_on_a_gaussian_target_the_hessian_is_the_scaled_precision(self):
+        """D^-½ Λ D^-½ for the means, the identity for the variances, and nothing between them."""
+        model = gaussian()
+        star, _ = mean_field.solved(model)
+        precision = model.X.mT @ model.X + torch.eye(3, dtype=DTYPE)
+        scale = precision.diagonal().rsqrt()
+        expected = torch.block_diag(scale[:, None] * precision * scale, torch.eye(3, dtype=DTYPE))
+        assert mean_field.hessian(star, model).numpy() == pytest.approx(expected.numpy(), abs=1e-7)
+        assert star.stddev.detach().numpy() == pytest.approx(scale.numpy(), rel=1e-9)
+
+    def test_a_full_step_is_that_of_jacobi(self):
+        """m' = D⁻¹(Xᵀy - (Λ - D)m), whatever the variances were."""
+        model = gaussian()
+        precision = model.X.mT @ model.X + torch.eye(3, dtype=DTYPE)
+        q = DiagonalGaussian(3, mean=torch.tensor([1.0, -2.0, 0.5], dtype=DTYPE), scale=0.7, dtype=DTYPE)
+        before = q.mean.clone()
+        VN(q, lr=1.0).step(model)
+        D = precision.diagonal()
+        expected = (model.X.mT @ model.y - (precision - torch.diag(D)) @ before) / D
+        assert q.mean.detach().numpy() == pytest.approx(expected.numpy(), rel=1e-9)
+
+    @pytest.mark.parametrize("make", [counts, few])
+    def test_full_steps_grow_by_the_largest_distance_of_an_eigenvalue_from_one(self, make):
+        model = make()
+        star, _ = mean_field.solved(model)
+        away = (1 - torch.linalg.eigvalsh(mean_field.hessian(star, model))).abs().max()
+        assert mean_field.full_step_factor(star, model) == pytest.approx(float(away), rel=3e-3)
+
+
 def test_studies_run_and_draw_from_their_log(tmp_path, capsys):
     short = {
         "rate": {"models": ("logistic, 30 rows",), "runs": 3, "length": 12, "points": 3},
         "floor": {"targets": ("Gaussian",), "steps": (0.2, 0.4), "runs": 3, "burn": 1.0},
         "batches": {"models": ("logistic, 30 rows",), "draws": 60, "runs": 2},
+        "mean-field": {"models": ("logistic, 30 rows",), "runs": 2, "length": 12},
     }
     assert set(short) == set(open_questions.STUDIES)
     for name, study in open_questions.STUDIES.items():

@@ -6,7 +6,8 @@ Near the optimum, along an eigenvector of J with the eigenvalue λ and the noise
 
 With J = I, constant γ and B_t = rᵗ, r < (1 - γ)⁻², the gap after N draws is ½ γ² V∞/((1/r - (1 - γ)²)(r - 1) N).  Its
 least value is ½ V∞/N, for every γ at r = 1/(1 - γ), where all draws have one weight in the end; it is that of
-γ_t = 1/(1 + t) with B = 1.  With B_t = (1 + t)ᵖ the gap falls as N^(-p/(p + 1)), always slower.  (Guilmeau, Hendrikx and Forbes 2026 prove rates for such schedules.)
+γ_t = 1/(1 + t) with B = 1.  With B_t = (1 + t)ᵖ the gap falls as N^(-p/(p + 1)), always slower.  (Guilmeau, Hendrikx
+and Forbes 2026 prove rates for such schedules.)
 """
 
 from collections.abc import Callable, Sequence
