@@ -1,8 +1,8 @@
 """Mean-field natural gradients: what the rate and the full step lose when q is diagonal.
 
-On a Gaussian target with the precision Λ the optimum has v_i = 1/Λ_ii, and the Hessian of the loss in coordinates of unit
-Fisher metric is D^-½ Λ D^-½, D = diag Λ, for the means and the identity for the variances: they do not mix.  A full step,
-γ = 1, is Jacobi's iteration for Λm = Λμ, which diverges where an eigenvalue is above 2.  So a model that is
+On a Gaussian target with the precision Λ the optimum has v_i = 1/Λ_ii, and the Hessian of the loss in coordinates of
+unit Fisher metric is D^-½ Λ D^-½, D = diag Λ, for the means and the identity for the variances: they do not mix.  A
+full step, γ = 1, is Jacobi's iteration for Λm = Λμ, which diverges where an eigenvalue is above 2.  So a model that is
 conjugate with full covariances, J = I, is not "conjugate" here, and its condition is that of the correlations.
 """
 
