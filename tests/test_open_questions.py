@@ -4,13 +4,15 @@ import pandas as pd
 import pytest
 import torch
 
-from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, Snngm
 from torchngvi.expectations import BonnetPrice, Independent, Quadrature
+from torchngvi.momentum import NormalizedMomentum
 from torchngvi.studies.papers import open_questions
 from torchngvi.studies.papers.open_questions import mean_field
 from torchngvi.studies.papers.open_questions.batches import expected, geometric_constant
 from torchngvi.studies.papers.open_questions.floor import METHODS, biases, estimator, gaussian, stationary
 from torchngvi.studies.papers.open_questions.local import Ends, flattened, hessian, moved, noise, unflattened
+from torchngvi.studies.papers.open_questions.normalised import noise_vectors, normalised_floor
 from torchngvi.studies.papers.open_questions.problems import counts, exact_loss, few, repeated, solved
 from torchngvi.studies.papers.open_questions.rate import copied, inner, ratios, smoothness
 from torchngvi.theory.wu2024 import limiting_variance
@@ -171,6 +173,35 @@ class TestBatches:
         assert t * gap == pytest.approx(float(ends.decreasing(2.0)), rel=1e-2)
 
 
+class TestNormalised:
+    def test_isotropic_noise_in_closed_form(self):
+        """Directions on a circle, |ε| = 2: M = ½ · ½ I, N = ½ I, S = α I, and for skew ones u = -(MJ)⁻¹ E[ε̂]."""
+        angle = torch.linspace(0, 2 * torch.pi, 721, dtype=DTYPE)[:-1]
+        vectors = 2 * torch.stack([angle.cos(), angle.sin()], -1)
+        spread, bias = normalised_floor(torch.eye(2, dtype=DTYPE), vectors, 0.03)
+        assert spread == pytest.approx(0.03)
+        assert bias == pytest.approx(0, abs=1e-20)
+        line = torch.tensor([[-1.0, 1.0], [-1.0, -1.0], [3.0, 0.5], [-1.0, -0.5]], dtype=DTYPE)  # mean 0, and skew
+        length = line.norm(dim=-1, keepdim=True)
+        unit = line / length
+        M = (torch.eye(2, dtype=DTYPE) - unit[:, :, None] * unit[:, None]).div(length[..., None]).mean(0)
+        away = torch.linalg.solve(M, unit.mean(0))
+        assert line.mean(0).tolist() == [0.0, 0.0]
+        found = normalised_floor(torch.eye(2, dtype=DTYPE), line, 0.03)[1]
+        assert found == pytest.approx(0.5 * float(away @ away))
+        assert found > 0.01
+
+    def test_price_on_a_gaussian_model_has_the_predicted_floor(self):
+        model, step = gaussian(), 0.03
+        star, least = solved(model)
+        vectors = noise_vectors(repeated(star, 500), model, estimator("Price", 16, seed=1), 10)
+        q = repeated(star, 300)
+        opt = Snngm(q, lr=step, estimator=estimator("Price", 16), momentum=NormalizedMomentum("riemannian", beta=0.5))
+        found = stationary(opt, q, model, 150)
+        expected = sum(normalised_floor(torch.eye(9, dtype=DTYPE), vectors, step))
+        assert float((found["loss"] - least).mean()) == pytest.approx(expected, rel=0.1)
+
+
 class TestMeanField:
     def test_on_a_gaussian_target_the_hessian_is_the_scaled_precision(self):
         """D^-½ Λ D^-½ for the means, the identity for the variances, and nothing between them."""
@@ -204,9 +235,10 @@ class TestMeanField:
 def test_studies_run_and_draw_from_their_log(tmp_path, capsys):
     short = {
         "rate": {"models": ("logistic, 30 rows",), "runs": 3, "length": 12, "points": 3},
-        "floor": {"targets": ("Gaussian",), "steps": (0.2, 0.4), "runs": 3, "burn": 1.0},
+        "floor": {"targets": ("Gaussian",), "steps": (0.4,), "runs": 3, "burn": 1.0},
         "batches": {"models": ("logistic, 30 rows",), "draws": 60, "runs": 2},
         "mean-field": {"models": ("logistic, 30 rows",), "runs": 2, "length": 12},
+        "normalised": {"targets": ("Gaussian",), "steps": (0.2,), "runs": 2, "burn": 1.0},
     }
     assert set(short) == set(open_questions.STUDIES)
     for name, study in open_questions.STUDIES.items():
