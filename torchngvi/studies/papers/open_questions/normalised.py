@@ -11,7 +11,7 @@ stay about the point where the mean *direction* vanishes, E[ε̂] + MJu = 0, and
 E[ε] is.  Without noise a step back and forth leaves a gap of the order of α², where SR-VN converges.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -31,7 +31,11 @@ from torchngvi.studies.papers.open_questions.floor import TARGETS, stationary
 from torchngvi.studies.papers.open_questions.local import flattened, hessian
 from torchngvi.studies.papers.open_questions.problems import repeated, solved
 
-ESTIMATORS = {"Price": BonnetPrice, "reparametrised": ClosedEntropyStein, "Stein": Stein}
+ESTIMATORS: dict[str, Callable[[Independent], Estimator]] = {
+    "Price": BonnetPrice,
+    "reparametrised": ClosedEntropyStein,
+    "Stein": Stein,
+}
 
 
 def noise_vectors(star: CholeskyGaussian, model: GeneralizedLinear, estimator: Estimator, calls: int) -> Tensor:
