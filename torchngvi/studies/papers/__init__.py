@@ -22,6 +22,8 @@ PAPERS = {
     "ngvi": "wu2024",
     "ifvb": "godichon2023",
     "price": "kim2026",
+    "open": "open_questions",
+    "bam": "cai2024",
 }  # word to module
 
 

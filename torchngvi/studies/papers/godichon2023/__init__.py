@@ -11,6 +11,7 @@ from torchngvi.studies.papers.godichon2023.crescent import draw_crescent, run_cr
 from torchngvi.studies.papers.godichon2023.flow import draw_flow, run_flow
 from torchngvi.studies.papers.godichon2023.network import draw_network, run_network
 from torchngvi.studies.papers.godichon2023.normal import draw_normal, run_normal
+from torchngvi.studies.papers.godichon2023.ode import draw_ode, run_ode
 from torchngvi.studies.papers.godichon2023.poisson import draw_poisson, run_poisson
 
 STUDIES: dict[str, Study] = {
@@ -21,4 +22,5 @@ STUDIES: dict[str, Study] = {
     "fig5": Study(run_network, draw_network),
     "fig6": Study(run_flow, draw_flow),
     "coupling": Study(run_crescent, draw_crescent),
+    "ode": Study(run_ode, draw_ode),
 }

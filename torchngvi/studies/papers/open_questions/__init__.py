@@ -1,0 +1,16 @@
+"""Questions that the papers leave open, answered by runs: rates off conjugacy, floors of constant steps, schedules."""
+
+from torchngvi.studies.papers import Study
+from torchngvi.studies.papers.open_questions.batches import draw_batches, run_batches
+from torchngvi.studies.papers.open_questions.floor import draw_floor, run_floor
+from torchngvi.studies.papers.open_questions.mean_field import draw_mean_field, run_mean_field
+from torchngvi.studies.papers.open_questions.normalised import draw_normalised, run_normalised
+from torchngvi.studies.papers.open_questions.rate import draw_rate, run_rate
+
+STUDIES: dict[str, Study] = {
+    "rate": Study(run_rate, draw_rate),
+    "floor": Study(run_floor, draw_floor),
+    "batches": Study(run_batches, draw_batches),
+    "mean-field": Study(run_mean_field, draw_mean_field),
+    "normalised": Study(run_normalised, draw_normalised),
+}
