@@ -1,11 +1,15 @@
 """The regression over the draws of many Gaussians, and the sweeps of `fit` that use it."""
 
+import math
+import warnings
+
 import pytest
 import torch
 from cases import DTYPE, randn
 
-from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.errors import RejectedStepWarning
 from torchngvi.fitting.pool import Lot, Pool, PooledAverage
 from torchngvi.fitting.sweeps import Sweeps
 from torchngvi.models import LogJoint
@@ -191,6 +195,23 @@ def test_sweeps_that_creep_are_given_up(monkeypatch):
     assert sizes == [26, 26, 26, "given up"]
     assert result.converged
     assert gap(model, q) < 0.01
+
+
+def test_a_trial_that_leaves_the_domain_is_no_warning(monkeypatch):
+    """Sweeps judge each trial and shorten it: a user, who gave no step size, is told of none that was not taken."""
+    sizes = []
+
+    class Leaving(VN):
+        def step(self, target):
+            sizes.append(self.param_groups[0]["lr"])
+            self.param_groups[0]["lr"] = math.inf
+            super().step(target)
+
+    monkeypatch.setattr("torchngvi.fitting.sweeps.VN", Leaving)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RejectedStepWarning)
+        run(logistic(12, 100, 3).log_joint, 12)
+    assert sizes[:3] == pytest.approx([1.0, 0.4, 0.16])
 
 
 def test_a_log_joint_that_fails_at_a_draw_is_left_to_averages():

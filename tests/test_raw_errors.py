@@ -9,6 +9,7 @@ import torch
 import torchngvi
 from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, MixedModel
 from torchngvi.adapters.sklearn import BayesianMixedRegressor
+from torchngvi.adapters.sklearn.arguments import seed_of
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 from torchngvi.models import HalfNormal, MixedPrior, Wishart
@@ -108,11 +109,18 @@ class TestCapturedStep:
             CapturedStep(VN(CholeskyGaussian(2)), self.model, tolerance=1e-3).run(**steps)
 
 
-def test_no_random_state_is_a_fresh_seed():
-    X = np.random.default_rng(0).normal(size=(40, 2))
-    fits = [BayesianMixedRegressor(random_state=None).fit(X, X[:, 0] + X[:, 1], groups=np.arange(40) % 5) for _ in "ab"]
-    assert fits[0].seed_ != fits[1].seed_
-    assert not np.array_equal(fits[0].sample_posterior(9, 0), fits[1].sample_posterior(9, 0))
+def test_no_random_state_is_a_fresh_seed(monkeypatch):
+    """Two calls draw two seeds, each of which is the seed of the fit that follows."""
+    assert seed_of(None) != seed_of(None)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 2))
+    y = X[:, 0] + X[:, 1] + 0.3 * rng.normal(size=40)
+    monkeypatch.setattr("torchngvi.adapters.sklearn.mixed.seed_of", {None: 1234}.__getitem__)
+    drawn = BayesianMixedRegressor(random_state=None).fit(X, y, groups=np.arange(40) % 5)
+    monkeypatch.undo()
+    given = BayesianMixedRegressor(random_state=1234).fit(X, y, groups=np.arange(40) % 5)
+    assert drawn.seed_ == given.seed_ == 1234
+    assert np.array_equal(drawn.sample_posterior(9, 0), given.sample_posterior(9, 0))
 
 
 @pytest.mark.parametrize("name", ["settings.toml", "SETTINGS.TOML"])

@@ -11,12 +11,14 @@ unless q was near before its last step, draws of one sweep more have to confirm 
 """
 
 import math
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations.drawing import Seen
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.descent import Descent, Point
@@ -205,7 +207,9 @@ class Sweeps:
                 break
             here = q.snapshot()
             optimizer.param_groups[0]["lr"] = rho / gamma
-            optimizer.step(self.target)
+            with warnings.catch_warnings():  # a step that leaves the cone is a trial like others: q stays, ρ is shorter
+                warnings.simplefilter("ignore", RejectedStepWarning)
+                optimizer.step(self.target)
             there = self._point(average)
             if bool(there.norm2 < (1 - _FALL * rho) * point.norm2) and average.effective(q, self.target) >= least:
                 point, self.descent.step_taken, rho = there, rho, min(1.0, _LONGER * rho)
