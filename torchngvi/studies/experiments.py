@@ -26,6 +26,7 @@ from torchngvi.interfaces import Estimator
 from torchngvi.models import GeneralizedLinear, Regularized
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.studies import bounds
 from torchngvi.studies.settings import PENALTIES, Case, Contender, Experiment
 from torchngvi.studies.stepping import steps
 
@@ -165,13 +166,7 @@ def _estimator(case: Case) -> Estimator:
         return Quadrature()
     if not case.bound:
         return PiecewiseBound(case.pieces)
-    path = datasets.beside(case.bound)
-    try:
-        return PiecewiseBound(table=pd.read_csv(path)[["low", "high", "a", "b", "c"]].to_numpy().tolist())
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError(
-            f"bound must be a csv file with columns low, high, a, b, c; {str(path)!r}: {error}."
-        ) from error
+    return PiecewiseBound(table=bounds.pieces(case.bound))
 
 
 def start(case: Case, contender: Contender, problem: Problem, experiment: Experiment) -> Gaussian:
