@@ -13,15 +13,17 @@ import pytest
 import scipy.io
 import torch
 
+from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
 from torchngvi.app import datasets
 from torchngvi.cli import main
 from torchngvi.errors import InputError, PairError
 from torchngvi.studies import bounds, experiments, figures, reproduce, settings
-from torchngvi.studies.papers import kumar2025
+from torchngvi.studies.papers import digits, kumar2025, mnist
 
 CONFIGS = reproduce.CONFIGS
 COMPARE = Path(__file__).parents[1] / "configs" / "compare.toml"
 PUBLISHED = sorted(CONFIGS.glob("srvn-*.toml"))
+CURVES = [path for path in PUBLISHED if path.stem != "srvn-digits"]  # which is a study of `papers`
 NEEDS_DATA = pytest.mark.skipif(
     not (Path(os.environ.get("TORCHNGVI_DATA", ".")) / "libsvm").is_dir(),
     reason="needs TORCHNGVI_DATA, a folder with libsvm/*.svm.gz",
@@ -53,10 +55,10 @@ def one_case(**keys):
 
 class TestSettings:
     def test_every_published_experiment_has_a_file(self):
-        wanted = {"srvn-table3", *(f"srvn-fig{number}" for number in range(1, 12))}
+        wanted = {"srvn-table3", "srvn-digits", *(f"srvn-fig{number}" for number in range(1, 12))}
         assert {path.stem for path in PUBLISHED} == wanted
 
-    @pytest.mark.parametrize("path", [*PUBLISHED, COMPARE], ids=lambda path: path.stem)
+    @pytest.mark.parametrize("path", [*CURVES, COMPARE], ids=lambda path: path.stem)
     def test_files_parse(self, path):
         experiment = settings.read(path)
         full = settings.read(path, full=True)
@@ -549,3 +551,49 @@ class TestPublishedBound:
             r"Set TORCHNGVI_DATA to a folder that holds llp.mat, or put the file into",
             said[0],
         )
+
+
+class TestDigits:
+    """Each digit against the rest: the MNIST row of Table 3."""
+
+    def test_a_task_is_at_its_optimum_and_measured_as_table_3(self, monkeypatch, capsys):
+        """Σ F + β/2 |m|² - ½ log det V by hand at the optimum that VN finds in float64."""
+        rng = torch.Generator().manual_seed(0)
+        X, labels = torch.rand(80, 4, generator=rng), torch.randint(3, (80,), generator=rng)
+        monkeypatch.setattr(
+            digits, "images", lambda what, part="train": (X, labels) if part == "train" else (X, labels)
+        )
+        log = digits.run_digits(digits=(2,), prior_precision=0.5, rows=60)
+        model = GeneralizedLinear(X[:60].double(), (labels[:60] == 2).double(), prior_precision=0.5)
+        q = CholeskyGaussian(4, dtype=torch.float64)
+        loss = fit(q, model, progress=False).loss
+        constants = 0.25 * float(q.variance.sum()) - 0.5 * 4 * (np.log(0.5) + 1)
+        assert log["train"][0] == pytest.approx(loss - constants, abs=0.02)
+        accuracy = ((X.double() @ q.mean > 0) == (labels == 2)).double().mean()
+        assert log["test_accuracy"][0] == pytest.approx(float(accuracy), abs=1e-6)
+        digits.show_digits(log, Path("digits"))
+        said = Path("digits.txt").read_text(encoding="utf-8")
+        assert said.startswith("2 against the rest: train ")
+        assert "; possible\nprinted: train 6301.87, test NLL 1012.37, accuracy 0.989\n" in said
+        assert "printed: train 6301.87" in capsys.readouterr().out
+
+    def test_what_is_above_the_printed_objective_is_not_it(self):
+        row = {"digit": 8, "train": 6302.0, "test_nll": 1.0, "test_accuracy": 0.5}
+        assert digits.line(row).endswith("; not it: its optimum is above the printed objective")
+
+    def test_images(self, monkeypatch):
+        monkeypatch.setenv("TORCHNGVI_DATA", "data")
+        Path("data/mnist").mkdir(parents=True)
+        for name, content in (
+            ("labels-idx1", bytes(8) + bytes([3, 7])),
+            ("images-idx3", bytes(16) + bytes([0, 51, 255, 0])),
+        ):
+            with gzip.open(f"data/mnist/t10k-{name}-ubyte.gz", "wb") as file:
+                file.write(content)
+        pixels, labels = mnist.images("MNIST", "t10k")
+        torch.testing.assert_close(pixels, torch.tensor([[0.0, 0.2], [1.0, 0.0]]))
+        assert labels.tolist() == [3, 7]
+        with pytest.raises(
+            datasets.MissingDataError, match="MNIST is not here. Set TORCHNGVI_DATA to .* mnist/train-lab"
+        ):
+            mnist.images("MNIST")

@@ -218,7 +218,7 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
         warnings.simplefilter("ignore", RejectedStepWarning)  # counted in the log
         for at, seconds, _ in steps(step, case.iterations, set(due.tolist())):
             share = seconds / experiment.starts
-            records.append(_measured(q, problem, at, optimizer.evaluations, share, optimizer.rejections))
+            records.append(measured(q, problem, at, optimizer.evaluations, share, optimizer.rejections))
     frame = pd.concat(records, ignore_index=True)
     frame.insert(0, "case", case.name)
     frame.insert(1, "method", contender.label)
@@ -226,10 +226,19 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
 
 
 @torch.no_grad()
-def _measured(
+def measured(
     q: Gaussian, problem: Problem, iteration: int, evaluations: int, seconds: float, rejections: int
 ) -> pd.DataFrame:
-    """The metrics at q, one row a start."""
+    """The metrics at q.
+
+    Args:
+        q: the posteriors of all starts, of batch shape (starts,).
+        problem: the models.
+        iteration, evaluations, seconds, rejections: what the run has counted so far, for the log.
+
+    Returns:
+        A row a start.
+    """
     model, frame = problem.model, q.frame()
     loss = problem.estimator(q, problem.target).value - q.entropy()
     precision = torch.as_tensor(model.prior.precision).expand(model.dim)
@@ -280,7 +289,7 @@ def optimum(problem: Problem, diagonal: bool) -> dict[str, float]:
             newton.step(problem.target)
         else:
             return unknown
-    found = _measured(q, problem, 0, 0, 0.0, 0).iloc[0]
+    found = measured(q, problem, 0, 0, 0.0, 0).iloc[0]
     return {"optimum": float(found["objective"]), "train_optimum": float(found["train"])}
 
 

@@ -1,6 +1,5 @@
 """Wu and Gardner (2024), Understanding stochastic natural-gradient variational inference: Figures 1 and 2."""
 
-import gzip
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from torchngvi.rules import ProjectedRootGradient
 from torchngvi.stepsizes import theorem_schedule
 from torchngvi.studies import figures
 from torchngvi.studies.papers import Study
+from torchngvi.studies.papers.mnist import images
 from torchngvi.studies.stepping import steps
 from torchngvi.theory.wu2024 import limiting_variance
 
@@ -187,14 +187,9 @@ def mushrooms() -> tuple[Tensor, Tensor]:
 
 def digits(one: int = 1, other: int = 7) -> tuple[Tensor, Tensor]:
     """Two digits of MNIST's training part, pixels in [0, 1], float32."""
-    parts = []
-    for name, header in (("labels-idx1", 8), ("images-idx3", 16)):
-        with gzip.open(datasets.provided(f"mnist/train-{name}-ubyte.gz", "MNIST of Figure 2")) as file:
-            parts.append(np.frombuffer(file.read(), np.uint8, offset=header))
-    labels, pixels = parts[0], parts[1].reshape(len(parts[0]), -1)
+    X, labels = images("MNIST of Figure 2")
     kept = (labels == one) | (labels == other)
-    X = torch.as_tensor(pixels[kept].astype(np.float32) / 255)
-    return X, torch.as_tensor((labels[kept] == other).astype(np.float32))
+    return X[kept], (labels[kept] == other).to(X)
 
 
 def standardized_digits() -> tuple[Tensor, Tensor]:
