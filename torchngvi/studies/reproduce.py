@@ -31,7 +31,7 @@ def known() -> dict[str, Path]:
     ['bbvi-complexity', 'bbvi-floor']
     """
     found = {path.stem: path for path in CONFIGS.glob("*.toml")}
-    order = ["srvn", *papers.PAPERS]
+    order = [*papers.PAPERS]
 
     def place(stem: str) -> tuple[int, int, str]:
         return order.index(stem.partition("-")[0]), len(stem), stem
