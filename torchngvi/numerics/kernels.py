@@ -162,7 +162,7 @@ def _call(
     others = [threading.Thread(target=run, args=ends[k : k + 2]) for k in range(1, count)]
     for thread in others:
         thread.start()
-    run(*ends[:2])
+    run(ends[0], ends[1])
     for thread in others:
         thread.join()
     return None if unknown else out
