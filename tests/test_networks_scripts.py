@@ -611,6 +611,34 @@ def test_schedules_that_say_how_far_they_will_go():
     assert handle._share() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.01, total_steps=20),
+        lambda opt: torch.optim.lr_scheduler.CyclicLR(opt, base_lr=0.001, max_lr=0.01, step_size_up=5),
+    ],
+)
+def test_the_largest_rate_is_that_of_the_schedule(schedule):
+    """A schedule replaces the rate that the optimizer was made with, on whichever side of `attach` it is made."""
+
+    def run(late):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = adamw(model, 1.0)
+        scheduler = None if late else schedule(optimizer)
+        handle, shares = attach(optimizer, network(model, 100), steps=20), []
+        scheduler = scheduler or schedule(optimizer)
+        for k in range(12):
+            train(model, optimizer, 1, scheduler=scheduler, first=k)
+            shares.append(handle._share())
+        return shares, model.state_dict()
+
+    (early, weights), (late, others) = run(False), run(True)
+    assert late == early
+    assert max(late) == 1.0
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
 # several optimizers
 
 
