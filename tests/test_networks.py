@@ -676,6 +676,29 @@ def test_a_compiled_network_is_the_same():
     torch.testing.assert_close(compiled, run(lambda m: m), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_compiled_step_is_the_same():
+    """The hooks are out of the compiler's sight, which would compile them anew for every draw."""
+    graphs = []
+
+    def backend(graph, examples):
+        graphs.append(graph)
+        return graph
+
+    def run(wrap):
+        model = mlp()
+        q = network(model, 100)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        attach(optimizer, q, steps=12)
+        optimizer.step = wrap(optimizer.step)
+        train(model, optimizer, 12)
+        return means(q)
+
+    compiled = run(lambda step: torch.compile(step, backend=backend))
+    assert len(graphs) < 4  # of the optimizer
+    torch.testing.assert_close(compiled, run(lambda step: step), rtol=1e-5, atol=1e-6)
+
+
 def test_a_copy_is_not_moved():
     model = mlp()
     q = network(model, 100)

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -243,6 +244,32 @@ def test_images_of_labels_have_their_classes_second():
         for a, b in zip(run(nn.Conv2d(1, 3, 1, bias=False), Categorical(dim)), last, strict=True):
             torch.testing.assert_close(a, b)
     assert last[1].shape == y.shape
+
+
+def test_classes_in_another_place_than_the_last_are_told():
+    """Nothing can tell in training, where the labels of the user are not seen."""
+    x, y = torch.randn(5, 4, 7), torch.zeros(5, 7, dtype=torch.int64)
+    q = network(nn.Conv1d(4, 3, 1), 35)
+    q.laplace([(x, y)])
+    with pytest.raises(InputError, match=r"labels \(5, 7\) for outputs \(2, 5, 3\).*Categorical\(class_dim=1\)"):
+        q.log_prob(x, y, samples=2)
+
+
+def test_more_labels_in_a_batch_than_in_the_data_are_told_once():
+    """As where the number of batches is given for that of labels."""
+    model, (x, _) = mlp(), data(20)
+    q = network(model, 19)
+    attach(adamw(model), q, steps=10, curvature=SampledLabels(every=1))
+    with pytest.warns(UserWarning, match=r"A batch has 20 labels, more than num_data=19.*not of batches: every token"):
+        model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x)
+    q.release()
+    attach(adamw(model), network(model, 20), steps=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x)
 
 
 def test_what_else_a_script_hands_over():

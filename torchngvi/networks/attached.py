@@ -191,6 +191,7 @@ class Attachment:
         if self.handles and module.training and not self.q.pinned:
             self.curvature.after_forward(self.q, output)
 
+    @torch.compiler.disable
     @torch.no_grad()
     def before(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> tuple[tuple, dict] | None:
         """Prepare a step: the mean in the parameters, gradients that are usable, the prior's part in them.
@@ -229,6 +230,7 @@ class Attachment:
         q.unfinished = self.finish
         return None if closure is None else ((optimizer, lambda: loss), {})
 
+    @torch.compiler.disable
     @torch.no_grad()
     def after(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> None:
         """End the step when every optimizer has stepped.

@@ -130,7 +130,7 @@ class Categorical(OutputLikelihood):
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return log softmax at the labels; see the base class."""
         logits = self._rows(output, max(output.ndim - 1 - y.ndim, 0)).log_softmax(-1)
-        _check_labels(logits.shape[:-1], y)
+        _check_labels(logits.shape[:-1], y, _OF_CLASSES)
         _check_classes(logits.shape[-1], y)
         return logits.gather(-1, y.expand(logits.shape[:-1])[..., None])[..., 0]
 
@@ -278,12 +278,19 @@ class Gaussian(OutputLikelihood):
         return means.var(0, correction=0), given.mean(0)
 
 
-def _check_labels(shape: torch.Size, y: Tensor) -> None:
+_OF_NUMBERS = "Use y[:, None] for one number a row, or squeeze the outputs."
+_OF_CLASSES = (
+    "They are taken without the classes, which are last; where they come second, as in images of labels, say "
+    "likelihood=torchngvi.networks.Categorical(class_dim=1), and for labels that are numbers Gaussian(scale)."
+)
+
+
+def _check_labels(shape: torch.Size, y: Tensor, hint: str = _OF_NUMBERS) -> None:
     """Refuse labels that would be broadcast against outputs of another shape, into pairs of no meaning."""
     if y.ndim == 0 or y.ndim > len(shape) or y.shape != shape[len(shape) - y.ndim :] or len(shape) - y.ndim > 1:
         raise InputError(
             f"labels must have the shape of the outputs of the network, one for each; got labels {tuple(y.shape)} for "
-            f"outputs {tuple(shape)}, draws first. Use y[:, None] for one number a row, or squeeze the outputs."
+            f"outputs {tuple(shape)}, draws first. {hint}"
         )
 
 
