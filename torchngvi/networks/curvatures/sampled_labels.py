@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -34,18 +35,20 @@ class SampledLabels(Curvature):
             ``logits``.
 
     Raises:
-        InputError: if `every` is less than 1.
+        InputError: if `every` is no integer, or less than 1.
 
     >>> SampledLabels(every=5).every
     5
     """
 
     def __init__(self, every: int = 10, output: Callable[[Any], Tensor] | None = None) -> None:
-        if every < 1:
-            raise InputError(f"every is the number of steps from one observation to the next, 1 or more; got {every}.")
+        if isinstance(every, bool) or not isinstance(every, int | Integral) or every < 1:
+            raise InputError(
+                f"every is the number of steps from one observation to the next, 1 or more; got {every!r}."
+            )
         self.every = int(every)
         self.output = _outputs if output is None else output
-        self._warned = False
+        self._warned: bool = False
 
     def after_forward(self, q: NetworkGaussian, output: Any) -> None:
         """Draw labels and observe the square of their gradient, on steps that want it; see the base class."""
