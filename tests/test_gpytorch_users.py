@@ -77,7 +77,9 @@ class TestWhatIsHandedOver:
         mll = gp.mlls.VariationalELBO(likelihood, model, num_data=N)
         with pytest.raises(PairError, match=r"got VariationalELBO.* Give mll.likelihood in the place of mll."):
             DOORS[door](model, mll, x, y)
-        with pytest.raises(PairError, match="takes the model, its likelihood and the data; got tuple as the likelihood"):
+        with pytest.raises(
+            PairError, match="takes the model, its likelihood and the data; got tuple as the likelihood"
+        ):
             DOORS[door](model, (x, y), x, y)
 
     @pytest.mark.parametrize("door", DOORS)
@@ -104,3 +106,40 @@ class TestWhatIsHandedOver:
         model, likelihood, x, y = problem()
         rows = torch.utils.data.TensorDataset(x, y)
         assert train_svgp(model, likelihood, rows, rounds=1, progress=False).losses == expected
+
+
+class TestSeveralFunctions:
+    @pytest.mark.parametrize("kind", OWN)
+    @pytest.mark.parametrize("mixed", [False, True])
+    def test_the_distributions_of_gpytorch(self, kind, mixed):
+        """The model ends with its own q, at the optimum by GPyTorch's own objective."""
+        _, _, x, y = problem()
+        torch.manual_seed(0)
+        model = Several(kind, mixed, spread=kind is OWN[0]).double()
+        likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3 if mixed else 2).double()
+        y = torch.stack([y, y.cos(), y.square()][: 3 if mixed else 2], -1)
+        mll = gp.mlls.VariationalELBO(likelihood, model, num_data=N)
+        own, start = (
+            model.variational_strategy.base_variational_strategy._variational_distribution,
+            float(-mll(model(x), y).detach()),
+        )
+        result = DOORS["train_svgp_in_batches"](model, likelihood, x, y)
+        assert result.rejections == 0
+        refined = refine_svgp(model, likelihood, [(x, y)], max_evaluations=30 if mixed else 1000, progress=False)
+        assert refined.converged or mixed
+        assert model.variational_strategy.base_variational_strategy._variational_distribution is own
+        model.train()
+        end = -mll(model(x), y)
+        assert float(end.detach()) == pytest.approx(refined.loss / N, abs=1e-6)
+        assert float(end.detach()) < start - 0.1
+        if not mixed and kind is OWN[0]:
+            slopes = torch.autograd.grad(end, list(own.parameters()))
+            assert all(float(slope.abs().max()) < 1e-4 for slope in slopes)
+
+    def test_one_call(self):
+        """Its refusal speaks of the functions, not of q."""
+        _, _, x, y = problem()
+        model = Several(OWN[0], mixed=True, spread=False).double()
+        likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double()
+        with pytest.raises(PairError, match="for one latent function; got .*Use train_svgp_in_batches."):
+            train_svgp(model, likelihood, (x, y[:, None].repeat(1, 3)), progress=False)

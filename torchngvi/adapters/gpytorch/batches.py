@@ -89,7 +89,7 @@ def all_rows(data: Any, latents: Latents) -> Batch:
     """All rows of the data at once.
 
     Args:
-        data: one pair (x, y), or a ``TensorDataset`` of the two, or pairs, or a ``DataLoader`` of them; the tensors of a
+        data: one pair (x, y), a ``TensorDataset`` of the two, pairs, or a ``DataLoader`` of them; the tensors of a
             ``TensorDataset`` of which it gives every row once are taken as they are.
         latents: the latent functions of the model, with its inducing points.
 
@@ -124,7 +124,9 @@ def check_order(likelihood: Likelihood, data: Any) -> None:
         PairError: something that is no likelihood.
     """
     if not hasattr(likelihood, "expected_log_prob"):
-        instead = "mll.likelihood in the place of mll" if hasattr(likelihood, "likelihood") else "one of gpytorch.likelihoods"
+        instead = (
+            "mll.likelihood in the place of mll" if hasattr(likelihood, "likelihood") else "one of gpytorch.likelihoods"
+        )
         raise PairError(
             "the call takes the model, its likelihood and the data; got "
             f"{type(likelihood).__name__} as the likelihood. Give {instead}."
