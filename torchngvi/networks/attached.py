@@ -19,7 +19,7 @@ from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks import kernels
 from torchngvi.networks.curvatures import Curvature, SampledLabels
 from torchngvi.networks.finite import all_finite, share_within, zero_where_
-from torchngvi.networks.optimizers import check, closure_of, note_lr, share_of_lr, unscale_
+from torchngvi.networks.optimizers import check, closure_of, note_lr, refuse_wrapped, share_of_lr, unscale_
 from torchngvi.networks.posterior import NetworkGaussian
 
 _SHARE = 0.04  # the default radius is this over the square root of the number of steps, in nats a datum
@@ -84,6 +84,7 @@ def attach(
     """
     length = radius_of(steps, radius)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    refuse_wrapped(optimizer)
     if not isinstance(q, NetworkGaussian) or not _are_optimizers(optimizers):
         raise InputError(
             "attach takes an optimizer of torch, or several in a list, and then the posterior from torchngvi.network; "

@@ -77,7 +77,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
         By name, in the order of the network.
 
     Raises:
-        InputError: if there is none, or one is not of real numbers, not initialised, or sharded.
+        InputError: if there is none, or one is not of real numbers, of 8 bits, without values, or sharded.
 
     >>> list(trainable(nn.Linear(1, 1)))
     ['weight', 'bias']
@@ -91,6 +91,16 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
             raise InputError(f"The parameter {name} is not initialised yet; call the network once on a batch before.")
         if not p.is_floating_point():
             raise InputError(f"A posterior needs parameters of real numbers; {name} has the dtype {p.dtype}.")
+        if p.dtype.itemsize < 2:
+            raise InputError(
+                f"A posterior needs parameters that a step can move, of 16 bits at least; {name} has the dtype "
+                f"{p.dtype}. Freeze it, or make the network in bfloat16."
+            )
+        if p.is_meta:
+            raise InputError(
+                f"The parameter {name} is on the device meta, without values; load the weights (model.to_empty and "
+                "load_state_dict) before the posterior is made."
+            )
     return found
 
 
@@ -123,12 +133,14 @@ def matched(names: list[str], given: Mapping[str, Value], what: str) -> dict[str
         By name, without those that no pattern fits.
 
     Raises:
-        InputError: if a pattern fits no parameter.
+        InputError: if a pattern is no text or fits no parameter.
 
     >>> matched(["body.weight", "head.weight"], {"head.*": 1.0}, "prior_precision")
     {'head.weight': 1.0}
     """
     for pattern in given:
+        if not isinstance(pattern, str):
+            raise InputError(f"{what} is by patterns of names of parameters, such as 'head.*'; got {pattern!r}.")
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise InputError(
                 f"{what} names {pattern!r}, which fits none of the parameters {', '.join(names[:6])}"
@@ -166,6 +178,23 @@ def fan_in(model: nn.Module, name: str) -> int:
     return max(math.prod(weight.shape[1:]), 1)
 
 
+def is_number(given: Any) -> bool:
+    """Return whether this is a real number, perhaps as a tensor of one.
+
+    Args:
+        given: anything.
+
+    >>> is_number(1), is_number("1")
+    (True, False)
+    """
+    return isinstance(given, Real) or (isinstance(given, Tensor) and given.numel() == 1)
+
+
+def _is_matrix(p: Tensor) -> bool:
+    """Whether a parameter has two sides for a Kronecker product, neither of them empty."""
+    return p.ndim > 1 and p.numel() > 0
+
+
 def families(model: nn.Module, num_data: int, structure: Structure, prior: PriorPrecision) -> nn.ModuleList:
     """Make the families of q.
 
@@ -184,17 +213,20 @@ def families(model: nn.Module, num_data: int, structure: Structure, prior: Prior
     if not isinstance(structure, str | Mapping):
         raise InputError(f"structure is the name of a family, or names them by patterns; got {structure!r}.")
     kinds = matched(list(parameters), {"*": structure} if isinstance(structure, str) else structure, "structure")
+    if not kinds:
+        raise InputError("structure names no parameter; give a family, as {'head.*': 'diagonal'} does, or one for all.")
     for kind in kinds.values():
-        if kind not in FAMILIES:
+        if not isinstance(kind, str) or kind not in FAMILIES:
             raise InputError(f"structure is one of {', '.join(map(repr, FAMILIES))}, or names them; got {kind!r}.")
     priors = matched(list(kinds), prior if isinstance(prior, Mapping) else {"*": prior}, "prior_precision")
     for name in kinds:
         if name not in priors:
             raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
-        if not isinstance(priors[name], Real | Tensor) or not 0 < float(priors[name]) < math.inf:
+        if not is_number(priors[name]) or not 0 < float(priors[name]) < math.inf:
             raise InputError(f"prior_precision is larger than 0 and finite; got {priors[name]!r} for {name}.")
     kinds = {
-        name: "diagonal" if kind == "kronecker" and parameters[name].ndim < 2 else kind for name, kind in kinds.items()
+        name: "diagonal" if kind == "kronecker" and not _is_matrix(parameters[name]) else kind
+        for name, kind in kinds.items()
     }
     delta = {name: float(value) / num_data for name, value in priors.items()}
     start = {name: 12 * fan_in(model, name) / num_data for name in kinds}  # 1/(N σ₀²) with σ₀ = ½/√(3 fan_in)

@@ -4,13 +4,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.networks.labels import OF_CLASSES, check_binary, check_classes, check_labels
 
 
 class OutputLikelihood(ABC):
@@ -97,21 +98,27 @@ class Categorical(OutputLikelihood):
         class_dim: the dimension of the output that holds the classes; -1, the last, or 1 as in
             :func:`torch.nn.functional.cross_entropy` for images of labels.
 
+    Raises:
+        InputError: if it is no integer.
+
     >>> mean, entropy = Categorical().moments(torch.zeros(1, 2))
     >>> mean.tolist(), round(entropy.item(), 4)
     ([[0.5, 0.5]], 0.6931)
     """
 
     def __init__(self, class_dim: int = -1) -> None:
-        self.class_dim = class_dim
+        if isinstance(class_dim, bool) or not isinstance(class_dim, Integral):
+            raise InputError(f"class_dim is the dimension of the output that holds the classes; got {class_dim!r}.")
+        self.class_dim = int(class_dim)
 
     def _rows(self, output: Tensor, draws: int = 0) -> Tensor:
         """The outputs with the classes last; of their dimensions so many first are draws."""
         dim = self.class_dim if self.class_dim < 0 else self.class_dim + draws
-        if output.ndim < 2 or output.shape[dim] < 2:
+        if output.ndim < 2 or not -output.ndim <= dim < output.ndim or output.shape[dim] < 2:
             raise InputError(
-                f"outputs of classes are (labels, classes) with two classes or more; got {tuple(output.shape)}. For "
-                'one number a label say likelihood="bernoulli" or likelihood=torchngvi.networks.Gaussian(scale).'
+                f"outputs of classes are (labels, classes) with two classes or more; got {tuple(output.shape)}, with "
+                f"the classes in dimension {self.class_dim}. For one number a label say "
+                'likelihood="bernoulli" or likelihood=torchngvi.networks.Gaussian(scale).'
             )
         return output.movedim(dim, -1)
 
@@ -130,9 +137,9 @@ class Categorical(OutputLikelihood):
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return log softmax at the labels; see the base class."""
         logits = self._rows(output, max(output.ndim - 1 - getattr(y, "ndim", 0), 0)).log_softmax(-1)
-        _check_labels(logits.shape[:-1], y, _OF_CLASSES)
-        _check_classes(logits.shape[-1], y)
-        return logits.gather(-1, y.expand(logits.shape[:-1])[..., None])[..., 0]
+        check_labels(logits.shape[:-1], y, OF_CLASSES)
+        check_classes(logits.shape[-1], y)
+        return logits.gather(-1, y.long().expand(logits.shape[:-1])[..., None])[..., 0]
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probabilities, with the classes last, and their entropy; see the base class."""
@@ -167,7 +174,8 @@ class Bernoulli(OutputLikelihood):
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return -softplus(-(2y - 1) output); see the base class."""
-        _check_labels(output.shape, y)
+        check_labels(output.shape, y)
+        check_binary(y)
         return F.logsigmoid((2 * y.to(output) - 1) * output)
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,7 +203,7 @@ class Gaussian(OutputLikelihood):
             for predictions.
 
     Raises:
-        InputError: if the scale is a number that is not positive.
+        InputError: if the scale is a number that is not positive; in use, if the function returns such a number.
 
     >>> Gaussian(0.5).moments(torch.zeros(1))[1].item()
     0.25
@@ -223,18 +231,20 @@ class Gaussian(OutputLikelihood):
             A number, whose gradient is that of the weights, and of the scale where it is learned.
 
         Raises:
-            InputError: if the labels have another shape than the outputs.
+            InputError: if the labels have another shape than the outputs, or those are no tensor.
         """
-        _check_labels(torch.Size([1, *output.shape]), y)
+        if not isinstance(output, Tensor):
+            raise InputError(f"loss takes the outputs of the network as one tensor; got a {type(output).__name__}.")
+        check_labels(torch.Size([1, *output.shape]), y)
         output = _full(output)
-        scale = torch.as_tensor(self.scale() if callable(self.scale) else self.scale).to(output)
+        scale = self._given().to(output)
         return (0.5 * ((y - output) / scale).square() + scale.log()).mean()
 
     def doubt(self) -> str | None:
         """Say so where a scale that is to be learned has not moved in the training; see the base class."""
         if self._first is None or not callable(self.scale):
             return None
-        scale = torch.as_tensor(self.scale()).detach()
+        scale = self._given().detach()
         if not torch.equal(scale.to(self._first), self._first):
             return None
         return (
@@ -243,16 +253,29 @@ class Gaussian(OutputLikelihood):
             "Train with networks.Gaussian(scale).loss(output, y), or give the scale as a number."
         )
 
+    def _given(self) -> Tensor:
+        """The scale as it is now; a tensor is not looked at, as that would wait for a device."""
+        now = self.scale() if callable(self.scale) else self.scale
+        if isinstance(now, Tensor):
+            return now
+        try:
+            found = torch.as_tensor(now)
+        except (TypeError, ValueError, RuntimeError):
+            found = torch.zeros((), device="cpu")
+        if not (found > 0).all():
+            raise InputError(f"The function scale returns a standard deviation, larger than 0; got {now!r}.")
+        return found
+
     def _scale(self, like: Tensor) -> Tensor:
         if callable(self.scale):
-            return torch.as_tensor(self.scale(), dtype=like.dtype, device=like.device).detach()
+            return self._given().to(like).detach()
         return like.new_full((), self.scale)
 
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw the label output + scale ε; see the base class."""
         output = _full(output)
         if self._first is None and callable(self.scale):
-            given = torch.as_tensor(self.scale())
+            given = self._given()
             self._first = given.detach().clone() if given.requires_grad else None
         scale = self._scale(output)
         noise = torch.empty_like(output, requires_grad=False).normal_(generator=generator)
@@ -265,7 +288,7 @@ class Gaussian(OutputLikelihood):
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the normal log density; see the base class."""
-        _check_labels(output.shape, y)
+        check_labels(output.shape, y)
         scale = self.factor * self._scale(output)
         return -0.5 * ((y - output) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
 
@@ -276,24 +299,6 @@ class Gaussian(OutputLikelihood):
     def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Return the variance of the means, and the mean variance; see the base class."""
         return means.var(0, correction=0), given.mean(0)
-
-
-_OF_NUMBERS = "Use y[:, None] for one number a row, or squeeze the outputs."
-_OF_CLASSES = (
-    "They are taken without the classes, which are last; where they come second, as in images of labels, say "
-    "likelihood=torchngvi.networks.Categorical(class_dim=1), and for labels that are numbers Gaussian(scale)."
-)
-
-
-def _check_labels(shape: torch.Size, y: Tensor, hint: str = _OF_NUMBERS) -> None:
-    """Refuse labels that would be broadcast against outputs of another shape, into pairs of no meaning."""
-    if not isinstance(y, Tensor):
-        raise InputError(f"labels are a tensor, with one label for each output; got a {type(y).__name__}.")
-    if y.ndim == 0 or y.ndim > len(shape) or y.shape != shape[len(shape) - y.ndim :] or len(shape) - y.ndim > 1:
-        raise InputError(
-            f"labels must have the shape of the outputs of the network, one for each; got labels {tuple(y.shape)} for "
-            f"outputs {tuple(shape)}, draws first. {hint}"
-        )
 
 
 def _full(output: Tensor) -> Tensor:
@@ -334,17 +339,3 @@ def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
             f"{given!r}."
         )
     return NAMED[given]()
-
-
-def _check_classes(classes: int, y: Tensor) -> None:
-    """Refuse labels that are no class, such as -100, which cross_entropy leaves out."""
-    if y.is_floating_point():
-        raise InputError(
-            f"labels are classes, integers from 0 to {classes - 1}; got {y.dtype}. Say y.long(), or Gaussian(scale)."
-        )
-    wrong = (y < 0) | (y >= classes)
-    if wrong.any():
-        raise InputError(
-            f"labels are classes from 0 to {classes - 1}; got {y[wrong][0].item()}. Leave out those that the loss "
-            "leaves out: the labels y[mask], with read=lambda logits: logits[mask] for their outputs."
-        )

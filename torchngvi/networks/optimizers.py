@@ -55,6 +55,31 @@ def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter
         )
 
 
+def refuse_wrapped(given: Any) -> None:
+    """Refuse what only passes its steps on to an optimizer of torch, as the optimizer of Accelerate: it runs no hooks.
+
+    Args:
+        given: one optimizer or several, or anything else.
+
+    Raises:
+        InputError: if one of them wraps another one and has no hooks of its own.
+    """
+    for one in given if isinstance(given, list | tuple) else [given]:
+        if hasattr(one, "_optimizer_step_pre_hooks") and isinstance(one, Optimizer):
+            continue
+        kind = type(one).__name__
+        if isinstance(getattr(one, "optimizer", None), Optimizer):
+            raise InputError(
+                f"The {kind} given wraps an optimizer of torch, whose steps the hooks of q belong to: attach to that "
+                "one, its .optimizer, or attach before it is wrapped."
+            )
+        if isinstance(one, Optimizer):
+            raise InputError(
+                f"The {kind} given has not called __init__ of torch.optim.Optimizer, so that its steps run no hooks; "
+                "attach to the optimizer of torch that it steps."
+            )
+
+
 def closure_of(arguments: tuple, keywords: Mapping[str, Any]) -> Callable[[], Any] | None:
     """Return the closure of a step, which evaluates the loss and its gradient where gradients are recorded.
 

@@ -103,12 +103,21 @@ def called(model: nn.Module, inputs: Any, read: Callable[[Any], Tensor] | None) 
         The tensor of its outputs.
 
     Raises:
-        InputError: if there is none.
+        InputError: if there is none, or if the network fails on what is no tensor.
     """
-    if isinstance(inputs, dict):
-        output = model(**inputs)
-    else:
-        output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+    positional = positional if isinstance(positional, tuple) else (positional,)
+    try:
+        output = model(*positional, **named)
+    except (TypeError, AttributeError) as error:
+        kinds = [type(part).__name__ for part in (*positional, *named.values()) if not isinstance(part, Tensor)]
+        if not kinds:
+            raise
+        raise InputError(
+            f"The network cannot be called on a {kinds[0]}: {error}. Give one batch as the network takes it: a tensor "
+            "(torch.as_tensor(x) of an array of NumPy, in the dtype of the network), a tuple of arguments or a dict of "
+            "keywords."
+        ) from error
     return read_from(output, read)
 
 
@@ -123,12 +132,51 @@ def read_from(output: Any, read: Callable[[Any], Tensor] | None) -> Tensor:
         The tensor.
 
     Raises:
-        InputError: if there is none.
+        InputError: if there is none, or `read` is no function.
 
     >>> read_from((1, torch.zeros(1)), lambda returned: returned[1])
     tensor([0.])
     """
-    return tensor_in(output, "read=lambda returned: returned[0]") if read is None else read(output)
+    if read is None:
+        return tensor_in(output, "read=lambda returned: returned[0]")
+    return tensor_by(read, output, "read")
+
+
+def tensor_by(read: Callable[[Any], Tensor], output: Any, name: str) -> Tensor:
+    """Return the tensor of outputs that a function of the user finds in what a network returned.
+
+    Args:
+        read: the function.
+        output: what the network returned.
+        name: of the function, for errors.
+
+    Raises:
+        InputError: if it is no function, or returns no tensor.
+
+    >>> tensor_by(lambda returned: returned[0], (torch.zeros(1), 1), "read")
+    tensor([0.])
+    """
+    found = check_function(read, name)(output)
+    if not isinstance(found, Tensor):
+        raise InputError(f"{name} returns the tensor of outputs; got a {type(found).__name__} from it.")
+    return found
+
+
+def check_function(read: Callable[[Any], Tensor], name: str) -> Callable[[Any], Tensor]:
+    """Return what finds the outputs, if it is a function.
+
+    Args:
+        read: it.
+        name: for the error.
+
+    Raises:
+        InputError: if it is none.
+    """
+    if not callable(read):
+        raise InputError(
+            f"{name} is a function of what the network returns, as lambda returned: returned[0]; got {read!r}."
+        )
+    return read
 
 
 def tensor_in(output: Any, hint: str) -> Tensor:
@@ -252,9 +300,15 @@ def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
         The pairs.
 
     Raises:
-        InputError: if a batch is no pair.
+        InputError: if a batch is no pair, or the loader is none.
     """
-    for batch in loader:
+    try:
+        each = iter(loader)
+    except TypeError as error:
+        raise InputError(
+            f"a loader of data is a DataLoader or a list of pairs (inputs, labels); got a {type(loader).__name__}."
+        ) from error
+    for batch in each:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise InputError(
                 f"a loader of data gives pairs (inputs, labels); got a {type(batch).__name__}. "

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torchngvi.errors import InputError
 from torchngvi.networks.attached import Attachment, radius_of
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, Reparametrized, SampledLabels
-from torchngvi.networks.layout import matched, read_number, trainable, unwrapped
+from torchngvi.networks.layout import is_number, matched, read_number, trainable, unwrapped
 from torchngvi.networks.posterior import NetworkGaussian
 
 
@@ -38,9 +38,9 @@ class NaturalMomentum(Optimizer):
     def __init__(
         self, q: NetworkGaussian, lr: float, beta: float = 0.9, clip: float = math.inf, factor: float = 1.0
     ) -> None:
-        if not lr >= 0:
-            raise InputError(f"lr is 0 or larger; got {lr}.")
-        if not 0 <= beta < 1:
+        if not is_number(lr) or not lr >= 0:
+            raise InputError(f"lr is 0 or larger; got {lr!r}.")
+        if not is_number(beta) or not 0 <= beta < 1:
             raise InputError(f"beta is at least 0 and less than 1; got {beta}.")
         self.q, self.clip, self.factor = q, clip, factor
         super().__init__(q.parameters_of_network, {"lr": lr, "momentum": beta})  # as schedulers that cycle it call it

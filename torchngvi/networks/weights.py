@@ -8,7 +8,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.hooks import Hooks, posterior_of
-from torchngvi.networks.layout import PriorPrecision, Structure, families, read_number, unwrapped
+from torchngvi.networks.layout import PriorPrecision, Structure, families, is_number, read_number, unwrapped
 from torchngvi.networks.noise import read_seed, seed_of
 
 FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
@@ -330,7 +329,7 @@ class NetworkWeights(nn.Module):
 
 def _temperature(given: Any) -> float:
     """A temperature as a number, after a check."""
-    if not isinstance(given, Real | Tensor) or not 0 <= float(given) < math.inf:
+    if not is_number(given) or not 0 <= float(given) < math.inf:
         raise InputError(f"temperature is 0 or larger, and finite; got {given!r}.")
     return float(given)
 

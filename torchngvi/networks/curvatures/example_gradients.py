@@ -41,8 +41,14 @@ class ExampleGradients(OfSingleWeights):
             losses: one a row, with their graph, (B,).
 
         Raises:
-            InputError: if the losses are no vector.
+            InputError: if the losses are no vector, or have no graph.
         """
+        if not isinstance(losses, Tensor) or not losses.requires_grad:
+            raise InputError(
+                "losses are those of the single examples, with the graph of the outputs; got a "
+                f'{type(losses).__name__} without a graph. Compute them with reduction="none", where gradients are '
+                "recorded."
+            )
         if losses.ndim != 1:
             raise InputError(
                 f"losses are those of the single examples, (B,); got the shape {tuple(losses.shape)}. Compute them "

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.networks.curvatures.base import Curvature
+from torchngvi.networks.layout import is_number
 from torchngvi.networks.posterior import NetworkGaussian
 
 _WINDOW = 1000  # steps that the running mean looks back on
@@ -31,8 +32,10 @@ class GradientNoise(Curvature):
     """
 
     def __init__(self, batch_size: int, beta: float = 0.9) -> None:
-        if batch_size < 1:
-            raise InputError(f"batch_size is the number of labels in the loss of a step, 1 or more; got {batch_size}.")
+        if not is_number(batch_size) or not batch_size >= 1:
+            raise InputError(
+                f"batch_size is the number of labels in the loss of a step, 1 or more; got {batch_size!r}."
+            )
         if not 0 <= beta < 1:
             raise InputError(f"beta is at least 0 and less than 1; got {beta}.")
         self.batch_size, self.beta = batch_size, float(beta)

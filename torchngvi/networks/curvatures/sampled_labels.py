@@ -14,7 +14,7 @@ from torchngvi.networks.curvatures.base import Curvature
 from torchngvi.networks.gradients import of_labels
 from torchngvi.networks.noise import generator
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import tensor_in
+from torchngvi.networks.predictions import check_function, tensor_by, tensor_in
 
 _HALF_SCALE = 1024.0  # keeps gradients of half precision from vanishing
 _WINDOW = 100  # observations that the running mean looks back on
@@ -35,7 +35,7 @@ class SampledLabels(Curvature):
             ``logits``.
 
     Raises:
-        InputError: if `every` is no integer, or less than 1.
+        InputError: if `every` is no integer, or less than 1, or `output` is no function.
 
     >>> SampledLabels(every=5).every
     5
@@ -47,14 +47,14 @@ class SampledLabels(Curvature):
                 f"every is the number of steps from one observation to the next, 1 or more; got {every!r}."
             )
         self.every = int(every)
-        self.output = _outputs if output is None else output
+        self.output = None if output is None else check_function(output, "output")
         self._warned: bool = False
 
     def after_forward(self, q: NetworkGaussian, output: Any) -> None:
         """Draw labels and observe the square of their gradient, on steps that want it; see the base class."""
         if q.draw % self.every or not torch.is_grad_enabled():
             return
-        outputs = self.output(output)
+        outputs = _outputs(output) if self.output is None else tensor_by(self.output, output, "output")
         if not outputs.requires_grad:
             return
         labels = generator(outputs.device, q.seed, q.draw, f"labels of rank {rank()}")
@@ -93,7 +93,8 @@ class SampledLabels(Curvature):
             raise InputError(
                 "SampledLabels has not seen the outputs of the network in training, which its forward hook looks at: "
                 "call the network that q was made of, model(x), in training mode, and not model.forward(x) or a part "
-                "of it; or make q of the module that is called."
+                "of it; or make q of the module that is called. A function output= must keep the graph, "
+                "which detach() and argmax() cut."
             )
 
 
