@@ -1,5 +1,7 @@
 """What a script can hand to a posterior over a network by mistake, each with the sentence that it gets."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -202,6 +204,52 @@ def test_a_wrapped_optimizer_trains_as_the_one_within():
         assert q.draw == 5
         ends.append(q.mean["0.weight"])
     assert all(torch.equal(end, ends[0]) for end in ends)
+
+
+def test_networks_that_were_changed_afterwards():
+    """A q over weights that the network does not use any more would predict with others, and say nothing."""
+    x, y = data()
+    model = mlp()
+    q, optimizer = network(model, 20), adamw(model)
+    q.laplace([(x, y)])
+    model[2] = nn.Linear(8, 3)
+    calls = (
+        lambda: q.predict(x),
+        lambda: q.laplace([(x, y)]),
+        lambda: calibrate(q, [(x, y)]),
+        lambda: attach(optimizer, q, steps=5),
+        lambda: VON(q, steps=5),
+    )
+    for call in calls:
+        with pytest.raises(
+            InputError, match="The parameter 2.weight that q is over is no part of the network any more"
+        ):
+            call()
+
+
+def test_posteriors_that_no_step_may_change():
+    model = mlp()
+    with torch.inference_mode():
+        q = network(model, 20)
+    with pytest.raises(InputError, match=r"made within torch.inference_mode\(\), .*; call torchngvi.network outside"):
+        attach(adamw(model), q, steps=5)
+
+
+def test_copies_and_states_of_others():
+    x, y = data()
+    optimizer = VON(mlp(), num_data=20, steps=5)
+    model, copied = copy.deepcopy((optimizer.q.model, optimizer))
+    nn.functional.cross_entropy(model(x), y).backward()
+    with pytest.raises(InputError, match=r"A copy of VON has no posterior; copy q \(copy.deepcopy\(optimizer.q\)\)"):
+        copied.step()
+    with pytest.raises(
+        InputError, match=r"not the state of an attachment, .* returns; it has \['attachment', 'param_groups'"
+    ):
+        optimizer.attachment.load_state_dict(optimizer.state_dict())
+    another = VON(copy.deepcopy(optimizer.q), steps=5)
+    nn.functional.cross_entropy(another.q.model(x), y).backward()
+    another.step()
+    assert (another.q.draw, optimizer.q.draw) == (1, 0)
 
 
 def test_parameters_without_values_or_of_eight_bits():

@@ -19,6 +19,7 @@ from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks import kernels
 from torchngvi.networks.curvatures import Curvature, SampledLabels
 from torchngvi.networks.finite import all_finite, share_within, zero_where_
+from torchngvi.networks.hooks import refuse_replaced
 from torchngvi.networks.optimizers import check, closure_of, note_lr, refuse_wrapped, share_of_lr, unscale_
 from torchngvi.networks.posterior import NetworkGaussian
 
@@ -162,6 +163,12 @@ class Attachment:
         curvature: Curvature,
         prior_in_gradient: bool = True,
     ) -> None:
+        refuse_replaced(q.model, q.names, q.parameters_of_network)
+        if any(tensor.is_inference() for tensor in q.buffers()):
+            raise InputError(
+                "The posterior was made within torch.inference_mode(), which makes tensors that no step may change; "
+                "call torchngvi.network outside of it."
+            )
         self.q, self.radius, self.curvature = q, float(radius), curvature
         self.prior_in_gradient, self.fused = prior_in_gradient, any(family.fused for family in q.each())
         self.optimizers = list(optimizers)
@@ -294,7 +301,14 @@ class Attachment:
 
         Args:
             state: what `state_dict` returned.
+
+        Raises:
+            InputError: if it is something else.
         """
+        if not {"skipped", "curvature"} <= set(state):
+            raise InputError(
+                f"This is not the state of an attachment, which its state_dict() returns; it has {sorted(state)[:4]}."
+            )
         self.skipped.copy_(state["skipped"])
         self.curvature.load_state_dict(state["curvature"])
 

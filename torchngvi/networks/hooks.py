@@ -170,3 +170,22 @@ def posterior_of(model: nn.Module) -> Held | None:
         if isinstance(owner, Hooks) and owner.q is not None:
             return owner.q
     return None
+
+
+def refuse_replaced(model: nn.Module, names: list[str], parameters: list[nn.Parameter]) -> None:
+    """Refuse a network some of whose parameters are no longer those that its posterior is over.
+
+    Args:
+        model: the network.
+        names, parameters: of the posterior.
+
+    Raises:
+        InputError: for the first one that is no part of the network.
+    """
+    own = set(map(id, model.parameters()))
+    for name, p in zip(names, parameters, strict=True):
+        if id(p) not in own:
+            raise InputError(
+                f"The parameter {name} that q is over is no part of the network any more: its layer was replaced or "
+                "reparametrised. Change the network before torchngvi.network, or release() q and make a new one."
+            )

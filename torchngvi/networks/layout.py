@@ -67,6 +67,26 @@ def read_number(given: Any) -> int:
     return int(given)
 
 
+def read_temperature(given: Any) -> float:
+    """Read a temperature.
+
+    Args:
+        given: a number, perhaps as a tensor of one.
+
+    Returns:
+        It.
+
+    Raises:
+        InputError: if it is negative or not finite.
+
+    >>> read_temperature(1)
+    1.0
+    """
+    if not is_number(given) or not 0 <= float(given) < math.inf:
+        raise InputError(f"temperature is 0 or larger, and finite; got {given!r}.")
+    return float(given)
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are trained, each once, under its first name.
 

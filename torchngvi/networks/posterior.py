@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.errors import InputError
+from torchngvi.networks.hooks import refuse_replaced
 from torchngvi.networks.laplace import settle_
 from torchngvi.networks.layout import PriorPrecision, Structure
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
@@ -133,6 +134,7 @@ class NetworkGaussian(NetworkWeights):
         >>> q.variance["weight"].unique()  # inputs of zero say nothing of their weights: the prior's
         tensor([1.])
         """
+        refuse_replaced(self.model, self.names, self.parameters_of_network)
         self.agree_()  # on what the network has
         with self.at_mean():
             settle_(self, loader, labels, read)

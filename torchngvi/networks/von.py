@@ -61,7 +61,15 @@ class NaturalMomentum(Optimizer):
 
         Returns:
             What the closure returned, or None.
+
+        Raises:
+            InputError: if this is a copy, which has no posterior.
         """
+        if not hasattr(self, "q"):
+            raise InputError(
+                f"A copy of {type(self).__name__} has no posterior; copy q (copy.deepcopy(optimizer.q)), and make "
+                "another optimizer of the copy."
+            )
         loss = None if closure is None else closure()
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         for family in self.q.each():

@@ -17,8 +17,8 @@ from torchngvi.distributed import average_over_ranks_, same_on_ranks_
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite, zero_where_
-from torchngvi.networks.hooks import Hooks, posterior_of
-from torchngvi.networks.layout import PriorPrecision, Structure, families, is_number, read_number, unwrapped
+from torchngvi.networks.hooks import Hooks, posterior_of, refuse_replaced
+from torchngvi.networks.layout import PriorPrecision, Structure, families, read_number, read_temperature, unwrapped
 from torchngvi.networks.noise import read_seed, seed_of
 
 FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
@@ -53,7 +53,11 @@ class NetworkWeights(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
-        self.num_data, self.temperature, self.seed = read_number(num_data), _temperature(temperature), read_seed(seed)
+        self.num_data, self.temperature, self.seed = (
+            read_number(num_data),
+            read_temperature(temperature),
+            read_seed(seed),
+        )
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
             raise InputError("The network has a posterior already; use it, or take it away with its release().")
@@ -190,6 +194,7 @@ class NetworkWeights(nn.Module):
         Args:
             number: of the draw, from 0; the same number is the same draw as long as q does not move.
         """
+        refuse_replaced(self.model, self.names, self.parameters_of_network)
         self.finish_step()
         before = self.pinned
         self._write_(seed_of(self.seed, 0, "predictions"), number)
@@ -283,7 +288,7 @@ class NetworkWeights(nn.Module):
         Raises:
             InputError: if it is negative or not finite.
         """
-        self.temperature = _temperature(temperature)
+        self.temperature = read_temperature(temperature)
         if self.holds_draw and not self.pinned:
             self.draw_()
 
@@ -325,13 +330,6 @@ class NetworkWeights(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle of q has: it is attached to no optimizer."""
         return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None}
-
-
-def _temperature(given: Any) -> float:
-    """A temperature as a number, after a check."""
-    if not is_number(given) or not 0 <= float(given) < math.inf:
-        raise InputError(f"temperature is 0 or larger, and finite; got {given!r}.")
-    return float(given)
 
 
 def _before_loading(q: NetworkWeights, *given: Any) -> None:
