@@ -109,7 +109,7 @@ class Categorical(OutputLikelihood):
     def __init__(self, class_dim: int = -1) -> None:
         if isinstance(class_dim, bool) or not isinstance(class_dim, Integral):
             raise InputError(f"class_dim is the dimension of the output that holds the classes; got {class_dim!r}.")
-        self.class_dim = int(class_dim)
+        self.class_dim: int = int(class_dim)
 
     def _rows(self, output: Tensor, draws: int = 0) -> Tensor:
         """The outputs with the classes last; of their dimensions so many first are draws."""

@@ -53,11 +53,8 @@ class NetworkWeights(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
-        self.num_data, self.temperature, self.seed = (
-            read_number(num_data),
-            read_temperature(temperature),
-            read_seed(seed),
-        )
+        self.num_data, self.seed = read_number(num_data), read_seed(seed)
+        self.temperature = read_temperature(temperature)
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
             raise InputError("The network has a posterior already; use it, or take it away with its release().")
