@@ -89,7 +89,8 @@ class QuasiNewton(Acceleration):
         weight = (kept / torch.where(curvature > 0, curvature, 1.0))[..., None]
         pairs = list(zip(s, y, weight.unbind(), strict=True))
         if may_be_asked(kept):  # a pair that no member keeps has the weight 0
-            pairs = [pair for pair, any_kept in zip(pairs, kept.reshape(len(kept), -1).any(-1).tolist(), strict=True) if any_kept]
+            by_anyone = kept.reshape(len(kept), -1).any(-1).tolist()
+            pairs = [pair for pair, is_kept in zip(pairs, by_anyone, strict=True) if is_kept]
         bent, shares = flat, []
         for s_n, y_n, weight_n in pairs:  # the newest first
             share = weight_n * inner(s_n, bent).unsqueeze(-1)
