@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Acceleration, Bent, Local, Posterior, where_members
+from torchngvi.interfaces import Acceleration, Bent, Local, Posterior, may_be_asked, where_members
 from torchngvi.stepsizes.lengths import raised
 from torchngvi.structures import Pattern
 from torchngvi.structures.pattern import is_whole
@@ -88,6 +88,9 @@ class QuasiNewton(Acceleration):
         curvature = q.structure.total(curvature)  # of all pairs at once
         weight = (kept / torch.where(curvature > 0, curvature, 1.0))[..., None]
         pairs = list(zip(s, y, weight.unbind(), strict=True))
+        if may_be_asked(kept):  # a pair that no member keeps has the weight 0
+            by_anyone = kept.reshape(len(kept), -1).any(-1).tolist()
+            pairs = [pair for pair, is_kept in zip(pairs, by_anyone, strict=True) if is_kept]
         bent, shares = flat, []
         for s_n, y_n, weight_n in pairs:  # the newest first
             share = weight_n * inner(s_n, bent).unsqueeze(-1)

@@ -49,8 +49,8 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
     elif not tensor.is_floating_point():
         tensor = tensor.to(torch.get_default_dtype())
     entries = tensor.values() if sparse.is_sparse(tensor) else tensor
-    finite = torch.isfinite(entries)
-    if not bool(finite.all()):
+    # where the sum is a number, so is every entry
+    if not bool(entries.sum().isfinite()) and not bool((finite := torch.isfinite(entries)).all()):
         raise InputError(
             f"{name} must be finite; got {int((~finite).sum())} NaN or infinite of {entries.numel()} entries. "
             "Drop or impute those rows."

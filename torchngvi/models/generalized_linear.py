@@ -250,7 +250,7 @@ class GeneralizedLinear(LinearTarget):
             return (self.X @ theta.reshape(-1, self.dim).mT).mT.reshape(*theta.shape[:-1], -1) + self.offset
         if self.X.ndim == 2:
             return theta @ self.X.mT + self.offset
-        return (self.X @ theta[..., None])[..., 0] + self.offset
+        return (theta[..., None, :] @ self.X.mT)[..., 0, :] + self.offset  # of small matrices four times X @ θ
 
     def data_log_likelihood(
         self,
