@@ -214,15 +214,18 @@ def draw_curves(log: pd.DataFrame, path: Path) -> None:
     targets = list(dict.fromkeys(log["target"]))
     figure = blank_figure(
         3.6 * len(targets), 3.7, "Distance √(2 KL) from the natural-gradient flow at time 1",
-        "constant steps; solid: from 5 times the standard deviations of the optimum, dashed: from 0.2 times",
+        "constant steps; solid: from 5 times the standard deviations of the optimum, dashed: from 0.2 times. Distances below 1e-6 are not drawn.",
     )  # fmt: skip
     for axes, target in zip(figure.subplots(1, len(targets), squeeze=False)[0], targets, strict=True):
-        style(axes, target, "step ρ")
+        style(axes, target, "step ρ", "distance" if target == targets[0] else "")
         for index, name in enumerate(CURVES):
             for dash, place in (("-", "wide"), ((0, (4, 2)), "narrow")):
                 part = near[(near["target"] == target) & (near["curve"] == name) & (near["start"] == place)]
                 axes.loglog(part["rho"], part["away"].where(part["away"] > 1e-6), color=color(index), linestyle=dash,
                             linewidth=1.3, label=name if place == "wide" else None)  # fmt: skip
+        steps = sorted(near["rho"].unique())
+        axes.set_xticks(steps, [f"{step:g}" for step in steps])
+        axes.set_xticks([], minor=True)
     axes.legend(fontsize=7, frameon=False)
     save(figure, path)
     for part, column in ((near, "away"), (ends, "end"), (noisy, "gap"), (noisy, "worst"), (noisy, "left")):
