@@ -1,6 +1,8 @@
 """Curves that cannot leave the cone beside the natural-gradient flow: closed forms, identities, limits."""
 
 import math
+import pathlib
+import re
 
 import pytest
 import torch
@@ -184,3 +186,20 @@ def test_noise_that_leaves_the_cone_is_said():
     assert found["left"] > 0.1
     assert found["worst"] >= found["gap"] > 0
     assert under_noise("iBLR", few(), star, 0.1, 64, 8, 20)["left"] == 0
+
+
+def test_every_claim_names_tests_and_commands_that_exist():
+    here = pathlib.Path(__file__).parent
+    text = (here.parent / "docs" / "research" / "claims.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| paper")]
+    assert len(lines) == 19
+    for line in lines:
+        named = re.findall(r"`(test_\w+\.py)((?:::\w+)+)`", line)
+        assert named, line
+        for file, path in named:
+            source = (here / file).read_text(encoding="utf-8")
+            *of, name = path.removeprefix("::").split("::")
+            assert f"def {name}(" in source
+            assert all(f"class {owner}" in source for owner in of)
+    for name in re.findall(r"torchngvi reproduce ([\w-]+)", text):
+        assert (here.parent / "torchngvi" / "studies" / "configs" / f"{name}.toml").is_file()
