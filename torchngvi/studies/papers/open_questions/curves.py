@@ -214,7 +214,8 @@ def draw_curves(log: pd.DataFrame, path: Path) -> None:
     targets = list(dict.fromkeys(log["target"]))
     figure = blank_figure(
         3.6 * len(targets), 3.7, "Distance √(2 KL) from the natural-gradient flow at time 1",
-        "constant steps; solid: from 5 times the standard deviations of the optimum, dashed: from 0.2 times. Distances below 1e-6 are not drawn.",
+        "constant steps; solid: from 5 times the standard deviations of the optimum, dashed: from 0.2 times. "
+        "Distances below 1e-6 are not drawn.",
     )  # fmt: skip
     for axes, target in zip(figure.subplots(1, len(targets), squeeze=False)[0], targets, strict=True):
         style(axes, target, "step ρ", "distance" if target == targets[0] else "")

@@ -5,7 +5,7 @@
 Solved with g and H held, m' = m - s C N⁻¹ a: the step of VN of the size s.  It is the flow itself, for every t, where ℓ
 is quadratic, and is positive definite for every t where W is positive semi-definite.  Along an eigenvector of W with
 w < 0 the precision d(1 + x), d = e^{-γt} and x = sw/d, passes zero after a finite time; there d/(1 - x) takes its
-place, which agrees with it up to a term in t² and stays positive, as far as rounding lets it (e^{-γt} is one eigenvalue).
+place, which agrees with it up to a term in t² and stays positive, as far as rounding lets it.
 """
 
 from typing import final
