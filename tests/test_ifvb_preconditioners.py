@@ -153,6 +153,26 @@ def test_matrix_free_is_the_dense_recursion():
     assert b["V"].shape == (2, 80, 30)
 
 
+@pytest.mark.parametrize("Z", [0.0, 0.3])
+def test_limited_memory_with_room_for_all_is_the_recursion(Z):
+    rows, g = scores(40, 30, spread=1.0), scores(1, 30, seed=7)[0]
+    kept = MatrixFree(5, eps=2.0, c_beta=Z, beta=0.2, keep=80, warmup=1)
+    dense = Recursive(5, eps=2.0, c_beta=Z, beta=0.2)
+    a, b = absorbed(dense, rows, 5), absorbed(kept, rows, 5)
+    assert relative(kept.direction(b, g, None), dense.direction(a, g, None)) < 1e-12
+
+
+def test_limited_memory_by_a_window_is_the_newest_terms_and_the_start():
+    """k (εI + Σ φφᵀ)⁻¹ g over the newest k scores, where ρ is such that ε = ρ Σ|φ|²/D."""
+    rows, g, eps, k = scores(40, 30, spread=1.0), scores(1, 30, seed=7)[0], 2.0, 12
+    newest = rows[-k:]
+    window = Window(k, 4, rho=eps * 30 / float(newest.square().sum()))
+    expected = k * torch.linalg.solve(eps * torch.eye(30, dtype=FLOAT) + newest.mT @ newest, g)
+    assert relative(window.direction(absorbed(window, rows, 4), g, None), expected) < 1e-12
+    recursion = Recursive(4, eps=eps, c_beta=0.0)  # which has seen these alone
+    assert relative(recursion.direction(absorbed(recursion, newest, 4), g, None), expected) < 1e-12
+
+
 def test_matrix_free_with_vectors_dropped():
     """Positive definite, and not the inverse of what remains."""
     rows = scores(40, 20, spread=1.0)

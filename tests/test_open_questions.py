@@ -239,7 +239,9 @@ def test_studies_run_and_draw_from_their_log(tmp_path, capsys):
         "batches": {"models": ("logistic, 30 rows",), "draws": 60, "runs": 2},
         "mean-field": {"models": ("logistic, 30 rows",), "runs": 2, "length": 12},
         "normalised": {"targets": ("Gaussian",), "steps": (0.2,), "runs": 2, "burn": 1.0},
-    }
+        "curves": {"targets": ("logistic, 30 rows",), "steps": (0.3,), "divisions": (4,), "noisy_steps": (0.3,),
+                   "runs": 2, "most": 5},
+    }  # fmt: skip
     assert set(short) == set(open_questions.STUDIES)
     for name, study in open_questions.STUDIES.items():
         log = study.run(**short[name])

@@ -145,6 +145,13 @@ def table(rows: list[dict[str, Any]]) -> str:
         part = {row["estimator"]: row for row in rows if row["name"] == name}
         cells = [f"{row['optimum']:.2g}: {shown(row['measured'])} ({shown(row['predicted'])})" for row in part.values()]
         lines.append(f"| {name} | {next(iter(part.values()))['dim']} | " + " | ".join(cells) + " |")
+    ratios = sorted(
+        next(row["start"] for row in rows if (row["name"], row["estimator"]) == (name, "STL"))
+        / next(row["start"] for row in rows if (row["name"], row["estimator"]) == (name, "control v."))
+        for name in dict.fromkeys(row["name"] for row in rows)
+    )
+    lines.append(f"\nv_0, STL over the control variate: median {ratios[len(ratios) // 2]:.1f}, from {ratios[0]:.2f} "
+                 f"to {ratios[-1]:.0f}")  # fmt: skip
     lines.append("\nv at the optimum: iterations measured (predicted); rank correlations over all cells:")
     for key, label in (("optimum", "v at the optimum"), ("start", "v at the start"), ("from_v", "from v"),
                        ("predicted", "from v and v_0")):  # fmt: skip

@@ -16,7 +16,18 @@ import torch
 from torch import Tensor
 
 from torchngvi.fitting.fit import fit
-from torchngvi.ifvb import Adam, AffineCoupling, BatchFisher, ModuleFlow, Pathwise, Recursive, Window, lower_bound
+from torchngvi.ifvb import (
+    Adam,
+    AffineCoupling,
+    Averaging,
+    BatchFisher,
+    MatrixFree,
+    ModuleFlow,
+    Pathwise,
+    Recursive,
+    Window,
+    lower_bound,
+)
 from torchngvi.interfaces import Metric
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.stepsizes import PowerSchedule
@@ -83,14 +94,20 @@ def _methods(draws: int) -> dict[str, Build]:
 
     return {
         "IFVB": plain(lambda: Recursive(50, beta=0.125), clip=5.0),
+        "AIFVB": plain(lambda: Recursive(50, beta=0.125), clip=5.0, averaging=Averaging()),
+        "last 400 vectors": plain(lambda: MatrixFree(50, beta=0.125, keep=400), clip=5.0),
+        "window of 800": plain(lambda: Window(800, 50), clip=5.0),
         "window": plain(lambda: Window(200, 50), clip=5.0),
         "damped batch Fisher": plain(lambda: BatchFisher(50), clip=5.0),
         **{f"Adam, {lr:g}": plain(Adam, lr, schedule=PowerSchedule(0.0)) for lr in (0.01, 0.03, 0.1)},
     }
 
 
+_COMPARED = ("IFVB", "window", "damped batch Fisher", "Adam, 0.01", "Adam, 0.03", "Adam, 0.1")
+
+
 def run_ode(
-    iterations: int = 400, seeds: int = 4, draws: int = 10, methods: Sequence[str] = (), full: bool = False
+    iterations: int = 400, seeds: int = 4, draws: int = 10, methods: Sequence[str] = _COMPARED, full: bool = False
 ) -> pd.DataFrame:
     """Run a coupling flow on the equation: nats below the evidence, over evaluations of the log joint.
 
@@ -98,7 +115,7 @@ def run_ode(
         iterations: the number of steps.
         seeds: the number of runs of each method.
         draws: of the log joint a step.
-        methods: names; all of them without.
+        methods: names, also "AIFVB", "last 400 vectors" and "window of 800".
         full: 1500 steps.
 
     Returns:
@@ -107,7 +124,7 @@ def run_ode(
     lines: list[dict[str, Any]] = []
     for seed in range(seeds):
         for name, build in _methods(draws).items():
-            if methods and name not in methods:
+            if name not in methods:
                 continue
             torch.manual_seed(seed)
             q = ModuleFlow(AffineCoupling(2, layers=4, hidden=8).double(), 2)

@@ -2,6 +2,7 @@
 
 from torchngvi.studies.papers import Study
 from torchngvi.studies.papers.open_questions.batches import draw_batches, run_batches
+from torchngvi.studies.papers.open_questions.curves import draw_curves, run_curves
 from torchngvi.studies.papers.open_questions.floor import draw_floor, run_floor
 from torchngvi.studies.papers.open_questions.mean_field import draw_mean_field, run_mean_field
 from torchngvi.studies.papers.open_questions.normalised import draw_normalised, run_normalised
@@ -13,4 +14,5 @@ STUDIES: dict[str, Study] = {
     "batches": Study(run_batches, draw_batches),
     "mean-field": Study(run_mean_field, draw_mean_field),
     "normalised": Study(run_normalised, draw_normalised),
+    "curves": Study(run_curves, draw_curves),
 }

@@ -70,6 +70,7 @@ def normalised_floor(J: Tensor, vectors: Tensor, step: float) -> tuple[float, fl
 
 def run_normalised(
     targets: Sequence[str] = ("Gaussian", "logistic, 30 rows"),
+    estimators: Sequence[str] = tuple(ESTIMATORS),
     steps: Sequence[float] = (0.003, 0.01, 0.03, 0.1),
     draws: int = 16,
     runs: int = 48,
@@ -82,7 +83,8 @@ def run_normalised(
         model = TARGETS[target]()
         star, least = solved(model)
         J = hessian(star, model)
-        for name, make in ESTIMATORS.items():
+        for name in estimators:
+            make = ESTIMATORS[name]
             source = make(Independent(draws, torch.Generator().manual_seed(1)))
             vectors = noise_vectors(repeated(star, 500), model, source, 60)
             for method in ("Snngm", "SR-VN"):
@@ -111,7 +113,7 @@ def draw_normalised(log: pd.DataFrame, path: Path) -> None:
     """Draw the floors over the step."""
     targets = list(dict.fromkeys(log["target"]))
     figure = blank_figure(
-        4.6 * len(targets), 3.8, "Constant steps: Snngm beside SR-VN, 16 draws",
+        4.6 * len(targets), 3.8, "Constant steps: Snngm beside SR-VN",
         "solid: Snngm, step α; dashed: SR-VN, step γ; dotted: predicted for Snngm. Below 1e-12 nothing is drawn.",
     )  # fmt: skip
     for axes, target in zip(figure.subplots(1, len(targets), squeeze=False)[0], targets, strict=True):
