@@ -20,7 +20,7 @@ from torchngvi.expectations import Quadrature
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.studies import experiments, figures
+from torchngvi.studies import comparison, experiments, figures
 from torchngvi.studies.papers import Study
 from torchngvi.studies.papers.digits import run_digits, show_digits
 from torchngvi.studies.settings import Case, Contender, Experiment, replaced
@@ -35,7 +35,7 @@ _LOST = 1e6  # nats above it at which a step was too long
 
 def show_comparison(experiment: Experiment, log: pd.DataFrame, folder: OutputFolder) -> None:
     """Print each method's values beside the published ones, and write them as table.csv."""
-    last = figures.last_values(log).set_index(["case", "method"])
+    last = comparison.last_values(log).set_index(["case", "method"])
     keys = ("train", "test_nll", "test_accuracy")
     rows = []
     table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
