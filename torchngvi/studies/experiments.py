@@ -275,9 +275,9 @@ def optimum(problem: Problem, diagonal: bool) -> dict[str, float]:
         diagonal: whether q is a mean field, and not a full Gaussian.
 
     Returns:
-        ``optimum``, ``train_optimum`` and ``test_nll_optimum``; not a number where the natural norm of the gradient stays
-        above 1e-6, or where the energy is not convex, so that there may be several.  Under a penalty ``stationary`` is
-        the objective at the point that is found.
+        ``optimum``, ``train_optimum`` and ``test_nll_optimum``; not a number where the natural norm of the gradient
+        stays above 1e-6, or where the energy is not convex, so that there may be several.  Under a penalty
+        ``stationary`` is the objective at the point that is found.
     """
     names = ("objective", "train", "test_nll")
     keys = ("optimum", "train_optimum", "test_nll_optimum", "stationary")

@@ -24,7 +24,13 @@ _WORDS = {  # of the methods of the registry that the papers compare
     "covariance_gd": "gradient descent in (m, V)",
     "root_gd": "gradient descent in (m, C)",
     "ngvi": "natural parameters (NGVI)",
+    "IFVB": "inversion-free (IFVB)",
+    "AIFVB": "averaged (AIFVB)",
+    "window": "window of scores",
+    "STL": "sticking the landing (STL)",
+    "CFE": "closed-form entropy (CFE)",
 }
+_STEP = re.compile(r"^(\w+)=(\S+)$")  # METHOD=LR, as on the command line
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -125,9 +131,8 @@ def spoken(label: str) -> str:
     >>> spoken("srvn"), spoken("bwgd=1e-3"), spoken("Adam")
     ('square-root VN (SR-VN)', 'Bures-Wasserstein (BW-GD), step 1e-3', 'Adam')
     """
-    method, sign, step = label.partition("=")
-    name, comma, rest = method.strip().partition(",")
-    return _WORDS.get(name, name) + comma + rest + (f", step {step}" if sign else "")
+    name, comma, rest = _STEP.sub(r"\1, step \2", label.strip()).partition(",")
+    return _WORDS.get(name, name) + comma + rest
 
 
 def legend(figure: Figure, title: str = "") -> None:

@@ -30,9 +30,7 @@ def images(what: str, part: str = "train") -> tuple[Tensor, Tensor]:
     return torch.as_tensor(pixels.astype(np.float32) / 255), torch.as_tensor(labels.astype(np.int64))
 
 
-def pair(
-    digits: tuple[int, int], rows: int = 0
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def pair(digits: tuple[int, int], rows: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Two digits as two classes.
 
     Args:
