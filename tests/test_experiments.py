@@ -418,7 +418,7 @@ class TestFigures:
         axes = comparison.curves(log, experiment).axes[0]
         assert axes.lines[0].get_ydata() == pytest.approx(log.groupby("iteration")["test_nll"].mean().to_numpy())
         assert axes.lines[1].get_ydata()[0] == log["test_nll_optimum"].iloc[0]
-        assert axes.get_ylabel() == "nats"
+        assert axes.get_ylabel() == "sum of the test losses\nnats"
 
     def test_a_figure_has_the_cases_of_its_experiment(self):
         """Figures that share runs are drawn from one log."""

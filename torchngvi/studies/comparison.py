@@ -140,6 +140,7 @@ def _panel(axes: Axes, log: pd.DataFrame, case: str, metric: str, axis: str) -> 
     if logarithmic:
         axes.set_yscale("log")
         bottom, top = values[values > 0].quantile(0.01), values[log["iteration"] == 0].max()
+        bottom = np.fmin(bottom, level)
         if bottom < top:
             axes.set_ylim(max(float(bottom), _SEEN) * (0.5 if gap else 0.8), (5 if gap else 1.3) * float(top))
 

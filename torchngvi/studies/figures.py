@@ -43,7 +43,7 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path.with_suffix(".png"))
     text = io.StringIO()
     with rc_context({"svg.hashsalt": path.stem}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
+        figure.savefig(text, format="svg", dpi=200, metadata={"Date": None})  # the dots of what is rasterized
     path.with_suffix(".svg").write_text(_PATH.sub(_shortened, text.getvalue()), encoding="utf-8")
 
 

@@ -130,6 +130,7 @@ def draw_flow(log: pd.DataFrame, path: Path) -> None:
             gaussian["bound"].median(), color="#5f6368", linewidth=0.9, linestyle=":", label="full Gaussian by fit"
         )
         low = runs[runs["iteration"] == 0]["bound"].median()
+        axes.set_xscale("linear" if x == "iteration" else "log")
         axes.set_ylim(low - 50, float(log["bound"].max()) + 30)
     legend(figure)
     save(figure, path)
