@@ -139,6 +139,20 @@ class TestRuns:
             )
         assert row["test_nll"] == pytest.approx(float(moments.value.sum(-1)[0]), rel=1e-12)
 
+    def test_the_starts_draw_rows_of_their_own(self):
+        """From one mean, so that they would stay together on the same rows; their average batch is that of all rows."""
+        methods = [{"method": "srvn", "lr": 0.1, "batch": 16}]
+        experiment = settings.parsed(one_case(methods=methods, iterations=3) | {"start_sd": 0.0, "starts": 4})
+        log = experiments.run_all(experiment, say=lambda _: None)
+        assert log[log["iteration"] == 0]["objective"].nunique() == 1
+        assert log[log["iteration"] == 3]["objective"].round(6).nunique() == 4
+        model = experiments.build(experiment.cases[0]).model
+        rows = torch.arange(len(model.y) // 2 * 2).reshape(2, -1)
+        batch = experiments._minibatch(model, rows)
+        assert torch.equal(batch.X, model.X[rows])
+        assert torch.equal(batch.y, model.y[rows])
+        assert batch.weights == pytest.approx(torch.full(rows.shape, len(model.y) / rows.shape[1]).numpy())
+
     @pytest.mark.parametrize(
         "contender",
         [
@@ -365,7 +379,7 @@ class TestFigures:
 
     def test_gaps_are_to_the_optimum(self):
         """A run that ends early is not at zero: linear regression, whose evidence is known in closed form."""
-        short = [{"method": "srvn", "lr": 0.1}]
+        short = [{"method": "srvn", "lr": 0.01}]
         log = self.log(methods=short, family="gaussian")
         model = experiments.build(self.experiment.cases[0]).model
         covariance = torch.eye(len(model.y), dtype=torch.float64) + model.X @ model.X.mT  # prior N(0, I), noise 1
@@ -446,6 +460,16 @@ class TestFigures:
         assert re.search(r"breast_cancer +vn +\d+ .*-51\.\d+ +0\.\d+ ", "\n".join(said))
         assert re.search(r"breast_cancer +root_gd=1e3 .* diverged +diverged +diverged +diverged", "\n".join(said))
         assert max(map(len, said)) < 130
+
+    def test_a_start_that_diverges_ends_the_line_and_the_band(self):
+        """A step of 0.1 from here: more than 1e9 nats after three steps, of which none is drawn."""
+        log = self.log(methods=[{"method": "srvn", "lr": 0.1}], family="gaussian")
+        means = log.groupby("iteration")["objective"].mean()
+        assert means[2] > 1e5
+        assert means[3] > 1e13
+        axes = comparison.curves(log, self.experiment).axes[0]
+        assert axes.lines[0].get_xdata().tolist() == [0, 1]
+        assert axes.collections[0].get_paths()[0].vertices[:, 1].max() < 1e3
 
     def test_one_start_that_diverged_is_not_left_out_of_the_mean(self):
         log = self.log(methods=[{"method": "vn", "lr": 0.3}])

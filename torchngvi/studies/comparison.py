@@ -29,6 +29,7 @@ _EXPLAINED = (
     "evaluations: passes over the training rows, rejected trials among them. CPU s: seconds of the steps, a start.",
 )
 _DIVERGED = 1e9  # nats beyond which a run of the table is said to have diverged
+_LOST = 1e3  # times the value at the start, beyond which a run has left the panel
 _SEEN = 1e-6  # nats: a gap below it is not drawn
 _BEST = {"objective": "optimum", "train": "train_optimum", "test_nll": "test_nll_optimum"}  # columns of the log
 
@@ -147,7 +148,8 @@ def _panel(axes: Axes, log: pd.DataFrame, case: str, metric: str, axis: str) -> 
 
 def _drawn(log: pd.DataFrame, metric: str) -> tuple[pd.Series, str]:
     """The values of one case as they are drawn, and their unit, "nats above ..." where they are distances."""
-    values = log[metric].replace([np.inf, -np.inf], np.nan)
+    largest = _LOST * log.loc[log["iteration"] == 0, metric].abs().max()
+    values = log[metric].where(log[metric].abs() <= largest)  # a start that diverges ends the line
     if metric in ("objective", "train"):
         gaps = lines.gap(values, log.get(_BEST[metric]))  # of Table 3 the optimum is not the smallest value
         if gaps is not None:

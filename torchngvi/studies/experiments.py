@@ -213,7 +213,8 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
     def step(_: int) -> None:
         target: Any = problem.target
         if contender.batch:
-            target = problem.model.minibatch(torch.randperm(problem.model.num_data, generator=noise)[: contender.batch])
+            rows = torch.stack([torch.randperm(problem.model.num_data, generator=noise) for _ in range(len(q.mean))])
+            target = _minibatch(problem.model, rows[:, : contender.batch])
         optimizer.step(target)
 
     records = []
@@ -226,6 +227,15 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
     frame.insert(0, "case", case.name)
     frame.insert(1, "method", contender.label)
     return frame
+
+
+def _minibatch(model: GeneralizedLinear, rows: Tensor) -> GeneralizedLinear:
+    """A mini-batch of its own for each start; rows (starts, B)."""
+    batch = model.minibatch(rows.flatten())
+    batch.X, batch.weights = batch.X.unflatten(0, rows.shape), batch.weights * len(rows)
+    for name in ("y", "weights", "offset"):
+        setattr(batch, name, getattr(batch, name).unflatten(0, rows.shape))
+    return batch
 
 
 @torch.no_grad()
@@ -279,11 +289,10 @@ def optimum(problem: Problem, diagonal: bool) -> dict[str, float]:
         stays above 1e-6, or where the energy is not convex, so that there may be several.  Under a penalty
         ``stationary`` is the objective at the point that is found.
     """
-    names = ("objective", "train", "test_nll")
-    keys = ("optimum", "train_optimum", "test_nll_optimum", "stationary")
-    unknown = dict.fromkeys(keys, math.nan)
+    names: tuple[str, ...] = ("objective", "train", "test_nll")
+    keys: tuple[str, ...] = ("optimum", "train_optimum", "test_nll_optimum", "stationary")
     if not problem.model.likelihood.convex:
-        return unknown
+        return dict.fromkeys(keys, math.nan)
     q = registry.posterior("diagonal" if diagonal else "cholesky", problem.model.dim, (1,), dtype=torch.float64)
     assert isinstance(q, Gaussian)
     newton = registry.method("vn", q, None, estimator=problem.estimator)
@@ -294,11 +303,12 @@ def optimum(problem: Problem, diagonal: bool) -> dict[str, float]:
                 break
             newton.step(problem.target)
         else:
-            return unknown
+            return dict.fromkeys(keys, math.nan)
     found = measured(q, problem, 0, 0, 0.0, 0).iloc[0]
     if isinstance(problem.target, Regularized):
-        return unknown | {"stationary": float(found["objective"])}
-    return unknown | {key: float(found.get(name, math.nan)) for key, name in zip(keys, names, strict=False)}
+        names, keys = ("objective",), keys[::-1]
+    reached = {key: float(found.get(name, math.nan)) for key, name in zip(keys, names, strict=False)}
+    return dict.fromkeys(keys, math.nan) | reached
 
 
 def run_all(experiment: Experiment, say: Any = print) -> pd.DataFrame:

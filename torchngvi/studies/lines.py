@@ -132,7 +132,7 @@ def band(
         floor: values that are not above it are left out, such as zeros on a logarithmic axis.
     """
     drawn = over_seeds(log, value, middle=middle, levels=levels).join(axis(log, x).rename("x"))
-    drawn = drawn[drawn["middle"] > floor]
+    drawn = drawn[drawn["middle"] > floor]  # which is false of what is not a number
     filled(axes, drawn["x"], drawn["middle"], drawn["low"].clip(lower=floor), drawn["high"], label, index, dash)
 
 
