@@ -1,6 +1,6 @@
 """What figures draw of a log: gaps to an optimum that is known, times by the median step, bands over the seeds."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -133,15 +133,13 @@ def band(
     """
     drawn = over_seeds(log, value, middle=middle, levels=levels).join(axis(log, x).rename("x"))
     drawn = drawn[drawn["middle"] > floor]  # which is false of what is not a number
-    filled(axes, drawn["x"], drawn["middle"], drawn["low"].clip(lower=floor), drawn["high"], label, index, dash)
+    filled(axes, drawn["x"], drawn.assign(low=drawn["low"].clip(lower=floor)), label, index, dash)
 
 
 def filled(
     axes: Axes,
-    x: Sequence[float] | pd.Series,
-    middle: pd.Series,
-    low: pd.Series,
-    high: pd.Series,
+    x: np.ndarray | pd.Series,
+    drawn: pd.DataFrame,
     label: str,
     index: int,
     dash: int | None = None,
@@ -152,12 +150,12 @@ def filled(
     Args:
         axes: the panel.
         x: the places.
-        middle, low, high: the line and the edges.
+        drawn: the line and the edges, in columns middle, low and high.
         label: in the legend.
         index: of the colour, and of the dash where that is not given.
         dash: of the line.
         look: of the line, for matplotlib.
     """
     style: dict[str, Any] = {"linestyle": dashes(index if dash is None else dash), "linewidth": 1.4, **look}
-    axes.plot(x, middle, color=color(index), label=drawable(label), **style)
-    axes.fill_between(x, low, high, color=color(index), alpha=0.15, linewidth=0)
+    axes.plot(x, drawn["middle"], color=color(index), label=drawable(label), **style)
+    axes.fill_between(x, drawn["low"], drawn["high"], color=color(index), alpha=0.15, linewidth=0)

@@ -235,6 +235,7 @@ def draw_time(log: pd.DataFrame, experiment: Experiment) -> Figure:
     figures.style(left, "a step", "dimension D", "CPU seconds")
     figures.style(right, "ratio to VN", "dimension D")
     vn = log[log["method"] == "vn"].set_index("dim")["seconds"]
+    ones = vn / vn
     top = float(vn.index.max())
     unit = vn[top] / _FLOPS["vn"](top)
     for index, method in enumerate(dict.fromkeys(log["method"])):
@@ -242,9 +243,11 @@ def draw_time(log: pd.DataFrame, experiment: Experiment) -> Figure:
         d = run.index.to_numpy(dtype=float)
         model = np.array([_FLOPS[method](value) for value in d])
         base = np.array([_FLOPS["vn"](value) for value in d])
-        for axes, scale, flops in ((left, 1.0, unit * model), (right, 1 / vn, model / base)):
-            edges = (run[key] * scale for key in ("seconds", "low", "high"))
-            lines.filled(axes, d, *edges, figures.spoken(method), index, 0, marker="o", markersize=3.5)
+        for axes, scale, flops in ((left, ones, unit * model), (right, 1 / vn, model / base)):
+            drawn = run.rename(columns={"seconds": "middle"})[["middle", "low", "high"]].mul(scale, axis=0)
+            lines.filled(
+                axes, run.index.to_series(), drawn, figures.spoken(method), index, 0, marker="o", markersize=3.5
+            )
             name = f"flop model of {_SHORT[method]}"
             axes.plot(d, flops, color=figures.color(index), linestyle=figures.dashes(1), alpha=0.7, label=name)
     left.set_yscale("log")

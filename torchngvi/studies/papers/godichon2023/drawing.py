@@ -38,7 +38,8 @@ def densities(axes: Axes, x: np.ndarray, runs: pd.DataFrame, density: Callable[[
         of_method = runs[runs["method"] == method]
         last = of_method[of_method["iteration"] == of_method["iteration"].max()]
         values = pd.DataFrame([density(row) for _, row in last.iterrows()])
-        lines.filled(axes, x, values.median(), values.min(), values.max(), spoken(method), index)
+        drawn = pd.DataFrame({"middle": values.median(), "low": values.min(), "high": values.max()})
+        lines.filled(axes, x, drawn, spoken(method), index)
 
 
 def _shown(value: float) -> str:

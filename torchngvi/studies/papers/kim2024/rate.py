@@ -74,9 +74,9 @@ def draw_rate(log: pd.DataFrame, path: Path) -> None:
     for dash, method in enumerate((LANDING, CLOSED)):
         for index, factor in enumerate(dict.fromkeys(log["factor"])):
             part = log[(log["method"] == method) & (log["factor"] == factor) & (log["draws"] == 1)]
-            edges = (part[key].clip(lower=_SMALL) for key in ("distance2", "low", "high"))
+            drawn = part.rename(columns={"distance2": "middle"})[["middle", "low", "high"]].clip(lower=_SMALL)
             label = f"{spoken(method)}, {factor:g} γ₁"
-            lines.filled(left, part["iteration"] * part["gamma"], *edges, label, index, dash)
+            lines.filled(left, part["iteration"] * part["gamma"], drawn, label, index, dash)
     times = np.linspace(0, float((log["iteration"] * log["gamma"]).max()), 50)
     left.plot(times, log["delta2"].iloc[0] * np.exp(-times), color=INK, linewidth=0.9, label="bound Δ² exp(-γμt)")
     left.set_yscale("log")

@@ -173,8 +173,7 @@ def bounds_drawn(log: pd.DataFrame, path: Path, title: str, level: str = "") -> 
                 run = part[(part["family"] == family) & (part["optimiser"] == optimiser)]
                 drawn = lines.over_seeds(run, "bound", "block")[run.groupby("block").size() == run["seed"].nunique()]
                 if len(drawn):
-                    edges = (drawn[key] for key in ("middle", "low", "high"))
-                    lines.filled(axes, drawn.index, *edges, f"{optimiser}, {family}", index, place)
+                    lines.filled(axes, drawn.index.to_series(), drawn, f"{optimiser}, {family}", index, place)
         last = part.groupby(["family", "optimiser"])["bound"].max()
         height = last.max() - last.min()
         axes.set_ylim(last.min() - 0.6 * height, last.max() + 0.05 * height)

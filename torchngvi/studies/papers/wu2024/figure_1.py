@@ -105,8 +105,8 @@ def _fit_of(q: Gaussian, model: GeneralizedLinear, exact: Gaussian, method: str,
     mean, variance = predictor_moments(model, q, model.X)
     spread = 1 + variance
     nlpd = 0.5 * ((model.y - mean).square() / spread + spread.log() + math.log(2 * math.pi)).mean(-1)
-    kl, nlpd = q.kl(exact).reshape(-1).numpy(), nlpd.reshape(-1).numpy()
-    return pd.DataFrame({"method": method, "iteration": t, "seed": range(len(nlpd)), "kl": kl, "nlpd": nlpd})
+    values = {"kl": q.kl(exact).reshape(-1).numpy(), "nlpd": nlpd.reshape(-1).numpy()}
+    return pd.DataFrame({"method": method, "iteration": t, "seed": range(nlpd.numel())} | values)
 
 
 def slope(log: pd.DataFrame, low: int, high: int) -> float:
