@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torchngvi.app.fonts import drawable, families
 
 INK, FAINT = "#222222", "#9aa0a6"
-_COLORS = ("#1f5a94", "#d1672b", "#3b8f5a", "#8a4fa3", "#b03a48", "#7a7f87", "#c2a030")
+_COLORS = ("#1f5a94", "#d1672b", "#3b8f5a", "#8a4fa3", "#b03a48", "#7a7f87", "#c2a030", "#2a9d9d")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
 _WORDS = {  # of the methods of the registry that the papers compare
     "vn": "variational Newton (VN)",
@@ -135,12 +135,11 @@ def spoken(label: str) -> str:
     return _WORDS.get(name, name) + comma + rest
 
 
-def legend(figure: Figure, title: str = "") -> None:
+def legend(figure: Figure) -> None:
     """Name the lines of all panels once, at the right of them.
 
     Args:
         figure: with its panels drawn; a line whose label begins with an underscore has no name.
-        title: above the names.
     """
     named: dict[str, Any] = {}
     for axes in figure.axes:
@@ -148,6 +147,6 @@ def legend(figure: Figure, title: str = "") -> None:
             named.setdefault(label, handle)
     if named:
         figure.legend(
-            named.values(), named.keys(), loc="outside right upper", frameon=False, title=title or None,
-            prop={"size": 7.5, "family": families()}, title_fontsize=7.5, alignment="left",
+            named.values(), named.keys(), loc="outside right upper", frameon=False, handlelength=3.0,
+            prop={"size": 7.5, "family": families()},
         )  # fmt: skip

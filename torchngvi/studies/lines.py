@@ -136,6 +136,23 @@ def band(
     filled(axes, drawn["x"], drawn.assign(low=drawn["low"].clip(lower=floor)), label, index, dash)
 
 
+def two_errors(mean: pd.Series, error: pd.Series, scale: pd.Series | float = 1.0) -> pd.DataFrame:
+    """A mean with two standard errors at either side of it.
+
+    Args:
+        mean: of the runs.
+        error: its standard error.
+        scale: by which both are multiplied.
+
+    Returns:
+        Columns middle, low and high.
+
+    >>> two_errors(pd.Series([3.0]), pd.Series([0.5])).loc[0].tolist()
+    [3.0, 2.0, 4.0]
+    """
+    return pd.DataFrame({"middle": scale * mean, "low": scale * (mean - 2 * error), "high": scale * (mean + 2 * error)})
+
+
 def filled(
     axes: Axes,
     x: np.ndarray | pd.Series,
