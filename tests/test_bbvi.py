@@ -957,6 +957,8 @@ class TestStudies:
         draw_complexity(log, tmp_path / "complexity")
         assert bool((log["end"] <= log["eps"]).all())  # before the count that is proved, where a run ends anyway
         assert bool((log["steps"] <= log["proved"]).all())
+        assert bool((log["first"] <= log["steps"]).all())  # groups of the runs, about the mean of all
+        assert bool((log["steps"] <= log["last"]).all())
         assert "CFE against 1/ε: log-log slope" in capsys.readouterr().out
         assert (tmp_path / "complexity.png").stat().st_size > 10_000
         draw_complexity(log[log["method"] == CLOSED], tmp_path / "accuracy")  # the panel that was run, alone

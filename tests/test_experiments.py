@@ -17,7 +17,7 @@ from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
 from torchngvi.app import datasets
 from torchngvi.cli import main
 from torchngvi.errors import InputError, PairError
-from torchngvi.studies import bounds, experiments, figures, reproduce, settings
+from torchngvi.studies import bounds, comparison, experiments, figures, reproduce, settings
 from torchngvi.studies.papers import digits, kumar2025, mnist
 
 CONFIGS = reproduce.CONFIGS
@@ -139,6 +139,20 @@ class TestRuns:
             )
         assert row["test_nll"] == pytest.approx(float(moments.value.sum(-1)[0]), rel=1e-12)
 
+    def test_the_starts_draw_rows_of_their_own(self):
+        """From one mean, so that they would stay together on the same rows; their average batch is that of all rows."""
+        methods = [{"method": "srvn", "lr": 0.1, "batch": 16}]
+        experiment = settings.parsed(one_case(methods=methods, iterations=3) | {"start_sd": 0.0, "starts": 4})
+        log = experiments.run_all(experiment, say=lambda _: None)
+        assert log[log["iteration"] == 0]["objective"].nunique() == 1
+        assert log[log["iteration"] == 3]["objective"].round(6).nunique() == 4
+        model = experiments.build(experiment.cases[0]).model
+        rows = torch.arange(len(model.y) // 2 * 2).reshape(2, -1)
+        batch = experiments._minibatch(model, rows)
+        assert torch.equal(batch.X, model.X[rows])
+        assert torch.equal(batch.y, model.y[rows])
+        assert batch.weights == pytest.approx(torch.full(rows.shape, len(model.y) / rows.shape[1]).numpy())
+
     @pytest.mark.parametrize(
         "contender",
         [
@@ -171,7 +185,7 @@ class TestRuns:
         """By the path of ``reproduce``, with steps found by trial."""
         beta, train, nll, right = CONVERGED[name]
         keys = one_case(data=name, prior_precision=beta, iterations=80, points=4, methods=[{"method": "vn"}])
-        last = figures.last_values(experiments.run_all(settings.parsed(keys), say=lambda _: None)).iloc[0]
+        last = comparison.last_values(experiments.run_all(settings.parsed(keys), say=lambda _: None)).iloc[0]
         assert round(last["train"], 4) == train
         assert round(last["test_nll"], 3) == nll
         assert round(last["test_accuracy"], 4) == right
@@ -186,7 +200,7 @@ class TestRuns:
                         estimator="piecewise", bound=(bounds.PUBLISHED if place else ""))  # fmt: skip
         if place and not datasets.beside(bounds.PUBLISHED).is_file():
             pytest.skip(f"needs {bounds.PUBLISHED} in TORCHNGVI_DATA")
-        last = figures.last_values(experiments.run_all(settings.parsed(keys), say=lambda _: None)).iloc[0]
+        last = comparison.last_values(experiments.run_all(settings.parsed(keys), say=lambda _: None)).iloc[0]
         assert round(last["train"], 4) == values[place]
 
     @NEEDS_DATA
@@ -195,7 +209,7 @@ class TestRuns:
         methods = [{"method": "srvn", "lr": 2.5e-4}, {"method": "bwgd", "lr": 8.5e-5}]
         keys = one_case(data="mushrooms", prior_precision=1e-2, iterations=10, points=2, methods=methods)
         log = experiments.run_all(settings.parsed({**keys, "starts": 1, "start_sd": 0.0}))
-        train = figures.last_values(log).set_index("method")["train"]
+        train = comparison.last_values(log).set_index("method")["train"]
         assert train["srvn"] < train["bwgd"]
         assert "mushrooms" not in capsys.readouterr().err
 
@@ -222,7 +236,7 @@ class TestCommands:
         assert "below best held-out loss accuracy" in said
         assert "held-out loss: nats a row, E_q[-log p(y | x)]; fit tells the smaller -log E_q[p(y | x)]." in said
         assert main(["fit", "--data", "iris", "--success", "virginica", "--no-progress"]) == 0
-        table = figures.compared(pd.read_csv("runs/compare/log.csv")).set_index("method")
+        table = comparison.compared(pd.read_csv("runs/compare/log.csv")).set_index("method")
         summary = json.loads(Path("runs/iris/summary.json").read_text())
         assert table.elbo["vn"] == pytest.approx(summary["elbo"], abs=1e-6)
         assert table.below["vn"] == pytest.approx(0, abs=1e-12)  # the optimum, which another fit has found
@@ -249,7 +263,7 @@ class TestCommands:
         summary = json.loads(Path("runs/t/summary.json").read_text())
         assert f"t.csv: {parameter} {summary['likelihood'][parameter]:.4g} is" in said
         assert note in said
-        table = figures.compared(pd.read_csv("runs/compare/log.csv")).set_index("method")
+        table = comparison.compared(pd.read_csv("runs/compare/log.csv")).set_index("method")
         assert table.elbo["vn"] == pytest.approx(summary["elbo"], abs=1e-4)
         given = ["--dof", "7"] if family == "student_t" else [f"--{parameter}", "7"]
         assert main(["compare", *flags, *given, "--methods", "vn", "--iterations", "2", "--overwrite"]) == 0
@@ -365,19 +379,19 @@ class TestFigures:
 
     def test_gaps_are_to_the_optimum(self):
         """A run that ends early is not at zero: linear regression, whose evidence is known in closed form."""
-        short = [{"method": "srvn", "lr": 0.1}]
+        short = [{"method": "srvn", "lr": 0.01}]
         log = self.log(methods=short, family="gaussian")
         model = experiments.build(self.experiment.cases[0]).model
         covariance = torch.eye(len(model.y), dtype=torch.float64) + model.X @ model.X.mT  # prior N(0, I), noise 1
         evidence = torch.distributions.MultivariateNormal(torch.zeros_like(model.y), covariance).log_prob(model.y)
         assert log["optimum"].to_numpy() == pytest.approx(-float(evidence), rel=1e-12)
-        gaps, known = figures._gaps(log, "objective")
-        assert known
+        gaps, unit = comparison._drawn(log, "objective")
+        assert unit == "nats above the optimum"
         assert gaps.min() == pytest.approx(float(log["objective"].min() + evidence), rel=1e-9)
         assert gaps.min() > 1
-        line = figures.curves(log, self.experiment).axes[0].lines[0]
+        line = comparison.curves(log, self.experiment).axes[0].lines[0]
         assert line.get_ydata()[-1] == pytest.approx(gaps[log["iteration"] == 5].mean(), rel=1e-12)
-        table = figures.compared(log)
+        table = comparison.compared(log)
         assert table.below[0] == pytest.approx(gaps[log["iteration"] == 5].mean(), rel=1e-9)
 
     def test_the_optimum_is_that_of_the_family(self):
@@ -392,26 +406,52 @@ class TestFigures:
 
     @pytest.mark.parametrize("keys", [{"penalty": "mean"}, {"family": "student_t", "noise": 1.0}])
     def test_an_optimum_that_is_not_known_is_not_made_up(self, keys):
+        """The values are drawn, and no distance from the smallest of them."""
         log = self.log(methods=[{"method": "vn", "lr": 0.3}], **keys)
         assert log["optimum"].isna().all()
-        gaps, known = figures._gaps(log, "objective")
-        assert not known
-        assert gaps.min() == 0
+        values, unit = comparison._drawn(log.drop(columns="stationary"), "objective")
+        assert unit == "nats"
+        assert values.tolist() == log["objective"].tolist()
+        assert values.min() > 1
+
+    def test_under_a_penalty_gaps_are_from_a_stationary_point(self):
+        """It is where the runs end, and not the smallest value of a run that ends early."""
+        log = self.log(methods=[{"method": "vn", "lr": 0.3}], penalty="mean", iterations=80)
+        assert log["objective"].min() == pytest.approx(log["stationary"].iloc[0], rel=1e-9)
+        early = log[log["iteration"] <= 4]
+        gaps, unit = comparison._drawn(early, "objective")
+        assert unit == "nats above the stationary point"
+        assert gaps.min() == pytest.approx(float(early["objective"].min() - log["objective"].min()), rel=1e-6)
+
+    def test_the_line_of_the_optimum_beside_test_losses(self):
+        log = self.log(methods=[{"method": "vn", "lr": 0.9}], iterations=60, test_fraction=0.25)
+        last = log[log["iteration"] == 60]["test_nll"]
+        # the search ends at a natural norm of 1e-6, which is first order in a loss that is not minimised
+        assert log["test_nll_optimum"].iloc[0] == pytest.approx(last.mean(), abs=1e-6)
+        experiment = settings.replaced(self.experiment, columns=("test_nll over iteration",))
+        axes = comparison.curves(log, experiment).axes[0]
+        assert axes.lines[0].get_ydata() == pytest.approx(log.groupby("iteration")["test_nll"].mean().to_numpy())
+        assert axes.lines[1].get_ydata()[0] == log["test_nll_optimum"].iloc[0]
+        assert axes.get_ylabel() == "sum of the test losses\nnats"
+
+    def test_a_figure_has_the_cases_of_its_experiment(self):
+        """Figures that share runs are drawn from one log."""
+        log = self.log()
+        other = log.assign(case="another")
+        figure = comparison.curves(pd.concat([log, other]), self.experiment)
+        assert len(figure.axes) == 1
+        assert len(figure.legends) == 1
+        assert figure.legends[0].get_texts()[0].get_text() == "variational Newton (VN)"
 
     def test_the_band_is_of_the_starts(self):
         log = self.log()
-        axes = figures.curves(log, self.experiment).axes[0]
+        axes = comparison.curves(log, self.experiment).axes[0]
         gaps = (log["objective"] - log["optimum"])[log["method"] == "vn"].groupby(log["iteration"])
         assert axes.lines[0].get_ydata() == pytest.approx(gaps.mean().to_numpy(), rel=1e-9)
         edges = {float(y) for y in axes.collections[0].get_paths()[0].vertices[:, 1]}
         for iteration in range(6):
             for edge in (gaps.min()[iteration], gaps.max()[iteration]):
                 assert min(abs(y - edge) for y in edges) < 1e-9 * edge
-
-    def test_seconds_are_steps_of_the_median(self):
-        """One step in which the machine did something else does not stretch the axis."""
-        seconds = pd.Series([0.0, 1.0, 2.0, 103.0, 104.0, 105.0], index=[0, 1, 2, 3, 4, 5])
-        assert figures._median_seconds(seconds).tolist() == [0, 1, 2, 3, 4, 5]
 
     def test_a_run_that_diverged_is_told_in_its_cells(self, capsys):
         assert main(["compare", "--data", "breast_cancer", "--methods", "vn", "root_gd=1e3", "--iterations", "30",
@@ -421,17 +461,27 @@ class TestFigures:
         assert re.search(r"breast_cancer +root_gd=1e3 .* diverged +diverged +diverged +diverged", "\n".join(said))
         assert max(map(len, said)) < 130
 
+    def test_a_start_that_diverges_ends_the_line_and_the_band(self):
+        """A step of 0.1 from here: more than 1e9 nats after three steps, of which none is drawn."""
+        log = self.log(methods=[{"method": "srvn", "lr": 0.1}], family="gaussian")
+        means = log.groupby("iteration")["objective"].mean()
+        assert means[2] > 1e5
+        assert means[3] > 1e13
+        axes = comparison.curves(log, self.experiment).axes[0]
+        assert axes.lines[0].get_xdata().tolist() == [0, 1]
+        assert axes.collections[0].get_paths()[0].vertices[:, 1].max() < 1e3
+
     def test_one_start_that_diverged_is_not_left_out_of_the_mean(self):
         log = self.log(methods=[{"method": "vn", "lr": 0.3}])
         log.loc[(log["iteration"] == 5) & (log["start"] == 1), "objective"] = np.nan
-        assert figures.last_values(log)["objective"].isna().all()
-        assert len(figures.curves(log, self.experiment).axes[0].lines[0].get_ydata()) == 5
+        assert comparison.last_values(log)["objective"].isna().all()
+        assert len(comparison.curves(log, self.experiment).axes[0].lines[0].get_ydata()) == 5
 
     def test_equal_figures_are_equal_files(self):
         log = self.log()
         for name in ("one", "two"):
             Path(name).mkdir()
-            figures.save(figures.curves(log, self.experiment), Path(name) / "curves")
+            figures.save(comparison.curves(log, self.experiment), Path(name) / "curves")
         assert Path("one/curves.svg").read_bytes() == Path("two/curves.svg").read_bytes()
         assert Path("one/curves.svg").read_text().startswith("<?xml")
 

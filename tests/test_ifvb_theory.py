@@ -308,6 +308,16 @@ def test_example_2_runs():
 # ------------------------------------------------------------------------------------ Example 3
 
 
+@pytest.mark.parametrize(("seed", "bound"), [(0, -276.50108), (1, -276.22602)])
+def test_example_3_optimum(seed, bound):
+    """The gaps of Figure 4 are from here: no gradient is left, and the bound is the known one."""
+    model = poisson_data(seed)
+    mean, covariance = model.optimum()
+    assert float(model.bound(mean, covariance)) == pytest.approx(bound, abs=5e-6)
+    for gradient in model.gradients(mean, covariance):
+        assert float(gradient.abs().max()) < 1e-10
+
+
 @pytest.mark.parametrize(
     ("seed", "total", "first", "best", "mean"),
     [(0, 584, -1105.1816, -276.50108, (1.0155, 0.9750, 0.9359)), (1, 590, -1113.4629, -276.22602, None)],

@@ -35,7 +35,7 @@ from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.rules import ProjectedRootGradient
 from torchngvi.stepsizes import Convex, harmonic_schedule, theorem_schedule
 from torchngvi.structures import Dense
-from torchngvi.studies.papers import wu2024 as ngvi
+from torchngvi.studies.papers.wu2024 import figure_1, figure_2
 from torchngvi.theory.exponential_family import ExpectationParameters, Natural, bregman, expectation_gradient, inner
 from torchngvi.theory.wu2024 import (
     SubSampling,
@@ -1029,14 +1029,14 @@ class TestStudies:
 
     def test_runs_that_diverge_end_and_are_marked(self):
         model = logistic()
-        log = ngvi._logistic(model, "SGD (r)", 10.0, 2, 4, 50, 10)
+        log = figure_2._logistic(model, "SGD (r)", 10.0, 2, 4, 50, 10)
         assert bool(log["diverged"].all())
         assert log["iteration"].max() < 50
-        log = ngvi._logistic(model, "NGD (p)", 0.3, 2, 4, 20, 10)
+        log = figure_2._logistic(model, "NGD (p)", 0.3, 2, 4, 20, 10)
         assert not log["diverged"].any()
         assert log["objective"].iloc[-1] < log["objective"].iloc[0]
         q = NaturalGaussian(2, (1,), dtype=F64)
-        scores = ngvi._scored(q, model, 0)
+        scores = figure_2._scored(q, model, 0)
         assert scores["objective"][0] == pytest.approx(float(model.negative_elbo(q).detach()))
         nlpd = -log_predictive_density(model, q, model.X, model.y).mean()
         assert scores["nlpd"][0] == pytest.approx(float(nlpd), rel=1e-6)
@@ -1045,41 +1045,45 @@ class TestStudies:
         if not (libsvm_folder.parent / "gp_uci" / "bike_data.csv.gz").is_file():
             pytest.skip("needs gp_uci/bike_data.csv.gz in the folder of TORCHNGVI_DATA")
         limits = {}
-        for name, (X, y) in ngvi.bike().items():
+        for name, (X, y) in figure_1.bike().items():
             model = GeneralizedLinear(X, y, "gaussian")
             star, q = exact_posterior(model), NaturalGaussian(model.dim, dtype=F64)
             eigenvalues = torch.linalg.eigvalsh(star.precision)
-            row = ngvi._fit_of(NaturalGaussian.from_moments(star.mean[None], star.covariance[None]), model, star, "", 0)
+            row = figure_1._fit_of(
+                NaturalGaussian.from_moments(star.mean[None], star.covariance[None]), model, star, "", 0
+            )
             limits[name] = (float(eigenvalues[-1]), float(q.kl(star).detach()), float(row["nlpd"][0]))
             limits[name] += (limiting_variance(model, star, 1000),)
         assert limits["17 features"] == pytest.approx((59179.3, 161693.3, 1.21531, 159.2), rel=1e-5, abs=0.05)
         assert limits["13 features"] == pytest.approx((43229.2, 122117.3, 1.49290, 259.0), rel=1e-5, abs=0.05)
-        log = ngvi.run_regression(seeds=2, iterations=12)
+        log = figure_1.run_regression(seeds=2, iterations=12)
         means = log[log["iteration"] == 10].groupby(["version", "method"])["kl"].mean()
         for version in limits:  # NGD is far ahead early
             assert means[version, "NGD"] < 0.02 * means[version, "SGD"]
-        ngvi.draw_regression(log, tmp_path / "fig1")
+        figure_1.draw_regression(log, tmp_path / "fig1")
         assert (tmp_path / "fig1.png").stat().st_size > 10_000
         assert "17 features, NGD: KL at 1:" in capsys.readouterr().out
-        alone = ngvi.run_regression(seeds=2, iterations=12, versions=["13 features"], methods=["SGD"])
+        alone = figure_1.run_regression(seeds=2, iterations=12, versions=["13 features"], methods=["SGD"])
         same = log[(log["version"] == "13 features") & (log["method"] == "SGD")].reset_index(drop=True)
         pd.testing.assert_frame_equal(alone, same)
-        ngvi.draw_regression(alone, tmp_path / "slope")
+        figure_1.draw_regression(alone, tmp_path / "slope")
         assert "slope" in capsys.readouterr().out
 
     def test_logistic_on_mushrooms(self, libsvm_folder, tmp_path):
         settings = {"data": ["mushrooms"], "seeds": [1], "iterations": [10], "full_iterations": [10], "points": 4}
-        log = ngvi.run_logistic(**settings, ngd=[[0.5]], sgd=[[1e-4]])
+        log = figure_2.run_logistic(**settings, ngd=[[0.5]], sgd=[[1e-4]])
         last = log[log["iteration"] == 10].set_index("method")["objective"]
         assert log["objective"].iloc[0] == pytest.approx(15959.6, abs=0.2)
         assert last["NGD (p)"] < 260 < 900 < last["SGD (p)"]
-        ngvi.draw_logistic(log, tmp_path / "fig2")
+        assert log["optimum"].iloc[0] == pytest.approx(166.58084, abs=1e-3)
+        assert bool((log["objective"] > log["optimum"]).all())
+        figure_2.draw_logistic(log, tmp_path / "fig2")
         assert (tmp_path / "fig2.png").stat().st_size > 10_000
 
     def test_standardised_pixels(self, monkeypatch):
         X = torch.tensor([[0.0, 0.2, 1.0], [0.0, 0.4, 0.0]], dtype=torch.float32)
-        monkeypatch.setattr(ngvi, "digits", lambda: (X, torch.tensor([0.0, 1.0])))
-        standardised, y = ngvi.standardized_digits()
+        monkeypatch.setattr(figure_2, "digits", lambda: (X, torch.tensor([0.0, 1.0])))
+        standardised, y = figure_2.standardized_digits()
         torch.testing.assert_close(standardised, torch.tensor([[0.0, -1.0, 1.0], [0.0, 1.0, -1.0]]))
         assert y.tolist() == [0.0, 1.0]
 
@@ -1094,18 +1098,18 @@ class TestStudies:
                 "diverged": [False] * 6,
             }
         )
-        assert ngvi._judged(log)["diverged"].tolist() == [True] * 4 + [False] * 2
+        assert figure_2._judged(log)["diverged"].tolist() == [True] * 4 + [False] * 2
 
     def test_data_that_are_not_there(self, monkeypatch, tmp_path):
         monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
         with pytest.raises(InputError, match="UCI Bike of Figure 1 is not here. Set TORCHNGVI_DATA to .* gp_uci"):
-            ngvi.bike()
+            figure_1.bike()
         with pytest.raises(InputError, match="MNIST of Figure 2 is not here. Set TORCHNGVI_DATA to .* mnist"):
-            ngvi.digits()
+            figure_2.digits()
 
     def test_the_slope(self):
         log = pd.DataFrame({"iteration": [1, 10, 100, 1000], "kl": [5.0, 1.0, 0.1, 0.01]})
-        assert ngvi.slope(log, 10, 1000) == pytest.approx(-1)
+        assert figure_1.slope(log, 10, 1000) == pytest.approx(-1)
 
 
 def test_documentation():

@@ -108,8 +108,9 @@ def test_both_readings_of_table_3_are_in_one_log():
 def test_the_flop_models_of_figure_5():
     """Row 47: d³ + 4d², 3d³ + 9d²/2 + d/2 and 3d³ + 5d² at d = 10, and on the figure the last points of VN agree."""
     assert {name: flops(10) for name, flops in kumar2025._FLOPS.items()} == {"vn": 1400, "srvn": 3455, "bwgd": 3500}
-    times = [("c", method, dim, 1, 1e-6 * dim**3, 0.0) for method in ("vn", "srvn", "bwgd") for dim in (10, 100)]
-    columns = ["case", "method", "dim", "steps", "seconds", "data_seconds"]
+    cases = [(method, dim) for method in ("vn", "srvn", "bwgd") for dim in (10, 100)]
+    times = [("c", method, dim, 1, *3 * (1e-6 * dim**3,), 0.0) for method, dim in cases]
+    columns = ["case", "method", "dim", "steps", "seconds", "low", "high", "data_seconds"]
     experiment = settings.parsed({"title": "t", "kind": "run_time", "dims": [10, 100], "cases": [ONE_CASE]})
     left, right = kumar2025.draw_time(pd.DataFrame(times, columns=columns), experiment).axes
     measured, model = left.lines[:2]

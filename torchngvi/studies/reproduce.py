@@ -17,7 +17,7 @@ from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
 from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
-from torchngvi.studies import experiments, figures, papers, settings
+from torchngvi.studies import comparison, experiments, figures, papers, settings
 from torchngvi.studies.papers import kumar2025
 from torchngvi.studies.settings import Experiment
 
@@ -132,7 +132,7 @@ def _run(path: Path, out: str | None, full: bool, from_logs: bool, overwrite: bo
     with folder.writing() as place:
         figures.save(_DRAW[experiment.kind](log, experiment), place / path.stem)
     if experiment.kind == "curves":
-        figures.show_table(log, experiment.title)
+        comparison.show_table(log, experiment.title)
     for pair, away in kumar2025.differences(log).items() if experiment.kind == "quadratic" else ():
         print(f"{pair}: largest difference of m and V from VN {away:.2e}")
     return folder.path
@@ -194,8 +194,8 @@ def compare(
     log = experiments.run_all(experiment)
     write_log(folder, settings.to_dict(experiment), log)
     with folder.writing() as place:
-        figures.save(figures.curves(log, experiment), place / "compare")
-    figures.show_table(log, experiment.title)
+        figures.save(comparison.curves(log, experiment), place / "compare")
+    comparison.show_table(log, experiment.title)
     return folder.path
 
 
@@ -242,7 +242,7 @@ _RUN: dict[str, Callable[[Experiment], pd.DataFrame]] = {
     "run_time": kumar2025.run_time,
 }
 _DRAW: dict[str, Callable[[pd.DataFrame, Experiment], Figure]] = {
-    "curves": figures.curves,
+    "curves": comparison.curves,
     "quadratic": kumar2025.draw_quadratic,
     "run_time": kumar2025.draw_time,
 }

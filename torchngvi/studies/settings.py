@@ -18,12 +18,12 @@ from torchngvi.models import ExpectedPenalty, MeanPenalty
 KINDS = ("curves", "table", "quadratic", "run_time")
 PENALTIES: dict[str, type[MeanPenalty] | type[ExpectedPenalty]] = {"mean": MeanPenalty, "expected": ExpectedPenalty}
 METRICS = {
-    "train": "training objective of Table 3",
+    "train": "training objective (Table 3)",
     "objective": "negative ELBO",
-    "test_nll": "test NLL (sum)",
+    "test_nll": "sum of the test losses",
     "test_accuracy": "test accuracy",
 }
-AXES = {"iteration": "iterations", "evaluations": "evaluations", "seconds": "CPU seconds a start"}
+AXES = {"iteration": "iterations", "evaluations": "evaluations", "seconds": "CPU seconds (steps × median step)"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class Case:
     bound: str = ""  # of `studies.bounds`: llp.mat, the published one, or a csv file with columns low, high, a, b, c
     penalty: str = ""  # "mean" or "expected": the regulariser of appendix H
     penalty_strength: float = 1.0
-    rows: int = 0  # of synthetic data
+    rows: int = 0  # of synthetic data, or of the training images of mnist
+    digits: tuple[int, ...] = ()  # the two classes of mnist, the second is 1
     features: int = 0
     eigenvalues: tuple[float, ...] = ()  # of the posterior precision, for data = "quadratic"
     points: int = 120  # records of a run
@@ -112,6 +113,8 @@ class Case:
         _ = self.of_fit
         if not self.skip and not self.methods:
             raise InputError(f"case {self.name!r} names no methods.")
+        if self.data == "mnist" and len(set(self.digits)) != 2:
+            raise InputError(f"digits must be two for data mnist; got {list(self.digits)}.")
         labels = [contender.label for contender in self.methods]
         for label in labels:
             if labels.count(label) > 1:

@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 
 from torchngvi import registry
 from torchngvi.app import report
-from torchngvi.app.fonts import drawable, families
+from torchngvi.app.fonts import drawable
 from torchngvi.app.outputs import OutputFolder, write_frame
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Quadrature
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.studies import experiments, figures
+from torchngvi.studies import comparison, experiments, figures, lines
 from torchngvi.studies.papers import Study
 from torchngvi.studies.papers.digits import run_digits, show_digits
 from torchngvi.studies.settings import Case, Contender, Experiment, replaced
@@ -35,7 +35,7 @@ _LOST = 1e6  # nats above it at which a step was too long
 
 def show_comparison(experiment: Experiment, log: pd.DataFrame, folder: OutputFolder) -> None:
     """Print each method's values beside the published ones, and write them as table.csv."""
-    last = figures.last_values(log).set_index(["case", "method"])
+    last = comparison.last_values(log).set_index(["case", "method"])
     keys = ("train", "test_nll", "test_accuracy")
     rows = []
     table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -121,11 +121,12 @@ def _path(
 
 def draw_quadratic(log: pd.DataFrame, experiment: Experiment) -> Figure:
     """Draw one panel a case: contours of the target, paths of the mean, ellipses of V at the start and the end."""
-    figure = figures.blank_figure(3.2 * len(experiment.cases), 3.8, experiment.title, experiment.note)
+    figure = figures.blank_figure(3.0 * len(experiment.cases) + 1.8, 3.8, experiment.title, experiment.note)
     panels = figure.subplots(1, len(experiment.cases), squeeze=False)[0]
     for axes, case in zip(panels, experiment.cases, strict=True):
         part = log[log["case"] == case.name]
-        figures.style(axes, case.name, "θ₁", "θ₂")
+        methods, order = (list(dict.fromkeys(runs["method"])) for runs in (part, log))
+        figures.style(axes, case.name, "θ₁", "θ₂" if axes is panels[0] else "")
         S, mean = _target_of(case)
         path = part[["m1", "m2"]].to_numpy()
         ends = np.vstack([path, mean])
@@ -136,20 +137,31 @@ def draw_quadratic(log: pd.DataFrame, experiment: Experiment) -> Figure:
         energy = 0.5 * np.einsum("...i,ij,...j->...", away, S, away)
         axes.contour(x, y, np.sqrt(energy), levels=14, colors="#d5d9de", linewidths=0.7)
         axes.grid(False)
-        for index, method in enumerate(dict.fromkeys(part["method"])):
+        for method in methods:
             run = part[part["method"] == method]
-            steps, lr = len(run) - 1, run["lr"].iloc[0]
-            done = "" if run["gap"].iloc[-1] < _GAP else ", not done"
-            marker = "o" if steps <= 60 else None
+            index = order.index(method)
+            marker = "o" if len(run) <= 61 else None
             axes.plot(run["m1"], run["m2"], color=figures.color(index), linewidth=1.5, marker=marker, markersize=3,
-                      linestyle=("-", (0, (4, 2)), (0, (1, 1)))[index % 3],
-                      label=drawable(f"{method.strip()}, step {lr:.2g}: {steps}{done}"))  # fmt: skip
+                      linestyle=figures.dashes(index), label=drawable(figures.spoken(method)))  # fmt: skip
             for row in (run.iloc[0], run.iloc[-1]):
                 axes.plot(*_ellipse(row), color=figures.color(index), linewidth=0.8, alpha=0.7)
-        axes.plot(*mean, "+", color="#222222", markersize=9)
-        font = {"size": 7, "family": families()}
-        axes.legend(prop=font, frameon=True, framealpha=0.9, edgecolor="none", loc="best")
+        axes.plot(*mean, "+", color=figures.INK, markersize=9)
+        axes.text(0.03, 0.98, _counts(part), transform=axes.transAxes, fontsize=7, va="top", linespacing=1.3)
+    figures.legend(figure)
     return figure
+
+
+_SHORT = {"vn": "VN", "srvn": "SR-VN", "covariance_gd": "GD", "bwgd": "BW-GD"}
+
+
+def _counts(log: pd.DataFrame) -> str:
+    """A line a method: its step, and its iterations to the minimum."""
+    told = []
+    for method, run in log.groupby("method", sort=False):
+        done = "" if run["gap"].iloc[-1] < _GAP else ", not there"
+        name = str(method).partition(",")[0]
+        told.append(f"{_SHORT.get(name, name)}, step {run['lr'].iloc[0]:.2g}: {len(run) - 1}{done}")
+    return "\n".join(told)
 
 
 def _target_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
@@ -190,7 +202,7 @@ _FLOPS: dict[str, Callable[[float], float]] = {  # appendix F.1, without the pas
 
 
 def run_time(experiment: Experiment) -> pd.DataFrame:
-    """Time each method for each D, methods in turn: the fastest step, and the fastest pass over the data in it."""
+    """Time each method for each D, methods in turn: quantiles of a step, and the median pass over the data in it."""
     case, rows = experiment.cases[0], []
     for dim in experiment.dims:
         problem = experiments.build(replaced(case, features=dim))
@@ -199,44 +211,52 @@ def run_time(experiment: Experiment) -> pd.DataFrame:
             registry.method(contender.method, q, contender.lr, estimator=problem.estimator)
             for contender, q in zip(case.methods, posteriors, strict=True)
         ]
-        best = np.full((len(case.methods), 2), np.inf)
         count = max(10, min(case.iterations, int(5e9 / (4 * dim**3 + 4 * case.rows * dim**2 + 1e6))))
-        for _ in range(count):
-            for index, (q, optimizer) in enumerate(zip(posteriors, optimizers, strict=True)):
-                begin = time.perf_counter()
+        times = np.empty((count, len(case.methods), 2))
+        for turn in times:
+            for spent, q, optimizer in zip(turn, posteriors, optimizers, strict=True):
+                begin = time.process_time()
                 optimizer.step(problem.target)
-                middle = time.perf_counter()
+                middle = time.process_time()
                 problem.estimator(q, problem.target).derivative.framed(q.frame())
-                best[index] = np.minimum(best[index], (middle - begin, time.perf_counter() - middle))
-        for contender, (step, data) in zip(case.methods, best.tolist(), strict=True):
-            rows.append((case.name, contender.label, dim, count, step, data))
-    return pd.DataFrame(rows, columns=["case", "method", "dim", "steps", "seconds", "data_seconds"])
+                spent[:] = middle - begin, time.process_time() - middle
+        low, half, high = np.quantile(times, (0.1, 0.5, 0.9), axis=0)
+        for index, contender in enumerate(case.methods):
+            spent = {"seconds": half[index, 0], "low": low[index, 0], "high": high[index, 0]}
+            rows.append({"case": case.name, "method": contender.label, "dim": dim, "steps": count}
+                        | spent | {"data_seconds": half[index, 1]})  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def draw_time(log: pd.DataFrame, experiment: Experiment) -> Figure:
     """Draw the measured steps, and their ratio to VN beside that of the flop models."""
-    figure = figures.blank_figure(8.4, 3.6, experiment.title, experiment.note)
+    figure = figures.blank_figure(10.2, 3.6, experiment.title, experiment.note)
     left, right = figure.subplots(1, 2)
-    figures.style(left, "Seconds a step (dashed: flop models on VN's scale)", "D")
-    figures.style(right, "Ratio to VN (dashed: flop models)", "D")
+    figures.style(left, "a step", "dimension D", "CPU seconds")
+    figures.style(right, "ratio to VN", "dimension D")
     vn = log[log["method"] == "vn"].set_index("dim")["seconds"]
+    ones = vn / vn
     top = float(vn.index.max())
     unit = vn[top] / _FLOPS["vn"](top)
     for index, method in enumerate(dict.fromkeys(log["method"])):
-        run = log[log["method"] == method].set_index("dim")["seconds"]
+        run = log[log["method"] == method].set_index("dim")
         d = run.index.to_numpy(dtype=float)
         model = np.array([_FLOPS[method](value) for value in d])
         base = np.array([_FLOPS["vn"](value) for value in d])
-        kind = {"color": figures.color(index), "linewidth": 1.4}
-        left.loglog(d, run.to_numpy(), marker="o", markersize=3.5, label=drawable(method), **kind)
-        left.loglog(d, unit * model, linestyle=(0, (4, 2)), alpha=0.7, **kind)
-        right.semilogx(d, run.to_numpy() / vn.to_numpy(), marker="o", markersize=3.5, label=drawable(method), **kind)
-        right.semilogx(d, model / base, linestyle=(0, (4, 2)), alpha=0.7, **kind)
-    left.legend(prop={"size": 8, "family": families()}, frameon=False)
+        for axes, scale, flops in ((left, ones, unit * model), (right, 1 / vn, model / base)):
+            drawn = run.rename(columns={"seconds": "middle"})[["middle", "low", "high"]].mul(scale, axis=0)
+            lines.filled(
+                axes, run.index.to_series(), drawn, figures.spoken(method), index, 0, marker="o", markersize=3.5
+            )
+            name = f"flop model of {_SHORT[method]}"
+            axes.plot(d, flops, color=figures.color(index), linestyle=figures.dashes(1), alpha=0.7, label=name)
+    left.set_yscale("log")
     for axes in (left, right):
+        axes.set_xscale("log")
         axes.set_xticks(list(experiment.dims), [str(dim) for dim in experiment.dims])
         axes.set_xticks([], minor=True)
     right.set_ylim(bottom=0)
+    figures.legend(figure)
     return figure
 
 

@@ -28,3 +28,25 @@ def images(what: str, part: str = "train") -> tuple[Tensor, Tensor]:
             arrays.append(np.frombuffer(file.read(), np.uint8, offset=header))
     labels, pixels = arrays[0], arrays[1].reshape(len(arrays[0]), -1)
     return torch.as_tensor(pixels.astype(np.float32) / 255), torch.as_tensor(labels.astype(np.int64))
+
+
+def pair(digits: tuple[int, int], rows: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Two digits as two classes.
+
+    Args:
+        digits: the classes; y is 1 for the second.
+        rows: the first so many of their training images; 0 for all.
+
+    Returns:
+        X (N, 784) and y (N,) of the training and of the test part, float64.
+
+    Raises:
+        MissingDataError: a file is not there.
+    """
+    parts = []
+    for part in ("train", "t10k"):
+        X, labels = images(f"MNIST of digits {digits[0]} and {digits[1]}", part)
+        kept = (labels == digits[0]) | (labels == digits[1])
+        parts.append((X[kept].double(), (labels[kept] == digits[1]).double()))
+    (X, y), test = parts
+    return (X[: rows or len(X)], y[: rows or len(y)]), test

@@ -16,7 +16,7 @@ from torchngvi.interfaces import Target
 from torchngvi.methods import SRVN, VN
 from torchngvi.models import GeneralizedLinear, LogJoint
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.cai2024.matching import BatchAndMatch
 from torchngvi.studies.papers.kim2024.runs import reference_target
 from torchngvi.studies.papers.kim2026.runs import divergence
@@ -127,17 +127,20 @@ def draw_targets(log: pd.DataFrame, path: Path) -> None:
     """Draw the mean gaps of the best constants over gradients, one panel a target."""
     targets = list(dict.fromkeys(log["target"]))
     figure = blank_figure(
-        3.3 * len(targets), 3.5, "Gap of the ELBO over gradients, 32 a step, the best constant of a grid for each",
-        "means of the runs from N(0, 0.09 I)",
+        3.1 * len(targets) + 1.9, 3.5, "Gap of the ELBO over gradients, 32 a step, the best constant of a grid",
+        "means of the runs from N(0, 0.09 I). In each panel the constants, in the order of the legend",
     )  # fmt: skip
     kept = best(log)
     for axes, target in zip(figure.subplots(1, len(targets), squeeze=False)[0], targets, strict=True):
         style(axes, target, "gradients", "nats" if target == targets[0] else "")
+        constants = []
         for index, method in enumerate((MATCHING, *METHODS)):
             line = kept[(kept["target"] == target) & (kept["method"] == method) & (kept["step"] > 0)]
             axes.loglog(line["gradients"], line["gap"].clip(lower=1e-9), color=color(index), linewidth=1.4,
-                        label=f"{method}, {line['constant'].iloc[0]:g}")  # fmt: skip
-        axes.legend(fontsize=7, frameon=False)
+                        label=method)  # fmt: skip
+            constants.append(f"{line['constant'].iloc[0]:g}")
+        axes.text(0.97, 0.97, ", ".join(constants), transform=axes.transAxes, fontsize=7, ha="right", va="top")
+    legend(figure)
     save(figure, path)
     print(summary(log).to_string())
 

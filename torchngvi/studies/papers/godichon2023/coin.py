@@ -23,8 +23,8 @@ from torchngvi.ifvb import (
 )
 from torchngvi.interfaces import Metric
 from torchngvi.stepsizes import PowerSchedule
-from torchngvi.studies.figures import blank_figure, color, save, style
-from torchngvi.studies.papers.godichon2023.drawing import median_and_range, summary
+from torchngvi.studies.figures import blank_figure, legend, save, style
+from torchngvi.studies.papers.godichon2023.drawing import RANGE, X_LABELS, densities, median_and_range, summary
 from torchngvi.studies.papers.godichon2023.problems import (
     COIN,
     FLOAT,
@@ -82,30 +82,33 @@ def run_coin(
 def draw_coin_densities(log: pd.DataFrame, path: Path) -> None:
     """Draw Figure 1, the fitted densities over the exact posterior."""
     cases = list(dict.fromkeys(log["case"]))
-    figure = blank_figure(5.2 * len(cases), 4.4, "Figure 1: a probability, fitted densities and the posterior")
+    note = f"{RANGE}; final values are in the table"
+    figure = blank_figure(
+        4.2 * len(cases) + 2, 3.7, "Figure 1: a probability, fitted densities and the posterior", note
+    )  # fmt: skip
     x = np.linspace(0.12, 0.5, 400)
     for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
         part = log[log["case"] == case]
-        style(axes, f"start {case}, {part['iteration'].max()} iterations", "θ", "density")
+        style(axes, f"start {case}, {part['iteration'].max()} iterations", "θ", "density" if case == cases[0] else "")
         axes.plot(x, stats.beta.pdf(x, *COIN), color="#bdc1c6", linewidth=6, label="posterior Beta(58, 144)")
-        for index, method in enumerate(dict.fromkeys(part["method"])):
-            runs = part[(part["method"] == method) & (part["iteration"] == part["iteration"].max())]
-            for number, row in enumerate(runs.itertuples()):
-                label = f"{method}: {row.a:.1f}, {row.b:.1f}" if number == 0 else None
-                axes.plot(x, stats.beta.pdf(x, row.a, row.b), color=color(index), linewidth=1.1, label=label)
-        axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+        densities(axes, x, part, lambda row: stats.beta.pdf(x, row.a, row.b))
+    legend(figure)
     save(figure, path)
     summary(log, "error", path, "Example 1: distance to (58, 144)")
 
 
 def draw_coin_errors(log: pd.DataFrame, path: Path) -> None:
     """Draw Figure 2, the distance to the optimum over iterations and time."""
-    figure = blank_figure(9.5, 3.8, "Figure 2: a probability, distance to (58, 144)")
+    start = log["case"].iloc[0]
+    figure = blank_figure(
+        10.5, 3.7, f"Figure 2: a probability from {start}, distance to the optimum (58, 144)",
+        RANGE,
+    )  # fmt: skip
     for axes, x in zip(figure.subplots(1, 2), ("iteration", "seconds"), strict=True):
-        style(axes, f"start {log['case'].iloc[0]}", "iteration" if x == "iteration" else "seconds a run", "|λ - λ*|")
-        median_and_range(axes, log[log["iteration"] > 0], "error", x)
+        style(axes, "", X_LABELS[x], "|λ - λ*|" if x == "iteration" else "")
+        median_and_range(axes, log[log["iteration"] > 0], "error", x, 1e-9)
         axes.set(xscale="log", yscale="log")
         axes.set_ylim(bottom=max(float(log["error"].min()), 1e-3))
-    axes.legend(fontsize=7, frameon=False, loc="lower left")
+    legend(figure)
     save(figure, path)
     summary(log, "error", path, "Example 1: distance to (58, 144)")

@@ -21,8 +21,8 @@ from torchngvi.ifvb import (
 )
 from torchngvi.interfaces import Metric
 from torchngvi.stepsizes import PowerSchedule
-from torchngvi.studies.figures import blank_figure, save, style
-from torchngvi.studies.papers.godichon2023.drawing import median_and_range, summary
+from torchngvi.studies.figures import blank_figure, legend, save, style
+from torchngvi.studies.papers.godichon2023.drawing import RANGE, X_LABELS, median_and_range, summary
 from torchngvi.studies.papers.godichon2023.runs import Build, logged, recipe
 
 
@@ -62,11 +62,11 @@ def run_crescent(iterations: int = 400, seeds: int = 5, draws: int = 20, full: b
 
 def draw_crescent(log: pd.DataFrame, path: Path) -> None:
     """Draw the gap to the evidence over iterations and over time."""
-    figure = blank_figure(9.5, 3.8, "A coupling flow on a crescent")
+    figure = blank_figure(10.5, 3.7, "A coupling flow on a crescent", RANGE)
     for axes, x in zip(figure.subplots(1, 2), ("iteration", "seconds"), strict=True):
-        style(axes, "", x, "nats below the evidence")
-        median_and_range(axes, log, "gap", x)
+        style(axes, "", X_LABELS[x], "nats below the evidence" if x == "iteration" else "")
+        median_and_range(axes, log, "gap", x, 1e-9)
         axes.set(yscale="log", ylim=(0.02, 5))
-    axes.legend(fontsize=7, frameon=False, loc="upper right")
+    legend(figure)
     save(figure, path)
     summary(log, "gap", path, "Example beyond the paper: nats below the evidence")

@@ -1,26 +1,45 @@
 """The common parts of the figures: medians over the seeds with their range, and the table of last values."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from torchngvi.app import report
 from torchngvi.app.outputs import write_frame
-from torchngvi.studies.figures import color
+from torchngvi.studies import lines
+from torchngvi.studies.figures import spoken
+
+RANGE = "median over the seeds, band from the smallest to the largest"
+X_LABELS = {"iteration": "iterations", "seconds": "CPU seconds a run (steps × median step)"}
 
 
-def median_and_range(axes: Axes, log: pd.DataFrame, y: str, x: str = "iteration", *, band: bool = True) -> None:
-    """Draw one line for each method, the median over seeds, with their range as a band."""
+def median_and_range(
+    axes: Axes,
+    log: pd.DataFrame,
+    y: str,
+    x: str = "iteration",
+    floor: float = -math.inf,
+    levels: tuple[float, float] = (0.0, 1.0),
+) -> None:
+    """Draw one line for each method, the median over seeds, with their quantiles as a band."""
     for index, method in enumerate(dict.fromkeys(log["method"])):
-        grouped = log[log["method"] == method].groupby("iteration")
-        middle, low, high = (grouped[y].agg(how) for how in ("median", "min", "max"))
-        at = grouped[x].mean() if x != "iteration" else middle.index.to_series()
-        dashes = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))[index % 4]
-        axes.plot(at, middle, color=color(index), linestyle=dashes, linewidth=1.4, label=method)
-        if band:
-            axes.fill_between(at, low, high, color=color(index), alpha=0.13, linewidth=0)
+        part = log[log["method"] == method]
+        lines.band(axes, part, y, spoken(method), index, x=x, middle="median", floor=floor, levels=levels)
+
+
+def densities(axes: Axes, x: np.ndarray, runs: pd.DataFrame, density: Callable[[pd.Series], np.ndarray]) -> None:
+    """Draw the density of each method at the end of its runs, the median over seeds, with their range as a band."""
+    for index, method in enumerate(dict.fromkeys(runs["method"])):
+        of_method = runs[runs["method"] == method]
+        last = of_method[of_method["iteration"] == of_method["iteration"].max()]
+        values = pd.DataFrame([density(row) for _, row in last.iterrows()])
+        drawn = pd.DataFrame({"middle": values.median(), "low": values.min(), "high": values.max()})
+        lines.filled(axes, x, drawn, spoken(method), index)
 
 
 def _shown(value: float) -> str:

@@ -27,8 +27,8 @@ from torchngvi.ifvb import (
 from torchngvi.interfaces import Metric
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.stepsizes import PowerSchedule
-from torchngvi.studies.figures import blank_figure, save, style
-from torchngvi.studies.papers.godichon2023.drawing import median_and_range, summary
+from torchngvi.studies.figures import blank_figure, legend, save, style
+from torchngvi.studies.papers.godichon2023.drawing import RANGE, X_LABELS, median_and_range, summary
 from torchngvi.studies.papers.godichon2023.problems import (
     FLOAT,
 )
@@ -115,15 +115,23 @@ def run_flow(
 
 def draw_flow(log: pd.DataFrame, path: Path) -> None:
     """Draw Figure 6, the lower bound over iterations and over time."""
-    figure = blank_figure(9.5, 3.9, "Figure 6: the orthogonal flow on German credit")
+    figure = blank_figure(
+        10.5,
+        3.7,
+        "Figure 6: the orthogonal flow on German credit",
+        RANGE,
+    )
     gaussian = log[log["method"] == "Gaussian by fit"]
     runs = log[log["method"] != "Gaussian by fit"]
     for axes, x in zip(figure.subplots(1, 2), ("iteration", "seconds"), strict=True):
-        style(axes, "", x, "lower bound")
+        style(axes, "", X_LABELS[x], "lower bound, nats" if x == "iteration" else "")
         median_and_range(axes, runs, "bound", x)
-        axes.axhline(gaussian["bound"].median(), color="#5f6368", linewidth=0.9, linestyle=":", label="Gaussian, fit")
+        axes.axhline(
+            gaussian["bound"].median(), color="#5f6368", linewidth=0.9, linestyle=":", label="full Gaussian by fit"
+        )
         low = runs[runs["iteration"] == 0]["bound"].median()
+        axes.set_xscale("linear" if x == "iteration" else "log")
         axes.set_ylim(low - 50, float(log["bound"].max()) + 30)
-    axes.legend(fontsize=7, frameon=False, loc="lower right")
+    legend(figure)
     save(figure, path)
     summary(log, "bound", path, "Example 5: lower bound")

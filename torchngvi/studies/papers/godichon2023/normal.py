@@ -1,5 +1,6 @@
 """Example 2, Figure 3: mean and variance of a normal sample, beside a Gibbs sampler."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from torchngvi.ifvb import (
 )
 from torchngvi.interfaces import Metric
 from torchngvi.stepsizes import PowerSchedule
-from torchngvi.studies.figures import blank_figure, color, save, style
-from torchngvi.studies.papers.godichon2023.drawing import median_and_range, summary
+from torchngvi.studies.figures import blank_figure, legend, save, style
+from torchngvi.studies.papers.godichon2023.drawing import RANGE, densities, median_and_range, summary
 from torchngvi.studies.papers.godichon2023.problems import (
     NORMAL_START,
     normal_bound,
@@ -71,26 +72,32 @@ def run_normal(
     return pd.concat([log, exact], ignore_index=True)
 
 
+def _density(name: str, grid: np.ndarray, row: pd.Series) -> np.ndarray:
+    """The density that a run gives to the mean or to the variance."""
+    law = stats.norm(row.m, row.v**0.5) if name == "mean" else stats.invgamma(row.a, scale=row.b)
+    found: np.ndarray = law.pdf(grid)
+    return found
+
+
 def draw_normal(log: pd.DataFrame, path: Path) -> None:
     """Draw Figure 3, the densities of the mean and the variance, and the gap of the bound."""
     exact, runs = log[log["method"] == "Gibbs"], log[log["method"] != "Gibbs"]
-    figure = blank_figure(12.5, 3.7, "Figure 3: mean and variance of a normal sample")
+    figure = blank_figure(
+        14.0, 3.7, "Figure 3: mean and variance of a normal sample", RANGE
+    )  # fmt: skip
     left, middle, right = figure.subplots(1, 3)
     for axes, name, grid in (
         (left, "mean", np.linspace(7, 12.5, 300)),
         (middle, "variance", np.linspace(0.3, 11, 300)),
     ):
-        style(axes, f"density of the {name}", name)
+        style(axes, f"posterior of the {name}", name, "density" if axes is left else "")
         edges = exact[name].to_numpy()[::8]
         density = np.diff(exact["level"].to_numpy()[::8]) / np.diff(edges)
         axes.stairs(density, edges, fill=True, color="#dadce0", label="Gibbs")
-        for index, method in enumerate(dict.fromkeys(runs["method"])):
-            row = runs[(runs["method"] == method) & (runs["seed"] == 0)].iloc[-1]
-            law = stats.norm(row.m, row.v**0.5) if name == "mean" else stats.invgamma(row.a, scale=row.b)
-            axes.plot(grid, law.pdf(grid), color=color(index), linewidth=1.2, label=method)
-    style(right, "bound of the optimum minus bound, exact", "iteration", "nats")
-    median_and_range(right, runs[runs["iteration"] > 0], "gap")
+        densities(axes, grid, runs, functools.partial(_density, name, grid))
+    style(right, "lower bound", "iterations", "nats below the optimum")
+    median_and_range(right, runs[runs["iteration"] > 0], "gap", floor=1e-9)
     right.set(xscale="log", yscale="log")
-    right.legend(fontsize=6.5, frameon=False, loc="lower left")
+    legend(figure)
     save(figure, path)
     summary(runs, "gap", path, "Example 2: nats below the best bound, -24.799583")

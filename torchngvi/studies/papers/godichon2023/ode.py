@@ -31,8 +31,8 @@ from torchngvi.ifvb import (
 from torchngvi.interfaces import Metric
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.stepsizes import PowerSchedule
-from torchngvi.studies.figures import blank_figure, color, save, style
-from torchngvi.studies.papers.godichon2023.drawing import median_and_range, summary
+from torchngvi.studies.figures import INK, blank_figure, legend, save, style
+from torchngvi.studies.papers.godichon2023.drawing import RANGE, X_LABELS, median_and_range, summary
 from torchngvi.studies.papers.godichon2023.runs import Build, logged, recipe
 
 _DOSE, _TIMES, _SOLVER_STEPS, _NOISE = 1.0, (0.5, 1.0, 1.5, 2.0), 4, 0.1
@@ -144,16 +144,23 @@ def run_ode(
 def draw_ode(log: pd.DataFrame, path: Path) -> None:
     """Draw the gap to the evidence over evaluations of the log joint, and over time."""
     figure = blank_figure(
-        9.5, 3.9, "A coupling flow on a differential equation", "median and range of the seeds; dotted: best Gaussian"
+        10.5,
+        3.7,
+        "A coupling flow on a differential equation",
+        RANGE,
     )
     for axes, x, label in zip(
-        figure.subplots(1, 2), ("log_joint_draws", "seconds"), ("evaluations of the log joint", "seconds"), strict=True
+        figure.subplots(1, 2),
+        ("log_joint_draws", "seconds"),
+        ("evaluations of the log joint", X_LABELS["seconds"]),
+        strict=True,
     ):
-        style(axes, "", label, "nats below the evidence")
-        median_and_range(axes, log, "gap", x)
-        axes.axhline(float(log["gaussian"].iloc[0]), color=color(5), linewidth=0.9, linestyle=":")
+        style(axes, "", label, "nats below the evidence" if x != "seconds" else "")
+        median_and_range(axes, log, "gap", x, 1e-9)
+        level = float(log["gaussian"].iloc[0])
+        axes.axhline(level, color=INK, linewidth=0.9, linestyle=":", label="best Gaussian")
         axes.set(xscale="log", yscale="log")
-    axes.legend(fontsize=7, frameon=False)
+    legend(figure)
     save(figure, path)
     summary(log, "gap", path, "A differential equation: nats below the evidence")
     print(reached(log).to_string())

@@ -138,6 +138,14 @@ class PoissonRegression(NamedTuple):
         step = torch.cholesky_solve(for_mean[..., None], torch.linalg.cholesky(precision))[..., 0]
         return mean + rho * step, precision
 
+    def optimum(self, steps: int = 200) -> tuple[Tensor, Tensor]:
+        """The mean and the covariance of the best Gaussian, by natural-gradient steps of a half from N(0, I/100)."""
+        d = self.X.shape[1]
+        mean, precision = self.X.new_zeros(d), 100 * torch.eye(d, dtype=self.X.dtype)
+        for _ in range(steps):
+            mean, precision = self.natural_step(mean, precision, 0.5)
+        return mean, torch.cholesky_inverse(torch.linalg.cholesky(precision))
+
 
 def poisson_data(seed: int, n: int = 200, d: int = 3) -> PoissonRegression:
     """Data of Example 3: n rows x ~ N(0, I) of d features, with counts at θ = 1."""

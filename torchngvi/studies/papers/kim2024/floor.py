@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies.figures import blank_figure, color, legend, save, spoken, style
 from torchngvi.studies.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, start
 from torchngvi.theory.kim2024 import (
     GaussianTarget,
@@ -51,11 +51,13 @@ def run_floor(
             q = start(target, runs, mean_field=True, at_optimum=True)
             batch = Runs(target, q, noisy(method), gamma, L)
             batch.advance(burn)
-            squares = [batch.distances2().mean()]
+            squares = [batch.distances2()]
             for _ in range(10):
                 batch.advance(max(1, burn // 20))
-                squares.append(batch.distances2().mean())
-            rows.append({"rho": rho, "method": method, "gamma": gamma, "floor": float(torch.stack(squares).mean()),
+                squares.append(batch.distances2())
+            of_runs = torch.stack(squares).mean(0)
+            rows.append({"rho": rho, "method": method, "gamma": gamma, "floor": float(of_runs.mean()),
+                         "error": float(of_runs.std()) / runs**0.5,
                          "fisher": float(target.fisher_hyvarinen(mean, C)),
                          "predicted": predicted_floor(target, method)})  # fmt: skip
     return pd.DataFrame(rows)
@@ -64,8 +66,8 @@ def run_floor(
 def draw_floor(log: pd.DataFrame, path: Path) -> None:
     """Draw the floor over γ against D_F, and against the correlation."""
     figure = blank_figure(
-        9.2, 3.7, "Mean field on two correlated Gaussian variables: the noise floor",
-        "points: E|λ - λ*|²/γ of 200 runs at γ = 0.02/L; lines: ½ tr(H⁻¹ Cov g), its limit for small steps",
+        10.8, 3.7, "Mean field on two correlated Gaussian variables: the noise floor",
+        "points: means of 200 runs at γ = 0.02/L, with two standard errors; lines: their limit ½ tr(H⁻¹ Cov g)",
     )  # fmt: skip
     left, right = figure.subplots(1, 2, sharey=True)
     style(left, "against the misspecification", "D_F(q*, π) = 2ρ²/(1 - ρ²)", "E|λ - λ*|² / γ")
@@ -73,10 +75,12 @@ def draw_floor(log: pd.DataFrame, path: Path) -> None:
     for index, method in enumerate((LANDING, CLOSED)):
         part = log[log["method"] == method].sort_values("fisher")
         for axes, x in ((left, part["fisher"]), (right, 1 - part["rho"])):
-            axes.loglog(x, part["floor"] / part["gamma"], "o", color=color(index), markersize=5, label=method)
-            axes.loglog(x, part["predicted"], color=color(index), linewidth=1)
+            height, error = (part[key] / part["gamma"] for key in ("floor", "error"))
+            axes.errorbar(x, height, 2 * error, fmt="o", color=color(index), markersize=4, label=spoken(method))
+            label = f"limit, {spoken(method)}"
+            axes.loglog(x, part["predicted"], color=color(index), linewidth=1, label=label)
     right.invert_xaxis()
-    left.legend(fontsize=7.5, frameon=False)
+    legend(figure)
     save(figure, path)
     for _, row in log.iterrows():
         print(f"ρ = {row['rho']:g}, {row['method']}: floor/γ = {row['floor'] / row['gamma']:.3g}, predicted "

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies.figures import FAINT, blank_figure, color, legend, save, spoken, style
 from torchngvi.studies.papers.kim2024.runs import CLOSED, LANDING, optimum, reference_target
 from torchngvi.theory.kim2024 import (
     AdaptiveVariance,
@@ -58,19 +58,22 @@ def draw_qv(log: pd.DataFrame, path: Path) -> None:
     """Draw second moments against distances, one panel for each kind of root."""
     families = list(dict.fromkeys(log["family"]))
     figure = blank_figure(
-        10.2, 3.9, "Second moments of one draw against the distance to the optimum",
-        "points: exact E|g|² at random λ in the domain; lines: the bounds at their best δ (S = L); grey: D_F(q, π)",
+        11.8, 3.9, "Second moments of one draw against the distance to the optimum",
+        "points: exact at random λ of the domain, so that there is no band; lines: the bounds at their best δ (S = L)",
     )  # fmt: skip
     for axes, family in zip(np.atleast_1d(figure.subplots(1, len(families), sharey=True)), families, strict=True):
-        style(axes, family, "|λ - λ*|²", "E|g|²")
+        style(axes, family, "|λ - λ*|²", "E|g|²" if family == families[0] else "")
         part = log[log["family"] == family]
         for index, method in enumerate((LANDING, CLOSED)):
             own = part[part["method"] == method].sort_values("distance2")
-            axes.loglog(own["distance2"], own["moment"], ".", color=color(index), markersize=3, label=method)
-            axes.loglog(own["distance2"], own["bound"], color=color(index), linewidth=1.2)
+            axes.loglog(own["distance2"], own["moment"], ".", color=color(index), markersize=3, label=spoken(method),
+                        rasterized=True)  # fmt: skip
+            label = f"bound, {spoken(method)}"
+            axes.loglog(own["distance2"], own["bound"], color=color(index), linewidth=1.2, label=label)
         own = part[part["method"] == LANDING].sort_values("distance2")
-        axes.loglog(own["distance2"], own["fisher"], ".", color="#9aa0a6", markersize=2)
-        axes.legend(fontsize=7.5, frameon=False)
+        label = "Fisher-Hyvärinen divergence D_F(q, π)"
+        axes.loglog(own["distance2"], own["fisher"], ".", color=FAINT, markersize=2, label=label, rasterized=True)
+    legend(figure)
     save(figure, path)
     for (family, method), part in log.groupby(["family", "method"], sort=False):
         ratio = part["moment"] / part["bound"]

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies import lines
+from torchngvi.studies.figures import FAINT, INK, blank_figure, color, legend, save, spoken, style
 from torchngvi.studies.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, reference_target, start
 from torchngvi.theory.kim2024 import (
     landing_variance,
@@ -64,33 +65,32 @@ def decay(log: pd.DataFrame) -> float:
 def draw_rate(log: pd.DataFrame, path: Path) -> None:
     """Draw distances on a logarithmic axis against γμt, and the floors against the step."""
     figure = blank_figure(
-        10.2, 3.9, "Reference run: d = 5, κ = 4, the family holds the target",
-        "mean |λ - λ*|² over 20 runs at the step of the theorem γ₁, 80 at its multiples; one draw a step; black: "
-        "the bound Δ² exp(-γμt)",
+        12.4, 3.9, "Reference run: d = 5, κ = 4, the family holds the target",
+        "means over 20 runs at the step of the theorem γ₁, 80 at its multiples, bands from smallest to largest; "
+        "one draw a step; the floor is the mean over the last third of a run",
     )  # fmt: skip
     left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
     style(left, "distance to the optimum", "γμ t", "mean |λ - λ*|²")
-    for method, line in ((LANDING, "-"), (CLOSED, (0, (4, 1.5)))):
+    for dash, method in enumerate((LANDING, CLOSED)):
         for index, factor in enumerate(dict.fromkeys(log["factor"])):
             part = log[(log["method"] == method) & (log["factor"] == factor) & (log["draws"] == 1)]
-            left.plot(part["iteration"] * part["gamma"], part["distance2"].clip(lower=_SMALL),
-                      color=color(index), linestyle=line, linewidth=1.3,
-                      label=f"{method}, {factor:g} γ₁")  # fmt: skip
+            drawn = part.rename(columns={"distance2": "middle"})[["middle", "low", "high"]].clip(lower=_SMALL)
+            label = f"{spoken(method)}, {factor:g} γ₁"
+            lines.filled(left, part["iteration"] * part["gamma"], drawn, label, index, dash)
     times = np.linspace(0, float((log["iteration"] * log["gamma"]).max()), 50)
-    left.plot(times, log["delta2"].iloc[0] * np.exp(-times), color="#222222", linewidth=0.9)
+    left.plot(times, log["delta2"].iloc[0] * np.exp(-times), color=INK, linewidth=0.9, label="bound Δ² exp(-γμt)")
     left.set_yscale("log")
     left.set_ylim(1e-17, 100)
-    left.legend(fontsize=7, frameon=False, ncols=2, loc="lower left")
-    style(right, "floor of the closed entropy", "step γ / number of draws M", "mean |λ - λ*|² at the end")
+    style(right, "floor of the closed-form entropy", "step γ / number of draws M", "mean |λ - λ*|² at the end")
     table = floors(log)
     for index, (marker, part) in enumerate((("o", table[table["draws"] == 1]), ("s", table[table["draws"] > 1]))):
         x = part["gamma"] / part["draws"]
         right.loglog(x, part["distance2"], marker, color=color(index), markersize=5,
-                     label="one draw" if index == 0 else "16 γ₁ with 4 and 16 draws")  # fmt: skip
+                     label="floor, one draw" if index == 0 else "floor, 4 and 16 draws, 16 γ₁")  # fmt: skip
     x = np.array([table["gamma"].min(), table["gamma"].max()]) * np.array([0.7, 1.4])
     first = table[table["draws"] == 1].iloc[0]
-    right.loglog(x, first["distance2"] / first["gamma"] * x, color="#9aa0a6", linewidth=0.9, label="proportional")
-    right.legend(fontsize=7, frameon=False)
+    right.loglog(x, first["distance2"] / first["gamma"] * x, color=FAINT, linewidth=0.9, label="proportional to γ/M")
+    legend(figure)
     save(figure, path)
     for (method, factor), part in log[log["draws"] == 1].groupby(["method", "factor"], sort=False):
         gamma, last = part["gamma"].iloc[0], part.iloc[-1]

@@ -11,7 +11,7 @@ from torchngvi.expectations import Quadrature
 from torchngvi.fitting.fit import fit
 from torchngvi.models import GeneralizedLinear, LogJoint
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.kim2024.runs import reference_target
 from torchngvi.studies.papers.kim2026.runs import ESTIMATORS, GEOMETRIES, divergence, steps_to
 
@@ -82,8 +82,8 @@ def _on_logistic(
 def draw_geometries(log: pd.DataFrame, path: Path) -> None:
     """Draw the steps against each of d, κ and 1/gap: a colour for each geometry, a dash for each estimator."""
     figure = blank_figure(
-        10.8, 3.9, "Steps to a mean gap from the optimum, one draw a step, best constant step of a grid",
-        "solid: Price's gradient; dashed: reparametrised. Start N(0, I), means of independent runs; a point is left "
+        12.4, 3.9, "Steps to a mean gap from the optimum, one draw a step, best constant step of a grid",
+        "Start N(0, I), means of independent runs; a point is left "
         "out where no step of the grid reached the gap before the limit.",
     )  # fmt: skip
     for axes, (varied, title) in zip(figure.subplots(1, 3), _PANELS.items(), strict=True):
@@ -93,12 +93,11 @@ def draw_geometries(log: pd.DataFrame, path: Path) -> None:
             for kind, estimator in enumerate(ESTIMATORS):
                 line = part[(part["geometry"] == geometry) & (part["estimator"] == estimator)]
                 axes.loglog(line["x"], line["steps"], color=color(index), marker="o", markersize=4, linewidth=1.4,
-                            linestyle=("-", (0, (4, 2)))[kind], label=geometry if kind == 0 else None)  # fmt: skip
+                            linestyle=("-", (0, (4, 2)))[kind], label=f"{geometry}, {estimator}")  # fmt: skip
         ticks = sorted(log.loc[log["varied"] == varied, "x"].unique())
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
         axes.minorticks_off()
-        if varied == "d":
-            axes.legend(fontsize=7.5, frameon=False)
+    legend(figure)
     save(figure, path)
     table = log.pivot_table(index=["varied", "x"], columns=["geometry", "estimator"], values="steps").astype(int)
     print(table.astype(str).replace("-1", "beyond").to_string())

@@ -9,7 +9,7 @@ import torch
 from torchngvi.diagnostics import compare_estimators
 from torchngvi.expectations import Independent
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.kim2024.runs import optimum, reference_target
 from torchngvi.studies.papers.kim2026.runs import ESTIMATORS
 from torchngvi.theory.kim2024 import GaussianTarget
@@ -65,19 +65,20 @@ def run_noise(
 def draw_noise(log: pd.DataFrame, path: Path) -> None:
     """Draw the variances over the dimension: points measured, lines in closed form."""
     figure = blank_figure(
-        7.6, 3.7, "Variance of one draw of the gradient, squared natural norm, Gaussian target, κ = 4",
+        9.4, 3.7, "Variance of one draw of the gradient, squared natural norm, Gaussian target, κ = 4",
         "points: measured; lines: closed form",
     )  # fmt: skip
     for axes, place in zip(figure.subplots(1, 2, sharey=True), ("start", "optimum"), strict=True):
         style(axes, {"start": "at the start N(0, I)", "optimum": "at the optimum"}[place], "d")
         for index, name in enumerate(ESTIMATORS):
             part = log[(log["place"] == place) & (log["estimator"] == name)]
-            axes.loglog(part["dim"], part["variance"], "o", color=color(index), markersize=5)
-            axes.loglog(part["dim"], part["exact"], color=color(index), linewidth=1.3, label=name)
+            axes.loglog(part["dim"], part["variance"], "o", color=color(index), markersize=5,
+                        label=f"{name}, measured")  # fmt: skip
+            axes.loglog(part["dim"], part["exact"], color=color(index), linewidth=1.3, label=f"{name}, closed form")
         ticks = sorted(log["dim"].unique())
         axes.set_xticks(ticks, [str(dim) for dim in ticks])
         axes.minorticks_off()
-        axes.legend(fontsize=8, frameon=False)
+    legend(figure)
     save(figure, path)
     print(
         log.pivot_table(index=["place", "dim"], columns="estimator", values=["variance", "exact"]).round(1).to_string()

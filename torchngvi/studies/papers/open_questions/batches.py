@@ -18,7 +18,8 @@ import torch
 
 from torchngvi.expectations import BonnetPrice, Independent
 from torchngvi.methods import VN
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies import lines
+from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.local import Ends, hessian, noise
 from torchngvi.studies.papers.open_questions.problems import MODELS, exact_loss, repeated, solved
 
@@ -108,18 +109,17 @@ def draw_batches(log: pd.DataFrame, path: Path) -> None:
     """Draw N E[gap] over V∞ against N, measured and by the recursion."""
     models = list(dict.fromkeys(log["model"]))
     figure = blank_figure(
-        4.6 * len(models), 3.9, "Falling steps and growing batches, Price's gradient",
+        4.2 * len(models) + 2.4, 3.9, "Falling steps and growing batches, Price's gradient",
         "means and two standard errors; dotted: the recursion from J and the noise at the optimum",
     )  # fmt: skip
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         style(axes, model, "draws N", "N E[gap] over V∞" if model == models[0] else "")
         for index, (label, part) in enumerate(log[log["model"] == model].groupby("schedule", sort=False)):
             scale = part["draws"] / part["variance"]
-            axes.loglog(part["draws"], scale * part["gap"], color=color(index), linewidth=1.4, label=label)
-            axes.fill_between(part["draws"], scale * (part["gap"] - 2 * part["error"]).clip(lower=1e-9),
-                              scale * (part["gap"] + 2 * part["error"]), color=color(index), alpha=0.15)  # fmt: skip
+            drawn = lines.two_errors(part["gap"], part["error"], scale).clip(lower=1e-9)
+            lines.filled(axes, part["draws"], drawn, str(label), index, 0)
             axes.loglog(part["draws"], scale * part["predicted"], color=color(index), linewidth=1.0, linestyle=":")
-    axes.legend(fontsize=7, frameon=False)
+    legend(figure)
     save(figure, path)
     last = log.groupby(["model", "schedule"], sort=False).last()
     scale = last["draws"] / last["variance"]

@@ -24,7 +24,7 @@ from torchngvi.methods import SRVN, VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.local import Ends, hessian, noise
 from torchngvi.studies.papers.open_questions.problems import MODELS, exact_loss, repeated, solved
 
@@ -149,9 +149,9 @@ def draw_floor(log: pd.DataFrame, path: Path) -> None:
     """Draw the floors over γ beside what is predicted, and the bias of log det V."""
     targets = list(dict.fromkeys(log["target"]))
     figure = blank_figure(
-        3.6 * len(targets), 6.2, "Constant steps, 16 draws: where VN and SR-VN stay, from the same draws",
-        "top: mean gap, dotted: predicted, ½ Σ γn/(2 - γλ); bottom: mean of log det V less that of the optimum, "
-        "two standard errors, dotted: predicted to first order in γ.",
+        3.4 * len(targets) + 1.8, 6.2, "Constant steps, 16 draws: where VN and SR-VN stay, from the same draws",
+        "means and two standard errors. Top: predicted is ½ Σ γn/(2 - γλ); bottom: log det V less that of the optimum, "
+        "predicted to first order in γ.",
     )  # fmt: skip
     panels = figure.subplots(2, len(targets), squeeze=False)
     for column, target in enumerate(targets):
@@ -163,9 +163,11 @@ def draw_floor(log: pd.DataFrame, path: Path) -> None:
                 "color": color(0 if method == "VN" else 1),
                 "linestyle": "-" if name == "Price" else (0, (4, 2)), "linewidth": 1.4,
             }  # fmt: skip
-            panels[0, column].loglog(line["gamma"], line["gap"], marker="o", markersize=3,
-                                     label=f"{method}, {name}", **look)  # fmt: skip
-            panels[0, column].loglog(line["gamma"], line["predicted"], color="#7a7f87", linestyle=":")
+            panels[0, column].errorbar(line["gamma"], line["gap"], 2 * line["error"], marker="o", markersize=3,
+                                       label=f"{method}, {name}", **look)  # fmt: skip
+            panels[0, column].loglog(
+                line["gamma"], line["predicted"], color="#7a7f87", linestyle=":", label="predicted"
+            )
             panels[1, column].errorbar(line["gamma"], line["log_det"], 2 * line["log_det_error"], **look)
             if name != "Price":
                 panels[1, column].plot(line["gamma"], line["log_det_predicted"], color="#7a7f87", linestyle=":")
@@ -174,7 +176,7 @@ def draw_floor(log: pd.DataFrame, path: Path) -> None:
         for axes in panels[:, column]:
             axes.set_xticks(ticks, [f"{gamma:g}" for gamma in ticks])
             axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    panels[0, 0].legend(fontsize=7.5, frameon=False)
+    legend(figure)
     save(figure, path)
     table = log.assign(ratio=log["gap"] / log["predicted"], ratio_error=log["error"] / log["predicted"])
     shown = table.pivot_table(index=["target", "estimator", "gamma"], columns="method",

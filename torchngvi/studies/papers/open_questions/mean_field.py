@@ -19,7 +19,8 @@ from torchngvi.expectations import BonnetPrice, Independent, Quadrature
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import DiagonalGaussian
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies import lines
+from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.floor import gaussian
 from torchngvi.studies.papers.open_questions.problems import MODELS
 from torchngvi.studies.papers.open_questions.rate import FACTOR, SHIFT
@@ -146,15 +147,19 @@ def summary(log: pd.DataFrame) -> pd.DataFrame:
 def draw_mean_field(log: pd.DataFrame, path: Path) -> None:
     """Draw the gaps over t, with the slope -1."""
     figure = blank_figure(
-        6.4, 4.0, "Mean-field stochastic NGVI, γ = 2/(t + 10)", "means of the runs, two draws a step; dotted: slope -1"
+        8.2,
+        4.0,
+        "Mean-field stochastic NGVI, γ = 2/(t + 10)",
+        "means of the runs and two standard errors, two draws a step; dotted: slope -1",
     )
     axes = figure.subplots()
-    style(axes, "", "t", "gap above the best diagonal q, nats")
+    style(axes, "", "t", "nats above the best diagonal q")
     for index, (name, part) in enumerate(log[log["t"] > 0].groupby("model", sort=False)):
-        axes.loglog(part["t"], part["gap"], color=color(index), linewidth=1.4,
-                    label=f"{name}, λ from {part['lowest'].iloc[0]:.2g}")  # fmt: skip
+        drawn = lines.two_errors(part["gap"], part["error"]).clip(lower=1e-12)
+        lines.filled(axes, part["t"], drawn, f"{name}, λ from {part['lowest'].iloc[0]:.2g}", index, 0)
         axes.loglog(part["t"], part["gap"].iloc[-1] * part["t"].iloc[-1] / part["t"], color=color(index),
                     linewidth=0.6, linestyle=":")  # fmt: skip
-    axes.legend(fontsize=7.5, frameon=False)
+    axes.set_ylim(0.5 * log["gap"].min(), None)
+    legend(figure)
     save(figure, path)
     print(summary(log).round(4).to_string())

@@ -26,7 +26,7 @@ from torchngvi.models import GeneralizedLinear
 from torchngvi.momentum import NormalizedMomentum
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.floor import TARGETS, stationary
 from torchngvi.studies.papers.open_questions.local import flattened, hessian
 from torchngvi.studies.papers.open_questions.problems import repeated, solved
@@ -113,8 +113,9 @@ def draw_normalised(log: pd.DataFrame, path: Path) -> None:
     """Draw the floors over the step."""
     targets = list(dict.fromkeys(log["target"]))
     figure = blank_figure(
-        4.6 * len(targets), 3.8, "Constant steps: Snngm beside SR-VN",
-        "solid: Snngm, step α; dashed: SR-VN, step γ; dotted: predicted for Snngm. Below 1e-12 nothing is drawn.",
+        4.6 * len(targets) + 1.8, 3.8, "Constant steps: Snngm beside SR-VN",
+        "means and two standard errors. Solid: Snngm, step α; dashed: SR-VN, step γ; dotted: predicted for Snngm. "
+        "Below 1e-12 nothing is drawn.",
     )  # fmt: skip
     for axes, target in zip(figure.subplots(1, len(targets), squeeze=False)[0], targets, strict=True):
         style(axes, target, "step", "gap in nats" if target == targets[0] else "")
@@ -122,10 +123,12 @@ def draw_normalised(log: pd.DataFrame, path: Path) -> None:
             for method, dashes in (("Snngm", "-"), ("SR-VN", (0, (4, 2)))):
                 line = log[(log["target"] == target) & (log["estimator"] == name) & (log["method"] == method)]
                 kept = line[line["gap"] > 1e-12]
-                axes.loglog(kept["step"], kept["gap"], color=color(index), linestyle=dashes, marker="o", markersize=3,
-                            linewidth=1.4, label=f"{method}, {name}")  # fmt: skip
-                axes.loglog(line["step"], line["predicted"], color="#7a7f87", linestyle=":")
-    axes.legend(fontsize=7, frameon=False)
+                axes.errorbar(kept["step"], kept["gap"], 2 * kept["error"], color=color(index), linestyle=dashes,
+                              marker="o", markersize=3, linewidth=1.4, label=f"{method}, {name}")  # fmt: skip
+                axes.loglog(
+                    line["step"], line["predicted"], color="#7a7f87", linestyle=":", label="predicted for Snngm"
+                )
+    legend(figure)
     save(figure, path)
     shown = log.assign(ratio=log["gap"] / log["predicted"]).set_index(["target", "estimator", "method", "step"])
     print(shown.map("{:.3g}".format).to_string())

@@ -23,7 +23,8 @@ from torchngvi.interfaces import Expectation
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies import lines
+from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.local import Ends, hessian, noise
 from torchngvi.studies.papers.open_questions.problems import MODELS, exact_loss, repeated, solved
 from torchngvi.studies.stepping import steps
@@ -133,9 +134,9 @@ def _runs(model: GeneralizedLinear, least: Tensor, runs: int, length: int, point
 def draw_rate(log: pd.DataFrame, path: Path) -> None:
     """Draw the scaled gap with its limits, the PL ratios, and the relative curvature of the steps."""
     figure = blank_figure(
-        10.8, 3.9, "Stochastic NGVI with one draw a step, γ = 2/(t + 10), Price's gradient",
+        12.6, 3.9, "Stochastic NGVI with one draw a step, γ = 2/(t + 10), Price's gradient",
         "left: means and two standard errors, dotted: the limits. Middle: solid Bregman, dashed natural. Right: "
-        "bands of all runs, cut off at -1 and 4.\nOf a conjugate model each ratio is 1.",
+        "bands of all runs, cut off at -1 and 4. Of a conjugate model each ratio is 1.",
     )  # fmt: skip
     panels = figure.subplots(1, 3)
     titles = ("(t + 10) E[gap] over V∞", "PL ratio, the least of the runs", "relative curvature of steps")
@@ -144,16 +145,14 @@ def draw_rate(log: pd.DataFrame, path: Path) -> None:
         axes.set_xscale("log")
     for index, (name, part) in enumerate(log[log["t"] > 0].groupby("model", sort=False)):
         scale, look = (part["t"] + SHIFT) / (1.5 * part["conjugate"]), {"color": color(index), "linewidth": 1.4}
-        panels[0].plot(part["t"], scale * part["gap"], label=name, **look)
-        panels[0].fill_between(part["t"], scale * (part["gap"] - 2 * part["error"]),
-                               scale * (part["gap"] + 2 * part["error"]), color=color(index), alpha=0.15)  # fmt: skip
+        lines.filled(panels[0], part["t"], lines.two_errors(part["gap"], part["error"], scale), str(name), index, 0)
         panels[0].axhline(float((part["limit"] / (1.5 * part["conjugate"])).iloc[0]), linestyle=":", **look)
         panels[1].plot(part["t"], part["bregman_low"], **look)
         panels[1].plot(part["t"], part["natural_low"], linestyle=(0, (4, 2)), **look)
         panels[2].fill_between(part["t"], part["smooth_low"], part["smooth_high"], color=color(index), alpha=0.35)
     panels[0].set_yscale("log")
     panels[2].set_ylim(-1, 4)
-    panels[0].legend(fontsize=7.5, frameon=False)
+    legend(figure)
     save(figure, path)
     print(summary(log).round(4).to_string())
 

@@ -57,7 +57,7 @@ def draw_patterns(log: pd.DataFrame, path: Path) -> None:
             shade = np.zeros((int(entries["dim"].iloc[0]),) * 2)
             shade[entries["row"], entries["column"]] = 1.0
             style(axes, f"{algorithm}: {name}")
-            axes.pcolormesh(shade, cmap=_shades(), vmin=0, vmax=1, edgecolors="white", linewidth=0.4)
+            axes.pcolormesh(shade, cmap=_shades(), vmin=0, vmax=1, edgecolors="white", linewidth=0.4, rasterized=True)
             axes.invert_yaxis()
             axes.set_aspect("equal")
             axes.set_xticks([])

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from torchngvi.diagnostics import elbo
@@ -19,14 +18,13 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import Adam
 from torchngvi.stopping import SlopeStop
-from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies import lines
+from torchngvi.studies.figures import FAINT, blank_figure, legend, save, style
 from torchngvi.studies.stepping import steps
 
 OPTIMISERS = ("Euclid Adam", "Natural Adam", "Natural Snngm")
 DEFAULT = "fit(q, model)"
 _FINAL_DRAWS = 1000
-_FAINT = "#9aa0a6"
-_DASHES: tuple[object, ...] = ("-", (0, (1.5, 1.2)), (0, (5, 2)))
 
 
 class Ended(NamedTuple):
@@ -154,30 +152,36 @@ def written(lines: Sequence[str], path: Path) -> None:
 def bounds_drawn(log: pd.DataFrame, path: Path, title: str, level: str = "") -> None:
     """Draw the average bound of each 1000 iterations, one panel a data set: a colour an optimiser, a dash a family.
 
-    Where ``level`` says what it is, the bound of the default fit is a line across the panel.
+    Lines are means over the seeds, as long as all of them run, with their range as a band.  Where ``level`` says what
+    it is, the bound of the default fit is a line across the panel.
     """
     names, families = list(dict.fromkeys(log["data"])), list(dict.fromkeys(log["family"]))
-    figure = blank_figure(11.5, 4.4, title, "one draw a step; the steep rise of the first blocks is cut off")
+    seeds = log["seed"].nunique()
+    figure = blank_figure(
+        11.5, 4.4, title, f"one draw a step; the steep rise of the first blocks is cut off; {_of_seeds(seeds)}"
+    )  # fmt: skip
     panels: list[Axes] = list(figure.subplots(1, len(names), squeeze=False)[0])
-    entries: dict[str, Artist] = {}
     for axes, name in zip(panels, names, strict=True):
-        of_data = log[(log["data"] == name) & (log["seed"] == 0)]
+        of_data = log[log["data"] == name]
         part = of_data[of_data["optimiser"] != DEFAULT]
-        style(axes, name, "thousands of iterations", "average bound" if axes is panels[0] else "")
+        style(axes, name, "thousands of iterations", "average bound in nats" if axes is panels[0] else "")
         if level:
-            entries[level] = axes.axhline(
-                of_data[of_data["optimiser"] == DEFAULT]["bound"].iloc[-1], color=_FAINT, linewidth=0.9
-            )
+            known = of_data[of_data["optimiser"] == DEFAULT]["bound"].iloc[-1]
+            axes.axhline(known, color=FAINT, linewidth=0.9, label=level)
         for place, family in enumerate(families):
             for index, optimiser in enumerate(OPTIMISERS):
                 run = part[(part["family"] == family) & (part["optimiser"] == optimiser)]
-                if len(run):
-                    (entries[f"{optimiser}, {family}"],) = axes.plot(
-                        run["block"], run["bound"], color=color(index), linewidth=1.4, linestyle=_DASHES[place]
-                    )
+                drawn = lines.over_seeds(run, "bound", "block")[run.groupby("block").size() == run["seed"].nunique()]
+                if len(drawn):
+                    lines.filled(axes, drawn.index.to_series(), drawn, f"{optimiser}, {family}", index, place)
         last = part.groupby(["family", "optimiser"])["bound"].max()
         height = last.max() - last.min()
         axes.set_ylim(last.min() - 0.6 * height, last.max() + 0.05 * height)
         axes.set_xlim(0, None)
-    figure.legend(entries.values(), entries.keys(), loc="outside right center", fontsize=7.5, frameon=False)
+    legend(figure)
     save(figure, path)
+
+
+def _of_seeds(seeds: int) -> str:
+    """What the lines are."""
+    return "one seed" if seeds == 1 else f"means of {seeds} seeds while all run, bands from the smallest to the largest"
