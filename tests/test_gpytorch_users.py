@@ -143,3 +143,66 @@ class TestSeveralFunctions:
         likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double()
         with pytest.raises(PairError, match="for one latent function; got .*Use train_svgp_in_batches."):
             train_svgp(model, likelihood, (x, y[:, None].repeat(1, 3)), progress=False)
+
+
+class TestNetworks:
+    def network(self, layer):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(1, 1), layer)
+
+    def test_dropout(self):
+        """No line search could follow it."""
+        model, likelihood, x, y = problem(self.network(torch.nn.Dropout(0.5)))
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with pytest.raises(PairError, match="gives other values when it is called again .* train_svgp_in_batches"):
+            train_svgp(model, likelihood, (x, y), progress=False)
+        # q is started where anything is asked of the model
+        kept = [name for name in before if "_variational_distribution" not in name and "initialized" not in name]
+        assert all(torch.equal(model.state_dict()[name], before[name]) for name in kept)
+
+    def test_refined_for_the_function_that_predicts(self):
+        """Dropout is left out, as in predictions, and a batch normalisation keeps its statistics."""
+        losses = []
+        for layer in (torch.nn.Dropout(0.5), torch.nn.Identity()):
+            model, likelihood, x, y = problem(self.network(layer))
+            losses.append(refine_svgp(model, likelihood, [(x, y)], progress=False).loss)
+            assert model.net[1].training
+        assert losses[0] == losses[1]
+        model, likelihood, x, y = problem(self.network(torch.nn.BatchNorm1d(1)))
+        result = refine_svgp(model, likelihood, [(x, y)], progress=False)
+        assert model.net[1].num_batches_tracked == 0
+        assert result.loss != losses[0]
+        assert abs(result.loss - losses[0]) < 0.1  # mean 0, variance 1 + 1e-5
+
+
+class TestScales:
+    @pytest.mark.parametrize(("scale", "shift"), [(30.0, 0.0), (0.01, 0.0), (1.0, 100.0)])
+    def test_targets_of_another_scale(self, scale, shift):
+        model, likelihood, x, y = problem()
+        with pytest.warns(ScaleWarning) as told:
+            train_svgp(model, likelihood, (x, scale * y + shift), rounds=1, progress=False)
+        assert "times as far from the mean of the model" in str(told[0].message)
+        assert "Standardise the targets" in str(told[0].message)
+        assert all(each.filename == __file__ for each in told)  # of the line that calls
+
+    def test_inputs_of_another_scale(self):
+        """All rows are far from one another: nothing but noise is found."""
+        model, likelihood, x, y = problem()
+        model.variational_strategy.inducing_points.data.mul_(1e4)
+        constant = -torch.distributions.Normal(y.mean(), y.std(correction=0)).log_prob(y).mean()
+        with pytest.warns(ScaleWarning, match=f"constant function with noise, {float(constant):.4f}. If the inputs") as told:
+            train_svgp(model, likelihood, (1e4 * x, y), progress=False)
+        assert told[0].filename == __file__
+
+    @pytest.mark.parametrize("case", ["standardised", "constant", "noise for each row", "two classes"])
+    def test_nothing_is_said(self, case):
+        model, likelihood, x, y = problem()
+        if case == "constant":
+            y = torch.ones_like(y)
+        if case == "noise for each row":
+            likelihood = gp.likelihoods.FixedNoiseGaussianLikelihood(torch.full_like(y, 0.04))
+        if case == "two classes":
+            y, likelihood = (y > 0).double(), gp.likelihoods.BernoulliLikelihood()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ScaleWarning)
+            train_svgp(model, likelihood, (x, y), rounds=2, progress=False)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torchngvi.adapters.gpytorch.batches import Batch, check_order, pairs, row_dimension
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
 from torchngvi.adapters.gpytorch.lent import lent_posterior
-from torchngvi.adapters.gpytorch.memory import kept_modes
+from torchngvi.adapters.gpytorch.memory import as_in_predictions, kept_modes
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
@@ -85,6 +85,7 @@ def refine_svgp(
     with lent_posterior(model), kept_modes(model, likelihood):
         model.train()
         likelihood.train()
+        as_in_predictions(model)  # where hyper-parameters stay, q is for the function that predicts
         target = SparseGP(model, likelihood, [])
         target.batches = _pieces(batches, target)
         with restored_dtype(target.posterior) as q:

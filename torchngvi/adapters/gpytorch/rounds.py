@@ -25,6 +25,7 @@ from torchngvi.adapters.gpytorch import settings
 from torchngvi.adapters.gpytorch.epochs import penalty
 from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
+from torchngvi.adapters.gpytorch.scales import check_repeats
 from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
@@ -53,7 +54,7 @@ class Rounds(Engine):
 
     Raises:
         InputError: targets that are NaN; data with a batch shape.
-        PairError: a model or a likelihood that `ProfiledELBO` cannot serve.
+        PairError: a model or a likelihood that `ProfiledELBO` cannot serve, a ``forward`` that draws.
     """
 
     name, unit = "SVGP", "round"
@@ -63,6 +64,7 @@ class Rounds(Engine):
 
     def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, most: int) -> None:
         target = ProfiledELBO(model, likelihood, (x, y)).target  # refused before anything is moved
+        check_repeats(model, x)
         super().__init__(target.posterior)
         self.model, self.likelihood, self.strategy, self.gaussian = model, likelihood, target.strategy, target.posterior
         self.x, self.y, self.most_rounds = x, y, most

@@ -1,0 +1,101 @@
+"""What would end a fit at a poor optimum without an error: data on another scale than the model, a forward that draws.
+
+The first is told by the prior: squared distances of the targets from its mean, over its variances, are near 1 for
+standardised targets.  Where the fit ends it is compared with a constant function and noise, N(y; ȳ, s²).
+"""
+
+import math
+import warnings
+
+import torch
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.models import ApproximateGP
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch.latents import conjugate
+from torchngvi.errors import PairError, ScaleWarning
+
+_ROWS = 2048  # that are looked at
+_FAR = 10.0  # times as far from the mean as the prior says, or as near
+_NO_BETTER = 1e-3  # nats a row
+
+
+@torch.no_grad()
+def check_start(
+    model: ApproximateGP,
+    likelihood: Likelihood,
+    x: Tensor,  # (N, features)
+    y: Tensor,  # (N,)
+) -> None:
+    """Warn where targets with Gaussian noise are on another scale than the model begins with.
+
+    Args:
+        model, likelihood: as they begin.
+        x: the inputs, (N, features).
+        y: the targets, (N,).
+    """
+    if not conjugate(likelihood):
+        return
+    prior, y = model.forward(x[:_ROWS]), y[:_ROWS].double()
+    variance = prior.variance.double() + likelihood.noise[..., :_ROWS].double()
+    ratio = float(((y - prior.mean.double()).square() / variance).mean().sqrt())
+    if math.isfinite(ratio) and not 1 / _FAR <= ratio <= _FAR:
+        warnings.warn(
+            f"the targets, of mean {float(y.mean()):.3g} and standard deviation {float(y.std(correction=0)):.3g}, are "
+            f"{ratio:.2g} times as far from the mean of the model as its prior and its noise say: from there the "
+            "hyper-parameters may end at a poor optimum. Standardise the targets, or set the mean, the output scale "
+            "and the noise to their scale first.",
+            ScaleWarning,
+            stacklevel=5,
+        )
+
+
+def check_end(
+    likelihood: Likelihood,
+    y: Tensor,  # (N,)
+    loss: float,
+) -> None:
+    """Warn where a fit with one Gaussian noise is no better than a constant function.
+
+    Args:
+        likelihood: the likelihood.
+        y: the targets, (N,).
+        loss: the negative ELBO per datum.
+    """
+    variance = float(y.double().var(correction=0))
+    if not conjugate(likelihood) or isinstance(likelihood, FixedNoiseGaussianLikelihood) or variance == 0.0:
+        return
+    constant = 0.5 * math.log(2 * math.pi * math.e * variance)
+    if loss > constant - _NO_BETTER:
+        warnings.warn(
+            f"the negative ELBO per datum, {loss:.4f}, is no better than that of a constant function with noise, "
+            f"{constant:.4f}. If the inputs tell something about the targets, the length scale or the output scale "
+            "began far from the data: standardise inputs and targets, or set them first.",
+            ScaleWarning,
+            stacklevel=4,
+        )
+
+
+@torch.no_grad()
+def check_repeats(
+    model: ApproximateGP,
+    x: Tensor,  # (N, features)
+) -> None:
+    """Check that ``forward`` gives the same when it is called again, as a line search has to assume.
+
+    Args:
+        model: the model, in training mode.
+        x: the inputs, (N, features).
+
+    Raises:
+        PairError: a forward that draws, as one with dropout does.
+    """
+    rows = torch.cat([model.variational_strategy.inducing_points, x[:8]], -2)
+    first, second = (model.forward(rows) for _ in range(2))
+    pairs = zip((first.mean, first.covariance_matrix), (second.mean, second.covariance_matrix), strict=True)
+    if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in pairs):
+        raise PairError(
+            f"{type(model).__name__}.forward gives other values when it is called again with the same inputs, as with "
+            "dropout in training mode, and no line search could follow that. Use train_svgp_in_batches, whose steps "
+            "may be noisy."
+        )
