@@ -8,6 +8,7 @@ import torch
 gp = pytest.importorskip("gpytorch", reason="needs the extra gpytorch: pip install torchngvi[gpytorch]")
 
 from torchngvi.adapters.gpytorch import refine_svgp, train_svgp, train_svgp_in_batches  # noqa: E402
+from torchngvi.adapters.gpytorch.scales import lengthen  # noqa: E402
 from torchngvi.errors import InputError, PairError, ScaleWarning  # noqa: E402
 
 N, M = 120, 8
@@ -186,13 +187,47 @@ class TestScales:
         assert all(each.filename == __file__ for each in told)  # of the line that calls
 
     def test_inputs_of_another_scale(self):
-        """All rows are far from one another: nothing but noise is found."""
+        """All rows are far from one another, and the length scale may not grow: nothing but noise is found."""
         model, likelihood, x, y = problem()
+        model.covar_module.base_kernel.raw_lengthscale.requires_grad_(False)
         model.variational_strategy.inducing_points.data.mul_(1e4)
         constant = -torch.distributions.Normal(y.mean(), y.std(correction=0)).log_prob(y).mean()
-        with pytest.warns(ScaleWarning, match=f"constant function with noise, {float(constant):.4f}. If the inputs") as told:
+        message = f"constant function with noise, {float(constant):.4f}. If the inputs"
+        with pytest.warns(ScaleWarning, match=message) as told:
             train_svgp(model, likelihood, (1e4 * x, y), progress=False)
         assert told[0].filename == __file__
+
+    @pytest.mark.parametrize("scale", [16.0, 2.0**14])
+    def test_length_scales_too_short(self, scale):
+        """They are doubled until rows are correlated, and the fit ends where that of the other unit does.
+
+        Far above a constant function, by a nat a row; the points, in raw units, hardly move where these are small.
+        """
+        ends = []
+        for unit in (1.0, scale):
+            model, likelihood, x, y = problem()
+            model.variational_strategy.inducing_points.data.mul_(unit)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", ScaleWarning)
+                ends.append(train_svgp(model, likelihood, (unit * x, y), progress=False).losses[-1])
+            length = float(model.covar_module.base_kernel.lengthscale.detach())
+            assert 0.3 * unit < length < unit
+        assert ends[1] == pytest.approx(ends[0], abs=0.01)
+
+    def test_length_scales_that_stay(self):
+        """Those that relate rows, those that cannot, and none at all."""
+        model, _, x, _ = problem()
+        kernel = model.covar_module.base_kernel
+        before = kernel.raw_lengthscale.detach().clone()
+        lengthen(model, x)
+        assert torch.equal(kernel.raw_lengthscale, before)
+        kernel.register_constraint("raw_lengthscale", gp.constraints.Interval(0.1, 2.0))
+        kernel.lengthscale = 0.7
+        before = kernel.raw_lengthscale.detach().clone()
+        lengthen(model, 1e4 * x)
+        assert torch.equal(kernel.raw_lengthscale, before)
+        model.covar_module = gp.kernels.LinearKernel().double()
+        lengthen(model, 1e4 * x)
 
     @pytest.mark.parametrize("case", ["standardised", "constant", "noise for each row", "two classes"])
     def test_nothing_is_said(self, case):

@@ -25,7 +25,7 @@ from torchngvi.adapters.gpytorch import settings
 from torchngvi.adapters.gpytorch.epochs import penalty
 from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
-from torchngvi.adapters.gpytorch.scales import check_repeats
+from torchngvi.adapters.gpytorch.scales import check_repeats, lengthen
 from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
@@ -104,7 +104,8 @@ class Rounds(Engine):
         return last >= 0 and self.rows(last) == self.rows(last + 1) and self.gain < _GAIN
 
     def begin(self) -> None:
-        """Choose the inducing points, where they were left open."""
+        """Lengthen length scales that relate no rows, and choose the inducing points, where they were left open."""
+        lengthen(self.model, self.x)
         if left_open(self.strategy):
             choose_inducing_points(self.strategy, self.x)
 

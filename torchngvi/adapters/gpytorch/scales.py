@@ -1,13 +1,15 @@
 """What would end a fit at a poor optimum without an error: data on another scale than the model, a forward that draws.
 
-The first is told by the prior: squared distances of the targets from its mean, over its variances, are near 1 for
-standardised targets.  Where the fit ends it is compared with a constant function and noise, N(y; ȳ, s²).
+Targets on another scale are told by the prior: their squared distances from its mean, over its variances, are near 1
+where they are standardised.  Where the fit ends it is compared with a constant function and noise, N(y; ȳ, s²).  Length
+scales so short that a row is hardly correlated with any other are lengthened: the gradient of the bound vanishes there.
 """
 
 import math
 import warnings
 
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
@@ -18,6 +20,8 @@ from torchngvi.errors import PairError, ScaleWarning
 _ROWS = 2048  # that are looked at
 _FAR = 10.0  # times as far from the mean as the prior says, or as near
 _NO_BETTER = 1e-3  # nats a row
+_ALONE = 0.1  # the correlation of a row with the nearest of M others below which the start is a constant function
+_DOUBLINGS = 30
 
 
 @torch.no_grad()
@@ -99,3 +103,46 @@ def check_repeats(
             "dropout in training mode, and no line search could follow that. Use train_svgp_in_batches, whose steps "
             "may be noisy."
         )
+
+
+@torch.no_grad()
+def lengthen(
+    model: ApproximateGP,
+    x: Tensor,  # (N, features)
+) -> None:
+    """Double the length scales that are learnt, until the prior relates a row to the nearest of M others.
+
+    GPyTorch begins with ln 2, at which standardised rows of ten features and more are all far from one another: where
+    the median of those correlations is below 0.1, L-BFGS would stay at a constant function.
+
+    Args:
+        model: the model; where nothing helps, it stays as it is.
+        x: the inputs, (N, features).
+    """
+    kernels = [m for m in model.modules() if isinstance(m, Kernel) and m.has_lengthscale]
+    kernels = [kernel for kernel in kernels if kernel.raw_lengthscale.requires_grad]
+    if not kernels or len(x) < 2:
+        return
+    before = [kernel.raw_lengthscale.clone() for kernel in kernels]
+    size = min(model.variational_strategy.inducing_points.shape[-2], len(x) // 2)
+    rows = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: size + _ROWS // 4].to(x.device)]
+    for _ in range(_DOUBLINGS):
+        if not _nearest(model, rows, size) < _ALONE:
+            return
+        longer = [2 * kernel.lengthscale for kernel in kernels]
+        free = [kernel.raw_lengthscale_constraint.check(value) for kernel, value in zip(kernels, longer, strict=True)]
+        if not any(free):
+            break
+        for kernel, value, may in zip(kernels, longer, free, strict=True):
+            if may:
+                kernel.lengthscale = value
+    for kernel, value in zip(kernels, before, strict=True):
+        kernel.raw_lengthscale.copy_(value)
+
+
+def _nearest(model: ApproximateGP, rows: Tensor, size: int) -> float:
+    """The median, over the rows after the first ``size``, of the largest prior correlation with one of these."""
+    covariance = model.forward(rows).covariance_matrix
+    scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    correlation = covariance / (scale[..., :, None] * scale[..., None, :])
+    return float(correlation[..., size:, :size].abs().amax(-1).median())
