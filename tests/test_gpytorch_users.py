@@ -176,6 +176,33 @@ class TestNetworks:
         assert abs(result.loss - losses[0]) < 0.1  # mean 0, variance 1 + 1e-5
 
 
+class Exact(gp.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gp.means.ConstantMean()
+        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
+
+    forward = Model.forward
+    net = None
+
+
+def test_all_rows_as_inducing_points():
+    """The bound is the marginal likelihood of GPyTorch's exact GP, and the predictions are its own."""
+    model, likelihood, x, y = problem()
+    strategy = v.VariationalStrategy(model, x, v.CholeskyVariationalDistribution(N), False, jitter_val=1e-10)
+    model.variational_strategy = strategy.double()
+    loss = refine_svgp(model, likelihood, [(x, y)], progress=False).loss
+    exact = Exact(x, y, likelihood).double()  # of the same hyper-parameters
+    exact.mean_module, exact.covar_module = model.mean_module, model.covar_module
+    marginal = gp.mlls.ExactMarginalLogLikelihood(likelihood, exact)(exact(x), y)
+    assert loss / N == pytest.approx(-float(marginal.detach()), abs=1e-7)
+    inputs = torch.linspace(-3, 3, 20).double()[:, None]
+    with torch.no_grad():
+        ours, theirs = model.eval()(inputs), exact.eval()(inputs)
+    assert torch.allclose(ours.mean, theirs.mean, atol=1e-5)
+    assert torch.allclose(ours.variance, theirs.variance, atol=1e-5)
+
+
 class TestScales:
     @pytest.mark.parametrize(("scale", "shift"), [(30.0, 0.0), (0.01, 0.0), (1.0, 100.0)])
     def test_targets_of_another_scale(self, scale, shift):

@@ -20,7 +20,7 @@ from torchngvi.errors import PairError, ScaleWarning
 _ROWS = 2048  # that are looked at
 _FAR = 10.0  # times as far from the mean as the prior says, or as near
 _NO_BETTER = 1e-3  # nats a row
-_ALONE = 0.1  # the correlation of a row with the nearest of M others below which the start is a constant function
+_ALONE = 0.5  # the correlation of a row with the nearest of M others; where it is smaller, the start tells little
 _DOUBLINGS = 30
 
 
@@ -110,10 +110,10 @@ def lengthen(
     model: ApproximateGP,
     x: Tensor,  # (N, features)
 ) -> None:
-    """Double the length scales that are learnt, until the prior relates a row to the nearest of M others.
+    """Double the length scales that are learnt, until the prior relates the median row to the nearest of M others.
 
-    GPyTorch begins with ln 2, at which standardised rows of ten features and more are all far from one another: where
-    the median of those correlations is below 0.1, L-BFGS would stay at a constant function.
+    GPyTorch begins with ln 2, at which standardised rows of ten features and more are all far from one another.  The
+    bound is flat there, and L-BFGS stays at a constant function.
 
     Args:
         model: the model; where nothing helps, it stays as it is.
