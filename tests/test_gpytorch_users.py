@@ -268,3 +268,54 @@ class TestScales:
         with warnings.catch_warnings():
             warnings.simplefilter("error", ScaleWarning)
             train_svgp(model, likelihood, (x, y), rounds=2, progress=False)
+
+
+class TestTargets:
+    """Those that a likelihood cannot take."""
+
+    @pytest.mark.parametrize("door", DOORS)
+    def test_no_labels(self, door):
+        """GPyTorch would weigh the latent values by them."""
+        model, _, x, y = problem()
+        with pytest.raises(InputError, match="takes the labels 0 and 1, or -1 and 1; got targets from -1.* to 1"):
+            DOORS[door](model, gp.likelihoods.BernoulliLikelihood(), x, y)
+
+    @pytest.mark.parametrize("kind", ["bool", "long", "-1 and 1"])
+    def test_labels(self, kind):
+        """All forms of them are the same."""
+        losses = []
+        for form in ("0 and 1", kind):
+            model, _, x, y = problem()
+            y = {"0 and 1": (y > 0).double(), "bool": y > 0, "long": (y > 0).long(), "-1 and 1": y.sign()}[form]
+            losses.append(refine_svgp(model, gp.likelihoods.BernoulliLikelihood(), [(x, y)], progress=False).loss)
+        assert losses[0] == losses[1]
+
+    @pytest.mark.parametrize("door", DOORS)
+    def test_outside_of_the_support(self, door):
+        model, _, x, y = problem()
+        message = r"PoissonLikelihood cannot take these targets, of which the least is -1.* the support"
+        with pytest.raises(InputError, match=message) as told:
+            DOORS[door](model, gp.likelihoods.PoissonLikelihood(), x, y)
+        assert len(str(told.value)) < 400  # not all of them
+
+    def test_classes_of_one_function(self):
+        model, _, x, y = problem()
+        likelihood = gp.likelihoods.SoftmaxLikelihood(num_features=1, num_classes=3).double()
+        with pytest.raises(PairError, match="takes 1 latent values a datum in a dimension of their own, .* Wrap"):
+            train_svgp(model, likelihood, (x, (y > 0).long()), progress=False)
+
+    def test_noise_of_other_rows(self):
+        model, _, x, y = problem()
+        likelihood = gp.likelihoods.FixedNoiseGaussianLikelihood(torch.full((N - 20,), 0.04).double())
+        with pytest.raises(InputError, match=f"a noise for each of {N - 20} rows"):
+            train_svgp(model, likelihood, (x, y), progress=False)
+
+    def test_inputs_that_are_not_finite(self):
+        model, likelihood, x, y = problem()
+        x[3] = torch.nan
+        with pytest.raises(InputError, match="check the targets and the inputs for NaN and infinities"):
+            train_svgp(model, likelihood, (x, y), progress=False)
+        model, likelihood, _, _ = problem()
+        model.variational_strategy.inducing_points.data[3] = torch.nan
+        with pytest.raises(InputError, match="K_ZZ is not finite: check the inputs, the inducing points and the hyper"):
+            refine_svgp(model, likelihood, [(problem()[2], y)], progress=False)

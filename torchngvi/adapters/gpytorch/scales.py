@@ -14,7 +14,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.latents import conjugate
+from torchngvi.adapters.gpytorch.energies import conjugate
 from torchngvi.errors import PairError, ScaleWarning
 
 _ROWS = 2048  # that are looked at
@@ -38,7 +38,7 @@ def check_start(
         x: the inputs, (N, features).
         y: the targets, (N,).
     """
-    if not conjugate(likelihood):
+    if not conjugate(likelihood) or likelihood.noise.shape[-1] not in (1, len(y)):  # the latter is refused elsewhere
         return
     prior, y = model.forward(x[:_ROWS]), y[:_ROWS].double()
     variance = prior.variance.double() + likelihood.noise[..., :_ROWS].double()
