@@ -19,9 +19,9 @@ OWN = [v.CholeskyVariationalDistribution, v.NaturalVariationalDistribution, v.Tr
 class Model(gp.models.ApproximateGP):
     """As in GPyTorch's tutorials, with a network in front if there is one."""
 
-    def __init__(self, net=None):
-        Z = torch.linspace(-2, 2, M)[:, None]
-        super().__init__(v.VariationalStrategy(self, Z, v.CholeskyVariationalDistribution(M)))
+    def __init__(self, net=None, Z=None):
+        Z = torch.linspace(-2, 2, M)[:, None] if Z is None else Z
+        super().__init__(v.VariationalStrategy(self, Z, v.CholeskyVariationalDistribution(len(Z))))
         self.mean_module = gp.means.ConstantMean()
         self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
         self.net = net
@@ -240,6 +240,15 @@ class TestScales:
             length = float(model.covar_module.base_kernel.lengthscale.detach())
             assert 0.3 * unit < length < unit
         assert ends[1] == pytest.approx(ends[0], abs=0.01)
+
+    def test_a_short_length_scale_that_is_better(self):
+        """That of a model which was trained before: independent values, which a point for each row explains."""
+        _, likelihood, x, _ = problem()
+        torch.manual_seed(0)
+        model, y = Model(Z=x).double(), torch.randn(N).double()
+        model.covar_module.base_kernel.lengthscale, likelihood.noise = 1e-3, 0.01
+        train_svgp(model, likelihood, (x, y), rounds=1, progress=False)
+        assert float(model.covar_module.base_kernel.lengthscale.detach()) < 2e-3
 
     def test_length_scales_that_stay(self):
         """Those that relate rows, those that cannot, and none at all."""

@@ -206,8 +206,9 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
             "Use loss.backward() with natural_optimizer(mll)."
         )
     wanted = getattr(likelihood, "num_features", getattr(likelihood, "num_tasks", latents.count))
-    apart = " in a dimension of their own" if isinstance(likelihood, SoftmaxLikelihood) and not latents.coupled else ""
-    if wanted != latents.count or apart:
+    alone = wanted == latents.count and isinstance(likelihood, SoftmaxLikelihood) and not latents.coupled
+    apart = " in a dimension of their own" if alone else ""
+    if wanted != latents.count or alone:
         raise PairError(
             f"{type(likelihood).__name__} takes {wanted} latent values a datum{apart}, and the model gives "
             f"{latents.count}. Wrap the VariationalStrategy, of as many functions, in an "

@@ -105,9 +105,15 @@ class Rounds(Engine):
 
     def begin(self) -> None:
         """Lengthen length scales that relate no rows, and choose the inducing points, where they were left open."""
-        lengthen(self.model, self.x)
+        before = [p.detach().clone() for p in self.learnt]
+        longer = lengthen(self.model, self.x)
         if left_open(self.strategy):
             choose_inducing_points(self.strategy, self.x)
+        elif longer:  # which a model that was trained before may not need
+            after, value = [p.detach().clone() for p in self.learnt], self._value(self._part(0))
+            self._put(before)
+            if value < self._value(self._part(0)):
+                self._put(after)
 
     def advance(self) -> Standing | None:
         """Learn for a round; where the run goes on from a file, give the standing of its last round first."""

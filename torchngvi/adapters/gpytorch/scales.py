@@ -109,7 +109,7 @@ def check_repeats(
 def lengthen(
     model: ApproximateGP,
     x: Tensor,  # (N, features)
-) -> None:
+) -> bool:
     """Double the length scales that are learnt, until the prior relates the median row to the nearest of M others.
 
     GPyTorch begins with ln 2, at which standardised rows of ten features and more are all far from one another.  The
@@ -118,17 +118,20 @@ def lengthen(
     Args:
         model: the model; where nothing helps, it stays as it is.
         x: the inputs, (N, features).
+
+    Returns:
+        Whether it was changed.
     """
     kernels = [m for m in model.modules() if isinstance(m, Kernel) and m.has_lengthscale]
     kernels = [kernel for kernel in kernels if kernel.raw_lengthscale.requires_grad]
     if not kernels or len(x) < 2:
-        return
+        return False
     before = [kernel.raw_lengthscale.clone() for kernel in kernels]
     size = min(model.variational_strategy.inducing_points.shape[-2], len(x) // 2)
     rows = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: size + _ROWS // 4].to(x.device)]
-    for _ in range(_DOUBLINGS):
+    for doublings in range(_DOUBLINGS):
         if not _nearest(model, rows, size) < _ALONE:
-            return
+            return doublings > 0
         longer = [2 * kernel.lengthscale for kernel in kernels]
         free = [kernel.raw_lengthscale_constraint.check(value) for kernel, value in zip(kernels, longer, strict=True)]
         if not any(free):
@@ -138,6 +141,7 @@ def lengthen(
                 kernel.lengthscale = value
     for kernel, value in zip(kernels, before, strict=True):
         kernel.raw_lengthscale.copy_(value)
+    return False
 
 
 def _nearest(model: ApproximateGP, rows: Tensor, size: int) -> float:
