@@ -226,6 +226,24 @@ class TestScales:
             train_svgp(model, likelihood, (1e4 * x, y), progress=False)
         assert told[0].filename == __file__
 
+    def test_two_classes_by_their_share(self):
+        """The tutorial of GPyTorch on classification: from its length scale the bound prefers a constant function."""
+        x = torch.linspace(0, 1, 10).double()[:, None]
+        y = (torch.cos(4 * torch.pi * x[:, 0]) > 0).double()  # six of ten
+        constant = -(0.6 * torch.tensor(0.6).log() + 0.4 * torch.tensor(0.4).log())
+        for length in (None, 0.1):
+            model = Model(Z=x).double()
+            if length is None:
+                expected = pytest.warns(
+                    ScaleWarning, match=f"a constant function, {float(constant):.4f}. If the inputs"
+                )
+            else:
+                model.covar_module.base_kernel.lengthscale, expected = length, warnings.catch_warnings()
+            with expected:
+                warnings.simplefilter("always" if length is None else "error", ScaleWarning)
+                loss = train_svgp(model, gp.likelihoods.BernoulliLikelihood(), (x, y), progress=False).losses[-1]
+        assert loss < float(constant) - 0.01
+
     @pytest.mark.parametrize("scale", [16.0, 2.0**14])
     def test_length_scales_too_short(self, scale):
         """They are doubled until rows are correlated, and the fit ends where that of the other unit does.

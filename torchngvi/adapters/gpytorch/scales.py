@@ -1,8 +1,9 @@
 """What would end a fit at a poor optimum without an error: data on another scale than the model, a forward that draws.
 
 Targets on another scale are told by the prior: their squared distances from its mean, over its variances, are near 1
-where they are standardised.  Where the fit ends it is compared with a constant function and noise, N(y; ȳ, s²).  Length
-scales so short that a row is hardly correlated with any other are lengthened: the gradient of the bound vanishes there.
+where they are standardised.  Where the fit ends it is compared with a constant function: N(y; ȳ, s²), or the share of
+each class.  Length scales so short that a row is hardly correlated with any other are lengthened: the gradient of the
+bound vanishes there.
 """
 
 import math
@@ -10,7 +11,7 @@ import warnings
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.likelihoods import BernoulliLikelihood, FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
@@ -59,25 +60,34 @@ def check_end(
     y: Tensor,  # (N,)
     loss: float,
 ) -> None:
-    """Warn where a fit with one Gaussian noise is no better than a constant function.
+    """Warn where a fit with one Gaussian noise, or of two classes, is no better than a constant function.
 
     Args:
         likelihood: the likelihood.
         y: the targets, (N,).
         loss: the negative ELBO per datum.
     """
-    variance = float(y.double().var(correction=0))
-    if not conjugate(likelihood) or isinstance(likelihood, FixedNoiseGaussianLikelihood) or variance == 0.0:
-        return
-    constant = 0.5 * math.log(2 * math.pi * math.e * variance)
+    constant = _of_a_constant(likelihood, y.double())
     if loss > constant - _NO_BETTER:
         warnings.warn(
-            f"the negative ELBO per datum, {loss:.4f}, is no better than that of a constant function with noise, "
-            f"{constant:.4f}. If the inputs tell something about the targets, the length scale or the output scale "
-            "began far from the data: standardise inputs and targets, or set them first.",
+            f"the negative ELBO per datum, {loss:.4f}, is no better than that of a constant function"
+            f"{' with noise' if conjugate(likelihood) else ''}, {constant:.4f}. If the inputs tell something about the "
+            "targets, the length scale or the output scale began far from the data: standardise inputs and targets, or "
+            "set them first.",
             ScaleWarning,
             stacklevel=4,
         )
+
+
+def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
+    """The negative log likelihood per datum of the best constant function; infinite where none is known."""
+    if conjugate(likelihood) and not isinstance(likelihood, FixedNoiseGaussianLikelihood):
+        variance = float(y.var(correction=0))
+        return 0.5 * math.log(2 * math.pi * math.e * variance) if variance > 0.0 else math.inf
+    share = float((y == 1).double().mean())
+    if isinstance(likelihood, BernoulliLikelihood) and 0.0 < share < 1.0:
+        return -share * math.log(share) - (1 - share) * math.log(1 - share)
+    return math.inf
 
 
 @torch.no_grad()
