@@ -21,9 +21,15 @@ Each run is a line of DIR/log.jsonl when it is complete; a command with the same
 With --minutes no run begins after so many minutes of the processor.  All rows of the first split come first.
 --reduced: 128 inducing points in place of 256, 5 seconds in place of 20, NGD at 0.1 alone in place of its best of three
 rates, and no mini-batches of this library; all sets, splits, likelihoods and dtypes stay.
+
+With --starts: `train_svgp` alone, on 4,000 rows of each set and split, from inducing points chosen by greedy variance
+(the default), by k-means of the inputs, and at random; with length scales that begin at the root of the features, at
+ln 2 as GPyTorch's do, and at ln 2 without being doubled ("kept").  A set of two classes is named as its file.  A cell
+has the negative bound per datum after the first round and at the end (after at most --rounds), and the test score.
 """
 
 import argparse
+import contextlib
 import copy
 import itertools
 import json
@@ -32,17 +38,20 @@ import os
 import time
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from sklearn.datasets import load_svmlight_file
 from svgp_joint import Clock, Model, TimeIsUpError, score, theirs, watched
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import gpytorch as gp
 
+import torchngvi.adapters.gpytorch.rounds as gp_rounds
 from torchngvi import NaturalGaussian
 from torchngvi.adapters.gpytorch import (
     NaturalGradientVariationalDistribution,
@@ -57,6 +66,7 @@ LIKELIHOODS = {
     "student": gp.likelihoods.StudentTLikelihood,
 }
 HYPER_RATE, POINTS, RATES = 0.02, 10, (0.03, 0.1, 0.3)
+LENGTHS = ("root", "ln 2", "kept")
 METHODS = ("rounds", "joint", "NGD", "Adam")
 REDUCED = {"inducing": 128, "seconds": 5.0, "rates": [0.1], "methods": ["rounds", "NGD", "Adam"]}
 GOALS = {"gaussian": 5.0, "bernoulli": 2.0, "student": 2.0}  # times sooner
@@ -66,8 +76,12 @@ ROW = ["data", "split", "likelihood", "dtype"]
 def load(name, split, likelihood, dtype):
     """Standardised by the training rows; (x, y) of these and of the others."""
     folder = Path(os.environ["TORCHNGVI_DATA"])
-    packed = folder / "uci_regression" / f"{name}.npz"
-    if packed.exists():
+    packed, classes = folder / "uci_regression" / f"{name}.npz", folder / "libsvm" / f"{name}.svm.gz"
+    if classes.exists():
+        X, y = load_svmlight_file(str(classes))
+        rows = np.column_stack([X.toarray(), y == y.max()])
+        test = np.random.default_rng(split).random(len(y)) < 0.1
+    elif packed.exists():
         with np.load(packed) as file:
             rows = np.column_stack([file["X"], file["y"]])
             test = np.unpackbits(file["test_mask"][split])[: len(rows)].astype(bool)
@@ -77,7 +91,7 @@ def load(name, split, likelihood, dtype):
     scale = rows[~test].std(0)
     rows = (rows - rows[~test].mean(0)) / np.where(scale > 0, scale, 1.0)
     if likelihood == "bernoulli":
-        rows[:, -1] = rows[:, -1] > np.median(rows[~test, -1])
+        rows[:, -1] = rows[:, -1] > (0.0 if classes.exists() else np.median(rows[~test, -1]))
     rows = torch.tensor(rows, dtype=getattr(torch, dtype))
     return rows[~test, :-1], rows[~test, -1], rows[test, :-1], rows[test, -1]
 
@@ -143,6 +157,41 @@ def by_gpytorch(data, likelihood, options, take, method, rate):
     of_q = gp.optim.NGD(of_q, len(data[1]), rate) if method == "NGD" else torch.optim.Adam(of_q, rate)
     settings = {"batch": options.batch, "hyper_rate": HYPER_RATE, "seconds": options.seconds, "points": POINTS}
     theirs(model, noise, of_q, data, settings, take)
+
+
+def by_k_means(x, size):
+    """Centres of Lloyd's algorithm, 20 iterations from random rows; one without rows stays where it is."""
+    centres = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:size]].clone()
+    for _ in range(20):
+        nearest = torch.cdist(x, centres).argmin(1)
+        counts = torch.bincount(nearest, minlength=size)[:, None]
+        sums = torch.zeros_like(centres).index_add_(0, nearest, x)
+        centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
+    return centres
+
+
+def starts(options):
+    """The table of --starts, a line for each set, split, likelihood and length scale."""
+    print("| data, split | length scale | greedy variance | k-means | random rows |\n|---|---|---|---|---|")
+    rows = itertools.product(options.data, options.splits, options.likelihood, options.dtype)
+    for name, split, likelihood, dtype in rows:
+        x, y, x_test, y_test = load(name, split, likelihood, dtype)
+        some = torch.randperm(len(x), generator=torch.Generator().manual_seed(split))[:4000]
+        x, y = x[some], y[some]
+        points = [x.new_zeros(options.inducing, x.shape[-1]), by_k_means(x, options.inducing), at_random(x, options)]
+        for length in options.lengths:
+            cells = []
+            for Z in points:
+                model, noise = start(gp.variational.CholeskyVariationalDistribution(len(Z)), Z.clone(), likelihood)
+                if length != "root":
+                    model.covar_module.base_kernel.lengthscale = math.log(2.0)
+                begin = time.process_time()
+                with mock.patch.object(gp_rounds, "lengthen") if length == "kept" else contextlib.nullcontext():
+                    losses = train_svgp(model, noise, (x, y), rounds=options.rounds, progress=False).losses
+                spent = time.process_time() - begin
+                scores = losses[0], losses[-1], score(model, noise, x_test, y_test)
+                cells.append(", ".join(f"{value:.3f}" for value in scores) + f" ({spent:.1f} s)")
+            print(f"| {name}, {split}, {likelihood} | {length} | " + " | ".join(cells) + " |", flush=True)
 
 
 def wanted(options):
@@ -304,12 +353,18 @@ def main(arguments=None):
     parser.add_argument("--rates", nargs="+", type=float, default=RATES)
     parser.add_argument("--minutes", type=float, default=math.inf, help="of the processor, after which no run begins")
     parser.add_argument("--reduced", action="store_true", help="fewer points, seconds and rates, as said above")
+    parser.add_argument("--starts", action="store_true", help="inducing points of train_svgp instead")
+    parser.add_argument("--rounds", type=int, default=6, help="of --starts, at most")
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=LENGTHS, help="of --starts")
     parser.add_argument("--out", default="runs/svgp-hyperparameters")
     parser.add_argument("--from-logs", action="store_true", help="show what the log has, and run nothing")
     if parser.parse_known_args(arguments)[0].reduced:
         parser.set_defaults(**REDUCED)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if options.starts:
+        starts(options)
+        return
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     if not options.from_logs:

@@ -116,3 +116,18 @@ def test_a_stream_in_one_step(module, monkeypatch):
     refine_svgp(model, likelihood, rows, progress=False)
     torch.testing.assert_close(mean, q.mean, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(covariance, q.covariance, rtol=1e-5, atol=1e-6)
+
+
+def test_where_the_one_call_begins(module, toy, capsys):
+    """A line for each length scale, with points of three kinds; the centres of k-means are means of their rows."""
+    import torch
+
+    few = ["--data", "toy", "--splits", "0", "--dtype", "float64", "--likelihood", "gaussian", "--inducing", "8"]
+    module["main"]([*few, "--starts", "--rounds", "1"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| toy")]
+    assert [line.split(" | ")[1] for line in lines] == ["root", "ln 2", "kept"]
+    assert all(line.count(" s)") == 3 for line in lines)
+    assert lines[1].split(" s)")[0].split("(")[0].split("| ")[-1] == lines[2].split("(")[0].split("| ")[-1]
+    x = torch.cat([torch.zeros(40, 1), torch.ones(20, 1)]) + 0.01 * torch.arange(60)[:, None] / 60
+    centres = module["by_k_means"](x, 2).sort(0).values
+    assert torch.allclose(centres[:, 0], torch.stack([x[:40].mean(), x[40:].mean()]), atol=1e-6)

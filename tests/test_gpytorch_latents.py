@@ -14,8 +14,8 @@ from torchngvi.adapters.gpytorch import (
     refine_svgp,
     train_svgp_in_batches,
 )
+from torchngvi.adapters.gpytorch.energies import _draws, conjugate, energy, log_concave
 from torchngvi.adapters.gpytorch.epochs import Epochs
-from torchngvi.adapters.gpytorch.latents import _draws, conjugate, energy, log_concave
 from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
 from torchngvi.errors import InputError, PairError
 
@@ -322,7 +322,8 @@ class TestTheLikelihoodIsAsked:
     @pytest.mark.parametrize("likelihood", [*KNOWN, *OTHERS], ids=lambda likelihood: type(likelihood).__name__)
     def test_which_of_gpytorchs_are_log_concave(self, likelihood):
         """Those, and only those, whose 2 ∂F/∂v is nowhere negative over a grid of moments and targets."""
-        targets = [0.2, 0.9] if isinstance(likelihood, gp.likelihoods.BetaLikelihood) else [0.0, 1.0, 4.0, 20.0]
+        supports = {gp.likelihoods.BetaLikelihood: [0.2, 0.9], gp.likelihoods.BernoulliLikelihood: [-1.0, 0.0, 1.0]}
+        targets = supports.get(type(likelihood), [0.0, 1.0, 4.0, 20.0])
         mean, variance, y = torch.meshgrid(
             torch.linspace(-6, 6, 49).double(),
             torch.tensor([0.01, 0.3]).double(),

@@ -316,6 +316,7 @@ class TestParts:
         assert all(torch.equal(a, b) for a, b in zip(engine.learnt, before, strict=True))
         assert not engine.optimizer.state
 
+    @pytest.mark.filterwarnings("ignore::torchngvi.errors.ScaleWarning")
     def test_a_memory_that_leads_nowhere(self):
         """Is dropped: beside one target of 10,000 the noise has to become large, and does not stop on the way."""
         torch.manual_seed(0)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchngvi.adapters.gpytorch import settings
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
+from torchngvi.adapters.gpytorch.energies import check_labels
 from torchngvi.adapters.gpytorch.memory import kept_modes
 from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
 from torchngvi.adapters.gpytorch.optimizer import check_hyper_optimizer
@@ -175,6 +176,8 @@ class Epochs(Engine):
             parameter.grad = gradient if some else None
 
     def _not_finite(self, loss: float, batch: Batch | None) -> str:
+        if self.processes is None and batch is not None:
+            check_labels(self.likelihood, batch[1])
         y = torch.zeros(0) if batch is None else batch[1]
         counts = torch.tensor([float(y.isnan().sum()), float(y.numel())])
         missing, all_ = (int(x) for x in (counts if self.processes is None else self.processes.total([counts])[0]))

@@ -184,6 +184,11 @@ def _factor(covariance: Tensor) -> Tensor:
     L, info = torch.linalg.cholesky_ex(covariance.to(_linalg_dtype_cholesky.value()))
     # a NaN or an infinity anywhere reaches the diagonal
     if L.device.type == "cpu" and not bool((info == 0).all() & L.diagonal(dim1=-2, dim2=-1).isfinite().all()):
+        if not bool(covariance.isfinite().all()):
+            raise InputError(
+                "K_ZZ is not finite: check the inputs, the inducing points and the hyper-parameters for NaN and "
+                "infinities."
+            )
         raise InputError(
             "K_ZZ is not positive definite: inducing points coincide, or the jitter is too small for this dtype. "
             "Raise jitter_val of the strategy, or use float64."

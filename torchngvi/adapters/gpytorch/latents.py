@@ -12,22 +12,14 @@ natural gradient needs of the curvature of F the diagonal entries 2 ∂F/∂v_l 
 """
 
 from abc import ABC, abstractmethod
-from functools import lru_cache
 from typing import Any, final
 
-import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import (
-    BernoulliLikelihood,
-    FixedNoiseGaussianLikelihood,
-    GaussianLikelihood,
-    GaussianLikelihoodWithMissingObs,
-    LaplaceLikelihood,
     Likelihood,
-    PoissonLikelihood,
+    SoftmaxLikelihood,
 )
 from gpytorch.models import ApproximateGP
-from gpytorch.settings import observation_nan_policy
 from gpytorch.variational import (
     IndependentMultitaskVariationalStrategy,
     LargeBatchVariationalStrategy,
@@ -38,14 +30,9 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, check_shapes
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import PairError
 
 _STANDARD = (VariationalStrategy, LargeBatchVariationalStrategy)
-# of GPyTorch's likelihoods, asked by their methods: a class that inherits them has the same expectations
-_QUADRATIC = {kind.expected_log_prob for kind in (GaussianLikelihood, GaussianLikelihoodWithMissingObs)}
-_BY_QUADRATURE = {kind.expected_log_prob for kind in (PoissonLikelihood, BernoulliLikelihood)}
-_CONVEX = {kind.forward for kind in (BernoulliLikelihood, PoissonLikelihood, LaplaceLikelihood)}  # -log p(y | f) in f
-_DRAWS = 64  # of the latent values of each datum, where a likelihood has no formula
 
 
 class Latents(ABC):
@@ -219,131 +206,15 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
             "Use loss.backward() with natural_optimizer(mll)."
         )
     wanted = getattr(likelihood, "num_features", getattr(likelihood, "num_tasks", latents.count))
-    if wanted != latents.count:
+    alone = wanted == latents.count and isinstance(likelihood, SoftmaxLikelihood) and not latents.coupled
+    apart = " in a dimension of their own" if alone else ""
+    if wanted != latents.count or alone:
         raise PairError(
-            f"{type(likelihood).__name__} takes {wanted} latent values a datum, and the model gives {latents.count}. "
-            "Wrap the VariationalStrategy, of as many functions, in an IndependentMultitaskVariationalStrategy or an "
-            "LMCVariationalStrategy."
+            f"{type(likelihood).__name__} takes {wanted} latent values a datum{apart}, and the model gives "
+            f"{latents.count}. Wrap the VariationalStrategy, of as many functions, in an "
+            "IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy."
         )
     if not bool(strategy.variational_params_initialized):
         q.initialize_variational_distribution(strategy.prior_distribution)
         strategy.variational_params_initialized.fill_(1)
     return latents
-
-
-# ------------------------------------------------------------------------------------ likelihoods
-
-
-def energy(
-    likelihood: Likelihood,
-    y: Tensor,
-    values: MultivariateNormal,
-) -> Tensor:
-    """F_n = -E[log p(y_n | f_n)] of each datum, by the likelihood's own formula or over draws that stay the same.
-
-    The likelihood's ``expected_log_prob`` is asked where it is a formula or a quadrature; one that draws would leave
-    noise in values that are compared, and fixed draws take its place.  For a Bernoulli likelihood log Φ is computed
-    to rounding: GPyTorch's own jumps by 0.0019 at -1, where no gradient tells.
-
-    Args:
-        likelihood: the likelihood.
-        y: the targets, (*batch, B), or (B, tasks).
-        values: the marginals of the latent values.
-
-    Returns:
-        F_n, (*batch, B), or (B,) of several values a datum.
-
-    Raises:
-        InputError: targets of another shape than the values, expectations that are summed over the data, a noise of
-            its own for each row of other data.
-    """
-    if isinstance(likelihood, FixedNoiseGaussianLikelihood) and likelihood.noise.shape[-1] != values.mean.shape[-1]:
-        raise InputError(
-            f"FixedNoiseGaussianLikelihood holds a noise for each of {likelihood.noise.shape[-1]} rows and cannot tell "
-            f"which a batch of {values.mean.shape[-1]} are. Give all rows as one batch in their order, or use "
-            "natural_optimizer with mll(model(x), y, noise=noise_of_the_batch)."
-        )
-    if _function(likelihood.expected_log_prob) is BernoulliLikelihood.expected_log_prob:
-        sign = torch.where(y > 0, 1.0, torch.where(y.isnan(), torch.nan, -1.0)).to(values.mean)
-        result = -likelihood.quadrature(lambda f: torch.special.log_ndtr(f * sign), values)
-    else:
-        module = _Expected(likelihood)
-        # q may be in float64 beside a float32 likelihood
-        dtype = values.mean.dtype
-        state = {name: p.to(dtype) for name, p in module.named_parameters() if p.dtype != dtype}
-        # to mask is to fill, in a way that keeps the shape
-        policy = observation_nan_policy.value()
-        with observation_nan_policy("fill" if policy == "mask" else policy):
-            result = -(torch.func.functional_call(module, state, (y, values)) if state else module(y, values))
-    several = isinstance(values, MultitaskMultivariateNormal)
-    wanted = values.mean.shape[:-1] if several else values.mean.shape
-    if result.shape == wanted[:-1]:
-        raise InputError(
-            f"{type(likelihood).__name__}.expected_log_prob sums over the data: it gives {tuple(result.shape)} where "
-            f"steps from the derivatives of each datum need {tuple(wanted)}, an expectation of each. Leave the sum to "
-            "the objective, or use loss.backward() with natural_optimizer(mll)."
-        )
-    if result.shape != wanted:
-        raise InputError(
-            f"the likelihood gives {tuple(result.shape)} expectations for {tuple(wanted)} latent values: "
-            f"check the shape of the targets, {tuple(y.shape)}."
-        )
-    return result
-
-
-class _Expected(torch.nn.Module):
-    """The expectations of a likelihood as a module, whose parameters may be replaced; over draws where it has none."""
-
-    def __init__(self, likelihood: Likelihood) -> None:
-        super().__init__()
-        self.likelihood = likelihood
-
-    def forward(self, y: Tensor, values: MultivariateNormal) -> Tensor:
-        if _function(self.likelihood.expected_log_prob) is not Likelihood.expected_log_prob:
-            return self.likelihood.expected_log_prob(y, values)
-        z = _draws(_DRAWS, values.mean.shape, values.mean.dtype, values.mean.device)
-        return self.likelihood(values.mean + values.variance.sqrt() * z).log_prob(y).mean(0)
-
-
-@lru_cache(maxsize=4)
-def _draws(count: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """z (count, *shape), in pairs z and -z and of variance 1 for each value."""
-    z = torch.randn(count // 2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    z = z / z.square().mean(0).sqrt()
-    return torch.cat([z, -z]).to(dtype=dtype, device=device)
-
-
-def conjugate(likelihood: Likelihood) -> bool:
-    """Whether every F_n is quadratic in the latent values, so that a full natural step is exact.
-
-    Args:
-        likelihood: the likelihood.
-
-    Returns:
-        True for the Gaussian likelihoods of GPyTorch and those that inherit their expectations.
-    """
-    return _function(likelihood.expected_log_prob) in _QUADRATIC
-
-
-def log_concave(likelihood: Likelihood) -> bool:
-    """Whether every 2 ∂F/∂v is known not to be negative, so that full steps stay in the cone.
-
-    A likelihood says so itself by an attribute ``log_concave``: True where -log p(y | f) is convex in f for every y and
-    every parameter.  Without one it is known of GPyTorch's own densities, and of no other.
-
-    Args:
-        likelihood: the likelihood.
-
-    Returns:
-        True if it is known.
-    """
-    declared = getattr(likelihood, "log_concave", None)
-    if declared is not None:
-        return bool(declared)
-    by_quadrature = _function(likelihood.expected_log_prob) in _BY_QUADRATURE
-    return conjugate(likelihood) or (by_quadrature and _function(likelihood.forward) in _CONVEX)
-
-
-def _function(method: Any) -> Any:
-    """What a method calls; of one that was set on the object, itself."""
-    return getattr(method, "__func__", method)

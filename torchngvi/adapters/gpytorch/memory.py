@@ -21,6 +21,17 @@ def forget(model: torch.nn.Module) -> None:
             module._clear_cache()
 
 
+def as_in_predictions(model: torch.nn.Module) -> None:
+    """Put the layers of a network within a model in eval mode: without dropout, with the statistics that were kept.
+
+    Args:
+        model: the model; GPyTorch's own modules, and classes of the user's, keep their mode.
+    """
+    for module in model.modules():
+        if type(module).__module__.startswith("torch.nn."):
+            module.eval()
+
+
 @contextlib.contextmanager
 def kept_modes(*owners: torch.nn.Module) -> Iterator[None]:
     """A block in which models may be evaluated, in any mode.

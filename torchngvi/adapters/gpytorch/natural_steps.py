@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
+from torchngvi.adapters.gpytorch.energies import conjugate, log_concave
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.fitting.checkpoints import copied

@@ -25,8 +25,8 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, count
+from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, energy
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, kernels
-from torchngvi.adapters.gpytorch.latents import conjugate, energy
 from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.errors import InputError, PairError
@@ -68,7 +68,7 @@ class ProfiledELBO:
         tolerance: nats a datum; the search for q ends with a step that brings less.
 
     Raises:
-        InputError: targets that are NaN; data with a batch shape.
+        InputError: targets that are NaN, or no labels where these are wanted; data with a batch shape.
         PairError: a model or a likelihood it cannot serve.
 
     >>> import gpytorch
@@ -116,6 +116,7 @@ class ProfiledELBO:
                 f"{missing} of {len(self.y)} targets are NaN. Leave these rows out: a row without a target tells "
                 "nothing here."
             )
+        check_labels(likelihood, self.y)
         self.num_data = num_data or count(self.x)
         self.weight = self.num_data / count(self.x)
         self.conjugate, self.tolerance = conjugate(likelihood), tolerance
@@ -168,7 +169,7 @@ class ProfiledELBO:
             if point is None:
                 raise InputError(
                     "the ELBO is not finite at these hyper-parameters: check the targets and the inputs for "
-                    "infinities, and the noise."
+                    "NaN and infinities, and the noise."
                 )
             return point
         t, c = self._sites_of_model(projection) if self.sites is None else self.sites

@@ -21,9 +21,9 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, check_order, pairs, row_dimension
-from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
+from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, log_concave
 from torchngvi.adapters.gpytorch.lent import lent_posterior
-from torchngvi.adapters.gpytorch.memory import kept_modes
+from torchngvi.adapters.gpytorch.memory import as_in_predictions, kept_modes
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
@@ -85,6 +85,7 @@ def refine_svgp(
     with lent_posterior(model), kept_modes(model, likelihood):
         model.train()
         likelihood.train()
+        as_in_predictions(model)  # where hyper-parameters stay, q is for the function that predicts
         target = SparseGP(model, likelihood, [])
         target.batches = _pieces(batches, target)
         with restored_dtype(target.posterior) as q:
@@ -119,6 +120,8 @@ def restored_dtype(q: Gaussian) -> Iterator[Gaussian]:
 def _pieces(batches: Iterable[Batch], target: SparseGP) -> list[Batch]:
     """The data in an order of no meaning, in pieces of a good size; untouched where each row has its own noise."""
     given = list(pairs(batches, target.latents))
+    for _, y in given:
+        check_labels(target.likelihood, y)
     if not given or given[0][0].ndim == 1 or isinstance(target.likelihood, FixedNoiseGaussianLikelihood):
         return given
     row = row_dimension(given[0][1], target.latents)

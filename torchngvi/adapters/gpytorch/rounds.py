@@ -25,6 +25,7 @@ from torchngvi.adapters.gpytorch import settings
 from torchngvi.adapters.gpytorch.epochs import penalty
 from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
+from torchngvi.adapters.gpytorch.scales import check_repeats, lengthen
 from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
@@ -53,7 +54,7 @@ class Rounds(Engine):
 
     Raises:
         InputError: targets that are NaN; data with a batch shape.
-        PairError: a model or a likelihood that `ProfiledELBO` cannot serve.
+        PairError: a model or a likelihood that `ProfiledELBO` cannot serve, a ``forward`` that draws.
     """
 
     name, unit = "SVGP", "round"
@@ -63,6 +64,7 @@ class Rounds(Engine):
 
     def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, most: int) -> None:
         target = ProfiledELBO(model, likelihood, (x, y)).target  # refused before anything is moved
+        check_repeats(model, x)
         super().__init__(target.posterior)
         self.model, self.likelihood, self.strategy, self.gaussian = model, likelihood, target.strategy, target.posterior
         self.x, self.y, self.most_rounds = x, y, most
@@ -102,9 +104,16 @@ class Rounds(Engine):
         return last >= 0 and self.rows(last) == self.rows(last + 1) and self.gain < _GAIN
 
     def begin(self) -> None:
-        """Choose the inducing points, where they were left open."""
+        """Lengthen length scales that relate no rows, and choose the inducing points, where they were left open."""
+        before = [p.detach().clone() for p in self.learnt]
+        longer = lengthen(self.model, self.x)
         if left_open(self.strategy):
             choose_inducing_points(self.strategy, self.x)
+        elif longer:  # which a model that was trained before may not need
+            after, value = [p.detach().clone() for p in self.learnt], self._value(self._part(0))
+            self._put(before)
+            if value < self._value(self._part(0)):
+                self._put(after)
 
     def advance(self) -> Standing | None:
         """Learn for a round; where the run goes on from a file, give the standing of its last round first."""

@@ -21,8 +21,9 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
+from torchngvi.adapters.gpytorch.energies import conjugate, energy
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, covariance, kernels
-from torchngvi.adapters.gpytorch.latents import conjugate, energy, latents_of
+from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget

@@ -25,6 +25,7 @@ from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.rounds import Rounds
+from torchngvi.adapters.gpytorch.scales import check_end, check_start
 from torchngvi.adapters.gpytorch.settings import of_run
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.distributed import processes_of, synchronize
@@ -152,6 +153,9 @@ def train_svgp(
             of another model or other data.
         PairError: a model or a likelihood it cannot serve; the message says what to use.
 
+    Warns:
+        ScaleWarning: targets on another scale than the model begins with, or a fit no better than a constant function.
+
     >>> import gpytorch
     >>> class Model(gpytorch.models.ApproximateGP):
     ...     def __init__(self, Z):
@@ -175,12 +179,15 @@ def train_svgp(
         trained = replace(_untrained("because no round was run."), unit="rounds")
         if rounds > 0 and any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters())):
             engine = Rounds(model, likelihood, x, y, rounds)
+            check_start(model, likelihood, x, y)
             trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, returned, progress, checkpoint)
         elif left_open(latents.strategy):
             choose_inducing_points(latents.strategy, x)
         forget(model)
         if trained.interrupted:
             return trained
+        if trained.losses:
+            check_end(likelihood, y, trained.losses[-1])
         return replace(trained, refined=refine_svgp(model, likelihood, [(x, y)], progress=progress))
 
 
