@@ -206,11 +206,7 @@ class Steps(Engine):
 
     def _step(self, resting: Tensor | None) -> None:
         """A step of all members but those (*batch,) that rest."""
-        self.optimizer.resting = resting
-        try:
-            self.optimizer.step(self.target)
-        finally:
-            self.optimizer.resting = None
+        self.optimizer.step(self.target, resting=resting)
 
     def _evaluate(self, at_once: bool = False) -> Status:
         """L at q with the norm of its gradient."""
