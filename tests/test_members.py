@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, NewtonCG, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, NewtonCG, fit
 from torchngvi.errors import InputError
 from torchngvi.fitting import chunks
+from torchngvi.momentum import Adam, ExponentialAverage, NormalizedMomentum
 
 MEMBERS, ROWS, DIM = 6, 20, 3
 
@@ -194,11 +195,75 @@ def test_the_step_size_learns_nothing_of_members_that_rest(kind):
     first = fit(q, model, optimizer, max_evaluations=60, progress=False)
     assert first.members_converged.tolist() == [True, True, True, True, False]
     settled = {name: value[:4].clone() for name, value in optimizer._state(0)["step_size"].items()}
-    optimizer.resting = torch.tensor([True, True, True, True, False])
-    optimizer.step(model)
+    optimizer.step(model, resting=torch.tensor([True, True, True, True, False]))
     for name, value in optimizer._state(0)["step_size"].items():
         assert value[:4].equal(settled[name])
-    optimizer.resting, mean = None, q.mean.clone()
+    mean = q.mean.clone()
     mean[:4] += 1.5
     again = fit(q.initialize_(mean), model, optimizer, max_evaluations=60, progress=False)
     assert again.members_converged[:4].all()
+
+
+@pytest.mark.parametrize(
+    "momentum", [None, NormalizedMomentum(), Adam(), ExponentialAverage(0.6)], ids=lambda part: type(part).__name__
+)
+def test_a_member_that_rests_remembers_what_it_did(momentum):
+    """q and all that an optimizer keeps of a member that rests are bit for bit what they were, and it goes on so."""
+    X, y = problem()
+    model = GeneralizedLinear(X, y)
+    resting = torch.arange(MEMBERS) % 2 == 0
+
+    def after(rests):
+        q = CholeskyGaussian(DIM, (MEMBERS,), dtype=torch.float64)
+        optimizer = SRVN(q, lr=0.05, momentum=momentum)
+        for mask in (None, None, *rests):
+            optimizer.step(model, resting=mask)
+        state = optimizer._state(0)
+        return q, [state["rejections"], *state.get("momentum", {}).values()]
+
+    (there, start), (rested, kept) = after(()), after((resting, resting))
+    for now, before in zip([*rested.coordinates, *kept], [*there.coordinates, *start], strict=True):
+        assert now[resting].equal(before[resting])
+    assert not (rested.mean == there.mean)[~resting].any()
+    (whole, whole_state), (later, later_state) = after((None,)), after((resting, resting, None))
+    for now, before in zip([*later.coordinates, *later_state], [*whole.coordinates, *whole_state], strict=True):
+        assert now[resting].equal(before[resting])
+
+
+def test_closures_and_gradients_have_members_that_rest_too():
+    """Whatever gives the loss, the members of the mask stay; the others go where they went without it."""
+    resting, start = torch.tensor([True, False, False]), torch.randn(3, 2, generator=torch.Generator().manual_seed(1))
+
+    def moved(way, mask):
+        q = CholeskyGaussian(2, (3,), mean=start)
+        optimizer = SRVN(q, lr=0.1, momentum=NormalizedMomentum())
+
+        def loss():
+            there = q.probed()
+            return 0.5 * (there.mean.square().sum() + there.variance.sum()) - q.entropy().sum()
+
+        if way == "gradients":
+            loss().backward()
+        optimizer.step(*([loss] if way == "closure" else []), resting=mask)
+        return q.mean
+
+    for way in ("closure", "gradients"):
+        part, whole = moved(way, resting), moved(way, None)
+        assert part[resting].equal(start[resting])
+        assert part[~resting].equal(whole[~resting])
+        assert not (whole == start).any()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.tensor([True, False]), r"one entry a member, of shape \(6,\); got torch.bool of shape \(2,\)"),
+        (torch.ones(MEMBERS), r"one entry a member, of shape \(6,\); got torch.float32 of shape \(6,\)"),
+        ([True] * MEMBERS, "one entry a member, of shape .*; got list"),
+    ],
+)
+def test_masks_that_are_none(mask, message):
+    """A mask of another shape would be broadcast over members that it does not mean."""
+    X, y = problem()
+    with pytest.raises(InputError, match=message):
+        VN(CholeskyGaussian(DIM, (MEMBERS,), dtype=torch.float64)).step(GeneralizedLinear(X, y), resting=mask)

@@ -404,6 +404,21 @@ def test_moments_that_are_not_finite():
         CholeskyGaussian.from_moments(torch.zeros(2, dtype=DTYPE), covariance)
 
 
+@pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian, NaturalGaussian])
+@pytest.mark.parametrize("entry", [-1.0, 0.0, math.nan, math.inf])
+def test_marginals_of_no_covariance(kind, entry):
+    """They have no root, and none is made up for them."""
+    q = kind(2, (3,), dtype=DTYPE)
+    marginals = q.frame().marginals().clone()
+    marginals[1, 0] = entry
+    text = (
+        "marginals must be the entries of a covariance, which is positive definite; the Cholesky factorisation of 1 of "
+        "3 failed. Variances must be positive and finite."
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        kind.from_marginals(q.mean, marginals, q.structure)
+
+
 class TestEigenvalues:
     """`linalg.eigh` never raises: it says where a decomposition failed."""
 

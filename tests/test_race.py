@@ -297,20 +297,34 @@ class TestRace:
         quiet(best, log_gamma(3.0), tolerance=0.01)
         assert gain < sampled_loss(best, target, 4096, 9) + 0.01
 
-    def test_an_average_that_rounding_has_made_indefinite_is_left_out(self, monkeypatch):
-        q, _, _, race = race_of(log_gamma(3.0), 2, 3.0, 1.0)
-        asked = []
+    @pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian])
+    def test_a_member_whose_average_is_no_covariance_keeps_its_own_and_the_others_theirs(self, kind, monkeypatch):
+        """As rounding may make it: what is compared there is the average of the means, with the spread of q."""
+        q = kind(2, (3,), mean=3.0, dtype=torch.float64)
+        race = Race(q, Guarded(LogJoint(log_gamma(3.0))), 1)
+        taken, asked, update = [], [], ExpectationAverage.update
 
-        def indefinite(average):
-            asked.append(average)
-            return average._kind.from_marginals(average.mean, -average.spread, average.structure)
+        def spoilt(average, q):
+            update(average, q)
+            taken.append(average.spread.clone())
+            average.spread[1] = -average.spread[1].abs()
 
-        monkeypatch.setattr(ExpectationAverage, "posterior", indefinite)
+        def compared(q, target, places, *more):
+            asked.append(places)
+            return put_at_best(q, target, places, *more)
+
+        monkeypatch.setattr(ExpectationAverage, "update", spoilt)
+        monkeypatch.setattr("torchngvi.fitting.race.put_at_best", compared)
         with torch.no_grad():
-            before, after = race.finish(None)
-        assert len(asked) == 1
+            before, after = race.finish(share=0.05)
         assert after.elbo >= before.elbo
-        assert bool(torch.isfinite(q.mean).all())
+        here, mean = (kind(2, (3,), dtype=torch.float64) for _ in range(2))
+        here.restore(asked[-1][1])
+        mean.restore(asked[-1][2])
+        spread = mean.frame().marginals()
+        assert torch.allclose(spread[1], here.frame().marginals()[1], rtol=1e-12)
+        assert torch.allclose(spread[::2], taken[-1][::2], rtol=1e-12)
+        assert not (mean.mean == here.mean).any()
 
 
 def test_noise_that_does_not_fall_ends_by_steps_of_falling_size(monkeypatch):

@@ -112,10 +112,8 @@ class ChunkedSteps(Steps):
         self._resting = [rest is not None and bool(rest.all()) and not moved for rest in rests]
 
         def step(number: int, chunk: _Chunk) -> None:
-            if self._resting[number]:
-                return
-            chunk.optimizer.resting = rests[number]
-            chunk.optimizer.step(chunk.target)
+            if not self._resting[number]:
+                chunk.optimizer.step(chunk.target, resting=rests[number])
 
         self._each(step)
         self._write()

@@ -24,7 +24,7 @@ from torchngvi.structures.sparse_rows import placed
 
 _DECREMENT2 = 0.1  # gᵀH⁻¹g, in units of γ, at which the mode is near enough
 _PASSES = 50
-_WIDE = 500  # dimensions up to which H is written out
+WIDE = 500  # dimensions up to which H is written out: as far q begins at the mode, here and where ℓ is not convex
 
 
 class _Dense(NamedTuple):
@@ -84,7 +84,7 @@ def has_start(q: Gaussian, target: TractableTarget) -> bool:
     >>> has_start(CholeskyGaussian(1), model)
     True
     """
-    return target.convex and target.temperature > 0 and (q.dim <= _WIDE or _stays_in_pattern(q, target))
+    return target.convex and target.temperature > 0 and (q.dim <= WIDE or _stays_in_pattern(q, target))
 
 
 def _lower(target: TractableTarget, mean: Tensor) -> Tensor:

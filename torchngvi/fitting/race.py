@@ -10,7 +10,6 @@ The finish is for gradients with tails so heavy that no average of them over fix
 steps end with is their noise, most of which the average of the iterates does not have (Wu and Gardner 2024).
 """
 
-import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.averaging import ExpectationAverage
-from torchngvi.errors import InputError, RejectedStepWarning
+from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Antithetic, Fixed
 from torchngvi.interfaces import Coordinates, Rule, where_members
@@ -252,8 +251,9 @@ class Race:
             self.steps(math.ceil(share * self.pace.finish), lr, self.seed + 10_007 * (number + 1), averaged, _FALLING)
         places.append(self.q.snapshot())
         if average is not None and bool((average.steps > 0).all()):
-            with contextlib.suppress(InputError):  # of a spread that rounding has made indefinite
-                places.append(average.posterior().coordinates)
+            ok = average.structure.cholesky(average.spread)[1]  # rounding may have made it indefinite
+            average.spread = where_members(ok, average.spread, self.q.frame().marginals())
+            places.append(average.posterior().coordinates)
         return before, put_at_best(self.q, self.target, places, _COMPARED, self.seed + 5)
 
 

@@ -11,7 +11,7 @@ from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
-from torchngvi.fitting.irls import has_start, start_at_mode
+from torchngvi.fitting.irls import WIDE, has_start, start_at_mode
 from torchngvi.fitting.laplace import laplace_within, usual_tolerance
 from torchngvi.fitting.records import record
 from torchngvi.fitting.stopping import Criterion
@@ -25,7 +25,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 _ERRORS = 3.0  # standard errors that a norm from draws must leave room for
 _REPEATS = 16  # fresh evaluations at one q, whose scatter tells the standard error of their mean
-_FAR, _WIDE = 1e4, 500  # natural-gradient norm from which q begins at the mode, and dimensions up to which it does
+_FAR = 1e4  # natural-gradient norm from which q begins at the mode
 _NEAR = 1.0  # the same of a convex ℓ, whose mode is found by a few passes without an expectation
 _PASSES = 100  # Newton steps for the mode of a model that is not convex
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
@@ -69,7 +69,7 @@ class Steps(Engine):
         self.target, self.optimizer, self.batch_size = target, optimizer, batch_size
         self.starts = starts and target.in_passes and isinstance(q, Gaussian)
         self.convex = isinstance(target, TractableTarget) and isinstance(q, Gaussian) and has_start(q, target)
-        general = isinstance(target, GeneralizedLinear) and q.dim <= _WIDE and target.temperature > 0
+        general = isinstance(target, GeneralizedLinear) and q.dim <= WIDE and target.temperature > 0
         self.places = starts and (self.convex or general)  # q may yet go to the mode
         self.batches = target.batches
         self.tolerance, self.budget = stop.tolerance, stop.evaluations
@@ -206,11 +206,7 @@ class Steps(Engine):
 
     def _step(self, resting: Tensor | None) -> None:
         """A step of all members but those (*batch,) that rest."""
-        self.optimizer.resting = resting
-        try:
-            self.optimizer.step(self.target)
-        finally:
-            self.optimizer.resting = None
+        self.optimizer.step(self.target, resting=resting)
 
     def _evaluate(self, at_once: bool = False) -> Status:
         """L at q with the norm of its gradient."""

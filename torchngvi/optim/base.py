@@ -29,7 +29,6 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     momentum: Momentum | None
     posteriors: list[Posterior]
     last: Report | None = None
-    resting: Tensor | None = None  # the members (*batch,) that a step leaves where they are, which is no rejection
     _cache: Any = None  # what is known of q as it is now
     _warned = False  # of a step that was not taken
     _asked_ranks = False

@@ -17,6 +17,7 @@ Read `NaturalGradientVI.step` and what it calls, down to `_advance`, which is a 
 `trial` (move, judge, go back), `notices` (warnings).
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -127,7 +128,12 @@ class NaturalGradientVI(EvaluatingOptimizer):
 
     @tracked
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self,
+        closure: Any = None,
+        *,
+        resting: Tensor | None = None,
+    ) -> Tensor | None:
         """Take one step.
 
         Args:
@@ -135,6 +141,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
                 without arguments, which returns the loss, which goes down; or nothing, where
                 ``loss.backward()`` has filled the probes: their ``grad`` is None after the step, and
                 ``zero_grad()`` drops gradients that no step is to follow.
+            resting: the members (*batch,) that the step leaves as they are, with the momentum and the step size of
+                each, such as those that have converged; it is not counted as a rejection.  None for no such member.
 
         Returns:
             The loss before the step, 0-d (summed over batch members); None without an argument.
@@ -142,11 +150,14 @@ class NaturalGradientVI(EvaluatingOptimizer):
         Raises:
             PairError: a step size that needs a trial where none can be made, a target the estimator
                 cannot evaluate, one target for several posteriors.
-            InputError: gradients missing, or a callable that could be either kind of function.
+            InputError: gradients missing, a callable that could be either kind of function, or a mask that is not one
+                boolean a member.
         """
+        if resting is not None:
+            resting = self._mask(resting)
         with FullPrecision(self.posteriors[0].mean_probe.device.type) as outside:
             if closure is None:
-                self._step_from_gradients()
+                self._step_from_gradients(resting)
                 return None
             if self.estimator is not None:
                 closure = self.estimator.prepared(closure)
@@ -154,15 +165,27 @@ class NaturalGradientVI(EvaluatingOptimizer):
             if isinstance(source, Target):
                 for q in self.posteriors:  # of a backward pass before: every step uses them up
                     q.drop_gradients()
-                return self._step_on_target(source)
-            return self._step_on_closure(outside.restored(source))
+                return self._step_on_target(source, resting)
+            return self._step_on_closure(outside.restored(source), resting)
 
-    def _step_on_target(self, target: Target) -> Tensor:
+    def _mask(self, resting: Tensor) -> Tensor:
+        """The mask of the members that rest, where it is one."""
+        q = self._only_posterior("a mask of members")
+        shape, dtype = (getattr(resting, name, None) for name in ("shape", "dtype"))
+        if shape != q.batch_shape or dtype != torch.bool:
+            got = f"{dtype} of shape {tuple(shape)}" if isinstance(resting, Tensor) else type(resting).__name__
+            raise InputError(
+                f"resting is a boolean tensor with one entry a member, of shape {tuple(q.batch_shape)}; got {got}."
+            )
+        return resting.to(q.mean_probe.device)
+
+    def _step_on_target(self, target: Target, resting: Tensor | None) -> Tensor:
         q = self._only_posterior("a target")
         self._asked_ranks |= target.processes is not None  # it sums by itself
         with q.settled():
             evaluation, heading = self._evaluated(target)
-            trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
+            again = functools.partial(self._evaluate_target, target, q)
+            trial = self._advance(0, evaluation, heading, again, target.coupled, resting)
             if trial is not None:
                 self._keep(target, trial, heading if self._stayed() else self._heading(0, trial.e))
         return evaluation.loss.sum()
@@ -172,7 +195,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         accepted = None if self.last is None else self.last.accepted
         return self.metric is None and accepted is not None and may_be_asked(accepted) and not bool(accepted.any())
 
-    def _step_on_closure(self, closure: Callable[[], Tensor]) -> Tensor:
+    def _step_on_closure(self, closure: Callable[[], Tensor], resting: Tensor | None) -> Tensor:
         scales = [group["loss_scale"] for group in self.param_groups]
 
         def evaluate() -> list[Evaluation]:
@@ -188,17 +211,18 @@ class NaturalGradientVI(EvaluatingOptimizer):
             gradients.check_one_loss_each(start[0].loss, self.posteriors[0])
             self._forget_unless(start[0].loss)
         for index, evaluation in enumerate(start):
-            self._advance(index, evaluation, self._heading(index, evaluation.e), lambda: evaluate()[0])
+            heading = self._heading(index, evaluation.e)
+            self._advance(index, evaluation, heading, lambda: evaluate()[0], resting=resting)
         return start[0].loss.sum() / scales[0]
 
-    def _step_from_gradients(self) -> None:
+    def _step_from_gradients(self, resting: Tensor | None) -> None:
         pairs.refuse(pairs.ONE_GRADIENT, self._parts())
         gradients.check_filled(self.posteriors)
         for index, q in enumerate(self.posteriors):
             with q.settled():
                 zero = torch.zeros_like(q.mean_probe[..., 0])
                 e = gradients.packet(q, zero, self.param_groups[index]["loss_scale"])
-                self._advance(index, Evaluation(e.value, e), self._heading(index, e), None)
+                self._advance(index, Evaluation(e.value, e), self._heading(index, e), None, resting=resting)
 
     @torch.no_grad()
     def step_untried(self, target: Target) -> None:
@@ -220,6 +244,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         heading: Heading,
         evaluate: Callable[[], Evaluation] | None,  # at q as it then is; None where nothing is tried
         coupled: bool = False,
+        resting: Tensor | None = None,  # the members that stay where they are, (*batch,)
     ) -> Evaluation | None:
         """From one posterior along its heading: average, propose, move, judge, remember; what holds after a trial."""
         q, lr, state = self.posteriors[index], self.param_groups[index]["lr"], self._state(index)
@@ -233,11 +258,13 @@ class NaturalGradientVI(EvaluatingOptimizer):
             share = self._rho(q, path, lr, state) / lr if whole else torch.ones_like(state["rejections"])
             path, average = averaged(self.momentum, q, path, share, state["momentum"])
         rho = torch.ones_like(state["rejections"]) * lr if whole else self._rho(q, path, lr, state)
-        proposal, rest = proposed(q, path, rho), self.resting
-        if rest is not None:
-            proposal = proposal._replace(inside=proposal.inside & ~rest)
+        proposal = proposed(q, path, rho)
+        if resting is not None:
+            proposal = proposal._replace(inside=proposal.inside & ~resting)
         if self.momentum is not None:
             average = turned(self.momentum, q, proposal, average)
+            if resting is not None:
+                average = {name: where_members(resting, state["momentum"][name], new) for name, new in average.items()}
 
         result, accepted = None, proposal.inside
         if evaluate is None or not self.step_size.needs_trial:
@@ -245,13 +272,13 @@ class NaturalGradientVI(EvaluatingOptimizer):
         else:
             own = state["step_size"]
             accepted, result, control = tried(
-                q, proposal, start, evaluate, lambda trial: self._judge(trial, own, coupled)
+                q, proposal, start, evaluate, lambda trial: self._judge(trial, own, coupled, resting)
             )
             own.update(control)
             state["loss"] = result.loss
         everyone = known_everywhere(accepted)
         if not everyone:
-            refused = ~accepted if rest is None else ~(accepted | rest)
+            refused = ~accepted if resting is None else ~(accepted | resting)
             if not self.step_size.needs_trial:
                 self._warn_if_rejected(q, refused, rho)
             state["rejections"] += refused
@@ -272,11 +299,11 @@ class NaturalGradientVI(EvaluatingOptimizer):
             path = replace(path, leaves=q.structure.leaves)
         return self.step_size.propose(path, lr, like, state["step_size"]).to(like.dtype)
 
-    def _judge(self, trial: Trial, own: State, coupled: bool) -> tuple[Tensor, State]:
+    def _judge(self, trial: Trial, own: State, coupled: bool, resting: Tensor | None) -> tuple[Tensor, State]:
         """The verdict of the step size, which learns nothing of members that rest or were not finite from the start."""
         assert isinstance(self.step_size, TrialStepSize)
         kept, new = self.step_size.judge(together(trial) if coupled else trial, own)
-        known = usable(trial) if self.resting is None else usable(trial) & ~self.resting
+        known = usable(trial) if resting is None else usable(trial) & ~resting
         return kept, {name: where_members(known, value, own[name]) for name, value in new.items()}
 
     def _check_deterministic(self, loss: Tensor, again: Callable[[], Tensor]) -> None:

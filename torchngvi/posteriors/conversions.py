@@ -111,12 +111,20 @@ class ConvertibleGaussian(StartedGaussian):
         Returns:
             A posterior of this class, with the dtype and device of ``mean``.
 
+        Raises:
+            InputError: entries that are those of no covariance.
+
         >>> from torchngvi import DiagonalGaussian
         >>> from torchngvi.structures import Diagonal
         >>> DiagonalGaussian.from_marginals(torch.zeros(2), torch.tensor([4.0, 9.0]), Diagonal(2)).stddev.tolist()
         [2.0, 3.0]
         """
-        root, _ = structure.cholesky(marginals)
+        root, ok = structure.cholesky(marginals)
+        if not bool(ok.all()):
+            raise InputError(
+                "marginals must be the entries of a covariance, which is positive definite; the Cholesky factorisation "
+                f"of {int((~ok).sum())} of {ok.numel()} failed. Variances must be positive and finite."
+            )
         scale = structure.diagonal(root) if structure.widest == 1 else structure.to_dense(root)
         return cls._of(mean, scale, structure)
 
