@@ -24,7 +24,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 import torchngvi
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, Stein, SufficientDecrease, fit, ifvb

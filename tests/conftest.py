@@ -20,6 +20,13 @@ def libsvm_folder():
     return folder
 
 
+@pytest.fixture(autouse=True)
+def default_dtype():
+    """What a test makes the default dtype of torch, the next test does not meet."""
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.fixture
 def pyro_in_float64():
     """Pyro models are written in the default dtype, which is float64 here; the parameter store is empty."""

@@ -959,6 +959,11 @@ class TestStudies:
         assert bool((log["steps"] <= log["proved"]).all())
         assert "CFE against 1/ε: log-log slope" in capsys.readouterr().out
         assert (tmp_path / "complexity.png").stat().st_size > 10_000
+        draw_complexity(log[log["method"] == CLOSED], tmp_path / "accuracy")  # the panel that was run, alone
+        assert (tmp_path / "accuracy.png").stat().st_size > 5_000
+        said = capsys.readouterr().out
+        assert said.startswith("CFE against 1/ε")
+        assert said.count("from one 1/ε to the next: measured, proved") == 1
 
 
 def test_documentation():

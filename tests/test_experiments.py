@@ -1,6 +1,7 @@
 """`torchngvi compare` and `torchngvi reproduce`: settings, runs, published values, files, sentences."""
 
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -9,17 +10,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.io
 import torch
 
+from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
 from torchngvi.app import datasets
 from torchngvi.cli import main
 from torchngvi.errors import InputError, PairError
-from torchngvi.studies import experiments, figures, reproduce, settings
-from torchngvi.studies.papers import kumar2025
+from torchngvi.studies import bounds, experiments, figures, reproduce, settings
+from torchngvi.studies.papers import digits, kumar2025, mnist
 
 CONFIGS = reproduce.CONFIGS
 COMPARE = Path(__file__).parents[1] / "configs" / "compare.toml"
 PUBLISHED = sorted(CONFIGS.glob("srvn-*.toml"))
+CURVES = [path for path in PUBLISHED if path.stem != "srvn-digits"]  # which is a study of `papers`
 NEEDS_DATA = pytest.mark.skipif(
     not (Path(os.environ.get("TORCHNGVI_DATA", ".")) / "libsvm").is_dir(),
     reason="needs TORCHNGVI_DATA, a folder with libsvm/*.svm.gz",
@@ -28,6 +32,12 @@ NEEDS_DATA = pytest.mark.skipif(
 CONVERGED = {
     "australian_scale": (1e-5, 196.7765, 54.598, 0.8768),
     "breast-cancer_scale": (1e-1, 52.8071, 13.610, 0.9562),
+}
+# prior precision, and train at the optimum with the best 20 pieces and with the published ones
+PIECES = {
+    "australian_scale": (1e-5, 196.8165, 196.8276),
+    "diabetes_scale": (1e-2, 301.1736, 301.1826),
+    "breast-cancer_scale": (1e-1, 52.8477, 52.8626),
 }
 
 
@@ -45,10 +55,10 @@ def one_case(**keys):
 
 class TestSettings:
     def test_every_published_experiment_has_a_file(self):
-        wanted = {"srvn-table3", *(f"srvn-fig{number}" for number in range(1, 12))}
+        wanted = {"srvn-table3", "srvn-digits", *(f"srvn-fig{number}" for number in range(1, 12))}
         assert {path.stem for path in PUBLISHED} == wanted
 
-    @pytest.mark.parametrize("path", [*PUBLISHED, COMPARE], ids=lambda path: path.stem)
+    @pytest.mark.parametrize("path", [*CURVES, COMPARE], ids=lambda path: path.stem)
     def test_files_parse(self, path):
         experiment = settings.read(path)
         full = settings.read(path, full=True)
@@ -59,6 +69,10 @@ class TestSettings:
         """Steps of VN, SR-VN and BW-GD, and the prior precision."""
         cases = {case.name: case for case in settings.read(CONFIGS / "srvn-table3.toml").cases}
         steps = {name: (case.prior_precision, *(c.lr for c in case.methods)) for name, case in cases.items()}
+        twice = {name: steps.pop(name) for name in [*steps] if name.endswith(", published pieces")}
+        assert twice == {
+            f"{name}, published pieces": steps[name] for name in ("Australian", "Diabetes", "Breast-cancer")
+        }
         assert steps == {
             "Australian": (1e-5, 5e-3, 5e-3, 4.4e-3),
             "Diabetes": (1e-2, 5e-3, 5e-3, 9e-4),
@@ -163,6 +177,19 @@ class TestRuns:
         assert round(last["test_accuracy"], 4) == right
 
     @NEEDS_DATA
+    @pytest.mark.parametrize("name", PIECES)
+    @pytest.mark.parametrize("place", [0, 1], ids=["best", "published"])
+    def test_values_with_20_pieces(self, name, place):
+        """The published table of pieces gives every printed digit, cut off; the best 20 pieces are below it."""
+        beta, *values = PIECES[name]
+        keys = one_case(data=name, prior_precision=beta, iterations=80, points=4, methods=[{"method": "vn"}],
+                        estimator="piecewise", bound=(bounds.PUBLISHED if place else ""))  # fmt: skip
+        if place and not datasets.beside(bounds.PUBLISHED).is_file():
+            pytest.skip(f"needs {bounds.PUBLISHED} in TORCHNGVI_DATA")
+        last = figures.last_values(experiments.run_all(settings.parsed(keys), say=lambda _: None)).iloc[0]
+        assert round(last["train"], 4) == values[place]
+
+    @NEEDS_DATA
     def test_published_path(self, capsys):
         """SR-VN and BW-GD on Mushrooms, ten steps of Table 2 from m0 = 0, C0 = 1: BW-GD is behind."""
         methods = [{"method": "srvn", "lr": 2.5e-4}, {"method": "bwgd", "lr": 8.5e-5}]
@@ -242,7 +269,9 @@ class TestCommands:
         assert main(["reproduce", "--list"]) == 0
         assert capsys.readouterr().out == said
         for path in CONFIGS.glob("*.toml"):
-            assert re.search(rf"^  {path.stem} +\S.+\d", said, re.MULTILINE) or path.stem == "ifvb-coupling"
+            of_none = path.stem.startswith("open-") or path.stem in ("ifvb-coupling", "ifvb-ode")
+            year = "" if of_none else r"\d"
+            assert re.search(rf"^  {path.stem} +\S.+{year}", said, re.MULTILINE)
         assert "srvn-table3      Kumar et al. (2025), Table 3: converged rows, and rows stopped early" in said
         assert "others are looked for in the folder $TORCHNGVI_DATA" in said
 
@@ -470,3 +499,101 @@ def test_a_bound_from_a_file():
     assert logs[0] == pytest.approx(logs[1], rel=1e-12)
     with pytest.raises(InputError, match="columns low, high, a, b, c"):
         experiments.build(settings.parsed(one_case(estimator="piecewise", bound="none.csv")).cases[0])
+
+
+class TestPublishedBound:
+    @pytest.fixture(autouse=True)
+    def _another_site(self, monkeypatch):
+        """A table of 6 pieces in the place of the published one, on a site of its own."""
+        self.rows = [list(piece) for piece in experiments.PiecewiseBound(6).pieces]
+        low, high, a, b, c = np.array(self.rows).T
+        Path("site").mkdir()
+        scipy.io.savemat(f"site/{bounds.PUBLISHED}", {"bound": np.array([c, b, a, low, high])})
+        monkeypatch.setattr(bounds, "SITE", Path("site").absolute().as_uri() + "/")
+        monkeypatch.setattr(bounds, "SHA256", hashlib.sha256(self.file.read_bytes()).hexdigest())
+        monkeypatch.delenv("TORCHNGVI_DATA", raising=False)
+
+    file = Path("site") / bounds.PUBLISHED
+
+    def test_download_goes_to_the_cache(self):
+        assert bounds.pieces(bounds.PUBLISHED) == self.rows
+        self.file.unlink()
+        assert bounds.pieces(bounds.PUBLISHED) == self.rows
+        assert [path.name for path in datasets.cache().iterdir()] == [bounds.PUBLISHED]
+
+    def test_the_folder_of_the_user_comes_first(self, monkeypatch):
+        monkeypatch.setenv("TORCHNGVI_DATA", "data")
+        Path("data").mkdir()
+        self.file.rename(Path("data") / bounds.PUBLISHED)
+        assert bounds.pieces(bounds.PUBLISHED) == self.rows
+        assert not datasets.cache().exists()
+
+    def test_a_run_with_it(self):
+        runs = ({"bound": bounds.PUBLISHED}, {"pieces": 6})
+        logs = [experiments.run_all(settings.parsed(one_case(estimator="piecewise", **keys)), say=lambda _: None)
+                for keys in runs]  # fmt: skip
+        assert (logs[0]["objective"] == logs[1]["objective"]).all()
+
+    def test_other_content(self):
+        self.file.write_bytes(self.file.read_bytes() + b" ")
+        with pytest.raises(
+            InputError, match=r"llp.mat' is not the published llp.mat: its checksum differs. Remove it."
+        ):
+            bounds.pieces(bounds.PUBLISHED)
+
+    def test_without_it_the_case_is_skipped(self):
+        self.file.unlink()
+        said = []
+        with pytest.raises(InputError, match="nothing was run"):
+            experiments.run_all(settings.parsed(one_case(estimator="piecewise", bound=bounds.PUBLISHED)), said.append)
+        assert re.match(
+            r"c is skipped: the published bound of 20 pieces is not here, and file:.* cannot be had .*"
+            r"Set TORCHNGVI_DATA to a folder that holds llp.mat, or put the file into",
+            said[0],
+        )
+
+
+class TestDigits:
+    """Each digit against the rest: the MNIST row of Table 3."""
+
+    def test_a_task_is_at_its_optimum_and_measured_as_table_3(self, monkeypatch, capsys):
+        """Σ F + β/2 |m|² - ½ log det V by hand at the optimum that VN finds in float64."""
+        rng = torch.Generator().manual_seed(0)
+        X, labels = torch.rand(80, 4, generator=rng), torch.randint(3, (80,), generator=rng)
+        monkeypatch.setattr(
+            digits, "images", lambda what, part="train": (X, labels) if part == "train" else (X, labels)
+        )
+        log = digits.run_digits(digits=(2,), prior_precision=0.5, rows=60)
+        model = GeneralizedLinear(X[:60].double(), (labels[:60] == 2).double(), prior_precision=0.5)
+        q = CholeskyGaussian(4, dtype=torch.float64)
+        loss = fit(q, model, progress=False).loss
+        constants = 0.25 * float(q.variance.sum()) - 0.5 * 4 * (np.log(0.5) + 1)
+        assert log["train"][0] == pytest.approx(loss - constants, abs=0.02)
+        accuracy = ((X.double() @ q.mean > 0) == (labels == 2)).double().mean()
+        assert log["test_accuracy"][0] == pytest.approx(float(accuracy), abs=1e-6)
+        digits.show_digits(log, Path("digits"))
+        said = Path("digits.txt").read_text(encoding="utf-8")
+        assert said.startswith("2 against the rest: train ")
+        assert "; possible\nprinted: train 6301.87, test NLL 1012.37, accuracy 0.989\n" in said
+        assert "printed: train 6301.87" in capsys.readouterr().out
+
+    def test_what_is_above_the_printed_objective_is_not_it(self):
+        row = {"digit": 8, "train": 6302.0, "test_nll": 1.0, "test_accuracy": 0.5}
+        assert digits.line(row).endswith("; not it: its optimum is above the printed objective")
+
+    def test_images(self, monkeypatch):
+        monkeypatch.setenv("TORCHNGVI_DATA", "data")
+        Path("data/mnist").mkdir(parents=True)
+        for name, content in (
+            ("labels-idx1", bytes(8) + bytes([3, 7])),
+            ("images-idx3", bytes(16) + bytes([0, 51, 255, 0])),
+        ):
+            with gzip.open(f"data/mnist/t10k-{name}-ubyte.gz", "wb") as file:
+                file.write(content)
+        pixels, labels = mnist.images("MNIST", "t10k")
+        torch.testing.assert_close(pixels, torch.tensor([[0.0, 0.2], [1.0, 0.0]]))
+        assert labels.tolist() == [3, 7]
+        with pytest.raises(
+            datasets.MissingDataError, match="MNIST is not here. Set TORCHNGVI_DATA to .* mnist/train-lab"
+        ):
+            mnist.images("MNIST")

@@ -125,6 +125,54 @@ def test_rows_that_are_not_contiguous(fresh):
 
 
 @needs_compiler
+def test_a_moment_can_be_changed_in_place(fresh):
+    """As those of PyTorch: the moments are no views of one tensor, which autograd would take for one."""
+    e, v = rows(100)
+    value, slope, curvature = logistic.softplus(e, v)
+    value.add_(torch.ones(100, dtype=DTYPE, requires_grad=True))
+    assert value.requires_grad
+    assert not slope.requires_grad
+    assert not curvature.requires_grad
+
+
+@needs_compiler
+def test_tensors_without_an_address(tmp_path):
+    """Reading them would end the process: zeros that are not stored are zeros, another device is an error."""
+    code = (
+        "import torch; from torchngvi.numerics import kernels, logistic; D = torch.float64\n"
+        "x, zero = torch.linspace(0, 3, 100, dtype=D), torch._efficientzerotensor((100,), dtype=D)\n"
+        "for e, v in ((x, zero), (zero, x)):\n"
+        "    found = logistic.softplus(e, v); expected = logistic.softplus(e + 0 * x, v + 0 * x)\n"
+        "    assert all(bool(((a - b).abs() <= 1e-14).all()) for a, b in zip(found, expected))\n"
+        "assert kernels._state.kernel, kernels._state.text\n"
+        "try: logistic.softplus(x, x.to('meta'))\n"
+        "except (RuntimeError, NotImplementedError) as error: assert 'meta' in str(error), error\n"
+        "else: raise AssertionError('no error')"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TORCHNGVI_KERNELS": "1", "CC": "gcc"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+@needs_compiler
+def test_threads_keep_what_they_write_to(fresh, monkeypatch):
+    """An interrupt ends the call, and not the threads: their memory must not be given back before."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    held = []
+
+    class Never(kernels.threading.Thread):
+        def start(self):
+            held.extend(self._target.__defaults__[0])
+            raise KeyboardInterrupt
+
+    kernel, (e, v) = library(), rows(20_000)
+    monkeypatch.setattr(kernels.threading, "Thread", Never)
+    with pytest.raises(KeyboardInterrupt):
+        kernel(e, v)
+    assert [len(x) for x in held] == [20_000] * 5
+    assert held[0].data_ptr() == e.data_ptr()
+
+
+@needs_compiler
 def test_flush_to_zero_is_left_alone(tmp_path):
     """A library linked with -Ofast would set it for the whole process, also where CC names that flag."""
     code = (

@@ -36,8 +36,6 @@ N, A, B = 60, 12, 4
 @pytest.fixture(autouse=True)
 def doubles():
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def data(nested=False, seed=1, rows=N):

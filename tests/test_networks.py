@@ -676,6 +676,29 @@ def test_a_compiled_network_is_the_same():
     torch.testing.assert_close(compiled, run(lambda m: m), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_compiled_step_is_the_same():
+    """The hooks are out of the compiler's sight, which would compile them anew for every draw."""
+    graphs = []
+
+    def backend(graph, examples):
+        graphs.append(graph)
+        return graph
+
+    def run(wrap):
+        model = mlp()
+        q = network(model, 100)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        attach(optimizer, q, steps=12)
+        optimizer.step = wrap(optimizer.step)
+        train(model, optimizer, 12)
+        return means(q)
+
+    compiled = run(lambda step: torch.compile(step, backend=backend))
+    assert len(graphs) < 4  # of the optimizer
+    torch.testing.assert_close(compiled, run(lambda step: step), rtol=1e-5, atol=1e-6)
+
+
 def test_a_copy_is_not_moved():
     model = mlp()
     q = network(model, 100)
@@ -793,6 +816,10 @@ def test_calibrate_finds_the_temperature():
         ({"prior_precision": {"0.*": 1.0}}, "prior_precision says nothing of 2.weight"),
         ({"likelihood": "gaussian"}, "needs the scale of the noise"),
         ({"likelihood": "poisson"}, "likelihood is"),
+        ({"structure": None}, "structure is the name of a family, or names them by patterns; got None"),
+        ({"prior_precision": None}, "prior_precision is larger than 0 and finite; got None for 0.weight"),
+        ({"prior_precision": "1"}, "prior_precision is larger than 0 and finite; got '1' for 0.weight"),
+        ({"likelihood": ["categorical"]}, r"likelihood is .* got \['categorical'\]"),
         ({"seed": None}, "seed is an integer, .* got None"),
         ({"seed": 0.5}, "seed is an integer, .* got 0.5"),
     ],
@@ -861,6 +888,13 @@ def test_numbers_that_cannot_be():
         (lambda: q.temper_(math.inf), "temperature is 0 or larger"),
         (lambda: q.temper_("1"), "temperature is 0 or larger, and finite; got '1'"),
         (lambda: SampledLabels(every=0), "every is the number of steps"),
+        (lambda: SampledLabels(every=2.5), "every is the number of steps .* got 2.5"),
+        (lambda: IVON(mlp(), 100, 0.1, hess_init=-1.0), "hess_init is the curvature to begin with, .* got -1.0"),
+        (lambda: IVON(mlp(), 100, 0.1, betas=(0.9, 1.0)), r"betas are two numbers, .* got \(0.9, 1.0\)"),
+        (lambda: VOGN(mlp(), 100, 0.1, weight_decay=0.0), "weight_decay is δ, the precision .* got 0.0"),
+        (lambda: IVON(mlp(), "a", 0.1), "num_data is the number of labels in the training data, .* got 'a'"),
+        (lambda: q.log_prob(data(2)[0], [0, 1]), "labels are a tensor, with one label for each output; got a list"),
+        (lambda: q.log_prob(data(2)[0], torch.zeros(2)), r"integers from 0 to 2; got torch.float32. Say y.long\(\)"),
         (lambda: GradientNoise(0), "batch_size is the number of labels"),
         (lambda: GradientNoise(1, beta=1.0), "beta is at least 0"),
         (lambda: Reparametrized(0.0), "rate is larger than 0"),
@@ -877,6 +911,7 @@ def test_numbers_that_cannot_be():
         (lambda: calibrate(q, [data(2)], largest=-1.0), "largest is the temperature to begin with, .* got -1.0"),
         (lambda: calibrate(q, [data(2)], largest="4"), "largest is the temperature to begin with, .* got '4'"),
         (lambda: calibrate(q, [torch.zeros(2, 4)]), "gives pairs"),
+        (lambda: calibrate(q, data(2)), r"gives pairs .* One batch is a loader in a list: \[\(x, y\)\]"),
         (lambda: calibrate(q, [(torch.full((2, 4), torch.nan), torch.zeros(2).long())]), "not finite at any"),
         (lambda: Categorical().moments(torch.zeros(3, 1)), "two classes or more"),
         (lambda: Gaussian(1.0).loss(torch.zeros(3, 1), torch.zeros(3)), "labels must have the shape of the outputs"),

@@ -95,7 +95,7 @@ def test_many_labels_are_observed_in_part():
     for count in (1, 1024):
         other = mlp(torch.float64)
         other.load_state_dict(model.state_dict())
-        q = network(other, 10, {"2.*": "dense"}, likelihood=Told(torch.zeros(count, dtype=torch.long)))
+        q = network(other, 2000, {"2.*": "dense"}, likelihood=Told(torch.zeros(count, dtype=torch.long)))
         SampledLabels().after_forward(q, other(data(1, torch.float64)[0].expand(count, 4)))
         q.refresh_()
         seen.append(q.families[0].curvature)

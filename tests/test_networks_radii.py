@@ -87,6 +87,8 @@ def test_what_cannot_be():
             choose_radius(fine, 100, share=share)
     with pytest.raises(InputError, match="None of the 3 trainings of choose_radius returned a finite negative log"):
         choose_radius(lambda steps, radius: math.nan, 100)
+    with pytest.raises(InputError, match=r"train\(steps, radius\) of choose_radius returns the .*; got a NoneType"):
+        choose_radius(lambda steps, radius: None, 100)
     model = nn.Linear(2, 3)
     with pytest.raises(InputError, match="Say steps=, .* or radius=, in nats a datum, or both; got neither"):
         torchngvi.attach(torch.optim.SGD(model.parameters(), lr=1.0), torchngvi.network(model, 100))

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -243,6 +244,32 @@ def test_images_of_labels_have_their_classes_second():
         for a, b in zip(run(nn.Conv2d(1, 3, 1, bias=False), Categorical(dim)), last, strict=True):
             torch.testing.assert_close(a, b)
     assert last[1].shape == y.shape
+
+
+def test_classes_in_another_place_than_the_last_are_told():
+    """Nothing can tell in training, where the labels of the user are not seen."""
+    x, y = torch.randn(5, 4, 7), torch.zeros(5, 7, dtype=torch.int64)
+    q = network(nn.Conv1d(4, 3, 1), 35)
+    q.laplace([(x, y)])
+    with pytest.raises(InputError, match=r"labels \(5, 7\) for outputs \(2, 5, 3\).*Categorical\(class_dim=1\)"):
+        q.log_prob(x, y, samples=2)
+
+
+def test_more_labels_in_a_batch_than_in_the_data_are_told_once():
+    """As where the number of batches is given for that of labels."""
+    model, (x, _) = mlp(), data(20)
+    q = network(model, 19)
+    attach(adamw(model), q, steps=10, curvature=SampledLabels(every=1))
+    with pytest.warns(UserWarning, match=r"A batch has 20 labels, more than num_data=19.*not of batches: every token"):
+        model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x)
+    q.release()
+    attach(adamw(model), network(model, 20), steps=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x)
 
 
 def test_what_else_a_script_hands_over():
@@ -609,6 +636,34 @@ def test_schedules_that_say_how_far_they_will_go():
     assert handle._share() == pytest.approx(1 / 25)
     train(model, optimizer, 5, scheduler=scheduler)
     assert handle._share() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.01, total_steps=20),
+        lambda opt: torch.optim.lr_scheduler.CyclicLR(opt, base_lr=0.001, max_lr=0.01, step_size_up=5),
+    ],
+)
+def test_the_largest_rate_is_that_of_the_schedule(schedule):
+    """A schedule replaces the rate that the optimizer was made with, on whichever side of `attach` it is made."""
+
+    def run(late):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = adamw(model, 1.0)
+        scheduler = None if late else schedule(optimizer)
+        handle, shares = attach(optimizer, network(model, 100), steps=20), []
+        scheduler = scheduler or schedule(optimizer)
+        for k in range(12):
+            train(model, optimizer, 1, scheduler=scheduler, first=k)
+            shares.append(handle._share())
+        return shares, model.state_dict()
+
+    (early, weights), (late, others) = run(False), run(True)
+    assert late == early
+    assert max(late) == 1.0
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 # several optimizers

@@ -1061,6 +1061,11 @@ class TestStudies:
         ngvi.draw_regression(log, tmp_path / "fig1")
         assert (tmp_path / "fig1.png").stat().st_size > 10_000
         assert "17 features, NGD: KL at 1:" in capsys.readouterr().out
+        alone = ngvi.run_regression(seeds=2, iterations=12, versions=["13 features"], methods=["SGD"])
+        same = log[(log["version"] == "13 features") & (log["method"] == "SGD")].reset_index(drop=True)
+        pd.testing.assert_frame_equal(alone, same)
+        ngvi.draw_regression(alone, tmp_path / "slope")
+        assert "slope" in capsys.readouterr().out
 
     def test_logistic_on_mushrooms(self, libsvm_folder, tmp_path):
         settings = {"data": ["mushrooms"], "seeds": [1], "iterations": [10], "full_iterations": [10], "points": 4}
@@ -1070,6 +1075,13 @@ class TestStudies:
         assert last["NGD (p)"] < 260 < 900 < last["SGD (p)"]
         ngvi.draw_logistic(log, tmp_path / "fig2")
         assert (tmp_path / "fig2.png").stat().st_size > 10_000
+
+    def test_standardised_pixels(self, monkeypatch):
+        X = torch.tensor([[0.0, 0.2, 1.0], [0.0, 0.4, 0.0]], dtype=torch.float32)
+        monkeypatch.setattr(ngvi, "digits", lambda: (X, torch.tensor([0.0, 1.0])))
+        standardised, y = ngvi.standardized_digits()
+        torch.testing.assert_close(standardised, torch.tensor([[0.0, -1.0, 1.0], [0.0, 1.0, -1.0]]))
+        assert y.tolist() == [0.0, 1.0]
 
     def test_runs_that_end_above_their_start_are_marked(self):
         log = pd.DataFrame(

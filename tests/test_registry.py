@@ -171,7 +171,7 @@ def test_papers_by_word_and_by_name(tmp_path):
         for settings in keys:
             with pytest.raises(InputError, match="study is one of"):
                 papers.study(settings, tmp_path)
-    with pytest.raises(InputError, match="paper is one of tan, bbvi, ngvi, ifvb, price, open, bam; got 'x'"):
+    with pytest.raises(InputError, match="paper is one of srvn, tan, bbvi, ngvi, ifvb, price, open, bam; got 'x'"):
         papers.study({"paper": "x"}, tmp_path)
 
 

@@ -1248,6 +1248,19 @@ class TestExperiments:
         assert ended.means[-1] == pytest.approx(-115.3, abs=0.5)
 
     @needs_data
+    def test_seeds_of_one_row(self, tmp_path):
+        """The table has the mean T of the seeds and its range, and no row of the fits that were not asked for."""
+        from torchngvi.studies.papers.tan2025 import logistic as tan
+
+        log = tan.run_logistic(("ICU",), 3, 100, families=["diagonal Σ"], optimisers=["Natural Adam"])
+        assert set(log["seed"]) == {0, 1, 2}
+        log = log.assign(steps=log["seed"].map({0: 12_000, 1: 24_000, 2: 18_000}))
+        tan.draw_table(log, tmp_path / "seeds")
+        lines = (tmp_path / "seeds.md").read_text(encoding="utf-8").splitlines()
+        assert len(lines) == 3
+        assert lines[2].startswith("| ICU | diagonal Σ | Natural Adam | 18 (12-24) | 21 |")
+
+    @needs_data
     def test_the_log_and_what_is_drawn(self, tmp_path, capsys):
         from torchngvi.studies.papers.tan2025 import logistic as tan
         from torchngvi.studies.papers.tan2025 import runs

@@ -31,3 +31,7 @@ class UnsummedRanksWarning(UserWarning):
 
 class CalibrationWarning(UserWarning):
     """What was calibrated is at an end of what was tried, or the noise that was to be learned has not moved."""
+
+
+class ScaleWarning(UserWarning):
+    """Data on another scale than the model begins with, or a fit that is no better than a constant function."""

@@ -124,8 +124,26 @@ def _found(name: str) -> Path | None:
 
 
 def _download(name: str) -> Path:
-    """Into the cache, under its name only when it is whole."""
-    url, path = SITE + SOURCES[name].remote, cache() / f"{name}.svm"
+    remote = SITE + SOURCES[name].remote
+    return download(remote, f"{name}.svm", f"data set {name}", f"libsvm/{name}.svm.gz")
+
+
+def download(url: str, name: str, what: str, place: str) -> Path:
+    """Download a file into the cache, where it has its name only when it is whole.
+
+    Args:
+        url: where it is published.
+        name: its name in the cache.
+        what: the data in it, for the message.
+        place: its name in $TORCHNGVI_DATA, for the message.
+
+    Returns:
+        The path in the cache.
+
+    Raises:
+        MissingDataError: no answer, or no place to write.
+    """
+    path = cache() / name
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
             data = answer.read()
@@ -136,8 +154,8 @@ def _download(name: str) -> Path:
             os.replace(part, path)
     except (urllib.error.URLError, OSError) as error:
         raise MissingDataError(
-            f"data set {name} is not here, and {url} cannot be had ({error}). Set TORCHNGVI_DATA to a folder that "
-            f"holds libsvm/{name}.svm.gz, or put the file into {str(path.parent)!r}."
+            f"{what} is not here, and {url} cannot be had ({error}). Set TORCHNGVI_DATA to a folder that "
+            f"holds {place}, or put the file into {str(path.parent)!r}."
         ) from error
     return path
 

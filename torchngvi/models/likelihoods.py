@@ -203,7 +203,7 @@ class NegativeBinomial(Likelihood):
         InputError: if the dispersion is not positive and finite.
 
     >>> likelihood, zero = NegativeBinomial(1.0), torch.zeros(1, dtype=torch.float64)
-    >>> [round(float(m), 12) for m in likelihood.expected(zero, zero, zero + 1)]  # p(1) = ½ ½ at mean 1
+    >>> [round(float(m), 12) + 0 for m in likelihood.expected(zero, zero, zero + 1)]  # p(1) = ½ ½ at mean 1
     [1.38629436112, 0.0, 0.5]
     """
 

@@ -19,7 +19,7 @@ from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks import kernels
 from torchngvi.networks.curvatures import Curvature, SampledLabels
 from torchngvi.networks.finite import all_finite, share_within, zero_where_
-from torchngvi.networks.optimizers import check, closure_of, share_of_lr, unscale_
+from torchngvi.networks.optimizers import check, closure_of, note_lr, share_of_lr, unscale_
 from torchngvi.networks.posterior import NetworkGaussian
 
 _SHARE = 0.04  # the default radius is this over the square root of the number of steps, in nats a datum
@@ -173,7 +173,8 @@ class Attachment:
         for opt in self.optimizers:
             self.handles += [opt.register_step_pre_hook(self.before), opt.register_step_post_hook(self.after)]
         self.handles.append(q.model.register_forward_hook(self.after_forward))
-        self._share()  # each group remembers the learning rate that it begins with
+        for group in self._groups():
+            note_lr(group)
         q.agree_()
         curvature.begin(q)
         self.seen = q.observed
@@ -190,6 +191,7 @@ class Attachment:
         if self.handles and module.training and not self.q.pinned:
             self.curvature.after_forward(self.q, output)
 
+    @torch.compiler.disable
     @torch.no_grad()
     def before(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> tuple[tuple, dict] | None:
         """Prepare a step: the mean in the parameters, gradients that are usable, the prior's part in them.
@@ -228,6 +230,7 @@ class Attachment:
         q.unfinished = self.finish
         return None if closure is None else ((optimizer, lambda: loss), {})
 
+    @torch.compiler.disable
     @torch.no_grad()
     def after(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> None:
         """End the step when every optimizer has stepped.
@@ -273,9 +276,13 @@ class Attachment:
 
     def _share(self) -> float:
         """f = lr/its largest value, the largest one of all groups with parameters of q."""
+        return max(map(share_of_lr, self._groups()))
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The groups of the optimizers with parameters of q."""
         of_q = set(map(id, self.q.parameters_of_network))
         groups = [group for opt in self.optimizers for group in opt.param_groups]
-        return max(share_of_lr(group) for group in groups if any(id(p) in of_q for p in group["params"]))
+        return [group for group in groups if any(id(p) in of_q for p in group["params"])]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside q and the optimizers: nothing but what the curvature remembers."""

@@ -3,10 +3,10 @@
 import fnmatch
 import math
 from collections.abc import Mapping
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from torchngvi.errors import InputError
@@ -181,6 +181,8 @@ def families(model: nn.Module, num_data: int, structure: Structure, prior: Prior
         InputError: for an unknown family, a prior precision that is not positive, or one that is missing.
     """
     parameters = trainable(model)
+    if not isinstance(structure, str | Mapping):
+        raise InputError(f"structure is the name of a family, or names them by patterns; got {structure!r}.")
     kinds = matched(list(parameters), {"*": structure} if isinstance(structure, str) else structure, "structure")
     for kind in kinds.values():
         if kind not in FAMILIES:
@@ -189,8 +191,8 @@ def families(model: nn.Module, num_data: int, structure: Structure, prior: Prior
     for name in kinds:
         if name not in priors:
             raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
-        if not 0 < float(priors[name]) < math.inf:
-            raise InputError(f"prior_precision is larger than 0 and finite; got {priors[name]} for {name}.")
+        if not isinstance(priors[name], Real | Tensor) or not 0 < float(priors[name]) < math.inf:
+            raise InputError(f"prior_precision is larger than 0 and finite; got {priors[name]!r} for {name}.")
     kinds = {
         name: "diagonal" if kind == "kronecker" and parameters[name].ndim < 2 else kind for name, kind in kinds.items()
     }

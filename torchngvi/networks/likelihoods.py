@@ -129,8 +129,8 @@ class Categorical(OutputLikelihood):
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return log softmax at the labels; see the base class."""
-        logits = self._rows(output, max(output.ndim - 1 - y.ndim, 0)).log_softmax(-1)
-        _check_labels(logits.shape[:-1], y)
+        logits = self._rows(output, max(output.ndim - 1 - getattr(y, "ndim", 0), 0)).log_softmax(-1)
+        _check_labels(logits.shape[:-1], y, _OF_CLASSES)
         _check_classes(logits.shape[-1], y)
         return logits.gather(-1, y.expand(logits.shape[:-1])[..., None])[..., 0]
 
@@ -278,12 +278,21 @@ class Gaussian(OutputLikelihood):
         return means.var(0, correction=0), given.mean(0)
 
 
-def _check_labels(shape: torch.Size, y: Tensor) -> None:
+_OF_NUMBERS = "Use y[:, None] for one number a row, or squeeze the outputs."
+_OF_CLASSES = (
+    "They are taken without the classes, which are last; where they come second, as in images of labels, say "
+    "likelihood=torchngvi.networks.Categorical(class_dim=1), and for labels that are numbers Gaussian(scale)."
+)
+
+
+def _check_labels(shape: torch.Size, y: Tensor, hint: str = _OF_NUMBERS) -> None:
     """Refuse labels that would be broadcast against outputs of another shape, into pairs of no meaning."""
+    if not isinstance(y, Tensor):
+        raise InputError(f"labels are a tensor, with one label for each output; got a {type(y).__name__}.")
     if y.ndim == 0 or y.ndim > len(shape) or y.shape != shape[len(shape) - y.ndim :] or len(shape) - y.ndim > 1:
         raise InputError(
             f"labels must have the shape of the outputs of the network, one for each; got labels {tuple(y.shape)} for "
-            f"outputs {tuple(shape)}, draws first. Use y[:, None] for one number a row, or squeeze the outputs."
+            f"outputs {tuple(shape)}, draws first. {hint}"
         )
 
 
@@ -319,7 +328,7 @@ def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
         return copy.copy(given)
     if given == "gaussian":
         raise InputError('likelihood="gaussian" needs the scale of the noise; say torchngvi.networks.Gaussian(scale).')
-    if given not in NAMED:
+    if not isinstance(given, str) or given not in NAMED:
         raise InputError(
             f'likelihood is "categorical", "bernoulli", torchngvi.networks.Gaussian(scale) or one of your own; got '
             f"{given!r}."
@@ -328,7 +337,11 @@ def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
 
 
 def _check_classes(classes: int, y: Tensor) -> None:
-    """Refuse labels that are no class, such as the -100 of those that cross_entropy leaves out."""
+    """Refuse labels that are no class, such as -100, which cross_entropy leaves out."""
+    if y.is_floating_point():
+        raise InputError(
+            f"labels are classes, integers from 0 to {classes - 1}; got {y.dtype}. Say y.long(), or Gaussian(scale)."
+        )
     wrong = (y < 0) | (y >= classes)
     if wrong.any():
         raise InputError(

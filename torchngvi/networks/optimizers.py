@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torchngvi.errors import InputError
 from torchngvi.networks.layout import refuse_sharded
 
-_PEAK = "largest_lr"  # kept in the parameter group, hence in checkpoints of the optimizer
+_PEAK, _FIRST = "largest_lr", "first_lr"  # kept in the parameter group, hence in checkpoints of the optimizer
 
 
 def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]) -> None:
@@ -72,11 +72,28 @@ def closure_of(arguments: tuple, keywords: Mapping[str, Any]) -> Callable[[], An
     return None if closure is None else torch.enable_grad()(closure)
 
 
+def note_lr(group: dict[str, Any]) -> None:
+    """Let a group remember the learning rate that it has before the first step, which a warm-up may then lower.
+
+    Args:
+        group: of parameters.
+
+    >>> group = {"lr": 0.5}
+    >>> note_lr(group)
+    >>> group["lr"] = 0.1
+    >>> share_of_lr(group)
+    0.2
+    """
+    group[_FIRST] = max(float(group["lr"]), group.get(_FIRST, 0.0))
+
+
 def share_of_lr(group: dict[str, Any]) -> float:
     """Return the learning rate of a group over the largest one that it has had or that its schedule says it will have.
 
+    The rate that an optimizer is made with is one that it has had, unless a scheduler has set another one since.
+
     Args:
-        group: of parameters, which remembers the largest one.
+        group: of parameters, which remembers the largest one of a step.
 
     Returns:
         A number from 0 to 1.
@@ -86,7 +103,8 @@ def share_of_lr(group: dict[str, Any]) -> float:
     (0.25, 2.0)
     """
     lr = float(group["lr"])
-    group[_PEAK] = max(lr, group.get(_PEAK, 0.0), group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
+    first = group["initial_lr"] if "initial_lr" in group else group.get(_FIRST, 0.0)
+    group[_PEAK] = max(lr, group.get(_PEAK, 0.0), float(first), group.get("max_lr", 0.0))
     return lr / group[_PEAK] if group[_PEAK] > 0 else 0.0
 
 

@@ -256,5 +256,8 @@ def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
     """
     for batch in loader:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise InputError(f"a loader of data gives pairs (inputs, labels); got a {type(batch).__name__}.")
+            raise InputError(
+                f"a loader of data gives pairs (inputs, labels); got a {type(batch).__name__}. "
+                "One batch is a loader in a list: [(x, y)]."
+            )
         yield batch[0], batch[1]

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import NamedTuple
 
+from torch import Tensor
+
 from torchngvi.errors import InputError
 from torchngvi.networks.attached import radius_of
 
@@ -70,7 +72,7 @@ def choose_radius(
     if not _is_number(share) or not 0 < share <= 1:
         raise InputError(f"share is the share of the steps that a trial takes, above 0 and at most 1; got {share!r}.")
     short = max(1, round(share * steps))
-    tried = {float(factor): float(train(short, factor * radius_of(short, None))) for factor in factors}
+    tried = {float(factor): _nll(train(short, factor * radius_of(short, None))) for factor in factors}
     finite = {factor: nll for factor, nll in tried.items() if math.isfinite(nll)}
     if not finite:
         raise InputError(
@@ -79,6 +81,16 @@ def choose_radius(
         )
     factor = min(finite, key=lambda each: finite[each])
     return ChosenRadius(factor * default, factor, tried, short * len(tried))
+
+
+def _nll(given: object) -> float:
+    """What a training returned, as a number."""
+    if not isinstance(given, Real) and not (isinstance(given, Tensor) and given.numel() == 1):
+        raise InputError(
+            "train(steps, radius) of choose_radius returns the negative log likelihood of validation data, one number; "
+            f"got a {type(given).__name__}."
+        )
+    return float(given)
 
 
 def _is_number(given: object) -> bool:

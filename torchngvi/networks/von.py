@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torchngvi.errors import InputError
 from torchngvi.networks.attached import Attachment, radius_of
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, Reparametrized, SampledLabels
-from torchngvi.networks.layout import matched, trainable, unwrapped
+from torchngvi.networks.layout import matched, read_number, trainable, unwrapped
 from torchngvi.networks.posterior import NetworkGaussian
 
 
@@ -190,9 +190,7 @@ class IVON(NaturalMomentum):
         weight_decay: float = 1e-4,
         clip_radius: float = math.inf,
     ) -> None:
-        q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data, temperature=1.0)
-        for family in q.each():
-            family.start = [hess_init] * len(family.names)
+        q = _published(model, num_data, hess_init, betas, weight_decay)
         super().__init__(q, lr, betas[0], clip_radius, hess_init + weight_decay)
         self.attachment = Attachment([self], q, math.inf, Reparametrized(1 - betas[1]), prior_in_gradient=False)
 
@@ -234,9 +232,7 @@ class VOGN(NaturalMomentum):
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 1e-4,
     ) -> None:
-        q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data, temperature=1.0)
-        for family in q.each():
-            family.start = [hess_init] * len(family.names)
+        q = _published(model, num_data, hess_init, betas, weight_decay)
         super().__init__(q, lr, betas[0])
         self.examples = ExampleGradients(1 - betas[1])
         self.attachment = Attachment([self], q, math.inf, self.examples, prior_in_gradient=False)
@@ -248,6 +244,22 @@ class VOGN(NaturalMomentum):
             losses: of the examples, (B,).
         """
         self.examples.backward(self.q, losses)
+
+
+def _published(
+    model: nn.Module, num_data: int, hess_init: float, betas: tuple[float, float], weight_decay: float
+) -> NetworkGaussian:
+    """The posterior of a published method, at T = 1, with a curvature to begin with."""
+    if not hess_init >= 0:
+        raise InputError(f"hess_init is the curvature to begin with, 0 or larger; got {hess_init}.")
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise InputError(f"betas are two numbers, of the momentum and of the curvature, in [0, 1); got {betas}.")
+    if not 0 < weight_decay < math.inf:
+        raise InputError(f"weight_decay is δ, the precision of the prior a datum, larger than 0; got {weight_decay}.")
+    q = NetworkGaussian(model, num_data, prior_precision=weight_decay * read_number(num_data), temperature=1.0)
+    for family in q.each():
+        family.start = [hess_init] * len(family.names)
+    return q
 
 
 def _posterior(model: nn.Module | NetworkGaussian, num_data: int | None, bayesian: str | None) -> NetworkGaussian:

@@ -74,7 +74,7 @@ def shared_library(name: str, source: str, flags: Sequence[str], libraries: Sequ
     for path in folder.glob(f"{stem}-*.so"):
         if path.stem == f"{stem}-{digest(trusted(path))}":
             return path
-        path.unlink()  # cut off or changed since it was written, which loading would not survive
+        path.unlink(missing_ok=True)  # cut off or changed since it was written, which loading would not survive
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         text, compiled, linked = (Path(scratch, f"library.{ending}") for ending in ("c", "o", "so"))
         text.write_text(source, encoding="utf-8")
@@ -133,7 +133,9 @@ def digest(path: Path) -> str:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS
+    )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise CompilerError(f"{command[0]} failed with the status {done.returncode}: {lines[0][:200]}")

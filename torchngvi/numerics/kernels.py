@@ -143,15 +143,18 @@ def _call(
     """Run the kernel on contiguous rows, some of them on each of torch's threads; None if it does not know a row."""
     rows = len(e)
     e, v = e.resolve_neg().contiguous(), v.resolve_neg().contiguous()
-    out = torch.empty(3, rows, dtype=torch.float64, device="cpu")
-    first = out.data_ptr()
-    places = e.data_ptr(), v.data_ptr(), first, first + 8 * rows, first + 16 * rows
+    # three tensors, not the rows of one: a caller may change one of them in place
+    out = tuple(torch.empty(rows, dtype=torch.float64, device="cpu") for _ in range(3))
+    held = e, v, *out
+    places = [x.data_ptr() for x in held]
+    if rows and not all(places):  # without memory of its own, as a tensor that is known to be zero
+        return None
     count = min(torch.get_num_threads(), rows // _ROWS_OF_A_THREAD)
     if count < 2:
-        return None if function(rows, *places, *tables) else tuple(out)
+        return None if function(rows, *places, *tables) else out
     unknown = []
 
-    def run(low: int, high: int) -> None:
+    def run(low: int, high: int, _held: tuple[Tensor, ...] = held) -> None:  # which outlive an interrupt of the caller
         if function(high - low, *(place + 8 * low for place in places), *tables):
             unknown.append(low)
 
@@ -159,10 +162,10 @@ def _call(
     others = [threading.Thread(target=run, args=ends[k : k + 2]) for k in range(1, count)]
     for thread in others:
         thread.start()
-    run(*ends[:2])
+    run(ends[0], ends[1])
     for thread in others:
         thread.join()
-    return None if unknown else tuple(out)
+    return None if unknown else out
 
 
 def _self_test(kernel: Kernel, reference: Reference) -> None:

@@ -104,7 +104,7 @@ def _on_cpu(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Rows (n,), those that are not finite by their limits."""
     if e.numel() == 0:
         return torch.empty_like(e), torch.empty_like(e), torch.empty_like(e)
-    kernel = kernels.logistic(e.numel(), _eager)
+    kernel = kernels.logistic(e.numel(), _eager) if v.is_cpu else None  # an address elsewhere would end the process
     if kernel is not None:
         parts = kernel(e, v)
         if parts is not None:

@@ -26,6 +26,7 @@ from torchngvi.interfaces import Estimator
 from torchngvi.models import GeneralizedLinear, Regularized
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.studies import bounds
 from torchngvi.studies.settings import PENALTIES, Case, Contender, Experiment
 from torchngvi.studies.stepping import steps
 
@@ -165,13 +166,7 @@ def _estimator(case: Case) -> Estimator:
         return Quadrature()
     if not case.bound:
         return PiecewiseBound(case.pieces)
-    path = datasets.beside(case.bound)
-    try:
-        return PiecewiseBound(table=pd.read_csv(path)[["low", "high", "a", "b", "c"]].to_numpy().tolist())
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError(
-            f"bound must be a csv file with columns low, high, a, b, c; {str(path)!r}: {error}."
-        ) from error
+    return PiecewiseBound(table=bounds.pieces(case.bound))
 
 
 def start(case: Case, contender: Contender, problem: Problem, experiment: Experiment) -> Gaussian:
@@ -223,7 +218,7 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
         warnings.simplefilter("ignore", RejectedStepWarning)  # counted in the log
         for at, seconds, _ in steps(step, case.iterations, set(due.tolist())):
             share = seconds / experiment.starts
-            records.append(_measured(q, problem, at, optimizer.evaluations, share, optimizer.rejections))
+            records.append(measured(q, problem, at, optimizer.evaluations, share, optimizer.rejections))
     frame = pd.concat(records, ignore_index=True)
     frame.insert(0, "case", case.name)
     frame.insert(1, "method", contender.label)
@@ -231,10 +226,19 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
 
 
 @torch.no_grad()
-def _measured(
+def measured(
     q: Gaussian, problem: Problem, iteration: int, evaluations: int, seconds: float, rejections: int
 ) -> pd.DataFrame:
-    """The metrics at q, one row a start."""
+    """The metrics at q.
+
+    Args:
+        q: the posteriors of all starts, of batch shape (starts,).
+        problem: the models.
+        iteration, evaluations, seconds, rejections: what the run has counted so far, for the log.
+
+    Returns:
+        A row a start.
+    """
     model, frame = problem.model, q.frame()
     loss = problem.estimator(q, problem.target).value - q.entropy()
     precision = torch.as_tensor(model.prior.precision).expand(model.dim)
@@ -285,7 +289,7 @@ def optimum(problem: Problem, diagonal: bool) -> dict[str, float]:
             newton.step(problem.target)
         else:
             return unknown
-    found = _measured(q, problem, 0, 0, 0.0, 0).iloc[0]
+    found = measured(q, problem, 0, 0, 0.0, 0).iloc[0]
     return {"optimum": float(found["objective"]), "train_optimum": float(found["train"])}
 
 

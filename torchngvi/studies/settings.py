@@ -92,7 +92,7 @@ class Case:
     test_fraction: float = 0.2
     estimator: str = "quadrature"  # or "piecewise"
     pieces: int = 20
-    bound: str = ""  # csv file of a piecewise bound, rows low, high, a, b, c; in $TORCHNGVI_DATA
+    bound: str = ""  # of `studies.bounds`: llp.mat, the published one, or a csv file with columns low, high, a, b, c
     penalty: str = ""  # "mean" or "expected": the regulariser of appendix H
     penalty_strength: float = 1.0
     rows: int = 0  # of synthetic data

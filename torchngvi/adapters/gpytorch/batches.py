@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 
 from torchngvi.adapters.gpytorch.latents import Latents
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, PairError
 
 Batch = tuple[Tensor, Tensor]  # x (*batch, B, features), y (*batch, B), or (B, tasks)
 
@@ -52,11 +52,11 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
         latents: the latent functions of the model, with its inducing points.
 
     Returns:
-        An iterator over the same pairs.
+        An iterator over the same pairs, without the graph that made them.
 
     Raises:
-        InputError: something that is no pair of tensors, inputs of another number of features, another number of
-            targets.
+        InputError: something that is no pair of tensors, no rows, inputs of another number of features, another number
+            of targets.
     """
     features = latents.strategy.inducing_points.shape[-1]
     for batch in batches:
@@ -67,7 +67,11 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
                 f"batches are pairs (x, y) of tensors; got {what}. Give a DataLoader over TensorDataset(x, y), or "
                 "[(x, y)] for all data at once."
             )
-        x, y = parts
+        x, y = (part.detach() if part.requires_grad else part for part in parts)
+        if x.ndim == 0 or count(x) == 0:
+            raise InputError(
+                f"a batch has inputs of shape {tuple(x.shape)}, which are no rows: give x as (rows, features)."
+            )
         if x.ndim > 1 and x.shape[-1] != features or x.ndim == 1 and features != 1:
             raise InputError(
                 f"the inducing points have {features} features; got inputs of shape {tuple(x.shape)}. "
@@ -85,8 +89,8 @@ def all_rows(data: Any, latents: Latents) -> Batch:
     """All rows of the data at once.
 
     Args:
-        data: one pair (x, y), or pairs, or a ``DataLoader`` of them; the tensors of a ``TensorDataset`` of which it
-            gives every row once are taken as they are.
+        data: one pair (x, y), a ``TensorDataset`` of the two, pairs, or a ``DataLoader`` of them; the tensors of a
+            ``TensorDataset`` of which it gives every row once are taken as they are.
         latents: the latent functions of the model, with its inducing points.
 
     Returns:
@@ -97,6 +101,8 @@ def all_rows(data: Any, latents: Latents) -> Batch:
     """
     if isinstance(data, DataLoader):
         data = _all_tensors(data) or data
+    if type(data) is TensorDataset:
+        data = data.tensors
     if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
         data = [tuple(data)]
     given = [(x[:, None] if x.ndim == 1 else x, y) for x, y in pairs(data, latents)]
@@ -107,15 +113,24 @@ def all_rows(data: Any, latents: Latents) -> Batch:
 
 
 def check_order(likelihood: Likelihood, data: Any) -> None:
-    """Check that rows which have a noise of their own come in their order.
+    """Check that the likelihood is one, and that rows which have a noise of their own come in their order.
 
     Args:
-        likelihood: the likelihood; any but a `FixedNoiseGaussianLikelihood` passes.
+        likelihood: the likelihood; the order tells of a `FixedNoiseGaussianLikelihood` alone.
         data: the data; what is no ``DataLoader`` is taken to be in order.
 
     Raises:
         InputError: a loader that shuffles.
+        PairError: something that is no likelihood.
     """
+    if not hasattr(likelihood, "expected_log_prob"):
+        instead = (
+            "mll.likelihood in the place of mll" if hasattr(likelihood, "likelihood") else "one of gpytorch.likelihoods"
+        )
+        raise PairError(
+            "the call takes the model, its likelihood and the data; got "
+            f"{type(likelihood).__name__} as the likelihood. Give {instead}."
+        )
     if not isinstance(likelihood, FixedNoiseGaussianLikelihood) or not isinstance(data, DataLoader):
         return
     sampler = _sampler(data)

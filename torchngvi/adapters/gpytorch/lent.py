@@ -1,8 +1,8 @@
 """A model whose q is one of GPyTorch's own, or of u, for a while with one of this library of v in its place.
 
 The full Gaussians of GPyTorch, `CholeskyVariationalDistribution` and its natural and triangular natural forms, hold the
-same q in other coordinates.  The unwhitened strategy holds it, theirs or ours, for u = μ_Z + L v in the place of v,
-K_ZZ = L Lᵀ.  The model is given back as it was, with the q that was found.
+same q in other coordinates, for one latent function or for several.  The unwhitened strategy holds it, theirs or ours,
+for u = μ_Z + L v in the place of v, K_ZZ = L Lᵀ.  The model is given back as it was, with the q that was found.
 """
 
 import contextlib
@@ -37,21 +37,24 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
     """A block in which the model has a q of this library in the place of its own, which takes over what was found.
 
     Args:
-        model: the model; one with a strategy that is neither the whitened nor the unwhitened one, with the whitened one
-            over a q of this library, or with a q that is no full Gaussian, is left alone.
+        model: the model; one with a strategy that is neither the whitened nor the unwhitened one, of several functions
+            with any but the whitened one, with the whitened one over a q of this library, or with a q that is no full
+            Gaussian, is left alone.
 
     Returns:
         A context manager, which gives another one: a block within it where the model has its own q, with what was found
         so far.
     """
-    strategy: Any = getattr(model, "variational_strategy", None)
+    outer: Any = getattr(model, "variational_strategy", None)
+    strategy: Any = getattr(outer, "base_variational_strategy", outer)  # of several functions
     own: Any = getattr(strategy, "_variational_distribution", None)
     whitened = type(strategy) is not UnwhitenedVariationalStrategy
     # a class of the user's that holds another q, or uses it in another way, has a method of its own
     theirs = isinstance(own, _FULL) and type(own).forward in {kind.forward for kind in _FULL}
     ours = isinstance(own, NaturalGradientVariationalDistribution) and not whitened
     ours = ours and own.posterior.framed and own.posterior.structure.widest > 1  # a full Gaussian
-    if not (theirs or ours) or (whitened and not isinstance(strategy, VariationalStrategy)):
+    single = outer is strategy
+    if not (theirs or ours) or not (isinstance(strategy, VariationalStrategy) if whitened else single):
         yield contextlib.nullcontext
         return
     lent = NaturalGradientVariationalDistribution(own.num_inducing_points, own.batch_shape, mean_init_std=0.0)
@@ -63,11 +66,12 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
 
     def lend() -> None:
         stand_in._variational_distribution = lent
-        model.variational_strategy = stand_in
+        if not whitened:
+            model.variational_strategy = stand_in
         forget(model)
 
     def give_back() -> None:
-        model.variational_strategy, strategy._variational_distribution = strategy, own
+        model.variational_strategy, strategy._variational_distribution = outer, own
         strategy.train(stand_in.training)
         begun.copy_(stand_in.variational_params_initialized)
         if bool(begun):

@@ -1,6 +1,8 @@
 """The curvature from labels that the network itself predicts: ĥ = B ĝ² with E[ĥ] the mean Gauss-Newton diagonal."""
 
+import warnings
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -33,17 +35,20 @@ class SampledLabels(Curvature):
             ``logits``.
 
     Raises:
-        InputError: if `every` is less than 1.
+        InputError: if `every` is no integer, or less than 1.
 
     >>> SampledLabels(every=5).every
     5
     """
 
     def __init__(self, every: int = 10, output: Callable[[Any], Tensor] | None = None) -> None:
-        if every < 1:
-            raise InputError(f"every is the number of steps from one observation to the next, 1 or more; got {every}.")
+        if isinstance(every, bool) or not isinstance(every, int | Integral) or every < 1:
+            raise InputError(
+                f"every is the number of steps from one observation to the next, 1 or more; got {every!r}."
+            )
         self.every = int(every)
         self.output = _outputs if output is None else output
+        self._warned: bool = False
 
     def after_forward(self, q: NetworkGaussian, output: Any) -> None:
         """Draw labels and observe the square of their gradient, on steps that want it; see the base class."""
@@ -55,6 +60,7 @@ class SampledLabels(Curvature):
         labels = generator(outputs.device, q.seed, q.draw, f"labels of rank {rank()}")
         with torch.autocast(outputs.device.type, enabled=False):
             losses = q.likelihood.sampled_losses(outputs, labels)
+        self._warn_of_many(losses.numel(), q.num_data)
         scale = _HALF_SCALE if outputs.dtype == torch.float16 else 1.0
         gradients: dict[Tensor, Tensor] = {}
         for single in (False, True):
@@ -63,6 +69,19 @@ class SampledLabels(Curvature):
                 gradients |= zip(of_kind, of_labels(losses, of_kind, single, scale), strict=True)
         each = [gradients.get(p) for p in q.parameters_of_network]
         q.observe_(each, losses.numel() / scale**2, 1 / _WINDOW)
+
+    def _warn_of_many(self, count: int, num_data: int) -> None:
+        """Say once that a batch has more labels than all data are said to have."""
+        if count <= num_data or self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"A batch has {count:,} labels, more than num_data={num_data:,}, so that the prior counts too much and the "
+            "posterior is too wide. num_data is the number of labels in the training data, not of batches: every token "
+            "counts, and every pixel of an image of labels.",
+            UserWarning,
+            stacklevel=2,
+        )
 
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
         """Notice that the outputs were never seen; see the base class.

@@ -17,6 +17,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import hint
 
 PAPERS = {
+    "srvn": "kumar2025",
     "tan": "tan2025",
     "bbvi": "kim2024",
     "ngvi": "wu2024",

@@ -21,6 +21,8 @@ from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.studies import experiments, figures
+from torchngvi.studies.papers import Study
+from torchngvi.studies.papers.digits import run_digits, show_digits
 from torchngvi.studies.settings import Case, Contender, Experiment, replaced
 from torchngvi.studies.stepping import steps
 
@@ -236,3 +238,6 @@ def draw_time(log: pd.DataFrame, experiment: Experiment) -> Figure:
         axes.set_xticks([], minor=True)
     right.set_ylim(bottom=0)
     return figure
+
+
+STUDIES: dict[str, Study] = {"digits": Study(run_digits, show_digits)}

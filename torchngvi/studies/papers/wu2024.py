@@ -1,6 +1,5 @@
 """Wu and Gardner (2024), Understanding stochastic natural-gradient variational inference: Figures 1 and 2."""
 
-import gzip
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from torchngvi.rules import ProjectedRootGradient
 from torchngvi.stepsizes import theorem_schedule
 from torchngvi.studies import figures
 from torchngvi.studies.papers import Study
+from torchngvi.studies.papers.mnist import images
 from torchngvi.studies.stepping import steps
 from torchngvi.theory.wu2024 import limiting_variance
 
@@ -59,16 +59,19 @@ def run_regression(
     iterations: int = 10_000,
     full_iterations: int = 600_000,
     batch: int = 1000,
+    versions: Sequence[str] = (_ALL, _FEW),
+    methods: Sequence[str] = ("NGD", "SGD"),
     full: bool = False,
 ) -> pd.DataFrame:
     """Run stochastic NGD and SGD on Bike: KL to the posterior and training NLPD, with seeds as members of a batch."""
-    rows = []
-    for version, (X, y) in bike().items():
+    rows, data = [], bike()
+    for version in versions:
+        X, y = data[version]
         model = GeneralizedLinear(X, y, "gaussian")
         exact = NaturalGaussian(model.dim, dtype=torch.float64)
         VN(exact, lr=1.0).step(model)
         limit = limiting_variance(model, exact, batch)
-        for method in ("NGD", "SGD"):
+        for method in methods:
             length = (full_iterations if full else iterations) if method == "SGD" else iterations
             log = _regression(model, exact, method, seeds, length, batch)
             rows.append(log.assign(version=version, limit=limit))
@@ -144,7 +147,7 @@ def draw_regression(log: pd.DataFrame, path: Path) -> None:
                 _band(axes, part[part["method"] == method], column, method, index)
             axes.set_xscale("log")
         grid[row, 0].set_yscale("log")
-        steps = np.array([1, part[part["method"] == "NGD"]["iteration"].max()])
+        steps = np.array([1, part[part["method"] != "SGD"]["iteration"].max()])  # of none: not a number, no line
         grid[row, 0].plot(steps, 2 / 3 * part["limit"].iloc[0] / (steps + 1), color="#222222", lw=0.9, ls=(0, (5, 3)))
     grid[0, 0].legend(fontsize=7.5, frameon=False)
     figures.save(figure, path)
@@ -164,13 +167,13 @@ def _print_regression(log: pd.DataFrame) -> None:
         last = part["iteration"].max()
         means = part.groupby("iteration")["kl"].mean()
         shown = []
-        for t in (1, 10, 100, 1000, 10_000, 100_000, 600_000):
+        for t in (1, 10, 100, 1000, 10_000, 100_000, 600_000, 1_000_000):
             if t <= last:
                 near = means.index[np.abs(means.index - t).argmin()]
                 shown.append(f"{near}: {means[near]:.3g}")
         middle = max(10, last // 100)
-        print(f"{version}, {method}: KL at {', '.join(shown)}; slope {slope(part, 10, last):.2f} from 10 on, "
-              f"{slope(part, middle, last):.2f} from {middle} on")  # fmt: skip
+        slopes = (f"{slope(part, low, last):.2f} from {low} on" for low in (10, middle, max(10, last // 10)))
+        print(f"{version}, {method}: KL at {', '.join(shown)}; slope {', '.join(slopes)}")
 
 
 # ------------------------------------------------------------------------------------ Figure 2
@@ -184,17 +187,19 @@ def mushrooms() -> tuple[Tensor, Tensor]:
 
 def digits(one: int = 1, other: int = 7) -> tuple[Tensor, Tensor]:
     """Two digits of MNIST's training part, pixels in [0, 1], float32."""
-    parts = []
-    for name, header in (("labels-idx1", 8), ("images-idx3", 16)):
-        with gzip.open(datasets.provided(f"mnist/train-{name}-ubyte.gz", "MNIST of Figure 2")) as file:
-            parts.append(np.frombuffer(file.read(), np.uint8, offset=header))
-    labels, pixels = parts[0], parts[1].reshape(len(parts[0]), -1)
+    X, labels = images("MNIST of Figure 2")
     kept = (labels == one) | (labels == other)
-    X = torch.as_tensor(pixels[kept].astype(np.float32) / 255)
-    return X, torch.as_tensor((labels[kept] == other).astype(np.float32))
+    return X[kept], (labels[kept] == other).to(X)
 
 
-_DATA = {"mushrooms": mushrooms, "mnist": digits}
+def standardized_digits() -> tuple[Tensor, Tensor]:
+    """The same with every pixel that varies standardised; the others are 0."""
+    X, y = digits()
+    spread = X.std(0, unbiased=False)
+    return (X - X.mean(0)) / spread.where(spread > 0, 1.0), y
+
+
+_DATA = {"mushrooms": mushrooms, "mnist": digits, "mnist, standardised": standardized_digits}
 
 
 def run_logistic(
@@ -327,7 +332,8 @@ def _print_logistic(log: pd.DataFrame) -> None:
         means = part.groupby("iteration")["objective"].mean()
         late = means[means.index >= means.index.max() // 2]
         rises = int((late.diff() > 1e-4 * late.abs()).sum())
-        tail = f", last half {late.min():.6g} to {late.max():.6g}, rises in {rises} of {len(late) - 1} records"
+        tail = (f", last half {late.min():.6g} to {late.max():.6g}, standard deviation {late.std():.2g}, "
+                f"rises in {rises} of {len(late) - 1} records")  # fmt: skip
         print(f"{name}, {method}, {lr:g}: {means.iloc[-1]:.6g} after {means.index[-1]}"
               + (" (diverged)" if part["diverged"].any() else tail))  # fmt: skip
 

@@ -55,15 +55,17 @@ def _reached(method: str, dim: int, kappa: float, eps: float, runs: int) -> dict
 
 
 def draw_complexity(log: pd.DataFrame, path: Path) -> None:
-    """Draw the steps against each of d, κ and 1/ε."""
+    """Draw the steps against each of d, κ and 1/ε that was varied."""
+    found = set(log[["varied", "method"]].itertuples(index=False, name=None))
+    panels = [panel for panel in (("d", LANDING), ("κ", LANDING), ("1/ε", LANDING), ("1/ε", CLOSED)) if panel in found]
     figure = blank_figure(
-        11.6, 3.7, "Steps to E|λ - λ*|² = ε at the fixed step of the theorem, the family holds the target",
+        max(6.0, 2.9 * len(panels)), 3.7,
+        "Steps to E|λ - λ*|² = ε at the fixed step of the theorem, the family holds the target",
         "points: measured, stride 2% of 1/(γμ); lines: proved; where not varied κ = 2, d = 4 (CFE: 2), ε = 1e-4",
     )  # fmt: skip
-    panels = (("d", LANDING), ("κ", LANDING), ("1/ε", LANDING), ("1/ε", CLOSED))
-    for axes, (varied, method) in zip(figure.subplots(1, 4), panels, strict=True):
+    for axes, (varied, method) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         part = log[(log["varied"] == varied) & (log["method"] == method)]
-        style(axes, method, varied, "steps" if varied == "d" else "")
+        style(axes, method, varied, "steps" if axes.get_subplotspec().colspan.start == 0 else "")
         axes.plot(part["x"], part["steps"], "o", color=color(0), markersize=5, label="measured")
         axes.plot(part["x"], part["proved"], color=color(1), linewidth=1.2, label="proved")
         axes.set_xscale("log")
@@ -74,7 +76,7 @@ def draw_complexity(log: pd.DataFrame, path: Path) -> None:
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
-        if varied == "d":
+        if axes.get_subplotspec().colspan.start == 0:
             axes.legend(fontsize=7.5, frameon=False)
         if (varied, method) == ("1/ε", LANDING):
             slopes = [np.polyfit(np.log(part["x"]), part[key], 1)[0] for key in ("steps", "proved")]
@@ -82,4 +84,8 @@ def draw_complexity(log: pd.DataFrame, path: Path) -> None:
         else:
             slopes = [np.polyfit(np.log(part["x"]), np.log(part[key]), 1)[0] for key in ("steps", "proved")]
             print(f"{method} against {varied}: log-log slope {slopes[0]:.2f} measured, {slopes[1]:.2f} proved")
+            if method == CLOSED:
+                logs = np.log(part[["x", "steps", "proved"]].to_numpy(float))
+                rises = np.diff(logs[:, 1:], axis=0) / np.diff(logs[:, :1], axis=0)
+                print("from one 1/ε to the next: measured, proved", *(f"{a:.2f}, {b:.2f};" for a, b in rises))
     save(figure, path)

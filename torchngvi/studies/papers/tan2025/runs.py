@@ -99,14 +99,16 @@ class Published(NamedTuple):
     def comparison(self, log: pd.DataFrame) -> pd.DataFrame:
         """A row for each fit by steps: means over the seeds of iterations, bound and seconds beside what is printed."""
         ends = log.groupby(["data", "family", "optimiser", "seed"], sort=False).last().reset_index()
-        mean = ends.groupby(["data", "family", "optimiser"], sort=False).mean(numeric_only=True).reset_index()
+        fits = ends.groupby(["data", "family", "optimiser"], sort=False)
+        mean = fits.mean(numeric_only=True).assign(fewest=fits["steps"].min(), most=fits["steps"].max()).reset_index()
         found = []
         for row in mean[mean["optimiser"] != DEFAULT].itertuples():
             printed, bound = self.printed[row.family, row.optimiser][self.data.index(row.data)]
             found.append(
                 {
                     "data": row.data, "family": row.family, "optimiser": row.optimiser,
-                    "T": row.steps / 1000, "printed T": printed, "bound": row.estimate, "printed bound": bound,
+                    "T": row.steps / 1000, "T range": _range(row.fewest, row.most),
+                    "printed T": printed, "bound": row.estimate, "printed bound": bound,
                     "s.e.": row.standard_error, "seconds": row.seconds,
                     "bound within": abs(row.estimate - bound) <= tolerance(row.data, row.family, row.optimiser),
                     "T within": abs(row.steps / 1000 - printed) <= 0.4 * printed,
@@ -123,11 +125,16 @@ class Published(NamedTuple):
         for _, row in self.comparison(log).iterrows():
             misses = [what for what in ("bound", "T") if not row[f"{what} within"]]
             lines.append(
-                f"| {row['data']} | {row['family']} | {row['optimiser']} | {row['T']:.3g} | {row['printed T']} "
-                f"| {row['bound']:.1f} | {row['printed bound']:.1f} | {row['s.e.']:.2f} | {row['seconds']:.1f} "
-                f"| {', '.join(misses)} |"
+                f"| {row['data']} | {row['family']} | {row['optimiser']} | {row['T']:.3g}{row['T range']} "
+                f"| {row['printed T']} | {row['bound']:.1f} | {row['printed bound']:.1f} | {row['s.e.']:.2f} "
+                f"| {row['seconds']:.1f} | {', '.join(misses)} |"
             )
         return lines
+
+
+def _range(fewest: int, most: int) -> str:
+    """What seeds that differ add to the mean of their T, in thousands."""
+    return "" if fewest == most else f" ({fewest / 1000:.3g}-{most / 1000:.3g})"
 
 
 def tolerance(data: str, family: str, optimiser: str) -> float:
