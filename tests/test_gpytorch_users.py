@@ -1,14 +1,12 @@
 """What those who come with a model of their own may do wrong, or may rightly expect."""
 
-import warnings
-
 import pytest
 import torch
 
 gp = pytest.importorskip("gpytorch", reason="needs the extra gpytorch: pip install torchngvi[gpytorch]")
 
 from torchngvi.adapters.gpytorch import refine_svgp, train_svgp, train_svgp_in_batches  # noqa: E402
-from torchngvi.errors import InputError, PairError, ScaleWarning  # noqa: E402
+from torchngvi.errors import InputError, PairError  # noqa: E402
 
 N, M = 120, 8
 v = gp.variational

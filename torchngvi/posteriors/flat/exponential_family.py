@@ -16,8 +16,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from torchngvi.errors import PairError
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.errors import InputError, PairError
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start
 
 
 class ExponentialFamily(FlatPosterior):
@@ -31,15 +31,30 @@ class ExponentialFamily(FlatPosterior):
     Args:
         vector: η at the start, (*batch, D).
         dim: d, the number of entries of x.
+        size: D, where the family has one.
 
     Raises:
-        InputError: a start outside of the domain.
+        InputError: a start outside of the domain, or of another length.
 
     >>> from torchngvi.posteriors.flat import Gamma
     >>> q = Gamma(torch.tensor([3.0, 2.0]))
     >>> isinstance(q, ExponentialFamily), q.kl(q).item()
     (True, 0.0)
     """
+
+    def __init__(
+        self,
+        vector: Tensor,  # (*batch, D)
+        dim: int,
+        size: int | None = None,
+    ) -> None:
+        check_start(type(self).__name__, vector=vector)
+        if size is not None and vector.shape[-1] != size:
+            raise InputError(
+                f"{type(self).__name__} starts at a vector of {size} in its last dimension; got the shape "
+                f"{tuple(vector.shape)}."
+            )
+        super().__init__(vector, dim)
 
     # ------------------------------------------------------------------------ what a family must say
 
@@ -124,6 +139,23 @@ class ExponentialFamily(FlatPosterior):
         change = other.point(None) - self.point(None)
         return other.log_partition() - self.log_partition() - (change * self.expectation()).sum(-1)
 
+    def points(
+        self,
+        number: int,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:  # (n, *batch, d), (n, *batch)
+        """Return points and weights whose weighted means estimate those of q, without a gradient.
+
+        Args:
+            number: how many draws; a family of finitely many values returns each of them, whatever is asked for.
+            generator: of the draws.
+
+        Returns:
+            The points, (n, *batch, d), and their weights, (n, *batch), which sum to 1: here draws, and 1/n.
+        """
+        theta = self.sample(number, generator)
+        return theta, torch.full_like(theta[..., 0], 1 / len(theta))
+
     def with_expectation(
         self,
         omega: Tensor,  # (*batch, D)
@@ -131,19 +163,29 @@ class ExponentialFamily(FlatPosterior):
         """Make the member of the family whose expectation parameters are ω."""
         return self.at(self.natural(omega))
 
-    def norm2(self, local) -> Tensor:  # type: ignore[no-untyped-def]
-        """Compute the squared natural norm ∇LᵀF⁻¹∇L, (*batch,)."""
-        return (local.a * self.exact_fisher_solve(local.a)).sum(-1)
-
 
 def shrunk(
     relative: Tensor,  # x, change over value
 ) -> Tensor:
     """Compute the factor of a positive coordinate that would change by x times itself, positive for each x.
 
-    It is 1 + x down to x = -½ and ½ exp(2x + 1) below, which joins it with its slope.
+    It is 1 + x down to x = -½ and -1/(4x) below, which joins it with its slope.
 
-    >>> shrunk(torch.tensor([1.0, -0.5, -10.0])).tolist()[:2]
-    [2.0, 0.5]
+    >>> shrunk(torch.tensor([1.0, -0.5, -10.0])).tolist()
+    [2.0, 0.5, 0.02500000037252903]
     """
-    return torch.where(relative >= -0.5, 1 + relative, 0.5 * (2 * relative.clamp_max(0.0) + 1).exp())
+    return torch.where(relative >= -0.5, 1 + relative, -0.25 / relative.clamp_max(-0.5))
+
+
+def retracted_positive(
+    at: Tensor,  # (*batch, D), positive
+    change: Tensor,  # (*batch, D)
+) -> Tensor:
+    """Add a change to positive numbers; where a member would leave them, each of its entries moves by `shrunk`.
+
+    >>> retracted_positive(torch.tensor([2.0, 1.0]), torch.tensor([1.0, -0.9])).tolist()
+    [3.0, 0.10000002384185791]
+    """
+    straight = at + change
+    inside = (straight > 0).all(-1, keepdim=True)
+    return torch.where(inside, straight, at * shrunk(change / at))
