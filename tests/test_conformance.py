@@ -69,6 +69,7 @@ ESTIMATORS |= {
     expectations.SampleAverage: [lambda: expectations.SampleAverage(Fixed(6))],
     expectations.PiecewiseBound: [expectations.PiecewiseBound, lambda: expectations.PiecewiseBound(clip=True)],
     expectations.ScoreFunction: [functools.partial(expectations.ScoreFunction, draws) for draws in (4, Independent(4))],
+    expectations.StatisticRegression: [expectations.StatisticRegression, lambda: expectations.StatisticRegression(6)],
 }
 FLAT_ESTIMATORS = {
     flat.ClosedForm: [flat.ClosedForm],

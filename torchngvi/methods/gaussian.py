@@ -12,9 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from torchngvi.errors import PairError
+from torchngvi.expectations import StatisticRegression
 from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.posteriors.flat import ExponentialFamily
 from torchngvi.renamed import renamed
 from torchngvi.rules import (
     SVGD,
@@ -236,8 +238,13 @@ class NGVI(Method):
     curvature estimate that is positive semi-definite (mini-batches of a linear regression, `BonnetPrice`, `Hessian`).
     ``LambdaLR(opt, theorem_schedule)`` gives γ_t = 2/(2 + t), `ExpectationAverage` the output of Theorem 1.
 
+    The posterior may also be one of `torchngvi.posteriors.flat` that is an `ExponentialFamily`, such as `Gamma` or
+    `Dirichlet`, over any log joint: the target of a step is then found by `StatisticRegression`, without noise where
+    the log joint is conjugate.
+
     Args:
-        posterior, estimator, loss_scale: see `NaturalGradientVI`.
+        posterior, loss_scale: see `NaturalGradientVI`.
+        estimator: see `NaturalGradientVI`; by default `StatisticRegression()` for exponential families.
         lr: γ, at most 1, which erases q: for conjugate models, or the start of a schedule on one.  For other models
             0.1, or 0.5 with a schedule.
 
@@ -265,12 +272,14 @@ class NGVI(Method):
         estimator: Estimator | None = None,
         loss_scale: float = 1.0,
     ) -> None:
+        if estimator is None and isinstance(posterior, ExponentialFamily):
+            estimator = StatisticRegression()
         super().__init__(posterior, lr, step_size=Convex(), estimator=estimator, loss_scale=loss_scale)
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is that of `VN` on the same posterior."""
-        return VN.rule_for(posterior)
+        """The rule is that of `VN` on the same posterior, and the natural gradient in η of an exponential family."""
+        return NaturalGradient() if isinstance(posterior, ExponentialFamily) else VN.rule_for(posterior)
 
 
 class Snngm(Method):

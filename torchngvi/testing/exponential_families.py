@@ -39,6 +39,7 @@ def check_exponential_family(
     with torch.random.fork_rng(devices=[]):
         for batch in BATCHES:
             q, here = several(factory(), batch, 5), claim.at(batch_text(batch))
+            assert isinstance(q, ExponentialFamily)
             with here.works("a method of the family"):
                 _parameters(here, q)
                 _steps(here, q)

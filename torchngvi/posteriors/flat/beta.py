@@ -11,9 +11,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.numerics.gamma_functions import trigamma
 from torchngvi.posteriors.flat.concentrations import Concentrations
 from torchngvi.posteriors.flat.drawing import gammas
+from torchngvi.posteriors.flat.flat_posterior import solve_symmetric
 from torchngvi.posteriors.shapes import Shape
 
 FLOOR = 0.01  # a step that takes a or b below it ends there
@@ -69,7 +69,16 @@ class Beta(Concentrations):
     def fisher(self, at: Tensor | None = None) -> Tensor:  # (*batch, 2, 2)
         """Compute I_F, which is the covariance of (log θ, log(1 - θ)), (*batch, 2, 2)."""
         lam = self.point(at)
-        return trigamma(lam).diag_embed() - trigamma(lam.sum(-1))[..., None, None]
+        together = torch.polygamma(1, lam.sum(-1))  # as autograd has it: gradients of a bound have the same errors
+        return torch.polygamma(1, lam).diag_embed() - together[..., None, None]
+
+    def fisher_product(self, change: Tensor, at: Tensor | None = None) -> Tensor:
+        """Multiply by the 2 x 2 Fisher matrix."""
+        return (self.fisher(at) @ change[..., None])[..., 0]
+
+    def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
+        """Solve with the 2 x 2 Fisher matrix by Cholesky."""
+        return solve_symmetric(self.fisher(at), gradient)
 
     def retracted(self, at: Tensor, change: Tensor) -> Tensor:
         """Add the change to λ, and clamp the result at 0.01."""
