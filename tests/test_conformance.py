@@ -17,15 +17,21 @@ from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaus
 from torchngvi.posteriors.flat import (
     AffineCoupling,
     Beta,
+    Categorical,
+    Dirichlet,
     FlatCholesky,
+    Gamma,
+    InverseGamma,
     LowRankGaussian,
     MeanFieldGaussian,
     ModuleFlow,
     NormalInverseGamma,
     OrthogonalFlow,
+    Poisson,
     RankOneGaussian,
     VecGaussian,
     VechGaussian,
+    Wishart,
 )
 from torchngvi.rules import QuasiNewton
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, Pattern, UnequalBlocks, arrow
@@ -69,6 +75,7 @@ ESTIMATORS |= {
     expectations.SampleAverage: [lambda: expectations.SampleAverage(Fixed(6))],
     expectations.PiecewiseBound: [expectations.PiecewiseBound, lambda: expectations.PiecewiseBound(clip=True)],
     expectations.ScoreFunction: [functools.partial(expectations.ScoreFunction, draws) for draws in (4, Independent(4))],
+    expectations.StatisticRegression: [expectations.StatisticRegression, lambda: expectations.StatisticRegression(6)],
 }
 FLAT_ESTIMATORS = {
     flat.ClosedForm: [flat.ClosedForm],
@@ -135,7 +142,11 @@ def flow():
 SQUARE = numbers([1.0, 0.3], [0.3, 0.5])
 FLAT_POSTERIORS = {
     Beta: [lambda: Beta(numbers([2.5, 4.0]))],
+    Categorical: [lambda: Categorical(numbers([0.3, -0.5]))],
+    Dirichlet: [lambda: Dirichlet(numbers([0.7, 3.0, 5.0]))],
     FlatCholesky: [lambda: FlatCholesky(numbers([0.4, -0.1]), SQUARE)],
+    Gamma: [lambda: Gamma(numbers([3.0, 2.0]))],
+    InverseGamma: [lambda: InverseGamma(numbers([7.0, 2.0]))],
     LowRankGaussian: [
         lambda: LowRankGaussian(
             numbers([0.4, -0.1, 0.2]),
@@ -150,12 +161,14 @@ FLAT_POSTERIORS = {
     OrthogonalFlow: [
         lambda: OrthogonalFlow(numbers([0.3, -0.5]), torch.linalg.qr(SQUARE)[0], numbers([0.1, 0.2])),
     ],
+    Poisson: [lambda: Poisson(numbers([1.3]))],
     RankOneGaussian: [
         lambda: RankOneGaussian(numbers([0.2, -0.4, 0.1]), numbers([0.6, -0.3, 0.8]), numbers([1.0, 0.5, 2.0])),
         lambda: RankOneGaussian.standard(3, mean=1.0, scale=0.5, dtype=torch.float64),
     ],
     VecGaussian: [lambda: VecGaussian(numbers([0.4, -0.1]), SQUARE)],
     VechGaussian: [lambda: VechGaussian(numbers([0.4, -0.1]), SQUARE)],
+    Wishart: [lambda: Wishart(numbers([3.5, 0.8, -0.3, 1.2]))],
 }
 LIKELIHOODS = {  # with targets that they can produce
     models.BernoulliLogit: [(models.BernoulliLogit, [0.0, 1.0, 1.0])],

@@ -1,4 +1,4 @@
-"""Averages over the steps: of Gaussians in expectation parameters, and of flat vectors with weights of their own.
+"""Averages over the steps: of posteriors in expectation parameters, and of flat vectors with weights of their own.
 
 The first is the output of stochastic natural-gradient VI,
 
@@ -9,8 +9,8 @@ natural parameters, or of m and V, are others.  Kept as m̄ and V̄, which stay 
 
     m̄' = m̄ + w(m - m̄)     V̄' = (1 - w)V̄ + wV + w(1 - w)(m - m̄)(m - m̄)ᵀ     w = (t + 1)/Σ_{s ≤ t} (s + 1) = 2/(t + 2)
 
-in the place of Ξ̄ - m̄m̄ᵀ, which cancels where the mean is large.  The second is the estimate of AIFVB
-(Godichon-Baggioni, Nguyen and Tran 2023, section 4.3),
+in the place of Ξ̄ - m̄m̄ᵀ, which cancels where the mean is large.  Of an exponential family ω̄ itself is kept.  The second
+is the estimate of AIFVB (Godichon-Baggioni, Nguyen and Tran 2023, section 4.3),
 
     λ̄⁽ˢ⁺¹⁾ = λ̄⁽ˢ⁾ + w_s/Σ_{k≤s} w_k (λ⁽ˢ⁺¹⁾ - λ̄⁽ˢ⁾)      w_s = log(s + 1)^w
 
@@ -19,29 +19,34 @@ so that the choice is forgotten.  w = 0 is the plain mean.
 """
 
 import math
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import where_members
+from torchngvi.posteriors.flat import ExponentialFamily
 from torchngvi.posteriors.gaussian import Gaussian
 
+Q = TypeVar("Q", bound=Gaussian | ExponentialFamily)
 
-class ExpectationAverage(torch.nn.Module):
+
+class ExpectationAverage(torch.nn.Module, Generic[Q]):
     """A running average of a posterior's expectation parameters, in which the iterate after step t has weight t + 1.
 
     One wants it as the result of stochastic natural-gradient VI with the steps 2/(2 + t), where it is nearer to the
     optimum than the last iterate in the mean.  Its state lies in buffers, so that ``state_dict``, ``.to()`` and
     ``deepcopy`` carry it.  In natural coordinates a call costs one factorisation of V, O(D³); a mean-field posterior
-    keeps the marginal second moments.  Members whose moments are not finite are left out.
+    keeps the marginal second moments, and an exponential family its ω.  Members whose moments are not finite are left
+    out.
 
     Args:
-        q: the posterior to be followed, for its class, shape, dtype and device; its state is not read yet.
+        q: the posterior to be followed, a Gaussian or an `ExponentialFamily`, for its class, shape, dtype and device;
+            its state is not read yet.
 
     Raises:
-        PairError: if the posterior is not Gaussian; on use, if another class or shape of posterior is given.
+        PairError: if the posterior is neither; on use, if another class or shape of posterior is given.
         InputError: on use, if the posterior is asked for before the first update.
 
     >>> from torchngvi import CholeskyGaussian
@@ -57,19 +62,21 @@ class ExpectationAverage(torch.nn.Module):
     mean: Tensor
     spread: Tensor
 
-    def __init__(self, q: Gaussian) -> None:
+    def __init__(self, q: Q) -> None:
         super().__init__()
-        if not isinstance(q, Gaussian):
+        if not isinstance(q, Gaussian | ExponentialFamily):
             raise PairError(
-                f"ExpectationAverage averages E z and E zzᵀ of a Gaussian posterior; got {type(q).__name__}. "
+                "ExpectationAverage averages E z and E zzᵀ of a Gaussian posterior, or the statistics of an "
+                f"exponential family; got {type(q).__name__}. "
                 "Give it a CholeskyGaussian, DiagonalGaussian or NaturalGaussian."
             )
-        if not q.structure.closed:
+        if isinstance(q, Gaussian) and not q.structure.closed:
             raise PairError(
                 f"ExpectationAverage needs the blocks of a covariance; {q.structure} keeps those of the precision. "
                 "Use a posterior with a dense or block-diagonal structure."
             )
-        self._kind = type(q)
+        self._kind: Any = type(q)
+        self._family = q.at(q.vector) if isinstance(q, ExponentialFamily) else None
         like = q.mean_probe.detach()
         self.structure = q.structure
         self.register_buffer("steps", torch.zeros_like(like[..., 0]))
@@ -77,7 +84,7 @@ class ExpectationAverage(torch.nn.Module):
         self.register_buffer("spread", torch.zeros_like(q.root_probe.detach()))
 
     @torch.no_grad()
-    def update(self, q: Gaussian) -> None:
+    def update(self, q: Q) -> None:
         """Add the posterior as it is now to the average, once after each step.
 
         Args:
@@ -91,18 +98,22 @@ class ExpectationAverage(torch.nn.Module):
                 f"this average follows a {self._kind.__name__} of shape {tuple(self.mean.shape)}; got "
                 f"a {type(q).__name__} of shape {tuple(q.mean_probe.shape)}. Make another ExpectationAverage for it."
             )
-        structure, mean, spread = q.structure, q.mean, q.frame().marginals()
-        finite = mean.isfinite().all(-1) & structure.is_finite(spread)
         weight = 2 / (self.steps + 2)
-        shift = mean - self.mean
-        outer = structure.lower(shift[..., None, :], shift[..., None, :])
-        change = structure.scaled(weight, spread - self.spread) + structure.scaled(weight * (1 - weight), outer)
-        self.spread.copy_(where_members(finite, self.spread + change, self.spread))
+        if isinstance(q, ExponentialFamily):
+            shift = q.expectation() - self.mean
+            finite = shift.isfinite().all(-1)
+        else:
+            structure, mean, spread = q.structure, q.mean, q.frame().marginals()
+            finite = mean.isfinite().all(-1) & structure.is_finite(spread)
+            shift = mean - self.mean
+            outer = structure.lower(shift[..., None, :], shift[..., None, :])
+            change = structure.scaled(weight, spread - self.spread) + structure.scaled(weight * (1 - weight), outer)
+            self.spread.copy_(where_members(finite, self.spread + change, self.spread))
         self.mean.copy_(where_members(finite, self.mean + weight[..., None] * shift, self.mean))
         self.steps.add_(finite)
 
-    def posterior(self) -> Gaussian:
-        """Make the Gaussian of the averaged parameters.
+    def posterior(self) -> Q:
+        """Make the posterior of the averaged parameters.
 
         Returns:
             A new posterior of the class that is followed.
@@ -112,6 +123,8 @@ class ExpectationAverage(torch.nn.Module):
         """
         if not bool((self.steps > 0).all()):
             raise InputError("the average is empty: call update(q) after a step, then posterior().")
+        if isinstance(self._family, ExponentialFamily):
+            return self._family.with_expectation(self.mean)
         return self._kind.from_marginals(self.mean, self.spread, self.structure)
 
 

@@ -16,6 +16,7 @@ from torchngvi.expectations.quadrature import Quadrature
 from torchngvi.expectations.reparametrized import Reparametrized
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.expectations.score_function import ScoreFunction
+from torchngvi.expectations.statistic_regression import StatisticRegression
 from torchngvi.expectations.stein import Stein
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "Reparametrized",
     "SampleAverage",
     "ScoreFunction",
+    "StatisticRegression",
     "Stein",
 ]

@@ -7,8 +7,8 @@ Which engine of the loop is run:
 
     an optimizer is given, or E_q[ℓ] has a closed form        its steps, `torchngvi.fitting.steps`
     a log joint without an optimizer                           averages that grow, `torchngvi.fitting.sample_average`
-    a flat posterior without an optimizer                      IFVB until its smoothed bound stops rising,
-                                                               `torchngvi.fitting.smoothed`
+    a flat posterior without an optimizer                      IFVB, or NGVI of an exponential family, until a smoothed
+                                                               bound stops rising, `torchngvi.fitting.smoothed`
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,6 @@ from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
-from torchngvi.fitting.smoothed import usual_steps
 from torchngvi.fitting.steps import Steps
 from torchngvi.fitting.stopping import (
     Criterion,
@@ -40,6 +39,7 @@ from torchngvi.fitting.stopping import (
     Unimproved,
     joined,
 )
+from torchngvi.fitting.usual_steps import usual_steps
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
@@ -152,6 +152,7 @@ def fit(
     elif optimizer is None and isinstance(q, FlatPosterior):
         engine = usual_steps(q, target, tolerance)
         criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
+        criteria = NormBelow(engine.tolerance) | criteria if engine.tolerance else criteria
     else:
         by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(target, TractableTarget)
         starts = optimizer is None

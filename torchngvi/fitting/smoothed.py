@@ -27,12 +27,14 @@ from torchngvi.interfaces import Target
 from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.models import LogJoint
 from torchngvi.models.arguments import FullPrecision, classify, count
+from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.renamed import renamed
 from torchngvi.stepsizes import PowerSchedule
 from torchngvi.theory.godichon2023 import check_exponents
 
 _EVERY = 100  # steps from one checkpoint to the next
+_CERTAIN = 3  # steps in a row whose norms are within a tolerance
 
 
 def run(
@@ -107,6 +109,8 @@ class SmoothedSteps(Engine):
         schedule: the schedule of the learning rate, moved on after each step.
         monitor: the value; by default the loss.
         window: the number of steps in the moving average.
+        tolerance: a natural-gradient norm; a run has converged where the estimates of `_CERTAIN` steps in a row are
+            within it, which those of a gradient with noise are not.  At 0 no norm is asked.
 
     Raises:
         InputError: a batch of runs, a window below 1.
@@ -116,13 +120,16 @@ class SmoothedSteps(Engine):
 
     def __init__(
         self,
-        optimizer: PreconditionedVI,
+        optimizer: NaturalGradientVI,
         target: Any,
         schedule: LRScheduler | None = None,
         monitor: Callable[[], float] | None = None,
         window: int = 100,
+        tolerance: float = 0.0,
     ) -> None:
-        self.flat = flat = optimizer.posterior
+        (flat,) = optimizer.posteriors
+        assert isinstance(flat, FlatPosterior)
+        self.flat = flat
         super().__init__(flat)
         if flat.batch_shape:
             raise InputError(f"run follows one lambda; this posterior holds {tuple(flat.batch_shape)}. Call step.")
@@ -133,6 +140,7 @@ class SmoothedSteps(Engine):
         self.remedy = ""
         self.window = count("window", window, "counts steps")
         self.steps, self.draws = 0, 0  # the second of the log joint
+        self.tolerance, self.small = tolerance, 0  # steps in a row whose norm is within it
         self.values: deque[float] = deque(maxlen=self.window)
         self.losses: deque[float] = deque(maxlen=self.window)
         self.best, self.best_loss, self.best_at = math.inf, math.nan, 0
@@ -149,12 +157,14 @@ class SmoothedSteps(Engine):
         self.draws += self.optimizer.gradients + self.optimizer.values - before
         assert self.optimizer.last is not None
         rho = float(self.optimizer.last.rho)
+        self.small = self.small + 1 if 0 < self.tolerance >= norm else 0
         record = Record(self.steps, float(loss), norm, rho, self.optimizer.rejections, self.draws, 0.0)
         return Standing(
             record,
-            torch.tensor(False, device="cpu"),
+            torch.tensor(self.small >= _CERTAIN, device="cpu"),
             loss,
             (self.steps, self.draws),
+            self.tolerance,
             best=self.best,
             idle=self.steps - max(self.best_at, self.window),
             remedy=self.remedy,
@@ -209,6 +219,10 @@ class SmoothedSteps(Engine):
         A bound that stands still need not be the best one.
         """
         assert stop is not None
+        if self.small >= _CERTAIN:
+            self.best = math.inf  # the iterate itself is the result
+            self.kept = self.flat.vector.clone()
+            return self._ended(True, stop.reason, last)
         reason, estimator = stop.reason, self.optimizer.estimator
         exact = estimator is not None and estimator.comparable
         if stop.converged and not exact:
@@ -246,7 +260,7 @@ class SmoothedSteps(Engine):
             "posterior": self.q.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
-            "counts": (self.steps, self.draws, self.best_at),
+            "counts": (self.steps, self.draws, self.best_at, self.small),
             "best": (self.best, self.best_loss),
             "values": list(self.values),
             "losses": list(self.losses),
@@ -259,40 +273,11 @@ class SmoothedSteps(Engine):
         self.optimizer.load_state_dict(copied(state["optimizer"]))
         if self.schedule is not None:
             self.schedule.load_state_dict(copied(state["schedule"]))
-        self.steps, self.draws, self.best_at = state["counts"]
+        self.steps, self.draws, self.best_at, self.small = state["counts"]
         self.best, self.best_loss = state["best"]
         self.values = deque(state["values"], self.window)
         self.losses = deque(state["losses"], self.window)
         self.kept = state["kept"].clone()
-
-
-def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> SmoothedSteps:
-    """The engine of `torchngvi.fit` for a flat posterior without an optimizer: `IFVB` with ρ_k = (100 + k)^-¾.
-
-    Args:
-        q: the posterior, without batch dimensions.
-        target: a log joint, or a `Target`.
-        tolerance: not supported, so that it has to be None.
-
-    Returns:
-        The engine; none of its steps is longer than 0.1 nats.
-
-    Raises:
-        InputError: a batch of runs, a tolerance.
-
-    >>> from torchngvi.ifvb import Beta
-    >>> engine = usual_steps(Beta(torch.ones(2)), lambda theta: theta.log().sum(-1))
-    >>> engine.name, engine.window
-    ('IFVB', 100)
-    """
-    if tolerance is not None:
-        raise InputError(
-            "tolerance bounds the natural-gradient norm, and that of stochastic gradients does not vanish: "
-            f"{type(q).__name__} is fitted until its smoothed bound stops rising. Leave tolerance out, or say when to "
-            "end by stop=."
-        )
-    optimizer = IFVB(q)
-    return SmoothedSteps(optimizer, target, LambdaLR(optimizer, PowerSchedule(0.75, 100.0)))
 
 
 @renamed(family="q")

@@ -4,7 +4,6 @@ from torchngvi.methods.bbvi import BBVI, ProximalBBVI
 from torchngvi.methods.gaussian import (
     BWGD,
     IBLR,
-    NGVI,
     SRVN,
     VN,
     CovarianceGD,
@@ -16,6 +15,7 @@ from torchngvi.methods.gaussian import (
 )
 from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.methods.newton import NewtonCG
+from torchngvi.methods.ngvi import NGVI
 
 __all__ = [
     "AIFVB",

@@ -27,7 +27,6 @@ from torchngvi.rules import (
     SymmetricRoot,
     VariationalNewton,
 )
-from torchngvi.stepsizes import Convex
 
 
 class Method(NaturalGradientVI):
@@ -227,50 +226,6 @@ class RootGD(Method):
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
         """The rule is `RootGradient`, the Euclidean gradient in (m, C) or (m, T)."""
         return RootGradient()
-
-
-class NGVI(Method):
-    """Stochastic natural-gradient VI: η' = (1 - γ)η + γ(∇_ω E_q[log p(y|z)] + η_prior), 0 ≤ γ ≤ 1.
-
-    It is `VN` whose steps are convex combinations (Wu and Gardner 2024, section 3), which stay in the cone with any
-    curvature estimate that is positive semi-definite (mini-batches of a linear regression, `BonnetPrice`, `Hessian`).
-    ``LambdaLR(opt, theorem_schedule)`` gives γ_t = 2/(2 + t), `ExpectationAverage` the output of Theorem 1.
-
-    Args:
-        posterior, estimator, loss_scale: see `NaturalGradientVI`.
-        lr: γ, at most 1, which erases q: for conjugate models, or the start of a schedule on one.  For other models
-            0.1, or 0.5 with a schedule.
-
-    Raises:
-        InputError: an lr that is not positive; in a step, one above 1.
-        PairError: in a step, a target that the estimator cannot evaluate.
-
-    >>> import torch
-    >>> from torchngvi import GeneralizedLinear, NaturalGaussian
-    >>> from torchngvi.stepsizes import theorem_schedule
-    >>> X, y = torch.arange(8.0).reshape(8, 1) - 3, torch.arange(8.0)
-    >>> model, q = GeneralizedLinear(X, y, "gaussian"), NaturalGaussian(1)
-    >>> opt = NGVI(q, lr=1.0)
-    >>> schedule = torch.optim.lr_scheduler.LambdaLR(opt, theorem_schedule)
-    >>> for _ in range(20):
-    ...     loss = opt.step(model.minibatch(torch.randint(8, (4,))))
-    ...     schedule.step()
-    """
-
-    def __init__(
-        self,
-        posterior: Posterior | Iterable[Any],
-        lr: float | Tensor = 1.0,
-        *,
-        estimator: Estimator | None = None,
-        loss_scale: float = 1.0,
-    ) -> None:
-        super().__init__(posterior, lr, step_size=Convex(), estimator=estimator, loss_scale=loss_scale)
-
-    @staticmethod
-    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is that of `VN` on the same posterior."""
-        return VN.rule_for(posterior)
 
 
 class Snngm(Method):

@@ -171,6 +171,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
     def _mask(self, resting: Tensor) -> Tensor:
         """The mask of the members that rest, where it is one."""
         q = self._only_posterior("a mask of members")
+        shape: Any
         shape, dtype = (getattr(resting, name, None) for name in ("shape", "dtype"))
         if shape != q.batch_shape or dtype != torch.bool:
             got = f"{dtype} of shape {tuple(shape)}" if isinstance(resting, Tensor) else type(resting).__name__

@@ -10,6 +10,7 @@ the same result at each call, since what it draws comes from seeds of its own.
 
 from torchngvi.testing.accelerations import check_acceleration
 from torchngvi.testing.estimators import check_estimator
+from torchngvi.testing.exponential_families import check_exponential_family
 from torchngvi.testing.flat_posteriors import check_flat_posterior
 from torchngvi.testing.likelihoods import check_likelihood
 from torchngvi.testing.metrics import check_metric
@@ -22,6 +23,7 @@ from torchngvi.testing.structures import check_structure
 __all__ = [
     "check_acceleration",
     "check_estimator",
+    "check_exponential_family",
     "check_flat_posterior",
     "check_likelihood",
     "check_metric",

@@ -10,7 +10,7 @@ with V ≥ V_t.  Theorem 1 is printed with V/(T + 2), from ½(t + 1)/(t + 2) in 
 sum; and its Lemma 9 without the noise variance σ² of the natural parameter, b = max|y x|/σ² here.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -18,17 +18,20 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.numerics.linalg import eigh
+from torchngvi.posteriors.flat import ExponentialFamily
 from torchngvi.posteriors.gaussian import Gaussian
+
+Q = TypeVar("Q", Gaussian, ExponentialFamily)
 
 
 def symmetric_kl(
-    q: Gaussian,
-    other: Gaussian,
+    q: Q,
+    other: Q,
 ) -> Tensor:
-    """The symmetric divergence KL(q‖q') + KL(q'‖q) of two Gaussians.
+    """The symmetric divergence KL(q‖q') + KL(q'‖q) of two Gaussians, or two members of an exponential family.
 
     Args:
-        q: a Gaussian.
+        q: a Gaussian, or a member of a family.
         other: another, q'.
 
     Returns:
@@ -42,8 +45,8 @@ def symmetric_kl(
 
 
 def gradient_variance(
-    steps: Gaussian,  # q_{t+1} after R stochastic steps from one q_t, batch (R,)
-    exact: Gaussian,  # q*_{t+1} after the exact one
+    steps: Q,  # q_{t+1} after R stochastic steps from one q_t, batch (R,)
+    exact: Q,  # q*_{t+1} after the exact one
     gamma: float,  # γ_t
 ) -> Tensor:
     """The variance V_t of (12), measured as the mean of the symmetric divergences over γ_t².

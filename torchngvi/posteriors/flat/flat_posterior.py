@@ -258,7 +258,7 @@ class FlatPosterior(Posterior):
 
     def norm2(self, local: Local) -> Tensor:
         """Compute the squared natural norm ∇LᵀI_F⁻¹∇L, (*batch,), where I_F is known."""
-        return (local.a * self.exact_fisher_solve(local.a)).sum(-1)
+        return (local.a * self.exact_fisher_solve(local.a)).sum(-1).clamp_min(0.0)  # where it is all rounding
 
     def tangent(self, e: Expectation) -> Coordinates:
         """Compute the natural gradient I_F⁻¹∇L, where I_F is known."""
