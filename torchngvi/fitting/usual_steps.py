@@ -38,6 +38,7 @@ def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> Smoo
     Raises:
         InputError: a batch of runs, a tolerance for a posterior that is no exponential family.
 
+    >>> import torch
     >>> from torchngvi.posteriors.flat import MeanFieldGaussian
     >>> engine = usual_steps(MeanFieldGaussian(torch.zeros(2)), lambda theta: -theta.square().sum(-1))
     >>> engine.name, engine.window
