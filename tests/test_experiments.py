@@ -283,7 +283,7 @@ class TestCommands:
         assert main(["reproduce", "--list"]) == 0
         assert capsys.readouterr().out == said
         for path in CONFIGS.glob("*.toml"):
-            of_none = path.stem.startswith("open-") or path.stem in ("ifvb-coupling", "ifvb-ode")
+            of_none = path.stem.startswith("open-") or path.stem in ("ifvb-coupling", "ifvb-memory", "ifvb-ode")
             year = "" if of_none else r"\d"
             assert re.search(rf"^  {path.stem} +\S.+{year}", said, re.MULTILINE)
         assert "srvn-table3      Kumar et al. (2025), Table 3: converged rows, and rows stopped early" in said

@@ -29,8 +29,8 @@ def cut_in_step(monkeypatch, optimizer, number):
     """A KeyboardInterrupt right after the optimizer has moved q for the n-th time."""
     step, count = type(optimizer).step, []
 
-    def cut(self, target):
-        loss = step(self, target)
+    def cut(self, target, **options):
+        loss = step(self, target, **options)
         count.append(1)
         if len(count) == number:
             raise KeyboardInterrupt
