@@ -3,7 +3,8 @@
 The theorem is of every minimal exponential family with a conjugate target.  Rows of statistics t_i are drawn in batches
 with replacement, so that the step is η' = (1 - γ)η + γ(η_prior + (N/B) Σ_batch t_i), γ_t = 2/(2 + t), which the
 regression of `torchngvi.expectations.StatisticRegression` takes to rounding.  The noise of the target does not depend
-on η, and so Cov η_{T+1} is known: the last iterate has, to first order in its distance from q*, T KL/V → 2/3, and the average 16/27.
+on η, and so Cov η_{T+1} is known: the last iterate has, to first order in its distance from q*, T KL/V → 2/3, and the
+average 16/27.
 """
 
 from collections.abc import Callable
