@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
     from torchngvi.refinement import refine
     from torchngvi.rules import QuasiNewton, SiteNewton
+    from torchngvi.solved import solve
     from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 __version__ = "0.1.0"
@@ -126,6 +127,7 @@ __all__ = [
     "posteriors",
     "prior_by_evidence",
     "refine",
+    "solve",
     "rules",
     "show_config",
     "simulation_based_calibration",
@@ -183,6 +185,7 @@ _HOMES = {
     "torchngvi.optim": ("CapturedStep", "NaturalGradientVI"),
     "torchngvi.posteriors": ("CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"),
     "torchngvi.refinement": ("refine",),
+    "torchngvi.solved": ("solve",),
     "torchngvi.rules": ("QuasiNewton", "SiteNewton"),
     "torchngvi.stepsizes": ("Constant", "KLRadius", "SufficientDecrease"),
 }

@@ -130,6 +130,14 @@ class TractableTarget(Target):
         """
         raise NotImplementedError  # asked of no other
 
+    def attached(self) -> "TractableTarget":
+        """Return the target with its tensors in the graph of what it was made of, where it keeps that aside.
+
+        The models of this library read their data without a graph, so that no fit follows one; `torchngvi.solve`
+        differentiates through what this returns.  A target that holds such tensors itself returns itself.
+        """
+        return self
+
     def negative_elbo(self, q: "Posterior") -> Tensor:
         """Compute L(q) = E_q[ℓ] - γ entropy(q), (*batch,), in nats, differentiable in the probes of q.
 
