@@ -29,6 +29,7 @@ NOTES = {  # what the reader of a picture has to know beside the first line of i
 }
 KINDS = {  # the heading of an example, by the beginning of its name
     "logistic": "Regressions",
+    "prior": "Regressions",
     "ifvb": "Posteriors that are not Gaussian",
     "svgp": "Gaussian processes in GPyTorch",
     "deep": "Gaussian processes in GPyTorch",

@@ -20,6 +20,7 @@ def test_every_example_is_tested():
     elsewhere |= {path.stem for path in EXAMPLES.glob("network_*.py")}  # in test_networks_examples.py
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         "logistic_regression",
+        "prior_scales",
         "training_script",
         "hierarchical",
         "torchrun_logistic",
@@ -33,6 +34,17 @@ def test_logistic_regression(tmp_path, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     # mean field is never wider than 1/precision allows, hence narrower here
     assert (mean_field.stddev < full.stddev).double().mean() > 0.9
+
+
+def test_prior_scales(tmp_path, capsys):
+    """Ten scales have the best score where they were chosen, and say what it is elsewhere."""
+    found, solves = run("prior_scales", "--out", str(tmp_path / "figure.png"))
+    validation = {name: scores[0] for name, scores in found.items()}
+    assert max(validation, key=validation.get) == "ten, chosen"
+    assert validation["one, chosen"] > validation["precision 1"]
+    assert solves < 80
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert capsys.readouterr().out.count("test -0.") == 4
 
 
 def test_the_pictures_of_the_theory(tmp_path, capsys):

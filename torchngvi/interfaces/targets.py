@@ -131,11 +131,7 @@ class TractableTarget(Target):
         raise NotImplementedError  # asked of no other
 
     def attached(self) -> "TractableTarget":
-        """Return the target with its tensors in the graph of what it was made of, where it keeps that aside.
-
-        The models of this library read their data without a graph, so that no fit follows one; `torchngvi.solve`
-        differentiates through what this returns.  A target that holds such tensors itself returns itself.
-        """
+        """Return the target in the graph of what it was made of, where it keeps that aside from its fits."""
         return self
 
     def negative_elbo(self, q: "Posterior") -> Tensor:

@@ -1,9 +1,6 @@
 """What the models demand of their data, each rule once."""
 
-import contextlib
 import math
-from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -11,11 +8,10 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import FullPrior, Posterior, Prior
+from torchngvi.models.graphs import kept
 from torchngvi.numerics import sparse
 from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.linalg import cholesky, eigh
-
-_attached: ContextVar[bool] = ContextVar("attached", default=False)  # whether graphs are kept
 
 
 def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
@@ -27,7 +23,7 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
         like: the design, or None for the design itself.
 
     Returns:
-        The tensor, which does not require grad but within `attached`.
+        The tensor, which does not require grad but within `torchngvi.models.graphs.attached`.
 
     Raises:
         InputError: if it holds no numbers, or complex, NaN or infinite ones.
@@ -61,32 +57,7 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
             "Drop or impute those rows."
         )
     # the data of a model are read in backward passes, which what inference_mode made cannot be
-    return tensor.clone() if tensor.is_inference() else tensor if _attached.get() else tensor.detach()
-
-
-def given(**arguments: Any) -> dict[str, Any] | None:
-    """The arguments of a model, where gradients may be asked in one of them.
-
-    Args:
-        arguments: as the user gave them.
-
-    Returns:
-        The arguments; None where no tensor among them requires grad.
-
-    >>> given(X=torch.ones(1, 1)) is None
-    True
-    """
-    return arguments if any(isinstance(x, Tensor) and x.requires_grad for x in arguments.values()) else None
-
-
-@contextlib.contextmanager
-def attached() -> Iterator[None]:
-    """Models made within it keep the graph of what they are given."""
-    token = _attached.set(True)
-    try:
-        yield
-    finally:
-        _attached.reset(token)
+    return tensor.clone() if tensor.is_inference() else kept(tensor)
 
 
 def design(value: Any) -> Tensor:
