@@ -19,6 +19,7 @@ def given(**arguments: Any) -> dict[str, Any] | None:
     Returns:
         The arguments; None where no tensor among them requires grad.
 
+    >>> import torch
     >>> given(X=torch.ones(1, 1)) is None
     True
     """
@@ -38,6 +39,7 @@ def attached() -> Iterator[None]:
 def kept(tensor: Tensor) -> Tensor:
     """A tensor without its graph, or with it within `attached`.
 
+    >>> import torch
     >>> kept(torch.ones(1, requires_grad=True)).requires_grad
     False
     """
