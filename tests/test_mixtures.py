@@ -20,6 +20,7 @@ from torchngvi import (
 )
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Fixed
+from torchngvi.fitting import mixture_at_modes
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.mixtures import MixtureSteps, usual_rule
 from torchngvi.fitting.stopping import Evaluations, NormBelow
@@ -508,3 +509,41 @@ class TestCheckpoints:
         last = places[-1] if len(result.trace) == 3 else q.state_dict()
         for name, value in q.state_dict().items():
             assert torch.equal(value, last[name])
+
+
+class TestModes:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_one_component_a_mode(self, kind):
+        """Far apart, Laplace's Gaussians are the answer before any step."""
+        mean, sd = two_modes(8.0), torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=DTYPE)
+        q = mixture_at_modes(kind(2, dtype=DTYPE), normals(vec(0.3, 0.7), mean, sd))
+        assert type(q.components) is kind
+        assert torch.allclose(q.weights, vec(0.7, 0.3), atol=1e-5)
+        assert torch.allclose(q.components.mean, mean.flip(0), atol=1e-5)
+        assert torch.allclose(q.components.stddev, sd.flip(0), atol=1e-5)
+
+    def test_the_modes_of_label_switching(self):
+        torch.manual_seed(0)
+        log_joint, log_z = label_switching()
+        q = mixture_at_modes(CholeskyGaussian(2, dtype=DTYPE), log_joint)
+        assert len(q) == 2
+        assert fit(q, log_joint, progress=False).converged
+        assert torch.allclose(q.components.mean[0], q.components.mean[1].flip(0), atol=0.01)
+
+    def test_small_modes_do_not_count(self):
+        log_p = normals(vec(0.999, 0.001), two_modes(9.0), torch.ones(2, 2, dtype=DTYPE))
+        assert len(mixture_at_modes(CholeskyGaussian(2, dtype=DTYPE), log_p)) == 1
+
+    def test_starts_of_ones_own(self):
+        log_p = normals(vec(0.5, 0.5), 10 * two_modes(9.0), torch.ones(2, 2, dtype=DTYPE))
+        assert len(mixture_at_modes(CholeskyGaussian(2, dtype=DTYPE), log_p, starts=[[-40.0, 0.0], [40.0, 0.0]])) == 2
+
+    def test_refusals(self):
+        with pytest.raises(InputError, match=r"looks around one Gaussian.*got a batch of shape \(2,\)"):
+            mixture_at_modes(CholeskyGaussian(2, (2,)), lambda x: -x.square().sum(-1))
+        with pytest.raises(InputError, match=r"such as CholeskyGaussian\(3\); got Mixture"):
+            mixture_at_modes(some_mixture(), lambda x: -x.square().sum(-1))
+        with pytest.raises(InputError, match=r"points \(M, D\) with D = 2; got shape \(2,\)"):
+            mixture_at_modes(CholeskyGaussian(2), lambda x: -x.square().sum(-1), starts=torch.zeros(2))
+        with pytest.raises(InputError, match="none of 17 searches came to a mode"):
+            mixture_at_modes(CholeskyGaussian(2, dtype=DTYPE), lambda x: x.square().sum(-1) - x.sum(-1))
