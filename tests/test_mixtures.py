@@ -392,7 +392,7 @@ class TestFit:
         log_joint, _ = label_switching()
         q = Mixture(PrecisionCholeskyGaussian(2, (2,), mean=torch.tensor([[-1.0, 1.0], [1.0, -1.0]], dtype=DTYPE)))
         engine = MixtureSteps(q, LogJoint(log_joint), 0.1, trust=None)
-        engine._halve_if_falling = lambda elbo: None
+        engine._halve_if_falling = lambda seen: None
         result = Loop(engine, NormBelow(0.1) | Evaluations(40), progress=False).run()
         assert not result.converged
         assert q.weights.min() < 1e-6

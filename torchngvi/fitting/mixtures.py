@@ -35,7 +35,7 @@ _TRUST = 0.7  # Fisher length of a step, of each component and of the weights
 _REST = 5  # steps before the weights move
 _FALLS, _AMONG = 2, 5  # of the ELBO, among so many steps, that halve ρ
 _LEAST = 2.0**-6  # ρ
-_ROUNDING = 1e-9  # relative fall of the ELBO that is none
+_FALL = 0.02  # nats for a norm of 1, below which a fall is none: over fixed draws it is not monotone
 _DRAWS, _MORE, _MOST = 256, 4, 4096  # of a component, the factor by which they grow, and up to how many
 _SHARE = 0.1  # of the tolerance, to which the average over fixed draws is solved
 
@@ -148,7 +148,7 @@ class MixtureSteps(Engine):
 
     def _take_step(self, seen: Seen) -> None:
         """Of the components, and of the weights once the components are near their places."""
-        self._halve_if_falling(seen.elbo)
+        self._halve_if_falling(seen)
         self.optimizer.step(self.integrand)
         assert self.optimizer.last is not None
         self.step = float(self.optimizer.last.rho.min())
@@ -156,16 +156,15 @@ class MixtureSteps(Engine):
         if self.steps > _REST:
             self.mixture.reweigh_(seen.gains.to(self.mixture.log_weights), self.rho, self.trust)
 
-    def _halve_if_falling(self, elbo: float) -> None:
-        """Halve ρ where the ELBO fell twice in five steps: they go round the fixed point."""
-        self.elbos = [*self.elbos[-_AMONG:], elbo]
-        falls = sum(
-            new < old - _ROUNDING * (1 + abs(old)) for old, new in zip(self.elbos, self.elbos[1:], strict=False)
-        )
+    def _halve_if_falling(self, seen: Seen) -> None:
+        """Halve ρ where the ELBO fell twice in five steps, by more than nothing: they go round the fixed point."""
+        self.elbos = [*self.elbos[-_AMONG:], seen.elbo]
+        least = _FALL * min(seen.norm, 1.0) ** 2
+        falls = sum(new < old - least for old, new in zip(self.elbos, self.elbos[1:], strict=False))
         if falls >= _FALLS and self.rho > _LEAST:
             for group in self.optimizer.param_groups:
                 group["lr"] = 0.5 * group["lr"]
-            self.elbos = [elbo]
+            self.elbos = [seen.elbo]
 
     def _evaluated(self) -> Seen:
         """Over the fixed draws; the next step uses it."""
