@@ -17,6 +17,7 @@ from torchngvi import (
     PrecisionCholeskyGaussian,
     Stein,
     fit,
+    refinement,
 )
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Fixed
@@ -547,3 +548,14 @@ class TestModes:
             mixture_at_modes(CholeskyGaussian(2), lambda x: -x.square().sum(-1), starts=torch.zeros(2))
         with pytest.raises(InputError, match="none of 17 searches came to a mode"):
             mixture_at_modes(CholeskyGaussian(2, dtype=DTYPE), lambda x: x.square().sum(-1) - x.sum(-1))
+
+    def test_from_a_refinement(self):
+        """Members that were fitted one by one are brought together where they overlap: the truth is in the family."""
+        mean, sd = two_modes(3.0), torch.tensor([[0.7, 0.5], [0.5, 0.7]], dtype=DTYPE)
+        refined = refinement.Mixture(vec(0.5, 0.5), 1.1 * mean, torch.diag_embed(1.2 * sd))
+        q = refined.as_posterior()
+        theta = torch.randn(9, 2, generator=torch.Generator().manual_seed(2), dtype=DTYPE)
+        assert torch.allclose(q.log_prob(theta), refined.log_prob(theta), rtol=1e-12)
+        torch.manual_seed(0)
+        assert abs(fit(q, normals(vec(0.3, 0.7), mean, sd), progress=False).loss) < 1e-3
+        assert torch.allclose(q.weights, vec(0.3, 0.7), atol=0.01)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchngvi import posteriors
 from torchngvi.mode import Mode, find_modes, search_points
 from torchngvi.refinement.density import Density
 from torchngvi.refinement.joint import Joint
@@ -76,6 +77,20 @@ class Mixture(Density):
         within = (self.shares[:, None, None] * (self.roots @ self.roots.mT)).sum(0)
         apart = self.centres - mean
         return mean, within + (apart.mT * self.shares) @ apart
+
+    def as_posterior(self) -> posteriors.Mixture:
+        """The same mixture as a posterior that `torchngvi.fit` improves, where the members overlap.
+
+        Returns:
+            A new mixture, whose components are `torchngvi.CholeskyGaussian`.
+
+        >>> Mixture(torch.tensor([0.5, 0.5]), torch.tensor([[-3.0], [3.0]]), torch.ones(2, 1, 1)).as_posterior()
+        Mixture(2 x CholeskyGaussian, D = 1, weights 0.5, 0.5)
+        """
+        number = len(self.shares)
+        return posteriors.Mixture(
+            posteriors.CholeskyGaussian(self.dim, (number,), mean=self.centres, scale=self.roots), self.shares
+        )
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> "Mixture":
