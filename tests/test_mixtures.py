@@ -29,6 +29,7 @@ from torchngvi.mode import Mode
 from torchngvi.models import MixtureIntegrand
 from torchngvi.posteriors import Mixture
 from torchngvi.posteriors.weighted import overlaps
+from torchngvi.structures import arrow
 
 DTYPE = torch.float64
 KINDS = [CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian]
@@ -340,6 +341,17 @@ class TestFit:
         assert result.converged
         assert abs(result.loss) < 1e-3
         assert torch.allclose(q.weights, vec(0.3, 0.7), atol=1e-3)
+
+    @pytest.mark.parametrize("kind", [NaturalGaussian, PrecisionCholeskyGaussian])
+    def test_components_over_an_arrow(self, kind):
+        torch.manual_seed(0)
+        mean = torch.tensor([[-4.0, 0.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0]], dtype=DTYPE)
+        structure = arrow(groups=2, local=1, globals=2)
+        q = Mixture(kind(4, (2,), mean=mean + 0.5, structure=structure))
+        result = fit(q, normals(vec(0.3, 0.7), mean, torch.ones(2, 4, dtype=DTYPE)), progress=False)
+        assert result.converged
+        assert abs(result.loss) < 1e-3
+        assert q.components.structure == structure
 
     @pytest.mark.parametrize("kind", [CholeskyGaussian, PrecisionCholeskyGaussian])
     def test_one_and_a_half_sds_apart(self, kind):
