@@ -31,6 +31,7 @@ KINDS = {  # the heading of an example, by the beginning of its name
     "logistic": "Regressions",
     "prior": "Regressions",
     "ifvb": "Posteriors that are not Gaussian",
+    "mixture": "Posteriors that are not Gaussian",
     "svgp": "Gaussian processes in GPyTorch",
     "deep": "Gaussian processes in GPyTorch",
     "pyro": "Models in Pyro",

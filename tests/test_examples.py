@@ -23,6 +23,7 @@ def test_every_example_is_tested():
         "prior_scales",
         "training_script",
         "hierarchical",
+        "mixture_modes",
         "torchrun_logistic",
         "theory",
     } | elsewhere
@@ -63,6 +64,14 @@ def test_the_page_of_hierarchical_models(tmp_path):
     assert pictures == ["hierarchical-rats.png", "hierarchical-schools.png", "hierarchical-sites.png"]
     assert min(path.stat().st_size for path in tmp_path.iterdir()) > 5000
     assert "CholeskyGaussian" not in str(results[0])  # the arrow has lost nothing
+
+
+def test_mixture_of_two_modes(tmp_path, capsys):
+    mixture, gaussian = run("mixture_modes", "--out", str(tmp_path / "figure.png"))
+    assert abs(mixture) < 0.005
+    assert 0.68 < gaussian < 0.71  # log 2: one of two modes
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert "nats below the evidence" in capsys.readouterr().out
 
 
 def test_training_script(tmp_path, capsys):

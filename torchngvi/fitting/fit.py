@@ -7,6 +7,8 @@ Which engine of the loop is run:
 
     an optimizer is given, or E_q[ℓ] has a closed form        its steps, `torchngvi.fitting.steps`
     a log joint without an optimizer                           averages that grow, `torchngvi.fitting.sample_average`
+    a mixture of Gaussians                                     natural gradients of components and weights,
+                                                               `torchngvi.fitting.mixtures`
     a flat posterior without an optimizer                      IFVB, or NGVI of an exponential family, until a smoothed
                                                                bound stops rising, `torchngvi.fitting.smoothed`
 """
@@ -26,6 +28,7 @@ from torchngvi.fitting.chunks import ChunkedSteps, members_at_once
 from torchngvi.fitting.engine import Engine
 from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.mixtures import MixtureSteps
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.steps import Steps
@@ -50,6 +53,7 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.mixture import Mixture
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _MANY = 100  # coordinates of a q over a forest from which each is as accurate as with so many
@@ -91,9 +95,9 @@ def fit(
             not say that it has converged; the best is put back, see `torchngvi.fitting.smoothed`. An exponential family
             begins at the posterior where the log joint is found to be conjugate to it, and has converged there.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
-            default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
-            Under a q over a forest, as for a `FactorTarget`, with D > 100 it is 0.1 √(D/100), as accurate in each
-            coordinate.
+            default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint or a mixture: about half its square, in
+            nats, is lost. Under a q over a forest, as for a `FactorTarget`, with D > 100 it is 0.1 √(D/100), as
+            accurate in each coordinate.
         max_evaluations: budget of expectations (value, gradient, curvature), one for all members of a batch.
         max_gradients, max_seconds: budgets of the log joint and of time, those of the criteria ``Gradients`` and
             ``Seconds``; all that the fit does is counted, the search for a start and the checks too.
@@ -154,6 +158,10 @@ def fit(
         engine = usual_steps(q, target, tolerance)
         criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
         criteria = NormBelow(engine.tolerance) | criteria if engine.tolerance else criteria
+    elif isinstance(q, Mixture):
+        _check_mixture(optimizer, batch_size)
+        criteria = _criteria(_BY_DRAWS if tolerance is None else tolerance, max_evaluations, stop)
+        engine = MixtureSteps(q, target, criteria.tolerance)
     else:
         by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(target, TractableTarget)
         starts = optimizer is None
@@ -210,6 +218,14 @@ def _check_posterior(q: object) -> None:
 def _check_in_batches(optimizer: object, batch_size: int | None) -> None:
     if optimizer is not None or batch_size is not None:
         raise InputError("batch_groups= has its own steps and its own batches; leave optimizer= and batch_size= out.")
+
+
+def _check_mixture(optimizer: object, batch_size: int | None) -> None:
+    if optimizer is not None or batch_size is not None:
+        raise InputError(
+            "a Mixture has its own steps, of components and weights; leave optimizer= and batch_size= out, or make "
+            "steps by an optimizer over q.components with MixtureIntegrand(q, log_joint)."
+        )
 
 
 def _default_tolerance(q: Posterior, by_draws: bool, target: Target) -> float:

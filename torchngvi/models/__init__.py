@@ -19,6 +19,7 @@ from torchngvi.models.mixed_gaussian import GaussianMixed
 from torchngvi.models.mixed_marginal import MarginalMixed
 from torchngvi.models.mixed_prior import MixedPrior, Wishart
 from torchngvi.models.mixed_summary import MixedSummary
+from torchngvi.models.mixture_integrand import MixtureIntegrand
 from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.models.per_datum import PerDatum
@@ -49,6 +50,7 @@ __all__ = [
     "MixedLogJoint",
     "MixedPrior",
     "MixedSummary",
+    "MixtureIntegrand",
     "MultilevelLogJoint",
     "NegativeBinomial",
     "PerDatum",

@@ -2,13 +2,22 @@
 
 `CholeskyGaussian` stores mean and root of the covariance and is the first choice; `DiagonalGaussian` is its mean
 field; `NaturalGaussian` stores natural parameters, `PrecisionCholeskyGaussian` mean and root of the precision, both
-for structures in which only a precision is sparse.  Posteriors that are not Gaussians in such coordinates, Beta
-distributions and normalising flows among them, are in `torchngvi.posteriors.flat`.
+for structures in which only a precision is sparse.  A `Mixture` has several of them, of one kind, with weights.
+Posteriors that are not Gaussians in such coordinates, Beta distributions and normalising flows among them, are in
+`torchngvi.posteriors.flat`.
 """
 
 from torchngvi.posteriors.cliques import clique_marginals
 from torchngvi.posteriors.covariance_root import CholeskyGaussian, DiagonalGaussian
+from torchngvi.posteriors.mixture import Mixture
 from torchngvi.posteriors.natural import NaturalGaussian
 from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
 
-__all__ = ["CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian", "clique_marginals"]
+__all__ = [
+    "CholeskyGaussian",
+    "DiagonalGaussian",
+    "Mixture",
+    "NaturalGaussian",
+    "PrecisionCholeskyGaussian",
+    "clique_marginals",
+]
