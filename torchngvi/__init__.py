@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchngvi import errors, expectations, fitting, ifvb, models, networks, posteriors, rules, stepsizes
     from torchngvi.averaging import ExpectationAverage
-    from torchngvi.diagnostics import examine, simulation_based_calibration
+    from torchngvi.diagnostics import certificate, examine, simulation_based_calibration
     from torchngvi.distributed import Processes, sum_gradients, synchronize
     from torchngvi.evidence import prior_by_evidence
     from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
@@ -116,6 +116,7 @@ __all__ = [
     "SymmetricSRVN",
     "__version__",
     "errors",
+    "certificate",
     "examine",
     "expectations",
     "fit",
@@ -143,7 +144,7 @@ _HOMES = {
     "torchngvi.adapters.formula": ("mixed",),
     "torchngvi.app.saved": ("load",),
     "torchngvi.averaging": ("ExpectationAverage",),
-    "torchngvi.diagnostics": ("examine", "simulation_based_calibration"),
+    "torchngvi.diagnostics": ("certificate", "examine", "simulation_based_calibration"),
     "torchngvi.expectations": ("Antithetic", "Autograd", "Fixed", "Independent", "Quadrature", "Quasi", "Stein"),
     "torchngvi.fitting.fit": ("fit",),
     "torchngvi.fitting.laplace": ("LaplaceResult", "laplace"),

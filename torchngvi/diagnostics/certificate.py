@@ -1,28 +1,30 @@
 """A bound of L(q) - L*, in nats, that is a proof: how far q is from the best Gaussian under a log-concave model.
 
 Where ℓ - ½θᵀΛθ is convex, so is L in (m, C), with C lower triangular in the pattern of q, and L is at least as curved
-there as the quadratic of Λ.  With g and H the mean gradient and Hessian, G = tril(HC) - γ diag(1/C_jj) and Λ = UUᵀ, U upper,
+there as the quadratic of Λ.  With g and H the mean gradient and Hessian, Λ = UUᵀ, U upper triangular, and
+G = tril(HC) - γ diag(1/C_jj), from any q
 
     L - L* ≤ ½|U⁻¹g|² + ½|tril(U⁻¹G)|²                                                                        (prior)
 
-from any q.  It knows of no curvature but the prior's.  Rows whose energy has |f'''| ≤ f'' (logistic, Poisson, normal,
-negative binomial) keep a share of theirs along any line: E f''(η + th)h² ≥ e^(-tρ) E f''h² by Jensen, with ρ² ≤ E f''h⁴/E f''h².
-With ρ ≤ Kn for all rows and directions of length n in the Hessian of L, K ≥ 2/√γ for log det C, and ν the Newton decrement,
+This knows of no curvature but the prior's.  Rows whose energy has |f'''| ≤ f'' (logistic, Poisson, normal, negative
+binomial) keep a share of theirs along any line: E f''(η + th)h² ≥ e^(-tρ) E f''h² by Jensen's inequality, with
+ρ² ≤ E f''h⁴/E f''h².  With ρ ≤ Kn for all rows and all directions of length n in the Hessian of L, with K ≥ 2/√γ for
+log det C, and with the Newton decrement ν,
 
-    Kν < 1:    L - L* ≤ (Kν + (1 - Kν) log(1 - Kν))/K²  →  ½ν²                                                  (local)
+    Kν < 1:    L - L* ≤ (Kν + (1 - Kν) log(1 - Kν))/K²  →  ½ν²                                                (local)
 
 Rows may be left out of the curvature, since their energies are convex: then the largest K is smaller, and ν larger.
 """
 
 import copy
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from torchngvi.expectations import Quadrature
-from torchngvi.interfaces import FullPrior, LinearTarget, Posterior, Target, TractableTarget
+from torchngvi.interfaces import Framed, FullPrior, LinearTarget, Posterior, Target, TractableTarget
 from torchngvi.interfaces.targets import AdditiveTractable
 from torchngvi.numerics import sparse
 from torchngvi.numerics.self_concordance import row_constants
@@ -57,6 +59,11 @@ class Certificate(NamedTuple):
     kind: str
     reason: str
 
+    @classmethod
+    def none(cls, reason: str) -> Self:
+        """Say that nothing is proved, and why."""
+        return cls(math.inf, math.nan, "none", reason)
+
     def __str__(self) -> str:
         if self.kind == "none":
             return f"No certificate: {self.reason}."
@@ -64,7 +71,8 @@ class Certificate(NamedTuple):
             return f"The best Gaussian of its family, up to the rounding of the objective, {self.bound:.1g} nats."
         about = "" if math.isnan(self.about) else f", about {self.about:.2g}"
         loose = ", by the curvature of the prior alone, which may be thousands of times too large"
-        return f"At most {self.bound:.2g} nats above the best Gaussian of its family{about}{loose * (self.kind == 'prior')}."
+        loose *= self.kind == "prior"
+        return f"At most {self.bound:.2g} nats above the best Gaussian of its family{about}{loose}."
 
 
 def certificate(q: Posterior, target: Target) -> Certificate:
@@ -82,26 +90,31 @@ def certificate(q: Posterior, target: Target) -> Certificate:
     Returns:
         The certificate; for other targets and posteriors one of the kind "none", with the reason.
 
-    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
-    >>> model = GeneralizedLinear([[0.0], [1.0], [2.0]], [0.0, 1.0, 1.0])
-    >>> q = CholeskyGaussian(1, mean=0.6, scale=0.7)
-    >>> found = certificate(q, model)
-    >>> found.kind, bool(found.bound < 0.03)
-    ('local', True)
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
+    >>> model = GeneralizedLinear(torch.tensor([[0.0], [1.0], [2.0]]).double(), [0.0, 1.0, 1.0])
+    >>> q = CholeskyGaussian(1, dtype=torch.float64)
+    >>> certificate(q, model).kind  # far away
+    'prior'
+    >>> result = fit(q, model, tolerance=1e-3, progress=False)
+    >>> bool(certificate(q, model).bound < 1e-6)
+    True
     """
     why = _unfit(q, target)
     if why:
-        return Certificate(math.inf, math.nan, "none", why)
+        return Certificate.none(why)
     assert isinstance(q, Gaussian)
     assert isinstance(target, AdditiveTractable)
     here = _Here.of(q, target)
-    bounds = {"prior": here.by_prior()}
-    nu2 = here.decrement2(here.target, Curvature.of_prior(here))[1] if here.target.curved else math.nan
+    prior = None if here is None else Curvature.of(here.prior, here.structure)
+    if here is None or prior is None:
+        return Certificate.none("the covariance of q or of the prior is singular to rounding")
+    bounds = {"prior": here.by_prior(prior)}
+    nu2 = here.decrement2(here.target, prior)[1] if here.target.curved else math.nan
     if isinstance(target, LinearTarget) and here.target.likelihood.self_concordant:  # type: ignore[attr-defined]
         bounds["local"] = _by_rows(here, 0.99 * math.sqrt(max(nu2, 0.0)))
     kind = min(bounds, key=lambda name: bounds[name])
     if not math.isfinite(bounds[kind]):
-        return Certificate(math.inf, math.nan, "none", "the objective or its gradient is not finite at q")
+        return Certificate.none("the objective or its gradient is not finite at q")
     if bounds[kind] <= here.floor:
         return Certificate(here.floor, 0.5 * nu2, "rounding", "by an evaluation at q")
     return Certificate(bounds[kind], 0.5 * nu2, kind, "by an evaluation at q")
@@ -133,17 +146,13 @@ class Curvature(NamedTuple):
     structure: FullAlgebra
 
     @classmethod
-    def of(cls, M: Tensor, structure: FullAlgebra) -> "Curvature":
-        """Factor a matrix (D, D)."""
-        flipped = torch.linalg.cholesky(M.flip(0, 1)).flip(0, 1)  # U of M = UUᵀ
+    def of(cls, M: Tensor, structure: FullAlgebra) -> "Curvature | None":
+        """Factor a matrix (D, D); None where rounding has made it indefinite."""
+        flipped, info = torch.linalg.cholesky_ex(M.flip(0, 1))
         part, ok = structure.reverse_cholesky(structure.from_dense(M))
-        assert bool(ok)
-        return cls(flipped.mT, structure.inverse(part), structure)
-
-    @classmethod
-    def of_prior(cls, here: "_Here") -> "Curvature":
-        """That of the prior alone."""
-        return cls.of(here.prior, here.structure)
+        if bool(info) or not bool(ok):
+            return None
+        return cls(flipped.flip(0, 1).mT, structure.inverse(part), structure)
 
     def squares(self, g: Tensor, G: Structured) -> tuple[float, float]:
         """|U⁻¹g|² and |tril(U⁻¹G)|², U = Lᵀ."""
@@ -165,8 +174,8 @@ class _Here(NamedTuple):
     floor: float  # rounding of L, in nats
 
     @classmethod
-    def of(cls, q: Gaussian, target: AdditiveTractable) -> "_Here":
-        """Evaluate at q in float64, with C lower triangular."""
+    def of(cls, q: Gaussian, target: AdditiveTractable) -> "_Here | None":
+        """Evaluate at q in float64, with C lower triangular; None where the covariance is singular."""
         with torch.no_grad():
             model = target.to(torch.float64) if q.dtype != torch.float64 else target  # type: ignore[attr-defined]
             mean = q.mean.to(torch.float64)
@@ -174,10 +183,13 @@ class _Here(NamedTuple):
             if q.structure.widest == 1:
                 own = DiagonalGaussian(q.dim, mean=mean, scale=q.stddev.to(torch.float64), dtype=torch.float64)
             else:
-                C = torch.linalg.cholesky(q.covariance.to(torch.float64))
+                C, info = torch.linalg.cholesky_ex(q.covariance.to(torch.float64))
+                if bool(info):
+                    return None
                 own = CholeskyGaussian(q.dim, mean=mean, scale=C, structure=q.structure, dtype=torch.float64)
             own = own.to(q.mean.device)
             e = Quadrature()(own, model)
+            assert not isinstance(e.derivative, Framed)  # of a target that knows its expectations
             raw = e.derivative.raw()
             precision, gamma = model.prior.precision, model.temperature
             full = precision if isinstance(model.prior, FullPrior) else precision.expand(q.dim).diag()
@@ -191,10 +203,10 @@ class _Here(NamedTuple):
         G = self.H @ self.C
         return self.structure.tril(self.structure.from_dense(G - (self.target.temperature / self.C.diagonal()).diag()))
 
-    def by_prior(self) -> float:
+    def by_prior(self, below: Curvature) -> float:
         """The bound by the curvature of the prior alone; of a diagonal one with log det C as it is."""
         if isinstance(self.target.prior, FullPrior):
-            return 0.5 * sum(Curvature.of_prior(self).squares(self.g, self.slope()))
+            return 0.5 * sum(below.squares(self.g, self.slope()))
         lam, gamma, c = self.prior.diagonal(), self.target.temperature, self.C.diagonal()
         off = self.structure.to_dense(self.slope()).tril(-1)
         a = (self.H * self.C.mT).sum(-1) - lam * c  # (HC)_jj - λ_j C_jj
@@ -236,6 +248,8 @@ def _by_rows(here: _Here, least: float) -> float:
             keep = torch.zeros_like(keep).index_fill(0, order[: math.ceil(share * int(constants.known.sum()))], True)
         kappa = torch.where(keep, constants.least, 0.0)
         below = Curvature.of(here.prior + (X * kappa[:, None]).mT @ X, here.structure)
+        if below is None:
+            continue
         leverage = torch.linalg.solve_triangular(below.mean.mT, X.mT, upper=True).square().sum(0)
         K_rows = torch.where(keep, constants.local(leverage), 0.0)
         K = max(float(K_rows.max()) * (1 + 1e-6), 2 / math.sqrt(gamma))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchngvi.diagnostics.certificate import Certificate, certificate
 from torchngvi.diagnostics.examination import examine
 from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
 from torchngvi.diagnostics.verdict import Verdict
@@ -116,6 +117,21 @@ class FitResult:
         reasons = f": {'; '.join(reversed(worst.values()))}" if worst else ""
         one = "a Gaussian" if gaussian == "a Gaussian" else "such a Gaussian"
         return f"{best}, {and_} {one} {words}{reasons}{_then(self, verdict)}."
+
+    @property
+    def certificate(self) -> Certificate:
+        """A proof of how far q, as it is now, is from the best Gaussian of its family, see `torchngvi.certificate`.
+
+        >>> import torch
+        >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
+        >>> model = GeneralizedLinear(torch.ones(2, 1).double(), [0.0, 1.0])
+        >>> result = fit(CholeskyGaussian(1, dtype=torch.float64), model, progress=False)
+        >>> bool(result.certificate.bound < 1e-9)
+        True
+        """
+        if self.posterior is None or self.target is None:
+            return Certificate.none("this result has no target: it is a copy, or was read from a file")
+        return certificate(self.posterior, self.target)
 
     def summary(self) -> str:
         """Both answers, and the table of the verdict with the coordinates that are most in doubt.

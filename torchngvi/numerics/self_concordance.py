@@ -6,8 +6,8 @@ A row's predictor η = e + sz moves by a linear form h in v = (1, z, w), z and w
     E f''h² ≥ κ E h²      E f''h⁴ ≤ q (E h²)²      E f''h⁴ ≤ q̄ (E f''h²)²
 
 where κ is the least eigenvalue of E f'' vvᵀ, q the largest of E f'' uuᵀ with u the six entries of vvᵀ (√2 for each
-mixed one), and q̄ the same after v is whitened by E f'' vvᵀ.  So √(E f''h⁴/E f''h²) ≤ n K with K² the smaller of qℓ/κ and
-q̄ min(1, κ̄ℓ), κ̄ the largest eigenvalue.
+mixed one), and q̄ the same after v is whitened by E f'' vvᵀ.  So √(E f''h⁴/E f''h²) ≤ n K with K² the smaller of qℓ/κ
+and q̄ min(1, κ̄ℓ), κ̄ the largest eigenvalue.
 """
 
 import math
