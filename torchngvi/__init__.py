@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
     from torchngvi.refinement import refine
     from torchngvi.rules import QuasiNewton, SiteNewton
-    from torchngvi.solved import solve
+    from torchngvi.solved import leave_one_out, solve
     from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 __version__ = "0.1.0"
@@ -123,6 +123,7 @@ __all__ = [
     "fitting",
     "ifvb",
     "laplace",
+    "leave_one_out",
     "marginal",
     "models",
     "posteriors",
@@ -186,7 +187,7 @@ _HOMES = {
     "torchngvi.optim": ("CapturedStep", "NaturalGradientVI"),
     "torchngvi.posteriors": ("CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"),
     "torchngvi.refinement": ("refine",),
-    "torchngvi.solved": ("solve",),
+    "torchngvi.solved": ("leave_one_out", "solve"),
     "torchngvi.rules": ("QuasiNewton", "SiteNewton"),
     "torchngvi.stepsizes": ("Constant", "KLRadius", "SufficientDecrease"),
 }
