@@ -1,11 +1,16 @@
 """Warps: increasing curves that keep mean 0 and sd 1, their densities, and posteriors that are bent by them."""
 
 import math
+import pickle
+from copy import deepcopy
 
 import pytest
 import torch
 
-from torchngvi.posteriors import warps
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.errors import InputError, PairError
+from torchngvi.models import WarpedTarget
+from torchngvi.posteriors import Warped, warps
 from torchngvi.posteriors.warps import SinhArcsinh, YeoJohnson
 
 ALL = [getattr(warps, name)() for name in warps.__all__ if name != "Warp"]
@@ -93,13 +98,13 @@ class TestCurves:
     def test_fisher(self, warp):
         """Its second moment of the score is minus the mean second derivative of log q, by automatic derivatives."""
         phi = 0.5 * random_phi(warp, 3)[0]
-        y = warp.forward(grid(7.0, 4001), phi[None]).detach()
+        y = warp.forward(grid(7.0, 401), phi[None]).detach()
 
         def log_q(point):
             xi = warp.inverse(y, point[None])
             return -0.5 * xi.square() - warp.log_slope(xi, point[None])
 
-        weights = normal(grid(7.0, 4001)) * 14 / 4000
+        weights = normal(grid(7.0, 401)) * 14 / 400
         expected = torch.autograd.functional.jacobian(log_q, phi)[:, 0]
         expected = expected.mT @ (weights * expected)
         assert torch.allclose(warp.fisher(phi), expected, rtol=1e-4, atol=1e-6)
@@ -124,3 +129,113 @@ def test_families_are_compared_by_their_class():
     assert SinhArcsinh() != YeoJohnson()
     assert len({SinhArcsinh(), SinhArcsinh(), YeoJohnson()}) == 2
     assert repr(YeoJohnson()) == "YeoJohnson()"
+
+
+# ------------------------------------------------------------------------------------ posteriors
+
+
+CORRELATED = torch.tensor([[2.0, 0.9, 0.0], [0.9, 1.0, -0.3], [0.0, -0.3, 0.5]], dtype=torch.float64)
+BASES = [
+    lambda: CholeskyGaussian.from_moments(torch.tensor([1.0, -2.0, 0.5]).double(), CORRELATED),
+    lambda: NaturalGaussian.from_moments(torch.tensor([1.0, -2.0, 0.5]).double(), CORRELATED),
+    lambda: PrecisionCholeskyGaussian.from_moments(torch.tensor([1.0, -2.0, 0.5]).double(), CORRELATED),
+    lambda: DiagonalGaussian(3, mean=1.0, scale=0.5, dtype=torch.float64),
+]
+BASE = pytest.mark.parametrize("base", BASES, ids=["cholesky", "natural", "precision", "diagonal"])
+
+
+def bent(base, warp, seed=4):
+    q = base().warped(warp)
+    q.phi.copy_(0.4 * torch.randn(q.phi.shape, generator=torch.Generator().manual_seed(seed)).double())
+    return q
+
+
+@BASE
+class TestWarped:
+    def test_identity_is_the_gaussian(self, base):
+        """Density, entropy, draws, covariance and quantiles at φ = 0."""
+        gaussian, q = base(), base().warped()
+        theta = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)).double()
+        assert torch.allclose(q.log_prob(theta), gaussian.log_prob(theta), rtol=0, atol=1e-12)
+        assert abs(q.entropy() - gaussian.entropy()) < 1e-12
+        assert torch.allclose(q.covariance, gaussian.covariance, rtol=0, atol=1e-12)
+        draws = [one.sample(5, torch.Generator().manual_seed(1)) for one in (q, gaussian)]
+        assert torch.allclose(*draws, rtol=0, atol=1e-12)
+
+    @EACH
+    def test_moments_and_quantiles_are_those_of_draws(self, base, warp):
+        """Mean, sd, covariance, quantiles and entropy, against 400,000 draws."""
+        q, draws = bent(base, warp), 400_000
+        theta = q.sample(draws, torch.Generator().manual_seed(2))
+        apart = (theta - q.mean) / q.stddev
+        error = 5 / math.sqrt(draws)
+        assert bool((apart.mean(0).abs() < error).all())
+        covariance = apart.mT @ apart / draws
+        wanted = q.covariance / (q.stddev[:, None] * q.stddev)
+        assert torch.allclose(covariance, wanted, rtol=0, atol=4 * error)
+        below = torch.stack([(theta < level).double().mean(0) for level in q.quantile([0.05, 0.5, 0.95])])
+        assert torch.allclose(below, torch.tensor([[0.05], [0.5], [0.95]]).double().expand(3, 3), rtol=0, atol=error)
+        log_q = q.log_prob(theta)
+        assert abs(float(-log_q.mean() - q.entropy())) < error * float(log_q.std())
+
+    @EACH
+    def test_maps_undo_each_other(self, base, warp):
+        q = bent(base, warp)
+        x = base().sample(50, torch.Generator().manual_seed(3))
+        assert torch.allclose(q.unbent(q.bent(x)[0]), x, rtol=0, atol=1e-10)
+
+    def test_target_and_density_are_one(self, base):
+        """The weights of the base against the changed target are those of the warped q against the log joint."""
+        q, log_joint = bent(base, SinhArcsinh()), LogJoint(lambda theta: -theta.pow(4).sum(-1))
+        x = base().sample(20, torch.Generator().manual_seed(3))
+        inside = WarpedTarget(log_joint, q).log_joint(x) - q.base.log_prob(x)
+        theta = q.bent(x)[0]
+        assert torch.allclose(inside, log_joint.log_joint(theta) - q.log_prob(theta), rtol=1e-10, atol=1e-9)
+        assert torch.equal(WarpedTarget(log_joint, q).outward(x), theta)
+
+    def test_state(self, base):
+        """It is saved and loaded, copied and pickled, and converted."""
+        q, other = bent(base, SinhArcsinh()), base().warped()
+        other.load_state_dict(q.state_dict())
+        theta = q.sample(4, torch.Generator().manual_seed(0))
+        for copy in (other, deepcopy(q), pickle.loads(pickle.dumps(q))):
+            assert torch.equal(copy.log_prob(theta), q.log_prob(theta))
+        assert other.to(torch.float32).sample(2).dtype == torch.float32
+        assert other.phi.dtype == torch.float32
+
+
+def test_batches():
+    """Each member is a posterior of its own."""
+    q = CholeskyGaussian(2, (3,), dtype=torch.float64).warped(YeoJohnson())
+    q.phi[1] = 0.7
+    theta = torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(0)).double()
+    one = CholeskyGaussian(2, dtype=torch.float64).warped(YeoJohnson())
+    one.phi[:] = 0.7
+    assert torch.allclose(q.log_prob(theta)[:, 1], one.log_prob(theta[:, 1]), rtol=0, atol=1e-12)
+    assert q.quantile([0.1, 0.9]).shape == (2, 3, 2)
+    assert q.covariance.shape == (3, 2, 2)
+    assert q.entropy().shape == (3,)
+
+
+def test_log_prob_is_differentiable_in_theta():
+    q = bent(BASES[0], SinhArcsinh())
+    theta = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    assert torch.autograd.gradcheck(q.log_prob, (theta,))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Warped(torch.nn.Linear(1, 1)), PairError, "bends a Gaussian posterior, such as .*; got Linear"),
+        (lambda: Warped(CholeskyGaussian), PairError, "got the class CholeskyGaussian"),
+        (lambda: CholeskyGaussian(1).warped("sinh"), InputError, "warp is a family of curves .*; got 'sinh'"),
+        (lambda: CholeskyGaussian(1).warped(SinhArcsinh), InputError, "got the class SinhArcsinh"),
+        (lambda: CholeskyGaussian(1).warped().quantile([1.0]), InputError, "between 0 and 1; got \\[1.0\\]"),
+        (lambda: CholeskyGaussian(1).warped().log_prob(torch.ones(2)), InputError, "must end in D = 1; got shape"),
+        (lambda: CholeskyGaussian(1).warped().frame(), PairError, "no root to be read.*Fit it by"),
+        (lambda: VN(CholeskyGaussian(1).warped()), PairError, "Warped"),
+    ],
+)
+def test_refusals(make, error, words):
+    with pytest.raises(error, match=words):
+        make()

@@ -2,7 +2,8 @@
 
 `CholeskyGaussian` stores mean and root of the covariance and is the first choice; `DiagonalGaussian` is its mean
 field; `NaturalGaussian` stores natural parameters, `PrecisionCholeskyGaussian` mean and root of the precision, both
-for structures in which only a precision is sparse.  Posteriors that are not Gaussians in such coordinates, Beta
+for structures in which only a precision is sparse.  Each becomes a `Warped` one, with skewed margins, by its method
+``warped``; the curves are in `torchngvi.posteriors.warps`.  Posteriors that are not Gaussians in such coordinates, Beta
 distributions and normalising flows among them, are in `torchngvi.posteriors.flat`.
 """
 
@@ -10,5 +11,13 @@ from torchngvi.posteriors.cliques import clique_marginals
 from torchngvi.posteriors.covariance_root import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.natural import NaturalGaussian
 from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
+from torchngvi.posteriors.warped import Warped
 
-__all__ = ["CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian", "clique_marginals"]
+__all__ = [
+    "CholeskyGaussian",
+    "DiagonalGaussian",
+    "NaturalGaussian",
+    "PrecisionCholeskyGaussian",
+    "Warped",
+    "clique_marginals",
+]

@@ -2,11 +2,11 @@
 
     w(ξ; φ) = (u(ξ; φ) - E u) / sd u        ξ ~ N(0, 1)
 
-with a curve u that is known in closed form.  So the moments of what is warped do not depend on φ, and under N(0, 1) φ is
-uncorrelated with a shift and with a scale at the identity φ = 0.
+with a curve u that is known in closed form.  So the moments of what is warped do not depend on φ, and at the identity
+φ = 0 the scores of φ are uncorrelated with those of a shift and of a scale.
 
-E u and sd u are sums over the nodes of Gauss and Legendre on [-10, 0] and [0, 10], under the normal density.  A curve of
-the family may be bent at 0 alone, and has its singularities off the real line: the sums are exact to rounding.
+E u and sd u are sums over the nodes of Gauss and Legendre on [-10, 0] and [0, 10], under the normal density.  A curve
+may be bent at 0 alone, and has its singularities off the real line: the sums are exact to rounding.
 """
 
 import functools
