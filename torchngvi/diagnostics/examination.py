@@ -37,15 +37,17 @@ from torchngvi.diagnostics.rule import (
     undecided,
     useful,
 )
-from torchngvi.diagnostics.verdict import Effort, Verdict
+from torchngvi.diagnostics.verdict import Effort, Verdict, family_of
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.mode import Mode
 from torchngvi.models.arguments import FullPrecision, as_target, count
 from torchngvi.models.guarded import VALUE, Guarded
+from torchngvi.models.warped import WarpedTarget
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.warped import Warped
 
 _GLANCE = 1024  # draws of q and as wide as q that may suffice after a fit
 _VALUES, _MORE_VALUES = 4096, 16_384  # draws of the importance weights, at first and where those do not decide
@@ -64,7 +66,7 @@ _MORE = "more importance weights"
 @tracked
 @torch.no_grad()
 def examine(
-    q: Gaussian,
+    q: Gaussian | Warped,
     target: Target | Callable[[Tensor], Tensor],
     *,
     residuals: Residuals | None = None,
@@ -78,7 +80,7 @@ def examine(
     What it cannot see: a region that neither draws of q nor the starts of the search for modes come to.
 
     Args:
-        q: one posterior at the optimum of its ELBO; it is not changed.
+        q: one posterior at the optimum of its ELBO, Gaussian or warped; it is not changed.
         target: a model, or a function of theta returning the log joint, which gives the same value twice.
         residuals: Cᵀ∇ℓ/γ - z at antithetic draws of this q, as the last sample average of a fit has them: they save
             gradients. Too few for the dimension are not used.
@@ -102,6 +104,8 @@ def examine(
     ('fits', True)
     """
     target = as_target(target)
+    if isinstance(q, Warped):
+        q, target = q.base, WarpedTarget(target, q)
     if not isinstance(q, Gaussian):
         inside = " Pass its posterior." if hasattr(type(q), "posterior") else ""  # a result, a guide
         raise PairError(f"examine reads the mean and the root of a Gaussian posterior; got {type(q).__name__}.{inside}")
@@ -196,7 +200,8 @@ class _Examination:
             self.confirm(doubtful)
         word, reasons = judge(self.marginals, shape, sampled, others)
         effort = Effort(*self.allowed.spent, self.starts, tuple(self.unexamined), self.climbed)
-        return Verdict(word, reasons, self.marginals, shape, sampled, others, effort)
+        family = family_of(self.target.target)
+        return Verdict(word, reasons, self.marginals, shape, sampled, others, effort, family=family)
 
     def _affords_more(self) -> bool:
         """Whether there is room for residuals, or the values in their place, and for weights by what these say."""

@@ -196,7 +196,7 @@ def corrected_moments(
     alone = smoothed(weights)
     nats = 0.5 * float(weights.var()) if bool(weights.isfinite().all()) else math.inf
     return Sampled(
-        weighted_moments(theta, corrected, q.stddev),
+        weighted_moments(target.outward(theta), corrected, q.stddev),
         FromQ(float(alone.k_hat), float(alone.effective), nats, float(weights.mean())),
         num_samples,
         Weights(_scaled(weights), _scaled(corrected)),

@@ -11,7 +11,10 @@ from torchngvi.diagnostics.importance import Sampled
 from torchngvi.diagnostics.psis import worth
 from torchngvi.diagnostics.rule import ABOUT, FITS, NOT, UNSEEN, Marginals, OtherMode, Shape, log_ratio, trusted
 from torchngvi.errors import InputError
+from torchngvi.interfaces import Target
+from torchngvi.models.warped import WarpedTarget
 
+GAUSSIAN, BENT = "the Gaussian family", "the family of warped Gaussians"
 _ROWS = 4  # coordinates that are shown
 
 
@@ -40,6 +43,8 @@ class Verdict:
         modes: other modes that were found.
         effort: gradients and values that it took, and what was not examined.
         coordinates: what would give other coordinates, a clause from who knows the model; empty where nobody does.
+        family: what q is the best of, in words.  Of a warped one linear response and modes are in the space of its
+            base, before it is bent.
 
     >>> import torch
     >>> marginals = Marginals(torch.zeros(1), torch.ones(1), ("mu",))
@@ -59,6 +64,7 @@ class Verdict:
     modes: tuple[OtherMode, ...]
     effort: Effort
     coordinates: str = ""
+    family: str = GAUSSIAN
 
     def named(self, names: Sequence[str]) -> Self:
         """The same with names for the coordinates.
@@ -127,8 +133,8 @@ class Verdict:
 
     def _head(self) -> str:
         if self.word == UNSEEN and self.sampled is not None:
-            return "the Gaussian family: whether it fits could not be told"
-        return "the Gaussian family: " + (self.word.upper() if self.word == NOT else self.word)
+            return f"{self.family}: whether it fits could not be told"
+        return f"{self.family}: " + (self.word.upper() if self.word == NOT else self.word)
 
     def _numbers(self) -> str:
         parts = []
@@ -188,6 +194,22 @@ class Verdict:
         if bool(self.shape.singular[k]) or float(self.shape.log_sd[k]) >= LARGEST:
             return f"{mark}>= {3 * self.marginals.sd[k]:.4g}"
         return f"{mark}{self.marginals.sd[k] * self.shape.log_sd[k].exp():.4g}"
+
+
+def family_of(target: Target) -> str:
+    """The family to which the best Gaussian for a target belongs, in words.
+
+    Args:
+        target: what the Gaussian was fitted to.
+
+    Returns:
+        A noun, which stands before a colon.
+
+    >>> from torchngvi import LogJoint
+    >>> family_of(LogJoint(lambda theta: -theta.square().sum(-1)))
+    'the Gaussian family'
+    """
+    return BENT if isinstance(target, WarpedTarget) else GAUSSIAN
 
 
 def _renamed(clause: str, table: dict[str, str]) -> str:

@@ -9,6 +9,7 @@ Which engine of the loop is run:
     a log joint without an optimizer                           averages that grow, `torchngvi.fitting.sample_average`
     a flat posterior without an optimizer                      IFVB, or NGVI of an exponential family, until a smoothed
                                                                bound stops rising, `torchngvi.fitting.smoothed`
+    a warped posterior                                         the Gaussian, then its curves, `torchngvi.fitting.warped`
 """
 
 from collections.abc import Callable, Iterable
@@ -40,6 +41,7 @@ from torchngvi.fitting.stopping import (
     joined,
 )
 from torchngvi.fitting.usual_steps import usual_steps
+from torchngvi.fitting.warped import WarpedAverages
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
@@ -50,6 +52,7 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.warped import Warped
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _MANY = 100  # coordinates of a q over a forest from which each is as accurate as with so many
@@ -149,6 +152,9 @@ def fit(
             _default_tolerance(q, False, target) if tolerance is None else tolerance, max_evaluations, stop
         )
         engine = PassesOverGroups(q, target, batch_groups, criteria)
+    elif isinstance(q, Warped):
+        engine = _warped(q, target, optimizer, batch_size, tolerance, examine)
+        criteria = _criteria(engine.tolerance, max_evaluations, stop)
     elif optimizer is None and isinstance(q, FlatPosterior):
         engine = usual_steps(q, target, tolerance)
         criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
@@ -181,6 +187,21 @@ def fit(
         processes=processes,
     )
     return replace(loop.run(), target=target, posterior=q)
+
+
+def _warped(
+    q: Warped,
+    target: Target,
+    optimizer: object,
+    batch_size: int | None,
+    tolerance: float | None,
+    examine: bool,
+) -> WarpedAverages:
+    """The engine of a warped posterior, which has its own steps."""
+    if optimizer is not None or batch_size is not None:
+        raise InputError("a warped posterior is fitted by steps of its own; leave optimizer= and batch_size= out.")
+    tolerance = _default_tolerance(q.base, True, target) if tolerance is None else tolerance
+    return WarpedAverages(q, target, tolerance, examine)
 
 
 def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:

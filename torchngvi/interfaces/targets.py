@@ -87,6 +87,13 @@ class Target(ABC):
         """Return what else a value depends on, compared by ``==``: the settings of the parts of the target."""
         return ()
 
+    def outward(
+        self,
+        theta: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """Return the parameters that points stand for, whose moments are of interest: the points themselves."""
+        return theta
+
     def known_data(self) -> tuple[Tensor, ...]:
         """Return the tensors that tell this problem from another, as far as known; a checkpoint compares them."""
         return self.tensors()
