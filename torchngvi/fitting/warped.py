@@ -22,7 +22,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
 
 WORTH = 0.05  # nats on fresh draws below which the Gaussian is kept
-_FEW = 0.3  # noise² below which so small a gain over the first draws is believed
+_FEW = 0.05  # noise² below which so small a gain is believed
+_LONG = 16_000  # gradients, or as many as the Gaussian took, after which it is believed in any case
 
 
 class WarpedAverages(SampleAverages):
@@ -50,6 +51,7 @@ class WarpedAverages(SampleAverages):
         self.bending: Bending | None = None
         self.before: fresh.Fresh | None = None  # the Gaussian on fresh draws
         self.first: Ending | None = None  # how its fit has ended
+        self.spent = 0  # gradients, on the Gaussian
         self.kept = False  # the curves gain something
         self._bent_ending: Ending | None = None
 
@@ -72,7 +74,7 @@ class WarpedAverages(SampleAverages):
         return within(self.gaussian, self._bent)
 
     def _start_bending(self) -> None:
-        self.before = self._judged_fresh()
+        self.before, self.spent = self._judged_fresh(), self.target.gradients
         self.bending = Bending(self.warped, self.target, self.seed + 3, self.tolerance)
         self.bending.begin()
 
@@ -101,7 +103,8 @@ class WarpedAverages(SampleAverages):
         bending = self.bending
         assert bending is not None
         last = bending.total <= self.tolerance or bending.draws == bending.most or not bending.finite or self._over()
-        if not last and (bending.noise2 > _FEW or self._gain(self._judged_fresh()) >= WORTH):
+        doubtful = bending.noise2 > _FEW and self.target.gradients - self.spent < max(_LONG, self.spent)
+        if not last and (doubtful or self._gain(self._judged_fresh()) >= WORTH):
             bending.begin(bending.more_draws())
             return True
         self._bent_ending = self._concluded(bending)
@@ -205,6 +208,7 @@ class WarpedAverages(SampleAverages):
             **super().state_dict(),
             "phi": self.warped.phi,
             "bending": None if self.bending is None else self.bending.state_dict(),
+            "gaussian_gradients": self.spent,
             "before": None if self.before is None else tuple(self.before),
             "first": None if self.first is None else tuple(self.first),
         }
@@ -214,6 +218,7 @@ class WarpedAverages(SampleAverages):
         super().load_state_dict(state)
         with torch.no_grad():
             self.warped.phi.copy_(state["phi"])
+        self.spent = state["gaussian_gradients"]
         self.before = None if state["before"] is None else fresh.Fresh(*state["before"])
         self.first = None if state["first"] is None else Ending(*state["first"])
         self.bending = None
