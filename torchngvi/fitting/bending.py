@@ -4,9 +4,9 @@ From where the Gaussian was fitted, with its root C₀,
 
     m = m₀ + C₀ a        C = C₀ T(P), T = tril½[P] with e^x for x on the diagonal        φ = R⁻ᵀ f
 
-where R Rᵀ is the Fisher matrix of φ at the identity, with which φ is uncorrelated with m and C there.  So |a|² + ½‖P‖²
-+ |f|² is the squared Fisher length, plain gradients are natural ones, and L-BFGS begins with the identity.  No step bends
-a coordinate by more than 0.7 in Fisher length.
+where R Rᵀ is the Fisher matrix of φ at the identity, where φ is uncorrelated with m and C.  So |a|² + ½‖P‖² + |f|² is
+the squared Fisher length, plain gradients are natural ones, and L-BFGS begins with the identity.  No step bends a
+coordinate by more than 0.7 in Fisher length.
 
 θ is a function of the draws, and ∇ℓ(θ) is all that is asked of the log joint: φ costs no further gradient.
 """
@@ -25,6 +25,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
 
 TRUST = 0.7  # Fisher length by which one step may bend a coordinate
+_FEWEST, _EACH = 128, 20  # draws of the first set, and a number of φ: the noise² of their scores is then 1/20
 _FALL = 1e-4  # share of the promised decrease that a step must reach
 _MEMORY = 20  # pairs of steps and changes of the gradient
 _TRIES = 8  # shorter steps along one direction
@@ -75,7 +76,7 @@ class Bending:
         self.evaluated = math.nan
         self.here = self.trial = self.gradient = self.direction = q.phi.new_zeros(sum(self.sizes))
         self.pairs: list[tuple[Tensor, Tensor]] = []
-        self.draws = 2 * math.ceil(max(64.0, 4 * self.per_coordinate))
+        self.draws = 2 * math.ceil(max(_FEWEST, _EACH * self.sizes[-1], 8 * self.per_coordinate) / 2)
 
     # -------------------------------------------------------------------------------- the average
 

@@ -22,8 +22,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
 
 WORTH = 0.05  # nats on fresh draws below which the Gaussian is kept
-_FEW = 0.05  # noise² below which so small a gain is believed
-_LONG = 16_000  # gradients, or as many as the Gaussian took, after which it is believed in any case
+_LONG = 16_000  # gradients, or as many as the Gaussian took, after which a small gain is believed in any case
 
 
 class WarpedAverages(SampleAverages):
@@ -103,12 +102,17 @@ class WarpedAverages(SampleAverages):
         bending = self.bending
         assert bending is not None
         last = bending.total <= self.tolerance or bending.draws == bending.most or not bending.finite or self._over()
-        doubtful = bending.noise2 > _FEW and self.target.gradients - self.spent < max(_LONG, self.spent)
-        if not last and (doubtful or self._gain(self._judged_fresh()) >= WORTH):
+        if not last and self._hopeful(bending):
             bending.begin(bending.more_draws())
             return True
         self._bent_ending = self._concluded(bending)
         return False
+
+    def _hopeful(self, bending: Bending) -> bool:
+        """Whether the curves gain something, or would without the noise of the draws: half of noise² is lost by it."""
+        gain = self._gain(self._judged_fresh())
+        early = self.target.gradients - self.spent < max(_LONG, self.spent)
+        return gain >= WORTH or (early and max(gain, 0.0) + bending.noise2 >= WORTH)
 
     def _gain(self, after: fresh.Fresh) -> float:
         assert self.before is not None
