@@ -76,6 +76,7 @@ class Bending:
         self.evaluated = math.nan
         self.here = self.trial = self.gradient = self.direction = q.phi.new_zeros(sum(self.sizes))
         self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.weights: Tensor | None = None  # of the draws, once they were seen
         self.draws = 2 * math.ceil(max(_FEWEST, _EACH * self.sizes[-1], 8 * self.per_coordinate) / 2)
 
     # -------------------------------------------------------------------------------- the average
@@ -158,13 +159,12 @@ class Bending:
         self.log_det = self.base.structure.log_det(self.frame.root)
         self.base.restore(there)
         self.z = Fixed(self.draws, self.seed + self.draws)(self.base.mean_probe.detach())
-        self.weights: Tensor | None = None
+        self.weights = None
         self.force = self.z
 
     def evaluate(self) -> None:
-        """Evaluate the trial, put q there, and accept it where the average has fallen."""
+        """Evaluate the trial, where q is, and accept it where the average has fallen."""
         value, gradient = self._objective(self.trial)
-        self.place(self.trial)
         first = self.evaluations == self.first
         self.evaluations += 1
         self.evaluated = value
@@ -198,7 +198,7 @@ class Bending:
             self.pairs = [*self.pairs, (change, bend)][-_MEMORY:]
 
     def advance(self) -> bool:
-        """Choose the next trial; False where the minimisation over these draws has ended."""
+        """Put q at the next trial; False, with q at the best, where the minimisation over these draws has ended."""
         enough = max(_SOLVED * self.noise2, _LEFT * self.tolerance**2)
         spent = self.evaluations - self.first >= _MOST_EVALUATIONS
         if not self.finite or self.norm2 <= enough or spent or self.tries >= _TRIES:
@@ -217,6 +217,7 @@ class Bending:
             bends = self.direction[-self.sizes[-1] :].unflatten(0, (self.q.dim, -1))
             self.step = min(1.0, TRUST / max(float(bends.norm(dim=-1).max()), 1e-300))
         self.trial = self.here + self.step * self.direction
+        self.place(self.trial)
         return True
 
     def _inverse_hessian(self, vector: Tensor) -> Tensor:
@@ -261,6 +262,6 @@ class Bending:
         for name in (*_COUNTS, *_TENSORS):
             setattr(self, name, state[name])
         self.origin = Coordinates(*(part.clone() for part in state["origin"]))
-        self.pairs = [tuple(pair) for pair in state["pairs"]]  # type: ignore[misc]
+        self.pairs = [tuple(pair) for pair in state["pairs"]]
         self._renew()
         self.weights = state["weights"]

@@ -194,8 +194,8 @@ def _then(result: FitResult, verdict: Verdict) -> str:
         return f"; {_FINISH}"
     # over the forest of a log joint in factors the best q has no other correlations
     base = q.base if isinstance(q, Warped) else q
-    known = result.target is not None and isinstance(base, Gaussian)
-    whole = q.structure.widest == q.dim or (known and in_factors(base, result.target))
+    assert isinstance(base, Gaussian)
+    whole = q.structure.widest == q.dim or (result.target is not None and in_factors(base, result.target))
     if verdict.word != FITS and not whole and not verdict.modes:
         return "; try a CholeskyGaussian, which has all correlations"
     return f"; {verdict.next.replace('refine(q, log_joint', 'refine(result')}" if verdict.next else ""

@@ -1,7 +1,7 @@
 """Fit a warped Gaussian: the best Gaussian first, then mean, root and curves together, over fixed draws that grow.
 
-From N(0, I) a warp may bend to nothing; from the best Gaussian, with curves that are the identity, the ELBO can but rise.
-So the engine of a Gaussian, `torchngvi.fitting.sample_average`, comes first, and `bending` goes on from where it ends.
+From N(0, I) a warp may bend to nothing; from the best Gaussian, with curves that are the identity, the ELBO can but
+rise.  So the engine of a Gaussian, `sample_average`, comes first, and `bending` goes on from where it ends.
 What fresh draws do not bear out is taken back: where the curves gain less than 0.05 nats, q is the Gaussian again.
 """
 
@@ -233,4 +233,3 @@ class WarpedAverages(SampleAverages):
     def _loaded(self, state: dict[str, Any]) -> None:
         assert self.bending is not None
         self.bending.load_state_dict(state)
-

@@ -87,10 +87,7 @@ class Target(ABC):
         """Return what else a value depends on, compared by ``==``: the settings of the parts of the target."""
         return ()
 
-    def outward(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
+    def outward(self, theta: Tensor) -> Tensor:
         """Return the parameters that points stand for, whose moments are of interest: the points themselves."""
         return theta
 

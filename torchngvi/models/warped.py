@@ -1,6 +1,6 @@
 """A warp is a change of the target: what the Gaussian inside a warped posterior approximates."""
 
-from typing import final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -44,3 +44,21 @@ class WarpedTarget(Target):
         """Return the tensors of the log joint, if they are known, with those of the warp."""
         inner = self.target.tensors()
         return (*inner, *self.q.state_dict().values()) if inner else ()
+
+
+def unwarped(q: Any, target: Target) -> tuple[Any, Target]:
+    """Take a warped posterior and its target to the Gaussian inside and what that approximates; others stay.
+
+    Args:
+        q: any posterior.
+        target: what it approximates.
+
+    Returns:
+        The base of a `Warped`, and the `WarpedTarget`; or both as they are.
+
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> q, target = unwarped(CholeskyGaussian(1).warped(), LogJoint(lambda theta: -theta.square().sum(-1)))
+    >>> type(q).__name__, type(target).__name__
+    ('CholeskyGaussian', 'WarpedTarget')
+    """
+    return (q.base, WarpedTarget(target, q)) if isinstance(q, Warped) else (q, target)
