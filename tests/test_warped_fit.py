@@ -1,5 +1,6 @@
 """Fits of warped Gaussians: the objective of mean, root and curves, known targets, verdicts, interrupted runs."""
 
+import dataclasses
 import math
 
 import pytest
@@ -322,3 +323,43 @@ def test_a_budget_among_the_curves():
     result = run(start(), max_gradients=gaussian + 1500)
     assert not result.converged
     assert gaussian < result.gradients <= gaussian + 1500
+
+
+# ------------------------------------------------------------------------------------ the offer
+
+
+def offered(log_joint, dim):
+    torch.manual_seed(0)
+    result = fit(CholeskyGaussian(dim, dtype=torch.float64), log_joint, progress=False)
+    return result, "its margins are skewed: try torchngvi.fit(q.warped(), log_joint) too" in result.verdict.next
+
+
+def test_a_warp_is_offered_where_margins_are_skewed():
+    result, told = offered(log_gamma(0.5)[0], 3)
+    assert told
+    assert result.approximation.endswith("its margins are skewed: try torchngvi.fit(q.warped(), log_joint) too.")
+
+
+@pytest.mark.parametrize(
+    "log_joint",
+    [
+        lambda theta: (
+            -0.5 * theta[..., 0].square()
+            - 0.5 * (theta[..., 1:].square().sum(-1) * (-theta[..., 0]).exp() + 2 * theta[..., 0])
+        ),
+        lambda theta: torch.logaddexp(-0.5 * theta.square().sum(-1), -0.5 * (theta - 5).square().sum(-1)),
+        lambda theta: -theta.square().sum(-1),
+    ],
+    ids=["funnel", "two modes", "normal"],
+)
+def test_a_warp_is_not_offered_elsewhere(log_joint):
+    assert not offered(log_joint, 3)[1]
+
+
+def test_a_warp_is_offered_once(fitted):
+    """Not of what is warped."""
+    word = fitted.verdict
+    skew = word.sampled._replace(corrected=word.sampled.corrected._replace(skewness=torch.full((2,), 2.0)))
+    for family, told in ((word.family, False), ("the Gaussian family", True)):
+        verdict = dataclasses.replace(word, word="does not fit", sampled=skew, family=family)
+        assert ("q.warped()" in verdict.next) == told

@@ -9,7 +9,7 @@ from torchngvi.diagnostics.confirmation import LARGEST
 from torchngvi.diagnostics.figures import verdict_figure
 from torchngvi.diagnostics.importance import Sampled
 from torchngvi.diagnostics.psis import worth
-from torchngvi.diagnostics.rule import ABOUT, FITS, NOT, UNSEEN, Marginals, OtherMode, Shape, log_ratio, trusted
+from torchngvi.diagnostics.rule import ABOUT, FITS, NOT, UNSEEN, Marginals, OtherMode, Shape, log_ratio, skewed, trusted
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.warped import WarpedTarget
@@ -102,8 +102,14 @@ class Verdict:
             return 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode'
         if self.word == ABOUT:
             then = "use its means; where a standard deviation matters, try torchngvi.refine(q, log_joint)"
-            return f"{then}, or {self.coordinates}" if self.coordinates else then
-        return f"try torchngvi.refine(q, log_joint), or {self.coordinates or 'other coordinates of the parameters'}"
+            return (f"{then}, or {self.coordinates}" if self.coordinates else then) + self._bent()
+        then = f"try torchngvi.refine(q, log_joint), or {self.coordinates or 'other coordinates of the parameters'}"
+        return then + self._bent()
+
+    def _bent(self) -> str:
+        """The offer of curves, where margins are skewed that have none."""
+        offered = self.family == GAUSSIAN and skewed(self.sampled)
+        return "; its margins are skewed: try torchngvi.fit(q.warped(), log_joint) too" if offered else ""
 
     def plot(self) -> Any:
         """Draw the standard deviations that q ought to have beside its own, and the tail of the importance weights.
