@@ -91,7 +91,8 @@ def fit(
             few passes that are counted as gradients. For a log joint without a closed form it is VN over averages that
             grow, see `torchngvi.fitting.sample_average`; for a flat posterior, such as a flow, `IFVB(q)`, whose norm is
             never small: the run ends when the mean of the bound over 100 steps has had no new best for 200, which does
-            not say that it has converged; the best is put back, see `torchngvi.fitting.smoothed`.
+            not say that it has converged; the best is put back, see `torchngvi.fitting.smoothed`. A warped posterior
+            has steps of its own, see `torchngvi.fitting.warped`, after those of its Gaussian.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
             Under a q over a forest, as for a `FactorTarget`, with D > 100 it is 0.1 √(D/100), as accurate in each
