@@ -1,6 +1,7 @@
 """Fits of warped Gaussians: the objective of mean, root and curves, known targets, verdicts, interrupted runs."""
 
 import dataclasses
+import importlib
 import math
 
 import pytest
@@ -363,3 +364,21 @@ def test_a_warp_is_offered_once(fitted):
     for family, told in ((word.family, False), ("the Gaussian family", True)):
         verdict = dataclasses.replace(word, word="does not fit", sampled=skew, family=family)
         assert ("q.warped()" in verdict.next) == told
+
+
+# ------------------------------------------------------------------------------------ the benchmark
+
+
+def test_the_quantiles_of_the_benchmark():
+    """By weighted draws: of a density whose quantiles are known, and none where the weights miss its moments."""
+    pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
+    table, suite = (importlib.import_module(f"benchmarks.{name}") for name in ("warps", "truths"))
+    log_joint, sd, levels = log_gamma(3.0)
+    truth = torch.full((2,), float(torch.special.digamma(torch.tensor(3.0).double()))).double()
+    target = suite.Target("log-gamma", 2, log_joint, truth, torch.full((2,), sd).double(), "closed form")
+    q = CholeskyGaussian(2, mean=truth, scale=1.3 * sd, dtype=torch.float64).warped()
+    assert torch.allclose(table.quantiles(target, q), levels[:, None].expand(2, 2), rtol=0, atol=0.03)
+    beside = dataclasses.replace(target, mean=truth + 1.0)
+    assert table.quantiles(beside, q) is None
+    flat = CholeskyGaussian(2, mean=1.0, scale=2.0, dtype=torch.float64)
+    assert torch.allclose(table.of_gaussian(flat), flat.warped().quantile([0.05, 0.95]), rtol=0, atol=1e-12)
