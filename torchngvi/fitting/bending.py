@@ -77,7 +77,8 @@ class Bending:
         self.here = self.trial = self.gradient = self.direction = q.phi.new_zeros(sum(self.sizes))
         self.pairs: list[tuple[Tensor, Tensor]] = []
         self.weights: Tensor | None = None  # of the draws, once they were seen
-        self.draws = 2 * math.ceil(max(_FEWEST, _EACH * self.sizes[-1], 8 * self.per_coordinate) / 2)
+        wanted = max(_FEWEST, _EACH * self.sizes[-1], 8 * self.per_coordinate)
+        self.draws = 2 * math.ceil(min(wanted, self.most) / 2)
 
     # -------------------------------------------------------------------------------- the average
 
@@ -92,10 +93,10 @@ class Bending:
         phi = f.unflatten(0, (self.q.dim, -1)) @ self.unwhiten.mT
         return Frame(frame.mean + frame.push(a), root, structure, frame.upper), phi, diagonal.sum(), turn
 
-    def _bent(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Frame]:
-        """θ of all draws (S, D), their log volumes (S,), log|C|, and the frame."""
+    def _bent(self, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Frame]:
+        """θ of draws z (S, D), their log volumes (S,), log|C|, and the frame."""
         frame, phi, log_turn, _ = self._point(u)
-        apart, sd = frame.push(self.z), frame.variance.sqrt()
+        apart, sd = frame.push(z), frame.variance.sqrt()
         w, log_slope = self.q.warp.with_log_slope(apart / sd, phi)
         return frame.mean + sd * w, log_slope.sum(-1), self.log_det + log_turn, frame
 
@@ -104,7 +105,7 @@ class Bending:
         gamma = self.target.temperature
         with torch.enable_grad():
             u = u.detach().requires_grad_()
-            theta, volume, log_det, _ = self._bent(u)
+            theta, volume, log_det, _ = self._bent(u, self.z)
             energy, force = energy_and_gradient(self.target, theta.detach())
             if self.weights is None:  # the first of these draws
                 self.weights = self._weights(energy)
@@ -127,18 +128,17 @@ class Bending:
         C⁻ᵀz at x = m + Cz has the gradient of log|C| as its mean over whitened draws, exactly, and is no noise.
         """
         assert self.weights is not None
-        group = torch.arange(len(self.z) // 2, device=self.z.device).remainder(_GROUPS).repeat(2)
-        gradients = []
-        with torch.enable_grad():
-            u = u.detach().requires_grad_()
-            theta, volume, _, frame = self._bent(u)
-            structure, root = frame.structure, frame.root.detach()
-            normal = (structure.solve if frame.upper else structure.tsolve)(root, self.z)
-            terms = (self.force * theta).sum(-1) - volume - (normal * (frame.mean + frame.push(self.z))).sum(-1)
-            terms = self.weights * terms
-            for k in range(_GROUPS):
-                one = terms[group == k].sum() / self.weights[group == k].sum()
-                gradients.append(torch.autograd.grad(one, u, retain_graph=True)[0])
+        pairs, gradients = torch.arange(len(self.z), device=self.z.device).reshape(2, -1), []
+        for group in pairs.tensor_split(_GROUPS, dim=1):
+            z, force, weights = self.z[group.flatten()], self.force[group.flatten()], self.weights[group.flatten()]
+            with torch.enable_grad():
+                at = u.detach().requires_grad_()
+                theta, volume, _, frame = self._bent(at, z)
+                structure, root = frame.structure, frame.root.detach()
+                normal = (structure.solve if frame.upper else structure.tsolve)(root, z)
+                terms = (force * theta).sum(-1) - volume - (normal * (frame.mean + frame.push(z))).sum(-1)
+                (gradient,) = torch.autograd.grad((weights * terms).sum() / weights.sum(), at)
+            gradients.append(gradient)
         spread = float(torch.stack(gradients).var(0).sum()) / _GROUPS
         return spread * self.draws / max(self.draws - self.per_coordinate, 0.25 * self.draws)
 
