@@ -382,3 +382,16 @@ def test_the_quantiles_of_the_benchmark():
     assert table.quantiles(beside, q) is None
     flat = CholeskyGaussian(2, mean=1.0, scale=2.0, dtype=torch.float64)
     assert torch.allclose(table.of_gaussian(flat), flat.warped().quantile([0.05, 0.95]), rtol=0, atol=1e-12)
+
+
+def test_the_usual_tolerance_of_many_curves():
+    """0.1 √(D/20), as accurate in each coordinate; a tolerance that is given holds for both."""
+    torch.manual_seed(0)
+    result = fit(DiagonalGaussian(80, dtype=torch.float64).warped(YeoJohnson()), log_gamma(1.0)[0], progress=False)
+    assert result.converged
+    assert 0.1 < result.norm <= 0.2
+    torch.manual_seed(0)
+    q = DiagonalGaussian(80, dtype=torch.float64).warped(YeoJohnson())
+    result = fit(q, log_gamma(1.0)[0], tolerance=0.5, progress=False, examine=False)
+    assert result.converged
+    assert 0.2 < result.norm <= 0.5

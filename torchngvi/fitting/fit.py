@@ -56,6 +56,7 @@ from torchngvi.posteriors.warped import Warped
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _MANY = 100  # coordinates of a q over a forest from which each is as accurate as with so many
+_BENT = 20  # the same of curves, each of which is known from draws no better
 _PATIENCE = 200  # steps without a new best of the smoothed bound
 _FULL, _WIDE = 200, 500  # coordinates up to which Newton's method is the faster one, with all covariances and with few
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
@@ -96,7 +97,7 @@ def fit(
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
             Under a q over a forest, as for a `FactorTarget`, with D > 100 it is 0.1 √(D/100), as accurate in each
-            coordinate.
+            coordinate; of a warped posterior with D > 20 0.1 √(D/20).
         max_evaluations: budget of expectations (value, gradient, curvature), one for all members of a batch.
         max_gradients, max_seconds: budgets of the log joint and of time, those of the criteria ``Gradients`` and
             ``Seconds``; all that the fit does is counted, the search for a start and the checks too.
@@ -201,8 +202,10 @@ def _warped(
     """The engine of a warped posterior, which has its own steps."""
     if optimizer is not None or batch_size is not None:
         raise InputError("a warped posterior is fitted by steps of its own; leave optimizer= and batch_size= out.")
-    tolerance = _default_tolerance(q.base, True, target) if tolerance is None else tolerance
-    return WarpedAverages(q, target, tolerance, examine)
+    if tolerance is not None:
+        return WarpedAverages(q, target, tolerance, examine)
+    usual = _default_tolerance(q.base, True, target)
+    return WarpedAverages(q, target, usual, examine, max(usual, _BY_DRAWS * (q.dim / _BENT) ** 0.5))
 
 
 def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:

@@ -31,21 +31,24 @@ class WarpedAverages(SampleAverages):
     Args:
         q: one warped posterior, whose curves are set to the identity.
         target: a log joint that gives the same value twice.
-        tolerance: on √(norm² + noise²), of the Gaussian and of the warped posterior.
+        tolerance: on √(norm² + noise²), of the Gaussian.
         examine: whether it is said in the end if the warped Gaussian fits.
+        curves: the tolerance of the warped posterior; that of the Gaussian by default.
 
     Raises:
         InputError: a batch of posteriors, or a temperature of 0.
     """
 
-    def __init__(self, q: Warped, target: Target, tolerance: float, examine: bool = True) -> None:
+    def __init__(
+        self, q: Warped, target: Target, tolerance: float, examine: bool = True, curves: float | None = None
+    ) -> None:
         if q.batch_shape:
             raise InputError(f"fit takes one warped posterior at a time; got a batch of shape {tuple(q.batch_shape)}.")
         if not target.temperature > 0:
             raise InputError("fit bends a posterior by its entropy too; got temperature 0, where there is none.")
         assert isinstance(q.base, Gaussian)
         super().__init__(q.base, target, tolerance, examine)
-        self.warped = q
+        self.warped, self.curves = q, tolerance if curves is None else curves
         self.straight()
         self.bending: Bending | None = None
         self.before: fresh.Fresh | None = None  # the Gaussian on fresh draws
@@ -74,7 +77,7 @@ class WarpedAverages(SampleAverages):
 
     def _start_bending(self) -> None:
         self.before, self.spent = self._judged_fresh(), self.target.gradients
-        self.bending = Bending(self.warped, self.target, self.seed + 3, self.tolerance)
+        self.bending = Bending(self.warped, self.target, self.seed + 3, self.curves)
         self.bending.begin()
 
     def _judged_fresh(self) -> fresh.Fresh:
@@ -101,7 +104,7 @@ class WarpedAverages(SampleAverages):
         """Whether another set of draws is begun; else the ending is known."""
         bending = self.bending
         assert bending is not None
-        last = bending.total <= self.tolerance or bending.draws == bending.most or not bending.finite or self._over()
+        last = bending.total <= self.curves or bending.draws == bending.most or not bending.finite or self._over()
         if not last and self._hopeful(bending):
             bending.begin(bending.more_draws())
             return True
@@ -129,8 +132,8 @@ class WarpedAverages(SampleAverages):
             torch.tensor(False, device="cpu"),
             torch.tensor(bending.evaluated, dtype=torch.float64, device="cpu"),
             (evaluations, gradients),
-            tolerance=self.tolerance,
-            settled=record.norm <= self.tolerance,
+            tolerance=self.curves,
+            settled=record.norm <= self.curves,
             values=self.target.values,
         )
 
@@ -150,10 +153,10 @@ class WarpedAverages(SampleAverages):
             return self.first._replace(reason=f"{self.first.reason} {told}")
         here = f"natural-gradient norm {bending.total:.2g} with {bending.draws} draws"
         gained = f"the warp gains {gain:.3g} nats: {after}, {after.kept}"
-        loss, members = float(-after.elbo), torch.tensor(bending.total <= self.tolerance, device="cpu")
+        loss, members = float(-after.elbo), torch.tensor(bending.total <= self.curves, device="cpu")
         reason = f"{here}; {gained}.{self.target.failures()}"
         if not bool(members):
-            reason = f"because more draws or steps would be needed: {here} against {self.tolerance:.2g}; {gained}."
+            reason = f"because more draws or steps would be needed: {here} against {self.curves:.2g}; {gained}."
             reason += f" Raise the tolerance.{self.target.failures()}"
         return Ending(bool(members), reason, loss, bending.total, members)
 
@@ -227,7 +230,7 @@ class WarpedAverages(SampleAverages):
         self.first = None if state["first"] is None else Ending(*state["first"])
         self.bending = None
         if state["bending"] is not None:
-            self.bending = Bending(self.warped, self.target, self.seed + 3, self.tolerance)
+            self.bending = Bending(self.warped, self.target, self.seed + 3, self.curves)
             within(self.gaussian, lambda: self._loaded(state["bending"]))
 
     def _loaded(self, state: dict[str, Any]) -> None:
