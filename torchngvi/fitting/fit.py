@@ -11,6 +11,7 @@ Which engine of the loop is run:
                                                                `torchngvi.fitting.mixtures`
     a flat posterior without an optimizer                      IFVB, or NGVI of an exponential family, until a smoothed
                                                                bound stops rising, `torchngvi.fitting.smoothed`
+    a warped posterior                                         the Gaussian, then its curves, `torchngvi.fitting.warped`
 """
 
 from collections.abc import Callable, Iterable
@@ -43,6 +44,7 @@ from torchngvi.fitting.stopping import (
     joined,
 )
 from torchngvi.fitting.usual_steps import usual_steps
+from torchngvi.fitting.warped import WarpedAverages
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
@@ -54,9 +56,11 @@ from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.mixture import Mixture
+from torchngvi.posteriors.warped import Warped
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _MANY = 100  # coordinates of a q over a forest from which each is as accurate as with so many
+_BENT = 20  # the same of curves, each of which is known from draws no better
 _PATIENCE = 200  # steps without a new best of the smoothed bound
 _FULL, _WIDE = 200, 500  # coordinates up to which Newton's method is the faster one, with all covariances and with few
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
@@ -93,11 +97,12 @@ def fit(
             grow, see `torchngvi.fitting.sample_average`; for a flat posterior, such as a flow, `IFVB(q)`, whose norm is
             never small: the run ends when the mean of the bound over 100 steps has had no new best for 200, which does
             not say that it has converged; the best is put back, see `torchngvi.fitting.smoothed`. An exponential family
-            begins at the posterior where the log joint is found to be conjugate to it, and has converged there.
+            begins at the posterior where the log joint is found to be conjugate to it, and has converged there. A
+            warped posterior has steps of its own, see `torchngvi.fitting.warped`, after those of its Gaussian.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint or a mixture: about half its square, in
             nats, is lost. Under a q over a forest, as for a `FactorTarget`, with D > 100 it is 0.1 √(D/100), as
-            accurate in each coordinate.
+            accurate in each coordinate; of a warped posterior with D > 20 0.1 √(D/20).
         max_evaluations: budget of expectations (value, gradient, curvature), one for all members of a batch.
         max_gradients, max_seconds: budgets of the log joint and of time, those of the criteria ``Gradients`` and
             ``Seconds``; all that the fit does is counted, the search for a start and the checks too.
@@ -154,6 +159,9 @@ def fit(
             _default_tolerance(q, False, target) if tolerance is None else tolerance, max_evaluations, stop
         )
         engine = PassesOverGroups(q, target, batch_groups, criteria)
+    elif isinstance(q, Warped):
+        engine = _warped(q, target, optimizer, batch_size, tolerance, examine)
+        criteria = _criteria(engine.tolerance, max_evaluations, stop)
     elif optimizer is None and isinstance(q, FlatPosterior):
         engine = usual_steps(q, target, tolerance)
         criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
@@ -190,6 +198,23 @@ def fit(
         processes=processes,
     )
     return replace(loop.run(), target=target, posterior=q)
+
+
+def _warped(
+    q: Warped,
+    target: Target,
+    optimizer: object,
+    batch_size: int | None,
+    tolerance: float | None,
+    examine: bool,
+) -> WarpedAverages:
+    """The engine of a warped posterior, which has its own steps."""
+    if optimizer is not None or batch_size is not None:
+        raise InputError("a warped posterior is fitted by steps of its own; leave optimizer= and batch_size= out.")
+    if tolerance is not None:
+        return WarpedAverages(q, target, tolerance, examine)
+    usual = _default_tolerance(q.base, True, target)
+    return WarpedAverages(q, target, usual, examine, max(usual, _BY_DRAWS * (q.dim / _BENT) ** 0.5))
 
 
 def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:

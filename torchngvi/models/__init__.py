@@ -28,6 +28,7 @@ from torchngvi.models.scale_priors import Exponential, HalfNormal, HalfT
 from torchngvi.models.sharded import Sharded, ShardedDraws, ShardedLogJoint, ShardedTractable
 from torchngvi.models.softmax import SoftmaxRegression
 from torchngvi.models.streamed import Streamed
+from torchngvi.models.warped import WarpedTarget
 
 __all__ = [
     "BernoulliLogit",
@@ -65,5 +66,6 @@ __all__ = [
     "Streamed",
     "StudentT",
     "TractableFactors",
+    "WarpedTarget",
     "Wishart",
 ]

@@ -2,7 +2,8 @@
 
 `CholeskyGaussian` stores mean and root of the covariance and is the first choice; `DiagonalGaussian` is its mean
 field; `NaturalGaussian` stores natural parameters, `PrecisionCholeskyGaussian` mean and root of the precision, both
-for structures in which only a precision is sparse.  A `Mixture` has several of them, of one kind, with weights.
+for structures in which only a precision is sparse.  A `Mixture` has several of them, of one kind, with weights.  Each
+becomes a `Warped` one, with skewed margins, by its method ``warped``; the curves are in `torchngvi.posteriors.warps`.
 Posteriors that are not Gaussians in such coordinates, Beta distributions and normalising flows among them, are in
 `torchngvi.posteriors.flat`.
 """
@@ -12,6 +13,7 @@ from torchngvi.posteriors.covariance_root import CholeskyGaussian, DiagonalGauss
 from torchngvi.posteriors.mixture import Mixture
 from torchngvi.posteriors.natural import NaturalGaussian
 from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
+from torchngvi.posteriors.warped import Warped
 
 __all__ = [
     "CholeskyGaussian",
@@ -19,5 +21,6 @@ __all__ = [
     "Mixture",
     "NaturalGaussian",
     "PrecisionCholeskyGaussian",
+    "Warped",
     "clique_marginals",
 ]
