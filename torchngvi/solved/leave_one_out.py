@@ -18,7 +18,6 @@ import math
 from typing import NamedTuple
 
 import torch
-from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
@@ -26,6 +25,7 @@ from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Sites
 from torchngvi.models import GeneralizedLinear
 from torchngvi.numerics import sparse
+from torchngvi.numerics.gauss_hermite import normal_rule
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -263,7 +263,6 @@ def _resolve(model: GeneralizedLinear, rows: Tensor, mean: Tensor, root: Tensor)
 
 def _log_density(model: GeneralizedLinear, mean: Tensor, sd: Tensor) -> Tensor:
     """log E p(y_i | η) under η ~ N(e_i, s_i²), (N,)."""
-    nodes, weights = (torch.as_tensor(part).to(mean) for part in hermgauss(_NODES))
-    eta = mean + math.sqrt(2) * sd * nodes[:, None]
-    energies = model.likelihood.energy(eta, model.y)
-    return (weights.log()[:, None] - 0.5 * math.log(math.pi) - energies).logsumexp(0)
+    nodes, log_weights = normal_rule(_NODES, 1, mean)
+    energies = model.likelihood.energy(mean + sd * nodes, model.y)
+    return (log_weights[:, None] - energies).logsumexp(0)
