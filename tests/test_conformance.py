@@ -197,7 +197,7 @@ PRODUCT = [
     (check_acceleration, ACCELERATIONS, exported(metrics, Acceleration)),
     (check_metric, METRICS, exported(metrics, Metric) - exported(metrics, Acceleration)),
     (check_structure, STRUCTURES, exported(structures, Pattern)),
-    (check_posterior_of_six, POSTERIORS, exported(posteriors, Posterior)),
+    (check_posterior_of_six, POSTERIORS, exported(posteriors, Posterior) - {posteriors.Product}),  # no coordinates
     (check_flat_posterior, FLAT_POSTERIORS, exported(posteriors.flat, Posterior)),
     (check_likelihood_of, LIKELIHOODS, exported(models, Likelihood)),
 ]

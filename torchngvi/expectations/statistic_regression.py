@@ -11,11 +11,11 @@ joint h is linear in T: the fit is exact with dim T + 1 draws, and a step η' = 
 from typing import final
 
 import torch
-from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.flat import GradientEstimator, integrand
 from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
+from torchngvi.numerics.least_squares import shortest_fit
 from torchngvi.posteriors.flat.exponential_family import ExponentialFamily
 
 _LEAST, _TIMES = 32, 4  # draws, and draws for each statistic, where none were asked for
@@ -81,23 +81,8 @@ class StatisticRegression(GradientEstimator):
         h, omega = integrand(q, target, theta), q.expectation()
         T, root = q.statistics(theta), weights.sqrt()
         centre, level = (weights[..., None] * T).sum(0), (weights * h).sum(0)
-        coefficients = _least_squares(root[..., None] * (T - centre), root * (h - level))
+        design, right = (root[..., None] * (T - centre)).movedim(0, -2), (root * (h - level)).movedim(0, -1)
+        coefficients = shortest_fit(design, right[..., None])[..., 0]
         value = level - (coefficients * (centre - omega)).sum(-1)
         gradient = q.fisher_product(coefficients)
         return Expectation(-value, Framed(-gradient, q.no_matrix), target.temperature, False, Cost(0, 0, len(theta)))
-
-
-def _least_squares(
-    design: Tensor,  # (n, *batch, D)
-    right: Tensor,  # (n, *batch)
-) -> Tensor:  # (*batch, D)
-    """The shortest solution, by singular values of the scaled columns; 0 for columns that do not vary."""
-    design, right = design.movedim(0, -2), right.movedim(0, -1)
-    size = design.square().sum(-2, keepdim=True).sqrt()
-    good = size.isfinite() & (size > 0)
-    scaled = torch.where(good, design / size, 0.0)
-    U, s, Vh = torch.linalg.svd(scaled, full_matrices=False)
-    least = torch.finfo(s.dtype).eps * design.shape[-2] * s[..., :1]
-    inverse = torch.where(s > least, 1 / s, 0.0)
-    solution = (Vh.mT @ (inverse[..., None] * (U.mT @ right[..., None])))[..., 0]
-    return torch.where(good[..., 0, :], solution / size[..., 0, :], torch.where(size[..., 0, :] == 0, 0.0, torch.nan))

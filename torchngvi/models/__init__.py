@@ -14,6 +14,7 @@ from torchngvi.models.likelihoods import (
     StudentT,
 )
 from torchngvi.models.log_joint import LogJoint
+from torchngvi.models.messages import ExpectedFactor, SiteFactor
 from torchngvi.models.mixed import MixedLogJoint, RandomEffects
 from torchngvi.models.mixed_gaussian import GaussianMixed
 from torchngvi.models.mixed_marginal import MarginalMixed
@@ -32,6 +33,7 @@ __all__ = [
     "BernoulliLogit",
     "BernoulliProbit",
     "DataLogJoint",
+    "ExpectedFactor",
     "ExpectedPenalty",
     "Exponential",
     "FactorTarget",
@@ -59,6 +61,7 @@ __all__ = [
     "ShardedDraws",
     "ShardedLogJoint",
     "ShardedTractable",
+    "SiteFactor",
     "SoftmaxRegression",
     "Streamed",
     "StudentT",

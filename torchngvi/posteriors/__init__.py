@@ -10,5 +10,13 @@ from torchngvi.posteriors.cliques import clique_marginals
 from torchngvi.posteriors.covariance_root import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.natural import NaturalGaussian
 from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
+from torchngvi.posteriors.product import Product
 
-__all__ = ["CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian", "clique_marginals"]
+__all__ = [
+    "CholeskyGaussian",
+    "DiagonalGaussian",
+    "NaturalGaussian",
+    "PrecisionCholeskyGaussian",
+    "Product",
+    "clique_marginals",
+]
