@@ -1,6 +1,7 @@
 """The targets that a posterior approximates: log joints with structure, and without."""
 
 from torchngvi.models.data_log_joint import DataLogJoint
+from torchngvi.models.factor_graph import FactorGraph
 from torchngvi.models.factors import FactorTarget, TractableFactors
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.grouped import GroupedLogJoint
@@ -36,6 +37,7 @@ __all__ = [
     "ExpectedFactor",
     "ExpectedPenalty",
     "Exponential",
+    "FactorGraph",
     "FactorTarget",
     "GaussianMixed",
     "GaussianMultilevel",

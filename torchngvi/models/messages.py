@@ -5,9 +5,10 @@ A log factor over sites i, j, ... is fitted by least squares on the products of 
     log f(x_i, x_j) = [1, T_i(x_i)]ᵀ M [1, T_j(x_j)]      E log f = [1, ω_i]ᵀ M [1, ω_j]      message to i: M [1, ω_j]
 
 without its first entry (Winn and Bishop 2005 for the messages; the table M by regression).  Where the residual at
-other points is below 1e-9 of the spread the factor *is* multilinear: it is conjugate for each of its sites given the
-others, and M is its table for ever.  Elsewhere M is fitted anew at draws of q, and then its messages are estimates of
-the natural gradients ∇_ω E_q log f, as `torchngvi.expectations.StatisticRegression` has them.
+other points is below 1e-9 of the spread (1e-5 of spread and size for a factor that computes in single precision) the
+factor *is* multilinear: it is conjugate for each of its sites given the others, and M is its table for ever.  Elsewhere
+M is fitted anew at draws of q, and then its messages are estimates of the natural gradients ∇_ω E_q log f, as
+`torchngvi.expectations.StatisticRegression` has them.
 """
 
 from abc import ABC, abstractmethod
@@ -23,6 +24,7 @@ from torchngvi.posteriors.natural_forms import NaturalForm, natural_form
 from torchngvi.posteriors.product import Product
 
 _EXACT = 1e-9  # residual over spread up to which a factor is multilinear
+_SINGLE = 1e-5  # the same over spread and size, of a factor that computes in single precision
 _TIMES = 4  # draws for each column of a fit
 _LEAST = 32
 _WIDEST = 2000  # columns
@@ -69,6 +71,14 @@ class Factor(ABC):
         Returns:
             How many values of the log factor were asked for.
         """
+
+    def at(
+        self,
+        values: Mapping[str, Tensor],  # (S, *batch, d) by site
+        q: Product,
+    ) -> Tensor:  # (S,)
+        """Compute log f at values of the sites, summed over all members, without the scale."""
+        raise NotImplementedError  # asked of no ExpectedFactor
 
     @abstractmethod
     def value(
@@ -136,6 +146,11 @@ class SiteFactor(Factor):
             spent += self._draw(sites, q)
         return spent
 
+    def at(self, values: Mapping[str, Tensor], q: Product) -> Tensor:
+        """Call the function, and add up over the members."""
+        value = self._values(self._read(q), [values[name] for name in self.sites])
+        return value.flatten(1).sum(-1) if value.ndim > 1 else value
+
     def _read(self, q: Product) -> list[_Site]:
         missing = [name for name in self.sites if name not in q.sites]
         if missing:
@@ -194,13 +209,14 @@ class SiteFactor(Factor):
         values = self._values(sites, [x.expand(2 * number, *s.batch, -1) for s, x in zip(sites, spread, strict=True)])
         batch, self._known = values.shape[1:], True
         values = values.reshape(2 * number, -1)
-        if values.dtype != torch.float64 or not bool(values.isfinite().all()):
+        if not bool(values.isfinite().all()):
             return 2 * number
+        single, values = torch.finfo(values.dtype).bits < 64, values.double()
         design = _products([site.form.statistics(x) for site, x in zip(sites, points, strict=True)])
         table = shortest_fit(design[:number], values[:number])
         residual = (values[number:] - design[number:] @ table).abs().amax(0)
-        size = values.abs().amax(0)
-        exact = residual <= _EXACT * (values.std(0) + torch.finfo(torch.float64).eps * size)
+        size, deviation = values.abs().amax(0), values.std(0)
+        exact = residual <= (_SINGLE * (deviation + size) if single else _EXACT * deviation)
         self.exact = bool((exact | (values.amax(0) == values.amin(0))).all())
         if self.exact:
             self._keep(table.mT.reshape(*batch, -1).to(q.dtype), sites)
@@ -230,6 +246,7 @@ class SiteFactor(Factor):
         fit = shortest_fit(design, (values - level).movedim(0, -1)[..., None])[..., 0]
         fit[..., 0] += level
         self._keep(fit, sites)
+        assert self._table is not None
         self._table = _shifted(self._table, [c[0] for c in centres], [s[0] for s in scales])
         return number
 

@@ -93,7 +93,7 @@ class Product(Posterior):
 
     def extra_repr(self) -> str:
         """Describe the sites for ``repr``."""
-        return ", ".join(f"{name}={_described(q)}" for name, q in self.sites.items())
+        return ", ".join(f"{name}={_described(q)}" for name, q in self._items())
 
     def __repr__(self) -> str:
         return f"Product({self.extra_repr()})"
@@ -108,8 +108,11 @@ class Product(Posterior):
         """The device that the sites are on."""
         return self.mean_probe.device
 
+    def _items(self) -> list[tuple[str, Any]]:
+        return list(self.sites.items())
+
     def _of(self, read: Callable[[Any], Tensor]) -> Values:
-        return {name: read(q) for name, q in self.sites.items()}
+        return {name: read(q) for name, q in self._items()}
 
     @property
     def mean(self) -> Values:  # (*batch, d) by site
@@ -157,7 +160,7 @@ class Product(Posterior):
         """
         if set(values) != set(self.sites):
             raise InputError(f"log_prob takes a value for each of {list(self.sites)}; got {list(values)}.")
-        parts = [_summed(q.log_prob(values[name]), q) for name, q in self.sites.items()]
+        parts = [_summed(q.log_prob(values[name]), q) for name, q in self._items()]
         return sum(parts[1:], parts[0])
 
     def entropy(self) -> Tensor:
@@ -180,7 +183,7 @@ class Product(Posterior):
         if not isinstance(other, Product) or set(other.sites) != set(self.sites):
             got = list(other.sites) if isinstance(other, Product) else type(other).__name__
             raise PairError(f"the divergence is between products of the same sites; got {list(self.sites)} and {got}.")
-        parts = [q.kl(other.sites[name]).sum() for name, q in self.sites.items()]
+        parts = [q.kl(other.sites[name]).sum() for name, q in self._items()]
         return sum(parts[1:], parts[0])
 
     def _posteriors(self) -> list[Any]:
@@ -190,11 +193,11 @@ class Product(Posterior):
 
     def snapshot(self) -> Any:
         """Copy the coordinates of each site, for `restore`."""
-        return {name: q.snapshot() for name, q in self.sites.items()}
+        return {name: q.snapshot() for name, q in self._items()}
 
     def restore(self, coordinates: Any) -> None:
         """Write the coordinates of each site in place."""
-        for name, q in self.sites.items():
+        for name, q in self._items():
             q.restore(coordinates[name])
 
     def drop_gradients(self) -> None:
