@@ -194,6 +194,27 @@ def test_an_expected_factor_is_differentiated():
     assert factor.value({"shares": omega}).item() == pytest.approx(7 * omega.logsumexp(-1).item())
 
 
+@pytest.mark.parametrize(
+    "law",
+    [Gamma(vec(2.0, 3.0)), Dirichlet(vec(0.3, 1.0, 2.0)), CholeskyGaussian(2, mean=1.0, scale=0.5, dtype=DTYPE)],
+    ids=["gamma", "dirichlet", "gaussian"],
+)
+def test_a_prior_is_a_factor_that_is_known(law):
+    """The same messages and the same value as by a table, for every member."""
+    q = (
+        Product(x=law.at(vec([4.0, 1.0, 2.0], [1.0, 1.0, 5.0])[:, : law.size]))
+        if not hasattr(law, "covariance")
+        else (Product(x=CholeskyGaussian(2, (2,), mean=0.3, scale=2.0, dtype=DTYPE)))
+    )
+    known = ExpectedFactor.prior(law, "x")
+    found = prepared(SiteFactor(lambda x: law.log_prob(x[..., None] if law.dim == 1 else x), "x"), q)
+    omega = omegas(q)
+    assert close(known.message("x", omega), found.message("x", omega))
+    assert close(known.value(omega), found.value(omega))
+    with pytest.raises(InputError, match="one law for all members of its site; got a batch .2,."):
+        ExpectedFactor.prior(q["x"], "x")
+
+
 class TestNaturalForms:
     CASES = {
         "one coordinate": lambda: CholeskyGaussian(1, (3,), mean=0.5, scale=2.0, dtype=DTYPE),

@@ -13,12 +13,13 @@ M is fitted anew at draws of q, and then its messages are estimates of the natur
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.interfaces import Posterior
 from torchngvi.numerics.least_squares import shortest_fit
 from torchngvi.posteriors.natural_forms import NaturalForm, natural_form
 from torchngvi.posteriors.product import Product
@@ -301,6 +302,35 @@ class ExpectedFactor(Factor):
         if not callable(function):
             raise InputError(f"an ExpectedFactor takes a function of expectation parameters; got {function!r}.")
         self.function = function
+
+    @classmethod
+    def prior(cls, law: Posterior, site: str, scale: float = 1.0) -> "ExpectedFactor":
+        """Make the factor of a prior that is in the family of its site, the same for all members of the site.
+
+        E log p = ⟨η + b, ω⟩ - A, with η of the prior and log h = ⟨b, T⟩.
+
+        Args:
+            law: the prior, one member without batch dimensions.
+            site: the name of the site.
+            scale: the weight of the term.
+
+        Raises:
+            InputError: a batch of priors.
+            PairError: a posterior that is no exponential family, or a Gaussian with a structure.
+
+        >>> from torchngvi.posteriors.flat import Gamma
+        >>> factor = ExpectedFactor.prior(Gamma(torch.tensor([2.0, 3.0])), "rate")
+        >>> factor.message("rate", {"rate": torch.zeros(5, 2)})[0].tolist()  # (2 - 1) log x - 3x
+        [1.0, 3.0]
+        """
+        form = natural_form(law)
+        if law.batch_shape:
+            raise InputError(f"a prior is one law for all members of its site; got a batch {tuple(law.batch_shape)}.")
+        density: Any = law.log_prob  # type: ignore[operator]
+        x = form.reference(1, torch.Generator().manual_seed(_SEED)).to(form.natural())[0]
+        slope = (form.natural() + form.base()).detach().clone()
+        constant = (density(x) - (slope * form.statistics(x)).sum()).detach()
+        return cls(lambda omega: omega @ slope + constant, site, scale=scale)
 
     def prepare(self, q: Product) -> int:
         """Check that the product has the sites."""
