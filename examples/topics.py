@@ -85,7 +85,7 @@ def main(arguments=None):
 
     figure = Figure(figsize=(4, 3.4), layout="constrained")
     axes = figure.add_subplot(xlabel="the topic found", ylabel="true topic")
-    figure.colorbar(axes.imshow(overlap, vmin=0, vmax=1), label="overlap")
+    figure.colorbar(axes.imshow(overlap.numpy(), vmin=0, vmax=1), label="overlap")
     figure.savefig(options.out, dpi=120)
     return score, overlap.diagonal()
 

@@ -9,6 +9,7 @@ from torch.distributions import HalfCauchy, Normal
 from torchngvi import NGVI, CholeskyGaussian, fit
 from torchngvi.errors import InputError, PairError
 from torchngvi.fitting import Evaluations
+from torchngvi.fitting.coordinate_sweeps import CoordinateSweeps
 from torchngvi.models import ExpectedFactor, FactorGraph, LogJoint, SiteFactor
 from torchngvi.posteriors import Product
 from torchngvi.posteriors.flat import Categorical, Dirichlet, Gamma
@@ -153,7 +154,7 @@ class TestNotConjugate:
                 SiteFactor(HalfCauchy(torch.tensor(1.0, dtype=DTYPE)).log_prob, "s"),
             ]
         )
-        result = fit(q, graph, max_evaluations=300, progress=False)
+        result = fit(q, graph, max_evaluations=150, progress=False)
         assert not result.converged
         assert "stochastic steps" in result.reason or "budget" in result.reason
         other = Gamma(vec(2.0, 2.0))
@@ -233,7 +234,7 @@ class TestLocalsAndBatches:
     def test_batches_come_near_to_all_rows(self):
         q, whole = self.product(3), self.product(12)
         graph = FactorGraph(lambda y: self.factors(y, scale=4.0), local=["theta"], batches=self.COUNTS.split(3))
-        result = fit(q, graph, progress=False, max_evaluations=400)
+        result = fit(q, graph, progress=False, max_evaluations=150)
         assert not result.converged
         fit(whole, FactorGraph(self.factors(self.COUNTS)), progress=False)
         shares = [p["beta"].mean / p["beta"].mean.sum() for p in (q, whole)]
@@ -257,6 +258,47 @@ class TestLocalsAndBatches:
             parts = fit(other, graph, progress=False, max_evaluations=steps, checkpoint=tmp_path / "run")
         assert torch.equal(q["beta"].vector, other["beta"].vector)
         assert [record.loss for record in parts.trace] == [record.loss for record in whole.trace]
+
+
+class TestAcceleration:
+    """Anderson in log η: the same end in fewer sweeps, and never a worse one."""
+
+    def test_the_same_end_sooner(self):
+        results = []
+        for memory in (0, 2):
+            q, graph = gamma_poisson(counts_of(8, 6))
+            graph.memory = memory
+            results.append(fit(q, graph, progress=False, tolerance=1e-6, max_evaluations=5000))
+        plain, quick = results
+        assert plain.converged
+        assert quick.converged
+        assert quick.loss == pytest.approx(plain.loss, abs=1e-9)
+        assert quick.evaluations < 0.5 * plain.evaluations
+
+    def test_a_rise_goes_back_to_the_best(self):
+        """A memory that points to the wrong place: the next loss is that of a plain sweep from the best point."""
+        q, graph = gamma_poisson(counts_of(8, 6))
+        graph.memory = 2
+        engine = CoordinateSweeps(q, graph, 1e-6)
+        for _ in range(3):
+            engine.advance()
+        best = engine.anderson.best
+        q["theta"].vector[..., 1].mul_(50.0)
+        standing = engine.advance()
+        assert standing.record.rejections == 1
+        assert standing.record.loss <= best
+
+    def test_refusals(self):
+        q, graph = normal_gamma()
+        graph.memory = 2
+        q["mu"].initialize_(-1.0)
+        with pytest.raises(InputError, match="positive for Gamma, InverseGamma, Beta and Dirichlet sites; got Product"):
+            fit(q, graph, progress=False)
+        rough = FactorGraph([SiteFactor(lambda x: -x.square(), "x")], memory=2)
+        with pytest.raises(InputError, match="with a factor that is not conjugate. Leave memory= out"):
+            fit(Product(x=Gamma(vec(1.0, 1.0))), rough, progress=False)
+        with pytest.raises(InputError, match="memory= accelerates sweeps over all sites and data; leave local="):
+            FactorGraph([SiteFactor(torch.log, "x")], local=["x"], memory=2)
 
 
 class TestRefusals:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
+from torchngvi.fitting.anderson import Anderson
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Target
@@ -28,6 +29,7 @@ _TRUST = 0.7  # Fisher length of a step along estimates
 _UNTIL = 20  # steps of γ near 1, before they fall
 _WINDOW = 20  # sweeps in the moving average of a loss with noise
 _LOCAL, _MOST = 0.01, 100  # Fisher length of a member's last change at which the locals are solved, and most sweeps
+_EACH = 5  # sweeps of the locals after which it is asked
 
 
 class CoordinateSweeps(Engine):
@@ -65,6 +67,7 @@ class CoordinateSweeps(Engine):
         self.moved = [name for name in q if name not in graph.local]
         self.cold = {name: self.forms[name].natural().clone() for name in graph.local}
         self.certain = graph.comparable
+        self.anderson = Anderson(graph.memory) if graph.memory else None
 
     @torch.no_grad()
     def advance(self) -> Standing:
@@ -77,12 +80,42 @@ class CoordinateSweeps(Engine):
         omega = {name: form.expectation() for name, form in self.forms.items()}
         self._solve_locals(factors, omega)
         loss = self._loss(factors, omega)
+        if self.anderson is not None:
+            loss = self._checked(self.anderson, loss, factors, omega)
+            before = self._flat().log()
         norm2 = torch.zeros((), dtype=loss.dtype, device=loss.device)
         gamma = self._gamma()
         for name in self.moved:
             norm2 = norm2 + self._move(name, factors, omega, gamma).sum()
+        if self.anderson is not None:
+            self._put_all(self.anderson.next(before, self._flat().log(), float(loss)).exp())
         self.steps += 1
         return self._standing(loss, float(norm2.sqrt()), gamma)
+
+    def _flat(self) -> Tensor:
+        """The natural parameters of all sites, one after another."""
+        return torch.cat([self.forms[name].natural().flatten() for name in self.moved])
+
+    def _checked(self, steps: Anderson, loss: Tensor, factors: list[Factor], omega: dict[str, Tensor]) -> Tensor:
+        """The loss before a sweep; where an accelerated step has raised it, after a plain sweep from the best point."""
+        if not self.certain or not bool((self._flat() > 0).all()):
+            raise InputError(
+                "memory= accelerates sweeps of conjugate factors in the logarithms of natural parameters, which are "
+                f"positive for Gamma, InverseGamma, Beta and Dirichlet sites; got {self.product!r}"
+                f"{'' if self.certain else ', with a factor that is not conjugate'}. Leave memory= out."
+            )
+        if steps.image is None or float(loss) <= steps.best:
+            return loss
+        self.rejections += 1
+        self._put_all(steps.image.exp())
+        steps.forget()
+        omega.update({name: form.expectation() for name, form in self.forms.items()})
+        return self._loss(factors, omega)
+
+    def _put_all(self, eta: Tensor) -> None:
+        parts = eta.split([self.forms[name].natural().numel() for name in self.moved])
+        for name, part in zip(self.moved, parts, strict=True):
+            self.forms[name].put(part.reshape(self.forms[name].natural().shape))
 
     def _gamma(self) -> float:
         """γ of the steps that are not exact."""
@@ -92,29 +125,35 @@ class CoordinateSweeps(Engine):
 
     def _move(self, name: str, factors: list[Factor], omega: dict[str, Tensor], gamma: float) -> Tensor:
         """Move a site, and tell the squared Fisher length of the whole change, (*batch,)."""
-        form, own = self.forms[name], [factor for factor in factors if name in factor.sites]
+        form, eta = self.forms[name], self.forms[name].natural()
+        goal, exact = self._goal(name, factors, omega)
+        change = goal - eta
+        norm2 = form.norm2(change)
+        if exact:
+            self._put(name, goal if self.graph.comparable else eta + gamma * change, omega)
+            return norm2
+        length = (_TRUST / norm2.sqrt().clamp_min(torch.finfo(norm2.dtype).tiny)).clamp_max(gamma)
+        if bool(form.put(form.retracted(length[..., None] * change))):
+            omega[name] = form.expectation()
+        else:
+            self.rejections += 1
+        return norm2
+
+    def _goal(self, name: str, factors: list[Factor], omega: dict[str, Tensor]) -> tuple[Tensor, bool]:
+        """The natural parameters that the messages to a site add up to, and whether all of them are exact."""
+        own = [factor for factor in factors if name in factor.sites]
         scale = own[0].scale if name in self.cold and own else 1.0
         messages = [factor.message(name, omega).mul(factor.scale / scale) for factor in own]
-        change = sum(messages, -form.base()) - form.natural()
-        norm2 = form.norm2(change)
-        exact = all(factor.exact for factor in own)
-        if exact and (self.graph.comparable or name in self.cold):
-            new = form.natural() + change
-        elif exact:
-            new = form.natural() + gamma * change
-        else:
-            length = (_TRUST / norm2.sqrt().clamp_min(torch.finfo(norm2.dtype).tiny)).clamp_max(gamma)
-            new = form.retracted(length[..., None] * change)
-        if bool(form.put(new)):
-            omega[name] = form.expectation()
-        elif exact:
+        return sum(messages, -self.forms[name].base()), all(factor.exact for factor in own)
+
+    def _put(self, name: str, eta: Tensor, omega: dict[str, Tensor]) -> None:
+        """Put a site where its exact messages lead."""
+        if not bool(self.forms[name].put(eta)):
             raise InputError(
                 f"the messages to the site {name!r} add up to no {type(self.product[name]).__name__}: "
                 f"{self.product[name].domain} is violated. Give the site a proper prior, or another family."
             )
-        else:
-            self.rejections += 1
-        return norm2
+        omega[name] = self.forms[name].expectation()
 
     def _solve_locals(self, factors: list[Factor], omega: dict[str, Tensor]) -> None:
         """Bring the local sites from their start to their optimum given the others."""
@@ -129,9 +168,14 @@ class CoordinateSweeps(Engine):
                 )
             self.forms[name].put(start)
             omega[name] = self.forms[name].expectation()
-        for _ in range(_MOST):
-            lengths = [self._move(name, factors, omega, 1.0).max() for name in self.cold]
-            if bool(torch.stack(lengths).max() <= _LOCAL**2):
+        for sweep in range(1, _MOST + 1):
+            lengths = []
+            for name in self.cold:
+                goal, _ = self._goal(name, factors, omega)
+                if sweep % _EACH == 0:
+                    lengths.append(self.forms[name].norm2(goal - self.forms[name].natural()).max())
+                self._put(name, goal, omega)
+            if lengths and bool(torch.stack(lengths).max() <= _LOCAL**2):
                 break
 
     def _loss(self, factors: list[Factor], omega: dict[str, Tensor]) -> Tensor:
@@ -169,6 +213,8 @@ class CoordinateSweeps(Engine):
         """The outcome, with the loss after the last sweep; of estimates the last smoothed one, never "converged"."""
         assert stop is not None
         if self.certain:
+            if self.anderson is not None and self.anderson.image is not None:
+                self._put_all(self.anderson.image.exp())  # no worse than the best, by a plain sweep
             omega = {name: form.expectation() for name, form in self.forms.items()}
             loss = float(self._loss(self.graph.factors(), omega))
             return Ending(stop.converged, stop.reason, loss, last.record.norm, last.members)
@@ -193,6 +239,7 @@ class CoordinateSweeps(Engine):
             "factors": "; ".join(factors),
             "local": ", ".join(self.graph.local),
             "schedule": fingerprints.described(self.graph.schedule),
+            "memory": str(self.graph.memory),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,6 +250,7 @@ class CoordinateSweeps(Engine):
             "counts": (self.steps, self.draws, self.rejections, self.best_at),
             "best": self.best,
             "losses": list(self.losses),
+            "acceleration": {} if self.anderson is None else dict(vars(self.anderson)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -212,3 +260,5 @@ class CoordinateSweeps(Engine):
         self.steps, self.draws, self.rejections, self.best_at = state["counts"]
         self.best = state["best"]
         self.losses = deque(state["losses"], self.window)
+        if self.anderson is not None:
+            vars(self.anderson).update(state["acceleration"])

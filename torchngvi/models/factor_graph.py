@@ -28,10 +28,13 @@ class FactorGraph(Target):
             had them at the start of the fit, given the other sites, and are not remembered. Topic models need this
             also without batches: locals that are kept while the others move fast do not find their way.
         batches: what is passed to the function, one after the other, over and over; all of one size.
+        memory: of Anderson acceleration in log η, for factors that are all conjugate over families whose natural
+            parameters are positive; 0 for plain sweeps. Two is enough where sweeps are slow, as in factorisations.
         schedule: γ after t steps, of the sites that are not local where there are batches; (10 + t)^-0.7 by default.
 
     Raises:
-        InputError: no factor, something that is none, batches without a function or a function without batches.
+        InputError: no factor, something that is none, batches without a function or a function without batches, a
+            memory together with batches or local sites.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, fit
@@ -56,6 +59,7 @@ class FactorGraph(Target):
         *,
         local: Sequence[str] = (),
         batches: Sequence[Any] | None = None,
+        memory: int = 0,
         schedule: Callable[[int], float] = USUAL,
     ) -> None:
         if (batches is not None) != callable(factors) or (batches is not None and not len(batches)):
@@ -63,6 +67,9 @@ class FactorGraph(Target):
                 "factors are a list, or together with batches= a function of a batch that returns a list; got "
                 f"{type(factors).__name__} and {'no batches' if not batches else f'{len(batches)} batches'}."
             )
+        if memory and (batches is not None or local):
+            raise InputError("memory= accelerates sweeps over all sites and data; leave local= and batches= out.")
+        self.memory = memory
         self._made = None if callable(factors) else _checked(factors)
         self._make = factors if callable(factors) else None
         self.local, self.batches, self.schedule = tuple(local), [] if batches is None else batches, schedule
