@@ -147,6 +147,12 @@ class SiteFactor(Factor):
             spent += self._draw(sites, q)
         return spent
 
+    def conjugate(self, q: Product) -> bool:
+        """Whether the factor is conjugate for all of its sites, in the families that they have in q."""
+        if not self._known:
+            self._look(self._read(q), q)
+        return self.exact
+
     def at(self, values: Mapping[str, Tensor], q: Product) -> Tensor:
         """Call the function, and add up over the members."""
         value = self._values(self._read(q), [values[name] for name in self.sites])
