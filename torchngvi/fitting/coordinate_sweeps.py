@@ -28,8 +28,8 @@ from torchngvi.posteriors.product import Product
 _TRUST = 0.7  # Fisher length of a step along estimates
 _UNTIL = 20  # steps of γ near 1, before they fall
 _WINDOW = 20  # sweeps in the moving average of a loss with noise
-_LOCAL, _MOST = 0.01, 100  # Fisher length of a member's last change at which the locals are solved, and most sweeps
-_EACH = 5  # sweeps of the locals after which it is asked
+_LOCAL, _ROUGH = 0.01, 0.2  # Fisher length of a member's change at which locals are solved: of all data, of a batch
+_EACH, _MOST = 2, 100  # sweeps of the locals after which it is asked, and most sweeps
 
 
 class CoordinateSweeps(Engine):
@@ -168,6 +168,7 @@ class CoordinateSweeps(Engine):
                 )
             self.forms[name].put(start)
             omega[name] = self.forms[name].expectation()
+        enough = _LOCAL if self.graph.comparable else _ROUGH
         for sweep in range(1, _MOST + 1):
             lengths = []
             for name in self.cold:
@@ -175,7 +176,7 @@ class CoordinateSweeps(Engine):
                 if sweep % _EACH == 0:
                     lengths.append(self.forms[name].norm2(goal - self.forms[name].natural()).max())
                 self._put(name, goal, omega)
-            if lengths and bool(torch.stack(lengths).max() <= _LOCAL**2):
+            if lengths and bool(torch.stack(lengths).max() <= enough**2):
                 break
 
     def _loss(self, factors: list[Factor], omega: dict[str, Tensor]) -> Tensor:
