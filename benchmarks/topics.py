@@ -39,7 +39,7 @@ def bound(topics: torch.Tensor, counts: torch.Tensor) -> float:
 
 
 def by_sweeps(counts: torch.Tensor, seed: int, afresh: bool, sweeps: int) -> torch.Tensor:
-    """Coordinate ascent on all documents, their shares solved afresh at each sweep, or by one step from where they were."""
+    """Coordinate ascent on all documents, whose shares are solved afresh at each sweep or move on by one step."""
     generator = torch.Generator().manual_seed(seed)
     topics = torch._standard_gamma(torch.full((K, V), 100.0).double(), generator=generator) / 100
     q = Product(shares=Dirichlet(torch.ones(len(counts), K).double()), topics=Dirichlet(topics))

@@ -183,6 +183,20 @@ class TestNotConjugate:
         assert all(close(one, other) for one, other in zip(exact, drawn, strict=True))
 
 
+def test_conjugate_given_draws_of_the_others():
+    """Gamma(x | 3, 1/s) of log f = 2 log x - x/s - 3 log s: x is sent (2, E 1/s), and 2 has no noise."""
+    torch.manual_seed(0)
+    q = Product(x=Gamma(vec([2.0, 1.0], [5.0, 1.0])), s=Gamma(vec(30.0, 10.0)))
+    law = SiteFactor(lambda x, s: torch.distributions.Gamma(vec(3.0)[0], 1 / s).log_prob(x), "x", "s")
+    factor = prepared(law, q)
+    assert not factor.exact
+    message = factor.message("x", omegas(q))
+    assert close(message[:, 0], vec(2.0, 2.0))
+    assert torch.allclose(message[:, 1], vec(10 / 29, 10 / 29), rtol=0.1)  # E 1/s = b/(a - 1)
+    inverse = Product(x=q["x"], s=InverseGammaFamily(vec(30.0, 10.0)))
+    assert SiteFactor(law.function, "x", "s").conjugate(inverse)
+
+
 def test_an_expected_factor_is_differentiated():
     """Σ x log Σ_k exp(ω_k): the gradient is the expected counts, x softmax(ω)."""
     omega = vec(0.1, -1.0, 0.3)

@@ -21,7 +21,7 @@ from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Target
 from torchngvi.models.factor_graph import FactorGraph
-from torchngvi.models.messages import Factor
+from torchngvi.models.known_factors import Factor
 from torchngvi.posteriors.natural_forms import natural_form
 from torchngvi.posteriors.product import Product
 

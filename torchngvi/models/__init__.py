@@ -5,6 +5,7 @@ from torchngvi.models.factor_graph import FactorGraph
 from torchngvi.models.factors import FactorTarget, TractableFactors
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.grouped import GroupedLogJoint
+from torchngvi.models.known_factors import ExpectedFactor
 from torchngvi.models.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
@@ -15,7 +16,7 @@ from torchngvi.models.likelihoods import (
     StudentT,
 )
 from torchngvi.models.log_joint import LogJoint
-from torchngvi.models.messages import ExpectedFactor, SiteFactor
+from torchngvi.models.messages import SiteFactor
 from torchngvi.models.mixed import MixedLogJoint, RandomEffects
 from torchngvi.models.mixed_gaussian import GaussianMixed
 from torchngvi.models.mixed_marginal import MarginalMixed

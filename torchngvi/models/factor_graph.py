@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Posterior, Target
-from torchngvi.models.messages import ExpectedFactor, Factor
+from torchngvi.models.known_factors import ExpectedFactor, Factor
 from torchngvi.posteriors.product import Product
 from torchngvi.stepsizes import PowerSchedule
 

@@ -8,18 +8,18 @@ without its first entry (Winn and Bishop 2005 for the messages; the table M by r
 other points is below 1e-9 of the spread (1e-5 of spread and size for a factor that computes in single precision) the
 factor *is* multilinear: it is conjugate for each of its sites given the others, and M is its table for ever.  Elsewhere
 M is fitted anew at draws of q, and then its messages are estimates of the natural gradients ∇_ω E_q log f, as
-`torchngvi.expectations.StatisticRegression` has them.
+`torchngvi.expectations.StatisticRegression` has them.  A factor that is linear in T_i at fixed values of the others
+sends i the mean of its coefficients over draws of these: a message without the noise of a fit.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Posterior
+from torchngvi.models.known_factors import Factor
 from torchngvi.numerics.least_squares import shortest_fit
 from torchngvi.posteriors.natural_forms import NaturalForm, natural_form
 from torchngvi.posteriors.product import Product
@@ -28,6 +28,7 @@ _EXACT = 1e-9  # residual over spread up to which a factor is multilinear
 _SINGLE = 1e-5  # the same over spread and size, of a factor that computes in single precision
 _TIMES = 4  # draws for each column of a fit
 _LEAST = 32
+_FEW = 3  # values of the other sites at which one is looked at alone
 _WIDEST = 2000  # columns
 _SEED = 20240407
 _LETTERS = "abcdefgh"
@@ -39,62 +40,6 @@ class _Site(NamedTuple):
     form: NaturalForm
     batch: torch.Size
     scalar: bool  # d = 1: its values have no last dimension
-
-
-class Factor(ABC):
-    """One term of a log joint, over some sites of a product: abstract, see `SiteFactor` and `ExpectedFactor`.
-
-    Args:
-        sites: the names of the sites that it reads.
-        scale: the weight of the term, N/B for a batch of B out of N members.
-
-    Raises:
-        InputError: no site, a site twice, a scale that is not positive.
-
-    >>> factor = SiteFactor(lambda rate: -rate, "rate")
-    >>> isinstance(factor, Factor), factor.sites
-    (True, ('rate',))
-    """
-
-    exact: bool = True  # whether its messages are, once it was prepared
-
-    def __init__(self, sites: Sequence[str], scale: float = 1.0) -> None:
-        if not sites or len(set(sites)) < len(sites) or not all(isinstance(name, str) for name in sites):
-            raise InputError(f"a factor reads at least one site, each by its name and once; got {tuple(sites)}.")
-        if not scale > 0:
-            raise InputError(f"the scale of a factor is its weight in the log joint, positive; got {scale}.")
-        self.sites, self.scale = tuple(sites), float(scale)
-
-    @abstractmethod
-    def prepare(self, q: Product) -> int:
-        """Make ready for messages at q: find out whether the factor is conjugate, or draw.
-
-        Returns:
-            How many values of the log factor were asked for.
-        """
-
-    def at(
-        self,
-        values: Mapping[str, Tensor],  # (S, *batch, d) by site
-        q: Product,
-    ) -> Tensor:  # (S,)
-        """Compute log f at values of the sites, summed over all members, without the scale."""
-        raise NotImplementedError  # asked of no ExpectedFactor
-
-    @abstractmethod
-    def value(
-        self,
-        omega: Mapping[str, Tensor],  # (*batch, p) by site
-    ) -> Tensor:  # ()
-        """Compute E_q log f, summed over all members, without the scale."""
-
-    @abstractmethod
-    def message(
-        self,
-        site: str,
-        omega: Mapping[str, Tensor],  # (*batch, p) by site
-    ) -> Tensor:  # (*batch, p)
-        """Compute ∇_ω E_q log f for a site, which is what the factor adds to its natural parameters."""
 
 
 @final
@@ -136,6 +81,8 @@ class SiteFactor(Factor):
         self._table: Tensor | None = None  # M, (*batch, 1 + p_1, 1 + p_2, ...)
         self.exact = False
         self._known = False
+        self._given: list[str] = []  # the sites for which the factor is conjugate given the others
+        self._averaged: dict[str, Tensor] = {}  # messages to them, (*batch, p)
 
     def prepare(self, q: Product) -> int:
         """Find the table where it was not looked for; fit it anew at draws of q where it is not exact."""
@@ -143,8 +90,10 @@ class SiteFactor(Factor):
         sites = self._read(q)
         if not self._known:
             spent += self._look(sites, q)
+            if not self.exact and len(sites) > 1:
+                spent += sum(self._look_alone(k, sites, q) for k in range(len(sites)))
         if not self.exact:
-            spent += self._draw(sites, q)
+            spent += self._draw(sites, q) + sum(self._average(self.sites.index(name), sites, q) for name in self._given)
         return spent
 
     def conjugate(self, q: Product) -> bool:
@@ -218,16 +167,47 @@ class SiteFactor(Factor):
         values = values.reshape(2 * number, -1)
         if not bool(values.isfinite().all()):
             return 2 * number
-        single, values = torch.finfo(values.dtype).bits < 64, values.double()
         design = _products([site.form.statistics(x) for site, x in zip(sites, points, strict=True)])
-        table = shortest_fit(design[:number], values[:number])
-        residual = (values[number:] - design[number:] @ table).abs().amax(0)
-        size, deviation = values.abs().amax(0), values.std(0)
-        exact = residual <= (_SINGLE * (deviation + size) if single else _EXACT * deviation)
-        self.exact = bool((exact | (values.amax(0) == values.amin(0))).all())
+        table, self.exact = _fitted(design, values)
         if self.exact:
             self._keep(table.mT.reshape(*batch, -1).to(q.dtype), sites)
         return 2 * number
+
+    def _crossed(self, k: int, sites: list[_Site], others: list[Tensor], grid: Tensor) -> Tensor:
+        """Log f at each point of site k, (n, d), with each draw of the others: (R, n, M), M members."""
+        number, n = len(others[k]), len(grid)
+        points = [x.repeat_interleave(n, 0) for x in others]
+        points[k] = grid.repeat(number, 1).reshape(number * n, *(1,) * len(sites[k].batch), -1).expand_as(points[k])
+        return self._values(sites, points).reshape(number, n, -1)
+
+    def _look_alone(self, k: int, sites: list[_Site], q: Product) -> int:
+        """Whether the factor is linear in the statistics of site k at each of a few values of the others."""
+        generator, number = torch.Generator().manual_seed(_SEED), max(_LEAST, _TIMES * (1 + sites[k].form.size))
+        grid = sites[k].form.reference(2 * number, generator).to(q.device)
+        few = [site.form.reference(_FEW, generator).to(q.device) for site in sites]
+        others = [
+            x.reshape(_FEW, *(1,) * len(site.batch), -1).expand(_FEW, *site.batch, -1)
+            for x, site in zip(few, sites, strict=True)
+        ]
+        values = self._crossed(k, sites, others, grid).movedim(1, 0).flatten(1)
+        if bool(values.isfinite().all()) and _fitted(_products([sites[k].form.statistics(grid)]), values)[1]:
+            self._given.append(self.sites[k])
+        return _FEW * 2 * number
+
+    def _average(self, k: int, sites: list[_Site], q: Product) -> int:
+        """The message to site k, exact given the others, over draws of these."""
+        number = max(_LEAST, _TIMES * self._columns(sites))
+        grid = sites[k].form.reference(_TIMES * (1 + sites[k].form.size), torch.Generator().manual_seed(_SEED))
+        grid = grid.to(q.device)
+        others = [q[name].sample(number).double() for name in self.sites]
+        values = self._crossed(k, sites, others, grid).mean(0).double()
+        slopes = shortest_fit(_products([sites[k].form.statistics(grid)]), values)[1:].mT  # (M, p)
+        own, _ = self._shapes(sites)
+        message = slopes.reshape(*own, -1).sum_to_size(
+            *(1,) * (len(own) - len(sites[k].batch)), *sites[k].batch, slopes.shape[-1]
+        )
+        self._averaged[self.sites[k]] = message.reshape(*sites[k].batch, -1).to(q.dtype)
+        return number * len(grid)
 
     def _draw(self, sites: list[_Site], q: Product) -> int:
         """Fit at draws of q, member by member."""
@@ -280,81 +260,23 @@ class SiteFactor(Factor):
 
     def message(self, site: str, omega: Mapping[str, Tensor]) -> Tensor:
         """Contract the table with [1, ω] of the other sites, and add up over the plates that the site is not in."""
+        if site in self._averaged:
+            return self._averaged[site]
         return self._contracted(omega, site)[..., 1:].sum_to_size(omega[site].shape)
 
 
-@final
-class ExpectedFactor(Factor):
-    """A term whose expectation the user knows as a function of the expectation parameters ω = E T of its sites.
-
-    One wants it for sums over latent classes or counts, which no table has: the bound with these summed out, such as
-    Σ x log Σ_k exp(E log θ_k + E log β_k) of topics, whose gradient in ω is the sum of the expected counts.
-
-    Args:
-        function: v(ω_1, ω_2, ...), one argument (*batch, p) a site, summed over all members, differentiable.
-        sites: the names of the sites, in the order of the arguments.
-        scale: the weight of the term, N/B for a batch of B out of N members.
-
-    Raises:
-        InputError: something that cannot be called, as `Factor`.
-
-    >>> factor = ExpectedFactor(lambda omega: 5 * omega[..., 0] + 2 * omega[..., 1], "rate")  # five events in time two
-    >>> factor.message("rate", {"rate": torch.zeros(2)}).tolist()
-    [5.0, 2.0]
-    """
-
-    def __init__(self, function: Callable[..., Tensor], *sites: str, scale: float = 1.0) -> None:
-        super().__init__(sites, scale)
-        if not callable(function):
-            raise InputError(f"an ExpectedFactor takes a function of expectation parameters; got {function!r}.")
-        self.function = function
-
-    @classmethod
-    def prior(cls, law: Posterior, site: str, scale: float = 1.0) -> "ExpectedFactor":
-        """Make the factor of a prior that is in the family of its site, the same for all members of the site.
-
-        E log p = ⟨η + b, ω⟩ - A, with η of the prior and log h = ⟨b, T⟩.
-
-        Args:
-            law: the prior, one member without batch dimensions.
-            site: the name of the site.
-            scale: the weight of the term.
-
-        Raises:
-            InputError: a batch of priors.
-            PairError: a posterior that is no exponential family, or a Gaussian with a structure.
-
-        >>> from torchngvi.posteriors.flat import Gamma
-        >>> factor = ExpectedFactor.prior(Gamma(torch.tensor([2.0, 3.0])), "rate")
-        >>> factor.message("rate", {"rate": torch.zeros(5, 2)})[0].tolist()  # (2 - 1) log x - 3x
-        [1.0, 3.0]
-        """
-        form = natural_form(law)
-        if law.batch_shape:
-            raise InputError(f"a prior is one law for all members of its site; got a batch {tuple(law.batch_shape)}.")
-        density: Any = law.log_prob  # type: ignore[operator]
-        x = form.reference(1, torch.Generator().manual_seed(_SEED)).to(form.natural())[0]
-        slope = (form.natural() + form.base()).detach().clone()
-        constant = (density(x) - (slope * form.statistics(x)).sum()).detach()
-        return cls(lambda omega: omega @ slope + constant, site, scale=scale)
-
-    def prepare(self, q: Product) -> int:
-        """Check that the product has the sites."""
-        missing = [name for name in self.sites if name not in q.sites]
-        if missing:
-            raise InputError(f"a factor reads the sites {list(self.sites)}; the product lacks {missing}.")
-        return 0
-
-    def value(self, omega: Mapping[str, Tensor]) -> Tensor:
-        """Call the function, and add up."""
-        return self.function(*(omega[name] for name in self.sites)).sum()
-
-    def message(self, site: str, omega: Mapping[str, Tensor]) -> Tensor:
-        """Differentiate the function in ω of the site."""
-        with torch.enable_grad():
-            point = omega[site].detach().clone().requires_grad_()
-            value = self.function(*(point if name == site else omega[name].detach() for name in self.sites)).sum()
-            return torch.autograd.grad(value, point)[0]
+def _fitted(
+    design: Tensor,  # (2 n, P), in double precision
+    values: Tensor,  # (2 n, M)
+) -> tuple[Tensor, bool]:  # (P, M)
+    """Fit the first half of the points, and say whether nothing is left over at the others."""
+    number = len(design) // 2
+    single, values = torch.finfo(values.dtype).bits < 64, values.double()
+    table = shortest_fit(design[:number], values[:number])
+    residual = (values[number:] - design[number:] @ table).abs().amax(0)
+    size, deviation = values.abs().amax(0), values.std(0)
+    exact = residual <= (_SINGLE * (deviation + size) if single else _EXACT * deviation)
+    return table, bool((exact | (values.amax(0) == values.amin(0))).all())
 
 
 def _products(statistics: list[Tensor]) -> Tensor:  # (S, *batch, P)
