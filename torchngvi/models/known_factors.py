@@ -126,7 +126,7 @@ class ExpectedFactor(Factor):
         form = natural_form(law)
         if law.batch_shape:
             raise InputError(f"a prior is one law for all members of its site; got a batch {tuple(law.batch_shape)}.")
-        density: Any = law.log_prob  # type: ignore[operator]
+        density: Any = law.log_prob
         x = form.reference(1, torch.Generator().manual_seed(_SEED)).to(form.natural())[0]
         slope = (form.natural() + form.base()).detach().clone()
         constant = (density(x) - (slope * form.statistics(x)).sum()).detach()

@@ -203,10 +203,8 @@ class SiteFactor(Factor):
         values = self._crossed(k, sites, others, grid).mean(0).double()
         slopes = shortest_fit(_products([sites[k].form.statistics(grid)]), values)[1:].mT  # (M, p)
         own, _ = self._shapes(sites)
-        message = slopes.reshape(*own, -1).sum_to_size(
-            *(1,) * (len(own) - len(sites[k].batch)), *sites[k].batch, slopes.shape[-1]
-        )
-        self._averaged[self.sites[k]] = message.reshape(*sites[k].batch, -1).to(q.dtype)
+        message = slopes.reshape(*own, -1).sum_to_size((*sites[k].batch, sites[k].form.size))
+        self._averaged[self.sites[k]] = message.to(q.dtype)
         return number * len(grid)
 
     def _draw(self, sites: list[_Site], q: Product) -> int:
