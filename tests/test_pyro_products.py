@@ -196,6 +196,25 @@ class TestRefusals:
         self.refused(indexed, "density of the site 'locs' cannot be evaluated at many draws at once", torch.zeros(3))
         self.refused(branching, "cannot be evaluated at many draws at once .RuntimeError: Boolean value of Tensor")
 
+        def stacked():
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.factor("f", torch.stack([x, x]))
+
+        def averaged():
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(x.mean(), 1.0), obs=torch.tensor(0.0))
+
+        self.refused(stacked, "density of the site 'f' cannot be evaluated at many draws at once .log densities of sha")
+        self.refused(averaged, "density of the site 'y' cannot be evaluated at many draws at once: it is .* alone")
+
+        def unfollowed():
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            if type(x) is not torch.Tensor:
+                raise TypeError("a plain tensor")
+            pyro.sample("y", dist.Normal(x, 1.0), obs=torch.tensor(0.0))
+
+        self.refused(unfollowed, "dependencies of the sites could not be followed .TypeError: a plain tensor.. Fit the")
+
         def joined():
             with pyro.plate("groups", 3):
                 x = pyro.sample("x", dist.Normal(0.0, 1.0))
