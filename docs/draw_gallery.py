@@ -32,6 +32,8 @@ KINDS = {  # the heading of an example, by the beginning of its name
     "prior": "Regressions",
     "ifvb": "Posteriors that are not Gaussian",
     "mixture": "Posteriors that are not Gaussian",
+    "topics": "Products of posteriors",
+    "count": "Products of posteriors",
     "svgp": "Gaussian processes in GPyTorch",
     "deep": "Gaussian processes in GPyTorch",
     "pyro": "Models in Pyro",

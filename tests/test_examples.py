@@ -26,6 +26,8 @@ def test_every_example_is_tested():
         "mixture_modes",
         "torchrun_logistic",
         "theory",
+        "topics",
+        "count_factors",
     } | elsewhere
 
 
@@ -72,6 +74,24 @@ def test_mixture_of_two_modes(tmp_path, capsys):
     assert 0.68 < gaussian < 0.71  # log 2: one of two modes
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert "nats below the evidence" in capsys.readouterr().out
+
+
+def test_topics(tmp_path, capsys):
+    """A few passes find the topics of the corpus, but for two that are one or none."""
+    arguments = ["--documents", "1000", "--passes", "4", "--starts", "1", "--out", str(tmp_path / "figure.png")]
+    score, overlap = run("topics", *arguments)
+    assert score > -4.6  # of the truth -4.3, of words at their frequencies -5.6
+    assert (overlap > 0.75).sum() >= 6
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+    assert "held-out log score a word" in capsys.readouterr().out
+
+
+def test_count_factors(tmp_path, capsys):
+    arguments = ["--rows", "60", "--columns", "30", "--sweeps", "100", "--out", str(tmp_path / "figure.png")]
+    results = run("count_factors", *arguments)
+    assert results["accelerated"].loss < results["CAVI"].loss
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+    assert capsys.readouterr().out.count("Negative ELBO") == 2
 
 
 def test_training_script(tmp_path, capsys):

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.flat import GradientEstimator, integrand
 from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
+from torchngvi.numerics.least_squares import shortest_fit
 from torchngvi.posteriors.flat.exponential_family import ExponentialFamily
 
 _LEAST, _TIMES = 32, 4  # draws, and draws for each statistic, where none were asked for
@@ -114,10 +115,10 @@ class StatisticRegression(GradientEstimator):
         theta, weights = q.points(draws, self.generator)
         h, T, root = integrand(q, target, theta), q.statistics(theta), weights.sqrt()
         centre, level = (weights[..., None] * T).sum(0), (weights * h).sum(0)
-        design, right = root[..., None] * (T - centre), root * (h - level)
-        coefficients = _least_squares(design, right)
-        left = (right - (design * coefficients).sum(-1)).norm(dim=0)
-        size = right.norm(dim=0) + ((coefficients.abs() + q.vector.abs()) * design.norm(dim=0)).sum(-1)
+        design, right = (root[..., None] * (T - centre)).movedim(0, -2), (root * (h - level)).movedim(0, -1)
+        coefficients = shortest_fit(design, right[..., None])[..., 0]
+        left = (right - (design @ coefficients[..., None])[..., 0]).norm(dim=-1)
+        size = right.norm(dim=-1) + ((coefficients.abs() + q.vector.abs()) * design.norm(dim=-2)).sum(-1)
         return _Fit(coefficients, level, centre, left, size, len(theta))
 
 
@@ -128,19 +129,3 @@ class _Fit(NamedTuple):
     left: Tensor  # root mean square of what the fit leaves, (*batch,)
     size: Tensor  # of its terms, (*batch,)
     draws: int
-
-
-def _least_squares(
-    design: Tensor,  # (n, *batch, D)
-    right: Tensor,  # (n, *batch)
-) -> Tensor:  # (*batch, D)
-    """The shortest solution, by singular values of the scaled columns; 0 for columns that do not vary."""
-    design, right = design.movedim(0, -2), right.movedim(0, -1)
-    size = design.square().sum(-2, keepdim=True).sqrt()
-    good = size.isfinite() & (size > 0)
-    scaled = torch.where(good, design / size, 0.0)
-    U, s, Vh = torch.linalg.svd(scaled, full_matrices=False)
-    least = torch.finfo(s.dtype).eps * design.shape[-2] * s[..., :1]
-    inverse = torch.where(s > least, 1 / s, 0.0)
-    solution = (Vh.mT @ (inverse[..., None] * (U.mT @ right[..., None])))[..., 0]
-    return torch.where(good[..., 0, :], solution / size[..., 0, :], torch.where(size[..., 0, :] == 0, 0.0, torch.nan))

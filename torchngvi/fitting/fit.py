@@ -12,6 +12,7 @@ Which engine of the loop is run:
     a flat posterior without an optimizer                      IFVB, or NGVI of an exponential family, until a smoothed
                                                                bound stops rising, `torchngvi.fitting.smoothed`
     a warped posterior                                         the Gaussian, then its curves, `torchngvi.fitting.warped`
+    a product of posteriors and a `FactorGraph`                coordinate ascent, `torchngvi.fitting.coordinate_sweeps`
 """
 
 from collections.abc import Callable, Iterable
@@ -26,6 +27,7 @@ from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.callbacks import checked_callbacks
 from torchngvi.fitting.chunks import ChunkedSteps, members_at_once
+from torchngvi.fitting.coordinate_sweeps import CoordinateSweeps
 from torchngvi.fitting.engine import Engine
 from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.fitting.loop import Loop
@@ -56,6 +58,7 @@ from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.mixture import Mixture
+from torchngvi.posteriors.product import Product
 from torchngvi.posteriors.warped import Warped
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
@@ -162,6 +165,11 @@ def fit(
     elif isinstance(q, Warped):
         engine = _warped(q, target, optimizer, batch_size, tolerance, examine)
         criteria = _criteria(engine.tolerance, max_evaluations, stop)
+    elif isinstance(q, Product):
+        if optimizer is not None:
+            raise InputError("a Product is fitted site by site, without an optimizer; leave optimizer= out.")
+        engine = CoordinateSweeps(q, target, _default_tolerance(q, False, target) if tolerance is None else tolerance)
+        criteria = joined(NormBelow(engine.tolerance) | Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
     elif optimizer is None and isinstance(q, FlatPosterior):
         engine = usual_steps(q, target, tolerance)
         criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)

@@ -1,9 +1,11 @@
 """The targets that a posterior approximates: log joints with structure, and without."""
 
 from torchngvi.models.data_log_joint import DataLogJoint
+from torchngvi.models.factor_graph import FactorGraph
 from torchngvi.models.factors import FactorTarget, TractableFactors
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.grouped import GroupedLogJoint
+from torchngvi.models.known_factors import ExpectedFactor
 from torchngvi.models.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
@@ -14,6 +16,7 @@ from torchngvi.models.likelihoods import (
     StudentT,
 )
 from torchngvi.models.log_joint import LogJoint
+from torchngvi.models.messages import SiteFactor
 from torchngvi.models.mixed import MixedLogJoint, RandomEffects
 from torchngvi.models.mixed_gaussian import GaussianMixed
 from torchngvi.models.mixed_marginal import MarginalMixed
@@ -34,8 +37,10 @@ __all__ = [
     "BernoulliLogit",
     "BernoulliProbit",
     "DataLogJoint",
+    "ExpectedFactor",
     "ExpectedPenalty",
     "Exponential",
+    "FactorGraph",
     "FactorTarget",
     "GaussianMixed",
     "GaussianMultilevel",
@@ -62,6 +67,7 @@ __all__ = [
     "ShardedDraws",
     "ShardedLogJoint",
     "ShardedTractable",
+    "SiteFactor",
     "SoftmaxRegression",
     "Streamed",
     "StudentT",

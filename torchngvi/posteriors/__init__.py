@@ -4,6 +4,7 @@
 field; `NaturalGaussian` stores natural parameters, `PrecisionCholeskyGaussian` mean and root of the precision, both
 for structures in which only a precision is sparse.  A `Mixture` has several of them, of one kind, with weights.  Each
 becomes a `Warped` one, with skewed margins, by its method ``warped``; the curves are in `torchngvi.posteriors.warps`.
+A `Product` has a posterior for each of several named sites.
 Posteriors that are not Gaussians in such coordinates, Beta distributions and normalising flows among them, are in
 `torchngvi.posteriors.flat`.
 """
@@ -13,6 +14,7 @@ from torchngvi.posteriors.covariance_root import CholeskyGaussian, DiagonalGauss
 from torchngvi.posteriors.mixture import Mixture
 from torchngvi.posteriors.natural import NaturalGaussian
 from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
+from torchngvi.posteriors.product import Product
 from torchngvi.posteriors.warped import Warped
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Mixture",
     "NaturalGaussian",
     "PrecisionCholeskyGaussian",
+    "Product",
     "Warped",
     "clique_marginals",
 ]
