@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
     from torchngvi.refinement import refine
     from torchngvi.rules import QuasiNewton, SiteNewton
-    from torchngvi.solved import leave_one_out, solve
+    from torchngvi.solved import add, forget, leave_one_out, merge, site_sum, solve
     from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 __version__ = "0.1.0"
@@ -116,19 +116,23 @@ __all__ = [
     "SymmetricSRVN",
     "__version__",
     "errors",
+    "add",
     "certificate",
     "examine",
     "expectations",
     "fit",
     "fitting",
+    "forget",
     "ifvb",
     "laplace",
     "leave_one_out",
     "marginal",
+    "merge",
     "models",
     "posteriors",
     "prior_by_evidence",
     "refine",
+    "site_sum",
     "solve",
     "rules",
     "show_config",
@@ -187,7 +191,7 @@ _HOMES = {
     "torchngvi.optim": ("CapturedStep", "NaturalGradientVI"),
     "torchngvi.posteriors": ("CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"),
     "torchngvi.refinement": ("refine",),
-    "torchngvi.solved": ("leave_one_out", "solve"),
+    "torchngvi.solved": ("add", "forget", "leave_one_out", "merge", "site_sum", "solve"),
     "torchngvi.rules": ("QuasiNewton", "SiteNewton"),
     "torchngvi.stepsizes": ("Constant", "KLRadius", "SufficientDecrease"),
 }

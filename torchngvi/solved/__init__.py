@@ -1,6 +1,7 @@
-"""What a posterior that was found to rounding allows: derivatives of it, and rows taken out of it."""
+"""What a posterior that was found to rounding allows: derivatives of it, and rows taken out of it or put in."""
 
 from torchngvi.solved.differentiable import Solution, solve
 from torchngvi.solved.leave_one_out import LeaveOneOut, leave_one_out
+from torchngvi.solved.update import SiteSum, add, forget, merge, site_sum
 
-__all__ = ["LeaveOneOut", "Solution", "leave_one_out", "solve"]
+__all__ = ["LeaveOneOut", "SiteSum", "Solution", "add", "forget", "leave_one_out", "merge", "site_sum", "solve"]
