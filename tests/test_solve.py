@@ -130,6 +130,21 @@ def test_of_a_normal_likelihood_in_closed_form():
             assert torch.allclose(a, b, rtol=1e-8, atol=1e-9)
 
 
+def test_large_designs():
+    """Beyond 2¹⁶ numbers of XC, where a step of a fit has products in single precision: against the closed form."""
+    rows, columns = 4500, 15
+    design, y = randn(rows, columns, seed=11), randn(rows, seed=12)
+    log_precision = randn(columns, seed=13).requires_grad_()
+    target = GeneralizedLinear(design, y, "gaussian", prior_precision=log_precision.exp())
+    found = solve(CholeskyGaussian(columns, dtype=DTYPE), target)
+    V = torch.linalg.inv(log_precision.exp().diag() + design.mT @ design)
+    m = V @ design.mT @ y
+    weights = randn(columns, columns, seed=14)
+    values = [(a.square().sum() + rows * (b * weights).sum()) for a, b in ((found.mean, found.covariance), (m, V))]
+    ours, exact = (torch.autograd.grad(value, log_precision)[0] for value in values)
+    assert float((ours - exact).abs().max() / exact.abs().max()) < 1e-10
+
+
 def test_softmax():
     classes = torch.arange(N) % 3
 

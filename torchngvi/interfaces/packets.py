@@ -43,7 +43,7 @@ class Framed(NamedTuple):
         """Return the packet itself, which is in the frame already."""
         return self
 
-    def change(self, frame: Frame) -> Change | None:
+    def change(self, frame: Frame, exact: bool = False) -> Change | None:
         """Return None: how a and W change with q is not known."""
         return None
 
@@ -73,7 +73,7 @@ class Raw(NamedTuple):
         """Add the part of a Gaussian prior: g + Λ(m - m₀) and H + Λ, the latter in place."""
         return Raw(self.g + prior.force(mean), prior.add_to(self.H))
 
-    def change(self, frame: Frame) -> Change | None:
+    def change(self, frame: Frame, exact: bool = False) -> Change | None:
         """Return None: how a and W change with q is not known."""
         return None
 
@@ -131,7 +131,7 @@ class Curved(NamedTuple):
         """Bring the derivative into the frame, as `Raw.framed`."""
         return self.raw().framed(frame)
 
-    def change(self, frame: Frame) -> Change:
+    def change(self, frame: Frame, exact: bool = False) -> Change:
         """Return the map from a move to the changes of a and W; that of the prior is CᵀΛCδ in a."""
         data, prior = self.along(self.at, frame), self.prior
         if prior is None:
@@ -222,17 +222,19 @@ class Sites(NamedTuple):
             data = (self.alpha[..., None, :] @ self.rows)[..., 0, :]
         return data if self.prior is None else data + self.prior.force(self.mean)
 
-    def change(self, frame: Frame) -> Change | None:
+    def change(self, frame: Frame, exact: bool = False) -> Change | None:
         """Return the map from a move to the changes of a and W: those of e and v, through α and β; no new expectation.
 
         With A = XC, de = Aδ and dv_n = 2 Σ_i A_ni (AK)_ni, where the derivatives of F are known (Price 1958):
 
             Cᵀ dg = Aᵀ(β de + ½ β_e dv) + CᵀΛCδ        Cᵀ dH C = Aᵀ diag(β_e de + β_v dv) A
+
+        Many rows are multiplied in single precision, which is enough for a step, unless it is to be ``exact``.
         """
         A, prior, structure = self.projected, self.prior, frame.structure
         if A is None or self.at is None or self.bends is None or self.weights is None:
             return None
-        dtype = torch.float32 if A.numel() > _LARGE else A.dtype
+        dtype = torch.float32 if A.numel() > _LARGE and not exact else A.dtype
         parts = (A, self.beta, *(self.weights * part for part in self.bends(*self.at)))
         A, beta, beta_e, beta_v = (part.to(dtype) for part in parts)
 

@@ -47,13 +47,14 @@ class Direction(NamedTuple):
         return Direction(where_members(mask, self.delta, other.delta), where_members(mask, self.T, other.T))
 
 
-def hessian(e: Expectation, local: Local, frame: Frame) -> Callable[[Direction], Direction]:
+def hessian(e: Expectation, local: Local, frame: Frame, exact: bool = False) -> Callable[[Direction], Direction]:
     """The Hessian of L in (m, C) at q, as a map of directions.
 
     Args:
         e: the expectation at q, whose packet tells its change, or else is taken to stand still.
         local: its gradient in the frame.
         frame: of q, over a structure with all products.
+        exact: whether its products are as precise as q; those of a step need not be.
 
     Returns:
         The map.
@@ -61,7 +62,7 @@ def hessian(e: Expectation, local: Local, frame: Frame) -> Callable[[Direction],
     structure, gamma = frame.structure, e.temperature
     assert isinstance(structure, FullAlgebra)
     W = local.P + gamma * structure.eye(local.a)
-    change = e.derivative.change(frame) or _still(W, structure)
+    change = e.derivative.change(frame, exact) or _still(W, structure)
 
     def product(x: Direction) -> Direction:
         a, change_W = change(x.delta, x.T)

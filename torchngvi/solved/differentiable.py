@@ -198,7 +198,7 @@ def _solved(here: _Here, of_mean: Tensor, of_root: Tensor) -> Direction:
         u = Direction(delta, structure.tril(T))
         e: Expectation = Quadrature()(here.q, here.target)
         local: Local = here.q.local(e)
-        H, M = hessian(e, local, frame), still_solved(e, local, frame)
+        H, M = hessian(e, local, frame, exact=True), still_solved(e, local, frame)
         x, _ = conjugate_gradients(H, M, u, torch.full_like(e.value, _SHARE * here.tolerance), structure, _PRODUCTS)
         left = u.plus(torch.full_like(e.value, -1.0), H(x), structure)
         size, rest = u.dot(M(u), structure), left.dot(M(left), structure)
