@@ -130,6 +130,38 @@ def test_of_a_normal_likelihood_in_closed_form():
             assert torch.allclose(a, b, rtol=1e-8, atol=1e-9)
 
 
+def test_kernel_parameters_through_the_design():
+    """A Gaussian process is a regression on a root of its kernel: the predictor of a new point, by its length scale."""
+    x, new = torch.linspace(-2, 2, N, dtype=DTYPE), torch.tensor([0.3], dtype=DTYPE)
+
+    def value(log_length, tolerance=None):
+        points = torch.cat([x, new])
+        kernel = torch.exp(-0.5 * ((points[:, None] - points) / log_length.exp()).square())
+        root = torch.linalg.cholesky(kernel[:N, :N] + 1e-2 * torch.eye(N, dtype=DTYPE))
+        row = torch.linalg.solve_triangular(root, kernel[:N, N:], upper=False)[:, 0]
+        found = solve(CholeskyGaussian(N, dtype=DTYPE), GeneralizedLinear(root, Y), tolerance)
+        return row @ found.mean + (row @ found.covariance @ row).sqrt()
+
+    log_length = torch.tensor(-0.5, dtype=DTYPE, requires_grad=True)
+    (gradient,) = torch.autograd.grad(value(log_length), log_length)
+    at, step = lambda shift: value(log_length.detach() + shift * step, 1e-10).item(), 1e-3
+    difference = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step)
+    assert gradient.item() == pytest.approx(difference, rel=1e-6)
+
+
+def test_noise_through_weights():
+    """Normal targets of noise σ are those of noise 1 with the weights 1/σ²: m and V in closed form."""
+    log_noise = torch.tensor(-0.7, dtype=DTYPE, requires_grad=True)
+    y = randn(N, seed=8)
+    weights = (-2 * log_noise).exp().expand(N)
+    found = solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, y, "gaussian", weights=weights))
+    V = torch.linalg.inv(torch.eye(D, dtype=DTYPE) + X.mT @ X * (-2 * log_noise).exp())
+    m = V @ X.mT @ y * (-2 * log_noise).exp()
+    for ours, exact in ((found.mean.sum(), m.sum()), (found.covariance.sum(), V.sum())):
+        a, b = (torch.autograd.grad(part, log_noise, retain_graph=True)[0] for part in (ours, exact))
+        assert a.item() == pytest.approx(b.item(), rel=1e-9)
+
+
 def test_large_designs():
     """Beyond 2¹⁶ numbers of XC, where a step of a fit has products in single precision: against the closed form."""
     rows, columns = 4500, 15
