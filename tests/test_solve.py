@@ -292,7 +292,7 @@ class TestRefusals:
             torch.autograd.grad(found.mean.sum(), log_precision, create_graph=True)
 
     def test_a_system_that_cannot_be_solved(self, monkeypatch):
-        monkeypatch.setattr("torchngvi.solved.differentiable._PRODUCTS", 1)
+        monkeypatch.setattr("torchngvi.solved.system._PRODUCTS", 1)
         log_precision = torch.zeros((), dtype=DTYPE, requires_grad=True)
         found = solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y, prior_precision=log_precision.exp()))
         with pytest.raises(InputError, match="to a relative residual of .* and no further, where 1e-06 was asked"):

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
     from torchngvi.refinement import refine
     from torchngvi.rules import QuasiNewton, SiteNewton
-    from torchngvi.solved import add, forget, leave_one_out, merge, site_sum, solve
+    from torchngvi.solved import add, forget, leave_one_out, merge, sensitivity, site_sum, solve
     from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 __version__ = "0.1.0"
@@ -132,6 +132,7 @@ __all__ = [
     "posteriors",
     "prior_by_evidence",
     "refine",
+    "sensitivity",
     "site_sum",
     "solve",
     "rules",
@@ -191,7 +192,7 @@ _HOMES = {
     "torchngvi.optim": ("CapturedStep", "NaturalGradientVI"),
     "torchngvi.posteriors": ("CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"),
     "torchngvi.refinement": ("refine",),
-    "torchngvi.solved": ("add", "forget", "leave_one_out", "merge", "site_sum", "solve"),
+    "torchngvi.solved": ("add", "forget", "leave_one_out", "merge", "sensitivity", "site_sum", "solve"),
     "torchngvi.rules": ("QuasiNewton", "SiteNewton"),
     "torchngvi.stepsizes": ("Constant", "KLRadius", "SufficientDecrease"),
 }

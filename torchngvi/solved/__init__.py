@@ -2,6 +2,19 @@
 
 from torchngvi.solved.differentiable import Solution, solve
 from torchngvi.solved.leave_one_out import LeaveOneOut, leave_one_out
+from torchngvi.solved.sensitivity import Sensitivity, sensitivity
 from torchngvi.solved.update import SiteSum, add, forget, merge, site_sum
 
-__all__ = ["LeaveOneOut", "SiteSum", "Solution", "add", "forget", "leave_one_out", "merge", "site_sum", "solve"]
+__all__ = [
+    "LeaveOneOut",
+    "Sensitivity",
+    "SiteSum",
+    "Solution",
+    "add",
+    "forget",
+    "leave_one_out",
+    "merge",
+    "sensitivity",
+    "site_sum",
+    "solve",
+]

@@ -18,18 +18,15 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.expectations import Quadrature
 from torchngvi.fitting.fit import fit
-from torchngvi.interfaces import Expectation, Frame, Local, TractableTarget
+from torchngvi.interfaces import Frame, TractableTarget
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.rules.root_system import Direction, conjugate_gradients, hessian, still_solved
+from torchngvi.rules.root_system import Direction
+from torchngvi.solved.system import response
 from torchngvi.structures import FullAlgebra
 
 _TOLERANCE = {torch.float64: 1e-8}  # natural-gradient norm of the fit: derivatives are wrong by about as much
 _COARSE = 1e-3  # of the other dtypes
-_PRODUCTS = 300
-_SHARE = 1e-2  # of the tolerance, the relative residual of the system in the metric of its preconditioner
-_LEFT = 100.0  # tolerances, the relative residual above which a derivative is refused
 
 
 class Solution(NamedTuple):
@@ -194,19 +191,4 @@ def _solved(here: _Here, of_mean: Tensor, of_root: Tensor) -> Direction:
     zero = Direction(torch.zeros_like(frame.mean).requires_grad_(), torch.zeros_like(frame.root).requires_grad_())
     ways = here.along(zero, frame.mean, frame.root)
     delta, T = torch.autograd.grad(ways, (zero.delta, zero.T), (of_mean, of_root))
-    with torch.no_grad():
-        u = Direction(delta, structure.tril(T))
-        e: Expectation = Quadrature()(here.q, here.target)
-        local: Local = here.q.local(e)
-        H, M = hessian(e, local, frame, exact=True), still_solved(e, local, frame)
-        x, _ = conjugate_gradients(H, M, u, torch.full_like(e.value, _SHARE * here.tolerance), structure, _PRODUCTS)
-        left = u.plus(torch.full_like(e.value, -1.0), H(x), structure)
-        size, rest = u.dot(M(u), structure), left.dot(M(left), structure)
-        error = float(torch.where(size > 0, rest / size, 0.0).amax().sqrt())
-    if not error <= _LEFT * here.tolerance:
-        raise InputError(
-            f"the system of the derivative was solved to a relative residual of {error:.2g} and no further, where "
-            f"{_LEFT * here.tolerance:.2g} was asked: L is not convex in (m, C) here, or hardly curved in some way. "
-            "Give every coefficient a proper prior, or use float64."
-        )
-    return x
+    return response(here.q, here.target, Direction(delta, structure.tril(T)), here.tolerance)
