@@ -16,7 +16,15 @@ import torchngvi
 from torchngvi.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
-ALONE = ("black_box", "certificate", "families", "mixtures", "products", "solved", "warps")  # doctests of the top folder
+ALONE = (
+    "black_box",
+    "certificate",
+    "families",
+    "mixtures",
+    "products",
+    "solved",
+    "warps",
+)  # doctests of the top folder
 SHOWN = sorted(
     [*(DOCS / "tutorials").glob("*.md"), *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.md" for name in ALONE)]
 )

@@ -25,6 +25,7 @@ from torchngvi.diagnostics.power import Power
 from torchngvi.diagnostics.predictive import (
     accuracy,
     coded,
+    log_expected_likelihood,
     log_predictive_density,
     predictive_mean,
     predictor_moments,
@@ -56,6 +57,7 @@ __all__ = [
     "examine",
     "holm",
     "k_hat",
+    "log_expected_likelihood",
     "log_predictive_density",
     "log_weights",
     "predictive_mean",

@@ -96,7 +96,7 @@ def log_predictive_density(
     if y.ndim == 0 or y.shape[-1] != mean.shape[-1]:
         raise InputError(f"y must have one entry a row of X, {mean.shape[-1]}; got shape {tuple(y.shape)}.")
     flat = [x.double().expand(mean.shape).reshape(-1) for x in (mean, variance.sqrt(), y)]
-    return _log_expected_likelihood(model.likelihood, *flat).reshape(mean.shape)
+    return log_expected_likelihood(model.likelihood, *flat).reshape(mean.shape)
 
 
 def predictive_mean(
@@ -129,7 +129,7 @@ def predictive_mean(
     if likelihood.discrete:
         ones = mean.new_ones(mean.numel())
         return (
-            _log_expected_likelihood(likelihood, mean.reshape(-1), variance.sqrt().reshape(-1), ones)
+            log_expected_likelihood(likelihood, mean.reshape(-1), variance.sqrt().reshape(-1), ones)
             .exp()
             .reshape(mean.shape)
         )
@@ -218,16 +218,30 @@ def coded(
 
 
 @torch.no_grad()
-def _log_expected_likelihood(
+def log_expected_likelihood(
     likelihood: Likelihood,
     mean: Tensor,  # (N,)
     sd: Tensor,  # (N,), not negative
     y: Tensor,  # (N,)
 ) -> Tensor:
-    """log ∫ p(y | e + s z) φ(z) dz by the trapezoid rule about the mode of the integrand, (N,).
+    """Compute log ∫ p(y | e + s z) φ(z) dz by the trapezoid rule about the mode of the integrand.
 
     h(z) = log p(y | e + sz) - z²/2 is strictly concave: its mode is bracketed, then the two points
     where it has fallen by 45 nats.  Between them the trapezoid rule converges exponentially.
+
+    Args:
+        likelihood: of one linear predictor.
+        mean: e of the predictors, (N,).
+        sd: s, their standard deviations, not negative, (N,); any width is served, where a fixed rule would not be.
+        y: the targets in the coding of the likelihood, (N,).
+
+    Returns:
+        The log densities in nats, (N,).
+
+    >>> from torchngvi.models import BernoulliProbit
+    >>> e, s = torch.tensor([1.5, 1.5]).double(), torch.tensor([0.0, 30.0]).double()
+    >>> log_expected_likelihood(BernoulliProbit(), e, s, torch.ones(2).double()).exp()  # Φ(e/√(1 + s²))
+    tensor([0.9332, 0.5199], dtype=torch.float64)
     """
 
     def h(z: Tensor, *, rows: slice = slice(None)) -> Tensor:

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.diagnostics import log_expected_likelihood
 from torchngvi.errors import InputError, PairError
 from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Sites
 from torchngvi.models import GeneralizedLinear
 from torchngvi.numerics import sparse
-from torchngvi.numerics.gauss_hermite import normal_rule
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -33,7 +33,6 @@ _FLAG = 1e-3  # ν² up to which corrected densities were right to 2e-4 on the p
 _AT_OPTIMUM = 1e-3  # natural-gradient norm of q above which its sites are not those of an optimum
 _WIDEST = 60  # coefficients up to which the Hessian is written out
 _AT_ONCE = 20_000_000  # numbers
-_NODES = 96
 _TOLERANCE = 1e-8  # of the fits of flagged rows
 
 
@@ -263,6 +262,5 @@ def _resolve(model: GeneralizedLinear, rows: Tensor, mean: Tensor, root: Tensor)
 
 def _log_density(model: GeneralizedLinear, mean: Tensor, sd: Tensor) -> Tensor:
     """log E p(y_i | η) under η ~ N(e_i, s_i²), (N,)."""
-    nodes, log_weights = normal_rule(_NODES, 1, mean)
-    energies = model.likelihood.energy(mean + sd * nodes, model.y)
-    return (log_weights[:, None] - energies).logsumexp(0)
+    found = log_expected_likelihood(model.likelihood, *(x.double() for x in (mean, sd, model.y)))
+    return found.to(mean.dtype)
