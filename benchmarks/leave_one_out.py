@@ -3,8 +3,8 @@
     python -m benchmarks.leave_one_out [--rows 1000] [--random 100] [--hard 20]
 
 Logistic regression on five LIBSVM sets under $TORCHNGVI_DATA, breast cancer, and two simulated Poisson regressions.
-The truth is `leave_one_out(flag=0)`, a fit without each row; for rows that were fitted anew that is the same computation,
-so that of the hardest rows single fits from scratch, with a sum over a fine grid for the density, stand beside it.
+The truth is `leave_one_out(flag=0)`, a fit without each row.  For rows that were fitted anew that is the same
+computation, so that single fits from scratch, with a sum over a fine grid for the density, are shown of the hardest.
 Errors of log densities are those of the random rows and of the rows with the least density.  PSIS has 4,000 draws of q.
 Costs are CPU times in units of one fit from scratch, of the whole set.
 """
