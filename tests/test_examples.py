@@ -21,6 +21,7 @@ def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         "logistic_regression",
         "prior_scales",
+        "dose_design",
         "training_script",
         "hierarchical",
         "mixture_modes",
@@ -48,6 +49,18 @@ def test_prior_scales(tmp_path, capsys):
     assert solves < 80
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert capsys.readouterr().out.count("test -0.") == 4
+
+
+def test_dose_design(tmp_path, capsys):
+    """Two doses, as the D-optimal designs of a logistic response have, and more to learn than elsewhere."""
+    designs, gains = run("dose_design", "--out", str(tmp_path / "figure.png"))
+    assert max(gains, key=gains.get) == "chosen"
+    low, other, high, last = designs["chosen"].sort().values.tolist()
+    assert abs(low - other) < 0.05
+    assert abs(high - last) < 0.05
+    assert high - low > 1.0
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert "solves of sixteen posteriors" in capsys.readouterr().out
 
 
 def test_the_pictures_of_the_theory(tmp_path, capsys):
