@@ -29,7 +29,11 @@ NOTES = {  # what the reader of a picture has to know beside the first line of i
 }
 KINDS = {  # the heading of an example, by the beginning of its name
     "logistic": "Regressions",
+    "prior": "Regressions",
     "ifvb": "Posteriors that are not Gaussian",
+    "mixture": "Posteriors that are not Gaussian",
+    "topics": "Products of posteriors",
+    "count": "Products of posteriors",
     "svgp": "Gaussian processes in GPyTorch",
     "deep": "Gaussian processes in GPyTorch",
     "pyro": "Models in Pyro",

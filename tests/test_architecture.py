@@ -26,7 +26,7 @@ LEVELS = [
     {"theory", "testing", "mode", "registry"},
     {"diagnostics"},
     {"fitting"},
-    {"refinement", "mixed_models", "latents", "networks", "evidence"},
+    {"refinement", "mixed_models", "latents", "networks", "evidence", "solved"},
     {"stopping", "ifvb", "bbvi", "ngvi"},  # short names of what is in the folders
     {"__init__"},  # the front door re-exports what is below; only what hosts the library goes through it
     {"adapters"},

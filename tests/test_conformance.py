@@ -33,6 +33,7 @@ from torchngvi.posteriors.flat import (
     VechGaussian,
     Wishart,
 )
+from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import QuasiNewton
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, Pattern, UnequalBlocks, arrow
 from torchngvi.testing import (
@@ -197,7 +198,7 @@ PRODUCT = [
     (check_acceleration, ACCELERATIONS, exported(metrics, Acceleration)),
     (check_metric, METRICS, exported(metrics, Metric) - exported(metrics, Acceleration)),
     (check_structure, STRUCTURES, exported(structures, Pattern)),
-    (check_posterior_of_six, POSTERIORS, exported(posteriors, Posterior)),
+    (check_posterior_of_six, POSTERIORS, exported(posteriors, Gaussian)),
     (check_flat_posterior, FLAT_POSTERIORS, exported(posteriors.flat, Posterior)),
     (check_likelihood_of, LIKELIHOODS, exported(models, Likelihood)),
 ]

@@ -14,8 +14,23 @@ from small_problems import BATCHES, PAIRS, POSTERIORS, coordinates, distance, ma
 from torch.overrides import TorchFunctionMode
 
 import torchngvi
-from torchngvi import BWGD, SRVN, VN, Autograd, GeneralizedLinear, KLRadius, Quadrature, Stein
+from torchngvi import (
+    BWGD,
+    SRVN,
+    VN,
+    Autograd,
+    CholeskyGaussian,
+    GeneralizedLinear,
+    KLRadius,
+    LogJoint,
+    NaturalGradientVI,
+    Quadrature,
+    Stein,
+)
 from torchngvi.expectations import Antithetic, Fixed, Quasi
+from torchngvi.models import MixtureIntegrand
+from torchngvi.posteriors import Mixture
+from torchngvi.rules import LocalExponential
 
 FAMILIES = ["bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian"]
 STEP_SIZES = {"trial": {}, "constant": {"lr": 0.3}, "kl radius": {"step_size": KLRadius(0.1)}}
@@ -107,6 +122,18 @@ def test_draws_read_and_send_nothing(name, batch):
     with HostCopies() as copies:
         for _ in range(2):
             opt.step(log_joint)
+    assert copies.found == []
+
+
+def test_a_mixture_reads_and_sends_nothing():
+    q = Mixture(CholeskyGaussian(3, (2,))).to("meta")
+    opt = NaturalGradientVI(q.components, LocalExponential(), 1.0, step_size=KLRadius(0.2), estimator=Stein(4))
+    target = MixtureIntegrand(q, LogJoint(log_joint))
+    with HostCopies() as copies:
+        for _ in range(2):
+            opt.step(target)
+            q.reweigh_(torch.zeros(2, device="meta"))
+        q.log_prob(q.sample(5))
     assert copies.found == []
 
 

@@ -16,7 +16,7 @@ import torchngvi
 from torchngvi.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
-ALONE = ("black_box", "families")  # pages of the top folder that are doctests
+ALONE = ("black_box", "certificate", "families", "mixtures", "products", "warps")  # doctests of the top folder
 SHOWN = sorted(
     [*(DOCS / "tutorials").glob("*.md"), *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.md" for name in ALONE)]
 )
@@ -24,6 +24,7 @@ NEEDED = {
     "check": ["arviz_either"],
     "gaussian_process": ["gpytorch"],
     "pyro_model": ["pyro"],
+    "products": ["pyro"],
     "mixed_model": ["formulae"],
 }
 FENCE = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

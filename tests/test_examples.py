@@ -20,10 +20,14 @@ def test_every_example_is_tested():
     elsewhere |= {path.stem for path in EXAMPLES.glob("network_*.py")}  # in test_networks_examples.py
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         "logistic_regression",
+        "prior_scales",
         "training_script",
         "hierarchical",
+        "mixture_modes",
         "torchrun_logistic",
         "theory",
+        "topics",
+        "count_factors",
     } | elsewhere
 
 
@@ -33,6 +37,17 @@ def test_logistic_regression(tmp_path, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     # mean field is never wider than 1/precision allows, hence narrower here
     assert (mean_field.stddev < full.stddev).double().mean() > 0.9
+
+
+def test_prior_scales(tmp_path, capsys):
+    """Ten scales have the best score where they were chosen, and say what it is elsewhere."""
+    found, solves = run("prior_scales", "--out", str(tmp_path / "figure.png"))
+    validation = {name: scores[0] for name, scores in found.items()}
+    assert max(validation, key=validation.get) == "ten, chosen"
+    assert validation["one, chosen"] > validation["precision 1"]
+    assert solves < 80
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert capsys.readouterr().out.count("test -0.") == 4
 
 
 def test_the_pictures_of_the_theory(tmp_path, capsys):
@@ -51,6 +66,32 @@ def test_the_page_of_hierarchical_models(tmp_path):
     assert pictures == ["hierarchical-rats.png", "hierarchical-schools.png", "hierarchical-sites.png"]
     assert min(path.stat().st_size for path in tmp_path.iterdir()) > 5000
     assert "CholeskyGaussian" not in str(results[0])  # the arrow has lost nothing
+
+
+def test_mixture_of_two_modes(tmp_path, capsys):
+    mixture, gaussian = run("mixture_modes", "--out", str(tmp_path / "figure.png"))
+    assert abs(mixture) < 0.005
+    assert 0.68 < gaussian < 0.71  # log 2: one of two modes
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert "nats below the evidence" in capsys.readouterr().out
+
+
+def test_topics(tmp_path, capsys):
+    """A few passes find the topics of the corpus, but for two that are one or none."""
+    arguments = ["--documents", "1000", "--passes", "4", "--starts", "1", "--out", str(tmp_path / "figure.png")]
+    score, overlap = run("topics", *arguments)
+    assert score > -4.6  # of the truth -4.3, of words at their frequencies -5.6
+    assert (overlap > 0.75).sum() >= 6
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+    assert "held-out log score a word" in capsys.readouterr().out
+
+
+def test_count_factors(tmp_path, capsys):
+    arguments = ["--rows", "60", "--columns", "30", "--sweeps", "100", "--out", str(tmp_path / "figure.png")]
+    results = run("count_factors", *arguments)
+    assert results["accelerated"].loss < results["CAVI"].loss
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+    assert capsys.readouterr().out.count("Negative ELBO") == 2
 
 
 def test_training_script(tmp_path, capsys):

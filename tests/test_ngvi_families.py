@@ -292,3 +292,48 @@ def test_the_figure_of_the_theorem(tmp_path, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert (tmp_path / "figure.svg").is_file()
     assert "over printed" in capsys.readouterr().out
+
+
+class TestFit:
+    """`fit` of a family without an optimizer."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("classes", [5, 100])
+    def test_a_conjugate_log_joint_takes_no_steps(self, dtype, classes):
+        counts = torch.arange(classes, dtype=dtype)
+        q = Dirichlet(torch.ones(classes, dtype=dtype))
+        torch.manual_seed(0)
+        result = fit(q, lambda x: (x.log() * counts).sum(-1), progress=False)
+        assert result.converged
+        assert result.evaluations == 3  # in a row, with a small norm
+        assert torch.allclose(q.vector, counts + 1, rtol=1e-4 if dtype == torch.float32 else 1e-9)
+
+    def test_one_that_is_nearly_so_is_not_taken_for_one(self):
+        target = LogJoint(lambda x: (3 * x.log() - x - 1e-3 * x.square())[..., 0])
+        q = Gamma(vec(4.0, 1.0))
+        vector, found, draws = StatisticRegression(generator=seeded()).conjugate(q, target)
+        assert (bool(found), draws) == (False, 32)
+        assert torch.allclose(vector, vec(4.0, 1.0), rtol=0.03)
+
+    def test_values_that_are_not_finite(self):
+        result = fit(Gamma(vec(1.0, 1.0)), lambda x: (x * math.nan)[..., 0], progress=False)
+        assert (result.converged, result.evaluations) == (False, 1)
+        assert "not finite at some of its draws. It has to be on the whole support of q" in result.reason
+
+    def test_a_log_joint_without_an_optimum(self):
+        result = fit(Gamma(vec(1.0, 1.0)), lambda x: x[..., 0], progress=False)
+        assert not result.converged
+        assert "20 steps in a row led out of the domain (a and b are positive)" in result.reason
+        assert "Give the unknown a proper prior" in result.reason
+
+    def test_a_run_goes_on_from_its_checkpoint(self, tmp_path):
+        def run(steps, file=None):
+            q = Gamma(vec(1.0, 1.0))
+            torch.manual_seed(3)
+            return q, fit(q, TestNotConjugate.log_joint, max_evaluations=steps, checkpoint=file, progress=False)
+
+        whole, _ = run(40)
+        run(25, tmp_path / "run.pt")
+        again, result = run(40, tmp_path / "run.pt")
+        assert result.evaluations == 40
+        assert torch.equal(again.vector, whole.vector)

@@ -715,6 +715,7 @@ class TestDiagonalIsLinear:
         "tangent": lambda q: q.tangent(packet(q)),
         "euclidean": lambda q: q.euclidean(packet(q)),
         "moved": lambda q: q.moved(Congruence(q.scale, q.mean)),
+        "warped": lambda q: q.warped().log_prob(q.warped().sample()),
         "extra_repr": lambda q: repr(q),
     }
     # of moments, whose covariance is D x D

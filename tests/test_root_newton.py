@@ -10,6 +10,7 @@ from cases import DTYPE, EXACT, IDENTITY, POSTERIORS, close, randn
 from sklearn.datasets import load_breast_cancer, load_iris
 
 import torchngvi.rules.root_newton as module
+import torchngvi.rules.root_system as system
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGradientVI, NewtonCG, fit
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import PiecewiseBound, Quadrature
@@ -89,13 +90,13 @@ def vector(q, x):
 def move(q, x):
     """The inverse of `vector`."""
     K = torch.zeros(q.dim, q.dim, dtype=DTYPE).index_put(places(q.structure), x[q.dim :])
-    return module._Move(x[: q.dim], q.structure.from_dense(K))
+    return system.Direction(x[: q.dim], q.structure.from_dense(K))
 
 
 def product(q, model, monkeypatch):
     """The product with the Hessian that the rule gives to its solver."""
     found = []
-    monkeypatch.setattr(RootNewton, "_conjugate_gradients", lambda rule, H, M, r, *more: found.append(H) or r)
+    monkeypatch.setattr(module, "conjugate_gradients", lambda H, M, r, *more: found.append(H) or (r, 0))
     path = RootNewton()(q, Quadrature()(q, model))
     path.slope()
     return lambda x: vector(q, found[0](move(q, x)))
@@ -200,17 +201,18 @@ class TestSolver:
         monkeypatch.setattr(module, "_RESIDUAL", 1e-12)
         q, model = somewhere(kind, DIM), regression()
         e, found = Quadrature()(q, model), []
-        solved = RootNewton._conjugate_gradients
-        monkeypatch.setattr(
-            RootNewton,
-            "_conjugate_gradients",
-            lambda rule, *given: found.append((solved(rule, *given), given[2])) or found[0][0],
-        )
+
+        def solved(*given):
+            x, products = system.conjugate_gradients(*given)
+            found.append((x, given[2]))
+            return x, products
+
+        monkeypatch.setattr(module, "conjugate_gradients", solved)
         path = RootNewton(most=200)(q, e)
         slope = path.slope()
         x, right = (vector(q, part) for part in found[0])
         local = q.local(e)
-        close(right, -vector(q, module._Move(local.a, q.structure.tril(local.P))), EXACT)
+        close(right, -vector(q, system.Direction(local.a, q.structure.tril(local.P))), EXACT)
         expected = torch.linalg.solve(hessian(q, model), right)
         close(x, expected, 1e-8)
         close(slope, GAMMA * right @ x, IDENTITY)  # -dL/dρ, in units of 1/γ
@@ -223,8 +225,8 @@ class TestSolver:
         eye = structure.eye(frame.mean)
         W = q.local(e).P + GAMMA * eye
         right = move(q, randn(DIM + len(places(structure)[0]), seed=9))
-        delta, T = module._still_solved(e, frame, W)(right)
-        shifted = W + module._SHIFT * GAMMA * eye
+        delta, T = system.still_solved(e, q.local(e), frame)(right)
+        shifted = W + system._SHIFT * GAMMA * eye
         lower = structure.matmul(T, shifted) if frame.upper else structure.matmul(shifted, T)
         lower = structure.tril(lower)
         close(
@@ -264,10 +266,10 @@ class TestSolver:
     def test_curvature_that_is_not_positive_ends_it(self):
         """As for Student's t: no product is divided by a curvature below 0, and the first direction is kept."""
         structure = CholeskyGaussian(2, dtype=DTYPE).structure
-        negative = lambda x: module._Move(-x.delta, -x.T)  # noqa: E731
-        right = module._Move(torch.ones(2, dtype=DTYPE), torch.eye(2, dtype=DTYPE))
-        half = lambda x: module._Move(0.5 * x.delta, 0.5 * x.T)  # noqa: E731
-        x = RootNewton()._conjugate_gradients(negative, half, right, torch.tensor(0.1, dtype=DTYPE), structure)
+        negative = lambda x: system.Direction(-x.delta, -x.T)  # noqa: E731
+        right = system.Direction(torch.ones(2, dtype=DTYPE), torch.eye(2, dtype=DTYPE))
+        half = lambda x: system.Direction(0.5 * x.delta, 0.5 * x.T)  # noqa: E731
+        x, _ = system.conjugate_gradients(negative, half, right, torch.tensor(0.1, dtype=DTYPE), structure, 40)
         close(x.delta, 0.5 * right.delta, EXACT)
         close(x.T, 0.5 * right.T, EXACT)
 
@@ -291,10 +293,10 @@ class TestSolver:
         """Where the host is not to wait, as many products are made, and the step is a descent all the same."""
         q, model = somewhere("cholesky", DIM), regression()
         expected = RootNewton()(q, Quadrature()(q, model)).slope()
-        monkeypatch.setattr(module, "may_be_asked", lambda mask: False)
+        monkeypatch.setattr(system, "may_be_asked", lambda mask: False)
         rule = RootNewton()
         slope = rule(q, Quadrature()(q, model)).slope()
-        assert rule.products == module._WITHOUT_ASKING
+        assert rule.products == system._WITHOUT_ASKING
         close(slope, expected, EXACT)  # members that have ended stay where they are
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchngvi import errors, expectations, fitting, ifvb, models, networks, posteriors, rules, stepsizes
     from torchngvi.averaging import ExpectationAverage
-    from torchngvi.diagnostics import examine, simulation_based_calibration
+    from torchngvi.diagnostics import certificate, examine, simulation_based_calibration
     from torchngvi.distributed import Processes, sum_gradients, synchronize
     from torchngvi.evidence import prior_by_evidence
     from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
     from torchngvi.refinement import refine
     from torchngvi.rules import QuasiNewton, SiteNewton
+    from torchngvi.solved import leave_one_out, solve
     from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 __version__ = "0.1.0"
@@ -115,17 +116,20 @@ __all__ = [
     "SymmetricSRVN",
     "__version__",
     "errors",
+    "certificate",
     "examine",
     "expectations",
     "fit",
     "fitting",
     "ifvb",
     "laplace",
+    "leave_one_out",
     "marginal",
     "models",
     "posteriors",
     "prior_by_evidence",
     "refine",
+    "solve",
     "rules",
     "show_config",
     "simulation_based_calibration",
@@ -141,7 +145,7 @@ _HOMES = {
     "torchngvi.adapters.formula": ("mixed",),
     "torchngvi.app.saved": ("load",),
     "torchngvi.averaging": ("ExpectationAverage",),
-    "torchngvi.diagnostics": ("examine", "simulation_based_calibration"),
+    "torchngvi.diagnostics": ("certificate", "examine", "simulation_based_calibration"),
     "torchngvi.expectations": ("Antithetic", "Autograd", "Fixed", "Independent", "Quadrature", "Quasi", "Stein"),
     "torchngvi.fitting.fit": ("fit",),
     "torchngvi.fitting.laplace": ("LaplaceResult", "laplace"),
@@ -183,6 +187,7 @@ _HOMES = {
     "torchngvi.optim": ("CapturedStep", "NaturalGradientVI"),
     "torchngvi.posteriors": ("CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"),
     "torchngvi.refinement": ("refine",),
+    "torchngvi.solved": ("leave_one_out", "solve"),
     "torchngvi.rules": ("QuasiNewton", "SiteNewton"),
     "torchngvi.stepsizes": ("Constant", "KLRadius", "SufficientDecrease"),
 }

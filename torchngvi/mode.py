@@ -38,6 +38,9 @@ _FLAT = 1e3  # its ratio to ℓ, where some direction is flat: where ℓ is e^z 
 _WIDE = 0.1  # standard deviations of a difference step
 _APART = 3.0  # standard deviations between two modes
 _KEPT = 5_000_000  # numbers of all roots on a path
+_FEW, _MANY = 4, 16  # points of a search for several modes
+_COLUMNS = 64  # of all their Hessians together, between these
+_NEARBY, _AROUND = 2.0, 6.0  # U(-2, 2) around 0, and so many standard deviations around a mean
 
 
 class Mode(NamedTuple):
@@ -290,6 +293,32 @@ class _Search:
             self.H = self.H - torch.outer(Hs, Hs) / sHs + torch.outer(y, y) / sy
         self.age += 1
         return self.finite(self.H) or (yield from self._hessian())
+
+
+def search_points(
+    mean: Tensor,  # (D,)
+    stddev: Tensor,  # (D,)
+    seed: int,
+) -> Tensor:
+    """Points from which modes are searched for: half of them uniform on (-2, 2), half around a Gaussian.
+
+    Args:
+        mean: of the Gaussian, (D,).
+        stddev: its standard deviations, (D,); points are up to six of them away.
+        seed: of the points.
+
+    Returns:
+        From 4 points in many dimensions to 16 in few, (K, D).
+
+    >>> search_points(torch.zeros(2), torch.ones(2), seed=0).shape
+    torch.Size([16, 2])
+    """
+    dim = len(mean)
+    number = min(max(_COLUMNS // dim, _FEW), _MANY)
+    generator = torch.Generator().manual_seed(seed)
+    uniform = 2 * torch.rand(number, dim, dtype=torch.float64, generator=generator, device="cpu") - 1
+    uniform = uniform.to(mean)
+    return torch.cat([_NEARBY * uniform[: number // 2], mean + _AROUND * stddev * uniform[number // 2 :]])
 
 
 def distinct(first: Mode, second: Mode) -> bool:

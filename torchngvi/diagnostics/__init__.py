@@ -7,6 +7,7 @@ of fitting on simulated data.
 """
 
 from torchngvi.diagnostics.calibration import Calibration, simulation_based_calibration
+from torchngvi.diagnostics.certificate import Certificate, certificate
 from torchngvi.diagnostics.confirmation import Confirmed, confirm
 from torchngvi.diagnostics.estimators import EstimatorComparison, EstimatorRow, compare_estimators
 from torchngvi.diagnostics.examination import examine
@@ -34,6 +35,7 @@ from torchngvi.diagnostics.verdict import Verdict
 
 __all__ = [
     "Calibration",
+    "Certificate",
     "Confirmed",
     "Estimate",
     "EstimatorComparison",
@@ -46,6 +48,7 @@ __all__ = [
     "Uniformity",
     "Verdict",
     "accuracy",
+    "certificate",
     "coded",
     "compare_estimators",
     "confirm",

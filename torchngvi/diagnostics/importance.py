@@ -39,6 +39,7 @@ class Corrected(NamedTuple):
     k_hat: float
     effective: float  # draws
     sd_k_hat: Tensor | None = None  # of the weighted squares that make up an sd, where it is most in doubt, (D,)
+    skewness: Tensor | None = None  # third moments in cubes of the sd, (D,)
 
 
 class FromQ(NamedTuple):
@@ -143,8 +144,10 @@ def weighted_moments(
     doubtful = (sd / expected.double()).log().abs().nan_to_num(0.0).topk(min(_OWN, len(sd))).indices
     own = torch.full_like(sd, torch.nan)
     own[doubtful] = smoothed(log_weights.double()[:, None] + deviation[:, doubtful].square().log()).k_hat
+    skewness = w @ (deviation / sd).pow(3)
     mean, sd, mean_error, log_sd_error, own = (part.to(theta) for part in (mean, sd, mean_error, log_sd_error, own))
-    return Corrected(mean, sd, mean_error, log_sd_error, float(smooth.k_hat), float(smooth.effective), own)
+    quality = float(smooth.k_hat), float(smooth.effective)
+    return Corrected(mean, sd, mean_error, log_sd_error, *quality, own, skewness.to(theta))
 
 
 @torch.no_grad()
@@ -196,7 +199,7 @@ def corrected_moments(
     alone = smoothed(weights)
     nats = 0.5 * float(weights.var()) if bool(weights.isfinite().all()) else math.inf
     return Sampled(
-        weighted_moments(theta, corrected, q.stddev),
+        weighted_moments(target.outward(theta), corrected, q.stddev),
         FromQ(float(alone.k_hat), float(alone.effective), nats, float(weights.mean())),
         num_samples,
         Weights(_scaled(weights), _scaled(corrected)),

@@ -30,6 +30,7 @@ _PLAIN = (0.5, 0.1)  # k-hat of the wider proposal, and nats from the posterior,
 _USEFUL = 100.0  # draws from which what they find speaks against q, though there may be more
 _SHOWN = 4  # coordinates of a mode that are printed
 _BEYOND = 0.7  # log sd from which the third order decides alone where importance weights are of no use
+_SKEWED = (0.05, 0.15)  # nats of skewness along the axes, and their share of all, from which a warp is offered
 _CLEAR = 1.0  # standard errors by which weights that are not believed must be beyond a limit
 
 
@@ -101,6 +102,22 @@ def trusted(sampled: Sampled | None) -> bool:
 def useful(sampled: Sampled | None) -> bool:
     """Whether there are draws enough for what they find to count."""
     return sampled is not None and sampled.corrected.effective >= _USEFUL
+
+
+def skewed(sampled: Sampled | None) -> bool:
+    """Whether skewness of the margins is a good part of what q misses, which a curve around each coordinate mends.
+
+    Σ skewness²/12 over the coordinates is about what it costs in nats, where these are nearly independent; weights that
+    are not trusted say nothing of third moments.  The limits were set on densities of the part "tune" of
+    benchmarks/truths, and judged on those of "held".
+
+    >>> skewed(None)
+    False
+    """
+    if sampled is None or sampled.corrected.skewness is None or not trusted(sampled):
+        return False
+    lost = float(sampled.corrected.skewness.square().sum()) / 12
+    return lost >= _SKEWED[0] and not lost < _SKEWED[1] * sampled.from_q.nats
 
 
 def plain(marginals: Marginals, sampled: Sampled) -> bool:

@@ -9,9 +9,12 @@ from torchngvi.diagnostics.confirmation import LARGEST
 from torchngvi.diagnostics.figures import verdict_figure
 from torchngvi.diagnostics.importance import Sampled
 from torchngvi.diagnostics.psis import worth
-from torchngvi.diagnostics.rule import ABOUT, FITS, NOT, UNSEEN, Marginals, OtherMode, Shape, log_ratio, trusted
+from torchngvi.diagnostics.rule import ABOUT, FITS, NOT, UNSEEN, Marginals, OtherMode, Shape, log_ratio, skewed, trusted
 from torchngvi.errors import InputError
+from torchngvi.interfaces import Target
+from torchngvi.models.warped import WarpedTarget
 
+GAUSSIAN, BENT = "the Gaussian family", "the family of warped Gaussians"
 _ROWS = 4  # coordinates that are shown
 
 
@@ -40,6 +43,8 @@ class Verdict:
         modes: other modes that were found.
         effort: gradients and values that it took, and what was not examined.
         coordinates: what would give other coordinates, a clause from who knows the model; empty where nobody does.
+        family: what q is the best of, in words.  Of a warped one linear response and modes are in the space of its
+            base, before it is bent.
 
     >>> import torch
     >>> marginals = Marginals(torch.zeros(1), torch.ones(1), ("mu",))
@@ -59,6 +64,7 @@ class Verdict:
     modes: tuple[OtherMode, ...]
     effort: Effort
     coordinates: str = ""
+    family: str = GAUSSIAN
 
     def named(self, names: Sequence[str]) -> Self:
         """The same with names for the coordinates.
@@ -96,8 +102,14 @@ class Verdict:
             return 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode'
         if self.word == ABOUT:
             then = "use its means; where a standard deviation matters, try torchngvi.refine(q, log_joint)"
-            return f"{then}, or {self.coordinates}" if self.coordinates else then
-        return f"try torchngvi.refine(q, log_joint), or {self.coordinates or 'other coordinates of the parameters'}"
+            return (f"{then}, or {self.coordinates}" if self.coordinates else then) + self._bent()
+        then = f"try torchngvi.refine(q, log_joint), or {self.coordinates or 'other coordinates of the parameters'}"
+        return then + self._bent()
+
+    def _bent(self) -> str:
+        """The offer of curves, where margins are skewed that have none."""
+        offered = self.family == GAUSSIAN and skewed(self.sampled)
+        return "; its margins are skewed: try torchngvi.fit(q.warped(), log_joint) too" if offered else ""
 
     def plot(self) -> Any:
         """Draw the standard deviations that q ought to have beside its own, and the tail of the importance weights.
@@ -127,8 +139,8 @@ class Verdict:
 
     def _head(self) -> str:
         if self.word == UNSEEN and self.sampled is not None:
-            return "the Gaussian family: whether it fits could not be told"
-        return "the Gaussian family: " + (self.word.upper() if self.word == NOT else self.word)
+            return f"{self.family}: whether it fits could not be told"
+        return f"{self.family}: " + (self.word.upper() if self.word == NOT else self.word)
 
     def _numbers(self) -> str:
         parts = []
@@ -188,6 +200,22 @@ class Verdict:
         if bool(self.shape.singular[k]) or float(self.shape.log_sd[k]) >= LARGEST:
             return f"{mark}>= {3 * self.marginals.sd[k]:.4g}"
         return f"{mark}{self.marginals.sd[k] * self.shape.log_sd[k].exp():.4g}"
+
+
+def family_of(target: Target) -> str:
+    """The family to which the best Gaussian for a target belongs, in words.
+
+    Args:
+        target: what the Gaussian was fitted to.
+
+    Returns:
+        A noun, which stands before a colon.
+
+    >>> from torchngvi import LogJoint
+    >>> family_of(LogJoint(lambda theta: -theta.square().sum(-1)))
+    'the Gaussian family'
+    """
+    return BENT if isinstance(target, WarpedTarget) else GAUSSIAN
 
 
 def _renamed(clause: str, table: dict[str, str]) -> str:

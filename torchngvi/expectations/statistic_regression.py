@@ -8,7 +8,7 @@ so that the fit over draws is an estimate of the natural gradient in η (Saliman
 joint h is linear in T: the fit is exact with dim T + 1 draws, and a step η' = η + c is the posterior.
 """
 
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from torch import Tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.flat import GradientEstimator, integrand
 from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
+from torchngvi.numerics.least_squares import shortest_fit
 from torchngvi.posteriors.flat.exponential_family import ExponentialFamily
 
 _LEAST, _TIMES = 32, 4  # draws, and draws for each statistic, where none were asked for
+_ROUNDING = 100.0  # units of rounding that the fit of a conjugate log joint may leave of its terms
 
 
 @final
@@ -76,28 +78,54 @@ class StatisticRegression(GradientEstimator):
     def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate the log joint at draws of q, and fit."""
         assert isinstance(q, ExponentialFamily)
+        fit = self._fitted(q, target)
+        value = fit.level - (fit.coefficients * (fit.centre - q.expectation())).sum(-1)
+        gradient = q.fisher_product(fit.coefficients)
+        return Expectation(-value, Framed(-gradient, q.no_matrix), target.temperature, False, Cost(0, 0, fit.draws))
+
+    @torch.no_grad()
+    def conjugate(
+        self,
+        q: ExponentialFamily,
+        target: Target,
+    ) -> tuple[Tensor, Tensor, int]:  # (*batch, D), (*batch,)
+        """Compute the natural parameters of the posterior, and whether the log joint is conjugate.
+
+        Args:
+            q: the posterior, from which draws are taken.
+            target: the log joint.
+
+        Returns:
+            η plus the coefficients of the fit, whether the fit leaves nothing but rounding at the draws, and their
+            number.
+
+        >>> from torchngvi import LogJoint
+        >>> from torchngvi.posteriors.flat import Gamma
+        >>> q = Gamma(torch.tensor([1.0, 1.0], dtype=torch.float64))
+        >>> bool(StatisticRegression().conjugate(q, LogJoint(lambda rate: -rate[..., 0]))[1])
+        True
+        >>> bool(StatisticRegression().conjugate(q, LogJoint(lambda rate: -rate[..., 0].square()))[1])
+        False
+        """
+        fit = self._fitted(q, target)
+        return q.vector + fit.coefficients, fit.left <= _ROUNDING * torch.finfo(q.dtype).eps * fit.size, fit.draws
+
+    def _fitted(self, q: ExponentialFamily, target: Target) -> "_Fit":
         draws = self.draws if self._asked is not None else max(_LEAST, _TIMES * (q.size + 1))
         theta, weights = q.points(draws, self.generator)
-        h, omega = integrand(q, target, theta), q.expectation()
-        T, root = q.statistics(theta), weights.sqrt()
+        h, T, root = integrand(q, target, theta), q.statistics(theta), weights.sqrt()
         centre, level = (weights[..., None] * T).sum(0), (weights * h).sum(0)
-        coefficients = _least_squares(root[..., None] * (T - centre), root * (h - level))
-        value = level - (coefficients * (centre - omega)).sum(-1)
-        gradient = q.fisher_product(coefficients)
-        return Expectation(-value, Framed(-gradient, q.no_matrix), target.temperature, False, Cost(0, 0, len(theta)))
+        design, right = (root[..., None] * (T - centre)).movedim(0, -2), (root * (h - level)).movedim(0, -1)
+        coefficients = shortest_fit(design, right[..., None])[..., 0]
+        left = (right - (design @ coefficients[..., None])[..., 0]).norm(dim=-1)
+        size = right.norm(dim=-1) + ((coefficients.abs() + q.vector.abs()) * design.norm(dim=-2)).sum(-1)
+        return _Fit(coefficients, level, centre, left, size, len(theta))
 
 
-def _least_squares(
-    design: Tensor,  # (n, *batch, D)
-    right: Tensor,  # (n, *batch)
-) -> Tensor:  # (*batch, D)
-    """The shortest solution, by singular values of the scaled columns; 0 for columns that do not vary."""
-    design, right = design.movedim(0, -2), right.movedim(0, -1)
-    size = design.square().sum(-2, keepdim=True).sqrt()
-    good = size.isfinite() & (size > 0)
-    scaled = torch.where(good, design / size, 0.0)
-    U, s, Vh = torch.linalg.svd(scaled, full_matrices=False)
-    least = torch.finfo(s.dtype).eps * design.shape[-2] * s[..., :1]
-    inverse = torch.where(s > least, 1 / s, 0.0)
-    solution = (Vh.mT @ (inverse[..., None] * (U.mT @ right[..., None])))[..., 0]
-    return torch.where(good[..., 0, :], solution / size[..., 0, :], torch.where(size[..., 0, :] == 0, 0.0, torch.nan))
+class _Fit(NamedTuple):
+    coefficients: Tensor  # c, (*batch, D)
+    level: Tensor  # mean of h, (*batch,)
+    centre: Tensor  # mean of T, (*batch, D)
+    left: Tensor  # root mean square of what the fit leaves, (*batch,)
+    size: Tensor  # of its terms, (*batch,)
+    draws: int

@@ -3,6 +3,7 @@
 Read `engine` first: it says what an engine is asked for, and when.
 """
 
+from torchngvi.fitting.mixture_start import mixture_at_modes
 from torchngvi.fitting.slope import SlopeBelow, SlopeStop
 from torchngvi.fitting.stopping import Criterion, Evaluations, Gradients, NormBelow, Seconds, Stalled, Unimproved
 
@@ -16,4 +17,5 @@ __all__ = [
     "SlopeStop",
     "Stalled",
     "Unimproved",
+    "mixture_at_modes",
 ]

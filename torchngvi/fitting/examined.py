@@ -8,14 +8,19 @@ those of torch alone.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from torch import Tensor
+
 from torchngvi.diagnostics.allowance import Allowance
 from torchngvi.diagnostics.examination import examine_fitted
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting.generators import Generators
 from torchngvi.fitting.starts import Starts
+from torchngvi.mode import Mode
 from torchngvi.models.guarded import VALUE, Guarded
+from torchngvi.models.warped import WarpedTarget
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.warped import Warped
 
 _FEWEST = 1025 * VALUE  # cost below which nothing can be told
 _UNMINDED = 16_000.0  # cost that nobody minds where the log joint is quick
@@ -34,8 +39,25 @@ def examined(
     starts: Starts,
     most: float,  # budget of the whole run, in gradients
     over: Callable[[], bool],
+    warped: Warped | None = None,
 ) -> Examined:
-    """Examine a q that has been fitted from those starts, whatever the examination comes upon."""
+    """Examine a q that has been fitted from those starts, or what is warped around it, whatever it comes upon."""
+    if warped is None:
+        return _examined(q, target, starts, starts.modes, starts.mean, most, over)
+    modes = [mode._replace(theta=warped.unbent(mode.theta)) for mode in starts.modes]  # in the space of the base
+    with target.seen_as(lambda inner: WarpedTarget(inner, warped)) as inside:
+        return _examined(q, inside, starts, modes, warped.unbent(starts.mean), most, over)
+
+
+def _examined(
+    q: Gaussian,
+    target: Guarded,
+    starts: Starts,
+    modes: list[Mode],
+    around: Tensor,  # (D,)
+    most: float,
+    over: Callable[[], bool],
+) -> Examined:
     left = most - target.cost
     allowed = Allowance(target, 2**62, min(target.cost, left), over, quick=min(_UNMINDED, left))
     if over() or allowed.cost < _FEWEST:
@@ -46,9 +68,9 @@ def examined(
             verdict = examine_fitted(
                 q,
                 allowed,
-                modes=starts.modes if known else None,
+                modes=modes if known else None,
                 starts=starts.others if known else 0,
-                around=starts.mean,
+                around=around,
                 seed=starts.seed + 11,
             )
     except (TorchngviError, RuntimeError, ArithmeticError) as error:  # the fit is not lost for it

@@ -7,8 +7,12 @@ Which engine of the loop is run:
 
     an optimizer is given, or E_q[ℓ] has a closed form        its steps, `torchngvi.fitting.steps`
     a log joint without an optimizer                           averages that grow, `torchngvi.fitting.sample_average`
+    a mixture of Gaussians                                     natural gradients of components and weights,
+                                                               `torchngvi.fitting.mixtures`
     a flat posterior without an optimizer                      IFVB, or NGVI of an exponential family, until a smoothed
                                                                bound stops rising, `torchngvi.fitting.smoothed`
+    a warped posterior                                         the Gaussian, then its curves, `torchngvi.fitting.warped`
+    a product of posteriors and a `FactorGraph`                coordinate ascent, `torchngvi.fitting.coordinate_sweeps`
 """
 
 from collections.abc import Callable, Iterable
@@ -23,9 +27,11 @@ from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.callbacks import checked_callbacks
 from torchngvi.fitting.chunks import ChunkedSteps, members_at_once
+from torchngvi.fitting.coordinate_sweeps import CoordinateSweeps
 from torchngvi.fitting.engine import Engine
 from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.mixtures import MixtureSteps
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.steps import Steps
@@ -40,6 +46,7 @@ from torchngvi.fitting.stopping import (
     joined,
 )
 from torchngvi.fitting.usual_steps import usual_steps
+from torchngvi.fitting.warped import WarpedAverages
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
@@ -50,9 +57,13 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.mixture import Mixture
+from torchngvi.posteriors.product import Product
+from torchngvi.posteriors.warped import Warped
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _MANY = 100  # coordinates of a q over a forest from which each is as accurate as with so many
+_BENT = 20  # the same of curves, each of which is known from draws no better
 _PATIENCE = 200  # steps without a new best of the smoothed bound
 _FULL, _WIDE = 200, 500  # coordinates up to which Newton's method is the faster one, with all covariances and with few
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
@@ -88,11 +99,13 @@ def fit(
             few passes that are counted as gradients. For a log joint without a closed form it is VN over averages that
             grow, see `torchngvi.fitting.sample_average`; for a flat posterior, such as a flow, `IFVB(q)`, whose norm is
             never small: the run ends when the mean of the bound over 100 steps has had no new best for 200, which does
-            not say that it has converged; the best is put back, see `torchngvi.fitting.smoothed`.
+            not say that it has converged; the best is put back, see `torchngvi.fitting.smoothed`. An exponential family
+            begins at the posterior where the log joint is found to be conjugate to it, and has converged there. A
+            warped posterior has steps of its own, see `torchngvi.fitting.warped`, after those of its Gaussian.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
-            default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
-            Under a q over a forest, as for a `FactorTarget`, with D > 100 it is 0.1 √(D/100), as accurate in each
-            coordinate.
+            default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint or a mixture: about half its square, in
+            nats, is lost. Under a q over a forest, as for a `FactorTarget`, with D > 100 it is 0.1 √(D/100), as
+            accurate in each coordinate; of a warped posterior with D > 20 0.1 √(D/20).
         max_evaluations: budget of expectations (value, gradient, curvature), one for all members of a batch.
         max_gradients, max_seconds: budgets of the log joint and of time, those of the criteria ``Gradients`` and
             ``Seconds``; all that the fit does is counted, the search for a start and the checks too.
@@ -149,10 +162,22 @@ def fit(
             _default_tolerance(q, False, target) if tolerance is None else tolerance, max_evaluations, stop
         )
         engine = PassesOverGroups(q, target, batch_groups, criteria)
+    elif isinstance(q, Warped):
+        engine = _warped(q, target, optimizer, batch_size, tolerance, examine)
+        criteria = _criteria(engine.tolerance, max_evaluations, stop)
+    elif isinstance(q, Product):
+        if optimizer is not None:
+            raise InputError("a Product is fitted site by site, without an optimizer; leave optimizer= out.")
+        engine = CoordinateSweeps(q, target, _default_tolerance(q, False, target) if tolerance is None else tolerance)
+        criteria = joined(NormBelow(engine.tolerance) | Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
     elif optimizer is None and isinstance(q, FlatPosterior):
         engine = usual_steps(q, target, tolerance)
         criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
         criteria = NormBelow(engine.tolerance) | criteria if engine.tolerance else criteria
+    elif isinstance(q, Mixture):
+        _check_mixture(optimizer, batch_size)
+        criteria = _criteria(_BY_DRAWS if tolerance is None else tolerance, max_evaluations, stop)
+        engine = MixtureSteps(q, target, criteria.tolerance)
     else:
         by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(target, TractableTarget)
         starts = optimizer is None
@@ -183,6 +208,23 @@ def fit(
     return replace(loop.run(), target=target, posterior=q)
 
 
+def _warped(
+    q: Warped,
+    target: Target,
+    optimizer: object,
+    batch_size: int | None,
+    tolerance: float | None,
+    examine: bool,
+) -> WarpedAverages:
+    """The engine of a warped posterior, which has its own steps."""
+    if optimizer is not None or batch_size is not None:
+        raise InputError("a warped posterior is fitted by steps of its own; leave optimizer= and batch_size= out.")
+    if tolerance is not None:
+        return WarpedAverages(q, target, tolerance, examine)
+    usual = _default_tolerance(q.base, True, target)
+    return WarpedAverages(q, target, usual, examine, max(usual, _BY_DRAWS * (q.dim / _BENT) ** 0.5))
+
+
 def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
     """Newton's method on the bound where it is convex and products with its Hessian are cheap, else VN.
 
@@ -209,6 +251,14 @@ def _check_posterior(q: object) -> None:
 def _check_in_batches(optimizer: object, batch_size: int | None) -> None:
     if optimizer is not None or batch_size is not None:
         raise InputError("batch_groups= has its own steps and its own batches; leave optimizer= and batch_size= out.")
+
+
+def _check_mixture(optimizer: object, batch_size: int | None) -> None:
+    if optimizer is not None or batch_size is not None:
+        raise InputError(
+            "a Mixture has its own steps, of components and weights; leave optimizer= and batch_size= out, or make "
+            "steps by an optimizer over q.components with MixtureIntegrand(q, log_joint)."
+        )
 
 
 def _default_tolerance(q: Posterior, by_draws: bool, target: Target) -> float:

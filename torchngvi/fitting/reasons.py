@@ -93,11 +93,19 @@ def worsened(lost: Compared, norm: float, draws: int) -> str:
     )
 
 
-def not_finite(loss: float) -> str:
+_ELSEWHERE = "Start from another mean or a smaller scale (initialize_), or transform constrained coordinates."
+
+
+def not_finite(loss: float, advice: str = _ELSEWHERE) -> str:
     """Say that the log joint is not finite at some of the draws with which an average begins."""
+    return f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its draws. {advice}"
+
+
+def leaving(domain: str, steps: int) -> str:
+    """Say that the steps of a flat posterior lead out of its domain, as where the log joint confines no posterior."""
     return (
-        f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its draws. Start from "
-        "another mean or a smaller scale (initialize_), or transform constrained coordinates."
+        f"because {steps} steps in a row led out of the domain ({domain}): the log joint does not confine q. Give the "
+        "unknown a proper prior. If the function returns -log p, an energy, return its negative."
     )
 
 

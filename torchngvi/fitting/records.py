@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchngvi.diagnostics.certificate import Certificate, certificate
 from torchngvi.diagnostics.examination import examine
 from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
 from torchngvi.diagnostics.verdict import Verdict
@@ -16,8 +17,10 @@ from torchngvi.models.guarded_factors import in_factors
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
+from torchngvi.posteriors.warped import Warped
 
 _LATER = "summary() of the result does it"
+_BENT = "a warped Gaussian"
 _FINISH = "let the fit converge first, with a larger budget"
 
 
@@ -100,7 +103,7 @@ class FitResult:
         Where a Gaussian does not fit the worst coordinates are named; of another posterior it says nothing.
         """
         verdict = self.verdict
-        if not isinstance(self.posterior, Gaussian) or (verdict is None and self.target is None):
+        if not isinstance(self.posterior, Gaussian | Warped) or (verdict is None and self.target is None):
             return ""
         gaussian = _kind(self.posterior)
         if verdict is None or verdict.word not in (FITS, ABOUT, NOT):
@@ -114,8 +117,23 @@ class FitResult:
         words = {FITS: "fits", ABOUT: "is about right", NOT: "DOES NOT FIT"}[verdict.word]
         worst = {reason.partition(": ")[0]: reason for reason in reversed(verdict.reasons)}  # one a coordinate
         reasons = f": {'; '.join(reversed(worst.values()))}" if worst else ""
-        one = "a Gaussian" if gaussian == "a Gaussian" else "such a Gaussian"
+        one = gaussian if gaussian in ("a Gaussian", _BENT) else "such a Gaussian"
         return f"{best}, {and_} {one} {words}{reasons}{_then(self, verdict)}."
+
+    @property
+    def certificate(self) -> Certificate:
+        """A proof of how far q, as it is now, is from the best Gaussian of its family, see `torchngvi.certificate`.
+
+        >>> import torch
+        >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
+        >>> model = GeneralizedLinear(torch.ones(2, 1).double(), [0.0, 1.0])
+        >>> result = fit(CholeskyGaussian(1, dtype=torch.float64), model, progress=False)
+        >>> bool(result.certificate.bound < 1e-9)
+        True
+        """
+        if self.posterior is None or self.target is None:
+            return Certificate.none("this result has no target: it is a copy, or was read from a file")
+        return certificate(self.posterior, self.target)
 
     def summary(self) -> str:
         """Both answers, and the table of the verdict with the coordinates that are most in doubt.
@@ -124,7 +142,7 @@ class FitResult:
         up to 50,000 gradients of the log joint, see `torchngvi.examine`, which are not counted in ``gradients``.
         """
         if self.verdict is None and _why_not(self) == _LATER:
-            assert isinstance(self.posterior, Gaussian)
+            assert isinstance(self.posterior, Gaussian | Warped)
             assert self.target is not None
             verdict = examine(self.posterior, self.target)
             object.__setattr__(self, "verdict", verdict.named(self.names) if self.names else verdict)
@@ -163,14 +181,16 @@ class FitResult:
         Raises:
             InputError: another number of names than of coordinates.
         """
-        if isinstance(self.posterior, Gaussian) and len(names) != self.posterior.dim:
+        if isinstance(self.posterior, Gaussian | Warped) and len(names) != self.posterior.dim:
             raise InputError(f"names must have one entry a coordinate, {self.posterior.dim}; got {len(names)}.")
         verdict = None if self.verdict is None else self.verdict.named(names)
         return replace(self, names=tuple(names), verdict=verdict)
 
 
-def _kind(q: Gaussian) -> str:
+def _kind(q: Gaussian | Warped) -> str:
     """What may fit."""
+    if isinstance(q, Warped) and bool(q.phi.any()):
+        return _BENT
     if q.structure.widest == q.dim:
         return "a Gaussian"
     independent = "with independent coordinates" if q.structure.widest == 1 else f"of structure {q.structure}"
@@ -185,11 +205,13 @@ def _unfinished(result: FitResult, verdict: Verdict) -> bool:
 def _then(result: FitResult, verdict: Verdict) -> str:
     """What to do next, as a clause; nothing where a Gaussian fits."""
     q = result.posterior
-    assert isinstance(q, Gaussian)
+    assert isinstance(q, Gaussian | Warped)
     if _unfinished(result, verdict):
         return f"; {_FINISH}"
     # over the forest of a log joint in factors the best q has no other correlations
-    whole = q.structure.widest == q.dim or (result.target is not None and in_factors(q, result.target))
+    base = q.base if isinstance(q, Warped) else q
+    assert isinstance(base, Gaussian)
+    whole = q.structure.widest == q.dim or (result.target is not None and in_factors(base, result.target))
     if verdict.word != FITS and not whole and not verdict.modes:
         return "; try a CholeskyGaussian, which has all correlations"
     return f"; {verdict.next.replace('refine(q, log_joint', 'refine(result')}" if verdict.next else ""
@@ -198,7 +220,7 @@ def _then(result: FitResult, verdict: Verdict) -> str:
 def _why_not(result: FitResult) -> str:
     """Why there is no verdict: mostly since nobody has asked."""
     q, target = result.posterior, result.target
-    if not isinstance(q, Gaussian):
+    if not isinstance(q, Gaussian | Warped):
         return f"the posterior is no Gaussian but {type(q).__name__}"
     if q.batch_shape:
         return f"it is asked of one posterior at a time, and this is a batch of shape {tuple(q.batch_shape)}"

@@ -83,7 +83,7 @@ class SampleAverages(Engine):
 
     def check(self) -> None:
         """Refuse a log joint that draws, since two calls at one θ must agree."""
-        _within(self.gaussian, self.starts.check_repeats)
+        within(self.gaussian, self.starts.check_repeats)
 
     def begin(self) -> None:
         """Look for a rough mode, or go through the data in batches."""
@@ -91,7 +91,7 @@ class SampleAverages(Engine):
         self.rescue.origin = self.gaussian.snapshot()
         self.target.most = self.most
         try:
-            _within(self.gaussian, self.starts.first)
+            within(self.gaussian, self.starts.first)
         except BudgetError:  # from the best that is known
             self.gaussian.restore(self.rescue.origin if self.marked is None else self.marked.coordinates)
         self._begun()
@@ -107,7 +107,7 @@ class SampleAverages(Engine):
         """Go on to the next evaluation, and return its standing; None at the end."""
         self._path = path = self._run() if self._path is None else self._path
         self.target.most = max(self.most, 0 if self.descent.evaluations else self.target.cost + self.starts.first_draws)
-        return _within(self.gaussian, lambda: next(path, None))
+        return within(self.gaussian, lambda: next(path, None))
 
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """Return the outcome of the last check; of a run ended from outside, the better of the places that are open."""
@@ -115,9 +115,9 @@ class SampleAverages(Engine):
             return self._ending
         assert stop is not None
         if self.elsewhere is not None:
-            _within(self.gaussian, self._settled)
+            within(self.gaussian, self._settled)
         elif self.descent.went_wrong():
-            _within(self.gaussian, self.descent.undo)
+            within(self.gaussian, self.descent.undo)
         if self.rescue.winner is not None and self.rescue.worse(float(self.descent.point.loss.sum())):
             self.gaussian.restore(self.rescue.winner)
             return self._judged(stop.reason)._replace(loss=self.rescue.loss)
@@ -344,7 +344,7 @@ class SampleAverages(Engine):
         self._path = self.elsewhere = self._ending = None
 
 
-def _within(q: Gaussian, do: Callable[[], _T]) -> _T:
+def within(q: Gaussian, do: Callable[[], _T]) -> _T:
     """Without gradients of its own, and in full precision."""
     with torch.no_grad(), FullPrecision(q.device.type):
         return do()

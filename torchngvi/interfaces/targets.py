@@ -66,8 +66,7 @@ class Target(ABC):
         """Check that q fits, and that it was not evaluated on labels of other classes, which it remembers.
 
         Raises:
-            InputError: as `check` raises it; or parts of the data that are coded by what they happen to hold, which
-                would fit one q to several problems.
+            InputError: as `check` raises it; parts of the data that are coded by what they happen to hold.
         """
         self.check(q)
         if self.coding and q.coding and self.coding != q.coding:
@@ -86,6 +85,10 @@ class Target(ABC):
     def settings(self) -> tuple[object, ...]:
         """Return what else a value depends on, compared by ``==``: the settings of the parts of the target."""
         return ()
+
+    def outward(self, theta: Tensor) -> Tensor:
+        """Return the parameters that points stand for, whose moments are of interest: the points themselves."""
+        return theta
 
     def known_data(self) -> tuple[Tensor, ...]:
         """Return the tensors that tell this problem from another, as far as known; a checkpoint compares them."""
@@ -124,19 +127,20 @@ class TractableTarget(Target):
         self,
         theta: Tensor,  # (*batch, D)
     ) -> tuple[Tensor, Raw | Sites | Framed]:
-        """Compute ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ, of a target that is ``convex``.
+        """Compute ℓ(θ), (*batch,), of a target that is ``convex``, with ∇ℓ and ∇²ℓ as a `Raw` packet.
 
-        They are a `Raw` packet, or such as stay sparse: `Sites`, or `Framed` in the frame of N(θ, I) over a forest.
+        Such as stay sparse are `Sites`, or over a forest `Framed` in the frame of N(θ, I).
         """
         raise NotImplementedError  # asked of no other
+
+    def attached(self) -> "TractableTarget":
+        """Return the target in the graph of what it was made of, where it keeps that aside from its fits."""
+        return self
 
     def negative_elbo(self, q: "Posterior") -> Tensor:
         """Compute L(q) = E_q[ℓ] - γ entropy(q), (*batch,), in nats, differentiable in the probes of q.
 
-        For γ = 1 this is the negative evidence lower bound, all constants included.
-
-        Raises:
-            InputError: a q to which the target cannot be fitted.
+        For γ = 1 this is the negative evidence lower bound, all constants included; a q that does not fit is refused.
         """
         self.admit(q)
         return self.expected_energy(q.probed())[0] - self.temperature * q.entropy()

@@ -1,9 +1,11 @@
 """The targets that a posterior approximates: log joints with structure, and without."""
 
 from torchngvi.models.data_log_joint import DataLogJoint
+from torchngvi.models.factor_graph import FactorGraph
 from torchngvi.models.factors import FactorTarget, TractableFactors
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.grouped import GroupedLogJoint
+from torchngvi.models.known_factors import ExpectedFactor
 from torchngvi.models.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
@@ -14,11 +16,13 @@ from torchngvi.models.likelihoods import (
     StudentT,
 )
 from torchngvi.models.log_joint import LogJoint
+from torchngvi.models.messages import SiteFactor
 from torchngvi.models.mixed import MixedLogJoint, RandomEffects
 from torchngvi.models.mixed_gaussian import GaussianMixed
 from torchngvi.models.mixed_marginal import MarginalMixed
 from torchngvi.models.mixed_prior import MixedPrior, Wishart
 from torchngvi.models.mixed_summary import MixedSummary
+from torchngvi.models.mixture_integrand import MixtureIntegrand
 from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.models.per_datum import PerDatum
@@ -27,13 +31,16 @@ from torchngvi.models.scale_priors import Exponential, HalfNormal, HalfT
 from torchngvi.models.sharded import Sharded, ShardedDraws, ShardedLogJoint, ShardedTractable
 from torchngvi.models.softmax import SoftmaxRegression
 from torchngvi.models.streamed import Streamed
+from torchngvi.models.warped import WarpedTarget
 
 __all__ = [
     "BernoulliLogit",
     "BernoulliProbit",
     "DataLogJoint",
+    "ExpectedFactor",
     "ExpectedPenalty",
     "Exponential",
+    "FactorGraph",
     "FactorTarget",
     "GaussianMixed",
     "GaussianMultilevel",
@@ -49,6 +56,7 @@ __all__ = [
     "MixedLogJoint",
     "MixedPrior",
     "MixedSummary",
+    "MixtureIntegrand",
     "MultilevelLogJoint",
     "NegativeBinomial",
     "PerDatum",
@@ -59,9 +67,11 @@ __all__ = [
     "ShardedDraws",
     "ShardedLogJoint",
     "ShardedTractable",
+    "SiteFactor",
     "SoftmaxRegression",
     "Streamed",
     "StudentT",
     "TractableFactors",
+    "WarpedTarget",
     "Wishart",
 ]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import FullPrior, Posterior, Prior
+from torchngvi.models.graphs import kept
 from torchngvi.numerics import sparse
 from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.linalg import cholesky, eigh
@@ -22,7 +23,7 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
         like: the design, or None for the design itself.
 
     Returns:
-        The tensor, which does not require grad.
+        The tensor, which does not require grad but within `torchngvi.models.graphs.attached`.
 
     Raises:
         InputError: if it holds no numbers, or complex, NaN or infinite ones.
@@ -56,7 +57,7 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
             "Drop or impute those rows."
         )
     # the data of a model are read in backward passes, which what inference_mode made cannot be
-    return tensor.clone() if tensor.is_inference() else tensor.detach()
+    return tensor.clone() if tensor.is_inference() else kept(tensor)
 
 
 def design(value: Any) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, FullPrior, LinearTarget, Marginals, Posterior, Raw, Sites
 from torchngvi.messages import hint
-from torchngvi.models import checks
+from torchngvi.models import checks, graphs
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
@@ -99,6 +99,21 @@ class GeneralizedLinear(LinearTarget):
         batch = max(self.X.ndim - 2, self.y.ndim - 1)
         self.prior = checks.prior(prior_mean, prior_precision, self.dim, self.X, batch)
         self.num_data = self.X.shape[-2]  # N, of a mini-batch that of all the data
+        self._given = graphs.given(
+            X=X, y=y, family=family, prior_precision=prior_precision, prior_mean=prior_mean, weights=weights,
+            offset=offset, temperature=temperature, classes=classes,
+        )  # fmt: skip
+
+    def attached(self) -> Self:
+        """Return the model with its tensors in the graph of what it was made of, as `torchngvi.solve` asks for it."""
+        if self._given is None:
+            return self
+        with graphs.attached():
+            return type(self)(**self._given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the graph of what the model was made of: copies, and what is saved, have none."""
+        return {**vars(self), "_given": None}
 
     def _coded(self, y: Tensor, classes: Any) -> tuple[Tensor, tuple[float, ...]]:
         """Targets in the likelihood's coding, and the classes that it codes."""

@@ -1,6 +1,8 @@
 """A log joint that may fail at some theta: those are found by halves, and the others count."""
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -127,6 +129,29 @@ class Guarded(Target):
         if not self._count:
             return ""
         return f" The log joint failed {self._count} time{'s' * (self._count > 1)}: {self._last.rstrip('.')}."
+
+    @contextmanager
+    def seen_as(self, change: Callable[[Target], Target]) -> Iterator["Guarded"]:
+        """Open a block in which the target is seen in another way; what is asked there is counted here, and guarded.
+
+        Args:
+            change: makes another target of the one that is guarded, as in other coordinates.
+
+        Yields:
+            The other one, guarded, with the counts and the budget of this one.
+        """
+        other = Guarded(change(self.target))
+        other.gradients, other.values, other.most = self.gradients, self.values, self.most
+        other._answered = self._answered
+        try:
+            yield other
+        finally:
+            self.gradients, self.values = other.gradients, other.values
+            other.tell(self)
+
+    def outward(self, theta: Tensor) -> Tensor:
+        """Return the parameters that points stand for, as the target does."""
+        return self.target.outward(theta)
 
     def tell(self, other: "Guarded") -> None:
         """Tell another of the failures, and forget them.

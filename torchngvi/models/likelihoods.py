@@ -28,6 +28,7 @@ class Likelihood(ABC):
         two_classes: whether `checked` tells from the targets which two classes there are.
         of_softplus: whether it is made of log(1 + eˣ), so that `expected` takes another way to its expectation.
         convex: whether -log p(y | η) is convex in η, twice differentiable by torch, as is β of `expected` once.
+        self_concordant: whether its third derivative is at most its second.
 
     >>> likelihood: Likelihood = PoissonLog()
     >>> eta, variance, y = torch.zeros(1), torch.ones(1), torch.ones(1)
@@ -39,7 +40,7 @@ class Likelihood(ABC):
     discrete: bool  # the outcomes are classes, so that accuracy makes sense
     two_classes = False  # `checked` tells from the targets which two classes there are
     of_softplus = False  # made of log(1 + eˣ), so that `expected` takes another way to E[log(1 + eˣ)]
-    convex = False  # -log p(y | η), in η
+    convex = self_concordant = False  # -log p(y | η), in η
 
     @abstractmethod
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ class BernoulliLogit(Likelihood):
     """
 
     discrete = True
-    convex = True
+    convex = self_concordant = True
     two_classes = True
     of_softplus = True
 
@@ -149,7 +150,7 @@ class PoissonLog(Likelihood):
     """
 
     discrete = False
-    convex = True
+    convex = self_concordant = True
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
         """Return exp η - yη + log y!."""
@@ -208,7 +209,7 @@ class NegativeBinomial(Likelihood):
     """
 
     discrete = False
-    convex = True
+    convex = self_concordant = True
     of_softplus = True
 
     def __init__(self, dispersion: float) -> None:
@@ -263,7 +264,7 @@ class GaussianNoise(Likelihood):
     """
 
     discrete = False
-    convex = True
+    convex = self_concordant = True
 
     def __init__(self, noise: float = 1.0) -> None:
         if not (noise > 0 and math.isfinite(noise)):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import AdditiveTractable, Change, Curved, Frame, Posterior, Raw
-from torchngvi.models import checks
+from torchngvi.models import checks, graphs
 from torchngvi.models.softmax_rows import Nodes, bent, moments, nodes, predictors
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
@@ -100,6 +100,21 @@ class SoftmaxRegression(AdditiveTractable):
         self.prior = checks.prior(prior_mean, prior_precision, self.dim, self.X)
         self.num_nodes = num_nodes
         self.num_data = self.num_rows  # N, of a mini-batch that of all the data
+        self._given = graphs.given(
+            X=X, y=y, prior_precision=prior_precision, prior_mean=prior_mean, weights=weights, temperature=temperature,
+            num_nodes=num_nodes, classes=classes,
+        )  # fmt: skip
+
+    def attached(self) -> Self:
+        """Return the model with its tensors in the graph of what it was made of, as `torchngvi.solve` asks for it."""
+        if self._given is None:
+            return self
+        with graphs.attached():
+            return type(self)(**self._given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the graph of what the model was made of: copies, and what is saved, have none."""
+        return {**vars(self), "_given": None}
 
     @property
     def num_rows(self) -> int:

@@ -121,6 +121,11 @@ AMONG_PARTS: list[Refusal] = [
 
 WITH_POSTERIOR: list[Refusal] = [
     (
+        lambda p: not p.q.takes,
+        "{rule} moves one Gaussian, or a batch of them, and {q} is none. Use torchngvi.fit(q, log_joint), or build the "
+        "optimizer over q.components, with MixtureIntegrand(q, log_joint) of torchngvi.models as its target.",
+    ),
+    (
         lambda p: p.rule.emits not in p.q.takes,
         "{rule} moves q by {emits}, which {q} cannot do (it takes {takes}). Use a CholeskyGaussian or a "
         "DiagonalGaussian.",

@@ -19,6 +19,8 @@ from torchngvi.interfaces import Frame
 from torchngvi.numerics.linalg import finite
 from torchngvi.posteriors.conversions import ConvertibleGaussian
 from torchngvi.posteriors.shapes import Shape, sizes
+from torchngvi.posteriors.warped import Warped
+from torchngvi.posteriors.warps import Warp
 from torchngvi.structures.pattern import Structured
 
 
@@ -200,6 +202,24 @@ class Gaussian(ConvertibleGaussian):
         shift = self.structure.dot(away, away)
         log_det = self.log_det_root() + (self._probe_trace() if torch.is_grad_enabled() else 0.0)
         return 0.5 * (spread + shift - self.structure.total_dim) + other.log_det_root() - log_det
+
+    def warped(self, warp: Warp | None = None) -> Warped:
+        """Put a curve around each coordinate, the identity at first: for skewed margins, see `Warped`.
+
+        Args:
+            warp: the family of the curves; `torchngvi.posteriors.warps.SinhArcsinh` by default.
+
+        Returns:
+            The warped posterior, which holds this one and moves it.
+
+        Raises:
+            InputError: a warp of another package.
+
+        >>> from torchngvi import CholeskyGaussian
+        >>> CholeskyGaussian(2).warped().phi.tolist()
+        [[0.0, 0.0], [0.0, 0.0]]
+        """
+        return Warped(self, warp)
 
     def _proper(
         self,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchngvi.mode import Mode, find_modes
+from torchngvi import posteriors
+from torchngvi.mode import Mode, find_modes, search_points
 from torchngvi.refinement.density import Density
 from torchngvi.refinement.joint import Joint
 from torchngvi.refinement.newton import Batched, fitted
@@ -14,9 +15,6 @@ from torchngvi.refinement.newton import Batched, fitted
 _APART = 3.0  # standard deviations, by either curvature, between two modes
 _SAME = 1.0  # the same, between two Gaussians that were fitted
 _LEAST = 5.0  # nats below the largest evidence, or the ELBO of q, down to which a mode counts
-_FEW, _MANY = 4, 16  # starts of the search
-_COLUMNS = 64  # of all their Hessians together, between these
-_NEARBY, _AROUND = 2.0, 6.0  # U(-2, 2) around 0, and so many standard deviations of q around its mean
 _SHARED = 512  # draws of each member, by which the shares are found
 _SWEEPS = 200  # of the shares
 _SMALLEST = 1e-3  # share below which a member is left out
@@ -80,6 +78,20 @@ class Mixture(Density):
         apart = self.centres - mean
         return mean, within + (apart.mT * self.shares) @ apart
 
+    def as_posterior(self) -> posteriors.Mixture:
+        """The same mixture as a posterior that `torchngvi.fit` improves, where the members overlap.
+
+        Returns:
+            A new mixture, whose components are `torchngvi.CholeskyGaussian`.
+
+        >>> Mixture(torch.tensor([0.5, 0.5]), torch.tensor([[-3.0], [3.0]]), torch.ones(2, 1, 1)).as_posterior()
+        Mixture(2 x CholeskyGaussian, D = 1, weights 0.5, 0.5)
+        """
+        number = len(self.shares)
+        return posteriors.Mixture(
+            posteriors.CholeskyGaussian(self.dim, (number,), mean=self.centres, scale=self.roots), self.shares
+        )
+
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> "Mixture":
         """The mixture that a state_dict is of."""
@@ -137,20 +149,13 @@ def mix(
 def _searched(
     mean: Tensor, root: Tensor, joint: Joint, starts: Tensor | None, seed: int, known: Sequence[Tensor]
 ) -> list[Mode | None]:
-    dim = len(mean)
-    count = min(max(_COLUMNS // dim, _FEW), _MANY)
-    uniform = (
-        2 * torch.rand(count, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed), device="cpu") - 1
-    )
-    uniform = uniform.to(mean)
-    around = mean + _AROUND * root.norm(dim=1) * uniform[count // 2 :]
-    points = torch.cat([_NEARBY * uniform[: count // 2], around])
+    points = search_points(mean, root.norm(dim=1), seed)
     if starts is not None:
         points = starts.to(points)
     if known:
         points = torch.cat([points, torch.stack(list(known)).to(points)])
     with torch.enable_grad():
-        return find_modes(joint.target, points, 200 + 20 * dim)
+        return find_modes(joint.target, points, 200 + 20 * len(mean))
 
 
 def _distinct(modes: list[Mode], own: tuple[Tensor, Tensor], elbo: float) -> list[Mode]:

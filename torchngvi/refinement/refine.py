@@ -15,6 +15,7 @@ from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim.notices import warn
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
+from torchngvi.posteriors.warped import Warped
 from torchngvi.refinement.density import Density
 from torchngvi.refinement.fan import LayeredGaussian, Layering
 from torchngvi.refinement.importance import Wider, weigh
@@ -266,6 +267,7 @@ def _checked(
     """The posterior and the log joint, or a sentence."""
     q = getattr(result_or_q, "posterior", result_or_q)
     log_joint = getattr(result_or_q, "target", None) if log_joint is None else log_joint
+    q = q.base if isinstance(q, Warped) else q
     if not isinstance(q, Gaussian):
         raise PairError(
             "refine begins at a Gaussian posterior, such as a CholeskyGaussian, or at the result of its fit; got "

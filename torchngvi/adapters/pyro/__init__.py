@@ -2,6 +2,7 @@
 
     fit_guide(model, guide, *args)      a converged guide, nothing to tune
     AutoLocalGaussian(model, "plate")   the guide for local latents in a subsampled plate
+    AutoProduct(model)                  the guide for rates, shares, classes: each site in a family of its own
     NaturalSVI(model, guide, optim)     step by step, for mini-batches and for models with parameters
     Trace_ELBO()(model, guide)          with one of our optimizers on guide.posterior
     centred(model, *args)               the model in the coordinates that a Gaussian fits best
@@ -28,11 +29,13 @@ from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.fitting import fit_guide
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
+from torchngvi.adapters.pyro.product import AutoProduct
 from torchngvi.adapters.pyro.svi import NaturalSVI
 
 __all__ = [
     "AutoGaussian",
     "AutoLocalGaussian",
+    "AutoProduct",
     "Centred",
     "LatentGaussian",
     "ModelLogJoint",

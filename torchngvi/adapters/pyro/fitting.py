@@ -13,6 +13,7 @@ from torchngvi.adapters.pyro.local_passes import fit_locals
 from torchngvi.adapters.pyro.location_scale import advised
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, subsampled_plate
+from torchngvi.adapters.pyro.product import AutoProduct, fit_product
 from torchngvi.adapters.pyro.sites import Layout
 from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
@@ -24,7 +25,7 @@ from torchngvi.models import DataLogJoint, ShardedDraws
 
 def fit_guide(
     model: Callable[..., Any],
-    guide: AutoGaussian | AutoLocalGaussian,
+    guide: AutoGaussian | AutoLocalGaussian | AutoProduct,
     *args: Any,
     options: dict[str, Any] | None = None,
     batches: Iterable[Any] | None = None,
@@ -39,7 +40,8 @@ def fit_guide(
 
     Args:
         model: a Pyro model, all of whose continuous latents the guide covers.
-        guide: the guide, which is set up if it was not, and holds the posterior afterwards; of an `AutoLocalGaussian`
+        guide: the guide, which is set up if it was not, and holds the posterior afterwards; an `AutoProduct` takes the
+            options of `torchngvi.fit` but group, and no batches; of an `AutoLocalGaussian`
             the options are those of `torchngvi.adapters.pyro.local_passes.fit_locals`.
         args, kwargs: the arguments of the model.
         options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
@@ -71,6 +73,10 @@ def fit_guide(
         if batches is not None:
             raise InputError("AutoLocalGaussian takes its batches from the plate that subsamples; leave batches= out.")
         return fit_locals(model, guide, args, kwargs, options)
+    if isinstance(guide, AutoProduct):
+        if batches is not None:
+            raise InputError("AutoProduct is fitted to all rows at once; leave batches= out.")
+        return fit_product(model, guide, args, kwargs, options)
     processes = processes_of(options.pop("group", None))
     with processes.together():
         target, layout = target_of(model, guide, batches, args, kwargs)

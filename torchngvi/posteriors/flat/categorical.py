@@ -96,6 +96,10 @@ class Categorical(ExponentialFamily):
         """Return zeros."""
         return torch.zeros(self.size, dtype=self.dtype, device=self.device)
 
+    def reference_vector(self) -> Tensor:
+        """Return zeros: all classes are as probable."""
+        return torch.zeros_like(self.vector.detach().reshape(-1, self.size)[0])
+
     def log_partition(self, at: Tensor | None = None) -> Tensor:
         """Compute log(1 + Σ e^η)."""
         return -self._log_probabilities(at)[..., -1]

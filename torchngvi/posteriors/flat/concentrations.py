@@ -34,6 +34,10 @@ class Concentrations(ExponentialFamily):
         """Return -1 for each class."""
         return -torch.ones(self.size, dtype=self.dtype, device=self.device)
 
+    def reference_vector(self) -> Tensor:
+        """Return 2 for each class."""
+        return torch.full_like(self.vector.detach().reshape(-1, self.size)[0], 2.0)
+
     def log_partition(self, at: Tensor | None = None) -> Tensor:
         """Compute Σ lnΓ(α_k) - lnΓ(α_0)."""
         alpha = self.point(at)

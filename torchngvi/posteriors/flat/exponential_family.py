@@ -101,6 +101,10 @@ class ExponentialFamily(FlatPosterior):
         """Compute log h(x), (*sample, *batch)."""
         return (self.statistics(theta) * self.base_coefficients()).sum(-1)
 
+    def reference_vector(self) -> Tensor:  # (D,)
+        """Return the natural parameters of a member around 1, (D,), at whose draws factors are told apart."""
+        return self.vector.detach().reshape(-1, self.size)[0]
+
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute log h(x) + ⟨η, T(x)⟩ - A(η)."""
         return self.log_base(theta) + (self.statistics(theta) * self.point(at)).sum(-1) - self.log_partition(at)

@@ -106,6 +106,16 @@ class FlatPosterior(Posterior):
         self.register_buffer("mean_probe", torch.zeros_like(vector, requires_grad=True), persistent=False)
         self.register_buffer("root_probe", torch.zeros_like(self.no_matrix, requires_grad=True), persistent=False)
 
+    def extra_repr(self) -> str:
+        """Describe the posterior for ``repr``: the length of its vector, its batch, its dtype.
+
+        >>> from torchngvi.posteriors.flat import Gamma
+        >>> Gamma(torch.ones(5, 2))
+        Gamma(2, batch_shape=(5,), dtype=torch.float32)
+        """
+        batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"{self.size}{batch}, dtype={self.dtype}"
+
     domain = "every entry is finite"  # in words, for messages
 
     @property

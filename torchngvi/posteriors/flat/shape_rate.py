@@ -57,6 +57,10 @@ class ShapeRate(ExponentialFamily):
         u = self.as_gamma(theta)
         return torch.cat([u.log(), -u], -1)
 
+    def reference_vector(self) -> Tensor:
+        """Return a = b = 2."""
+        return torch.full_like(self.vector.detach().reshape(-1, 2)[0], 2.0)
+
     def log_partition(self, at: Tensor | None = None) -> Tensor:
         """Compute lnΓ(a) - a log b."""
         a, b = self.point(at).unbind(-1)

@@ -105,6 +105,11 @@ class Wishart(ExponentialFamily):
     def _halves(self, a: Tensor) -> Tensor:  # (*batch, d)
         return a[..., None] - 0.5 * torch.arange(self.rows, dtype=a.dtype, device=a.device)
 
+    def reference_vector(self) -> Tensor:
+        """Return the parameters of d + 2 degrees of freedom and the scale I."""
+        rows = torch.eye(self.rows, dtype=self.dtype, device=self.device)
+        return Wishart.of(torch.tensor(self.rows + 2.0), rows).vector
+
     def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw X = RAAᵀRᵀ with RRᵀ = V by Bartlett's lower triangle A."""
         a, B = self.parts(self.point(at).detach())

@@ -1,0 +1,252 @@
+"""`torchngvi.solve`: the optimum as a differentiable function of what the target was made of."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+
+from torchngvi import (
+    CholeskyGaussian,
+    DiagonalGaussian,
+    GeneralizedLinear,
+    LogJoint,
+    NaturalGaussian,
+    PrecisionCholeskyGaussian,
+    fit,
+    solve,
+)
+from torchngvi.errors import InputError, PairError
+from torchngvi.models import NegativeBinomial, SoftmaxRegression, StudentT
+from torchngvi.structures import block_diagonal
+
+DTYPE, N, D = torch.float64, 30, 3
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
+
+
+X = randn(N, D)
+Y = (X @ torch.tensor([1.0, -0.5, 0.0], dtype=DTYPE) + randn(N, seed=1) > 0).to(DTYPE)
+FAMILIES = {
+    "logistic": "bernoulli_logit",
+    "probit": "bernoulli_probit",
+    "Poisson": "poisson_log",
+    "normal": "gaussian",
+    "negative binomial": NegativeBinomial(2.0),
+}
+POSTERIORS = {
+    "Cholesky": lambda: CholeskyGaussian(D, dtype=DTYPE),
+    "natural": lambda: NaturalGaussian(D, dtype=DTYPE),
+    "precision": lambda: PrecisionCholeskyGaussian(D, dtype=DTYPE),
+    "diagonal": lambda: DiagonalGaussian(D, dtype=DTYPE),
+    "blocks": lambda: CholeskyGaussian(D, structure=block_diagonal([1, 2]), dtype=DTYPE),
+}
+
+
+def score(found):
+    """A function of mean, covariance and standard deviations without a symmetry."""
+    weights = randn(D, D, seed=7)
+    return (found.mean * randn(D, seed=5)).sum() + (found.covariance * weights).sum() + found.stddev.prod()
+
+
+def parts():
+    """What a model is made of: log precisions, design, offset, weights, prior mean."""
+    return {
+        "log precision": randn(D, seed=2),
+        "design": X.clone(),
+        "offset": 0.3 * randn(N, seed=3),
+        "weights": 1 + 0.1 * randn(N, seed=4).tanh(),
+        "prior mean": 0.2 * randn(D, seed=6),
+    }
+
+
+def model(given, family="bernoulli_logit"):
+    return GeneralizedLinear(
+        given["design"],
+        Y,
+        family,
+        prior_precision=given["log precision"].exp(),
+        offset=given["offset"],
+        weights=given["weights"],
+        prior_mean=given["prior mean"],
+    )
+
+
+def check(make, q, value=score, steps=2e-4):
+    """The derivative along a random direction of each part, against differences of fits of fourth order."""
+    given = {name: part.requires_grad_() for name, part in parts().items()}
+    gradients = torch.autograd.grad(value(solve(q(), make(given))), list(given.values()))
+    for seed, (name, gradient) in enumerate(zip(given, gradients, strict=True)):
+        way = randn(*gradient.shape, seed=20 + seed)
+
+        def at(shift, name=name, way=way):
+            moved = {key: part.detach() for key, part in given.items()}
+            moved[name] = moved[name] + shift * steps * way
+            return value(solve(q(), make(moved), tolerance=1e-10)).item()
+
+        difference = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * steps)
+        assert (gradient * way).sum().item() == pytest.approx(difference, rel=1e-6, abs=1e-7), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_derivatives_are_those_of_fits(family):
+    check(lambda given: model(given, FAMILIES[family]), POSTERIORS["Cholesky"])
+
+
+@pytest.mark.parametrize("kind", POSTERIORS)
+def test_under_every_posterior(kind):
+    check(model, POSTERIORS[kind])
+
+
+def test_of_a_normal_likelihood_in_closed_form():
+    """V = (Λ + XᵀX)⁻¹ and m = VXᵀy, whose derivatives autograd knows, and the log evidence with its own."""
+    precision = torch.tensor([0.5, 1.0, 2.0], dtype=DTYPE, requires_grad=True)
+    y = randn(N, seed=8).requires_grad_()
+    design = X.clone().requires_grad_()
+    found = solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(design, y, "gaussian", prior_precision=precision))
+    V = torch.linalg.inv(precision.diag() + design.mT @ design)
+    m = V @ design.mT @ y
+    evidence = torch.distributions.MultivariateNormal(
+        torch.zeros(N, dtype=DTYPE), torch.eye(N, dtype=DTYPE) + (design / precision) @ design.mT
+    ).log_prob(y)
+    assert torch.allclose(found.mean, m, rtol=1e-10)
+    assert torch.allclose(found.covariance, V, rtol=1e-10)
+    assert found.elbo.item() == pytest.approx(evidence.item(), rel=1e-12)
+    weights = randn(D, D, seed=9)
+    pairs = (
+        (found.mean.square().sum(), m.square().sum()),
+        ((found.covariance * weights).sum(), (V * weights).sum()),
+        (found.elbo, evidence),
+    )
+    for ours, exact in pairs:
+        for a, b in zip(
+            torch.autograd.grad(ours, (precision, y, design), retain_graph=True),
+            torch.autograd.grad(exact, (precision, y, design), retain_graph=True, materialize_grads=True),
+            strict=True,
+        ):
+            assert torch.allclose(a, b, rtol=1e-8, atol=1e-9)
+
+
+def test_softmax():
+    classes = torch.arange(N) % 3
+
+    def value(found):
+        return found.mean.cos().sum() + (found.covariance * randn(2 * D, 2 * D, seed=7)).sum()
+
+    def at(log_precision, design):
+        target = SoftmaxRegression(design, classes, prior_precision=log_precision.exp())
+        return value(solve(CholeskyGaussian(2 * D, dtype=DTYPE), target))
+
+    given = torch.zeros((), dtype=DTYPE, requires_grad=True), X.clone().requires_grad_()
+    gradients = torch.autograd.grad(at(*given), given)
+    ways, step = (torch.ones((), dtype=DTYPE), randn(N, D, seed=9)), 1e-4
+    for k in range(2):
+        ends = [at(*(x.detach() + sign * step * (i == k) * w for i, (x, w) in enumerate(zip(given, ways, strict=True))))
+                for sign in (1, -1)]  # fmt: skip
+        difference = (ends[0] - ends[1]).item() / (2 * step)
+        assert (gradients[k] * ways[k]).sum().item() == pytest.approx(difference, rel=1e-6)
+
+
+def test_a_batch_is_its_members():
+    log_precision = torch.tensor([[-1.0], [2.0]], dtype=DTYPE, requires_grad=True)
+
+    def target(of):
+        return GeneralizedLinear(X, Y, prior_precision=of.exp().expand(*of.shape[:-1], D))
+
+    found = solve(CholeskyGaussian(D, (2,), dtype=DTYPE), target(log_precision))
+    (together,) = torch.autograd.grad(found.mean[..., 0].square().sum() + found.elbo.sum(), log_precision)
+    for member in range(2):
+        own = log_precision.detach()[member].requires_grad_()
+        alone = solve(CholeskyGaussian(D, dtype=DTYPE), target(own))
+        (gradient,) = torch.autograd.grad(alone.mean[0].square() + alone.elbo, own)
+        assert torch.allclose(together[member], gradient, rtol=1e-6)
+
+
+def test_the_bound_by_the_envelope():
+    """Its derivative by differences of the bounds of fits."""
+    check(model, POSTERIORS["Cholesky"], value=lambda found: found.elbo)
+
+
+def test_a_chosen_precision_is_that_of_the_largest_bound():
+    """A user's loop: any optimizer of torch over what the model was made of."""
+    log_precision = torch.zeros((), dtype=DTYPE, requires_grad=True)
+    opt = torch.optim.LBFGS([log_precision], line_search_fn="strong_wolfe", tolerance_grad=1e-9)
+    q = CholeskyGaussian(D, dtype=DTYPE)
+
+    def closure():
+        opt.zero_grad()
+        loss = -solve(q, GeneralizedLinear(X, Y, prior_precision=log_precision.exp())).elbo
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    best = -closure().item()
+    for shift in (0.9, 1.1):
+        other = GeneralizedLinear(X, Y, prior_precision=log_precision.detach().exp() * shift)
+        assert solve(q, other).elbo.item() < best
+
+
+def test_a_fit_follows_no_graph():
+    """Fits, copies and files of a model are as without a gradient; `attached` alone has the graph."""
+    given = {name: part.requires_grad_() for name, part in parts().items()}
+    target = model(given)
+    assert not any(tensor.requires_grad for tensor in target.tensors())
+    assert sum(tensor.requires_grad for tensor in target.attached().tensors()) == 5
+    loaded = pickle.loads(pickle.dumps(target))
+    for other in (copy.deepcopy(target), loaded, target.minibatch([0, 1]), copy.copy(target)):
+        assert other.attached() is other
+    result = fit(CholeskyGaussian(D, dtype=DTYPE), target, progress=False)
+    assert result.converged
+    assert all(part.grad is None for part in given.values())
+
+
+def test_without_gradients_asked():
+    found = solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y))
+    assert not found.mean.requires_grad
+    with torch.no_grad():
+        given = {name: part.requires_grad_() for name, part in parts().items()}
+        assert not solve(CholeskyGaussian(D, dtype=DTYPE), model(given)).elbo.requires_grad
+
+
+def test_single_precision():
+    log_precision = torch.zeros((), requires_grad=True)
+    found = solve(CholeskyGaussian(D), GeneralizedLinear(X.float(), Y.float(), prior_precision=log_precision.exp()))
+    (single,) = torch.autograd.grad(found.mean[0], log_precision)
+    log_precision = torch.zeros((), dtype=DTYPE, requires_grad=True)
+    found = solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y, prior_precision=log_precision.exp()))
+    (double,) = torch.autograd.grad(found.mean[0], log_precision)
+    assert single.item() == pytest.approx(double.item(), rel=1e-3)
+
+
+class TestRefusals:
+    def test_targets(self):
+        q = CholeskyGaussian(D, dtype=DTYPE)
+        with pytest.raises(PairError, match="whose packets tell how they change with q.*got LogJoint"):
+            solve(q, LogJoint(lambda theta: -theta.square().sum(-1)))
+        with pytest.raises(PairError, match="got GeneralizedLinear with StudentT"):
+            solve(q, GeneralizedLinear(X, Y, StudentT(1.0, dof=4)))
+
+    def test_posteriors(self):
+        with pytest.raises(PairError, match="a Gaussian over a structure with all products: dense, diagonal or blocks"):
+            solve(torch.nn.Linear(1, 1), GeneralizedLinear(X, Y))
+
+    def test_a_fit_that_does_not_get_there(self, monkeypatch):
+        monkeypatch.setattr("torchngvi.solved.differentiable.fit", functools.partial(fit, max_evaluations=2))
+        with pytest.raises(InputError, match="to a natural-gradient norm of 1e-08, and the fit ended at"):
+            solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y))
+
+    def test_second_derivatives(self):
+        log_precision = torch.zeros((), dtype=DTYPE, requires_grad=True)
+        found = solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y, prior_precision=log_precision.exp()))
+        with pytest.raises(InputError, match="solve has first derivatives only: leave out create_graph=True"):
+            torch.autograd.grad(found.mean.sum(), log_precision, create_graph=True)
+
+    def test_a_system_that_cannot_be_solved(self, monkeypatch):
+        monkeypatch.setattr("torchngvi.solved.differentiable._PRODUCTS", 1)
+        log_precision = torch.zeros((), dtype=DTYPE, requires_grad=True)
+        found = solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y, prior_precision=log_precision.exp()))
+        with pytest.raises(InputError, match="to a relative residual of .* and no further, where 1e-06 was asked"):
+            found.mean.sum().backward()

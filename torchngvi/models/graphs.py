@@ -1,0 +1,46 @@
+"""Whether a model keeps the graph of what it is made of, which a fit does not follow and `torchngvi.solve` asks for."""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor
+
+_attached: ContextVar[bool] = ContextVar("attached", default=False)
+
+
+def given(**arguments: Any) -> dict[str, Any] | None:
+    """The arguments of a model, where gradients may be asked in one of them.
+
+    Args:
+        arguments: as the user gave them.
+
+    Returns:
+        The arguments; None where no tensor among them requires grad.
+
+    >>> import torch
+    >>> given(X=torch.ones(1, 1)) is None
+    True
+    """
+    return arguments if any(isinstance(x, Tensor) and x.requires_grad for x in arguments.values()) else None
+
+
+@contextlib.contextmanager
+def attached() -> Iterator[None]:
+    """Models made within it keep the graph of what they are given."""
+    token = _attached.set(True)
+    try:
+        yield
+    finally:
+        _attached.reset(token)
+
+
+def kept(tensor: Tensor) -> Tensor:
+    """A tensor without its graph, or with it within `attached`.
+
+    >>> import torch
+    >>> kept(torch.ones(1, requires_grad=True)).requires_grad
+    False
+    """
+    return tensor if _attached.get() else tensor.detach()

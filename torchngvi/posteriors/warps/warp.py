@@ -1,0 +1,168 @@
+"""Monotone curves of one coordinate that keep the mean 0 and the standard deviation 1 of a standard normal variable.
+
+    w(ξ; φ) = (u(ξ; φ) - E u) / sd u        ξ ~ N(0, 1)
+
+with a curve u that is known in closed form.  So the moments of what is warped do not depend on φ, and at the identity
+φ = 0 the scores of φ are uncorrelated with those of a shift and of a scale.
+
+E u and sd u are sums over the nodes of Gauss and Legendre on [-10, 0] and [0, 10], under the normal density.  A curve
+may be bent at 0 alone, and has its singularities off the real line: the sums are exact to rounding.
+"""
+
+import functools
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from torchngvi.numerics.linalg import eigh
+
+_HALF, _END = 56, 10.0  # nodes on each side of 0, and where they end
+
+
+class Warp(ABC):
+    """A family of increasing curves w(ξ; φ), with E w = 0 and Var w = 1 under N(0, 1), the identity at φ = 0: abstract.
+
+    A class says its ``parameters`` and the curve before it is standardised, with its logarithmic slope and its inverse.
+    All functions act on each coordinate for itself: ξ is (*sample, *batch, D), φ is (*batch, D, ``parameters``).
+
+    Attributes:
+        parameters: numbers a coordinate.
+        names: of these numbers.
+
+    >>> from torchngvi.posteriors.warps import SinhArcsinh
+    >>> warp, phi = SinhArcsinh(), torch.tensor([[0.5, -0.2]], dtype=torch.float64)
+    >>> xi = torch.tensor([[-1.0], [2.0]], dtype=torch.float64)
+    >>> torch.allclose(warp.inverse(warp.forward(xi, phi), phi), xi)
+    True
+    """
+
+    parameters: int
+    names: tuple[str, ...]
+
+    @abstractmethod
+    def curve(
+        self,
+        xi: Tensor,  # (*sample, *batch, D)
+        phi: Tensor,  # (*batch, D, parameters)
+    ) -> tuple[Tensor, Tensor]:
+        """Compute u(ξ; φ) and log ∂u/∂ξ, each (*sample, *batch, D), differentiable in both."""
+
+    @abstractmethod
+    def curve_inverse(self, u: Tensor, phi: Tensor) -> Tensor:
+        """Compute the ξ with u(ξ; φ) = u."""
+
+    @abstractmethod
+    def bend(self, xi: Tensor, phi: Tensor) -> Tensor:
+        """Compute the derivative of the logarithmic slope, w''/w', (*sample, *batch, D); scales do not enter it."""
+
+    def moments(
+        self,
+        phi: Tensor,  # (*batch, D, parameters)
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the mean and the standard deviation of u(ξ; φ) under ξ ~ N(0, 1), each (*batch, D)."""
+        nodes, weights = normal_nodes(phi)
+        shape = (-1, *(1,) * (phi.ndim - 1))
+        u = self.curve(nodes.reshape(shape).expand(-1, *phi.shape[:-1]), phi)[0]
+        weights = weights.reshape(shape)
+        mean = (weights * u).sum(0)
+        return mean, (weights * (u - mean).square()).sum(0).sqrt()
+
+    def with_log_slope(
+        self,
+        xi: Tensor,  # (*sample, *batch, D)
+        phi: Tensor,  # (*batch, D, parameters)
+    ) -> tuple[Tensor, Tensor]:
+        """Compute w(ξ; φ) and log w'(ξ; φ), each (*sample, *batch, D), differentiable in both.
+
+        Args:
+            xi: standardised coordinates.
+            phi: the numbers of the curves.
+
+        Returns:
+            The values and the logarithms of the slopes.
+        """
+        mean, sd = self.moments(phi)
+        u, log_slope = self.curve(xi, phi)
+        return (u - mean) / sd, log_slope - sd.log()
+
+    def forward(self, xi: Tensor, phi: Tensor) -> Tensor:
+        """Compute w(ξ; φ), (*sample, *batch, D)."""
+        return self.with_log_slope(xi, phi)[0]
+
+    def log_slope(self, xi: Tensor, phi: Tensor) -> Tensor:
+        """Compute log ∂w/∂ξ, (*sample, *batch, D)."""
+        return self.with_log_slope(xi, phi)[1]
+
+    def inverse(self, w: Tensor, phi: Tensor) -> Tensor:
+        """Compute the ξ with w(ξ; φ) = w, (*sample, *batch, D)."""
+        mean, sd = self.moments(phi)
+        return self.curve_inverse(mean + sd * w, phi)
+
+    @torch.no_grad()
+    def fisher(
+        self,
+        phi: Tensor,  # (parameters,)
+    ) -> Tensor:
+        """Compute the Fisher matrix of φ for the density of w(ξ; φ), (parameters, parameters).
+
+        The score is (ξ + ∂_ξ log w') w_φ/w' - ∂_φ log w', and its second moment a sum over nodes.
+
+        Args:
+            phi: of one coordinate.
+
+        Returns:
+            The matrix.
+
+        >>> from torchngvi.posteriors.warps import SinhArcsinh
+        >>> SinhArcsinh().fisher(torch.zeros(2, dtype=torch.float64)).diagonal().round(decimals=3).tolist()
+        [0.51, 0.227]
+        """
+        xi, weights = normal_nodes(phi)
+        with torch.enable_grad():
+            each = phi.detach().expand(len(xi), -1).clone().requires_grad_()  # a copy a node, for its derivative
+            w, log_slope = self.with_log_slope(xi, each)
+            (change,) = torch.autograd.grad(w.sum(), each, retain_graph=True)
+            (stretch,) = torch.autograd.grad(log_slope.sum(), each)
+        bend, slope = self.bend(xi, each.detach()), log_slope.detach().exp()
+        score = ((xi + bend) / slope)[:, None] * change - stretch
+        return score.mT @ (weights[:, None] * score)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def normal_nodes(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of E[f(ξ)] ≈ Σ_k w_k f(ξ_k) for ξ ~ N(0, 1), of functions that are smooth but at 0.
+
+    Args:
+        like: a tensor of the dtype and on the device that are wanted.
+
+    Returns:
+        Nodes and weights, each (K,); the weights sum to one.
+
+    >>> xi, weights = normal_nodes(torch.zeros((), dtype=torch.float64))
+    >>> round((weights * xi.abs()).sum().item(), 12), round((2 / torch.pi) ** 0.5, 12)
+    (0.797884560803, 0.797884560803)
+    """
+    with torch.inference_mode(False):
+        nodes, weights = _halves()
+        return nodes.to(like), weights.to(like)
+
+
+@functools.cache
+def _halves() -> tuple[Tensor, Tensor]:
+    """By the rule of Gauss and Legendre on either side of 0, in float64 (Golub and Welsch 1969)."""
+    k = torch.arange(1, _HALF, dtype=torch.float64, device="cpu")
+    beside = k / (4 * k.square() - 1).sqrt()
+    nodes, vectors, _ = eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    right, weights = 0.5 * _END * (1 + nodes), _END * vectors[0].square()
+    density = weights * (-0.5 * right.square()).exp()
+    both = torch.cat([density.flip(0), density])
+    return torch.cat([-right.flip(0), right]), both / both.sum()

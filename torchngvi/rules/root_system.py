@@ -1,0 +1,170 @@
+"""The system of Newton's method in the mean and the root of q: its directions, its Hessian, conjugate gradients.
+
+For a convex ℓ the bound L is convex in (m, C), since m + Cz is linear in them and -log det C is convex; in (m, V) or
+(m, S) it is not.  With T lower triangular (upper triangular where C is), W = Cᵀ H C and Cᵀ dg, Cᵀ dH C the changes of
+the mean gradient and the mean Hessian along (δ, T), its Hessian at (m, C) is the map
+
+    (δ, T) -> ( Cᵀ dg,  tril[Cᵀ dH C + W T] + γ diag T )
+
+and is positive semi-definite there.  A packet that knows these changes, see `Sites.change`, is asked for them without
+a new expectation; of any other packet H is taken to stand still, dg = H Cδ.  The preconditioner is its inverse as it
+would be if H stood still.  `torchngvi.rules.RootNewton` takes steps by it, `torchngvi.solve` derivatives.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.interfaces import Change, Expectation, Frame, Framed, Local, may_be_asked, where_members
+from torchngvi.structures import Dense, FullAlgebra
+from torchngvi.structures.pattern import Structured
+
+_SHIFT = 0.3  # of W in the preconditioner, in units of γ: where the likelihood is flat, W⁻¹ leads far out
+_WIDE = 500  # coordinates up to which the mean is preconditioned by all of W, where q keeps a part of it
+_WITHOUT_ASKING = 16  # products where the host is not to wait for a device
+
+
+class Direction(NamedTuple):
+    """A vector of the system: δ of the mean, and T as the structure stores the root."""
+
+    delta: Tensor  # (*batch, D)
+    T: Structured
+
+    def plus(self, factor: Tensor, other: "Direction", structure: FullAlgebra) -> "Direction":
+        """The sum with a multiple of another, a factor for each member."""
+        return Direction(self.delta + factor[..., None] * other.delta, self.T + structure.scaled(factor, other.T))
+
+    def dot(self, other: "Direction", structure: FullAlgebra) -> Tensor:
+        """The inner product, (*batch,)."""
+        return structure.dot(self.delta, other.delta) + structure.total(
+            (self.T * other.T).flatten(-structure.rank).sum(-1)
+        )
+
+    def where(self, mask: Tensor, other: "Direction") -> "Direction":
+        """Take this one for the members (*batch,) of the mask, and the other one elsewhere."""
+        return Direction(where_members(mask, self.delta, other.delta), where_members(mask, self.T, other.T))
+
+
+def hessian(e: Expectation, local: Local, frame: Frame) -> Callable[[Direction], Direction]:
+    """The Hessian of L in (m, C) at q, as a map of directions.
+
+    Args:
+        e: the expectation at q, whose packet tells its change, or else is taken to stand still.
+        local: its gradient in the frame.
+        frame: of q, over a structure with all products.
+
+    Returns:
+        The map.
+    """
+    structure, gamma = frame.structure, e.temperature
+    assert isinstance(structure, FullAlgebra)
+    W = local.P + gamma * structure.eye(local.a)
+    change = e.derivative.change(frame) or _still(W, structure)
+
+    def product(x: Direction) -> Direction:
+        a, change_W = change(x.delta, x.T)
+        of_root = structure.matmul(x.T, W) if frame.upper else structure.matmul(W, x.T)
+        T = structure.tril(change_W + of_root)
+        return Direction(a, structure.with_diagonal(T, structure.diagonal(T) + gamma * structure.diagonal(x.T)))
+
+    return product
+
+
+def conjugate_gradients(
+    hessian: Callable[[Direction], Direction],
+    precondition: Callable[[Direction], Direction],
+    r: Direction,
+    accuracy: Tensor,  # (*batch,)
+    structure: FullAlgebra,
+    most: int,
+) -> tuple[Direction, int]:
+    """Solve H x = r, each member to its own accuracy; where curvature is not positive, end at what there is.
+
+    Args:
+        hessian: the map H.
+        precondition: an inverse of about H.
+        r: the right-hand side.
+        accuracy: the relative residual, in the metric of the preconditioner, of each member.
+        structure: of the root.
+        most: the largest number of products.
+
+    Returns:
+        x, and the number of products.
+    """
+    products = 0
+    x = Direction(torch.zeros_like(r.delta), torch.zeros_like(r.T))
+    p = z = precondition(r)
+    rz = first = r.dot(z, structure)
+    running = first > 0
+    asked = may_be_asked(running)
+    for count in range(most if asked else min(most, _WITHOUT_ASKING)):
+        if asked and not bool(running.any()):
+            break
+        products += 1
+        Hp = hessian(p)
+        curvature = p.dot(Hp, structure)
+        curved = curvature > 0
+        if not count:
+            x = x.where(curved | ~running, z)
+        running = running & curved
+        step = torch.where(running, rz / curvature, 0.0)
+        x, r = x.plus(step, p, structure), r.plus(-step, Hp, structure)
+        z = precondition(r)
+        before, rz = rz, torch.where(running, r.dot(z, structure), rz)
+        running = running & (rz > accuracy.square() * first)
+        p = z.plus(torch.where(running, rz / before, 0.0), p, structure)
+    return x, products
+
+
+def still_solved(e: Expectation, local: Local, frame: Frame) -> Callable[[Direction], Direction]:
+    """The inverse of the Hessian as it would be if H stood still, (Wδ, tril[WT] + γ diag T), as a preconditioner.
+
+    Column j of tril[WT] is the trailing square of W times that of T.  With W = LᵀL the trailing squares of L are their
+    factors, so that all columns are solved at once by T₀ = L⁻¹ tril[L⁻ᵀ R], and each of the D terms γ T_jj takes a
+    correction of rank one.  Where C is upper triangular, rows and leading squares of W = LLᵀ take their place.
+    """
+    structure, gamma = frame.structure, e.temperature
+    assert isinstance(structure, FullAlgebra)
+    W = local.P + gamma * structure.eye(local.a)
+    shifted = W + _SHIFT * gamma * structure.eye(frame.mean)
+    root, ok = structure.cholesky(shifted) if frame.upper else structure.reverse_cholesky(shifted)
+    root = where_members(ok, root, structure.eye(frame.mean).expand_as(root))
+    inverse, diagonal = structure.inverse(root), structure.diagonal(root)
+    transposed, share = structure.transpose(inverse), gamma / ((1 + gamma / diagonal.square()) * diagonal)
+    solve = _mean_solved(e, frame) or _solution(structure, inverse, frame.upper)
+
+    def solved(x: Direction) -> Direction:
+        if frame.upper:
+            first = structure.matmul(structure.tril(structure.matmul(x.T, transposed)), inverse)
+            correction = structure.scale_columns(transposed, share * structure.diagonal(first))
+            T = structure.tril(first) - structure.transpose(correction)
+        else:
+            T = structure.matmul(inverse, structure.tril(structure.matmul(transposed, x.T)))
+            T = T - structure.scale_columns(inverse, share * structure.diagonal(T))
+        return Direction(solve(x.delta), T)
+
+    return solved
+
+
+def _mean_solved(e: Expectation, frame: Frame) -> Callable[[Tensor], Tensor] | None:
+    """The solution of W δ = x with all of W, of which a narrow structure keeps a part, where D is moderate."""
+    structure = frame.structure
+    if not structure.widest < structure.dim <= _WIDE or isinstance(e.derivative, Framed):
+        return None
+    dense, C = Dense(structure.dim), frame.dense()
+    root, ok = dense.reverse_cholesky(dense.conjugate(C, e.derivative.raw().H))
+    return _solution(dense, dense.inverse(where_members(ok, root, dense.eye(frame.mean).expand_as(root))), False)
+
+
+def _solution(structure: FullAlgebra, inverse: Structured, upper: bool) -> Callable[[Tensor], Tensor]:
+    """The solution of LᵀL δ = x, or of LLᵀ δ = x where ``upper``, from L⁻¹."""
+    if upper:
+        return lambda x: structure.tmv(inverse, structure.mv(inverse, x))
+    return lambda x: structure.mv(inverse, structure.tmv(inverse, x))
+
+
+def _still(W: Structured, structure: FullAlgebra) -> Change:
+    """The changes of a and W where H stands still, as for a quadratic ℓ: Cᵀ dg = Wδ and dH = 0."""
+    return lambda delta, T: (structure.smv(W, delta), torch.zeros_like(T))
