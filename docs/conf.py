@@ -1,5 +1,6 @@
 """The site of the documentation: ``sphinx-build -W docs site``."""
 
+import inspect
 import re
 
 import torchngvi
@@ -36,6 +37,25 @@ def _escaped(app, what, name, obj, options, lines):
             lines[number] = _MARKUP.sub(lambda found: f"\\{found[2]}" if found[2] else found[0], line)
 
 
+def _listed(app, what, name, obj, options, lines):
+    """After the docstring of a module, what it exports, each with its first sentence and a link to the whole."""
+    if what != "module" or not hasattr(obj, "__all__"):
+        return
+    here = options.members if isinstance(options.members, list) else obj.__all__ if options.members else []
+    here = set(here) - set(options.exclude_members or ())
+    lines.append("")
+    for each in sorted((each for each in obj.__all__ if not each.startswith("_")), key=str.lower):
+        found = getattr(obj, each)
+        home = f"{getattr(found, '__module__', name)}.{each}"
+        place = found.__name__ if inspect.ismodule(found) else f"{name}.{each}" if each in here else home
+        said = inspect.getdoc(found) if callable(found) or inspect.ismodule(found) else None
+        first = re.split(r"(?<=\.)\s(?=[A-Z])|\n\n", said, maxsplit=1)[0].replace("\n", " ") if said else ""
+        item = [f"- `{each} <{place}>`: {first}" if first else f"- `{each} <{place}>`"]
+        _escaped(app, what, name, obj, options, item)
+        lines += item
+    lines.append("")
+
+
 def _inherited(app, what, name, obj, skip, options):
     """The methods that scikit-learn makes for its routing of metadata are documented there."""
     return True if re.fullmatch(r"set_\w+_request", name) else None
@@ -45,3 +65,4 @@ def setup(app):
     """Escape before the sections of a docstring are read."""
     app.connect("autodoc-skip-member", _inherited)
     app.connect("autodoc-process-docstring", _escaped, priority=100)
+    app.connect("autodoc-process-docstring", _listed, priority=200)

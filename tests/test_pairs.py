@@ -22,6 +22,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.ifvb import MeanFieldGaussian, Recursive
 from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI, pairs
+from torchngvi.posteriors import Mixture
 from torchngvi.rules import (
     Adam,
     BuresWasserstein,
@@ -78,6 +79,7 @@ REFUSED = [
     lambda: VN(dense(), estimator=Quadrature()).step(LogJoint(lambda theta: -theta.square().sum(-1))),
     lambda: VN(dense()).step(model().minibatch(torch.tensor([0]))),
     lambda: VN([dense(), dense()], lr=0.1).step(model()),
+    lambda: VN(Mixture.of([dense(), dense()])),
     after_backward,
     one_draw,
 ]

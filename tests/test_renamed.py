@@ -77,9 +77,10 @@ def test_the_arguments_of_preconditioned_vi():
     with pytest.warns(FutureWarning) as warned:
         opt = ifvb.PreconditionedVI(family=beta(), preconditioner=ifvb.Identity())
     assert isinstance(opt.metric, ifvb.Identity)
-    old, new = ["family=", "preconditioner="], ["posterior=", "metric="]
-    expected = [f"PreconditionedVI: {a} is now called {b}." for a, b in zip(old, new, strict=True)]
-    assert [str(warning.message).split(" The old")[0] for warning in warned] == expected
+    assert [str(warning.message).split(" The old")[0] for warning in warned] == [
+        "PreconditionedVI: family= is now called posterior=.",
+        "PreconditionedVI: preconditioner= is now called metric=.",
+    ]
 
 
 def test_the_family_of_functions():

@@ -29,6 +29,8 @@ from torchngvi.interfaces import where_members
 from torchngvi.posteriors.flat import ExponentialFamily
 from torchngvi.posteriors.gaussian import Gaussian
 
+__all__ = ["Averaging", "ExpectationAverage"]
+
 Q = TypeVar("Q", bound=Gaussian | ExponentialFamily)
 
 

@@ -1,5 +1,17 @@
 """The exceptions of the library: each message states the rule, what was got, and what to do."""
 
+__all__ = [
+    "CalibrationWarning",
+    "CheckpointWarning",
+    "InputError",
+    "PairError",
+    "RankError",
+    "RejectedStepWarning",
+    "ScaleWarning",
+    "TorchngviError",
+    "UnsummedRanksWarning",
+]
+
 
 class TorchngviError(Exception):
     """Base of every exception raised on purpose by torchngvi."""

@@ -26,6 +26,8 @@ from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.posteriors.gaussian import Gaussian
 
+__all__ = ["Evidence", "Round", "prior_by_evidence"]
+
 _MEMORY = 4  # rounds that the acceleration looks back on
 _REACH = math.log(1e8)  # of log τ to either side of the start
 _LONGEST = 3.0  # of an accelerated step in log τ

@@ -17,6 +17,8 @@ from torchngvi.models.learned import Learned, LearnedNoise, LearnedScale, Learne
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
 from torchngvi.posteriors.gaussian import Gaussian
 
+__all__ = ["to_arviz"]
+
 DRAWS = 4000  # by default
 _LEARNED: dict[type[Likelihood], Learned] = {
     GaussianNoise: LearnedNoise(),

@@ -23,6 +23,8 @@ from torchngvi.numerics.linalg import cholesky, tril_half
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
+__all__ = ["Flow", "natural_gradient_flow"]
+
 
 class Flow(NamedTuple):
     """The posterior along a natural-gradient flow: its moments and its loss at the T times that were asked for."""

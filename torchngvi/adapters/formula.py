@@ -19,6 +19,8 @@ from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MultilevelModel
 from torchngvi.models import Likelihood, MixedPrior, RandomEffects
 
+__all__ = ["mixed"]
+
 FAMILIES = {
     "gaussian": "gaussian",
     "student_t": "student_t",

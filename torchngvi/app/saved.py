@@ -29,6 +29,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 if TYPE_CHECKING:
     from torchngvi.app.saved_formula import FittedFormula
 
+__all__ = ["Fitted", "load"]
+
 _TABLE = "the table"  # what a frame is called; one that was read from a file has its name
 
 

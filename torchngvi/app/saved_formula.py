@@ -22,6 +22,8 @@ from torchngvi.mixed_models.predictions import NewRows, Prediction, of_kind, var
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.models.mixed_prior import scales_of
 
+__all__ = ["FittedFormula"]
+
 _SEED = 0  # of the draws of new groups and new observations, as in `MixedResult.predict`
 _ROWS = 2_000  # predicted at once
 

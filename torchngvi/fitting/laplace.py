@@ -26,6 +26,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Pattern
 from torchngvi.structures.pattern import Structured
 
+__all__ = ["LaplaceResult", "laplace"]
+
 _COLUMNS = 64  # of the Hessian at once: so many copies of θ are evaluated in one call
 
 

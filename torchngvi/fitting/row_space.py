@@ -33,6 +33,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import Shape, sizes
 from torchngvi.rules import SiteNewton
 
+__all__ = ["LiftedGaussian", "RowSpace"]
+
 _COLUMNS = 4096  # of X at a time, so that memory stays near N x 4096
 _FEW = 2000  # rows up to which the N x N solves of SiteNewton cost less than the evaluations they save
 _RANK = 1e-12  # eigenvalues of K below this share of the largest are zero

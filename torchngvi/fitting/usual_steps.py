@@ -87,6 +87,7 @@ class FamilySteps(SmoothedSteps):
         assert isinstance(estimator, StatisticRegression)
         if not isinstance(self.target, Target):
             return
+        self.target.admit(q)
         vector, found, draws = estimator.conjugate(q, self.target)
         self.draws += draws
         if bool(found & vector.isfinite().all(-1) & q.in_domain(vector)):

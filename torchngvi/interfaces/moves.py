@@ -114,6 +114,7 @@ class Root(NamedTuple):
 
 
 Move = Congruence | Tangent | Affine | Root
+"""What a rule may ask of a posterior."""
 
 
 @dataclass(frozen=True)

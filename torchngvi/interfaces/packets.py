@@ -21,9 +21,9 @@ from torchngvi.structures.pattern import Structured
 _WIDE = 128  # D from which half of a symmetric product is left out
 _LARGE = 2**16  # numbers of XC from which products with a direction, wanted to a few digits, are in single precision
 
-# from a move (δ, K) in the frame, m' = m + Cδ and L' = L(I + K) of the stored root, to the changes of a and W where the
-# frame stands still, Cᵀ dg and Π(Cᵀ dH C)
 Change = Callable[[Tensor, Structured], tuple[Tensor, Structured]]
+"""A map from a move (δ, K) in the frame, m' = m + Cδ and L' = L(I + K) of the stored root, to the changes of a and W
+where the frame stands still, Cᵀ dg and Π(Cᵀ dH C)."""
 
 
 class Framed(NamedTuple):
@@ -272,6 +272,7 @@ def _outer(structure: Pattern, rows: Tensor, weights: Tensor) -> Structured:
 
 
 Derivative = Framed | Raw | Curved | Sites
+"""What an estimator may give as the derivative of E_q[ℓ]."""
 
 
 class Cost(NamedTuple):

@@ -158,7 +158,7 @@ class StepSize(ABC):
         return {}
 
     @abstractmethod
-    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Choose the step size along a path.
 
         Args:
@@ -193,7 +193,7 @@ class TrialStepSize(StepSize):
         """Make the state tensors, one entry a batch member, of the dtype and device of ``like`` (*batch,)."""
 
     @abstractmethod
-    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
+    def judge(self, trial: Trial, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """Say for which members (*batch,) the trial is kept, and return the state for the next step."""
 
 

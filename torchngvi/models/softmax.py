@@ -82,7 +82,7 @@ class SoftmaxRegression(AdditiveTractable):
                 "Pass X.to_dense(), or fit the members one by one."
             )
         labels = checks.per_row("y", y, self.X)
-        self.classes = torch.unique(labels) if classes is None else checks.class_values(classes, labels)
+        self.classes: Tensor = torch.unique(labels) if classes is None else checks.class_values(classes, labels)
         if len(self.classes) < 2 or labels.ndim > 1:
             raise InputError(
                 f"y must be ({self.num_rows},) labels of at least two classes; got shape {tuple(labels.shape)} with "

@@ -201,7 +201,9 @@ class Attachment:
 
     @torch.compiler.disable
     @torch.no_grad()
-    def before(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> tuple[tuple, dict] | None:
+    def before(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Prepare a step: the mean in the parameters, gradients that are usable, the prior's part in them.
 
         Args:
@@ -240,7 +242,7 @@ class Attachment:
 
     @torch.compiler.disable
     @torch.no_grad()
-    def after(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> None:
+    def after(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """End the step when every optimizer has stepped.
 
         Args:
@@ -316,7 +318,7 @@ class Attachment:
         """A copy of the network is moved by no optimizer, so that its attachment is none."""
         return {"handles": []}
 
-    def __deepcopy__(self, memo: dict) -> "Attachment":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
         """As when it is pickled: not with the posterior, which is copied where it is asked for."""
         copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__getstate__())

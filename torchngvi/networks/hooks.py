@@ -44,7 +44,7 @@ class _AfterStateDict:
     def __init__(self, hooks: "Hooks") -> None:
         self.hooks = hooks
 
-    def __call__(self, module: nn.Module, state: dict, prefix: str, metadata: Any) -> None:
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         self.hooks.after_state_dict(module, state, prefix)
 
 
@@ -85,7 +85,7 @@ class Hooks:
         if self.q is not None:
             self.q.settle(self.q.model.training)
 
-    def after_state_dict(self, module: nn.Module, state: dict, prefix: str) -> None:
+    def after_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
         """Put the means in the place of draws.
 
         Args:
@@ -131,7 +131,7 @@ class Hooks:
                     )
                 m.copy_(torch.where(p == m.to(p.dtype), m, p.to(m.dtype)))
 
-    def __deepcopy__(self, memo: dict) -> "Hooks":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Hooks":
         """Copy the hooks with their posterior; a network that is copied alone is any network, at the mean."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied

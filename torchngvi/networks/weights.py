@@ -313,7 +313,7 @@ class NetworkWeights(nn.Module):
         self.draw, self.observed, self.seed = int(state["draw"]), int(state["observed"]), int(state["seed"])
         self.temperature = float(state["temperature"])
 
-    def __deepcopy__(self, memo: dict) -> "NetworkWeights":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NetworkWeights":
         """Copy q with its network; the copy is attached to no optimizer, so that its network holds the mean."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied

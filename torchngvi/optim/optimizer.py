@@ -20,7 +20,7 @@ Read `NaturalGradientVI.step` and what it calls, down to `_advance`, which is a 
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -126,9 +126,17 @@ class NaturalGradientVI(EvaluatingOptimizer):
 
     # -------------------------------------------------------------------------------- step
 
+    @overload  # type: ignore[override]
+    def step(self, closure: None = None, *, resting: Tensor | None = None) -> None:
+        """Along the gradients that ``loss.backward()`` has left."""
+
+    @overload
+    def step(self, closure: Target | Callable[..., Tensor], *, resting: Tensor | None = None) -> Tensor:
+        """On a target, a log joint or a loss: the loss before the step."""
+
     @tracked
     @torch.no_grad()
-    def step(  # type: ignore[override]
+    def step(
         self,
         closure: Any = None,
         *,

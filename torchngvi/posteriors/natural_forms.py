@@ -217,4 +217,4 @@ class _GaussianForm(NaturalForm):
         return self.natural() + change
 
     def reference(self, number: int, generator: torch.Generator) -> Tensor:
-        return torch.randn(number, self.dim, dtype=torch.float64, generator=generator)
+        return torch.randn(number, self.dim, dtype=torch.float64, device=generator.device, generator=generator)

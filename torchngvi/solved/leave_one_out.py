@@ -180,7 +180,8 @@ class _Sites(NamedTuple):
         H = prior.add_to((model.X.mT * sites.beta) @ model.X)
         A = model.X @ C
         W0 = C.mT @ H @ C
-        norm = math.sqrt(float((C.mT @ g).square().sum() + 0.5 * (W0 - torch.eye(len(C)).to(C)).square().sum()))
+        eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
+        norm = math.sqrt(float((C.mT @ g).square().sum() + 0.5 * (W0 - eye).square().sum()))
         if not norm <= _AT_OPTIMUM:
             raise InputError(
                 f"leave_one_out takes rows out of an optimum, and the natural-gradient norm of q is {norm:.2g}: fit it "

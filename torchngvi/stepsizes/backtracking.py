@@ -1,6 +1,6 @@
 """Backtracking: the whole step first, and shorter ones until L has fallen enough (Armijo 1966)."""
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -42,11 +42,11 @@ class Backtracking(TrialStepSize):
         """Return that the next step of every member is whole."""
         return {"share": torch.ones_like(like)}
 
-    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Return the share of the learning rate, (*batch,)."""
         return state["share"] * lr
 
-    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
+    def judge(self, trial: Trial, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """Keep the trial where L fell by c ρ s up to rounding, and cut the next where it did not; a NaN is refused."""
         promised, decrease = trial.rho * trial.slope, trial.before - trial.after
         rounding = 64 * torch.finfo(decrease.dtype).eps * trial.before.abs().clamp_min(1.0)

@@ -1,6 +1,6 @@
 """A step size for a direction whose Euclidean norm in q's own coordinates is clipped."""
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Clip(StepSize):
             raise InputError(f"norm is the largest norm of a direction, positive; got {norm}.")
         self.norm = float(norm)
 
-    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Return ρ (*batch,) from the length of the direction, which is the step of ρ = 1."""
         assert path.change2 is not None
         length = path.change2().sqrt()

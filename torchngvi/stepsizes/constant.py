@@ -1,6 +1,6 @@
 """The learning rate as it stands in the param group: constant, or moved by a torch scheduler."""
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,6 @@ class Constant(StepSize):
     [0.5, 0.5]
     """
 
-    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Return the learning rate as ρ for every member, (*batch,)."""
         return torch.ones_like(like) * lr if isinstance(lr, Tensor) else torch.full_like(like, lr)

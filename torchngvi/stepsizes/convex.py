@@ -1,6 +1,6 @@
 """A step that is a convex combination: ρ = lr, held to [0, 1]."""
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class Convex(StepSize):
     [0.5, 0.5]
     """
 
-    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Return the learning rate as ρ for every member, (*batch,).
 
         Raises:

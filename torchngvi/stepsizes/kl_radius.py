@@ -1,6 +1,6 @@
 """A step no longer than a KL divergence, to second order: KL(q'‖q) = ½ρ²|∇L|²_F⁻¹ + O(ρ³)."""
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class KLRadius(StepSize):
             raise InputError(f"radius is a KL divergence in nats, larger than 0; got {radius}.")
         self.radius = float(radius)
 
-    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Return ρ = min(lr, √(2 radius)/|∇L|), (*batch,)."""
         longest = (2 * self.radius / path.norm2()).sqrt()
         return torch.minimum(longest, torch.ones_like(longest) * lr)

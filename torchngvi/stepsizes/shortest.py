@@ -44,7 +44,7 @@ class Shortest(StepSize):
         """Return the state of every part, under its place in the list."""
         return {str(place): part.init(like) for place, part in enumerate(self.parts)}
 
-    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Return the smallest ρ (*batch,); where one part gives NaN it is NaN, and no step is taken."""
         proposals = [part.propose(path, lr, like, state[str(place)]) for place, part in enumerate(self.parts)]
         return torch.stack(proposals).amin(0)

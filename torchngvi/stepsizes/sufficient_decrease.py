@@ -13,7 +13,7 @@ of each a batch member, bound the next ρ:
 Every decision is one entry of a mask; nothing is read back from the device.
 """
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class SufficientDecrease(TrialStepSize):
             "cap": torch.full_like(like, torch.inf),
         }
 
-    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Return ρ = min(lr, reach/|∇L|, cap), (*batch,); the reach of many groups is raised until a trial fails."""
         norm2, reach, cap = path.norm2(), state["reach"], state["cap"]
         if path.leaves > 1:
@@ -72,7 +72,7 @@ class SufficientDecrease(TrialStepSize):
         rho = torch.minimum(reach / norm2.sqrt(), cap)
         return torch.minimum(rho, torch.ones_like(rho) * lr)
 
-    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
+    def judge(self, trial: Trial, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """Keep the trial where L fell by c ρ s up to rounding, and adapt reach and cap; a NaN is a rejection."""
         before, after, slope, length, rho, slack = trial
         promised, decrease = rho * slope, before - after

@@ -16,6 +16,8 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky
 
+__all__ = ["ExpectationParameters", "Natural", "bregman", "expectation_gradient", "inner"]
+
 
 class Natural(NamedTuple):
     """The natural parameters η = (λ, Λ) of a Gaussian, with Λ negative definite.

@@ -25,6 +25,8 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.renamed import renamed
 from torchngvi.stepsizes import PowerSchedule
 
+__all__ = ["asymptotic_covariance", "check_exponents", "marginal_sample"]
+
 _ROUNDS = 100  # of redrawing what fell outside the domain
 
 

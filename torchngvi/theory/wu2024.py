@@ -21,6 +21,16 @@ from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.flat import ExponentialFamily
 from torchngvi.posteriors.gaussian import Gaussian
 
+__all__ = [
+    "SubSampling",
+    "covariance_factor",
+    "gradient_variance",
+    "limiting_variance",
+    "rate_bound",
+    "sharp_rate_bound",
+    "symmetric_kl",
+]
+
 Q = TypeVar("Q", Gaussian, ExponentialFamily)
 
 

@@ -36,7 +36,7 @@ class LatentGaussian(TorchDistribution):
     1.0
     """
 
-    arg_constraints: dict = {}
+    arg_constraints: dict[str, Any] = {}
     support = constraints.real_vector
     has_rsample = True
 

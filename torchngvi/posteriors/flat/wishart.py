@@ -108,7 +108,7 @@ class Wishart(ExponentialFamily):
     def reference_vector(self) -> Tensor:
         """Return the parameters of d + 2 degrees of freedom and the scale I."""
         rows = torch.eye(self.rows, dtype=self.dtype, device=self.device)
-        return Wishart.of(torch.tensor(self.rows + 2.0), rows).vector
+        return Wishart.of(torch.tensor(self.rows + 2.0, dtype=self.dtype, device=self.device), rows).vector
 
     def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw X = RAAᵀRᵀ with RRᵀ = V by Bartlett's lower triangle A."""
