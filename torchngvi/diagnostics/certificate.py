@@ -223,7 +223,7 @@ class _Here(NamedTuple):
             e = Quadrature()(q, target)
             u = Direction(local.a, structure.tril(local.P))
             of = q.local(e)
-            product = hessian(e, of, frame)
+            product = hessian(e, of, frame, exact=True)
             x, _ = conjugate_gradients(
                 product, still_solved(e, of, frame), u, torch.full_like(e.value, 1e-7), structure, most
             )
