@@ -1,11 +1,13 @@
-"""Pyro's SVI beside messages, at equal processor seconds and at ten times as many: python -m benchmarks.topics_pyro [seeds].
+"""Pyro's SVI beside messages, at equal processor seconds and at ten times as many.
+
+    python -m benchmarks.topics_pyro [seeds]
 
 The corpus, the priors, the held-out documents and the score are those of benchmarks/topics.py, and so is the start of
 the topics.  The models are those of a user of Pyro with the topics of the words summed out: Dirichlet guides of the
-topics, and of the shares either with numbers of their own for each document or by a network of the words (two layers of
-100, as in Pyro's example lda.py); documents in batches of 200; TraceMeanField_ELBO, whose KL divergences of Dirichlet and
-gamma laws are in closed form; Adam and ClippedAdam at several learning rates.  All rates are run from the first start,
-and the one with the best held-out score from the others.
+topics, and of the shares either with numbers of their own for each document or by a network of the words (two layers
+of 100, as in Pyro's example lda.py); documents in batches of 200; TraceMeanField_ELBO, whose KL divergences of
+Dirichlet and gamma laws are in closed form; Adam and ClippedAdam at several learning rates.  All rates are run from the
+first start; from the others those that had the best held-out score there, at either number of seconds.
 
 The counts are those of examples/count_factors.py, of which a tenth of the cells is held out: the log score a cell at
 the mean rate, guides of independent gamma laws.  Seconds are of steps alone, on one thread; Pyro works in float32.
