@@ -1,6 +1,7 @@
 """Warped Gaussians on densities whose truth is known: what a curve around each coordinate mends, and what it costs.
 
-    python -m benchmarks.warps [--half held] [--only NAMES] [--widest 20] [--warps SinhArcsinh YeoJohnson] [--flow]
+    python -m benchmarks.warps [--half held] [--only NAMES] [--widest 20] [--warps SinhArcsinh YeoJohnson]
+                               [--flow] [--fan]
 
 One line a target whose log sds the best Gaussian misses by 0.1 (``--all`` has the others too): the worst error of a log
 sd; the worst error of a 5 % or 95 % quantile, in true sds, where the quantiles are known; k-hat of the draws of q; the
@@ -8,8 +9,9 @@ gain of the ELBO in nats on fresh draws; gradients and their ratio.  An arrow go
 Last are counts: where a warp gains 0.05 nats, where it halves the error of an sd, and where the verdict offers it.
 
 Most truths are means and standard deviations alone: quantiles come from weighted draws around the warped q, where these
-are worth two thousand and have the true means and standard deviations to 0.05.  ``--flow`` fits Pyro's AutoIAFNormal
-too, by Adam with 3,000 steps of 16 draws.
+are worth two thousand and have the true means and standard deviations to 0.05.  ``--fan`` refines the Gaussian by the
+fan of `torchngvi.refine`, and ``--flow`` fits Pyro's AutoIAFNormal, by Adam on 16 draws a step, with as many gradients
+as the dearest of the warps took in all and with ten times as many.
 """
 
 import argparse
@@ -21,13 +23,13 @@ from statistics import median
 import torch
 
 from benchmarks.truths import targets
-from torchngvi import CholeskyGaussian, fit
+from torchngvi import CholeskyGaussian, fit, refine
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.posteriors import warps
 
 LEVELS = (0.05, 0.95)
 DRAWS, ENOUGH, NEAR = 40_000, 2000.0, 0.05  # of the quantiles; sds by which weighted moments may be off
-STEPS, AT_ONCE, RATE = 3000, 16, 0.005  # of a flow
+AT_ONCE, RATE = 16, 0.005  # draws a step of a flow, and its learning rate
 
 
 def fitted(target, warp=None):
@@ -92,8 +94,8 @@ def worst(target, stddev):
     return float((stddev / target.sd).log().abs().max())
 
 
-def flow(target):
-    """The worst error of a log sd of an inverse autoregressive flow, and gradients, by Pyro; NaN where it fails."""
+def flow(target, steps):
+    """An inverse autoregressive flow by Pyro: the worst error of a log sd, and its ELBO; NaN where it fails."""
     import pyro  # noqa: PLC0415
     from pyro.infer.autoguide import AutoIAFNormal  # noqa: PLC0415
 
@@ -107,11 +109,39 @@ def flow(target):
     guide = AutoIAFNormal(model, hidden_dim=[max(16, 4 * target.dim)], num_transforms=2)
     loss = pyro.infer.Trace_ELBO(num_particles=AT_ONCE, vectorize_particles=True)
     svi = pyro.infer.SVI(model, guide, pyro.optim.ClippedAdam({"lr": RATE}), loss)
-    for _ in range(STEPS):
+    for _ in range(steps):
         svi.step()
     with torch.no_grad():
-        draws = guide.get_posterior().sample((DRAWS,))
-    return worst(target, draws.double().std(0)), STEPS * AT_ONCE
+        posterior = guide.get_posterior()
+        draws = posterior.sample((DRAWS,))
+        elbo = (target.log_joint(draws.double()) - posterior.log_prob(draws).double()).mean()
+    return worst(target, draws.double().std(0)), float(elbo)
+
+
+@torch.no_grad()
+def elbo_of(target, q):
+    """The ELBO on draws of q."""
+    theta = q.sample(DRAWS, torch.Generator().manual_seed(3))
+    return float((target.log_joint(theta) - q.log_prob(theta)).mean())
+
+
+def beside(target, q, plain, fits, with_flow, with_fan):
+    """The lines of other families: the fan of `refine`, and a flow at equal gradients and at ten times as many."""
+    before, elbo = worst(target, q.stddev), elbo_of(target, q)
+
+    def told(name, error, gained, gradients):
+        print(f"{target.name[:38]:38}{target.dim:3} {name:9}{before:6.2f} -> {error:.2f}{gained:41.3f}{gradients:17}")
+
+    if with_fan:
+        refined = refine(plain, target.log_joint, "fan")
+        spent = plain.trace[-1].gradients + refined.gradients
+        told("fan", worst(target, refined.posterior.stddev), refined.after.elbo - refined.before.elbo, spent)
+    if with_flow:
+        most = max(result.trace[-1].gradients for _, result in fits.values())
+        for times in (1, 10):
+            steps = max(times * most // AT_ONCE, 1)
+            error, reached = flow(target, steps)
+            told(f"IAF x {times}", error, reached - elbo, steps * AT_ONCE)
 
 
 def gain(result):
@@ -120,7 +150,7 @@ def gain(result):
     return float(found[1]) if found else math.nan
 
 
-def row(target, families, with_flow):
+def row(target, families, with_flow, with_fan):
     """The lines of a target, and what is counted: (family, gain, errors of an sd, of a quantile, gradients, offer)."""
     start = time.process_time()
     q, plain = fitted(target)
@@ -143,9 +173,7 @@ def row(target, families, with_flow):
             flush=True,
         )
         found.append((name, gain(result), (before[0], error), off, spent, offer))
-    if with_flow:
-        error, gradients = flow(target)
-        print(f"{target.name[:38]:38}{target.dim:3} AutoIAF  {before[0]:6.2f} -> {error:.2f}{gradients:>50}")
+    beside(target, q, plain, fits, with_flow, with_fan)
     return found, time.process_time() - start
 
 
@@ -177,6 +205,7 @@ def main():
     parser.add_argument("--warps", nargs="+", default=["SinhArcsinh"], choices=["SinhArcsinh", "YeoJohnson"])
     parser.add_argument("--all", action="store_true", help="targets that the Gaussian fits too")
     parser.add_argument("--flow", action="store_true", help="Pyro's AutoIAFNormal beside them")
+    parser.add_argument("--fan", action="store_true", help="the fan of torchngvi.refine beside them")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(
@@ -190,7 +219,7 @@ def main():
             continue
         if not options.all and worst(target, fitted(target)[0].stddev) < 0.1:
             continue
-        rows, took = row(target, options.warps, options.flow)
+        rows, took = row(target, options.warps, options.flow, options.fan)
         found, seconds = found + rows, seconds + took
     for family in options.warps:
         counted(found, family)

@@ -193,6 +193,20 @@ class TestWarped:
         assert torch.allclose(inside, log_joint.log_joint(theta) - q.log_prob(theta), rtol=1e-10, atol=1e-9)
         assert torch.equal(WarpedTarget(log_joint, q).outward(x), theta)
 
+    @EACH
+    def test_it_is_a_gaussian_copula(self, base, warp):
+        """q(θ) = N(ξ; 0, R)/Π N(ξ_i; 0, 1) Π f_i(θ_i), ξ_i = Φ⁻¹(F_i(θ_i)); F_i from `quantile`, f_i its derivative."""
+        q, levels = bent(base, warp), torch.tensor([0.07, 0.5, 0.88], dtype=torch.float64)
+        pick, h = torch.tensor([[0, 1, 2], [2, 0, 1], [1, 1, 0]]), 1e-6  # a level of each coordinate, by point
+        low, theta, high = (q.quantile(levels + end).gather(0, pick) for end in (-h, 0.0, h))
+        f = 2 * h / (high - low)  # dF/dθ
+        xi = torch.special.ndtri(levels)[pick]
+        sd = q.base.stddev
+        R = q.base.covariance / (sd[:, None] * sd)
+        joint = torch.distributions.MultivariateNormal(torch.zeros(3).double(), R).log_prob(xi)
+        margins = torch.distributions.Normal(0.0, 1.0).log_prob(xi).sum(-1)
+        assert torch.allclose(q.log_prob(theta), joint - margins + f.log().sum(-1), rtol=0, atol=1e-6)
+
     def test_state(self, base):
         """It is saved and loaded, copied and pickled, and converted."""
         q, other = bent(base, SinhArcsinh()), base().warped()

@@ -171,8 +171,8 @@ def usual_estimator(posteriors: Iterable[Posterior], generator: torch.Generator 
 class IFVB(PreconditionedVI):
     """Inversion-free variational Bayes (Godichon-Baggioni, Nguyen and Tran 2023, Algorithm 1).
 
-    It is for a posterior without a known Fisher matrix: flows, mixtures, copulas.  For a Gaussian the exact natural
-    gradient is cheaper and free of noise: `torchngvi.fit`, or the metric `Exact`.
+    It is for a posterior without a known Fisher matrix: a flow, or a family of your own.  For a Gaussian the exact
+    natural gradient is cheaper and free of noise: `torchngvi.fit`, or the metric `Exact`.
 
     Args:
         posterior: q, flat.
