@@ -107,7 +107,7 @@ def flow(target, steps):
         pyro.factor("joint", target.log_joint(theta.double()).float())
 
     guide = AutoIAFNormal(model, hidden_dim=[max(16, 4 * target.dim)], num_transforms=2)
-    loss = pyro.infer.Trace_ELBO(num_particles=AT_ONCE, vectorize_particles=True)
+    loss = pyro.infer.Trace_ELBO(num_particles=AT_ONCE, vectorize_particles=True, max_plate_nesting=1)
     svi = pyro.infer.SVI(model, guide, pyro.optim.ClippedAdam({"lr": RATE}), loss)
     for _ in range(steps):
         svi.step()
