@@ -1,7 +1,7 @@
 """Warped Gaussians on densities whose truth is known: what a curve around each coordinate mends, and what it costs.
 
     python -m benchmarks.warps [--half held] [--only NAMES] [--widest 20] [--warps SinhArcsinh YeoJohnson]
-                               [--flow] [--fan]
+                               [--flow [STEPS ...]] [--fan]
 
 One line a target whose log sds the best Gaussian misses by 0.1 (``--all`` has the others too): the worst error of a log
 sd; the worst error of a 5 % or 95 % quantile, in true sds, where the quantiles are known; k-hat of the draws of q; the
@@ -11,7 +11,7 @@ Last are counts: where a warp gains 0.05 nats, where it halves the error of an s
 Most truths are means and standard deviations alone: quantiles come from weighted draws around the warped q, where these
 are worth two thousand and have the true means and standard deviations to 0.05.  ``--fan`` refines the Gaussian by the
 fan of `torchngvi.refine`, and ``--flow`` fits Pyro's AutoIAFNormal, by Adam on 16 draws a step, with as many gradients
-as the dearest of the warps took in all and with ten times as many.
+as the dearest of the warps took in all and with ten times as many, or after the numbers of steps that are given.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def elbo_of(target, q):
     return float((target.log_joint(theta) - q.log_prob(theta)).mean())
 
 
-def beside(target, q, plain, fits, with_flow, with_fan):
+def beside(target, q, plain, fits, flow_steps, with_fan):
     """The lines of other families: the fan of `refine`, and a flow at equal gradients and at ten times as many."""
     before, elbo = worst(target, q.stddev), elbo_of(target, q)
 
@@ -136,12 +136,11 @@ def beside(target, q, plain, fits, with_flow, with_fan):
         refined = refine(plain, target.log_joint, "fan")
         spent = plain.trace[-1].gradients + refined.gradients
         told("fan", worst(target, refined.posterior.stddev), refined.after.elbo - refined.before.elbo, spent)
-    if with_flow:
+    if flow_steps is not None:
         most = max(result.trace[-1].gradients for _, result in fits.values())
-        for times in (1, 10):
-            steps = max(times * most // AT_ONCE, 1)
+        for steps in flow_steps or [max(times * most // AT_ONCE, 1) for times in (1, 10)]:
             error, reached = flow(target, steps)
-            told(f"IAF x {times}", error, reached - elbo, steps * AT_ONCE)
+            told("AutoIAF", error, reached - elbo, steps * AT_ONCE)
 
 
 def gain(result):
@@ -150,7 +149,7 @@ def gain(result):
     return float(found[1]) if found else math.nan
 
 
-def row(target, families, with_flow, with_fan):
+def row(target, families, flow_steps, with_fan):
     """The lines of a target, and what is counted: (family, gain, errors of an sd, of a quantile, gradients, offer)."""
     start = time.process_time()
     q, plain = fitted(target)
@@ -173,7 +172,7 @@ def row(target, families, with_flow, with_fan):
             flush=True,
         )
         found.append((name, gain(result), (before[0], error), off, spent, offer))
-    beside(target, q, plain, fits, with_flow, with_fan)
+    beside(target, q, plain, fits, flow_steps, with_fan)
     return found, time.process_time() - start
 
 
@@ -204,7 +203,7 @@ def main():
     parser.add_argument("--widest", type=int, default=20, help="coordinates of the largest target")
     parser.add_argument("--warps", nargs="+", default=["SinhArcsinh"], choices=["SinhArcsinh", "YeoJohnson"])
     parser.add_argument("--all", action="store_true", help="targets that the Gaussian fits too")
-    parser.add_argument("--flow", action="store_true", help="Pyro's AutoIAFNormal beside them")
+    parser.add_argument("--flow", type=int, nargs="*", help="Pyro's AutoIAFNormal beside them; numbers of steps")
     parser.add_argument("--fan", action="store_true", help="the fan of torchngvi.refine beside them")
     options = parser.parse_args()
     torch.set_num_threads(1)
