@@ -110,7 +110,7 @@ class SoftmaxRegression(AdditiveTractable):
         if self._given is None:
             return self
         with graphs.attached():
-            return type(self)(**self._given)
+            return type(self)(**graphs.apart(self._given))
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the graph of what the model was made of: copies, and what is saved, have none."""
