@@ -21,6 +21,7 @@ from torchngvi import (
 )
 from torchngvi.diagnostics import Certificate
 from torchngvi.diagnostics.certificate import Curvature, _Here, local_bound
+from torchngvi.errors import InputError
 from torchngvi.models import MeanPenalty, NegativeBinomial, Regularized, SoftmaxRegression, StudentT
 from torchngvi.models.likelihoods import BernoulliLogit, PoissonLog
 from torchngvi.numerics.self_concordance import row_constants
@@ -242,6 +243,16 @@ class TestResults:
                 "the design is sparse; pass X.to_dense",
             ),
             (
+                lambda: CholeskyGaussian(3 * D, dtype=DTYPE),
+                lambda: SoftmaxRegression(X, torch.arange(N) % 4),
+                "expectations of SoftmaxRegression are right to few digits.*best Gaussian is another one",
+            ),
+            (
+                lambda: CholeskyGaussian(D, dtype=DTYPE),
+                lambda: MODELS["logistic"]().minibatch([0, 1, 2]),
+                "the objective of a mini-batch is another one than that of all rows",
+            ),
+            (
                 lambda: CholeskyGaussian(D, dtype=DTYPE),
                 lambda: Regularized(MODELS["logistic"](), MeanPenalty(0.1)),
                 "BernoulliLogit is not known to be log-concave|may not be convex",
@@ -260,3 +271,26 @@ class TestResults:
         assert (found.kind, found.bound) == ("none", math.inf)
         assert str(found).startswith("No certificate: ")
         assert re.search(why, found.reason)
+
+    def test_inference_mode(self):
+        q, model = CholeskyGaussian(D, dtype=DTYPE), MODELS["logistic"]()
+        with torch.inference_mode():
+            inside = certificate(q, model)
+        assert inside == certificate(q, model)
+
+    def test_another_precision(self):
+        """Of a q or of data in float32, which float64 has exactly."""
+        q, model = CholeskyGaussian(D, dtype=DTYPE), MODELS["logistic"]()
+        assert certificate(CholeskyGaussian(D), model) == certificate(q, model)
+        single = model.to(torch.float32)
+        assert certificate(q, single) == certificate(q, single.to(DTYPE)) == certificate(CholeskyGaussian(D), single)
+
+    def test_another_size_or_batch(self):
+        q = CholeskyGaussian(D, dtype=DTYPE)
+        with pytest.raises(InputError, match="the model has 4 coefficients and q has 3"):
+            certificate(CholeskyGaussian(3, dtype=DTYPE), MODELS["logistic"]())
+        with pytest.raises(InputError, match=r"the model holds a batch \(2,\) of data sets"):
+            certificate(q, GeneralizedLinear(X, torch.stack([CLASSES, CLASSES])))
+        model = GeneralizedLinear(X, CLASSES, prior_precision=torch.ones(2, 1, D, dtype=DTYPE))
+        with pytest.raises(InputError, match=r"q is a batch \(\) of posteriors"):
+            certificate(q, model)

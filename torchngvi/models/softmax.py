@@ -239,6 +239,11 @@ class SoftmaxRegression(AdditiveTractable):
         return change
 
     @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """Whether expectations are sums over a grid, K ≤ 3, and not over Sobol points."""
+        return self.num_classes <= 3
+
+    @property
     def curved(self) -> bool:  # type: ignore[override]
         """Whether q may be fitted by Newton's method, which takes γ > 0."""
         return self.temperature > 0
