@@ -113,7 +113,7 @@ def certificate(q: Posterior, target: Target) -> Certificate:
     here = _Here.of(q, target)
     prior = None if here is None else Curvature.of(here.prior, here.structure)
     if here is None or prior is None:
-        return Certificate.none("the covariance of q or of the prior is singular to rounding")
+        return Certificate.none("the covariance of q or of the prior is singular, or infinite, to rounding")
     bounds = {"prior": here.by_prior(prior)}
     nu2 = here.decrement2(here.target, prior)[1] if here.target.curved else math.nan
     if isinstance(target, LinearTarget) and here.target.likelihood.self_concordant:  # type: ignore[attr-defined]
@@ -133,8 +133,8 @@ def _unfit(q: Posterior, target: Target) -> str:
         return f"{named} is not known to be log-concave with expectations that are exact, so that L may not be convex"
     if not target.exact:
         return (
-            f"the expectations of {named} are right to few digits, as sums over Sobol points are (softmax regression of "
-            "more than three classes), so that its best Gaussian is another one than that of the model"
+            f"the expectations of {named} are right to few digits, as sums over Sobol points are (softmax regression "
+            "of more than three classes), so that its best Gaussian is another one than that of the model"
         )
     if not target.comparable:
         return "the objective of a mini-batch is another one than that of all rows"
@@ -197,7 +197,7 @@ class _Here(NamedTuple):
                 own = DiagonalGaussian(q.dim, mean=mean, scale=q.stddev.to(torch.float64), dtype=torch.float64)
             else:
                 C, info = torch.linalg.cholesky_ex(q.covariance.to(torch.float64))
-                if bool(info):
+                if bool(info) or not bool(C.isfinite().all()):
                     return None
                 own = CholeskyGaussian(q.dim, mean=mean, scale=C, structure=q.structure, dtype=torch.float64)
             own = own.to(q.mean.device)
