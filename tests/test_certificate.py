@@ -109,6 +109,47 @@ def test_it_is_sharp_near_the_optimum(name, kind):
         assert found.about == pytest.approx(gap, rel=0.05)
 
 
+def test_sums_over_sobol_points_have_another_optimum():
+    """So that a bound of the distance from it would be none from the best Gaussian: 4e-4 nats on six classes."""
+    design = randn(60, 3)
+    classes = (design @ randn(3, 6, seed=1) + 2 * randn(60, 6, seed=2)).argmax(1)
+    few, many = (SoftmaxRegression(design, classes, prior_precision=0.1, num_nodes=n) for n in (512, 2**14))
+    q, best = (CholeskyGaussian(15, dtype=DTYPE) for _ in range(2))
+    fit(q, few, tolerance=1e-8, progress=False)
+    fit(best, few, tolerance=1e-4, progress=False)
+    fit(best, many, tolerance=1e-3, progress=False)
+    assert loss(q, many) - loss(best, many) > 3e-4
+    assert certificate(q, few).kind == "none"
+
+
+ODD = {  # what nobody has in mind
+    "scales": lambda: GeneralizedLinear(X * torch.tensor([1e4, 1.0, 1e-4, 1e2], dtype=DTYPE), CLASSES),
+    "a column twice": lambda: GeneralizedLinear(torch.cat([X, X[:, :1]], 1), CLASSES, prior_precision=1e-8),
+    "few weights": lambda: GeneralizedLinear(X, CLASSES, weights=torch.arange(N) % 10 == 0),
+    "wide weights": lambda: GeneralizedLinear(X, CLASSES, weights=10 ** (3 * randn(N, seed=9))),
+    "separated": lambda: GeneralizedLinear(X, (X[:, 0] > 0).to(DTYPE), prior_precision=1e-6),
+    "offsets": lambda: GeneralizedLinear(X, CLASSES, offset=30 * randn(N, seed=5).sign()),
+    "rare counts": lambda: GeneralizedLinear(X, COUNTS, "poisson", offset=torch.full((N,), -30.0)),
+    "dispersed": lambda: GeneralizedLinear(X, COUNTS, NegativeBinomial(1e-3)),
+    "cold": lambda: GeneralizedLinear(X, COUNTS, "poisson", temperature=1e-3),
+    "a far prior": lambda: GeneralizedLinear(X, CLASSES, prior_precision=1e-4 * FULL, prior_mean=100.0),
+    "one row": lambda: GeneralizedLinear(X[:1, :1], [1.0], classes=(0, 1), prior_precision=1e-4),
+    "few rows": lambda: GeneralizedLinear(randn(5, 12), CLASSES[:5], prior_precision=0.1),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_models(name):
+    """From far and near, under a dense and a diagonal q."""
+    model = ODD[name]()
+    for make in (POSTERIORS["dense"], POSTERIORS["diagonal"]):
+        star, lowest = least(model, make)
+        for size in (30.0, 1.0, 0.1, 1e-3, 1e-5):
+            q = moved(star, make, size, seed=3)
+            gap, rounding = loss(q, model) - lowest, 1e-14 * (abs(lowest) + abs(loss(q, model)) + N)
+            assert certificate(q, model).bound >= gap * (1 - 1e-6) - rounding
+
+
 def test_along_a_run_of_wide_predictors():
     """Separated classes and a wide prior: predictors have standard deviations of up to ten, and more at the start."""
     model = GeneralizedLinear(X, (X[:, 0] > 0).to(DTYPE), prior_precision=0.01)

@@ -94,6 +94,28 @@ def test_fewer_rows_than_coefficients():
         assert found.density[row].item() == pytest.approx(exact.item(), rel=1e-7)
 
 
+def test_small_sets_of_which_rows_are_much():
+    """Ten rows twice with either class, and a count far out: what is left below the flag, and below a narrower one."""
+    rows = randn(40, D)
+    eta = rows @ torch.tensor([1.0, -1.0, 0.5, 0.0], dtype=DTYPE)
+    labels = (eta + randn(40, seed=1) > 0).to(DTYPE)[:10]
+    counts = torch.poisson((0.5 * eta).exp(), generator=torch.Generator().manual_seed(2))
+    far = rows.clone()
+    far[3] *= 3.0
+    counts[3] = 400.0
+    for model, left in (
+        (
+            GeneralizedLinear(rows[:10].repeat(4, 1), torch.cat([labels, 1 - labels]).repeat(2), prior_precision=0.01),
+            8e-4,
+        ),
+        (GeneralizedLinear(far, counts, "poisson", prior_precision=0.01), 6.5e-4),
+    ):
+        q = fitted(model)
+        fits = leave_one_out(q, model, flag=0.0).density
+        assert float((leave_one_out(q, model).density - fits).abs().max()) == pytest.approx(left, rel=0.1)
+        assert float((leave_one_out(q, model, flag=1e-4).density - fits).abs().max()) < 0.1 * left
+
+
 def test_inference_mode():
     model = MODELS["logistic"]()
     q = fitted(model)
