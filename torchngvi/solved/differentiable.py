@@ -90,7 +90,7 @@ def solve(
     Raises:
         PairError: a target without known changes, or a q without all products.
         InputError: a fit that does not reach the tolerance; later, in the backward pass, a system that cannot be solved
-            as accurately, or second derivatives.
+            as accurately, data that were written to since, or second derivatives.
 
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 3.0]], dtype=torch.float64)
