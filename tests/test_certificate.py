@@ -21,6 +21,7 @@ from torchngvi import (
 )
 from torchngvi.diagnostics import Certificate
 from torchngvi.diagnostics.certificate import Curvature, _Here, local_bound
+from torchngvi.errors import InputError
 from torchngvi.models import MeanPenalty, NegativeBinomial, Regularized, SoftmaxRegression, StudentT
 from torchngvi.models.likelihoods import BernoulliLogit, PoissonLog
 from torchngvi.numerics.self_concordance import row_constants
@@ -106,6 +107,47 @@ def test_it_is_sharp_near_the_optimum(name, kind):
         assert found.kind == "local"
         assert gap * (1 - 1e-3) <= found.bound <= ratio * gap
         assert found.about == pytest.approx(gap, rel=0.05)
+
+
+def test_sums_over_sobol_points_have_another_optimum():
+    """So that a bound of the distance from it would be none from the best Gaussian: 4e-4 nats on six classes."""
+    design = randn(60, 3)
+    classes = (design @ randn(3, 6, seed=1) + 2 * randn(60, 6, seed=2)).argmax(1)
+    few, many = (SoftmaxRegression(design, classes, prior_precision=0.1, num_nodes=n) for n in (512, 2**14))
+    q, best = (CholeskyGaussian(15, dtype=DTYPE) for _ in range(2))
+    fit(q, few, tolerance=1e-8, progress=False)
+    fit(best, few, tolerance=1e-4, progress=False)
+    fit(best, many, tolerance=1e-3, progress=False)
+    assert loss(q, many) - loss(best, many) > 3e-4
+    assert certificate(q, few).kind == "none"
+
+
+ODD = {  # what nobody has in mind
+    "scales": lambda: GeneralizedLinear(X * torch.tensor([1e4, 1.0, 1e-4, 1e2], dtype=DTYPE), CLASSES),
+    "a column twice": lambda: GeneralizedLinear(torch.cat([X, X[:, :1]], 1), CLASSES, prior_precision=1e-8),
+    "few weights": lambda: GeneralizedLinear(X, CLASSES, weights=torch.arange(N) % 10 == 0),
+    "wide weights": lambda: GeneralizedLinear(X, CLASSES, weights=10 ** (3 * randn(N, seed=9))),
+    "separated": lambda: GeneralizedLinear(X, (X[:, 0] > 0).to(DTYPE), prior_precision=1e-6),
+    "offsets": lambda: GeneralizedLinear(X, CLASSES, offset=30 * randn(N, seed=5).sign()),
+    "rare counts": lambda: GeneralizedLinear(X, COUNTS, "poisson", offset=torch.full((N,), -30.0)),
+    "dispersed": lambda: GeneralizedLinear(X, COUNTS, NegativeBinomial(1e-3)),
+    "cold": lambda: GeneralizedLinear(X, COUNTS, "poisson", temperature=1e-3),
+    "a far prior": lambda: GeneralizedLinear(X, CLASSES, prior_precision=1e-4 * FULL, prior_mean=100.0),
+    "one row": lambda: GeneralizedLinear(X[:1, :1], [1.0], classes=(0, 1), prior_precision=1e-4),
+    "few rows": lambda: GeneralizedLinear(randn(5, 12), CLASSES[:5], prior_precision=0.1),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_models(name):
+    """From far and near, under a dense and a diagonal q."""
+    model = ODD[name]()
+    for make in (POSTERIORS["dense"], POSTERIORS["diagonal"]):
+        star, lowest = least(model, make)
+        for size in (30.0, 1.0, 0.1, 1e-3, 1e-5):
+            q = moved(star, make, size, seed=3)
+            gap, rounding = loss(q, model) - lowest, 1e-14 * (abs(lowest) + abs(loss(q, model)) + N)
+            assert certificate(q, model).bound >= gap * (1 - 1e-6) - rounding
 
 
 def test_along_a_run_of_wide_predictors():
@@ -242,6 +284,16 @@ class TestResults:
                 "the design is sparse; pass X.to_dense",
             ),
             (
+                lambda: CholeskyGaussian(3 * D, dtype=DTYPE),
+                lambda: SoftmaxRegression(X, torch.arange(N) % 4),
+                "expectations of SoftmaxRegression are right to few digits.*best Gaussian is another one",
+            ),
+            (
+                lambda: CholeskyGaussian(D, dtype=DTYPE),
+                lambda: MODELS["logistic"]().minibatch([0, 1, 2]),
+                "the objective of a mini-batch is another one than that of all rows",
+            ),
+            (
                 lambda: CholeskyGaussian(D, dtype=DTYPE),
                 lambda: Regularized(MODELS["logistic"](), MeanPenalty(0.1)),
                 "BernoulliLogit is not known to be log-concave|may not be convex",
@@ -260,3 +312,26 @@ class TestResults:
         assert (found.kind, found.bound) == ("none", math.inf)
         assert str(found).startswith("No certificate: ")
         assert re.search(why, found.reason)
+
+    def test_inference_mode(self):
+        q, model = CholeskyGaussian(D, dtype=DTYPE), MODELS["logistic"]()
+        with torch.inference_mode():
+            inside = certificate(q, model)
+        assert inside == certificate(q, model)
+
+    def test_another_precision(self):
+        """Of a q or of data in float32, which float64 has exactly."""
+        q, model = CholeskyGaussian(D, dtype=DTYPE), MODELS["logistic"]()
+        assert certificate(CholeskyGaussian(D), model) == certificate(q, model)
+        single = model.to(torch.float32)
+        assert certificate(q, single) == certificate(q, single.to(DTYPE)) == certificate(CholeskyGaussian(D), single)
+
+    def test_another_size_or_batch(self):
+        q = CholeskyGaussian(D, dtype=DTYPE)
+        with pytest.raises(InputError, match="the model has 4 coefficients and q has 3"):
+            certificate(CholeskyGaussian(3, dtype=DTYPE), MODELS["logistic"]())
+        with pytest.raises(InputError, match=r"the model holds a batch \(2,\) of data sets"):
+            certificate(q, GeneralizedLinear(X, torch.stack([CLASSES, CLASSES])))
+        model = GeneralizedLinear(X, CLASSES, prior_precision=torch.ones(2, 1, D, dtype=DTYPE))
+        with pytest.raises(InputError, match=r"q is a batch \(\) of posteriors"):
+            certificate(q, model)

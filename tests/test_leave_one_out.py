@@ -8,7 +8,7 @@ from sklearn.datasets import load_breast_cancer
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit, leave_one_out
 from torchngvi.errors import InputError, PairError
-from torchngvi.models import NegativeBinomial, SoftmaxRegression
+from torchngvi.models import GaussianNoise, NegativeBinomial, SoftmaxRegression
 
 DTYPE, N, D = torch.float64, 50, 4
 
@@ -63,6 +63,65 @@ def test_a_normal_likelihood_is_exact():
     assert torch.allclose(found.density, exact, rtol=1e-9)
     assert float(found.response.abs().max()) < 1e-12
     assert not found.resolved.any()
+
+
+@pytest.mark.parametrize(("factor", "prior_precision"), [(1e2, 1e-2), (1e4, 1e-3), (1e5, 1e-4)])
+def test_a_row_that_alone_determines_a_direction(factor, prior_precision):
+    """Its leverage is 1 to the accuracy of q, so that taking its site out would leave rounding: it is fitted anew."""
+    design = torch.cat([X, torch.zeros(N, 1, dtype=DTYPE)], 1)
+    design[5, 4] = factor
+    model = GeneralizedLinear(design, ETA, "gaussian", prior_precision=prior_precision)
+    found = leave_one_out(fitted(model), model)
+    rest = torch.arange(N) != 5
+    V = torch.linalg.inv(design[rest].mT @ design[rest] + prior_precision * torch.eye(D + 1, dtype=DTYPE))
+    e, v = design[5] @ V @ design[rest].mT @ ETA[rest], design[5] @ V @ design[5]
+    exact = torch.distributions.Normal(e, (1 + v).sqrt()).log_prob(ETA[5])
+    assert found.density[5].item() == pytest.approx(exact.item(), abs=1e-5)
+    assert int(found.resolved.sum()) == int(found.response.isinf().sum()) <= 1
+
+
+def test_fewer_rows_than_coefficients():
+    """Every row is the only one in some direction: nothing can be divided out, and all are fitted anew."""
+    design, y = randn(6, 20), ETA[:6]
+    model = GeneralizedLinear(design, y, GaussianNoise(0.1), prior_precision=1e-6)
+    found = leave_one_out(fitted(model), model, flag=math.inf)
+    assert bool(found.resolved.all())
+    K = design @ design.mT / 1e-6 + 0.01 * torch.eye(6, dtype=DTYPE)
+    for row in range(6):
+        rest = torch.arange(6) != row
+        k = torch.linalg.solve(K[rest][:, rest], K[rest, row])
+        exact = torch.distributions.Normal(k @ y[rest], (K[row, row] - k @ K[rest, row]).sqrt()).log_prob(y[row])
+        assert found.density[row].item() == pytest.approx(exact.item(), rel=1e-7)
+
+
+def test_small_sets_of_which_rows_are_much():
+    """Ten rows twice with either class, and a count far out: what is left below the flag, and below a narrower one."""
+    rows = randn(40, D)
+    eta = rows @ torch.tensor([1.0, -1.0, 0.5, 0.0], dtype=DTYPE)
+    labels = (eta + randn(40, seed=1) > 0).to(DTYPE)[:10]
+    counts = torch.poisson((0.5 * eta).exp(), generator=torch.Generator().manual_seed(2))
+    far = rows.clone()
+    far[3] *= 3.0
+    counts[3] = 400.0
+    for model, left in (
+        (
+            GeneralizedLinear(rows[:10].repeat(4, 1), torch.cat([labels, 1 - labels]).repeat(2), prior_precision=0.01),
+            8e-4,
+        ),
+        (GeneralizedLinear(far, counts, "poisson", prior_precision=0.01), 6.5e-4),
+    ):
+        q = fitted(model)
+        fits = leave_one_out(q, model, flag=0.0).density
+        assert float((leave_one_out(q, model).density - fits).abs().max()) == pytest.approx(left, rel=0.1)
+        assert float((leave_one_out(q, model, flag=1e-4).density - fits).abs().max()) < 0.1 * left
+
+
+def test_inference_mode():
+    model = MODELS["logistic"]()
+    q = fitted(model)
+    with torch.inference_mode():
+        inside = leave_one_out(q, model)
+    assert torch.equal(inside.density, leave_one_out(q, model).density)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -161,7 +220,15 @@ class TestRefusals:
         with pytest.raises(PairError, match="divides rows out of one dense Gaussian.*got DiagonalGaussian"):
             leave_one_out(DiagonalGaussian(D, dtype=DTYPE), model)
 
+    def test_another_size_or_dtype(self):
+        with pytest.raises(InputError, match="the model has 4 coefficients and q has 3"):
+            leave_one_out(CholeskyGaussian(3, dtype=DTYPE), MODELS["logistic"]())
+        with pytest.raises(InputError, match="the model is in torch.float64 and q in torch.float32"):
+            leave_one_out(CholeskyGaussian(D), MODELS["logistic"]())
+
     def test_away_from_the_optimum(self):
+        with pytest.raises(InputError, match="fit it to this model first, below 0.001, in float64"):
+            leave_one_out(CholeskyGaussian(D), MODELS["logistic"]().to(torch.float32))
         with pytest.raises(InputError, match="the natural-gradient norm of q is .*: fit it to this model first"):
             leave_one_out(CholeskyGaussian(D, dtype=DTYPE), MODELS["logistic"]())
 

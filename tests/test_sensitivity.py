@@ -111,6 +111,13 @@ def test_what_was_fitted_stays():
     assert torch.equal(result.target.prior.precision, precision)
 
 
+def test_inference_mode():
+    result = fitted(logistic())
+    with torch.inference_mode():
+        inside = sensitivity(result)
+    assert torch.equal(inside.shift, sensitivity(result).shift)
+
+
 def test_names():
     result = fitted(logistic())
     assert sensitivity(result).names == ("coefficient 0", "coefficient 1", "coefficient 2")
@@ -141,5 +148,9 @@ class TestRefusals:
         result = fitted(logistic())
         with pytest.raises(InputError, match=r"conclusions are rows \(K, 3\) of factors .*; got \(2, 2\)"):
             sensitivity(result, ROWS[:, :2])
+        with pytest.raises(InputError, match=r"got \(0, 3\)"):
+            sensitivity(result, ROWS[:0])
+        with pytest.raises(InputError, match="a conclusion whose factors are all 0 is about no coefficient; leave it"):
+            sensitivity(result, torch.zeros(1, D))
         with pytest.raises(InputError, match="names must have one entry a conclusion, 2; got 'ab'"):
             sensitivity(result, ROWS, "ab")

@@ -197,6 +197,71 @@ def test_softmax():
         assert (gradients[k] * ways[k]).sum().item() == pytest.approx(difference, rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["Cholesky", "precision", "diagonal"])
+def test_a_full_precision(kind):
+    """Along a symmetric direction, beside the mean of the prior, against differences of fits."""
+    A = randn(D, D, seed=3)
+    given = (0.3 * torch.eye(D, dtype=DTYPE) + 0.2 * A @ A.mT).requires_grad_(), randn(D, seed=4).requires_grad_()
+
+    def at(precision, mean, tolerance=None):
+        target = GeneralizedLinear(X, Y, prior_precision=precision, prior_mean=mean)
+        found = solve(POSTERIORS[kind](), target, tolerance)
+        return score(found) + found.elbo
+
+    gradients = torch.autograd.grad(at(*given), given)
+    ways, step = (0.1 * (A + A.mT), randn(D, seed=5)), 2e-4
+    for k in range(2):
+
+        def moved(shift, k=k):
+            shifted = [x.detach() for x in given]
+            shifted[k] = shifted[k] + shift * step * ways[k]
+            return at(*shifted, 1e-10).item()
+
+        difference = (8 * (moved(1) - moved(-1)) - (moved(2) - moved(-2))) / (12 * step)
+        assert (gradients[k] * ways[k]).sum().item() == pytest.approx(difference, rel=1e-6)
+
+
+def test_parts_that_are_computed_from_one_another():
+    """The precision of the prior and the weights from the design: each way counts once."""
+
+    def value(design, tolerance=None):
+        target = GeneralizedLinear(design, Y, prior_precision=design.mT @ design / N, weights=design[:, 0].sigmoid())
+        return score(solve(CholeskyGaussian(D, dtype=DTYPE), target, tolerance))
+
+    design, way, step = X.clone().requires_grad_(), randn(N, D, seed=5), 2e-4
+    (gradient,) = torch.autograd.grad(value(design), design)
+    at = lambda shift: value(design.detach() + shift * step * way, 1e-10).item()  # noqa: E731
+    difference = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step)
+    assert (gradient * way).sum().item() == pytest.approx(difference, rel=1e-6)
+
+
+def test_weights_of_zero():
+    """What a row would say that is not there yet: the derivative in its weight, from the right."""
+    weights = torch.ones(N, dtype=DTYPE)
+    weights[0] = 0.0
+
+    def value(weights, tolerance=None):
+        return score(solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y, weights=weights), tolerance))
+
+    (gradient,) = torch.autograd.grad(value(weights.requires_grad_()), weights)
+    at, step = lambda shift: value(weights.detach().index_fill(0, torch.tensor([0]), shift), 1e-11).item(), 1e-3
+    right = (-25 * at(0.0) + 48 * at(step) - 36 * at(2 * step) + 16 * at(3 * step) - 3 * at(4 * step)) / (12 * step)
+    assert gradient[0].item() == pytest.approx(right, rel=1e-6)
+
+
+def test_what_becomes_of_q_afterwards():
+    """A backward pass is of the optimum that was returned, also where q was fitted to something else since."""
+    log_precision = torch.zeros((), dtype=DTYPE, requires_grad=True)
+    q = CholeskyGaussian(D, dtype=DTYPE)
+    target = lambda k: GeneralizedLinear(X, Y, prior_precision=(log_precision + k).exp())  # noqa: E731
+    found = [solve(q, target(k)) for k in range(2)]
+    q.initialize_(torch.zeros(D, dtype=DTYPE), 5 * torch.eye(D, dtype=DTYPE))
+    for k in range(2):
+        (late,) = torch.autograd.grad(score(found[k]), log_precision)
+        (fresh,) = torch.autograd.grad(score(solve(CholeskyGaussian(D, dtype=DTYPE), target(k))), log_precision)
+        assert late.item() == pytest.approx(fresh.item(), rel=1e-7)
+
+
 def test_a_batch_is_its_members():
     log_precision = torch.tensor([[-1.0], [2.0]], dtype=DTYPE, requires_grad=True)
 
@@ -290,6 +355,21 @@ class TestRefusals:
         found = solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y, prior_precision=log_precision.exp()))
         with pytest.raises(InputError, match="solve has first derivatives only: leave out create_graph=True"):
             torch.autograd.grad(found.mean.sum(), log_precision, create_graph=True)
+
+    def test_second_derivatives_of_the_bound(self):
+        """The envelope gives the first ones alone: along it the second ones would lack the move of the optimum."""
+        log_precision = torch.zeros((), dtype=DTYPE, requires_grad=True)
+        found = solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y, prior_precision=log_precision.exp()))
+        with pytest.raises(InputError, match="solve has first derivatives only: leave out create_graph=True"):
+            torch.autograd.grad(found.elbo, log_precision, create_graph=True)
+
+    def test_data_that_were_written_to(self):
+        log_precision, design = torch.zeros((), dtype=DTYPE, requires_grad=True), X.clone()
+        target = GeneralizedLinear(design, Y, prior_precision=log_precision.exp())
+        found = solve(CholeskyGaussian(D, dtype=DTYPE), target)
+        design.mul_(2.0)
+        with pytest.raises(InputError, match="the data of the model were written to between solve and the backward"):
+            found.mean.sum().backward()
 
     def test_a_system_that_cannot_be_solved(self, monkeypatch):
         monkeypatch.setattr("torchngvi.solved.system._PRODUCTS", 1)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -162,6 +163,27 @@ def test_a_q_far_from_its_optimum():
     assert apart(found.posterior, fitted(model("logistic", without(SOME))).posterior) < 1e-8
 
 
+def test_rows_in_every_way():
+    """Numbers of any integer type, once or more, in any order, or a mask."""
+    result = fitted(model("logistic"))
+    once = forget(result, [3, 5]).posterior
+    mask = torch.zeros(N, dtype=torch.bool).index_fill(0, torch.tensor([3, 5]), True)
+    for rows in ([5, 3, 5], (3, 5), np.array([3, 5], dtype=np.int32), torch.tensor([5, 3]).short(), mask, mask.numpy()):
+        assert torch.equal(forget(result, rows).posterior.mean, once.mean)
+
+
+@pytest.mark.parametrize("labels", [(0.0, 1.0), (-1.0, 1.0), (2.0, 7.0)])
+def test_added_rows_are_labelled_as_the_first(labels):
+    """In the labels of the model, also where the new rows hold one of them alone."""
+    y = torch.where(CLASSES > 0, labels[1], labels[0])
+    result = fitted(GeneralizedLinear(X, y))
+    first = int((CLASSES == 0).nonzero()[0])
+    for row in (first, int((CLASSES > 0).nonzero()[0])):
+        assert add(result, X[[row]], y[[row]]).target.y[-1] == result.target.y[row]
+    with pytest.raises(InputError, match="the labels in y must be among the classes"):
+        add(result, X[:3], [labels[0], labels[1], 5.0])
+
+
 PARTS = [slice(0, 20), slice(20, 45), slice(45, N)]
 
 
@@ -218,6 +240,7 @@ class TestRefusals:
         with pytest.raises(InputError, match="at the temperature 1; this model has 0.5"):
             site_sum(CholeskyGaussian(D, dtype=DTYPE), target)
 
+    @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
     def test_rows(self):
         result = fitted(model("logistic"))
         with pytest.raises(InputError, match="row numbers run from 0 to 59; got 60"):
@@ -226,6 +249,13 @@ class TestRefusals:
             forget(result, [-1, 2])
         with pytest.raises(InputError, match="or a mask of all 60 rows; got torch.bool of shape"):
             forget(result, [True, False])
+        for rows in ("ab", None, {1, 2}):
+            with pytest.raises(InputError, match=f"list of row numbers, or a mask; got {type(rows).__name__}"):
+                forget(result, rows)
+        with pytest.raises(InputError, match="or a mask of all 60 rows; got torch.uint8 of shape"):
+            forget(result, torch.ones(N, dtype=torch.uint8))
+        with pytest.raises(InputError, match=r"the rows of this model are dense; pass X.to_dense\(\)"):
+            add(result, X[:2].to_sparse_csr(), [1.0, 0.0])
         with pytest.raises(InputError, match="all 60 rows are to be forgotten, which leaves the prior"):
             forget(result, list(range(N)))
         with pytest.raises(InputError, match=r"the rows of this model are \(n, 4\); got X of shape \(1, 3\)"):
@@ -235,6 +265,9 @@ class TestRefusals:
         with pytest.raises(InputError, match="merge takes the site sum of at least one part; got none"):
             merge([])
         one = site_sum(CholeskyGaussian(D, dtype=DTYPE), model("logistic"))
+        with pytest.raises(InputError, match="merge takes what site_sum returns, one of each part; got CholeskyGauss"):
+            merge([one, CholeskyGaussian(D, dtype=DTYPE)])
+        assert torch.equal(merge(one).mean, merge([one]).mean)
         two = site_sum(CholeskyGaussian(1, dtype=DTYPE), GeneralizedLinear(X[:, :1], CLASSES))
         with pytest.raises(InputError, match=r"the same coefficients; got sums over \[1, 4\] of them"):
             merge([one, two])

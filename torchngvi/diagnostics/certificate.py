@@ -27,6 +27,7 @@ from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Framed, FullPrior, LinearTarget, Posterior, Target, TractableTarget
 from torchngvi.interfaces.targets import AdditiveTractable
 from torchngvi.numerics import sparse
+from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.self_concordance import row_constants
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -75,6 +76,7 @@ class Certificate(NamedTuple):
         return f"At most {self.bound:.2g} nats above the best Gaussian of its family{about}{loose}."
 
 
+@tracked
 def certificate(q: Posterior, target: Target) -> Certificate:
     """Bound how far the objective at q is above its least value over the Gaussians of q's family: a proof, at any q.
 
@@ -85,10 +87,14 @@ def certificate(q: Posterior, target: Target) -> Certificate:
 
     Args:
         q: a Gaussian, without batch dimensions, dense, diagonal or in blocks.
-        target: a model that is log-concave and knows its expectations, such as a `torchngvi.GeneralizedLinear`.
+        target: a model that is log-concave and knows its expectations, such as a `torchngvi.GeneralizedLinear`, or a
+            softmax regression of at most three classes, whose bound is of the objective as summed over its grid.
 
     Returns:
         The certificate; for other targets and posteriors one of the kind "none", with the reason.
+
+    Raises:
+        InputError: a q of another size than the model, or a model of a batch.
 
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
     >>> model = GeneralizedLinear(torch.tensor([[0.0], [1.0], [2.0]]).double(), [0.0, 1.0, 1.0])
@@ -107,7 +113,7 @@ def certificate(q: Posterior, target: Target) -> Certificate:
     here = _Here.of(q, target)
     prior = None if here is None else Curvature.of(here.prior, here.structure)
     if here is None or prior is None:
-        return Certificate.none("the covariance of q or of the prior is singular to rounding")
+        return Certificate.none("the covariance of q or of the prior is singular, or infinite, to rounding")
     bounds = {"prior": here.by_prior(prior)}
     nu2 = here.decrement2(here.target, prior)[1] if here.target.curved else math.nan
     if isinstance(target, LinearTarget) and here.target.likelihood.self_concordant:  # type: ignore[attr-defined]
@@ -122,9 +128,16 @@ def certificate(q: Posterior, target: Target) -> Certificate:
 
 def _unfit(q: Posterior, target: Target) -> str:
     """Why nothing can be proved, or nothing."""
+    named = type(getattr(target, "likelihood", target)).__name__
     if not isinstance(target, TractableTarget) or not isinstance(target, AdditiveTractable) or not target.convex:
-        named = type(getattr(target, "likelihood", target)).__name__
         return f"{named} is not known to be log-concave with expectations that are exact, so that L may not be convex"
+    if not target.exact:
+        return (
+            f"the expectations of {named} are right to few digits, as sums over Sobol points are (softmax regression "
+            "of more than three classes), so that its best Gaussian is another one than that of the model"
+        )
+    if not target.comparable:
+        return "the objective of a mini-batch is another one than that of all rows"
     if not isinstance(q, Gaussian) or not isinstance(q.structure, FullAlgebra):
         return "q is no Gaussian that is dense, diagonal or in blocks"
     if q.batch_shape:
@@ -177,17 +190,18 @@ class _Here(NamedTuple):
     def of(cls, q: Gaussian, target: AdditiveTractable) -> "_Here | None":
         """Evaluate at q in float64, with C lower triangular; None where the covariance is singular."""
         with torch.no_grad():
-            model = target.to(torch.float64) if q.dtype != torch.float64 else target  # type: ignore[attr-defined]
+            model = target.to(torch.float64) if target.prior.mean.dtype != torch.float64 else target  # type: ignore[attr-defined]
             mean = q.mean.to(torch.float64)
             own: Gaussian
             if q.structure.widest == 1:
                 own = DiagonalGaussian(q.dim, mean=mean, scale=q.stddev.to(torch.float64), dtype=torch.float64)
             else:
                 C, info = torch.linalg.cholesky_ex(q.covariance.to(torch.float64))
-                if bool(info):
+                if bool(info) or not bool(C.isfinite().all()):
                     return None
                 own = CholeskyGaussian(q.dim, mean=mean, scale=C, structure=q.structure, dtype=torch.float64)
             own = own.to(q.mean.device)
+            model.check(own)
             e = Quadrature()(own, model)
             assert not isinstance(e.derivative, Framed)  # of a target that knows its expectations
             raw = e.derivative.raw()

@@ -101,6 +101,7 @@ class TractableTarget(Target):
     The optimizer can then judge its steps by L itself, without draws.  `torchngvi.GeneralizedLinear` is of this kind.
 
     Attributes:
+        exact: whether expectations are by rules that are right to many digits, which sums over Sobol points are not.
         convex: whether ℓ is convex, and known to second order at a point by `second_order`: `torchngvi.fit` then
             begins at the mode.
         curved: whether packets tell how they change with q, as Newton's method on the bound needs.
@@ -116,6 +117,7 @@ class TractableTarget(Target):
     """
 
     convex: bool = False
+    exact: bool = True
     curved: bool = False
     products: bool = False
 

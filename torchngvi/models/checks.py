@@ -261,8 +261,9 @@ def prior(mean: Any, precision: Any, dim: int, like: Tensor, batch: int = 0) -> 
 
 
 def _full_prior(mean: Tensor, precision: Tensor) -> FullPrior:
-    asymmetry = float((precision - precision.mT).abs().max())
-    if asymmetry > 64 * torch.finfo(precision.dtype).eps * float(precision.abs().max()):
+    known = precision.detach()
+    asymmetry = float((known - known.mT).abs().max())
+    if asymmetry > 64 * torch.finfo(known.dtype).eps * float(known.abs().max()):
         raise InputError(
             "a prior_precision of shape (D, D) is a matrix and must be symmetric; entries across the diagonal differ "
             f"by up to {asymmetry:.3g}. Pass (A + A.mT) / 2; of one diagonal a member, beside a batch of y, pass "
@@ -276,7 +277,7 @@ def _full_prior(mean: Tensor, precision: Tensor) -> FullPrior:
             f"prior_precision must be positive definite; got a smallest eigenvalue of {smallest:.3g}. "
             "Add a multiple of the identity."
         )
-    return FullPrior(mean, precision, factor.mT.contiguous())
+    return FullPrior(mean, precision.view_as(precision), factor.mT.contiguous())  # neither in the graph of the other
 
 
 def batch_index(index: Any, X: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class GeneralizedLinear(LinearTarget):
         if self._given is None:
             return self
         with graphs.attached():
-            return type(self)(**self._given)
+            return type(self)(**graphs.apart(self._given))
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the graph of what the model was made of: copies, and what is saved, have none."""
@@ -312,8 +312,8 @@ class GeneralizedLinear(LinearTarget):
             PairError: if there are several posteriors on a sparse X.
         """
         projected, variance = self._projected(frame)
-        # a row of weight 0 is not there, also where its loss would be infinite
-        here = self.weights > 0
+        # a row of weight 0 is not there, also where its loss would be infinite; but it has a derivative in its weight
+        here = (self.weights > 0) | self.weights.requires_grad
         mean, variance = torch.where(here, self.predictor(frame.mean), 0.0), torch.where(here, variance, 1.0)
         return Marginals(self.X, projected, mean, variance, self.y, self.weights, self.likelihood, frame.mean)
 

@@ -26,6 +26,24 @@ def given(**arguments: Any) -> dict[str, Any] | None:
     return arguments if any(isinstance(x, Tensor) and x.requires_grad for x in arguments.values()) else None
 
 
+def apart(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Views of the arguments, none of which another was computed from: a partial derivative ends at each.
+
+    Args:
+        arguments: of a model, of which a precision may have been computed from the design.
+
+    Returns:
+        The arguments, those in a graph as views.
+
+    >>> import torch
+    >>> X = torch.ones(1, requires_grad=True)
+    >>> views = apart({"X": X, "weights": 2 * X})
+    >>> torch.autograd.grad(views["weights"], views["X"], allow_unused=True)
+    (None,)
+    """
+    return {name: x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x for name, x in arguments.items()}
+
+
 @contextlib.contextmanager
 def attached() -> Iterator[None]:
     """Models made within it keep the graph of what they are given."""

@@ -110,7 +110,7 @@ class SoftmaxRegression(AdditiveTractable):
         if self._given is None:
             return self
         with graphs.attached():
-            return type(self)(**self._given)
+            return type(self)(**graphs.apart(self._given))
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the graph of what the model was made of: copies, and what is saved, have none."""
@@ -237,6 +237,11 @@ class SoftmaxRegression(AdditiveTractable):
             return frame.pull(g), frame.conjugate(H)
 
         return change
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """Whether expectations are sums over a grid, K ≤ 3, and not over Sobol points."""
+        return self.num_classes <= 3
 
     @property
     def curved(self) -> bool:  # type: ignore[override]

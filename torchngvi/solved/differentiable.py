@@ -10,6 +10,7 @@ One system is solved by conjugate gradients, whose products need no expectation,
 nothing of the fit is recorded (Blondel et al. 2022, Efficient and modular implicit differentiation).
 """
 
+import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -89,7 +90,7 @@ def solve(
     Raises:
         PairError: a target without known changes, or a q without all products.
         InputError: a fit that does not reach the tolerance; later, in the backward pass, a system that cannot be solved
-            as accurately, or second derivatives.
+            as accurately, data that were written to since, or second derivatives.
 
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 3.0]], dtype=torch.float64)
@@ -118,12 +119,13 @@ def solve(
             f"{result.norm:.2g}: {result.reason} Use float64, or pass a larger tolerance: derivatives are wrong by "
             "about as much."
         )
-    frame, attached = q.frame(), target.attached()
+    q, attached = copy.deepcopy(q), target.attached()  # the user's q may go elsewhere before the backward pass
+    frame = q.frame()
     tensors = [x for x in attached.tensors() if x.requires_grad]
-    here = _Here(q, target, attached, frame, tensors, limit)
+    here = _Here(q, target, attached, frame, tensors, limit, _writes(target))
     if tensors and torch.is_grad_enabled():
         mean, root = _Implicit.apply(here, *tensors)
-        elbo = here.entropy() - attached.expected_energy(frame)[0]
+        elbo = _Once.apply(here.entropy() - attached.expected_energy(frame)[0])
     else:
         mean, root = frame.mean.clone(), frame.root.clone()
         elbo = here.entropy() - target.expected_energy(frame)[0]
@@ -145,6 +147,7 @@ class _Here(NamedTuple):
     frame: Frame
     tensors: list[Tensor]  # φ
     tolerance: float
+    writes: tuple[int, ...]  # to the tensors of the target, when the optimum was found
 
     def entropy(self) -> Tensor:
         """The entropy of q, weighed by the temperature, (*batch,)."""
@@ -158,6 +161,31 @@ class _Here(NamedTuple):
         return at.push(x.delta), structure.matmul(x.T, root) if at.upper else structure.matmul(root, x.T)
 
 
+def _writes(target: TractableTarget) -> tuple[int, ...]:
+    """How often each tensor of a target was written to."""
+    return tuple(-1 if x.is_inference() else x._version for x in target.tensors())
+
+
+def _refuse_second() -> None:
+    if torch.is_grad_enabled():
+        raise InputError(
+            "solve has first derivatives only: leave out create_graph=True, and take second ones by differences."
+        )
+
+
+class _Once(torch.autograd.Function):
+    """The identity, whose derivative has no graph: that of the largest bound moves with the optimum too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Tensor:
+        _refuse_second()
+        return cotangents[0]
+
+
 class _Implicit(torch.autograd.Function):
     """The mean and the stored root of q*, as functions of the tensors of its target."""
 
@@ -168,11 +196,13 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise InputError(
-                "solve has first derivatives only: leave out create_graph=True, and take second ones by differences."
-            )
+        _refuse_second()
         here: _Here = ctx.here
+        if _writes(here.target) != here.writes:
+            raise InputError(
+                "the data of the model were written to between solve and the backward pass, so that its optimum is "
+                "another one now: clone what is to be changed in place."
+            )
         with torch.enable_grad():
             x = _solved(here, *cotangents)
             mean, root = here.frame.mean.clone().requires_grad_(), here.frame.root.clone().requires_grad_()

@@ -26,11 +26,13 @@ from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Sites
 from torchngvi.models import GeneralizedLinear
 from torchngvi.numerics import sparse
+from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _FLAG = 1e-3  # ν² up to which corrected densities were right to 2e-4 on the problems it was chosen on
 _AT_OPTIMUM = 1e-3  # natural-gradient norm of q above which its sites are not those of an optimum
+_LOST = 1e-3  # what is inexact of q over what a row leaves, 1 - β_i s², above which a row is not divided out
 _WIDEST = 60  # coefficients up to which the Hessian is written out
 _AT_ONCE = 20_000_000  # numbers
 _TOLERANCE = 1e-8  # of the fits of flagged rows
@@ -43,7 +45,8 @@ class LeaveOneOut(NamedTuple):
         density: log p(y_i | the other rows) under the Gaussian q_-i, (N,), in nats.
         in_sample: the same under q itself, (N,).
         response: ν², by how much the other sites respond, (N,); of a design of more than 60 columns the same of the
-            row's own site at its cavity.
+            row's own site at its cavity.  Infinite where next to nothing but the row determines some direction, so
+            that it cannot be divided out of a q that is as exact as this one.
         resolved: rows whose q_-i was found by a fit, (N,).
         shift: by how much the mean of q moves without the row, in its standard deviations, (N, D).
         evaluations: of those fits, all members of a batch at once.
@@ -87,6 +90,7 @@ class LeaveOneOut(NamedTuple):
         return f"{text}, p_loo {self.complexity:.2f}; {again} of them by a fit without the row."
 
 
+@tracked
 def leave_one_out(
     q: Gaussian,
     model: GeneralizedLinear,
@@ -103,14 +107,15 @@ def leave_one_out(
         q: the optimum of the model, dense, without batch dimensions.
         model: one design with rows of weights that are not negative, at the temperature 1.  Densities are of a row as
             it is, without its weight; a row of weight 0 is one that was left out anyway.
-        flag: the ν² above which a row is fitted anew; 0 for all rows, infinity for none.
+        flag: the ν² above which a row is fitted anew; 0 for all rows, infinity for none but those that cannot be
+            divided out.
 
     Returns:
         The densities, and how they were found.
 
     Raises:
         PairError: another model, or a posterior that is not dense.
-        InputError: a q that is not at its optimum, a flag that is negative.
+        InputError: a q of another size or dtype than the model, or not at its optimum, a flag that is negative.
     """
     _check(q, model, flag)
     here = _Sites.of(q, model)
@@ -140,6 +145,7 @@ def _check(q: Gaussian, model: GeneralizedLinear, flag: float) -> None:
             "leave_one_out divides rows out of one dense Gaussian, since a mean field has no covariances with which "
             f"the others could respond; got {q!r}."
         )
+    model.check(q)
     if model.temperature != 1:
         raise InputError(
             f"leave_one_out is of a posterior, at the temperature 1; this model has {model.temperature:g}."
@@ -162,6 +168,7 @@ class _Sites(NamedTuple):
     mean: Tensor
     C: Tensor
     V: Tensor
+    inexact: float  # the natural-gradient norm of q, or rounding
     hessian: Tensor | None  # the Cholesky factor of H, (P, P), where it is not too large
 
     @classmethod
@@ -185,13 +192,14 @@ class _Sites(NamedTuple):
         if not norm <= _AT_OPTIMUM:
             raise InputError(
                 f"leave_one_out takes rows out of an optimum, and the natural-gradient norm of q is {norm:.2g}: fit it "
-                f"to this model first, below {_AT_OPTIMUM:g}."
+                f"to this model first, below {_AT_OPTIMUM:g}{'' if q.dtype == torch.float64 else ', in float64'}."
             )
+        norm = max(norm, torch.finfo(q.dtype).eps)
         bend, bend2 = (model.weights * part for part in sites.bends(*sites.at))
         bend2 = 2 * bend2  # ∂_v = ½∂_ee
         factor = None if q.dim > _WIDEST else _factor(A, W0, sites.beta, bend, bend2)
         e, v = model.predictor(q.mean), A.square().sum(-1)  # of rows of weight 0 too
-        return cls(model.X, model.weights, e, v, sites.alpha, sites.beta, bend, bend2, q.mean, C, V, factor)
+        return cls(model.X, model.weights, e, v, sites.alpha, sites.beta, bend, bend2, q.mean, C, V, norm, factor)
 
     @torch.no_grad()
     def without(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,9 +209,11 @@ class _Sites(NamedTuple):
         k = 1 / (1 - beta * (a * x).sum(-1))
         mean = self.mean + (k * alpha)[:, None] * a
         root, info = torch.linalg.cholesky_ex(self.V + (k * beta)[:, None, None] * a[:, :, None] * a[:, None, :])
+        left = (info == 0) & (k > 0) & (k * self.inexact <= _LOST)
+        mean, root = torch.where(left[:, None], mean, self.mean), torch.where(left[:, None, None], root, self.C)
         if self.hessian is None:
             change = self._own_change(rows, k)
-            return mean, root, torch.where(info == 0, change, math.inf)
+            return mean, root, torch.where(left, change, math.inf)
         across = a @ self.X.mT  # V_ji
         de, dv = (k * alpha)[:, None] * across, (k * beta)[:, None] * across.square()
         square = dv + de.square()
@@ -219,7 +229,7 @@ class _Sites(NamedTuple):
         delta, T = x_[:, : len(self.C)], torch.zeros_like(root)
         T[:, low[0], low[1]] = x_[:, len(self.C) :]
         T.diagonal(dim1=-2, dim2=-1).add_(1.0)
-        inside = (T.diagonal(dim1=-2, dim2=-1) > 0).all(-1) & (info == 0)
+        inside = (T.diagonal(dim1=-2, dim2=-1) > 0).all(-1) & left
         moved = torch.where(inside[:, None, None], root @ T, root)
         shifted = torch.where(inside[:, None], (root @ delta[..., None])[..., 0], 0.0)
         return mean + shifted, moved, torch.where(inside, -(r * x_).sum(-1), math.inf)

@@ -23,6 +23,7 @@ from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import AdditiveTractable
 from torchngvi.models import checks
+from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules.root_system import Direction
 from torchngvi.solved.system import response
@@ -63,6 +64,7 @@ class Sensitivity(NamedTuple):
         )
 
 
+@tracked
 def sensitivity(result: FitResult, of: Any = None, names: Sequence[str] | None = None) -> Sensitivity:
     """Tell by how much conclusions move if the precision of the prior doubles, in their own standard deviations.
 
@@ -83,7 +85,8 @@ def sensitivity(result: FitResult, of: Any = None, names: Sequence[str] | None =
 
     Raises:
         PairError: a target or a posterior without known changes.
-        InputError: a q that is not at its optimum; conclusions or names of another number.
+        InputError: a q that is not at its optimum; conclusions of another size or about nothing; names of another
+            number.
 
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
     >>> model = GeneralizedLinear(torch.ones(3, 1).double(), [1.0, 2.0, 3.0], "gaussian")
@@ -94,8 +97,10 @@ order, by -0.60 in a fit. Standard deviations change by -11 % to -11 %.
     """
     q, target = _of(result)
     rows = torch.eye(q.dim, dtype=q.dtype, device=q.mean.device) if of is None else checks.numbers("of", of, q.mean)
-    if rows.ndim != 2 or rows.shape[1] != q.dim:
+    if rows.ndim != 2 or rows.shape[1] != q.dim or not len(rows):
         raise InputError(f"conclusions are rows (K, {q.dim}) of factors of the coefficients; got {tuple(rows.shape)}.")
+    if bool((rows == 0).all(-1).any()):
+        raise InputError("a conclusion whose factors are all 0 is about no coefficient; leave it out.")
     words = _named(result, names, len(rows), of is None)
     mean, covariance = _derivative(q, target)
     sd = _sd(rows, q.covariance)
@@ -148,7 +153,7 @@ def _derivative(q: Gaussian, target: AdditiveTractable) -> tuple[Tensor, Tensor]
     if not norm <= _AT_OPTIMUM:
         raise InputError(
             f"sensitivity is that of an optimum, and the natural-gradient norm of q is {norm:.2g}: fit it to this "
-            f"model first, below {_AT_OPTIMUM:g}."
+            f"model first, below {_AT_OPTIMUM:g}{'' if q.dtype == torch.float64 else ', in float64'}."
         )
     prior = target.prior.scaled(target.temperature)
     u = Direction(-frame.pull(prior.force(q.mean)), structure.tril(-prior.framed(frame)))

@@ -27,6 +27,7 @@ from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16)  # of row numbers; bytes may be meant as a mask
 _TOLERANCE = 1e-8  # natural-gradient norm of fits in float64, so that they agree with those from elsewhere
 
 
@@ -110,7 +111,8 @@ def merge(sums: Iterable[SiteSum], prior_precision: Any = 1.0, prior_mean: Any =
         The merged posterior, dense.
 
     Raises:
-        InputError: no sums, sums over different coefficients, or a precision that is not positive definite.
+        InputError: no sums, something else, sums over different coefficients, or a precision that is not positive
+            definite.
 
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> q, parts = CholeskyGaussian(1), ([1.0, 2.0], [3.0])
@@ -119,7 +121,10 @@ def merge(sums: Iterable[SiteSum], prior_precision: Any = 1.0, prior_mean: Any =
     >>> merged.mean.item(), merged.variance.item()  # 6/(1 + 3) and 1/(1 + 3)
     (1.5, 0.25)
     """
-    sums = list(sums)
+    sums = [sums] if isinstance(sums, SiteSum) else list(sums)
+    strangers = [type(part).__name__ for part in sums if not isinstance(part, SiteSum)]
+    if strangers:
+        raise InputError(f"merge takes what site_sum returns, one of each part; got {', '.join(strangers)}.")
     if not sums:
         raise InputError("merge takes the site sum of at least one part; got none.")
     dims = sorted({len(part.vector) for part in sums})
@@ -184,7 +189,7 @@ def add(result: FitResult, X: Any, y: Any, *, weights: Any = None, offset: Any =
     Args:
         result: of `torchngvi.fit`, of a dense Gaussian and a `torchngvi.GeneralizedLinear`; it stays as it is.
         X: the new rows, (n, D).
-        y: their targets, (n,), with the same classes.
+        y: their targets, (n,), with the same classes, written as they were.
         weights, offset: of the new rows, (n,), as the model has them; 1 and 0 by default.
 
     Returns:
@@ -202,14 +207,14 @@ def add(result: FitResult, X: Any, y: Any, *, weights: Any = None, offset: Any =
     3.0
     """
     q, model = _of(result, "add")
-    more = GeneralizedLinear(
-        checks.numbers("X", X, model.X),
-        y,
-        model.likelihood,
-        weights=weights,
-        offset=offset,
-        classes=model.coding or None,
-    )
+    rows = checks.numbers("X", X, model.X)
+    if sparse.is_sparse(rows):
+        raise InputError("the rows of this model are dense; pass X.to_dense().")
+    y = checks.numbers("y", y, model.X)
+    classes = model.coding or None
+    if model.coding == (0.0, 1.0) and bool((y == -1).any()):
+        classes = (-1.0, 1.0)  # the other way to write failure and success, of which a model keeps one
+    more = GeneralizedLinear(rows, y, model.likelihood, weights=weights, offset=offset, classes=classes)
     if more.y.ndim > 1 or more.dim != model.dim:
         raise InputError(f"the rows of this model are (n, {model.dim}); got X of shape {tuple(more.X.shape)}.")
     together = copy.copy(model)
@@ -244,10 +249,13 @@ def _check_temperature(model: Any) -> None:
 
 def _numbered(rows: Any, count: int, device: torch.device) -> Tensor:
     """Row numbers of a list or of a mask, (n,)."""
-    tensor = torch.as_tensor(rows, device=device)
+    try:
+        tensor = torch.as_tensor(rows, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"rows are a list of row numbers, or a mask; got {type(rows).__name__} ({error}).") from error
     if tensor.dtype == torch.bool and tensor.shape == (count,):
         tensor = tensor.nonzero()[:, 0]
-    if tensor.ndim != 1 or not len(tensor) or tensor.dtype == torch.bool or tensor.is_floating_point():
+    if tensor.ndim != 1 or not len(tensor) or tensor.dtype not in _INTEGERS:
         raise InputError(
             f"rows are a list of at least one row number, or a mask of all {count} rows; got {tensor.dtype} of shape "
             f"{tuple(tensor.shape)}."
@@ -255,7 +263,7 @@ def _numbered(rows: Any, count: int, device: torch.device) -> Tensor:
     low, high = int(tensor.min()), int(tensor.max())
     if low < 0 or high >= count:
         raise InputError(f"row numbers run from 0 to {count - 1}; got {low if low < 0 else high}.")
-    return tensor
+    return tensor.long()
 
 
 def _with_rows(model: GeneralizedLinear, pick: Any) -> GeneralizedLinear:
