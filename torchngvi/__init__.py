@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from torchngvi.solved import add, compare_models, forget, leave_one_out, merge, sensitivity, site_sum, solve
     from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "GradientNoise",
