@@ -22,6 +22,7 @@ ALONE = (
     "families",
     "mixtures",
     "products",
+    "sharp_bits",
     "solved",
     "warps",
 )  # doctests of the top folder
