@@ -3,8 +3,9 @@
     python docs/draw_solved.py
 
 certificate.png has the bound beside the true gap along a run, leave_one_out.png log densities of rows beside fits
-without them, solved.png coefficients with and without three rows, derivatives.png coefficients along the scale of the
-prior and the score of ten scales while they are chosen. It takes about a minute.
+without them, comparison.png four models beside each other, solved.png coefficients with and without three rows,
+derivatives.png coefficients along the scale of the prior and the score of ten scales while they are chosen. It takes
+about a minute.
 """
 
 from pathlib import Path
@@ -87,6 +88,35 @@ def draw_leave_one_out(result, model):
           f"of the others before {error[flagged].max():.2f}")  # fmt: skip
 
 
+def draw_comparison():
+    """Four choices of columns: elpd with what is less than the first, and two of them row by row."""
+    parts = {"means": X[:, :10], "errors": X[:, 10:20], "worst": X[:, 20:], "all": X}
+    fits = {}
+    for name, columns in parts.items():
+        design = torch.cat([torch.ones(len(Y), 1, dtype=torch.float64), columns], 1)
+        model = ngvi.GeneralizedLinear(design, Y, prior_precision=0.1)
+        fits[name] = ngvi.fit(ngvi.CholeskyGaussian(model.dim, dtype=torch.float64), model, progress=False)
+    found = ngvi.compare_models(fits)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    at = torch.arange(len(found.names) - 1, -1, -1)
+    left.errorbar(found.elpd, at + 0.1, xerr=found.se, fmt="o", color=BLUE, label="elpd, with its standard error")
+    left.errorbar(found.elpd[1:], at[1:] - 0.1, xerr=found.dse[1:], fmt="^", color=ORANGE,
+                  label="standard error of the difference to the first")  # fmt: skip
+    left.axvline(found.elpd[0].item(), color=GREY, linewidth=1)
+    words = [f"{name}\nweight {weight:.2f}" for name, weight in zip(found.names, found.weight.tolist(), strict=True)]
+    left.set_yticks(at, words)
+    left.set(xlabel="elpd, nats", ylim=(-0.5, len(found.names) - 0.2))
+    left.legend(frameon=False, loc="upper left")
+    first, second = found.loo[0].density, found.loo[1].density
+    low = min(first.min().item(), second.min().item()) * 1.1
+    right.plot([low, 0], [low, 0], color=GREY, linewidth=1)
+    right.plot(first, second, ".", markersize=4, color=BLUE)
+    right.set(xlabel=f"log density of a row, {found.names[0]}", ylabel=f"the same, {found.names[1]}")
+    figure.savefig(OUT / "comparison.png", dpi=100)
+    print(found)
+
+
 def draw_forgotten(result):
     """The ten coefficients that three rows move most, with and without them."""
     less = ngvi.forget(result, [297, 73, 40])
@@ -165,10 +195,11 @@ def chosen_scales():
 
 
 def main():
-    """Draw the four pictures."""
+    """Draw the five pictures."""
     model = regression()
     result = ngvi.fit(gaussian(), model, tolerance=1e-8, progress=False)
     draw_certificate()
+    draw_comparison()
     draw_forgotten(result)
     draw_derivatives()
     draw_leave_one_out(result, model)

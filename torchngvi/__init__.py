@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
     from torchngvi.refinement import refine
     from torchngvi.rules import QuasiNewton, SiteNewton
-    from torchngvi.solved import add, forget, leave_one_out, merge, sensitivity, site_sum, solve
+    from torchngvi.solved import add, compare_models, forget, leave_one_out, merge, sensitivity, site_sum, solve
     from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "GradientNoise",
@@ -118,6 +118,7 @@ __all__ = [
     "errors",
     "add",
     "certificate",
+    "compare_models",
     "examine",
     "expectations",
     "fit",
@@ -192,7 +193,16 @@ _HOMES = {
     "torchngvi.optim": ("CapturedStep", "NaturalGradientVI"),
     "torchngvi.posteriors": ("CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"),
     "torchngvi.refinement": ("refine",),
-    "torchngvi.solved": ("add", "forget", "leave_one_out", "merge", "sensitivity", "site_sum", "solve"),
+    "torchngvi.solved": (
+        "add",
+        "compare_models",
+        "forget",
+        "leave_one_out",
+        "merge",
+        "sensitivity",
+        "site_sum",
+        "solve",
+    ),
     "torchngvi.rules": ("QuasiNewton", "SiteNewton"),
     "torchngvi.stepsizes": ("Constant", "KLRadius", "SufficientDecrease"),
 }

@@ -36,6 +36,27 @@ def of_a_regression() -> int:
     return evidence.result.evaluations
 
 
+def of_a_solved_regression() -> tuple[float, list[float]]:
+    model = ngvi.GeneralizedLinear(X, y, prior_precision=1.0)
+    result = ngvi.fit(ngvi.CholeskyGaussian(3, dtype=torch.float64), model, progress=False)
+    q = ngvi.CholeskyGaussian(2, dtype=torch.float64)
+    other = ngvi.GeneralizedLinear(X[:, :2], y, prior_precision=1.0)
+    solution = ngvi.solve(q, other)
+    mean: Tensor = solution.mean
+    found = ngvi.compare_models({"three": result, "two": (q, other)})
+    less: ngvi.FitResult = ngvi.forget(result, [0, 1])
+    bound: float = ngvi.certificate(q, other).bound
+    density: Tensor = ngvi.leave_one_out(q, other).density
+    print(mean, less.posterior, density, found, ngvi.sensitivity(result))
+    return bound, found.weight.tolist()
+
+
+def of_a_refinement() -> str:
+    result = ngvi.fit(ngvi.CholeskyGaussian(3, dtype=torch.float64), log_joint, progress=False)
+    refined = ngvi.refine(result, log_joint)
+    return refined.kind
+
+
 def of_an_optimizer() -> float:
     model = ngvi.GeneralizedLinear(X, y, family="bernoulli_logit", prior_precision=1.0)
     q = ngvi.DiagonalGaussian(3, dtype=torch.float64)
@@ -75,4 +96,5 @@ def refused() -> str:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    print(of_a_log_joint(), of_a_regression(), of_an_optimizer(), of_a_network().shape, refused())
+    print(of_a_log_joint(), of_a_regression(), of_a_solved_regression(), of_a_refinement())
+    print(of_an_optimizer(), of_a_network().shape, refused())

@@ -29,6 +29,7 @@ class Likelihood(ABC):
         of_softplus: whether it is made of log(1 + eˣ), so that `expected` takes another way to its expectation.
         convex: whether -log p(y | η) is convex in η, twice differentiable by torch, as is β of `expected` once.
         self_concordant: whether its third derivative is at most its second.
+        continuous: whether y are real numbers, so that p(y | η) is a density.
 
     >>> likelihood: Likelihood = PoissonLog()
     >>> eta, variance, y = torch.zeros(1), torch.ones(1), torch.ones(1)
@@ -37,10 +38,9 @@ class Likelihood(ABC):
     True
     """
 
-    discrete: bool  # the outcomes are classes, so that accuracy makes sense
-    two_classes = False  # `checked` tells from the targets which two classes there are
-    of_softplus = False  # made of log(1 + eˣ), so that `expected` takes another way to E[log(1 + eˣ)]
-    convex = self_concordant = False  # -log p(y | η), in η
+    discrete: bool
+    two_classes = of_softplus = False
+    convex = self_concordant = continuous = False
 
     @abstractmethod
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -263,7 +263,7 @@ class GaussianNoise(Likelihood):
     [-4.0, 4.0]
     """
 
-    discrete = False
+    discrete, continuous = False, True
     convex = self_concordant = True
 
     def __init__(self, noise: float = 1.0) -> None:
@@ -309,7 +309,7 @@ class StudentT(Likelihood):
     [1.144729885849, 0.0, 2.0]
     """
 
-    discrete = False
+    discrete, continuous = False, True
 
     def __init__(self, scale: float, dof: float) -> None:
         if not (scale > 0 and math.isfinite(scale)):

@@ -9,7 +9,7 @@ from torchngvi.refinement.fan import LayeredGaussian
 from torchngvi.refinement.importance import WeightedDraws
 from torchngvi.refinement.layers import FanLayer, WarpLayer
 from torchngvi.refinement.mixture import Mixture
-from torchngvi.refinement.refine import Refinement, RefinementWarning, refine
+from torchngvi.refinement.refinement import Refinement, RefinementWarning, refine
 
 __all__ = [
     "Density",

@@ -1,0 +1,194 @@
+"""`torchngvi.compare_models` and stacking: identities, proofs, and what is refused."""
+
+import math
+
+import pytest
+import torch
+
+from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, compare_models, fit, leave_one_out
+from torchngvi.errors import InputError, PairError
+from torchngvi.models import NegativeBinomial, SoftmaxRegression, StudentT
+from torchngvi.solved import stacking_weights
+
+DTYPE, N = torch.float64, 120
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
+
+
+X = randn(N, 3)
+COUNTS = torch.poisson((0.7 * X[:, 0]).exp(), generator=torch.Generator().manual_seed(1))
+
+
+def fitted(columns=3, family="poisson", y=COUNTS, make=CholeskyGaussian, **more):
+    rows = more.pop("rows", slice(None))
+    model = GeneralizedLinear(X[rows, :columns], y[rows], family, **more)
+    return fit(make(columns, dtype=DTYPE), model, tolerance=1e-8, progress=False)
+
+
+def stacked(log_density, weights):
+    """F(w), the mean log density of a mixture."""
+    return (log_density + weights.log()).logsumexp(1).mean()
+
+
+def test_a_model_and_its_copy_are_alike():
+    """Equal models: no difference, no error of it, equal weights of either kind, to the bit."""
+    found = compare_models({"one": fitted(), "two": fitted()})
+    assert found.elpd_diff.tolist() == [0.0, 0.0]
+    assert found.dse.tolist() == [0.0, 0.0]
+    assert found.pseudo_bma.tolist() == [0.5, 0.5]
+    torch.testing.assert_close(found.weight, torch.full((2,), 0.5, dtype=DTYPE), atol=1e-12, rtol=0)
+
+
+def test_columns_are_those_of_leave_one_out_and_of_the_model():
+    fits = {"narrow": fitted(1), "wide": fitted(3), "strict": fitted(3, prior_precision=50.0)}
+    found = compare_models(fits)
+    assert sorted(found.names) == sorted(fits)
+    assert found.elpd.tolist() == sorted(found.elpd.tolist(), reverse=True)
+    for k, name in enumerate(found.names):
+        result = fits[name]
+        alone = leave_one_out(result.posterior, result.target)
+        assert torch.equal(found.loo[k].density, alone.density)
+        assert found.elpd[k].item() == pytest.approx(alone.total, rel=1e-14)
+        assert found.se[k].item() == pytest.approx(alone.standard_error, rel=1e-12)
+        assert found.p_loo[k].item() == alone.complexity
+        assert found.elbo[k].item() == pytest.approx(-result.loss, abs=1e-9)
+        difference = found.loo[0].density - alone.density
+        assert found.elpd_diff[k].item() == pytest.approx(difference.sum().item(), abs=1e-12)
+        assert found.dse[k].item() == pytest.approx(math.sqrt(N * difference.var().item()), abs=1e-12)
+
+
+def test_pairs_and_results_are_one():
+    one, two = fitted(1), fitted(3)
+    by_result = compare_models({"one": one, "two": two})
+    by_pair = compare_models({"one": (one.posterior, one.target), "two": two})
+    assert torch.equal(by_result.elpd, by_pair.elpd)
+
+
+def test_the_interval_holds_the_difference_of_the_optima():
+    """Of fits that were stopped early, whose own ELBOs differ by something else."""
+    best = {"a": fitted(1), "b": fitted(3)}
+    early = {}
+    for name, result in best.items():
+        q = result.posterior
+        q = CholeskyGaussian(q.dim, mean=q.mean + 3e-5, scale=q.scale_tril * 1.0001, dtype=DTYPE)
+        early[name] = (q, result.target)
+    found = compare_models(early)
+    low, high = found.elbo_difference("a", "b")
+    truth = best["b"].loss - best["a"].loss
+    assert low <= truth <= high
+    assert high - low == pytest.approx(found.certificate.sum().item(), rel=1e-4)
+    assert high - low > 1e-9  # they were not the optima
+    assert [-x for x in found.elbo_difference("b", "a")] == pytest.approx([high, low], rel=1e-12)
+
+
+def test_likelihoods_of_counts_are_comparable():
+    found = compare_models({"poisson": fitted(), "more spread": fitted(family=NegativeBinomial(2.0))})
+    assert found.elpd_diff[1] > 0
+    assert found.certificate.max() < 1e-8
+
+
+def test_the_print_has_a_line_a_model_and_its_cautions():
+    few = {"a": fitted(rows=slice(50)), "b": fitted(1, rows=slice(50))}
+    lines = str(compare_models(few)).splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["elpd", *compare_models(few).names]
+    assert "With 50 rows standard errors are too small: below a hundred, two of them say little." in lines
+    assert any(line.startswith("Within 4 nats of the first, which is to predict alike: ") for line in lines)
+    unproved = {"t": fitted(family=StudentT(1.0, 4.0), y=X[:, 0]), "normal": fitted(family="gaussian", y=X[:, 0])}
+    found = compare_models(unproved)
+    (row,) = (line for line in str(found).splitlines() if line.startswith("t "))
+    assert row.endswith(" -")
+    assert found.elbo_difference("t", "normal")[1] == math.inf
+
+
+@pytest.mark.parametrize("models", [1, 2, 5])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_stacking_reaches_what_it_proves(models, scale):
+    """F* - F(w) ≤ its bound, F* from 2,000 passes of expectation maximisation, which only climbs."""
+    log_density = scale * randn(60, models, seed=3)
+    weights, gap = stacking_weights(log_density)
+    assert weights.min() >= 0
+    assert weights.sum().item() == pytest.approx(1.0, abs=1e-14)
+    assert 0 <= gap < 1e-8
+    climbing = torch.full((models,), 1 / models, dtype=DTYPE)
+    p = log_density.exp()
+    for _ in range(2_000):
+        climbing = climbing * (p / (p @ climbing)[:, None]).mean(0)
+    assert stacked(log_density, climbing / climbing.sum()) - stacked(log_density, weights) <= gap + 1e-14
+
+
+def test_stacking_of_two_in_closed_form():
+    """Rows of which a share a has the ratio r, the others 1/r: w = (a r - (1 - a)) / (r - 1)."""
+    a, r = 0.6, 3.0
+    log_density = torch.tensor([[math.log(r), 0.0]] * 6 + [[0.0, math.log(r)]] * 4, dtype=DTYPE)
+    weights, _ = stacking_weights(log_density)
+    assert weights[0].item() == pytest.approx((a * r - (1 - a)) / (r - 1), abs=1e-8)
+
+
+def test_stacking_leaves_out_what_is_never_needed():
+    log_density = randn(40, 2, seed=4)
+    worse = log_density.amin(1, keepdim=True) - 0.5
+    weights, _ = stacking_weights(torch.cat([log_density, worse], 1))
+    assert weights[2] == 0.0
+    torch.testing.assert_close(weights[:2], stacking_weights(log_density)[0], atol=1e-6, rtol=0)
+    far, _ = stacking_weights(torch.stack([randn(30), randn(30) - 5_000.0], 1))  # whose density is 0 in float64
+    assert far.tolist() == [1.0, 0.0]
+
+
+def test_stacking_in_float32():
+    weights, gap = stacking_weights(randn(40, 3, seed=5).float())
+    assert weights.dtype == torch.float32
+    assert gap < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("log_density", "told"),
+    [
+        (torch.zeros(3), r"\(N, K\); got \(3,\) with 0 that are not finite"),
+        (torch.tensor([[0.0, math.inf], [math.nan, 0.0]]), r"got \(2, 2\) with 2 that are not finite"),
+        (torch.zeros(0, 2), r"got \(0, 2\)"),
+    ],
+)
+def test_stacking_refuses(log_density, told):
+    with pytest.raises(InputError, match=told):
+        stacking_weights(log_density)
+
+
+def test_other_rows_are_refused():
+    one = fitted()
+    with pytest.raises(InputError, match=r"the y of 'two', \(119,\), are not those of 'one', \(120,\)"):
+        compare_models({"one": one, "two": fitted(rows=slice(119))})
+    with pytest.raises(InputError, match="same rows in the same order; the y of 'two'"):
+        compare_models({"one": one, "two": fitted(y=COUNTS.flip(0))})
+    weights = torch.ones(N, dtype=DTYPE)
+    weights[0] = 2.0
+    with pytest.raises(InputError, match="the weights of 'two'"):
+        compare_models({"one": one, "two": fitted(weights=weights)})
+
+
+def test_densities_beside_probabilities_are_refused():
+    with pytest.raises(
+        InputError, match=r"a density of real numbers and a probability of counts or classes \('n' and 'c'\)"
+    ):
+        compare_models({"n": fitted(family="gaussian"), "c": fitted()})
+
+
+def test_other_arguments_are_refused():
+    one = fitted()
+    with pytest.raises(InputError, match="at least two models by name.*got 1"):
+        compare_models({"one": one})
+    with pytest.raises(InputError, match="at least two models by name.*got list"):
+        compare_models([one, one])
+    softmax = SoftmaxRegression(X, COUNTS.clamp_max(2).long())
+    q = CholeskyGaussian(softmax.dim, dtype=DTYPE)
+    with pytest.raises(PairError, match="of 'two' it got CholeskyGaussian and SoftmaxRegression"):
+        compare_models({"one": one, "two": (q, softmax)})
+    with pytest.raises(PairError, match="of 'two' it got str and Tensor"):
+        compare_models({"one": one, "two": ("q", X)})
+    with pytest.raises(InputError, match="of 'two' it got a Tensor"):
+        compare_models({"one": one, "two": X})
+    with pytest.raises(PairError, match="dense Gaussian"):
+        compare_models({"one": one, "two": fitted(make=DiagonalGaussian)})
+    with pytest.raises(InputError, match="the models are one, two; got 'three'"):
+        compare_models({"one": one, "two": one}).elbo_difference("one", "three")

@@ -1,0 +1,190 @@
+"""Models of the same rows beside each other: how each predicts rows that were left out, and its ELBO with a proof."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.diagnostics import certificate
+from torchngvi.errors import InputError, PairError
+from torchngvi.fitting.records import FitResult
+from torchngvi.models import GeneralizedLinear
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.solved.leave_one_out import LeaveOneOut, leave_one_out
+from torchngvi.solved.stacking import stacking_weights
+
+_FEW = 100  # rows below which standard errors are too small (Sivula, Magnusson and Vehtari 2020)
+_CLOSE = 4.0  # nats of elpd within which models predict alike (the same)
+
+
+class Comparison(NamedTuple):
+    """Models beside each other, the one that predicts best first; names as in ArviZ's ``compare``.
+
+    Attributes:
+        names: of the models, K of them.
+        elpd: Σ_i log p(y_i | the other rows), (K,), in nats.
+        se: its standard errors, (K,).
+        p_loo: effective numbers of parameters, (K,).
+        elpd_diff: by how much the first has more, (K,), in nats, not negative.
+        dse: the standard errors of that difference, √(N var of the differences of rows), (K,).
+        weight: in a mixture of the models that predicts best, `stacking_weights`, (K,).
+        pseudo_bma: weights ∝ exp(elpd), (K,), which trust differences of elpd as if they had no error.
+        elbo: the ELBOs, (K,), in nats.
+        certificate: by how much at most the largest ELBO is above each, (K,); infinite where nothing is proved.
+        loo: what `leave_one_out` has found, model by model.
+
+    >>> y = [0.1, 0.9, 2.2, 2.8, 4.1, 5.0]
+    >>> X = torch.stack([torch.ones(6), torch.arange(6.0)], 1).double()
+    >>> from torchngvi import CholeskyGaussian, fit
+    >>> def fitted(columns):
+    ...     model = GeneralizedLinear(X[:, :columns], y, "gaussian")
+    ...     return fit(CholeskyGaussian(columns, dtype=torch.float64), model, progress=False)
+    >>> print(compare_models({"a constant": fitted(1), "a line": fitted(2)}))
+                    elpd     se  p_loo  difference    dse  stacking        ELBO  proved to
+    a line         -6.59   0.23   0.32        0.00   0.00     1.000       -8.60      <1e-6
+    a constant    -16.53   4.32   2.70        9.93   4.09     0.000      -17.86      <1e-6
+    With 6 rows standard errors are too small: below a hundred, two of them say little.
+    """
+
+    names: tuple[str, ...]
+    elpd: Tensor  # (K,)
+    se: Tensor  # (K,)
+    p_loo: Tensor  # (K,)
+    elpd_diff: Tensor  # (K,)
+    dse: Tensor  # (K,)
+    weight: Tensor  # (K,)
+    pseudo_bma: Tensor  # (K,)
+    elbo: Tensor  # (K,)
+    certificate: Tensor  # (K,)
+    loo: tuple[LeaveOneOut, ...]
+
+    def elbo_difference(self, first: str, second: str) -> tuple[float, float]:
+        """Return an interval that holds the difference of the largest ELBOs of two models: a proof, not an estimate.
+
+        With E the ELBO of each q and c its certificate it is [E_1 - E_2 - c_2, E_1 - E_2 + c_1].  It is of the bounds:
+        the evidences differ from them by KL(q‖p), which is another one for each model.
+
+        Raises:
+            InputError: of a name that is not among the models.
+        """
+        for name in (first, second):
+            if name not in self.names:
+                raise InputError(f"the models are {', '.join(self.names)}; got {name!r}.")
+        one, two = self.names.index(first), self.names.index(second)
+        difference = float(self.elbo[one] - self.elbo[two])
+        return difference - float(self.certificate[two]), difference + float(self.certificate[one])
+
+    def __str__(self) -> str:
+        width = max(map(len, self.names))
+        head = f"{'':{width}}  {'elpd':>8}  {'se':>5}  {'p_loo':>5}  {'difference':>10}  {'dse':>5}  {'stacking':>8}"
+        lines = [f"{head}  {'ELBO':>10}  {'proved to':>9}"]
+        for k, name in enumerate(self.names):
+            line = f"{name:{width}}  {self.elpd[k]:8.2f}  {self.se[k]:5.2f}  {self.p_loo[k]:5.2f}  "
+            line += f"{self.elpd_diff[k]:10.2f}  {self.dse[k]:5.2f}  {self.weight[k]:8.3f}  {self.elbo[k]:10.2f}  "
+            lines.append(line + f"{_proved(float(self.certificate[k])):>9}")
+        return "\n".join([*lines, *self._cautions()])
+
+    def _cautions(self) -> list[str]:
+        found, rows = [], len(self.loo[0].density)
+        alike = [self.names[k] for k in range(1, len(self.names)) if float(self.elpd_diff[k]) < _CLOSE]
+        if alike:
+            found.append(f"Within {_CLOSE:g} nats of the first, which is to predict alike: {', '.join(alike)}.")
+        if rows < _FEW:
+            found.append(f"With {rows} rows standard errors are too small: below a hundred, two of them say little.")
+        return found
+
+
+def compare_models(
+    models: Mapping[str, FitResult | tuple[Gaussian, GeneralizedLinear]],
+    flag: float = 1e-3,
+) -> Comparison:
+    """Compare regressions of the same rows by how they predict rows that were left out, and by their ELBOs.
+
+    One wants it to choose columns, a prior, a link or a likelihood, or to weigh models that all have something to say.
+    Differences of elpd are of the same rows, so that their standard errors are much smaller than those of either.
+
+    Args:
+        models: the result of `torchngvi.fit`, or q and the model it is the optimum of, by name; at least two.  All
+            models are of the same y, with the same weights.
+        flag: of `leave_one_out`.
+
+    Returns:
+        The models, the best first, with everything that was computed of them.
+
+    Raises:
+        InputError: fewer than two models, neither a result nor a pair, other rows or weights, or densities beside
+            probabilities.
+        PairError: a model or posterior that `leave_one_out` does not take.
+    """
+    if not isinstance(models, Mapping) or len(models) < 2:
+        raise InputError(
+            "compare_models takes at least two models by name, such as {'a': result_a, 'b': (q_b, model_b)}; got "
+            f"{f'{len(models)}' if isinstance(models, Mapping) else type(models).__name__}."
+        )
+    pairs = {name: _pair(name, given) for name, given in models.items()}
+    loo = {name: leave_one_out(*pair, flag=flag) for name, pair in pairs.items()}
+    _same_rows(pairs)
+    names = sorted(pairs, key=lambda name: -loo[name].total)
+    density = torch.stack([loo[name].density.double().cpu() for name in names], 1)
+    behind = density[:, :1] - density
+    elpd = density.sum(0)
+    with torch.no_grad():
+        elbo = [-float(model.negative_elbo(q)) for q, model in (pairs[name] for name in names)]
+    bounds = [certificate(*pairs[name]).bound for name in names]
+    return Comparison(
+        tuple(names),
+        elpd,
+        _error(density),
+        torch.tensor([loo[name].complexity for name in names], dtype=torch.float64, device=elpd.device),
+        behind.sum(0),
+        _error(behind),
+        stacking_weights(density)[0],
+        torch.softmax(elpd, 0),
+        torch.tensor(elbo, dtype=torch.float64, device=elpd.device),
+        torch.tensor(bounds, dtype=torch.float64, device=elpd.device),
+        tuple(loo[name] for name in names),
+    )
+
+
+def _proved(bound: float) -> str:
+    return "-" if math.isinf(bound) else "<1e-6" if bound < 1e-6 else f"{bound:.1e}"
+
+
+def _error(terms: Tensor) -> Tensor:
+    """The standard error of sums over rows like these, (N, K) -> (K,)."""
+    return (len(terms) * terms.var(0)).sqrt()
+
+
+def _pair(name: str, given: FitResult | tuple[Gaussian, GeneralizedLinear]) -> tuple[Gaussian, GeneralizedLinear]:
+    pair = (given.posterior, given.target) if isinstance(given, FitResult) else given
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise InputError(
+            "compare_models takes results of fit, or pairs of a Gaussian and its GeneralizedLinear; of "
+            f"{name!r} it got a {type(given).__name__}."
+        )
+    q, model = pair
+    if not isinstance(model, GeneralizedLinear) or not isinstance(q, Gaussian):
+        raise PairError(
+            "compare_models takes results of fit, or pairs of a Gaussian and its GeneralizedLinear; of "
+            f"{name!r} it got {type(q).__name__} and {type(model).__name__}."
+        )
+    return q, model
+
+
+def _same_rows(pairs: Mapping[str, tuple[Gaussian, GeneralizedLinear]]) -> None:
+    (first, (_, model)), *others = pairs.items()
+    for name, (_, other) in others:
+        for what in ("y", "weights"):
+            mine, theirs = (getattr(each, what).double().cpu() for each in (model, other))
+            if mine.shape != theirs.shape or not torch.equal(mine, theirs):
+                raise InputError(
+                    f"compare_models compares predictions of the same rows in the same order; the {what} of {name!r}, "
+                    f"{tuple(theirs.shape)}, are not those of {first!r}, {tuple(mine.shape)}."
+                )
+        if model.likelihood.continuous != other.likelihood.continuous:
+            raise InputError(
+                f"compare_models got a density of real numbers and a probability of counts or classes ({first!r} and "
+                f"{name!r}), whose logarithms cannot be compared."
+            )
