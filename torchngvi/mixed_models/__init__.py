@@ -4,6 +4,7 @@
 fixed effects and variance components, `locals` has the random effects given these, and `result` what is said of all.
 """
 
+from torchngvi.mixed_models.left_out import GroupsLeftOut
 from torchngvi.mixed_models.model import MixedModel
 from torchngvi.mixed_models.multilevel import MultilevelModel
 from torchngvi.mixed_models.multilevel_result import MultilevelResult
@@ -14,6 +15,7 @@ from torchngvi.mixed_models.table import Marginals, MixedTable
 
 __all__ = [
     "FactorTable",
+    "GroupsLeftOut",
     "Marginals",
     "MixedDraws",
     "MixedModel",

@@ -11,6 +11,7 @@ from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import exports, predictions
 from torchngvi.mixed_models.fitted import Fitted
 from torchngvi.mixed_models.integrated import Weighted
+from torchngvi.mixed_models.left_out import GroupsLeftOut, leave_one_group_out
 from torchngvi.mixed_models.locals import Locals
 from torchngvi.mixed_models.predictions import NewRows, Prediction
 from torchngvi.mixed_models.table import ByFactor, Marginals, MixedTable, names_of, probability, ratio_of
@@ -252,6 +253,34 @@ class MixedResult(Fitted):
         eta = predictions.predictors(rows, draws.fixed, draws.omega, draws.effects, generator)
         likelihood = self.model.rows.likelihood
         return predictions.of_kind(likelihood, eta, kind, interval, generator, draws.parameter)
+
+    def leave_one_group_out(self, worst: float = 0.7, seed: int = 0) -> GroupsLeftOut:
+        """Compute the log predictive density of all rows of each group given the other groups.
+
+        One wants it to compare models of groups, and to find groups that a model does not expect: the density is that
+        of a group which the data do not have, by draws of the globals that the group is weighted out of.  A sum of
+        densities of single rows is another thing, in which the other rows of a group tell of it.
+
+        Args:
+            worst: the k-hat of these weights above which the model is fitted without the group, about a fit each; 0
+                for all groups, infinity for none.
+            seed: of the draws of those fits.
+
+        Returns:
+            The densities, with their sum and its standard error over groups.
+
+        Raises:
+            InputError: if the random effects were not integrated out, of several processes, or a negative bound.
+
+        >>> from torchngvi import MixedModel
+        >>> X = torch.ones(12, 1, dtype=torch.float64)
+        >>> y = torch.tensor([0.1, -0.2, 0.3, 1.1, 0.8, 1.0, -1.0, -0.6, -1.1, 0.2, 0.4, 0.3])
+        >>> result = MixedModel(X, y, (X, torch.arange(12) // 3), "gaussian").fit(progress=False)
+        >>> found = result.leave_one_group_out()
+        >>> found.density.shape, bool(found.total < found.in_sample.sum())
+        (torch.Size([4]), True)
+        """
+        return leave_one_group_out(self.locals, self.weighted, self.posterior, self.group_names, worst, seed)
 
     # ---------------------------------------------------------------------------- elsewhere
 

@@ -46,7 +46,12 @@ class Integrand(NamedTuple):
     @property
     def value(self) -> Tensor:
         """log p(y | β, ω), (S,)."""
-        return torch.logsumexp(self.terms, -1).sum(0)
+        return self.of_groups.sum(0)
+
+    @property
+    def of_groups(self) -> Tensor:
+        """log p(y_i | β, ω) of each group, (n, S)."""
+        return torch.logsumexp(self.terms, -1)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean (S, n, r) and covariance (S, n, r, r) of the effects of each group, given the globals."""
@@ -124,6 +129,13 @@ class MarginalMixed(IntegratedMixed):
     ) -> Tensor:
         """Compute log p(y | β, ω, φ) of all values of the globals in one go, (S,)."""
         return self.integrand(theta).value
+
+    def of_groups(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> Tensor:
+        """Compute log p(y_i | β, ω, φ) of each group at all values of the globals, (S, n)."""
+        return self.integrand(theta).of_groups.mT
 
     def chunks(
         self,

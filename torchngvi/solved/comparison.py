@@ -1,18 +1,19 @@
 """Models of the same rows beside each other: how each predicts rows that were left out, and its ELBO with a proof."""
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from torchngvi.diagnostics import certificate
+from torchngvi.diagnostics.left_out import LeftOut
 from torchngvi.errors import InputError, PairError
 from torchngvi.fitting.records import FitResult
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.solved.leave_one_out import LeaveOneOut, leave_one_out
+from torchngvi.solved.leave_one_out import leave_one_out
 from torchngvi.solved.stacking import stacking_weights
 
 _FEW = 100  # rows below which standard errors are too small (Sivula, Magnusson and Vehtari 2020)
@@ -33,7 +34,7 @@ class Comparison(NamedTuple):
         pseudo_bma: weights ∝ exp(elpd), (K,), which trust differences of elpd as if they had no error.
         elbo: the ELBOs, (K,), in nats.
         certificate: by how much at most the largest ELBO is above each, (K,); infinite where nothing is proved.
-        loo: what `leave_one_out` has found, model by model.
+        loo: what `leave_one_out`, or `leave_one_group_out` of a mixed model, has found, model by model.
 
     >>> y = [0.1, 0.9, 2.2, 2.8, 4.1, 5.0]
     >>> X = torch.stack([torch.ones(6), torch.arange(6.0)], 1).double()
@@ -58,7 +59,7 @@ class Comparison(NamedTuple):
     pseudo_bma: Tensor  # (K,)
     elbo: Tensor  # (K,)
     certificate: Tensor  # (K,)
-    loo: tuple[LeaveOneOut, ...]
+    loo: tuple[LeftOut, ...]
 
     def elbo_difference(self, first: str, second: str) -> tuple[float, float]:
         """Return an interval that holds the difference of the largest ELBOs of two models: a proof, not an estimate.
@@ -87,35 +88,53 @@ class Comparison(NamedTuple):
         return "\n".join([*lines, *self._cautions()])
 
     def _cautions(self) -> list[str]:
-        found, rows = [], len(self.loo[0].density)
+        found, rows, what = [], len(self.loo[0].density), self.loo[0].parts
         alike = [self.names[k] for k in range(1, len(self.names)) if float(self.elpd_diff[k]) < _CLOSE]
         if alike:
             found.append(f"Within {_CLOSE:g} nats of the first, which is to predict alike: {', '.join(alike)}.")
         if rows < _FEW:
-            found.append(f"With {rows} rows standard errors are too small: below a hundred, two of them say little.")
+            found.append(f"With {rows} {what} standard errors are too small: below a hundred, two of them say little.")
         return found
 
 
+@runtime_checkable
+class OfGroups(Protocol):
+    """A result of `torchngvi.MixedModel.fit`, as far as it is compared."""
+
+    model: Any
+    elbo: float
+
+    def leave_one_group_out(self) -> LeftOut:
+        """Compute the log predictive density of each group."""
+
+
+Given = FitResult | tuple[Gaussian, GeneralizedLinear] | OfGroups
+
+
 def compare_models(
-    models: Mapping[str, FitResult | tuple[Gaussian, GeneralizedLinear]],
+    models: Mapping[str, Given],
     flag: float = 1e-3,
+    *,
+    groups: Iterable[Any] | None = None,  # (N,)
 ) -> Comparison:
     """Compare regressions of the same rows by how they predict rows that were left out, and by their ELBOs.
 
     One wants it to choose columns, a prior, a link or a likelihood, or to weigh models that all have something to say.
     Differences of elpd are of the same rows, so that their standard errors are much smaller than those of either.
+    Where one of the models is a mixed model, or `groups` are given, whole groups are left out.
 
     Args:
-        models: the result of `torchngvi.fit`, or q and the model it is the optimum of, by name; at least two.  All
-            models are of the same y, with the same weights.
+        models: the result of `torchngvi.fit`, or q and the model it is the optimum of, or the result of
+            `torchngvi.MixedModel.fit`, by name; at least two.  All models are of the same y, with the same weights.
         flag: of `leave_one_out`.
+        groups: of `leave_one_out`; by default those of a mixed model, if there is one.
 
     Returns:
         The models, the best first, with everything that was computed of them.
 
     Raises:
-        InputError: fewer than two models, neither a result nor a pair, other rows or weights, or densities beside
-            probabilities.
+        InputError: fewer than two models, neither a result nor a pair, other rows, weights or groups, or densities
+            beside probabilities.
         PairError: a model or posterior that `leave_one_out` does not take.
     """
     if not isinstance(models, Mapping) or len(models) < 2:
@@ -123,16 +142,16 @@ def compare_models(
             "compare_models takes at least two models by name, such as {'a': result_a, 'b': (q_b, model_b)}; got "
             f"{f'{len(models)}' if isinstance(models, Mapping) else type(models).__name__}."
         )
-    pairs = {name: _pair(name, given) for name, given in models.items()}
-    loo = {name: leave_one_out(*pair, flag=flag) for name, pair in pairs.items()}
-    _same_rows(pairs)
-    names = sorted(pairs, key=lambda name: -loo[name].total)
+    entries = {name: _entry(name, given) for name, given in models.items()}
+    _same_rows(entries)
+    groups = _groups(entries, groups)
+    loo = {name: _left_out(entry, flag, groups) for name, entry in entries.items()}
+    names = sorted(entries, key=lambda name: -loo[name].total)
     density = torch.stack([loo[name].density.double().cpu() for name in names], 1)
     behind = density[:, :1] - density
     elpd = density.sum(0)
-    with torch.no_grad():
-        elbo = [-float(model.negative_elbo(q)) for q, model in (pairs[name] for name in names)]
-    bounds = [certificate(*pairs[name]).bound for name in names]
+    bounds = [_bound(entries[name]) for name in names]
+    elbo, certified = torch.tensor(bounds, dtype=torch.float64, device=elpd.device).unbind(1)
     return Comparison(
         tuple(names),
         elpd,
@@ -142,10 +161,25 @@ def compare_models(
         _error(behind),
         stacking_weights(density)[0],
         torch.softmax(elpd, 0),
-        torch.tensor(elbo, dtype=torch.float64, device=elpd.device),
-        torch.tensor(bounds, dtype=torch.float64, device=elpd.device),
+        elbo,
+        certified,
         tuple(loo[name] for name in names),
     )
+
+
+def _left_out(entry: "Entry", flag: float, groups: list[Any] | None) -> LeftOut:
+    if isinstance(entry, OfGroups):
+        return entry.leave_one_group_out()
+    return leave_one_out(*entry, flag=flag, groups=groups)
+
+
+def _bound(entry: "Entry") -> tuple[float, float]:
+    """The ELBO, and by how much the largest one is at most above."""
+    if isinstance(entry, OfGroups):
+        return entry.elbo, math.inf
+    q, model = entry
+    with torch.no_grad():
+        return -float(model.negative_elbo(q)), certificate(q, model).bound
 
 
 def _proved(bound: float) -> str:
@@ -157,7 +191,12 @@ def _error(terms: Tensor) -> Tensor:
     return (len(terms) * terms.var(0)).sqrt()
 
 
-def _pair(name: str, given: FitResult | tuple[Gaussian, GeneralizedLinear]) -> tuple[Gaussian, GeneralizedLinear]:
+Entry = tuple[Gaussian, GeneralizedLinear] | OfGroups
+
+
+def _entry(name: str, given: Given) -> Entry:
+    if isinstance(given, OfGroups):
+        return given
     pair = (given.posterior, given.target) if isinstance(given, FitResult) else given
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise InputError(
@@ -173,17 +212,32 @@ def _pair(name: str, given: FitResult | tuple[Gaussian, GeneralizedLinear]) -> t
     return q, model
 
 
-def _same_rows(pairs: Mapping[str, tuple[Gaussian, GeneralizedLinear]]) -> None:
-    (first, (_, model)), *others = pairs.items()
-    for name, (_, other) in others:
+def _groups(entries: Mapping[str, Entry], given: Iterable[Any] | None) -> list[Any] | None:
+    """The group of each row, by default that of a mixed model."""
+    of_models = [entry.model.rows.groups.tolist() for entry in entries.values() if isinstance(entry, OfGroups)]
+    groups = None if given is None else list(given.tolist() if hasattr(given, "tolist") else given)
+    for other in of_models:
+        groups = other if groups is None else groups
+        if other != groups:
+            raise InputError(
+                "compare_models leaves out the same groups of all models, by their numbers 0, 1, ... where a mixed "
+                "model is among them; the groups of the models, or those given, differ."
+            )
+    return groups
+
+
+def _same_rows(entries: Mapping[str, Entry]) -> None:
+    rows = {name: entry.model.rows if isinstance(entry, OfGroups) else entry[1] for name, entry in entries.items()}
+    (first, mine), *others = rows.items()
+    for name, theirs in others:
         for what in ("y", "weights"):
-            mine, theirs = (getattr(each, what).double().cpu() for each in (model, other))
-            if mine.shape != theirs.shape or not torch.equal(mine, theirs):
+            one, two = (getattr(each, what).double().cpu() for each in (mine, theirs))
+            if one.shape != two.shape or not torch.equal(one, two):
                 raise InputError(
                     f"compare_models compares predictions of the same rows in the same order; the {what} of {name!r}, "
-                    f"{tuple(theirs.shape)}, are not those of {first!r}, {tuple(mine.shape)}."
+                    f"{tuple(two.shape)}, are not those of {first!r}, {tuple(one.shape)}."
                 )
-        if model.likelihood.continuous != other.likelihood.continuous:
+        if mine.likelihood.continuous != theirs.likelihood.continuous:
             raise InputError(
                 f"compare_models got a density of real numbers and a probability of counts or classes ({first!r} and "
                 f"{name!r}), whose logarithms cannot be compared."
