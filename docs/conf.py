@@ -3,6 +3,8 @@
 import inspect
 import re
 
+from sphinx.util.nodes import make_refnode
+
 import torchngvi
 
 project = "torchngvi"
@@ -61,8 +63,22 @@ def _inherited(app, what, name, obj, skip, options):
     return True if re.fullmatch(r"set_\w+_request", name) else None
 
 
+def _home(app, env, node, text):
+    """The entry of a name that torchngvi itself exports, which stands under the package that it comes from."""
+    package, _, name = node.get("reftarget", "").partition(".")
+    if node.get("refdomain") != "py" or package != "torchngvi" or "." in name or not hasattr(torchngvi, name):
+        return None
+    parts = getattr(getattr(torchngvi, name), "__module__", "").split(".")
+    entries = env.get_domain("py").objects
+    for length in range(len(parts), 0, -1):
+        if entry := entries.get(".".join([*parts[:length], name])):
+            return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, text)
+    return None
+
+
 def setup(app):
     """Escape before the sections of a docstring are read."""
     app.connect("autodoc-skip-member", _inherited)
+    app.connect("missing-reference", _home)
     app.connect("autodoc-process-docstring", _escaped, priority=100)
     app.connect("autodoc-process-docstring", _listed, priority=200)

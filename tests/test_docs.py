@@ -178,6 +178,23 @@ def test_every_page_is_in_the_site():
     assert {page.removeprefix("api/") for page in pages if page.startswith("api/")} - {"index"} <= of_the_api
 
 
+def test_every_row_of_the_guide_links_to_its_page():
+    """Who has found the call wants to read how it is used."""
+    guide = (DOCS / "choosing.md").read_text(encoding="utf-8").split("## Guide\n")[1].split("\n## ")[0]
+    rows = [line for line in guide.splitlines() if line.startswith("| ")]
+    calls = [row for row in rows if not row.startswith(("| problem", "| question"))]
+    assert len(calls) > 30
+    assert [row for row in calls if not re.search(r"\]\([\w/.#-]+\)|\{class\}`", row.split("|")[-2])] == []
+
+
+def test_sharp_bits_have_a_symptom_a_reason_and_a_remedy():
+    """In this order, each once; a page of warnings without a remedy would be of little use."""
+    sections = (DOCS / "sharp_bits.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    for section in sections:
+        found = [section.find(word) for word in ("*Symptom.*", "*Reason", "*What to do.*")]
+        assert -1 < found[0] < found[1] < found[2], section.splitlines()[0]
+
+
 def test_every_example_is_in_the_gallery():
     """By a picture of its own that is small, or by a sentence that says why it has none."""
     text = (DOCS / "gallery.md").read_text(encoding="utf-8")
