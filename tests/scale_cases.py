@@ -23,7 +23,7 @@ from torchngvi import (
 )
 from torchngvi.diagnostics import allowance
 from torchngvi.expectations import SampleAverage
-from torchngvi.models import PerDatum
+from torchngvi.models import PerDatum, SoftmaxRegression
 
 ROWS, DIM = 2001, 6
 POSTERIORS = {
@@ -88,8 +88,8 @@ def outcome(q, result, target):
 
 
 def usual(q, rank):
-    """The method of spread rows, for the one process too, which would go on from the mode by Newton's method."""
-    return VN(q) if rank is None else None
+    """From where q is: without it both begin at the mode, and go on by two methods."""
+    return VN(q)
 
 
 def rows(rank, name, cut=667):
@@ -97,6 +97,30 @@ def rows(rank, name, cut=667):
     before = 0 if rank is None else target.processes.sums
     found = outcome(q, fit(q, target, usual(q, rank), progress=False), target)
     return found | {"sums": found["sums"] - before}
+
+
+def from_the_mode(rank, family, cut=667):
+    """Counts whose loss is e^20 where q begins, by the method of each."""
+    X, y = data()
+    y = {"bernoulli": y, "poisson": torch.poisson(X.sum(-1).exp(), generator=torch.Generator().manual_seed(1))}[family]
+    X, y = X[rows_of(rank, cut)], y[rows_of(rank, cut)]
+    local = GeneralizedLinear(X, y, family, classes=(0, 1) if family == "bernoulli" else None) if len(X) else None
+    target, q = sharded(local, rank), CholeskyGaussian(DIM, dtype=torch.float64)
+    return outcome(q, fit(q, target, tolerance=1e-8, progress=False), target)
+
+
+def second_order(rank, cut=667):
+    """ℓ, ∇ℓ and ∇²ℓ of two members, and of a softmax regression."""
+    X, y = data()
+    theta = torch.linspace(-1, 1, 2 * DIM, dtype=torch.float64).reshape(2, DIM)
+    value, derivative = sharded(glm(rank, cut), rank).second_order(theta)
+    own = X[rows_of(rank, cut)]
+    classes = (own[:, 0] > 0).long() + (own[:, 1] > 0).long()
+    softmax = SoftmaxRegression(own, classes, classes=(0, 1, 2)) if len(own) else None
+    other = torch.linspace(-1, 1, 2 * DIM, dtype=torch.float64)
+    there, slope = sharded(softmax, rank).second_order(other)
+    parts = [value, derivative.raw().g, derivative.raw().H, there, slope.raw().g, slope.raw().H]
+    return torch.cat([part.flatten() for part in parts])
 
 
 def rows_of_batches(rank, name):

@@ -32,6 +32,22 @@ def test_a_fit_to_rows_of_two_ranks_is_that_of_one(ranks, name):
     assert 0 <= two["evaluations"] + START - two["sums"] <= 1
 
 
+@pytest.mark.parametrize("cut", [667, cases.ROWS])
+def test_the_second_order_adds_up(ranks, cut):
+    """Also where a rank has no rows."""
+    first, second = ranks.values("second_order", cut)
+    assert torch.equal(first, second)
+    assert_close(first, cases.second_order(None, cut), 1e-13)
+
+
+@pytest.mark.parametrize("cut", [667, cases.ROWS])
+@pytest.mark.parametrize("family", ["bernoulli", "poisson"])
+def test_spread_rows_begin_at_the_mode(ranks, family, cut):
+    two, one = both(ranks, "from_the_mode", family, cut)
+    assert_close(two["q"], one["q"], 1e-7)
+    assert two["evaluations"] <= 8
+
+
 @pytest.mark.parametrize("kind", ["rows", "streamed"])
 @pytest.mark.parametrize("name", cases.POSTERIORS)
 def test_packets_add_up(ranks, name, kind):

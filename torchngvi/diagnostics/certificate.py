@@ -131,6 +131,8 @@ def _unfit(q: Posterior, target: Target) -> str:
     named = type(getattr(target, "likelihood", target)).__name__
     if not isinstance(target, TractableTarget) or not isinstance(target, AdditiveTractable) or not target.convex:
         return f"{named} is not known to be log-concave with expectations that are exact, so that L may not be convex"
+    if target.processes is not None:
+        return "its rows are spread over processes; ask for that of a model of all rows"
     if not target.exact:
         return (
             f"the expectations of {named} are right to few digits, as sums over Sobol points are (softmax regression "

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from torchngvi.distributed import Processes
-from torchngvi.interfaces import Additive, AdditiveTractable, Frame, Posterior, Target
+from torchngvi.interfaces import Additive, AdditiveTractable, Frame, Framed, Posterior, Raw, Target
 from torchngvi.models.log_joint import LogJoint
 from torchngvi.models.mixed import MixedLogJoint
-from torchngvi.models.shards import part_of, refuse_sharded, threads
+from torchngvi.models.shards import NoRows, part_of, refuse_sharded, threads
 from torchngvi.models.summands import assembled, halved, in_frame, summands, whole, with_prior
 from torchngvi.models.together import Together
 
@@ -101,6 +101,32 @@ class ShardedTractable(AdditiveTractable, _ShardedRows):
         self.processes, self.prior = processes, local.prior
         self.temperature, self.comparable, self.coding = local.temperature, local.comparable, local.coding
         self.draws_at_once, self.batches, self.in_passes = local.draws_at_once, local.batches, local.in_passes
+        here = isinstance(local, NoRows) or (local.curved and local.prior_alone)
+        self.convex = all(processes.gather(here))
+
+    def second_order(
+        self,
+        theta: Tensor,  # (*batch, D)
+    ) -> tuple[Tensor, Raw]:
+        """Sum ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ over the rows of all ranks, in one all-reduce, the prior once."""
+        prior = self.prior
+        assert not isinstance(prior, Target)  # parts of a convex ℓ have a Gaussian one
+        prior = prior.scaled(self.temperature)
+        energy, g, H = (
+            self.temperature * self.prior.energy(theta),
+            prior.force(theta),
+            prior.add_to(theta.new_zeros(*theta.shape, theta.shape[-1])),
+        )
+
+        def parts() -> list[Tensor]:
+            if isinstance(self.local, NoRows):
+                return [torch.zeros_like(energy), torch.zeros_like(theta), torch.zeros_like(H)]
+            value, derivative = self.local.second_order(theta)
+            assert not isinstance(derivative, Framed)
+            return [all_ - own for all_, own in zip((value, *derivative.raw()[:2]), (energy, g, H), strict=True)]
+
+        value, slope, curvature = self.summed(parts, theta)
+        return value + energy, Raw(slope + g, curvature + H)
 
     def data_energy(self, frame: Frame) -> tuple[Tensor, Any]:
         """Sum the expectation of the data over all ranks, with its derivative, in one all-reduce."""
