@@ -16,6 +16,7 @@ from torchngvi import (
     LogJoint,
     NaturalGaussian,
     PrecisionCholeskyGaussian,
+    Sharded,
     certificate,
     fit,
 )
@@ -297,6 +298,11 @@ class TestResults:
                 lambda: CholeskyGaussian(D, dtype=DTYPE),
                 lambda: Regularized(MODELS["logistic"](), MeanPenalty(0.1)),
                 "BernoulliLogit is not known to be log-concave|may not be convex",
+            ),
+            (
+                lambda: CholeskyGaussian(D, dtype=DTYPE),
+                lambda: Sharded(MODELS["logistic"](), N),
+                "its rows are spread over processes; ask for that of a model of all rows",
             ),
             (
                 lambda: CholeskyGaussian(D, mean=torch.full((D,), 1e300, dtype=DTYPE), dtype=DTYPE),
