@@ -701,8 +701,10 @@ class TestOneTheta:
             a, b, c = theta[0], theta[1], theta[2]
             return -a.square() - (b - c).square() - c.square()
 
-        told = r"called with several draws at once, theta of shape \(\d+, 3\), and failed \(IndexError: .*\), but takes one "
-        with pytest.raises(InputError, match=told + r"theta of shape \(3,\).*LogJoint.vmapped\(f\)"):
+        told = (
+            r"called with several draws at once, theta of shape \(\d+, 3\), and failed \(IndexError: .*\), but takes "
+        )
+        with pytest.raises(InputError, match=told + r"one theta of shape \(3,\).*LogJoint.vmapped\(f\)"):
             fit(CholeskyGaussian(3, dtype=DTYPE), of_one, progress=False)
         result = fit(CholeskyGaussian(3, dtype=DTYPE), LogJoint.vmapped(of_one), progress=False)
         assert result.converged

@@ -132,8 +132,8 @@ class LogJoint(Target):
         if isinstance(value, Tensor) and not value.ndim:
             raise InputError(
                 f"the log joint is called with several draws at once, theta of shape {tuple(theta.shape)}, and failed "
-                f"({type(error).__name__}: {error}), but takes one theta of shape ({theta.shape[-1]},). Write it for theta "
-                "(S, D) -> (S,), as theta[..., 0] in place of theta[0], or wrap it: LogJoint.vmapped(f)."
+                f"({type(error).__name__}: {error}), but takes one theta of shape ({theta.shape[-1]},). Write it for "
+                "theta (S, D) -> (S,), as theta[..., 0] in place of theta[0], or wrap it: LogJoint.vmapped(f)."
             ) from error
 
     def tensors(self) -> tuple[Tensor, ...]:
