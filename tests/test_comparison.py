@@ -95,6 +95,8 @@ def test_the_print_has_a_line_a_model_and_its_cautions():
     assert [line.split()[0] for line in lines[:3]] == ["elpd", *compare_models(few).names]
     assert "With 50 rows standard errors are too small: below a hundred, two of them say little." in lines
     assert any(line.startswith("Within 4 nats of the first, which is to predict alike: ") for line in lines)
+    assert repr(compare_models(few)) == str(compare_models(few))
+    assert compare_models({1: few["a"], 2: few["b"]}).names in (("1", "2"), ("2", "1"))
     unproved = {"t": fitted(family=StudentT(1.0, 4.0), y=X[:, 0]), "normal": fitted(family="gaussian", y=X[:, 0])}
     found = compare_models(unproved)
     (row,) = (line for line in str(found).splitlines() if line.startswith("t "))

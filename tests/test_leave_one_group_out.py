@@ -98,6 +98,10 @@ def test_a_fit_over_all_coordinates_is_refused():
     integrated = model("poisson").fit(progress=False)
     with pytest.raises(InputError, match="worst bounds a k-hat, and is not negative; got nan"):
         integrated.leave_one_group_out(worst=math.nan)
+    with pytest.raises(InputError, match="worst bounds a k-hat, and is not negative; got high"):
+        integrated.leave_one_group_out(worst="high")
+    with pytest.raises(InputError, match="seed"):
+        integrated.leave_one_group_out(seed="a")
 
 
 def test_comparison_with_and_without_effects_of_groups():

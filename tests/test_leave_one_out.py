@@ -311,14 +311,31 @@ def test_a_group_that_alone_determines_a_direction_is_fitted_anew():
 @pytest.mark.parametrize(
     ("groups", "told"),
     [
-        ([0] * N, f"got {N} names of 1 groups"),
+        ([0] * N, f"of each of the {N} rows, at least two of them; got {N} names of 1 groups"),
         ([0, 1], f"of each of the {N} rows, at least two of them; got 2 names of 2"),
+        (3, "got 1 names of 1 groups"),
+        ([None, "a"] * (N // 2), r"names the group of each row; it is missing \(None\) in 25 rows"),
+        ([math.nan, 1.0] * (N // 2), r"it is missing \(nan\) in 25 rows"),
+        ([1, "a"] * (N // 2), r"all by numbers or all by texts; got \[1, 'a'\], .. \('<' not supported"),
+        (torch.zeros(N, 2), r"all by numbers or all by texts; got \[\[0.0, 0.0\], .*unhashable"),
     ],
 )
 def test_other_groups_are_refused(groups, told):
     model = MODELS["logistic"]()
     with pytest.raises(InputError, match=told):
         leave_one_out(fitted(model), model, groups=groups)
+
+
+def test_groups_come_as_they_are():
+    """Arrays, columns of a table and numbers in any order are one."""
+    np, pd = pytest.importorskip("numpy"), pytest.importorskip("pandas")
+    model = MODELS["Poisson"]()
+    q = fitted(model)
+    names = [f"s{k % 7}" for k in range(N)]
+    first = leave_one_out(q, model, groups=names)
+    for other in (np.array(names), pd.Series(names, index=range(100, 100 + N)), pd.Categorical(names)):
+        assert torch.equal(leave_one_out(q, model, groups=other).density, first.density)
+    assert leave_one_out(q, model, groups=torch.arange(N) % 7).groups == tuple(range(7))
 
 
 def test_wide_designs_fit_every_group_anew():

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchngvi.diagnostics.left_out import LeftOut
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.errors import InputError
+from torchngvi.mixed_models import asked
 from torchngvi.mixed_models.integrated import Weighted, integrated
 from torchngvi.mixed_models.locals import ByQuadrature, Locals
 from torchngvi.models import GaussianMixed, MarginalMixed
@@ -60,9 +61,9 @@ def leave_one_group_out(
             "leave_one_group_out needs the likelihood of each group, its random effects integrated out, and this fit "
             "has a Gaussian over all coordinates: fit with marginalise='quadrature'."
         )
-    if not worst >= 0:
+    if not isinstance(worst, int | float) or not worst >= 0:
         raise InputError(f"worst bounds a k-hat, and is not negative; got {worst}.")
-    target = locals.target
+    target, seed = locals.target, asked.seed_of(seed)
     target.rows.check_one_process("leaving groups out")
     marginal = _marginal(target)
     there = weighted.weights > 0

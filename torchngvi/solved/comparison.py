@@ -1,7 +1,7 @@
 """Models of the same rows beside each other: how each predicts rows that were left out, and its ELBO with a proof."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -13,7 +13,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.fitting.records import FitResult
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.solved.leave_one_out import leave_one_out
+from torchngvi.solved.leave_one_out import leave_one_out, numbered
 from torchngvi.solved.stacking import stacking_weights
 
 _FEW = 100  # rows below which standard errors are too small (Sivula, Magnusson and Vehtari 2020)
@@ -77,6 +77,9 @@ class Comparison(NamedTuple):
         difference = float(self.elbo[one] - self.elbo[two])
         return difference - float(self.certificate[two]), difference + float(self.certificate[one])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         width = max(map(len, self.names))
         head = f"{'':{width}}  {'elpd':>8}  {'se':>5}  {'p_loo':>5}  {'difference':>10}  {'dse':>5}  {'stacking':>8}"
@@ -115,7 +118,7 @@ def compare_models(
     models: Mapping[str, Given],
     flag: float = 1e-3,
     *,
-    groups: Iterable[Any] | None = None,  # (N,)
+    groups: Any = None,  # (N,)
 ) -> Comparison:
     """Compare regressions of the same rows by how they predict rows that were left out, and by their ELBOs.
 
@@ -142,7 +145,7 @@ def compare_models(
             "compare_models takes at least two models by name, such as {'a': result_a, 'b': (q_b, model_b)}; got "
             f"{f'{len(models)}' if isinstance(models, Mapping) else type(models).__name__}."
         )
-    entries = {name: _entry(name, given) for name, given in models.items()}
+    entries = {str(name): _entry(str(name), given) for name, given in models.items()}
     _same_rows(entries)
     groups = _groups(entries, groups)
     loo = {name: _left_out(entry, flag, groups) for name, entry in entries.items()}
@@ -167,7 +170,7 @@ def compare_models(
     )
 
 
-def _left_out(entry: "Entry", flag: float, groups: list[Any] | None) -> LeftOut:
+def _left_out(entry: "Entry", flag: float, groups: list[int] | None) -> LeftOut:
     if isinstance(entry, OfGroups):
         return entry.leave_one_group_out()
     return leave_one_out(*entry, flag=flag, groups=groups)
@@ -212,17 +215,20 @@ def _entry(name: str, given: Given) -> Entry:
     return q, model
 
 
-def _groups(entries: Mapping[str, Entry], given: Iterable[Any] | None) -> list[Any] | None:
+def _groups(entries: Mapping[str, Entry], given: Any) -> list[int] | None:
     """The group of each row, by default that of a mixed model."""
     of_models = [entry.model.rows.groups.tolist() for entry in entries.values() if isinstance(entry, OfGroups)]
-    groups = None if given is None else list(given.tolist() if hasattr(given, "tolist") else given)
-    for other in of_models:
-        groups = other if groups is None else groups
-        if other != groups:
-            raise InputError(
-                "compare_models leaves out the same groups of all models, by their numbers 0, 1, ... where a mixed "
-                "model is among them; the groups of the models, or those given, differ."
-            )
+    if given is None:
+        groups = of_models[0] if of_models else None
+    else:
+        first = next(iter(entries.values()))
+        y = first.model.rows.y if isinstance(first, OfGroups) else first[1].y
+        groups = numbered(given, len(y))[1]
+    if any(other != groups for other in of_models):
+        raise InputError(
+            "compare_models leaves out the same groups of all models, by their numbers 0, 1, ... where a mixed model "
+            "is among them; the groups of the models, or those given, differ."
+        )
     return groups
 
 

@@ -72,7 +72,7 @@ def leave_one_out(
     model: GeneralizedLinear,
     flag: float = _FLAG,
     *,
-    groups: Iterable[Any] | None = None,  # (N,)
+    groups: Any = None,  # (N,)
 ) -> LeaveOneOut:
     """Compute the log predictive density of each row under the Gaussian fitted to the others, without N refits.
 
@@ -102,8 +102,8 @@ def leave_one_out(
     _check(q, model, flag)
     here, count = Optimum.of(q, model), len(model.X)
     if groups is not None:
-        names, member = _numbered(groups, count, model.X.device)
-        return _of_groups(here, model, flag, names, member)
+        names, member = numbered(groups, count)
+        return _of_groups(here, model, flag, names, torch.tensor(member, device=model.X.device))
     rows = torch.arange(count, device=model.X.device)
     parts = [here.without_rows(chunk) for chunk in rows.split(_size(count, q.dim))]
     mean, root = (torch.cat([cavity[k] for cavity, _ in parts]) for k in range(2))
@@ -148,17 +148,37 @@ def _of_groups(
     return LeaveOneOut(density, inside, resolved, evaluations, response, shift, error, names)
 
 
-def _numbered(groups: Iterable[Any], count: int, device: torch.device) -> tuple[tuple[Any, ...], Tensor]:
-    """The names of the groups, sorted, and the number of that of each row, (N,)."""
-    values = list(groups.tolist() if hasattr(groups, "tolist") else groups)
-    names = tuple(sorted(set(values)))
+def numbered(groups: Any, count: int) -> tuple[tuple[Any, ...], list[int]]:
+    """Number the groups in the order of their names.
+
+    Args:
+        groups: the name of the group of each row, in any sequence, array, tensor or column of a table.
+        count: the number of rows.
+
+    Returns:
+        The names, sorted, and the number of that of each row.
+
+    Raises:
+        InputError: names that are missing or cannot be sorted, of another number of rows, or of one group alone.
+    """
+    values = groups.tolist() if hasattr(groups, "tolist") else groups
+    values = list(values) if isinstance(values, Iterable) else [values]
+    missing = [value for value in values if value is None or value != value]
+    if missing:
+        raise InputError(f"groups names the group of each row; it is missing ({missing[0]}) in {len(missing)} rows.")
+    try:
+        names = tuple(sorted(set(values)))
+    except TypeError as error:
+        raise InputError(
+            f"groups names the group of each row, all by numbers or all by texts; got {values[:2]}, .. ({error})."
+        ) from error
     if len(values) != count or len(names) < 2:
         raise InputError(
             f"groups names the group of each of the {count} rows, at least two of them; got {len(values)} names of "
             f"{len(names)} groups."
         )
     number = {name: k for k, name in enumerate(names)}
-    return names, torch.tensor([number[value] for value in values], device=device)
+    return names, [number[value] for value in values]
 
 
 def _size(count: int, dim: int) -> int:
@@ -191,7 +211,7 @@ def _check(q: Gaussian, model: GeneralizedLinear, flag: float) -> None:
         raise InputError(
             f"leave_one_out is of a posterior, at the temperature 1; this model has {model.temperature:g}."
         )
-    if not flag >= 0:
+    if not isinstance(flag, int | float) or not flag >= 0:
         raise InputError(f"flag bounds ν², which is not negative; got {flag}.")
 
 
