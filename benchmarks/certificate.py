@@ -4,32 +4,47 @@
 
 Logistic regression on the LIBSVM sets under $TORCHNGVI_DATA (2,000 rows of larger ones, all with --full) and breast
 cancer, with the prior precisions of `benchmarks.evaluations`; two simulated Poisson regressions; softmax regression on
-wine, whose rows have no local bound.  Each run begins at N(0, .09 I); a column has the ratio at the first q whose gap
-is below the number at its head and above the next one, and above 1e-9, below which the gap itself is of a few digits.
-The true gap is the objective less the one of a fit to a natural-gradient norm of 1e-10.
+wine, and three sparse Gaussian processes of GPyTorch, whose rows have no local bound.  Each run begins at N(0, .09 I);
+a column has the ratio at the first q whose gap is below the number at its head and above the next one, and above 1e-9,
+below which the gap itself is of a few digits.  The true gap is the objective less the one of a fit to a
+natural-gradient norm of 1e-10.
 """
 
 import argparse
 import os
 import time
 
+import gpytorch
 import torch
 from sklearn.datasets import load_wine
 
 from benchmarks.evaluations import SETS, breast_cancer, libsvm
 from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, certificate, fit
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP
 from torchngvi.models import SoftmaxRegression
 
 STAGES = (1e9, 10.0, 1e-1, 1e-2, 1e-4, 1e-6, 1e-8)  # a gap below each of them
 SMALL = 1e-2  # nats, below which the sharp bound is judged
 
 
+class Counts(gpytorch.likelihoods._OneDimensionalLikelihood):
+    """Poisson with a log link, which GPyTorch does not have."""
+
+    log_concave = True
+
+    def forward(self, f, *args, **kwargs):
+        return torch.distributions.Poisson(f.exp())
+
+
 def along(model):
     """(gap, certificate) at the first q of a run that is below each stage, and the median price in milliseconds."""
-    star = CholeskyGaussian(model.dim, dtype=torch.float64)
+    own = getattr(model, "posterior", None)  # of a sparse Gaussian process
+    star = CholeskyGaussian(model.dim, dtype=torch.float64) if own is None else own
     fit(star, model, tolerance=1e-10, max_evaluations=2000, progress=False)
     least = model.negative_elbo(star).item()
-    q = CholeskyGaussian(model.dim, scale=0.3, dtype=torch.float64)
+    q = CholeskyGaussian(model.dim, scale=0.3, dtype=torch.float64) if own is None else own
+    if own is not None:
+        own.initialize_(torch.zeros(own.dim, dtype=torch.float64), 0.3)
     opt, found, times = VN(q), [None] * len(STAGES), []
     for _ in range(400):
         gap = model.negative_elbo(q).item() - least
@@ -43,6 +58,25 @@ def along(model):
             break
         opt.step(model)
     return found, 1e3 * sorted(times)[len(times) // 2]
+
+
+def sparse_gp(likelihood, y_of, seed):
+    """Thirty inducing points for 300 rows of two inputs, at GPyTorch's initial hyper-parameters."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 4 * torch.rand(300, 2, dtype=torch.float64, generator=generator)
+    f = torch.sin(2 * x[:, 0]) * x[:, 1]
+
+    class Model(gpytorch.models.ApproximateGP):
+        def __init__(self):
+            q = NaturalGradientVariationalDistribution(30)
+            super().__init__(gpytorch.variational.VariationalStrategy(self, x[:30].clone(), q))
+            self.mean_module = gpytorch.means.ZeroMean()
+            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+
+        def forward(self, x):
+            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    return SparseGP(Model().double(), likelihood.double(), [(x, y_of(f, generator))])
 
 
 def problems(rows, wanted):
@@ -62,6 +96,12 @@ def problems(rows, wanted):
     wine = load_wine()
     X = torch.tensor(wine.data)
     X = torch.cat([(X - X.mean(0)) / X.std(0), torch.ones(len(X), 1)], 1)
+    gp = gpytorch.likelihoods
+    normal = lambda f, g: f + 0.3 * torch.randn(300, dtype=torch.float64, generator=g)  # noqa: E731
+    yield "GP, normal", sparse_gp(gp.GaussianLikelihood(), normal, 0)
+    yield "GP, two classes", sparse_gp(gp.BernoulliLikelihood(), lambda f, g: (normal(f, g) > 0).double(), 1)
+    counts = lambda f, g: torch.poisson((0.5 * f).exp(), generator=g)  # noqa: E731
+    yield "GP, counts", sparse_gp(Counts(), counts, 2)
     yield "softmax, wine", SoftmaxRegression(X, torch.tensor(wine.target), prior_precision=0.1)
 
 

@@ -23,8 +23,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
-from torchngvi.interfaces import Framed, FullPrior, LinearTarget, Posterior, Target, TractableTarget
+from torchngvi.interfaces import Framed, LinearTarget, Posterior, Prior, Target, TractableTarget
 from torchngvi.interfaces.targets import AdditiveTractable
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
@@ -88,7 +89,8 @@ def certificate(q: Posterior, target: Target) -> Certificate:
     Args:
         q: a Gaussian, without batch dimensions, dense, diagonal or in blocks.
         target: a model that is log-concave and knows its expectations, such as a `torchngvi.GeneralizedLinear`, or a
-            softmax regression of at most three classes, whose bound is of the objective as summed over its grid.
+            softmax regression of at most three classes, or a sparse Gaussian process of GPyTorch given its
+            hyper-parameters; of the last two the bound is of the objective as summed over their nodes.
 
     Returns:
         The certificate; for other targets and posteriors one of the kind "none", with the reason.
@@ -109,7 +111,7 @@ def certificate(q: Posterior, target: Target) -> Certificate:
     if why:
         return Certificate.none(why)
     assert isinstance(q, Gaussian)
-    assert isinstance(target, AdditiveTractable)
+    assert isinstance(target, TractableTarget)
     here = _Here.of(q, target)
     prior = None if here is None else Curvature.of(here.prior, here.structure)
     if here is None or prior is None:
@@ -129,7 +131,8 @@ def certificate(q: Posterior, target: Target) -> Certificate:
 def _unfit(q: Posterior, target: Target) -> str:
     """Why nothing can be proved, or nothing."""
     named = type(getattr(target, "likelihood", target)).__name__
-    if not isinstance(target, TractableTarget) or not isinstance(target, AdditiveTractable) or not target.convex:
+    additive = target if isinstance(target, AdditiveTractable) else None
+    if not isinstance(target, TractableTarget) or not (additive.convex if additive else target.beside):
         return f"{named} is not known to be log-concave with expectations that are exact, so that L may not be convex"
     if target.processes is not None:
         return "its rows are spread over processes; ask for that of a model of all rows"
@@ -148,7 +151,7 @@ def _unfit(q: Posterior, target: Target) -> str:
         return "at the temperature 0 there is no best Gaussian"
     if isinstance(target, LinearTarget) and sparse.is_sparse(target.X):  # type: ignore[attr-defined]
         return "the design is sparse; pass X.to_dense()"
-    if not target.prior_alone:
+    if additive and not additive.prior_alone:
         return "a part of the model beside data and prior may not be convex"
     return ""
 
@@ -180,19 +183,25 @@ class _Here(NamedTuple):
     """A q in float64 with the packet of its target."""
 
     q: Gaussian
-    target: AdditiveTractable
+    target: TractableTarget
     structure: FullAlgebra
     g: Tensor  # (D,)
     H: Tensor  # (D, D)
     C: Tensor  # dense, (D, D)
     prior: Tensor  # γΛ, (D, D)
+    diagonal: bool  # whether Λ is
     floor: float  # rounding of L, in nats
 
     @classmethod
-    def of(cls, q: Gaussian, target: AdditiveTractable) -> "_Here | None":
+    def of(cls, q: Gaussian, target: TractableTarget) -> "_Here | None":
         """Evaluate at q in float64, with C lower triangular; None where the covariance is singular."""
         with torch.no_grad():
-            model = target.to(torch.float64) if target.prior.mean.dtype != torch.float64 else target  # type: ignore[attr-defined]
+            model, prior = target, target.beside
+            if isinstance(target, AdditiveTractable):
+                model = target.to(torch.float64) if target.prior.mean.dtype != torch.float64 else target  # type: ignore[attr-defined]
+                prior = model.prior
+            elif prior is not None and prior.precision.shape[-1] != q.dim:
+                raise InputError(f"certificate got a q of D = {q.dim} for a model of {prior.precision.shape[-1]}.")
             mean = q.mean.to(torch.float64)
             own: Gaussian
             if q.structure.widest == 1:
@@ -203,16 +212,18 @@ class _Here(NamedTuple):
                     return None
                 own = CholeskyGaussian(q.dim, mean=mean, scale=C, structure=q.structure, dtype=torch.float64)
             own = own.to(q.mean.device)
-            model.check(own)
-            e = Quadrature()(own, model)
-            assert not isinstance(e.derivative, Framed)  # of a target that knows its expectations
-            raw = e.derivative.raw()
-            precision, gamma = model.prior.precision, model.temperature
-            full = precision if isinstance(model.prior, FullPrior) else precision.expand(q.dim).diag()
-            size = abs(float(e.value)) + abs(gamma * float(own.entropy())) + float(len(getattr(model, "X", ())))
+            if isinstance(model, AdditiveTractable):
+                model.check(own)
+            value, derivative = model.expected_energy(own.frame())
+            assert prior is not None
+            assert not isinstance(derivative, Framed)  # of a target that knows its expectations
+            raw = derivative.raw()
+            gamma, diagonal = model.temperature, isinstance(prior, Prior)
+            full = prior.precision.expand(q.dim).diag() if diagonal else prior.precision
+            size = abs(float(value)) + abs(gamma * float(own.entropy())) + float(len(getattr(model, "X", ())))
             structure = own.structure
             assert isinstance(structure, FullAlgebra)
-            return cls(own, model, structure, raw.g, raw.H, own.frame().dense(), gamma * full, 8e-16 * size)
+            return cls(own, model, structure, raw.g, raw.H, own.frame().dense(), gamma * full, diagonal, 8e-16 * size)
 
     def slope(self) -> Structured:
         """G = tril(HC) - γ diag(1/C_jj), in the pattern of q."""
@@ -221,7 +232,7 @@ class _Here(NamedTuple):
 
     def by_prior(self, below: Curvature) -> float:
         """The bound by the curvature of the prior alone; of a diagonal one with log det C as it is."""
-        if isinstance(self.target.prior, FullPrior):
+        if not self.diagonal:
             return 0.5 * sum(below.squares(self.g, self.slope()))
         lam, gamma, c = self.prior.diagonal(), self.target.temperature, self.C.diagonal()
         off = self.structure.to_dense(self.slope()).tril(-1)
@@ -231,7 +242,7 @@ class _Here(NamedTuple):
         fall = a * (c - best) + 0.5 * lam * (c.square() - best.square()) - gamma * (c / best).log()
         return float(0.5 * (self.g.square() / lam).sum() + 0.5 * (off.square() / lam[:, None]).sum() + fall.sum())
 
-    def decrement2(self, target: AdditiveTractable, below: Curvature, most: int = _PRODUCTS) -> tuple[float, float]:
+    def decrement2(self, target: TractableTarget, below: Curvature, most: int = _PRODUCTS) -> tuple[float, float]:
         """A bound of ∇ᵀH⁻¹∇ from above, H the Hessian of this target and ∇ the gradient here, and an estimate."""
         q, structure, frame = self.q, self.structure, self.q.frame()
         with torch.no_grad():

@@ -102,11 +102,10 @@ class TractableTarget(Target):
 
     Attributes:
         exact: whether expectations are by rules that are right to many digits, which sums over Sobol points are not.
-        convex: whether ℓ is convex, and known to second order at a point by `second_order`: `torchngvi.fit` then
-            begins at the mode.
+        convex: whether ℓ is convex, and known to second order by `second_order`, so that a fit begins at the mode.
         curved: whether packets tell how they change with q, as Newton's method on the bound needs.
-        products: whether products with the Hessian of L cost less than evaluations, also under a q of a full
-            covariance: `torchngvi.fit` then goes on by Newton's method, and otherwise where q has a narrower one.
+        products: whether products with the Hessian of L cost less than evaluations under a full covariance too.
+        beside: a Gaussian prior beside which the expectation of the rest is convex in (m, C); None where not known.
 
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> import torch
@@ -120,6 +119,7 @@ class TractableTarget(Target):
     exact: bool = True
     curved: bool = False
     products: bool = False
+    beside: Prior | FullPrior | None = None
 
     @abstractmethod
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Curved | Sites]:

@@ -21,7 +21,7 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
-from torchngvi.adapters.gpytorch.energies import conjugate, energy
+from torchngvi.adapters.gpytorch.energies import conjugate, energy, log_concave
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, covariance, kernels
 from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.distributed import Processes
@@ -99,7 +99,7 @@ class SparseGP(TractableTarget):
                 f"SparseGP reads the mean and the root of q, and {type(self.posterior).__name__} is a vector of "
                 "parameters without them. Use natural_optimizer(mll, method=IFVB), or posterior=CholeskyGaussian."
             )
-        self.comparable = num_data is None
+        self.comparable, self._natural = num_data is None, isinstance(self.posterior, NaturalGaussian)
         self._all_rows = 0  # of all processes
         self._pulls: list[tuple[Kernels, Kernels]] = []  # the prior at each batch and its gradient
         self._energy_gradients: list[Tensor] = []
@@ -111,6 +111,15 @@ class SparseGP(TractableTarget):
     def posterior(self) -> Gaussian:
         """The q that an optimizer steps: ``VN(target.posterior, lr=0.1).step(target)``."""
         return self.strategy._variational_distribution.posterior
+
+    @property
+    def beside(self) -> Prior | None:  # type: ignore[override]
+        """N(0, I) of v where the likelihood is log-concave: over nodes in pairs z and -z its sums are convex too."""
+        return (
+            self._prior(self.strategy.inducing_points[..., 0].detach().double())
+            if log_concave(self.likelihood)
+            else None
+        )
 
     def over(self, processes: Processes, rows: int) -> "SparseGP":
         """Sum over the batches of several processes, each of which has a part of them; returns itself.
@@ -207,7 +216,7 @@ class SparseGP(TractableTarget):
         """Whether F_n is quadratic, and the curvature H in v is what q steps by, on so many rows that it pays."""
         return (
             conjugate(self.likelihood)
-            and isinstance(self.posterior, NaturalGaussian)
+            and self._natural
             and not (self.learn or self.coupled or torch.is_grad_enabled())
             and frame.mean.dtype == torch.float64  # in float32 the trace cancels
             and projection.rows.shape[-2] >= 2 * projection.rows.shape[-1]
