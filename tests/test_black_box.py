@@ -694,29 +694,6 @@ class TestOneTheta:
         for part, expected in zip(e.derivative, whole.derivative, strict=True):
             close(part, expected, IDENTITY)
 
-    def test_a_function_of_one_theta_is_told(self):
-        """At its first error; one that fails at some θ, and takes draws, is left to fail."""
-
-        def of_one(theta):
-            a, b, c = theta[0], theta[1], theta[2]
-            return -a.square() - (b - c).square() - c.square()
-
-        told = (
-            r"called with several draws at once, theta of shape \(\d+, 3\), and failed \(IndexError: .*\), but takes "
-        )
-        with pytest.raises(InputError, match=told + r"one theta of shape \(3,\).*LogJoint.vmapped\(f\)"):
-            fit(CholeskyGaussian(3, dtype=DTYPE), of_one, progress=False)
-        result = fit(CholeskyGaussian(3, dtype=DTYPE), LogJoint.vmapped(of_one), progress=False)
-        assert result.converged
-
-        def fails(theta):
-            raise ValueError("out of range")
-
-        target = LogJoint(fails)
-        for _ in range(2):
-            with pytest.raises(ValueError, match="out of range"):
-                target.log_joint(torch.ones(2, 3, dtype=DTYPE))
-
     @WAYS
     def test_laplace(self, way):
         q, p = CholeskyGaussian(DIM, dtype=DTYPE), CholeskyGaussian(DIM, dtype=DTYPE)

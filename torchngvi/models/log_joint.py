@@ -45,7 +45,6 @@ class LogJoint(Target):
             raise InputError(f"temperature is the weight of the entropy, finite and not negative; got {temperature}.")
         self.function = function
         self.temperature = float(temperature)
-        self._looked = False  # whether it takes several draws, after the first error
 
     @classmethod
     def vmapped(
@@ -100,17 +99,9 @@ class LogJoint(Target):
         """Call the user's function, and check its result.
 
         Raises:
-            InputError: if the result is no tensor, is complex, or has another shape than (S, *batch), or if the
-                function takes one θ (D,) alone.
+            InputError: if the result is no tensor, is complex, or has another shape than (S, *batch).
         """
-        try:
-            found = self.function(theta)
-        except Exception as error:
-            if not self._looked:
-                self._looked = True
-                self._check_of_one(theta, error)
-            raise
-        value, shape = _real(found).to(theta.dtype), theta.shape[:-1]
+        value, shape = _real(self.function(theta)).to(theta.dtype), theta.shape[:-1]
         if value.shape != shape:
             one = " If the function is of one theta (D,), wrap it: LogJoint.vmapped(f)." if value.ndim == 0 else ""
             raise InputError(
@@ -119,22 +110,6 @@ class LogJoint(Target):
                 f"Sum over data and coordinates, keep the leading dimensions.{one}"
             )
         return value
-
-    def _check_of_one(self, theta: Tensor, error: Exception) -> None:
-        """Say so where the function fails at one draw in a batch, and takes the same θ (D,) alone."""
-        one = theta.detach().flatten(0, -2)[0]
-        with torch.no_grad(), suppress(Exception):
-            self.function(one[None])
-            return
-        value: object = None
-        with torch.no_grad(), suppress(Exception):
-            value = self.function(one)
-        if isinstance(value, Tensor) and not value.ndim:
-            raise InputError(
-                f"the log joint is called with several draws at once, theta of shape {tuple(theta.shape)}, and failed "
-                f"({type(error).__name__}: {error}), but takes one theta of shape ({theta.shape[-1]},). Write it for "
-                "theta (S, D) -> (S,), as theta[..., 0] in place of theta[0], or wrap it: LogJoint.vmapped(f)."
-            ) from error
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return no tensors: those that the function depends on are unknown.
