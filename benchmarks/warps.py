@@ -1,7 +1,7 @@
 """Warped Gaussians on densities whose truth is known: what a curve around each coordinate mends, and what it costs.
 
     python -m benchmarks.warps [--half held] [--only NAMES] [--widest 20] [--warps SinhArcsinh YeoJohnson]
-                               [--flow [STEPS ...]] [--fan]
+                               [--places around inside] [--flow [STEPS ...]] [--fan]
 
 One line a target whose log sds the best Gaussian misses by 0.1 (``--all`` has the others too): the worst error of a log
 sd; the worst error of a 5 % or 95 % quantile, in true sds, where the quantiles are known; k-hat of the draws of q; the
@@ -32,11 +32,11 @@ DRAWS, ENOUGH, NEAR = 40_000, 2000.0, 0.05  # of the quantiles; sds by which wei
 AT_ONCE, RATE = 16, 0.005  # draws a step of a flow, and its learning rate
 
 
-def fitted(target, warp=None):
+def fitted(target, warp=None, inside=False):
     """q and the result of its fit, with a verdict on a Gaussian only."""
     torch.manual_seed(0)
     q = CholeskyGaussian(target.dim, dtype=torch.float64)
-    q = q if warp is None else q.warped(warp)
+    q = q if warp is None else q.warped(warp, inside=inside)
     return q, fit(q, target.log_joint, progress=False, examine=warp is None)
 
 
@@ -155,7 +155,7 @@ def row(target, families, flow_steps, with_fan):
     q, plain = fitted(target)
     offer = plain.verdict is not None and "q.warped()" in plain.verdict.next
     before = worst(target, q.stddev), k_hat_of(target, q)
-    fits = {name: fitted(target, getattr(warps, name)()) for name in families}
+    fits = {name: fitted(target, getattr(warps, name.split()[0])(), "inside" in name) for name in families}
     truth = next((known for warped, _ in fits.values() if (known := quantiles(target, warped)) is not None), None)
     found = []
     for name, (warped, result) in fits.items():
@@ -166,7 +166,7 @@ def row(target, families, flow_steps, with_fan):
         error, k_hat = worst(target, warped.stddev), k_hat_of(target, warped)
         spent = [one.trace[-1].gradients for one in (plain, result)]  # without what the checks take
         print(
-            f"{target.name[:38]:38}{target.dim:3} {name[:8]:9}{before[0]:6.2f} -> {error:.2f}"
+            f"{target.name[:38]:38}{target.dim:3} {name[:5] + name[-3:]:9}{before[0]:6.2f} -> {error:.2f}"
             f"{off[0]:7.2f} -> {off[1]:.2f}{before[1]:8.2f} -> {k_hat:5.2f}{gain(result):9.3f}"
             f"{spent[0]:8} {spent[1]:8} {spent[1] / spent[0]:6.1f} {'offered' if offer else ''}",
             flush=True,
@@ -202,11 +202,13 @@ def main():
     parser.add_argument("--only", nargs="+", default=[], help="parts of names")
     parser.add_argument("--widest", type=int, default=20, help="coordinates of the largest target")
     parser.add_argument("--warps", nargs="+", default=["SinhArcsinh"], choices=["SinhArcsinh", "YeoJohnson"])
+    parser.add_argument("--places", nargs="+", default=["around"], choices=["around", "inside"], help="of the curves")
     parser.add_argument("--all", action="store_true", help="targets that the Gaussian fits too")
     parser.add_argument("--flow", type=int, nargs="*", help="Pyro's AutoIAFNormal beside them; numbers of steps")
     parser.add_argument("--fan", action="store_true", help="the fan of torchngvi.refine beside them")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    families = [f"{name}{' inside' if place == 'inside' else ''}" for name in options.warps for place in options.places]
     print(
         f"{'target':38}{'D':>3} {'warp':9}{'log sd':>14}{'quantile':>15}{'k-hat':>17}{'gain':>9}"
         f"{'Gaussian':>8} {'warped':>8} {'ratio':>6}"
@@ -218,9 +220,9 @@ def main():
             continue
         if not options.all and worst(target, fitted(target)[0].stddev) < 0.1:
             continue
-        rows, took = row(target, options.warps, options.flow, options.fan)
+        rows, took = row(target, families, options.flow, options.fan)
         found, seconds = found + rows, seconds + took
-    for family in options.warps:
+    for family in families:
         counted(found, family)
     print(f"{seconds:.0f} seconds of the processor")
 

@@ -96,6 +96,10 @@ class Bending:
     def _bent(self, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Frame]:
         """θ of draws z (S, D), their log volumes (S,), log|C|, and the frame."""
         frame, phi, log_turn, _ = self._point(u)
+        if self.q.inside:
+            w, log_slope = self.q.warp.with_log_slope(z @ self.q.turn, phi)
+            apart = frame.push(w @ self.q.turn.mT)
+            return frame.mean + apart, log_slope.sum(-1), self.log_det + log_turn, frame
         apart, sd = frame.push(z), frame.variance.sqrt()
         w, log_slope = self.q.warp.with_log_slope(apart / sd, phi)
         return frame.mean + sd * w, log_slope.sum(-1), self.log_det + log_turn, frame

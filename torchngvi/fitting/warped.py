@@ -12,6 +12,7 @@ import torch
 from torchngvi.errors import InputError
 from torchngvi.fitting import fresh
 from torchngvi.fitting.bending import Bending
+from torchngvi.fitting.directions import skewed_directions
 from torchngvi.fitting.engine import Ending, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.records import Record
@@ -77,6 +78,10 @@ class WarpedAverages(SampleAverages):
 
     def _start_bending(self) -> None:
         self.before, self.spent = self._judged_fresh(), self.target.gradients
+        if self.warped.inside:
+            self.show("directions")
+            with torch.no_grad():
+                self.warped.turn.copy_(skewed_directions(self.gaussian, self.target, self.seed + 4))
         self.bending = Bending(self.warped, self.target, self.seed + 3, self.curves)
         self.bending.begin()
 
@@ -207,13 +212,14 @@ class WarpedAverages(SampleAverages):
 
     def settings(self) -> dict[str, str]:
         """Those of the Gaussian, and the family of the curves."""
-        return {**super().settings(), "method": "VN by sample averages, then a warp", "warp": repr(self.warped.warp)}
+        return {**super().settings(), "method": "VN by sample averages, then a warp", "warp": self.warped.extra_repr()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what an evaluation begins from."""
         return {
             **super().state_dict(),
             "phi": self.warped.phi,
+            "turn": self.warped.turn if self.warped.inside else None,
             "bending": None if self.bending is None else self.bending.state_dict(),
             "gaussian_gradients": self.spent,
             "before": None if self.before is None else tuple(self.before),
@@ -225,6 +231,8 @@ class WarpedAverages(SampleAverages):
         super().load_state_dict(state)
         with torch.no_grad():
             self.warped.phi.copy_(state["phi"])
+            if self.warped.inside:
+                self.warped.turn.copy_(state["turn"])
         self.spent = state["gaussian_gradients"]
         self.before = None if state["before"] is None else fresh.Fresh(*state["before"])
         self.first = None if state["first"] is None else Ending(*state["first"])

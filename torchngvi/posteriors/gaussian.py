@@ -203,23 +203,24 @@ class Gaussian(ConvertibleGaussian):
         log_det = self.log_det_root() + (self._probe_trace() if torch.is_grad_enabled() else 0.0)
         return 0.5 * (spread + shift - self.structure.total_dim) + other.log_det_root() - log_det
 
-    def warped(self, warp: Warp | None = None) -> Warped:
+    def warped(self, warp: Warp | None = None, *, inside: bool = False) -> Warped:
         """Put a curve around each coordinate, the identity at first: for skewed margins, see `Warped`.
 
         Args:
             warp: the family of the curves; `torchngvi.posteriors.warps.SinhArcsinh` by default.
+            inside: whether they are inside the root, along directions that `torchngvi.fit` finds.
 
         Returns:
             The warped posterior, which holds this one and moves it.
 
         Raises:
-            InputError: a warp of another package.
+            InputError: a warp of another package, or curves inside a Gaussian that is not dense, or is a batch.
 
         >>> from torchngvi import CholeskyGaussian
         >>> CholeskyGaussian(2).warped().phi.tolist()
         [[0.0, 0.0], [0.0, 0.0]]
         """
-        return Warped(self, warp)
+        return Warped(self, warp, inside)
 
     def _proper(
         self,

@@ -4,6 +4,12 @@
 
 w is standardised, see `torchngvi.posteriors.warps`: m and s are the means and standard deviations of θ whatever φ is,
 and quantiles are in closed form.  How coordinates depend on one another stays that of the Gaussian: a copula.
+
+Or, inside the root, along directions that need be no coordinates, with an orthogonal matrix Q,
+
+    θ = m + C Q w(ξ; φ)        ξ = Qᵀ C⁻¹(x - m)
+
+so that mean and covariance of θ are those of the Gaussian, and its margins are sums, of which quantiles are by draws.
 """
 
 import math
@@ -22,6 +28,7 @@ from torchngvi.posteriors.warps import SinhArcsinh, Warp
 from torchngvi.posteriors.warps.warp import normal_nodes
 
 _TERMS = 32  # of the series of a correlation
+_QUANTILE_DRAWS = 16_384
 
 
 class Warped(Posterior):
@@ -36,15 +43,19 @@ class Warped(Posterior):
     Args:
         base: any Gaussian posterior of the library; it is held, not copied, and moves with this one.
         warp: the family of the curves; `SinhArcsinh` by default.
+        inside: whether the curves are inside the root, along directions that `torchngvi.fit` finds, and not around the
+            coordinates; for one dense Gaussian.
 
     Attributes:
         base: the Gaussian of x.
         warp: the family of the curves.
+        inside: where they are.
+        turn: Q, (D, D), where they are inside.
         phi: the numbers of the curves, (*batch, D, P); zeros are the identity.
 
     Raises:
         PairError: a base that is no Gaussian with a mean and a root.
-        InputError: a warp of another package.
+        InputError: a warp of another package, curves inside a batch.
 
     >>> from torchngvi import CholeskyGaussian
     >>> q = CholeskyGaussian(2, scale=3.0).warped()
@@ -60,9 +71,10 @@ class Warped(Posterior):
     domain = "every number is finite, and the base positive definite"
     base: ConvertibleGaussian
     phi: Tensor
+    turn: Tensor
 
     @tracked
-    def __init__(self, base: ConvertibleGaussian, warp: Warp | None = None) -> None:
+    def __init__(self, base: ConvertibleGaussian, warp: Warp | None = None, inside: bool = False) -> None:
         super().__init__()
         if not isinstance(base, ConvertibleGaussian):
             got = f"the class {base.__name__}" if isinstance(base, type) else type(base).__name__
@@ -71,10 +83,17 @@ class Warped(Posterior):
         if not isinstance(warp, Warp):
             got = f"the class {warp.__name__}" if isinstance(warp, type) else repr(warp)
             raise InputError(f"warp is a family of curves of torchngvi.posteriors.warps, as SinhArcsinh(); got {got}.")
-        self.base, self.warp = base, warp
+        if inside and (base.structure.widest < base.dim or base.batch_shape):
+            raise InputError(
+                "curves inside the root mix all coordinates, and are for one dense Gaussian, without batch dimensions; "
+                f"got {base!r}."
+            )
+        self.base, self.warp, self.inside = base, warp, inside
         self.dim, self.batch_shape, self.structure, self.upper = base.dim, base.batch_shape, base.structure, base.upper
         like = base.mean_probe.detach()
         self.register_buffer("phi", like.new_zeros(*like.shape, warp.parameters))
+        if inside:
+            self.register_buffer("turn", torch.eye(base.dim, dtype=like.dtype, device=like.device))
         self.register_buffer("mean_probe", torch.zeros_like(like, requires_grad=True), persistent=False)
         self.register_buffer("root_probe", torch.zeros_like(base.root_probe, requires_grad=True), persistent=False)
 
@@ -111,8 +130,10 @@ class Warped(Posterior):
         """The covariance of θ, (*batch, D, D): s_i s_j Σ_k c_ik c_jk ρ_ij^k, by Mehler's formula.
 
         ρ are the correlations of x, and c_ik = E[w(ξ; φ_i) He_k(ξ)]/√k! the coefficients of the curves on Hermite's
-        polynomials, of which the first 32 are taken.
+        polynomials, of which the first 32 are taken.  With curves inside it is that of the base.
         """
+        if self.inside:
+            return self.base.covariance
         xi, weights = normal_nodes(self.phi)
         shape = (-1, *(1,) * (self.phi.ndim - 1))
         w = weights.reshape(shape) * self.warp.forward(xi.reshape(shape).expand(-1, *self.phi.shape[:-1]), self.phi)
@@ -130,7 +151,7 @@ class Warped(Posterior):
 
     @torch.no_grad()
     def quantile(self, levels: Sequence[float] | Tensor) -> Tensor:
-        """Compute quantiles of each coordinate, m + s w(Φ⁻¹(p)).
+        """Compute quantiles of each coordinate, m + s w(Φ⁻¹(p)); with curves inside, those of 16,384 draws.
 
         Args:
             levels: probabilities p between 0 and 1, (K,).
@@ -148,6 +169,9 @@ class Warped(Posterior):
         at = torch.as_tensor(levels, dtype=self.dtype, device=self.device).reshape(-1)
         if not bool(((at > 0) & (at < 1)).all()):
             raise InputError(f"levels are probabilities between 0 and 1; got {at.tolist()}.")
+        if self.inside:
+            draws = self.sample(_QUANTILE_DRAWS, torch.Generator(self.device).manual_seed(0))
+            return torch.quantile(draws, at, 0)
         xi = torch.special.ndtri(at).reshape(-1, *(1,) * (self.phi.ndim - 1)).expand(-1, *self.phi.shape[:-1])
         return self.mean + self.stddev * self.warp.forward(xi, self.phi)
 
@@ -166,6 +190,11 @@ class Warped(Posterior):
             θ, (*sample, *batch, D), and the log volume Σ log w'(ξ_i), (*sample, *batch).
         """
         mean, sd = self.mean, self.stddev
+        if self.inside:
+            root = self.base.frame().dense() @ self.turn
+            xi = torch.linalg.solve(root, (x - mean)[..., None])[..., 0]
+            w, log_slope = self.warp.with_log_slope(xi, self.phi)
+            return mean + w @ root.mT, log_slope.sum(-1)
         w, log_slope = self.warp.with_log_slope((x - mean) / sd, self.phi)
         return mean + sd * w, log_slope.sum(-1)
 
@@ -175,6 +204,10 @@ class Warped(Posterior):
     ) -> Tensor:
         """Map θ to x, (*sample, *batch, D), differentiable in θ: the inverse of `bent`."""
         mean, sd = self.mean, self.stddev
+        if self.inside:
+            root = self.base.frame().dense() @ self.turn
+            w = torch.linalg.solve(root, (theta - mean)[..., None])[..., 0]
+            return mean + self.warp.inverse(w, self.phi) @ root.mT
         return mean + sd * self.warp.inverse((theta - mean) / sd, self.phi)
 
     @torch.no_grad()
@@ -271,4 +304,4 @@ class Warped(Posterior):
 
     def extra_repr(self) -> str:
         """Describe the curves for ``repr``."""
-        return repr(self.warp)
+        return repr(self.warp) + ", inside" * self.inside
