@@ -20,7 +20,8 @@ from torchngvi.interfaces import Target
 from torchngvi.posteriors.gaussian import Gaussian
 
 WIDEST = 64  # coordinates up to which T, of D³ numbers, is made
-_DRAWS, _EACH = 1024, 32  # draws, and as many a coordinate
+_DRAWS, _EACH, _MOST = 4096, 128, 16_384  # draws, as many a coordinate, and no more
+_SEEN = 8.0  # variances of an entry of T by which a rotation has to gain
 _SWEEPS = 30
 _STILL = 1e-6  # angle at which a rotation leaves all as it is
 
@@ -31,7 +32,7 @@ def skewed_directions(q: Gaussian, target: Target, seed: int) -> Tensor:
 
     Args:
         q: one dense Gaussian, at its optimum.
-        target: the log joint; as many gradients of it as 32 a coordinate are taken, and at least 1,024.
+        target: the log joint, of which 4,096 gradients are taken, or 128 a coordinate up to 16,384.
         seed: of the draws.
 
     Returns:
@@ -45,7 +46,7 @@ def skewed_directions(q: Gaussian, target: Target, seed: int) -> Tensor:
     True
     """
     frame = q.frame()
-    z = Fixed(max(_DRAWS, _EACH * q.dim), seed)(frame.mean)
+    z = Fixed(min(max(_DRAWS, _EACH * q.dim), _MOST), seed)(frame.mean)
     with torch.enable_grad():
         _, force = energy_and_gradient(target, frame.mean + frame.push(z))
     pulled = (force / (target.temperature or 1.0)) @ frame.dense()  # (Cᵀ∇ℓ)ᵀ, (S, D)
@@ -54,13 +55,23 @@ def skewed_directions(q: Gaussian, target: Target, seed: int) -> Tensor:
     eye = torch.eye(q.dim, dtype=z.dtype, device=z.device)
     T = torch.einsum("si,sj,sk->ijk", pulled, z, z) / len(z) - pulled.mean(0)[:, None, None] * eye
     T = (T + T.permute(1, 2, 0) + T.permute(2, 0, 1)) / 3
-    return rotated_apart(T).to(q.dtype)
+    own = pulled * (z.square() - 1)  # of which T_iii is the mean, half of it over z and half over -z
+    noise = float(own.unflatten(0, (2, -1)).mean(0).var(0).mean()) / (len(z) / 2) if bool(there.all()) else 0.0
+    return rotated_apart(T, _SEEN * noise).to(q.dtype)
 
 
 def rotated_apart(
     T: Tensor,  # (D, D, D), symmetric
+    least: float = 0.0,
 ) -> Tensor:
     """Find the rotation Q with the largest Σ_i T(q_i, q_i, q_i)², by plane rotations in turn.
+
+    Args:
+        T: the tensor.
+        least: by how much the sum has to grow for a plane to be turned at all: what noise would make of it.
+
+    Returns:
+        The rotation, (D, D); the identity where nothing is skewed.
 
     >>> Q = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).double())[0]
     >>> T = torch.einsum("ia,ja,ka,a->ijk", Q, Q, Q, torch.tensor([3.0, 2.0, 1.0]).double())
@@ -68,14 +79,16 @@ def rotated_apart(
     True
     """
     dim, T = len(T), T.clone()
+    turned = torch.zeros(dim, dim, dtype=torch.bool, device="cpu")  # planes in which there was something to gain
     Q = torch.eye(dim, dtype=T.dtype, device=T.device)
     for _ in range(_SWEEPS):
         largest = 0.0
         for i in range(dim):
             for j in range(i + 1, dim):
-                angle = _best(*(float(x) for x in (T[i, i, i], T[i, i, j], T[i, j, j], T[j, j, j])))
-                if abs(angle) < _STILL:
+                angle, gain = _best(*(float(x) for x in (T[i, i, i], T[i, i, j], T[i, j, j], T[j, j, j])))
+                if abs(angle) < _STILL or (not turned[i, j] and gain < least):
                     continue
+                turned[i, j] = True
                 largest = max(largest, abs(angle))
                 c, s = math.cos(angle), math.sin(angle)
                 for axis in range(3):
@@ -89,8 +102,8 @@ def rotated_apart(
     return Q
 
 
-def _best(a: float, b: float, c: float, d: float) -> float:
-    """The angle in (-π/4, π/4] at which T_iii² + T_jjj² is largest, by three values of a + b cos 4θ + c sin 4θ."""
+def _best(a: float, b: float, c: float, d: float) -> tuple[float, float]:
+    """The angle in (-π/4, π/4] at which T_iii² + T_jjj² = p + q cos 4θ + r sin 4θ is largest, and by how much."""
 
     def value(angle: float) -> float:
         x, y = math.cos(angle), math.sin(angle)
@@ -101,5 +114,5 @@ def _best(a: float, b: float, c: float, d: float) -> float:
     here, middle, other = value(0.0), value(math.pi / 8), value(math.pi / 4)
     mean = 0.5 * (here + other)
     if max(abs(here - mean), abs(middle - mean)) <= 1e-12 * max(mean, 1e-300):
-        return 0.0
-    return 0.25 * math.atan2(middle - mean, here - mean)
+        return 0.0, 0.0
+    return 0.25 * math.atan2(middle - mean, here - mean), math.hypot(middle - mean, here - mean) - (here - mean)
