@@ -22,6 +22,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 WIDEST = 64  # coordinates up to which T, of D³ numbers, is made
 _DRAWS, _EACH, _MOST = 4096, 128, 16_384  # draws, as many a coordinate, and no more
 _SEEN = 8.0  # variances of an entry of T by which a rotation has to gain
+_NOTHING = 1e-4  # a gain of ΣT² that is worth 1e-5 nats
 _SWEEPS = 30
 _STILL = 1e-6  # angle at which a rotation leaves all as it is
 
@@ -57,7 +58,7 @@ def skewed_directions(q: Gaussian, target: Target, seed: int) -> Tensor:
     T = (T + T.permute(1, 2, 0) + T.permute(2, 0, 1)) / 3
     own = pulled * (z.square() - 1)  # of which T_iii is the mean, half of it over z and half over -z
     noise = float(own.unflatten(0, (2, -1)).mean(0).var(0).mean()) / (len(z) / 2) if bool(there.all()) else 0.0
-    return rotated_apart(T, _SEEN * noise).to(q.dtype)
+    return rotated_apart(T, max(_SEEN * noise, _NOTHING)).to(q.dtype)
 
 
 def rotated_apart(

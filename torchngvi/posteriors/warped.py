@@ -28,7 +28,7 @@ from torchngvi.posteriors.warps import SinhArcsinh, Warp
 from torchngvi.posteriors.warps.warp import normal_nodes
 
 _TERMS = 32  # of the series of a correlation
-_QUANTILE_DRAWS = 16_384
+_QUANTILE_DRAWS = 65_536
 
 
 class Warped(Posterior):
@@ -151,7 +151,7 @@ class Warped(Posterior):
 
     @torch.no_grad()
     def quantile(self, levels: Sequence[float] | Tensor) -> Tensor:
-        """Compute quantiles of each coordinate, m + s w(Φ⁻¹(p)); with curves inside, those of 16,384 draws.
+        """Compute quantiles of each coordinate, m + s w(Φ⁻¹(p)); with curves inside, those of 65,536 draws.
 
         Args:
             levels: probabilities p between 0 and 1, (K,).
