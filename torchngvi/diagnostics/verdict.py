@@ -109,7 +109,11 @@ class Verdict:
     def _bent(self) -> str:
         """The offer of curves, where margins are skewed that have none."""
         offered = self.family == GAUSSIAN and skewed(self.sampled)
-        return "; its margins are skewed: try torchngvi.fit(q.warped(), log_joint) too" if offered else ""
+        return (
+            "; its margins are skewed: try torchngvi.fit(q.warped(), log_joint) too, or q.warped(inside=True)"
+            if offered
+            else ""
+        )
 
     def plot(self) -> Any:
         """Draw the standard deviations that q ought to have beside its own, and the tail of the importance weights.
