@@ -1,5 +1,6 @@
 """`torchngvi.leave_one_out`: predictive densities of rows that were left out, beside fits without them."""
 
+import importlib
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from sklearn.datasets import load_breast_cancer
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit, leave_one_out
 from torchngvi.errors import InputError, PairError
 from torchngvi.models import GaussianNoise, NegativeBinomial, SoftmaxRegression
+from torchngvi.solved.cavities import Optimum
 
 DTYPE, N, D = torch.float64, 50, 4
 
@@ -210,10 +212,16 @@ def test_wide_designs_go_by_their_own_site():
 
 
 class TestRefusals:
+    @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
     def test_models(self):
         q = CholeskyGaussian(2 * D, dtype=DTYPE)
         with pytest.raises(PairError, match="takes a GeneralizedLinear with one dense design and one y; got Softmax"):
             leave_one_out(q, SoftmaxRegression(X, torch.arange(N) % 3))
+        q = CholeskyGaussian(D, dtype=DTYPE)
+        with pytest.raises(PairError, match=r"got X of \(50, 4\), torch.sparse_csr, and y of \(50,\)"):
+            leave_one_out(q, GeneralizedLinear(X.to_sparse_csr(), CLASSES))
+        with pytest.raises(PairError, match=r"got X of \(50, 4\), torch.strided, and y of \(2, 50\)"):
+            leave_one_out(q, GeneralizedLinear(X, CLASSES.expand(2, -1)))
 
     def test_posteriors(self):
         model = MODELS["logistic"]()
@@ -335,6 +343,14 @@ def test_groups_come_as_they_are():
     first = leave_one_out(q, model, groups=names)
     for other in (np.array(names), pd.Series(names, index=range(100, 100 + N)), pd.Categorical(names)):
         assert torch.equal(leave_one_out(q, model, groups=other).density, first.density)
+    singles = leave_one_out(q, model, groups=[torch.tensor(k % 7) for k in range(N)])  # which are not equal as objects
+    assert singles.groups == tuple(range(7))
+    assert torch.equal(singles.density, first.density)
+    for column in (pd.Series([k % 3 for k in range(N - 1)] + [None], dtype="Int64"), pd.Series([pd.NaT, 1] * 25)):
+        with pytest.raises(InputError, match=r"it is missing \((<NA>|NaT)\) in (1|25) rows"):
+            leave_one_out(q, model, groups=column)
+    with pytest.raises(InputError, match=r"all by numbers or all by texts; got .*unhashable"):
+        leave_one_out(q, model, groups=[np.zeros(2)] * N)
     assert leave_one_out(q, model, groups=torch.arange(N) % 7).groups == tuple(range(7))
 
 
@@ -344,3 +360,22 @@ def test_wide_designs_fit_every_group_anew():
     found = leave_one_out(fitted(model), model, groups=torch.arange(80) // 40)
     assert found.resolved.all()
     assert found.density.isfinite().all()
+
+
+def test_tables_of_rows_are_made_for_a_few_groups_at_a_time(monkeypatch):
+    """Of wide designs too: as many groups as are held at once make no difference, and no more are asked for."""
+    design, module = randn(80, 61, seed=9), importlib.import_module("torchngvi.solved.leave_one_out")
+    model = GeneralizedLinear(design, (design[:, 0] > 0).double(), prior_precision=1.0)
+    q, groups = fitted(model), torch.arange(80) // 8
+    whole = leave_one_out(q, model, groups=groups)
+    asked, divided = [], Optimum.divided
+
+    def counted(self, out, times):
+        asked.append(len(out))
+        return divided(self, out, times)
+
+    monkeypatch.setattr(module, "_AT_ONCE", 3 * 80 * 61)
+    monkeypatch.setattr(Optimum, "divided", counted)
+    parts = leave_one_out(q, model, groups=groups)
+    assert asked == 2 * [3, 3, 3, 1]
+    torch.testing.assert_close(parts.density, whole.density, atol=1e-7, rtol=0)

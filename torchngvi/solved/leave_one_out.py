@@ -126,14 +126,15 @@ def _of_groups(
 ) -> LeaveOneOut:
     """Leave out the rows of each group together."""
     groups = torch.arange(len(names), device=member.device)
-    parts = [here.without(member == chunk[:, None]) for chunk in groups.split(_size(len(member), len(here.mean)))]
+    size = max(1, _AT_ONCE // here.X.numel())  # whose tables of rows are there at once, of wide designs too
+    parts = [here.without(member == chunk[:, None]) for chunk in groups.split(size)]
     mean, root = (torch.cat([cavity[k] for cavity, _ in parts]) for k in range(2))
     response = torch.cat([change for _, change in parts])
     there = torch.zeros_like(response).index_add(0, member, here.weights) > 0
     resolved = ((response > flag) | ~response.isfinite()) & there
     evaluations = _resolve(model, member, resolved, mean, root)
     density, error = joint_log_density(model, member, (mean, root), (here.mean, here.C))
-    twice = [here.divided(member == chunk[:, None], 1.0) for chunk in groups.split(_size(len(member), len(here.mean)))]
+    twice = [here.divided(member == chunk[:, None], 1.0) for chunk in groups.split(size)]
     seen = tuple(torch.cat([cavity[k] for cavity in twice]) for k in range(2))
     inside, _ = joint_log_density(model, member, (here.mean, here.C), (seen[0], seen[1]))
     counts = torch.bincount(member, minlength=len(names))
@@ -163,7 +164,8 @@ def numbered(groups: Any, count: int) -> tuple[tuple[Any, ...], list[int]]:
     """
     values = groups.tolist() if hasattr(groups, "tolist") else groups
     values = list(values) if isinstance(values, Iterable) else [values]
-    missing = [value for value in values if value is None or value != value]
+    values = [value.tolist() if isinstance(value, Tensor) else value for value in values]  # tensors hash as objects
+    missing = [value for value in values if _missing(value)]
     if missing:
         raise InputError(f"groups names the group of each row; it is missing ({missing[0]}) in {len(missing)} rows.")
     try:
@@ -181,8 +183,18 @@ def numbered(groups: Any, count: int) -> tuple[tuple[Any, ...], list[int]]:
     return names, [number[value] for value in values]
 
 
+def _missing(name: Any) -> bool:
+    """Whether it is None, or no number, time or text, of which no library says that it equals itself."""
+    try:
+        return name is None or bool(name != name)
+    except TypeError:  # of pandas.NA
+        return True
+    except ValueError:  # of an array, which is refused as a name
+        return False
+
+
 def _size(count: int, dim: int) -> int:
-    """How many rows or groups are left out at once."""
+    """How many rows are left out at once."""
     return max(1, _AT_ONCE // (count * dim if dim <= WIDEST else dim**2))
 
 
@@ -197,10 +209,12 @@ def _resolve(model: GeneralizedLinear, member: Tensor, resolved: Tensor, mean: T
 
 
 def _check(q: Gaussian, model: GeneralizedLinear, flag: float) -> None:
-    if not isinstance(model, GeneralizedLinear) or sparse.is_sparse(model.X) or model.X.ndim > 2 or model.y.ndim > 1:
-        raise PairError(
-            f"leave_one_out takes a GeneralizedLinear with one dense design and one y; got {type(model).__name__}."
-        )
+    wants = "leave_one_out takes a GeneralizedLinear with one dense design and one y; got"
+    if not isinstance(model, GeneralizedLinear):
+        raise PairError(f"{wants} {type(model).__name__}.")
+    if sparse.is_sparse(model.X) or model.X.ndim > 2 or model.y.ndim > 1:
+        X, y = model.X, model.y
+        raise PairError(f"{wants} X of {tuple(X.shape)}, {X.layout}, and y of {tuple(y.shape)}.")
     if not isinstance(q, Gaussian) or q.batch_shape or q.structure.widest < q.dim:
         raise PairError(
             "leave_one_out divides rows out of one dense Gaussian, since a mean field has no covariances with which "
