@@ -7,7 +7,9 @@ import torch
 
 from torchngvi import CholeskyGaussian, GeneralizedLinear, MixedModel, compare_models, fit, leave_one_out
 from torchngvi.errors import InputError
-from torchngvi.models import GaussianNoise, MarginalMixed, MixedLogJoint
+from torchngvi.mixed_models import left_out
+from torchngvi.mixed_models.left_out import _marginal, _reweighed
+from torchngvi.models import GaussianNoise, HalfNormal, MarginalMixed, MixedLogJoint, MixedPrior
 from torchngvi.models.mixed_prior import root_of
 
 DTYPE, GROUPS, EACH = torch.float64, 12, 6
@@ -48,12 +50,49 @@ def test_of_groups_adds_up_and_is_the_density_of_normal_groups():
             assert found[s, i].item() == pytest.approx(truth.item(), abs=1e-9)
 
 
-def test_a_group_of_no_weight_says_nothing():
+def test_a_group_of_no_weight_was_left_out_anyway():
+    """Its density is the same in and out, and that which a fit to all rows has when it leaves the group out."""
+    prior = MixedPrior(sd=HalfNormal(1.0))
     weights = torch.where(G == 3, 0.0, torch.ones(len(G), dtype=DTYPE))
-    result = model("poisson", weights=weights).fit(progress=False)
-    found = result.leave_one_group_out()
-    assert found.density[3].item() == pytest.approx(0.0, abs=1e-12)
-    assert found.in_sample[3].item() == pytest.approx(0.0, abs=1e-12)
+    found = model("poisson", weights=weights, prior=prior).fit(progress=False).leave_one_group_out()
+    assert found.density[3].item() == pytest.approx(found.in_sample[3].item(), abs=1e-3)  # smoothed again
+    whole = model("poisson", prior=prior).fit(progress=False).leave_one_group_out()
+    assert found.density[3].item() == pytest.approx(whole.density[3].item(), abs=0.02)
+    assert found.density[3] < -5
+
+
+@pytest.mark.parametrize("family", ["gaussian", "poisson"])
+def test_densities_are_of_rows_without_their_weights(family):
+    """As those of `leave_one_out` are: rows of weight 2 are in the posterior twice, and in the density once."""
+    weights = torch.where(G < 4, 2.0, torch.ones(len(G), dtype=DTYPE))
+    result = model(family, weights=weights).fit(progress=False)
+    found, truth = result.leave_one_group_out(), result.leave_one_group_out(worst=0.0)
+    kept = ~found.resolved
+    assert kept.sum() >= GROUPS - 3
+    assert (found.density - truth.density)[kept].abs().max() < 0.05
+    of_all = _marginal(result.locals.target)
+    as_they_are = _reweighed(of_all, torch.ones_like(weights)).of_groups(result.weighted.theta)
+    told = (result.weighted.weights.log()[:, None] + as_they_are).logsumexp(0)
+    torch.testing.assert_close(found.in_sample, told, atol=1e-10, rtol=0)
+    twice = of_all.of_groups(result.weighted.theta)
+    assert (twice[:, 5] == as_they_are[:, 5]).all()
+    assert (twice[:, 0] < as_they_are[:, 0] - 1).all()
+
+
+def test_inference_mode():
+    result = model("bernoulli").fit(progress=False)
+    with torch.inference_mode():
+        inside = result.leave_one_group_out(worst=0.3)
+    assert torch.equal(inside.density, result.leave_one_group_out(worst=0.3).density)
+
+
+def test_weights_are_smoothed_for_a_few_groups_at_a_time(monkeypatch):
+    result = model("poisson").fit(progress=False)
+    whole = result.leave_one_group_out()
+    monkeypatch.setattr(left_out, "_AT_ONCE", 5 * len(result.weighted.theta))
+    parts = result.leave_one_group_out()
+    torch.testing.assert_close(parts.density, whole.density, atol=1e-12, rtol=0)
+    torch.testing.assert_close(parts.k_hat, whole.k_hat, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("family", sorted(Y))
@@ -77,8 +116,6 @@ def test_against_fits_without_each_group(family):
 
 def test_it_equals_a_model_of_the_other_groups():
     """One that is made of them alone, under a prior of the variance that is given; the group is then a new one."""
-    from torchngvi.models import HalfNormal, MixedPrior
-
     prior = MixedPrior(sd=HalfNormal(1.0))
     result = model("poisson", prior=prior).fit(progress=False)
     found = result.leave_one_group_out()
