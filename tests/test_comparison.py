@@ -144,12 +144,28 @@ def test_stacking_in_float32():
     assert gap < 1e-8
 
 
+def test_stacking_takes_what_other_software_hands_on():
+    """Arrays, lists, whole numbers and tensors with a graph are one."""
+    log_density = -torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 3.0]], dtype=DTYPE)
+    weights, gap = stacking_weights(log_density)
+    assert 0 < weights[1] < 0.5
+    for other in (log_density.numpy(), log_density.clone().requires_grad_()):
+        again, told = stacking_weights(other)
+        assert torch.equal(again, weights)
+        assert not again.requires_grad
+        assert told == gap
+    for other in (log_density.long(), log_density.tolist()):
+        torch.testing.assert_close(stacking_weights(other)[0], weights.float())
+
+
 @pytest.mark.parametrize(
     ("log_density", "told"),
     [
-        (torch.zeros(3), r"\(N, K\); got \(3,\) with 0 that are not finite"),
-        (torch.tensor([[0.0, math.inf], [math.nan, 0.0]]), r"got \(2, 2\) with 2 that are not finite"),
+        (torch.zeros(3), r"of rows \(N\) under models \(K\), \(N, K\); got \(3,\)"),
+        (torch.tensor([[0.0, math.inf], [math.nan, 0.0]]), "log_density must be finite; got 2 NaN or infinite of 4"),
         (torch.zeros(0, 2), r"got \(0, 2\)"),
+        (torch.zeros(3, 2, dtype=torch.complex64), "log_density must be real; got torch.complex64"),
+        ([["a", "b"]], "log_density must be numbers; got list"),
     ],
 )
 def test_stacking_refuses(log_density, told):

@@ -259,8 +259,8 @@ class MixedResult(Fitted):
 
         One wants it to compare models of groups, and to find groups that a model does not expect: the density is that
         of a group which the data do not have, by draws of the globals that the group is weighted out of.  A sum of
-        densities of single rows is another thing, in which the other rows of a group tell of it.  Densities are of rows as
-        they are, without their weights, as of `torchngvi.leave_one_out`.
+        densities of single rows is another thing, in which the other rows of a group tell of it.  Rows are taken as
+        they are, without their weights, as by `torchngvi.leave_one_out`.
 
         Args:
             worst: the k-hat of these weights above which the model is fitted without the group, about a fit each; 0

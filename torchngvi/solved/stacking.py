@@ -1,9 +1,12 @@
 """Stacking: weights of models in one predictive distribution, by how well they predict rows that were left out."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.models import checks
 
 _TOLERANCE = 1e-10  # nats a row from the best weights
 _NOTHING = 1e-9  # a weight below it is 0
@@ -11,8 +14,9 @@ _ITERATIONS = 100
 _INSIDE = 0.99  # of the way to where a weight would be 0
 
 
+@torch.no_grad()
 def stacking_weights(
-    log_density: Tensor,  # (N, K)
+    log_density: Any,  # (N, K)
 ) -> tuple[Tensor, float]:
     """Compute the weights of K models whose mixture predicts left-out rows best.
 
@@ -25,7 +29,8 @@ def stacking_weights(
     max_k ∂_kF - 1, which proves how far it came.
 
     Args:
-        log_density: log p_ik of row i under model k without that row, (N, K), in nats, as `leave_one_out` has it.
+        log_density: log p_ik of row i under model k without that row, (N, K), in nats, as `leave_one_out` has it; a
+            tensor, an array or lists.
 
     Returns:
         The weights, (K,), and the proved bound of F* - F(w), in nats a row.
@@ -38,10 +43,11 @@ def stacking_weights(
     >>> [round(w, 4) for w in weights.tolist()], gap < 1e-9  # the third is never needed
     ([0.6776, 0.3224, 0.0], True)
     """
-    if log_density.ndim != 2 or not log_density.numel() or not log_density.isfinite().all():
+    log_density = checks.numbers("log_density", log_density, None)
+    if log_density.ndim != 2 or not log_density.numel():
         raise InputError(
-            "stacking_weights takes finite log densities of rows (N) under models (K), (N, K); got "
-            f"{tuple(log_density.shape)} with {int((~log_density.isfinite()).sum())} that are not finite."
+            "stacking_weights takes log densities of rows (N) under models (K), (N, K); got "
+            f"{tuple(log_density.shape)}."
         )
     p = log_density.double()
     p = (p - p.amax(-1, keepdim=True)).exp()  # F but for a constant
