@@ -1,5 +1,6 @@
 """`torchngvi.compare_models` and stacking: identities, proofs, and what is refused."""
 
+import copy
 import math
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, compare_models, fit, leave_one_out
 from torchngvi.errors import InputError, PairError
 from torchngvi.models import NegativeBinomial, SoftmaxRegression, StudentT
-from torchngvi.solved import stacking_weights
+from torchngvi.solved import comparison, stacking_weights
 
 DTYPE, N = torch.float64, 120
 
@@ -102,6 +103,28 @@ def test_the_print_has_a_line_a_model_and_its_cautions():
     (row,) = (line for line in str(found).splitlines() if line.startswith("t "))
     assert row.endswith(" -")
     assert found.elbo_difference("t", "normal")[1] == math.inf
+
+
+def test_columns_of_the_print_stay_below_their_heads():
+    """However large the numbers are: the deviance of a bad model of counts has more than eight digits."""
+    large = fitted(1, y=1e7 * COUNTS)
+    found = compare_models({"bad": large, "better": fitted(y=1e7 * COUNTS)})
+    head, *lines = str(found).splitlines()[:3]
+    assert min(float(x) for x in lines[1].split()[1:2]) < -1e8
+    assert {len(line) for line in lines} == {len(head)}
+
+
+def test_rows_in_single_precision_are_the_same_rows():
+    single = GeneralizedLinear(X.float(), COUNTS.float(), "poisson")
+    q = fit(CholeskyGaussian(3), single, tolerance=1e-4, progress=False)
+    found = compare_models({"double": fitted(), "single": q})
+    assert found.elpd_diff[1] < 1e-3
+
+
+def test_one_part_has_no_standard_error():
+    model = GeneralizedLinear(X[:1], COUNTS[:1], "poisson")
+    q = fit(CholeskyGaussian(3, dtype=DTYPE), model, progress=False).posterior
+    assert math.isnan(leave_one_out(q, model).standard_error)
 
 
 @pytest.mark.parametrize("models", [1, 2, 5])
@@ -206,7 +229,21 @@ def test_other_arguments_are_refused():
         compare_models({"one": one, "two": ("q", X)})
     with pytest.raises(InputError, match="of 'two' it got a Tensor"):
         compare_models({"one": one, "two": X})
+    with pytest.raises(InputError, match="the names of models must differ as texts; got 1, '1'"):
+        compare_models({1: one, "1": one})
+    with pytest.raises(InputError, match="the result of 'two' has no model, since it is a copy, or was read"):
+        compare_models({"one": one, "two": copy.copy(one)})
     with pytest.raises(PairError, match="dense Gaussian"):
         compare_models({"one": one, "two": fitted(make=DiagonalGaussian)})
     with pytest.raises(InputError, match="the models are one, two; got 'three'"):
         compare_models({"one": one, "two": one}).elbo_difference("one", "three")
+
+
+def test_a_density_of_zero_is_refused_by_row_and_model(monkeypatch):
+    """By which every model would win or lose; the row and the model are told."""
+    one, two = fitted(), fitted(1)
+    found = leave_one_out(one.posterior, one.target)
+    found.density[7] = -math.inf
+    monkeypatch.setattr(comparison, "leave_one_out", lambda q, model, flag, **_: found)
+    with pytest.raises(InputError, match=r"log densities of rows; that of number 7 under 'one' is -inf, and 2 in all"):
+        compare_models({"one": one, "two": two})

@@ -31,7 +31,9 @@ class LeftOut:
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the sum over parts like these, √(N var)."""
+        """The standard error of the sum over parts like these, √(N var); NaN of one part."""
+        if len(self.density) < 2:
+            return math.nan
         return math.sqrt(len(self.density) * float(self.density.var()))
 
     @property

@@ -16,7 +16,13 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.solved.leave_one_out import leave_one_out, numbered
 from torchngvi.solved.stacking import stacking_weights
 
+_TAKES = (
+    "compare_models takes results of fit, pairs of a Gaussian and its GeneralizedLinear, or results of a MixedModel of "
+    "one grouping factor;"
+)
 _FEW = 100  # rows below which standard errors are too small (Sivula, Magnusson and Vehtari 2020)
+_HEAD = ["", "elpd", "se", "p_loo", "difference", "dse", "stacking", "ELBO", "proved to"]
+_WIDTHS = (0, 8, 5, 5, 10, 5, 8, 10, 9)  # at least
 _CLOSE = 4.0  # nats of elpd within which models predict alike (the same)
 
 
@@ -81,14 +87,19 @@ class Comparison(NamedTuple):
         return str(self)
 
     def __str__(self) -> str:
-        width = max(map(len, self.names))
-        head = f"{'':{width}}  {'elpd':>8}  {'se':>5}  {'p_loo':>5}  {'difference':>10}  {'dse':>5}  {'stacking':>8}"
-        lines = [f"{head}  {'ELBO':>10}  {'proved to':>9}"]
-        for k, name in enumerate(self.names):
-            line = f"{name:{width}}  {self.elpd[k]:8.2f}  {self.se[k]:5.2f}  {self.p_loo[k]:5.2f}  "
-            line += f"{self.elpd_diff[k]:10.2f}  {self.dse[k]:5.2f}  {self.weight[k]:8.3f}  {self.elbo[k]:10.2f}  "
-            lines.append(line + f"{_proved(float(self.certificate[k])):>9}")
-        return "\n".join([*lines, *self._cautions()])
+        columns = (self.elpd, self.se, self.p_loo, self.elpd_diff, self.dse, self.weight, self.elbo)
+        formats = (".2f", ".2f", ".2f", ".2f", ".2f", ".3f", ".2f")
+        cells = [
+            [name, *(f"{float(of[k]):{how}}" for of, how in zip(columns, formats, strict=True)), _proved(bound)]
+            for k, (name, bound) in enumerate(zip(self.names, self.certificate.tolist(), strict=True))
+        ]
+        lines = [_HEAD, *cells]
+        widths = [max(least, *(len(line[k]) for line in lines)) for k, least in enumerate(_WIDTHS)]
+        made = [
+            "  ".join([f"{line[0]:{widths[0]}}", *(f"{x:>{w}}" for x, w in zip(line[1:], widths[1:], strict=True))])
+            for line in lines
+        ]
+        return "\n".join([*made, *self._cautions()])
 
     def _cautions(self) -> list[str]:
         found, rows, what = [], len(self.loo[0].density), self.loo[0].parts
@@ -136,8 +147,8 @@ def compare_models(
         The models, the best first, with everything that was computed of them.
 
     Raises:
-        InputError: fewer than two models, neither a result nor a pair, other rows, weights or groups, or densities
-            beside probabilities.
+        InputError: fewer than two models, or two of one name, neither a result nor a pair, a result without its model,
+            other rows, weights or groups, densities beside probabilities, or a density that is not finite.
         PairError: a model or posterior that `leave_one_out` does not take.
     """
     if not isinstance(models, Mapping) or len(models) < 2:
@@ -146,11 +157,14 @@ def compare_models(
             f"{f'{len(models)}' if isinstance(models, Mapping) else type(models).__name__}."
         )
     entries = {str(name): _entry(str(name), given) for name, given in models.items()}
+    if len(entries) < len(models):
+        raise InputError(f"the names of models must differ as texts; got {', '.join(map(repr, models))}.")
     _same_rows(entries)
     groups = _groups(entries, groups)
     loo = {name: _left_out(entry, flag, groups) for name, entry in entries.items()}
     names = sorted(entries, key=lambda name: -loo[name].total)
     density = torch.stack([loo[name].density.double().cpu() for name in names], 1)
+    _check_finite(density, names, loo[names[0]].parts)
     behind = density[:, :1] - density
     elpd = density.sum(0)
     bounds = [_bound(entries[name]) for name in names]
@@ -202,16 +216,15 @@ def _entry(name: str, given: Given) -> Entry:
         return given
     pair = (given.posterior, given.target) if isinstance(given, FitResult) else given
     if not isinstance(pair, tuple) or len(pair) != 2:
-        raise InputError(
-            "compare_models takes results of fit, or pairs of a Gaussian and its GeneralizedLinear; of "
-            f"{name!r} it got a {type(given).__name__}."
-        )
+        raise InputError(f"{_TAKES} of {name!r} it got a {type(given).__name__}.")
     q, model = pair
-    if not isinstance(model, GeneralizedLinear) or not isinstance(q, Gaussian):
-        raise PairError(
-            "compare_models takes results of fit, or pairs of a Gaussian and its GeneralizedLinear; of "
-            f"{name!r} it got {type(q).__name__} and {type(model).__name__}."
+    if isinstance(given, FitResult) and model is None:
+        raise InputError(
+            f"the result of {name!r} has no model, since it is a copy, or was read from a file: give the pair of its "
+            "posterior and the model."
         )
+    if not isinstance(model, GeneralizedLinear) or not isinstance(q, Gaussian):
+        raise PairError(f"{_TAKES} of {name!r} it got {type(q).__name__} and {type(model).__name__}.")
     return q, model
 
 
@@ -232,12 +245,25 @@ def _groups(entries: Mapping[str, Entry], given: Any) -> list[int] | None:
     return groups
 
 
+def _check_finite(density: Tensor, names: list[str], parts: str) -> None:
+    """Check that every model allows for every row."""
+    wrong = (~density.isfinite()).nonzero()
+    if len(wrong):
+        part, model = wrong[0].tolist()
+        raise InputError(
+            f"compare_models compares finite log densities of {parts}; that of number {part} under {names[model]!r} is "
+            f"{float(density[part, model])}, and {len(wrong)} in all are not finite."
+        )
+
+
 def _same_rows(entries: Mapping[str, Entry]) -> None:
     rows = {name: entry.model.rows if isinstance(entry, OfGroups) else entry[1] for name, entry in entries.items()}
     (first, mine), *others = rows.items()
     for name, theirs in others:
         for what in ("y", "weights"):
-            one, two = (getattr(each, what).double().cpu() for each in (mine, theirs))
+            one, two = (getattr(each, what).cpu() for each in (mine, theirs))
+            dtype = min(one.dtype, two.dtype, key=lambda of: of.itemsize)  # rows in float32 are those in float64
+            one, two = one.to(dtype), two.to(dtype)
             if one.shape != two.shape or not torch.equal(one, two):
                 raise InputError(
                     f"compare_models compares predictions of the same rows in the same order; the {what} of {name!r}, "
