@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -136,14 +137,18 @@ def run(command: str, limit: float) -> tuple[str, float, str]:
     words = [sys.executable, *(["-m", "torchngvi"] if program == "torchngvi" else []), *arguments]
     if program == "torchngvi" and "--out" not in words:
         words += ["--out", str(folder), "--overwrite"]
-    start, environment = time.monotonic(), {**os.environ, "PYTHONPATH": str(TREE), "MPLBACKEND": "agg"}
+    start, paths = time.monotonic(), os.pathsep.join([str(TREE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    environment = {**os.environ, "PYTHONPATH": paths, "MPLBACKEND": "agg"}
     with (folder / "output.txt").open("w") as out:
+        started = subprocess.Popen(  # noqa: S603
+            words, cwd=TREE, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
-            code = subprocess.run(  # noqa: S603
-                words, cwd=TREE, env=environment, stdout=out, stderr=subprocess.STDOUT, timeout=limit, check=False
-            ).returncode
+            code = started.wait(limit)
             ended = "ran" if code == 0 else f"failed ({code})"
         except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)  # with those that it has started
+            started.wait()
             ended = f"stopped after {limit:g} s"
     texts = [folder / "output.txt", *folder.glob("*.csv")]
     return ended, time.monotonic() - start, "\n".join(path.read_text(errors="replace") for path in texts)

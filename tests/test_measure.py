@@ -1,0 +1,97 @@
+"""`benchmarks/measure.py`: what the documentation names is what the record of measurements has."""
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
+
+from benchmarks import measure  # noqa: E402
+from torchngvi.studies.reproduce import known  # noqa: E402
+
+LOG = json.loads(measure.LOG.read_text())
+
+
+def test_every_measurement_of_the_documentation_is_recorded():
+    """After a page has changed: python -m benchmarks.measure --list."""
+    assert list(LOG) == list(measure.named())
+    for command, places in measure.named().items():
+        assert LOG[command]["pages"] == [place.page for place in places]
+
+
+def test_the_page_is_that_of_the_record():
+    page = measure.PAGE.read_text()
+    assert measure.written(page, LOG) == page
+    assert page.count("\n| `") == len(LOG)
+
+
+@pytest.mark.parametrize("command", LOG)
+def test_what_is_named_exists(command):
+    program, *words = shlex.split(command)
+    if program == "torchngvi":
+        assert words[1] in known()
+    elif words[0] == "-m":
+        path = measure.TREE / words[1].replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+    else:
+        assert (measure.TREE / words[0]).exists()
+
+
+def test_commands_are_found_in_prose_and_in_code(tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("# One\n\nBy `python benchmarks/mixed.py\n--fast`.\n")
+    text = "# Two\n```sh\ntorchngvi reproduce srvn-fig1 --full   # long\n# no heading\n```\n"
+    text += "## Three\n`python -m benchmarks.newton`\n"
+    (tmp_path / "docs" / "page.md").write_text(text)
+    monkeypatch.setattr(measure, "TREE", tmp_path)
+    assert measure.named() == {
+        "python -m benchmarks.newton": [measure.Place("docs/page.md", 6, 7)],
+        "python benchmarks/mixed.py --fast": [measure.Place("README.md", 1, 4)],
+        "torchngvi reproduce srvn-fig1": [measure.Place("docs/page.md", 1, 5)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "output", "found"),
+    [
+        ("| 1.24 | 0.0125 | 12,345 | 7 |", "1.2444 0.01253 12345.4", (3, 3)),
+        ("| 1.24 | -0.0125 |", "1.2454 0.0125", (0, 2)),
+        ("| 1.24e-05 | 1.24e+3 |", "1.24e-5 1240", (2, 2)),
+        ("| 100 | 0.05 | 17 of 22 |", "101", (0, 1)),
+    ],
+)
+def test_numbers_are_the_same_where_they_round_alike(table, output, found):
+    assert measure.again(table, output) == found
+
+
+def test_a_command_ends_by_itself_or_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "OUT", tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, time\nprint(3.25, flush=True)\ntime.sleep(float(sys.argv[1]))\nsys.exit(int(sys.argv[2]))\n"
+    )
+    for arguments, limit, told in (("0 0", 60, "ran"), ("0 3", 60, "failed (3)"), ("60 0", 1.5, "stopped after 1.5 s")):
+        ended, seconds, output = measure.run(f"python {script} {arguments}", limit)
+        assert ended == told
+        assert seconds < 50
+        assert output.startswith("3.25")
+
+
+def test_what_the_reader_fills_in_is_not_run(monkeypatch, tmp_path, capsys):
+    for name in ("LOG", "PAGE"):
+        copy = tmp_path / getattr(measure, name).name
+        copy.write_text(getattr(measure, name).read_text())
+        monkeypatch.setattr(measure, name, copy)
+    monkeypatch.setattr(measure, "measured", lambda *_: {"ended": "ran", "version": "9", "day": "today", "seconds": 1})
+    monkeypatch.setattr(measure, "written_on", lambda place: ("0", place.page))
+    monkeypatch.setattr(sys, "argv", ["measure", "--only", "CLONE|mixtures$"])
+    measure.main()
+    assert re.findall(r"ran +1 s  (.*)", capsys.readouterr().out) == ["python -m benchmarks.mixtures"]
+    log = json.loads(Path(measure.LOG).read_text())
+    assert log["python -m benchmarks.mixtures"]["day"] == "today"
+    assert {entry["ended"] for command, entry in log.items() if "CLONE" in command} == {"needs what it names"}
+    assert "| ran, 9, today | 1 |" in Path(measure.PAGE).read_text()
