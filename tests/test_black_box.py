@@ -3,6 +3,7 @@
 import copy
 import re
 
+import older
 import pytest
 import torch
 from cases import (
@@ -736,6 +737,7 @@ class TestOneTheta:
         assert text.endswith("). Write it for theta of shape (S, D), or use LogJoint.looped(f).")
         close(LogJoint.looped(function).log_joint(torch.ones(4, 3)), torch.full((4,), 3.0), 0.0)
 
+    @older.batches_checks
     def test_parameters_out_of_range_are_not_there(self, monkeypatch):
         """The message of torch.distributions cannot be made under vmap; its density there is NaN."""
         normal = torch.distributions.Normal

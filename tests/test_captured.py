@@ -2,6 +2,7 @@
 
 import copy
 
+import older
 import pytest
 import torch
 from small_problems import BATCHES, POSTERIORS, coordinates, distance, make_model, make_posterior, same_bits
@@ -195,6 +196,7 @@ def one_graph(make, target, backend, steps=4):
 
 
 @compiles
+@older.compiles
 def test_the_default_step_is_one_graph():
     one_graph(lambda: VN(make_posterior("cholesky")), make_model(), "eager")
 

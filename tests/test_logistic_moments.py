@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 
+import older
 import pytest
 import torch
 from cases import DIFFERENCE, DTYPE, close
@@ -228,6 +229,7 @@ class TestDerivatives:
         hessian = torch.func.hessian(lambda x: softplus(x, v).value.sum())(e)
         close(hessian, torch.diag(curvature), 1e-13)
 
+    @older.compiles
     @pytest.mark.parametrize("kernel", ["0", "1"])
     def test_compiled(self, kernel, monkeypatch):
         """One graph, whose gradient is that of the eager moments."""

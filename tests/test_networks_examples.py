@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import older
 import pytest
 from torch import nn
 
@@ -35,6 +36,7 @@ def test_a_table(run, capsys):
     assert "95 % interval" in capsys.readouterr().out
 
 
+@older.exponentials
 def test_images(run, capsys):
     nll, point, area = run("network_images", "--steps", "120")
     assert nll < 0.3

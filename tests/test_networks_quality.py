@@ -4,6 +4,7 @@ import io
 import math
 import warnings
 
+import older
 import pytest
 import torch
 from torch import nn
@@ -90,6 +91,7 @@ def learned_noise(share, steps=400):
     return log_scale.exp().item()
 
 
+@older.exponentials
 def test_the_default_radius_lets_a_noise_be_learned():
     """From inputs that move together, where the diagonal of the curvature says too little of a long move."""
     default = learned_noise(None)

@@ -917,6 +917,7 @@ def test_curvatures_of_single_weights(curvature):
         attach(adamw(model), q, steps=10, curvature=curvature())
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
 def test_sharded_parameters_are_refused(tmp_path):
     tensor = pytest.importorskip("torch.distributed.tensor")
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.numerics.seeds import whole_numbers
 from torchngvi.structures import Forest
 
 _FRESH = 1024  # least draws of a set that judges: whitening then shifts its mean by less than its standard error
@@ -153,10 +154,10 @@ class Quasi(Draws):
                 "Use Antithetic."
             )
         top = 2**_SOBOL_BITS
-        seed, *_ = torch.randint(top, (1,), generator=self.generator, device="cpu").tolist()
+        seed, *_ = whole_numbers(_SOBOL_BITS, (1,), self.generator).tolist()
         engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
         digits = (engine.draw(self.num_samples, dtype=torch.float64) * top).long()
-        shift = torch.randint(top, like.shape, generator=self.generator, device="cpu")
+        shift = whole_numbers(_SOBOL_BITS, like.shape, self.generator)
         points = digits.reshape(self.num_samples, *(1,) * (like.ndim - 1), dim) ^ shift
         # the middles of the cells, so that neither 0 nor 1 occurs
         return torch.special.ndtri((points.double() + 0.5) / top).to(like)

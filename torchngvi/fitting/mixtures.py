@@ -25,6 +25,7 @@ from torchngvi.interfaces import Local, RootTangent, Rule, Target
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.mixture_integrand import MixtureIntegrand
 from torchngvi.numerics.host import on_host
+from torchngvi.numerics.seeds import drawn_seed
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.mixture import Mixture
@@ -95,7 +96,7 @@ class MixtureSteps(Engine):
         rule = usual_rule(q.components) if rule is None else rule
         self.draws = max(draws, 2 * q.components.structure.widest + 2)
         self.most_draws = max(_MOST, self.draws)
-        self.seed = int(torch.randint(2**31, (), device="cpu"))
+        self.seed = drawn_seed()
         self.optimizer = NaturalGradientVI(q.components, rule, 1.0, step_size=step_size, estimator=self._estimator())
         self.evaluations = self.gradients = self.values = self.steps = 0
         self.elbos: list[float] = []  # of the last steps with this ρ and these draws

@@ -1,18 +1,17 @@
 """Fit a log joint by sample averages that grow: the default where E_q[ℓ] has no closed form.
 
-With the draws z_1..z_S held fixed and whitened, the sample average of ℓ(m + C z_s) is a deterministic
-objective, exact for quadratic ℓ, and is minimised as any other (Giordano, Ingram and Broderick 2024;
-Burroni, Domke and Sheldon 2023).  Its minimum misses that of L by about half of
+With the draws z_1..z_S held fixed and whitened, the sample average of ℓ(m + C z_s) is a deterministic objective, exact
+for quadratic ℓ, and is minimised as any other (Giordano, Ingram and Broderick 2024; Burroni, Domke and Sheldon 2023).
+Its minimum misses that of L by about half of
 
     noise² = |standard error of ∇L|²_F⁻¹ = O(1/S)
 
-in nats, which the draws themselves tell.  So: find a rough mode, minimise over few draws, and take as
-many more as the noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then
-say whether to believe it.  Where no mode can be trusted several starts race, and where averages then cannot be
-minimised, as under gradients with heavy tails, stochastic steps of falling size take their place.
+in nats, which the draws themselves tell.  So: find a rough mode, minimise over few draws, and take as many more as the
+noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then say whether to believe it.  If no
+mode can be trusted several starts race; if averages have no minimum (heavy tails), stochastic steps of falling size do.
 
-The parts: `starts`, where to begin; `race`, steps by draws that are new each time; `descent`, averages over one set of
-draws after another; `sweeps`, over all draws so far; `fresh`, the check; and here the order of them, and the words.
+Parts: `starts`, `race` (by draws that are new each time), `descent` (averages over one set of draws after another),
+`sweeps` (over all draws so far), `fresh` (the check), and here the order of them, and the words.
 """
 
 from collections.abc import Callable, Generator
@@ -33,6 +32,7 @@ from torchngvi.interfaces import Coordinates, Target
 from torchngvi.mode import Mode
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.guarded import BudgetError, Guarded
+from torchngvi.numerics.seeds import drawn_seed
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
@@ -56,7 +56,7 @@ class SampleAverages(Engine):
         self.gaussian, self.target, self.tolerance = q, Guarded(target), tolerance
         self.batches = target.batches
         self.examines = examine and not target.in_passes and not q.batch_shape and target.temperature > 0
-        self._seeded(int(torch.randint(2**31, (), device="cpu")))
+        self._seeded(drawn_seed())
         self.looked = self.switched = False  # at other starts; one was better
         self.elsewhere: Place | None = None  # where to come back to, while another start is tried
         self.unseen = ""  # why no other start was looked at

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
@@ -20,6 +19,7 @@ from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.models import GeneralizedLinear
 from torchngvi.numerics.host import on_host
 from torchngvi.numerics.linalg import finite
+from torchngvi.numerics.seeds import drawn_seed
 from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -96,7 +96,7 @@ class Steps(Engine):
         assert isinstance(self.q, Gaussian)
         assert isinstance(self.target, GeneralizedLinear)
         self.show("a pass over mini-batches")
-        stream_rows(self.q, self.target, self.batch_size, seed=int(torch.randint(2**31, (), device="cpu")))
+        stream_rows(self.q, self.target, self.batch_size, seed=drawn_seed())
         self.show("")
 
     def advance(self) -> Standing:

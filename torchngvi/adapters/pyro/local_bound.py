@@ -16,6 +16,7 @@ from torchngvi.adapters.pyro.local_steps import Visits, corrected, framed, turne
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Posterior, Raw, TractableTarget
 from torchngvi.models import checks
+from torchngvi.numerics.seeds import drawn_seed
 
 _SHARE = 0.1  # of the norm of the globals that the members may leave
 _CLOSE = 0.3  # of the tolerance that they may leave in the end
@@ -40,7 +41,7 @@ class MemoisedBound(TractableTarget):
     def __init__(self, visits: Visits, tolerance: float) -> None:
         self.visits, self.tolerance = visits, tolerance
         self.batches: list[tuple[Tensor, Tensor]] = batches_of(visits)
-        self.seed = int(torch.randint(2**31, (), device="cpu"))
+        self.seed = drawn_seed()
         self.left, self.gradient = 0.0, 1.0
 
     @property
@@ -96,7 +97,7 @@ class MemoisedBound(TractableTarget):
         Returns:
             The norm.
         """
-        seed = int(torch.randint(2**31, (), device="cpu"))
+        seed = drawn_seed()
         _, g, H, left = self._pass(top, seed, math.inf, keeps=False)
         a = torch.linalg.solve_triangular(top.root, g[:, None], upper=False)
         W = framed(H, top.root)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchngvi.adapters.pyro.local_sites import Globals
 from torchngvi.adapters.pyro.local_steps import Visits, drawn
+from torchngvi.numerics.seeds import drawn_seed
 
 DRAWS = 64  # in mirrored pairs
 
@@ -42,7 +43,7 @@ def fresh_elbo(visits: Visits, top: Globals, batches: list[tuple[Tensor, Tensor]
         The mean over the pairs, and its standard error.
     """
     layout, like = visits.density.layout, top.mean
-    generator = torch.Generator().manual_seed(int(torch.randint(2**31, (), device="cpu")))
+    generator = torch.Generator().manual_seed(drawn_seed())
 
     def mirrored(*shape: int) -> Tensor:
         half = torch.randn(DRAWS // 2, *shape, generator=generator, dtype=like.dtype).to(like.device)

@@ -24,6 +24,7 @@ from torchngvi.adapters.pyro.local_sites import Globals, Message, Sites, covaria
 from torchngvi.expectations import Antithetic, Quasi
 from torchngvi.models.mixed_batches import Locals, Seen
 from torchngvi.numerics import small_blocks
+from torchngvi.numerics.seeds import drawn_seed
 
 _NEAR, _GUARD = 0.3, 0.7  # natural norms: where a batch solve ends, and beyond which a site is not taken
 _MOST, _ROUNDS = 40, 40  # steps of the members alone, and of the globals at the first visit
@@ -68,7 +69,7 @@ class Visits:
         up, and of covariance exactly I, so that a quadratic has its exact expectation; the globals' are shared by all.
         """
         layout, like = self.density.layout, self.sites.shared_pull
-        seed = int(torch.randint(2**31, (), device="cpu"))
+        seed = drawn_seed()
         quasi = Quasi(self.num_particles // 2, seed=seed)
         half = quasi(like.new_zeros(members, layout.r)).movedim(0, -1)  # (B, r, S/2)
         root, _ = small_blocks.cholesky(half @ half.mT / half.shape[-1])
