@@ -172,7 +172,8 @@ def tables(place: Place) -> list[str]:
 def link(page: str) -> str:
     """A link to a page from the page that is written."""
     path = os.path.relpath(TREE / page, PAGE.parent)
-    return "README" if page == "README.md" else f"[{Path(page).stem}]({path})"
+    name = Path(page).stem.removesuffix("_measurements").replace("_", " ")
+    return "README" if page == "README.md" else f"[{name}]({path})"
 
 
 def table(log: dict[str, Entry]) -> str:
