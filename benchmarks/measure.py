@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
@@ -191,7 +192,16 @@ def table(log: dict[str, Entry]) -> str:
 def written(page: str, log: dict[str, Entry]) -> str:
     """The page with the table of the log between its markers."""
     pattern = f"{re.escape(BEGIN)}.*?{re.escape(END)}"
-    return re.sub(pattern, lambda _: f"{BEGIN}\n\n{table(log)}\n\n{END}", page, flags=re.DOTALL)
+    return re.sub(pattern, lambda _: f"{BEGIN}\n\n{counted(log)}\n\n{table(log)}\n\n{END}", page, flags=re.DOTALL)
+
+
+def counted(log: dict[str, Entry]) -> str:
+    """How many commands there are, how they ended, and how many of the numbers were printed again."""
+    ends = Counter(re.sub(r" after.*| \(.*", "", entry["ended"]) for entry in log.values())
+    told = ", ".join(f"{count} {end}" for end, count in ends.most_common())
+    ran = [entry for entry in log.values() if entry["ended"] == "ran"]
+    found, count = (sum(entry[key] for entry in ran) for key in ("again", "numbers"))
+    return f"{len(log)} commands: {told}. Of those that ran: {found} of {count} numbers printed again."
 
 
 def listed(old: dict[str, Entry]) -> dict[str, Entry]:

@@ -14,6 +14,7 @@ from benchmarks import measure  # noqa: E402
 from torchngvi.studies.reproduce import known  # noqa: E402
 
 LOG = json.loads(measure.LOG.read_text())
+DONE = {"ended": "ran", "version": "9", "day": "today", "seconds": 1, "again": 0, "numbers": 0}
 
 
 def test_every_measurement_of_the_documentation_is_recorded():
@@ -86,7 +87,7 @@ def test_what_the_reader_fills_in_is_not_run(monkeypatch, tmp_path, capsys):
         copy = tmp_path / getattr(measure, name).name
         copy.write_text(getattr(measure, name).read_text())
         monkeypatch.setattr(measure, name, copy)
-    monkeypatch.setattr(measure, "measured", lambda *_: {"ended": "ran", "version": "9", "day": "today", "seconds": 1})
+    monkeypatch.setattr(measure, "measured", lambda *_: dict(DONE))
     monkeypatch.setattr(measure, "written_on", lambda place: ("0", place.page))
     monkeypatch.setattr(sys, "argv", ["measure", "--only", "CLONE|mixtures$"])
     measure.main()
@@ -95,3 +96,15 @@ def test_what_the_reader_fills_in_is_not_run(monkeypatch, tmp_path, capsys):
     assert log["python -m benchmarks.mixtures"]["day"] == "today"
     assert {entry["ended"] for command, entry in log.items() if "CLONE" in command} == {"needs what it names"}
     assert "| ran, 9, today | 1 |" in Path(measure.PAGE).read_text()
+
+
+def test_the_page_begins_with_how_many_ran():
+    log = {
+        "a": {"ended": "ran", "again": 2, "numbers": 3},
+        "b": {"ended": "stopped after 9 s", "again": 0, "numbers": 8},
+        "c": {"ended": "stopped after 1.5 s", "again": 0, "numbers": 8},
+        "d": {"ended": "failed (1)", "again": 0, "numbers": 8},
+    }
+    assert measure.counted(log) == (
+        "4 commands: 2 stopped, 1 ran, 1 failed. Of those that ran: 2 of 3 numbers printed again."
+    )
