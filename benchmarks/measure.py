@@ -37,7 +37,7 @@ LOG, PAGE, OUT = (
 BEGIN, END = "<!-- table: python -m benchmarks.measure -->", "<!-- end of table -->"
 STARTS = r"python -m benchmarks\.\w|python benchmarks/\w|python examples/\w|python docs/draw_|torchngvi reproduce \w"
 COMMAND = re.compile(rf"`((?:{STARTS})[^`]*)`|^((?:{STARTS})[^`#\n]*)", re.MULTILINE)
-NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
+NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?")
 OPEN = re.compile(r"\b[A-Z]{4,}\b|[.][.]|\bNAME\b")  # what the reader fills in
 THREE = 3  # digits that a number has which is looked for
 Entry = dict[str, Any]
@@ -107,8 +107,9 @@ def written_on(place: Place) -> tuple[str, str]:
 
 
 def digits(number: str) -> int:
-    """How many digits of a number are told, leading zeros aside."""
-    return len(re.sub(r"e.*|\D", "", number).lstrip("0"))
+    """How many digits of a number are told: not the zeros before it, nor those at the end of a whole one."""
+    mantissa = number.partition("e")[0]
+    return len(re.sub(r"\D", "", mantissa if "." in mantissa else mantissa.rstrip("0,")).lstrip("0"))
 
 
 def numbers(text: str) -> list[str]:
@@ -126,17 +127,23 @@ def again(table: str, output: str) -> tuple[int, int]:
 def same(number: str, other: float) -> bool:
     """Whether a printed number rounds to another one."""
     mantissa, _, power = number.replace(",", "").partition("e")
-    unit = 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]))
+    places = len(mantissa.partition(".")[2]) if "." in mantissa else len(mantissa.rstrip("0")) - len(mantissa)
+    unit = 10.0 ** (int(power or 0) - places)
     return abs(float(number.replace(",", "")) - other) <= 0.5001 * unit
 
 
-def run(command: str, limit: float) -> tuple[str, float, str]:
-    """Run a command of the documentation; what became of it, its seconds, and what it printed."""
-    folder = OUT / re.sub(r"\W+", "-", command)
+def folder_of(command: str) -> Path:
+    """Where the output of a command is."""
+    return OUT / re.sub(r"\W+", "-", command)
+
+
+def run(command: str, limit: float) -> tuple[str, float]:
+    """Run a command of the documentation; what became of it, and its seconds."""
+    folder = folder_of(command)
     folder.mkdir(parents=True, exist_ok=True)
     program, *arguments = shlex.split(command)
     words = [sys.executable, *(["-m", "torchngvi"] if program == "torchngvi" else []), *arguments]
-    if program == "torchngvi" and "--out" not in words:
+    if program == "torchngvi":
         words += ["--out", str(folder), "--overwrite"]
     start, paths = time.monotonic(), os.pathsep.join([str(TREE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     environment = {**os.environ, "PYTHONPATH": paths, "MPLBACKEND": "agg"}
@@ -151,17 +158,21 @@ def run(command: str, limit: float) -> tuple[str, float, str]:
             os.killpg(started.pid, signal.SIGKILL)  # with those that it has started
             started.wait()
             ended = f"stopped after {limit:g} s"
-    texts = [folder / "output.txt", *folder.glob("*.csv")]
-    return ended, time.monotonic() - start, "\n".join(path.read_text(errors="replace") for path in texts)
+    return ended, time.monotonic() - start
 
 
-def measured(command: str, places: list[Place], limit: float) -> Entry:
-    """Run a command, and tell what became of it and of the figures on the pages that name it."""
-    ended, seconds, output = run(command, limit)
-    entry: Entry = {"version": torchngvi.__version__, "day": datetime.now(UTC).date().isoformat(), "ended": ended}
-    table = "\n".join(line for place in places for line in tables(place))
-    found, count = again(table, output)
-    return {**entry, "seconds": round(seconds), "again": found if ended == "ran" else 0, "numbers": count}
+def measured(command: str, limit: float) -> Entry:
+    """Run a command, and tell what became of it."""
+    ended, seconds = run(command, limit)
+    day = datetime.now(UTC).date().isoformat()
+    return {"version": torchngvi.__version__, "day": day, "ended": ended, "seconds": round(seconds)}
+
+
+def compared(command: str, places: list[Place]) -> tuple[int, int]:
+    """How many of the numbers of the tables beside a command its output has, and how many there are."""
+    folder = folder_of(command)
+    output = "\n".join(path.read_text(errors="replace") for path in [folder / "output.txt", *folder.glob("*.csv")])
+    return again("\n".join(line for place in places for line in tables(place)), output)
 
 
 def tables(place: Place) -> list[str]:
@@ -200,7 +211,7 @@ def counted(log: dict[str, Entry]) -> str:
     ends = Counter(re.sub(r" after.*| \(.*", "", entry["ended"]) for entry in log.values())
     told = ", ".join(f"{count} {end}" for end, count in ends.most_common())
     ran = [entry for entry in log.values() if entry["ended"] == "ran"]
-    found, count = (sum(entry[key] for entry in ran) for key in ("again", "numbers"))
+    found, count = (sum(entry.get(key, 0) for entry in ran) for key in ("again", "numbers"))
     return f"{len(log)} commands: {told}. Of those that ran: {found} of {count} numbers printed again."
 
 
@@ -211,6 +222,8 @@ def listed(old: dict[str, Entry]) -> dict[str, Entry]:
         entry = dict(old.get(command, {"ended": "needs what it names" if OPEN.search(command) else "not run again"}))
         entry["pages"] = [place.page for place in places]
         entry["written"] = max((written_on(place) for place in places), key=lambda told: told[1])
+        if entry["ended"] == "ran" and folder_of(command).exists():
+            entry["again"], entry["numbers"] = compared(command, places)
         log[command] = entry
     return log
 
@@ -232,10 +245,12 @@ def main() -> None:
         and re.search(given.only, command)
     }
     with ThreadPoolExecutor(given.jobs) as pool:
-        running = {pool.submit(measured, command, places, given.limit): command for command, places in chosen.items()}
+        running = {pool.submit(measured, command, given.limit): command for command in chosen}
         for future in as_completed(running):
             entry = log[running[future]]
             entry.update(future.result())
+            if entry["ended"] == "ran":
+                entry["again"], entry["numbers"] = compared(running[future], chosen[running[future]])
             print(f"{entry['ended']:20} {entry['seconds']:5} s  {running[future]}", flush=True)
             LOG.write_text(json.dumps(log, indent=1) + "\n")
     LOG.write_text(json.dumps(log, indent=1) + "\n")
