@@ -145,11 +145,19 @@ def run(command: str, limit: float) -> tuple[str, float]:
     words = [sys.executable, *(["-m", "torchngvi"] if program == "torchngvi" else []), *arguments]
     if program == "torchngvi":
         words += ["--out", str(folder), "--overwrite"]
+    example = arguments[0].startswith("examples/")  # which leave a picture where they run
+    if example:
+        words[1] = str(TREE / arguments[0])
     start, paths = time.monotonic(), os.pathsep.join([str(TREE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    environment = {**os.environ, "PYTHONPATH": paths, "MPLBACKEND": "agg"}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths, "MPLBACKEND": "agg"}
     with (folder / "output.txt").open("w") as out:
         started = subprocess.Popen(  # noqa: S603
-            words, cwd=TREE, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            words,
+            cwd=folder if example else TREE,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             code = started.wait(limit)
