@@ -97,7 +97,7 @@ def test_what_the_reader_fills_in_is_not_run(monkeypatch, tmp_path, capsys):
     assert re.findall(r"ran +1 s  (.*)", capsys.readouterr().out) == ["python -m benchmarks.mixtures"]
     log = json.loads(Path(measure.LOG).read_text())
     assert log["python -m benchmarks.mixtures"]["day"] == "today"
-    assert {entry["ended"] for command, entry in log.items() if "CLONE" in command} == {"needs what it names"}
+    assert {entry["ended"] for command, entry in log.items() if "CLONE" in command} == {"names a path to fill in"}
     assert "| ran, 9, today | 1 | 3 of 4 |" in Path(measure.PAGE).read_text()
 
 
