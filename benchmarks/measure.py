@@ -227,7 +227,8 @@ def listed(old: dict[str, Entry]) -> dict[str, Entry]:
     """The log of the commands that the documentation names now, with what is known of earlier runs."""
     log = {}
     for command, places in named().items():
-        entry = dict(old.get(command, {"ended": "names a path to fill in" if OPEN.search(command) else "not run again"}))
+        never = {"ended": "names a path to fill in" if OPEN.search(command) else "not run again"}
+        entry = dict(old.get(command, never))
         entry["pages"] = [place.page for place in places]
         entry["written"] = max((written_on(place) for place in places), key=lambda told: told[1])
         if entry["ended"] == "ran" and folder_of(command).exists():
