@@ -1,16 +1,16 @@
 """The cost of a training step of a network: AdamW, AdamW with a posterior attached, VON, ivon-opt where it installs.
 
-    python benchmarks/network_cost.py [--widths 100 512 2048] [--batch 128] [--repeats 7]
+    python benchmarks/network_cost.py [--widths 100 512 2048] [--batch 128] [--repeats 7] [--device cpu|cuda]
 
 Whole steps (forward, backward, optimizer), interleaved in one process, on batches that are new within a repeat: ratios
-of seconds of the processor to AdamW(foreach), their median and that of the least of both; run it with
-OMP_NUM_THREADS=1.  Then what stays in memory from step to step beside a parameter and its gradient.
+of seconds (of the processor; of the wall on a GPU) to AdamW(foreach), their median and that of the least of both; run
+it with OMP_NUM_THREADS=1.  Then what stays in memory from step to step beside a parameter and its gradient.
 """
 
 import argparse
 import statistics
-import time
 
+import clocks
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -69,8 +69,9 @@ CASES = {
 
 
 def steps(model, optimizer, batches, published):
-    """Seconds of the processor: on a machine with other work a clock on the wall tells of that work too."""
-    start = time.process_time()
+    """Seconds of some steps."""
+    device = next(model.parameters()).device.type
+    start = clocks.seconds(device)
     for x, y in batches:
         optimizer.zero_grad()
         if published:
@@ -79,7 +80,7 @@ def steps(model, optimizer, batches, published):
         else:
             F.cross_entropy(model(x), y).backward()
         optimizer.step()
-    return time.process_time() - start
+    return clocks.seconds(device) - start
 
 
 def held(model, optimizer):
@@ -116,7 +117,10 @@ def main():
     parser.add_argument("--widths", type=int, nargs="+", default=[100, 512])
     parser.add_argument("--batch", type=int, nargs="+", default=[128])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
+    torch.set_default_device(options.device)
+    print(f"PyTorch {torch.__version__}, {clocks.named(options.device)}")
     for width in options.widths:
         for batch in options.batch:
             compare(width, batch, options.repeats)

@@ -1,7 +1,7 @@
 """Sparse GPs side by side with GPyTorch's own natural gradients, in one run, on one thread.
 
     python benchmarks/svgp.py [--sizes 256 512] [--rounds 12] [--rows 20000] [--budget 60] [--dtypes float64 float32]
-        [--only steps|counts|accuracy|convergence]
+        [--only steps|counts|accuracy|convergence] [--device cpu|cuda]
 
 First, the time of a step, the best of several rounds that take turns: of q alone, and of q with the gradient of
 every hyper-parameter; with ``--only counts`` instead the multiplications of a step of q alone beside the fewest that it
@@ -17,6 +17,7 @@ import itertools
 import time
 import warnings
 
+import clocks
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -90,8 +91,9 @@ def direct(family, Z, likelihood, x, y, rows, learn, kept=False):
     return run
 
 
-def steps(sizes, rounds, dtype):
-    print(f"milliseconds a step, batch of {BATCH}, {dtype}, best of {rounds}; in brackets NGD's time over this")
+def steps(sizes, rounds, dtype, device):
+    print(f"milliseconds a step on {clocks.named(device)}, batch of {BATCH}, {dtype}, best of {rounds}; ", end="")
+    print("in brackets NGD's time over this")
     dtype = getattr(torch, dtype)
     likelihoods = gp.likelihoods.GaussianLikelihood().to(dtype), gp.likelihoods.BernoulliLikelihood().to(dtype)
     for size, likelihood in itertools.product(sizes, likelihoods):
@@ -112,9 +114,9 @@ def steps(sizes, rounds, dtype):
             best = dict.fromkeys(runs, float("inf"))
             for _ in range(rounds):  # in turns, so that a busy machine is busy for all
                 for name, run in runs.items():
-                    start = time.process_time()
+                    start = clocks.seconds(device)
                     run()
-                    best[name] = min(best[name], time.process_time() - start)
+                    best[name] = min(best[name], clocks.seconds(device) - start)
             print(f"M = {size}, {type(likelihood).__name__}, {'q and hyper-parameters' if learn else 'q alone'}")
             for name, seconds in best.items():
                 print(f"  {name:<36}{seconds * 1e3:8.1f}  ({best['NGD'] / seconds:.2f})", flush=True)
@@ -306,11 +308,13 @@ def main():
     parser.add_argument("--budget", type=float, default=20.0, help="seconds for each method and learning rate")
     parser.add_argument("--dtypes", nargs="+", choices=("float64", "float32"), default=["float64"], help="of the steps")
     parser.add_argument("--only", choices=("steps", "counts", "accuracy", "convergence"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the steps")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    torch.set_default_device(arguments.device)
     for dtype in arguments.dtypes:
         if arguments.only in (None, "steps"):
-            steps(arguments.sizes, arguments.rounds, dtype)
+            steps(arguments.sizes, arguments.rounds, dtype, arguments.device)
         if arguments.only == "counts":
             counts(arguments.sizes, dtype)
         if arguments.only in (None, "accuracy"):

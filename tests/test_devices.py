@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from on_a_gpu import gpu, waits_are_errors
 from small_problems import BATCHES, PAIRS, POSTERIORS, coordinates, distance, make_model, make_posterior, same_bits
 from torch.overrides import TorchFunctionMode
 
@@ -196,20 +197,6 @@ def test_a_default_device_changes_nothing():
 
 
 # ------------------------------------------------------------------------------------ a GPU
-
-
-def gpu(test):
-    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
-
-
-@contextlib.contextmanager
-def waits_are_errors():
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @gpu

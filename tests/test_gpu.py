@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from on_a_gpu import CUDA, waits_are_errors
 from small_problems import distance, make_model, make_posterior, same_bits
 
 import torchngvi as ngvi
@@ -16,10 +17,6 @@ from torchngvi.app import bench
 from torchngvi.cli import main
 from torchngvi.optim import CapturedStep
 
-CUDA = pytest.param(
-    "cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
-)
 everywhere = pytest.mark.parametrize("device", ["cpu", CUDA])
 F64 = torch.float64
 
@@ -40,12 +37,8 @@ def steps_that_do_not_wait(step, device):
     step()
     if device != "cuda":
         return step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         return step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @everywhere
@@ -262,6 +255,7 @@ def test_waits_of_cuda_are_told_from_other_warnings(monkeypatch):
     def do():
         warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
+        warnings.warn("Synchronization debug mode does not yet detect all synchronizing operations", stacklevel=1)
         warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)", stacklevel=1)
 
     assert bench._synchronised(do) == 2

@@ -141,7 +141,7 @@ def _synchronised(do: Callable[[], object]) -> int:
             do()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing" in str(warning.message) for warning in caught)
+    return sum("called a synchronizing" in str(warning.message) for warning in caught)
 
 
 def _regression(dim: int, rows: int, device: torch.device, dtype: torch.dtype) -> GeneralizedLinear:
