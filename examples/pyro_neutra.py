@@ -55,7 +55,7 @@ def main(arguments=None):
     of_guide = guide.posterior.sample((options.draws,))
 
     neutra = NeuTraReparam(guide)
-    mcmc = MCMC(NUTS(neutra.reparam(model)), options.draws, options.draws // 3, disable_progbar=True)
+    mcmc = MCMC(NUTS(neutra.reparam(model)), options.draws, 200, disable_progbar=True)
     mcmc.run(1.15, 1.0)
     with torch.no_grad():
         corrected = neutra.transform_sample(mcmc.get_samples()["x_shared_latent"])["x"]

@@ -547,6 +547,7 @@ class TestBoTorch:
         assert float(error) < 0.15 * float(y.std())
         assert all(p.numel() != 20 * 20 for p in model.parameters())
 
+    @pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized")
     def test_botorch(self):
         """The class itself, where it is installed."""
         models = pytest.importorskip("botorch.models", reason="botorch is not installed")

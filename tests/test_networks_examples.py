@@ -89,6 +89,7 @@ class Trainer:
 
 @pytest.mark.filterwarnings("ignore:The temperature chosen")  # in so short a run the mean alone may be as good
 @pytest.mark.filterwarnings("ignore::FutureWarning:lightning", "ignore:`isinstance:FutureWarning")
+@pytest.mark.filterwarnings("ignore:GPU available but not used")
 def test_lightning(run, capsys, monkeypatch):
     if importlib.util.find_spec("lightning") is None:
         stand_in = ModuleType("lightning")

@@ -210,7 +210,7 @@ def test_a_trial_that_leaves_the_domain_is_no_warning(monkeypatch):
     monkeypatch.setattr("torchngvi.fitting.sweeps.VN", Leaving)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RejectedStepWarning)
-        run(logistic(12, 100, 3).log_joint, 12)
+        run(logistic(12, 100, 3).log_joint, 12, max_gradients=600)
     assert sizes[:3] == pytest.approx([1.0, 0.4, 0.16])
 
 

@@ -109,7 +109,7 @@ def test_correlations(example):
 
 def test_neutra(example):
     torch.set_num_threads(1)
-    of_guide, corrected, exact = example("pyro_neutra", "--draws", "150")
+    of_guide, corrected, exact = example("pyro_neutra")
     # the spread is a Gaussian's no longer
     assert of_guide.std(0)[0] < 0.6 * exact.std(0)[0]
     assert corrected.std(0)[0] > 0.7 * exact.std(0)[0]
