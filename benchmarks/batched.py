@@ -4,9 +4,9 @@
                                  [--rule default|VN|SRVN|NewtonCG] [--parts 512 2048] [--device cpu|cuda]
 
 The batched fit against a Python loop over the members, in CPU time on one thread of one process, on a GPU in seconds;
-of the loop only the first members are run, half of them before the batch and half of them after it, and the time is scaled up. With
-``--parts`` the batch is also fitted in so many members at a time, a fit each, beside the chunks that `fit` makes itself
-for its default.
+of the loop only the first members are run, half of them before the batch and half of them after it, and the time is
+scaled up. With ``--parts`` the batch is also fitted in so many members at a time, a fit each, beside the chunks that
+`fit` makes itself for its default.
 """
 
 import argparse
