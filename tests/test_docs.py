@@ -4,7 +4,7 @@ import doctest
 import functools
 import os
 import re
-import shlex
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -36,19 +36,10 @@ NEEDED = {
     "products": ["pyro"],
     "mixed_model": ["formulae"],
 }
-FENCE = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(page):
-    """The Python and the transcripts of a page, in order."""
-    return [(found[1], found[2]) for found in FENCE.finditer(page.read_text(encoding="utf-8"))]
-
-
-def commands(transcript):
-    """Each command with the lines that are shown of what it prints."""
-    for part in transcript.split("$ ")[1:]:
-        command, *lines = part.strip().splitlines()
-        yield shlex.split(command), [line.strip() for line in lines]
+WALKS = runpy.run_path(
+    os.fspath(DOCS.parent / "benchmarks" / "walks.py")
+)  # from the folder, wherever torchngvi is from
+blocks, commands = WALKS["blocks"], WALKS["commands"]
 
 
 def of_torchrun(arguments):
@@ -163,7 +154,7 @@ def test_transcripts_are_short():
     sections = (DOCS / "tutorials" / "table.md").read_text(encoding="utf-8").split("\n## ")[1:]
     assert len(sections) == 3
     for section in sections:
-        lines = [line for _, text in FENCE.findall(section) for line in text.splitlines()]
+        lines = [line for _, text in WALKS["BLOCK"].findall(section) for line in text.splitlines()]
         written = [line for line in lines if line.startswith(("$ ", ">>> ", "... "))]
         assert len(written) < 10
 
