@@ -200,7 +200,7 @@ class TestCounts:
     def test_no_family_was_said(self, tmp_path, capsys):
         (warning,) = self.said(tmp_path, self.visits(1))
         assert warning == (
-            "n are whole numbers, fitted as gaussian. If they are counts, say --family poisson, or negative_binomial "
+            "n are whole numbers, fitted as gaussian. If they are counts, say --likelihood poisson, or negative_binomial "
             "where their variance exceeds their mean."
         )
         assert f"warning: {warning}" in capsys.readouterr().out
@@ -209,7 +209,7 @@ class TestCounts:
     @pytest.mark.parametrize(
         ("values", "response", "expected"),
         [
-            ([0, 1, 1], "n", "n is 0 or 1, fitted as gaussian. If these are two classes, say --family bernoulli."),
+            ([0, 1, 1], "n", "n is 0 or 1, fitted as gaussian. If these are two classes, say --likelihood bernoulli."),
             ([-1, 4, 6], "n", None),
             ([170, 181, 169], "n", None),
             ([0.5, 1.0, 2.0], "n", None),

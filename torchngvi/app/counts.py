@@ -31,11 +31,11 @@ def not_gaussian(table: pd.DataFrame, response: str) -> tuple[str, ...]:
         return ()
     values = table[response]
     if set(values.unique()) <= {0, 1}:
-        return (f"{response} is 0 or 1, fitted as gaussian. If these are two classes, say --family bernoulli.",)
+        return (f"{response} is 0 or 1, fitted as gaussian. If these are two classes, say --likelihood bernoulli.",)
     if not 0 <= values.min() < _SMALL:
         return ()
     return (
-        f"{response} are whole numbers, fitted as gaussian. If they are counts, say --family poisson, or "
+        f"{response} are whole numbers, fitted as gaussian. If they are counts, say --likelihood poisson, or "
         "negative_binomial where their variance exceeds their mean.",
     )
 
