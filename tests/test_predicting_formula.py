@@ -200,8 +200,8 @@ class TestCounts:
     def test_no_family_was_said(self, tmp_path, capsys):
         (warning,) = self.said(tmp_path, self.visits(1))
         assert warning == (
-            "n are whole numbers, fitted as gaussian. If they are counts, say --likelihood poisson, or negative_binomial "
-            "where their variance exceeds their mean."
+            "n are whole numbers, fitted as gaussian. If they are counts, say --likelihood poisson, or "
+            "negative_binomial where their variance exceeds their mean."
         )
         assert f"warning: {warning}" in capsys.readouterr().out
         assert self.said(tmp_path, self.visits(1), "--family", "gaussian", "--overwrite") == []
