@@ -77,7 +77,7 @@ def answered(arguments):
     """A command of the shell, and all that it prints."""
     command = shlex.join(arguments)
     module = {"torchngvi": "torchngvi", "torchrun": "torch.distributed.run"}[arguments[0]]
-    environment = {**os.environ, "COLUMNS": "118", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment = {**os.environ, "COLUMNS": "96", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments[1:]],
         stdout=subprocess.PIPE,
