@@ -214,6 +214,19 @@ def test_a_trial_that_leaves_the_domain_is_no_warning(monkeypatch):
     assert sizes[:3] == pytest.approx([1.0, 0.4, 0.16])
 
 
+def test_a_pool_that_grows_by_the_fewest_draws_is_given_up_near_the_optimum_too():
+    """Four modes, whose draws one Gaussian cannot share: six draws a sweep would go on for a thousand sweeps."""
+    at = torch.tensor([-5.0, -4.5, 4.6, 5.5], dtype=DTYPE)
+
+    def log_joint(theta):
+        first, second = theta[:, :1], theta[:, 1:]
+        log_likelihood = -torch.log1p((at - first) ** 2) - torch.log1p((at + 1 - second) ** 2 / 4)
+        return log_likelihood.sum(-1) - 0.5 * (theta / 10).square().sum(-1)
+
+    _, result = run(log_joint, 2, seed=1, max_evaluations=100)
+    assert result.converged
+
+
 def test_a_log_joint_that_fails_at_a_draw_is_left_to_averages():
     """NaN beyond a bound that draws of q meet now and then: a result all the same."""
     log_joint = logistic(8, 40, 5).log_joint

@@ -36,7 +36,7 @@ _LONGER, _SHORTER, _FALL = 1.6, 0.4, 0.3  # factors of the step size, and share 
 _SOLVED = 0.05  # share of noise² that they leave
 _RISE = 0.1  # share of noise² that the objective may rise from one sweep to the next
 _FAILURES = 2  # steps taken back, after which the pool is given up
-_CREEPING = 8  # sweeps in a row of the fewest draws, after which it is given up: q moves on as fast as they tell
+_CREEPING = 8  # sweeps in a row of the fewest draws, after which it is given up: no end is near
 _SHARE = 0.5  # of the pool that a sweep adds, unless one more as large as the pool is the last
 _AIM = 0.8  # share of tolerance² that noise² is to have at the end
 _FEW = 1024  # draws of the averages whose last evaluations are kept for a pool
@@ -146,7 +146,7 @@ class Sweeps:
             return False
         confirmed = point.total <= descent.tolerance or point.total**2 < _NEAR
         self.creeping = self.creeping + 1 if self.number <= 2 * q.dim + 2 else 0
-        if not confirmed and self.creeping >= _CREEPING:
+        if self.creeping >= _CREEPING and point.total > descent.tolerance:
             self._give_up()
             return False
         if not confirmed and len(pool) - self.number >= descent.most:  # not even by draws beyond the most
