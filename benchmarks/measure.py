@@ -7,8 +7,8 @@ README and docs are the registry: a command there that starts with ``python -m b
 there (experiments without their options).  What it prints goes into runs/measure, what became of it into
 benchmarks/measure.json, and docs/appendix/measured.md is written from that.  Of the numbers in the tables of its
 section, those of three digits or more, it is counted how many are printed again; times and ratios of times never quite
-are.  A command that names a CLONE, a FOLDER or the like is not run, and one that takes longer than the limit is
-stopped; both are said.
+are, and a table between markers, which a command writes into its page, is no witness.  A command that names a CLONE, a
+FOLDER or the like is not run, and one that takes longer than the limit is stopped; both are said.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,7 +141,8 @@ def folder_of(command: str) -> Path:
 def run(command: str, limit: float) -> tuple[str, float]:
     """Run a command of the documentation; what became of it, and its seconds."""
     folder = folder_of(command)
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # what an earlier run has left is not of this one
+    folder.mkdir(parents=True)
     program, *arguments = shlex.split(command)
     words = [sys.executable, *(["-m", "torchngvi"] if program == "torchngvi" else []), *arguments]
     if program == "torchngvi":
@@ -184,9 +186,12 @@ def compared(command: str, places: list[Place]) -> tuple[int, int]:
 
 
 def tables(place: Place) -> list[str]:
-    """The lines of the tables of a section."""
-    lines = (TREE / place.page).read_text().splitlines()
-    return [lines[n - 1] for n in rows_of(place) if lines[n - 1].startswith("|")]
+    """The lines of the tables of a section, but not of those that a command writes into its page."""
+    lines, own = (TREE / place.page).read_text().splitlines(), set()
+    for number, line in enumerate(lines, 1):
+        if line.startswith("<!-- table: "):
+            own.update(range(number, lines.index(END, number) + 1))
+    return [lines[n - 1] for n in rows_of(place) if lines[n - 1].startswith("|") and n not in own]
 
 
 def link(page: str) -> str:
@@ -237,6 +242,12 @@ def listed(old: dict[str, Entry]) -> dict[str, Entry]:
     return log
 
 
+def write(log: dict[str, Entry]) -> None:
+    """Write the record and its page, which are one at any time."""
+    LOG.write_text(json.dumps(log, indent=1) + "\n")
+    PAGE.write_text(written(PAGE.read_text(), log))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="commands in which this regular expression is found")
@@ -261,9 +272,8 @@ def main() -> None:
             if entry["ended"] == "ran":
                 entry["again"], entry["numbers"] = compared(running[future], chosen[running[future]])
             print(f"{entry['ended']:20} {entry['seconds']:5} s  {running[future]}", flush=True)
-            LOG.write_text(json.dumps(log, indent=1) + "\n")
-    LOG.write_text(json.dumps(log, indent=1) + "\n")
-    PAGE.write_text(written(PAGE.read_text(), log))
+            write(log)
+    write(log)
 
 
 if __name__ == "__main__":

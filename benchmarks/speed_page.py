@@ -11,9 +11,11 @@ installed keeps what the log has.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,6 +44,14 @@ def least(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]
     """The least CPU seconds of each call, which take turns; the first round warms up."""
     rounds = [{name: cpu(call) for name, call in calls.items()} for _ in range(repeats + 1)]
     return {name: min(each[name] for each in rounds[1:]) for name in calls}
+
+
+def script(name: str) -> Any:
+    """A benchmark that is run by its path, and finds those beside it in its own folder."""
+    folder = str(TREE / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
 
 
 def rate() -> float:
@@ -140,11 +150,10 @@ def mixed(repeats: int) -> list[Row]:
 
 def svgp(repeats: int) -> list[Row]:
     """A step of a sparse Gaussian process with its hyper-parameters, beside GPyTorch's NGD."""
-    try:
-        from benchmarks import svgp as steps
-    except ImportError:
+    if importlib.util.find_spec("gpytorch") is None:
         print("GPyTorch is not installed: sparse Gaussian processes are left out")
         return []
+    steps = script("svgp")
     torch.manual_seed(0)
     x, Z = torch.rand(steps.BATCH, 8).double(), torch.rand(256, 8).double()
     y, likelihood = (torch.sin(3 * x.sum(-1)) > 0).double(), steps.gp.likelihoods.BernoulliLikelihood().double()
@@ -162,8 +171,7 @@ def svgp(repeats: int) -> list[Row]:
 
 def network(repeats: int) -> list[Row]:
     """A training step with a posterior attached, beside AdamW alone."""
-    from benchmarks import network_cost as cost
-
+    cost = script("network_cost")
     torch.manual_seed(0)
     width, batch = 512, 128
     batches = [(torch.randn(batch, 784), torch.randint(10, (batch,))) for _ in range(cost.STEPS)]

@@ -1,6 +1,7 @@
 """`torchngvi.compare_models` and stacking: identities, proofs, and what is refused."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -119,6 +120,23 @@ def test_rows_in_single_precision_are_the_same_rows():
     q = fit(CholeskyGaussian(3), single, tolerance=1e-4, progress=False)
     found = compare_models({"double": fitted(), "single": q})
     assert found.elpd_diff[1] < 1e-3
+
+
+def test_the_order_is_that_of_the_elpd_in_single_precision(monkeypatch):
+    """A sum in float32 may say otherwise, and the first would have less than the second."""
+    one, two = fitted(), fitted(1)
+    density = torch.tensor([-1e6] + 2 * [-0.03])
+    better = density + torch.tensor([0.0, 0.01, 0.01])
+    assert density.sum() == better.sum()
+    found = {one.target: density, two.target: better}
+
+    def left_out(q, model, flag, **_):
+        return dataclasses.replace(leave_one_out(q, model, flag), density=found[model], in_sample=found[model])
+
+    monkeypatch.setattr(comparison, "leave_one_out", left_out)
+    table = compare_models({"one": one, "two": two})
+    assert table.names == ("two", "one")
+    assert table.elpd_diff[1] > 0
 
 
 def test_one_part_has_no_standard_error():

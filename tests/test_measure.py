@@ -83,6 +83,52 @@ def test_a_command_ends_by_itself_or_is_stopped(tmp_path, monkeypatch):
         assert (measure.folder_of(f"python {script} {arguments}") / "output.txt").read_text() == "3.25\n"
 
 
+def test_what_an_earlier_run_has_left_is_not_of_this_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "OUT", tmp_path / "out")
+    script = tmp_path / "script.py"
+    script.write_text("print(1)\n")
+    folder = measure.folder_of(f"python {script}")
+    folder.mkdir(parents=True)
+    (folder / "log.csv").write_text("3.25\n")
+    assert measure.run(f"python {script}", 60)[0] == "ran"
+    assert [path.name for path in folder.iterdir()] == ["output.txt"]
+
+
+def test_a_table_that_its_command_writes_is_no_witness(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "TREE", tmp_path)
+    own = f"<!-- table: python -m benchmarks.newton -->\n\n| b |\n|---|\n| 2.25 |\n\n{measure.END}\n"
+    text = f"# One\n`python -m benchmarks.newton`\n\n| a |\n|---|\n| 1.25 |\n\n{own}\n| c |\n|---|\n| 3.25 |\n"
+    (tmp_path / "page.md").write_text(text)
+    found = measure.tables(measure.Place("page.md", 1, len(text.splitlines())))
+    assert measure.numbers("\n".join(found)) == ["1.25", "3.25"]
+
+
+def test_record_and_page_are_one_after_each_run(monkeypatch, tmp_path):
+    """However a longer run ends."""
+    for name in ("LOG", "PAGE"):
+        copy = tmp_path / getattr(measure, name).name
+        copy.write_text(getattr(measure, name).read_text())
+        monkeypatch.setattr(measure, name, copy)
+
+    def measured(command, limit):
+        if command.endswith("warps"):
+            raise KeyboardInterrupt
+        return dict(DONE)
+
+    names = ["python -m benchmarks.mixtures", "python -m benchmarks.warps"]
+    monkeypatch.setattr(measure, "named", lambda: {name: [measure.Place("README.md", 1, 2)] for name in names})
+    monkeypatch.setattr(measure, "measured", measured)
+    monkeypatch.setattr(measure, "OUT", tmp_path)
+    monkeypatch.setattr(measure, "compared", lambda command, places: (3, 4))
+    monkeypatch.setattr(measure, "written_on", lambda place: ("0", place.page))
+    monkeypatch.setattr(sys, "argv", ["measure"])
+    with pytest.raises(KeyboardInterrupt):
+        measure.main()
+    log, page = json.loads(measure.LOG.read_text()), measure.PAGE.read_text()
+    assert log[names[0]]["day"] == "today"
+    assert measure.written(page, log) == page
+
+
 def test_what_the_reader_fills_in_is_not_run(monkeypatch, tmp_path, capsys):
     for name in ("LOG", "PAGE"):
         copy = tmp_path / getattr(measure, name).name

@@ -2,12 +2,13 @@
 
 import json
 import math
+import sys
 
 import pytest
 
 pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
 
-from benchmarks import same_results  # noqa: E402
+from benchmarks import same_results, speed_page  # noqa: E402
 from benchmarks.speed_page import BEGIN, END, LOG, PAGE, ROWS, of_peers, table, written  # noqa: E402
 
 
@@ -30,6 +31,26 @@ def test_a_peer_that_did_not_get_there_gives_a_bound(tmp_path):
     path.write_text(json.dumps(line) + "\n" + json.dumps({**line, "gap": 1.0, "seconds": 8.0}) + "\n")
     lines = table({"peers": of_peers(path)}).splitlines()[2:]
     assert [line.split(" | ")[2] for line in lines] == ["above 150", "4"]
+
+
+@pytest.mark.parametrize("name", ["svgp", "network"])
+def test_rows_of_other_benchmarks_can_be_measured(name, monkeypatch, capsys):
+    """They import what stands beside them, and no row is left out for another reason than a missing peer."""
+    if name == "svgp":
+        likelihoods = pytest.importorskip("gpytorch").likelihoods.bernoulli_likelihood
+        monkeypatch.setattr(likelihoods, "log_normal_cdf", likelihoods.log_normal_cdf)  # which the benchmark replaces
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not path.endswith("benchmarks")])
+    called = []
+
+    def once(calls, repeats):
+        called.extend(call() for call in calls.values())
+        return dict.fromkeys(calls, 1.0)
+
+    monkeypatch.setattr(speed_page, "least", once)
+    (row,) = ROWS[name](1)
+    assert row["ratio"] == 1.0
+    assert len(called) >= 2
+    assert "not installed" not in capsys.readouterr().out
 
 
 def test_differences_of_losses():

@@ -162,7 +162,7 @@ def compare_models(
     _same_rows(entries)
     groups = _groups(entries, groups)
     loo = {name: _left_out(entry, flag, groups) for name, entry in entries.items()}
-    names = sorted(entries, key=lambda name: -loo[name].total)
+    names = sorted(entries, key=lambda name: -float(loo[name].density.double().sum()))  # as elpd below, of float32 too
     density = torch.stack([loo[name].density.double().cpu() for name in names], 1)
     _check_finite(density, names, loo[names[0]].parts)
     behind = density[:, :1] - density
