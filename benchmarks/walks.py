@@ -1,9 +1,10 @@
-"""Seven ways in, walked from the front page: every command and every line of Python, with all that is said in reply.
+"""The front page and seven ways in from it: their Python and their transcripts, with all that is said in reply.
 
     python -m benchmarks.walks [--only groups]
 
 The front page and each tutorial in turn, in an empty folder and a process of its own, with the torchngvi that is
-installed: shell commands as they are printed, Python as if it were typed.  Seconds are of a command, or of a block of
+installed: commands as they are printed, Python as if it were typed.  Of the front page's commands the first is run,
+without its progress bar.  Seconds are of a command, or of a block of
 Python, the first of which imports PyTorch.  What is written is docs/appendix/transcripts.md.
 """
 
@@ -44,6 +45,7 @@ every reply. Behind each block are its seconds, the import of PyTorch included w
 
 {what}
 """
+STUMBLE = re.compile(r"^Traceback |^\(exit status ", re.MULTILINE)  # on the page, the end of a way
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -148,6 +150,7 @@ def main():
         print(text)
     else:
         PAGE.write_text(re.sub(r"\n{3,}", "\n\n", text), encoding="utf-8")
+    sys.exit("a way ended in an error: look for it in what was written" if STUMBLE.search(text) else 0)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,8 @@ ALONE = (
     "solved",
     "warps",
 )  # doctests of the top folder
-SHOWN = sorted(
-    [*(DOCS / "tutorials").glob("*.md"), *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.md" for name in ALONE)]
-)
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+SHOWN = sorted([*TUTORIALS, *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.md" for name in ALONE)])
 NEEDED = {
     "check": ["arviz_either"],
     "gaussian_process": ["gpytorch"],
@@ -194,3 +193,15 @@ def test_every_example_is_in_the_gallery():
     assert set(pictures) == set(re.findall(r"\(gallery/(\w+)\.png\)", text))
     assert set(pictures) | set(re.findall(r"^- `examples/(\w+)\.py` ", text, re.MULTILINE)) == examples
     assert max(pictures.values()) < 60_000
+
+
+def test_transcripts_are_of_every_way_and_end_without_an_error():
+    """What `python -m benchmarks.walks` has written is of the pages as they are, and nobody stumbles there."""
+    written = WALKS["PAGE"].read_text(encoding="utf-8")
+    assert not WALKS["STUMBLE"].search(written)
+    assert set(WALKS["WAYS"].values()) == {"README.md", *(f"docs/tutorials/{page.name}" for page in TUTORIALS)}
+    assert all(f"\n## {name}\n" in written for name in WALKS["WAYS"])
+    for page in TUTORIALS:
+        for kind, text in blocks(page):
+            for example in doctest.DocTestParser().get_examples(text) if kind == "python" else []:
+                assert f">>> {example.source.splitlines()[0]}\n" in written, f"{page.name} has changed: run the walks"
