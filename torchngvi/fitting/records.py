@@ -214,7 +214,10 @@ def _then(result: FitResult, verdict: Verdict) -> str:
     whole = q.structure.widest == q.dim or (result.target is not None and in_factors(base, result.target))
     if verdict.word != FITS and not whole and not verdict.modes:
         return "; try a CholeskyGaussian, which has all correlations"
-    return f"; {verdict.next.replace('refine(q, log_joint', 'refine(result')}" if verdict.next else ""
+    then = verdict.next.replace("refine(q, log_joint", "refine(result")
+    if result.target is not None:
+        then = then.replace("fit(q.warped(), log_joint)", "fit(result.posterior.warped(), result.target)")
+    return f"; {then}" if then else ""
 
 
 def _why_not(result: FitResult) -> str:
