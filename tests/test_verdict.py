@@ -353,7 +353,12 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
         (shape_of(0.0), sampled_of(0.16, own=0.55), "fits", ()),  # the squares behind that sd are well behaved
         (shape_of(0.0), sampled_of(0.16, own=0.65), "about right", ("log tau: sd at least about 1.2 times too small",)),
         (shape_of(0.0), sampled_of(0.14, own=0.65), "fits", ()),
-        (shape_of(0.0), sampled_of(0.38, own=0.65), "does not fit", ("log tau: sd at least about 1.5 times too small",)),
+        (
+            shape_of(0.0),
+            sampled_of(0.38, own=0.65),
+            "does not fit",
+            ("log tau: sd at least about 1.5 times too small",),
+        ),
         (shape_of(0.0), sampled_of(-0.25, own=0.8), "about right", ("log tau: sd about 1.3 times too large",)),
         (shape_of(0.0), sampled_of(0.0, shift=0.25), "about right", ("log tau: mean off by about 0.25 sd",)),
         (shape_of(0.0), sampled_of(0.0, shift=0.5), "does not fit", ("log tau: mean off by about 0.5 sd",)),

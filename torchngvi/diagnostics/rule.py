@@ -239,10 +239,10 @@ def _by_sampling(marginals: Marginals, sampled: Sampled | None) -> list[Finding]
     k, j = int((10 * grades + sizes.nan_to_num(0.0)).argmax()), int(shifts.nan_to_num(0.0).argmax())
     first, second = float(sizes[k]), float(shifts[j])
     return [
-        Finding(int(grades[k]), first, f"{marginals.name(k)}: {_times(float(log_sd[k]), 'at least ')}", marginals.name(k)),
         Finding(
-            grade(second, LIMITS), second, f"{marginals.name(j)}{_MEAN}about {float(shift[j].abs()):.2g} sd"
+            int(grades[k]), first, f"{marginals.name(k)}: {_times(float(log_sd[k]), 'at least ')}", marginals.name(k)
         ),
+        Finding(grade(second, LIMITS), second, f"{marginals.name(j)}{_MEAN}about {float(shift[j].abs()):.2g} sd"),
     ]
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
+import torch
+
 from torchngvi.diagnostics.confirmation import LARGEST
 from torchngvi.diagnostics.figures import verdict_figure
 from torchngvi.diagnostics.importance import Sampled
@@ -78,13 +80,25 @@ class Verdict:
     coordinates: str = ""
     family: str = GAUSSIAN
 
+    @classmethod
+    def none(cls, why: str) -> Self:
+        """Say that nothing was examined, and why.
+
+        >>> Verdict.none("nobody has asked").word
+        'not examined'
+        """
+        nothing = torch.empty(0, device="cpu")
+        return cls(UNSEEN, (), Marginals(nothing, nothing), None, None, (), Effort(0, 0, 0, (why,)))
+
     def named(self, names: Sequence[str]) -> Self:
-        """The same with names for the coordinates.
+        """The same with names for the coordinates; where nothing was examined there are none to name.
 
         Raises:
             InputError: another number of names than of coordinates.
         """
         dim, names = len(self.marginals.mean), tuple(names)
+        if not dim:
+            return self
         if len(names) != dim:
             raise InputError(f"names must have one entry a coordinate, {dim}; got {len(names)}.")
         marginals = self.marginals._replace(names=names)
@@ -109,7 +123,7 @@ class Verdict:
         if self.word == FITS:
             return ""
         if self.word == UNSEEN:
-            return "try torchngvi.examine(q, log_joint) with a larger max_gradients"
+            return "try torchngvi.examine(q, log_joint) with a larger max_gradients" if len(self.marginals.mean) else ""
         if self.modes:
             return 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode'
         then = f"try torchngvi.refine(q, log_joint), or {self.coordinates or 'other coordinates of the parameters'}"
