@@ -362,9 +362,9 @@ def test_a_warp_that_gained_nothing_is_not_offered_again():
     result, told = offered(student, 2)
     assert told
     assert "skewed" not in result.approximation
-    for examine in (True, False):
+    for at_once in (True, False):
         q = CholeskyGaussian(2, dtype=torch.float64).warped()
-        bent = fit(q, result.target, progress=False, examine=examine)
+        bent = fit(q, result.target, progress=False, examine=at_once)
         assert "which is no gain" in bent.reason
         assert "a Gaussian DOES NOT FIT" in bent.summary()
         assert "warped()" not in bent.summary()

@@ -123,7 +123,7 @@ def skewed(sampled: Sampled | None) -> bool:
 
 
 def doubts_means(reasons: Sequence[str]) -> bool:
-    """Whether the means of q are not to be relied on: one is off, or an sd is too small, and most of that may be unseen.
+    """Whether the means of q are not to be relied on: one is off, or an sd is too small, by more than is seen.
 
     Weights that find an sd too small know the mean no better than the part of the density that their draws reach.
 

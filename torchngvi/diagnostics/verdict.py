@@ -134,7 +134,7 @@ class Verdict:
         return then + self._offer()
 
     def _offer(self) -> str:
-        """The offer of curves to what has none, where draws see third moments; tails that are heavy on both sides may too."""
+        """The offer of curves to what has none, where draws find third moments, by chance where tails are heavy."""
         if self.family != GAUSSIAN or not skewed(self.sampled):
             return ""
         return "; its margins are not normal: try torchngvi.fit(q.warped(), log_joint) too, or .warped(inside=True)"
