@@ -83,7 +83,7 @@ def verdict(model: Model) -> tuple[float, str]:
     """The ELBO, and the words."""
     pyro.clear_param_store()
     result = fit_guide(model, AutoGaussian(model), options={"progress": False})
-    word = "not examined" if result.verdict is None else result.verdict.word
+    word = result.verdict.word
     return -result.loss, f"{'converged' if result.converged else 'not converged'}, {word}"
 
 

@@ -99,7 +99,7 @@ def fitted(problem: Problem, longest: float) -> str:
 
 def verdict(result: FitResult) -> str:
     """In a few words."""
-    word = "" if result.verdict is None else f", {result.verdict.word}"
+    word = "" if result.examination is None else f", {result.verdict.word}"
     if result.converged:
         return f"converged{word}"
     if "seconds" in result.reason:

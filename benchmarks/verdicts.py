@@ -47,7 +47,7 @@ def fitted(target, seed, folder):
         "converged": result.converged,
         "gradients": result.gradients,
         "change": abs(losses[-1] - losses[0]) / max(abs(losses[-1]), 1e-300) if len(losses) > 1 else math.inf,
-        "word": "not examined" if result.verdict is None else result.verdict.word,
+        "word": result.verdict.word,
     }
     if path is not None:
         torch.save({"q": q.state_dict(), **known}, path)

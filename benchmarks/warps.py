@@ -153,7 +153,7 @@ def row(target, families, flow_steps, with_fan):
     """The lines of a target, and what is counted: (family, gain, errors of an sd, of a quantile, gradients, offer)."""
     start = time.process_time()
     q, plain = fitted(target)
-    offer = plain.verdict is not None and "q.warped()" in plain.verdict.next
+    offer = "q.warped()" in plain.verdict.next
     before = worst(target, q.stddev), k_hat_of(target, q)
     fits = {name: fitted(target, getattr(warps, name.split()[0])(), "inside" in name) for name in families}
     truth = next((known for warped, _ in fits.values() if (known := quantiles(target, warped)) is not None), None)

@@ -215,7 +215,7 @@ def examined(rank):
         result = fit(q, target if rank is None else ShardedDraws(target), progress=False)
     finally:
         allowance._QUICK, allowance._WAITED = quick, waited
-    verdict = result.verdict
+    verdict = result.examination
     return {"q": state(q)} | ({} if verdict is None else {"word": verdict.word, "effort": verdict.effort})
 
 

@@ -136,19 +136,19 @@ def of_words(word, *reasons, q=None, unexamined=(), converged=True):
     two = torch.ones(2)
     verdict = Verdict(word, reasons, Marginals(two, two), None, None, (), Effort(0, 0, 0, unexamined))
     q = CholeskyGaussian(2) if q is None else q
-    return FitResult(converged, "done.", 1.0, 0.0, 3, torch.tensor(True), [], posterior=q, verdict=verdict)
+    return FitResult(converged, "done.", 1.0, 0.0, 3, torch.tensor(True), [], posterior=q, examination=verdict)
 
 
 def test_what_was_looked_at_and_not_settled():
     """Weights were taken within the budget of a short fit, and do not decide."""
     sampled = examine(CholeskyGaussian(2), lambda theta: -0.5 * theta.square().sum(-1)).sampled
-    result = of_words("not examined", "theta[1]: sd about 1.4 times too small or more", unexamined=("tails",))
-    result = replace(result, verdict=replace(result.verdict, sampled=sampled))
+    result = of_words("not examined", "theta[1]: sd at least about 1.4 times too small", unexamined=("tails",))
+    result = replace(result, examination=replace(result.verdict, sampled=sampled))
     assert str(result).endswith(
-        "Whether a Gaussian fits could not be told: theta[1]: sd about 1.4 times too small or more; tails; try "
+        "Whether a Gaussian fits could not be told: theta[1]: sd at least about 1.4 times too small; tails; try "
         "torchngvi.examine(result.posterior, log_joint), which has a budget of its own."
     )
-    first = "the Gaussian family: whether it fits could not be told; theta[1]: sd about 1.4 times too small or more\n"
+    first = "the Gaussian family: whether it fits could not be told; theta[1]: sd at least about 1.4 times too small\n"
     assert str(result.verdict).startswith(first)
 
 
@@ -158,8 +158,15 @@ def test_what_was_looked_at_and_not_settled():
         (of_words("fits"), "q is the best Gaussian, and a Gaussian fits."),
         (of_words("fits", converged=False), "q may not be the best Gaussian, but a Gaussian fits."),
         (
-            of_words("about right", "theta[1]: sd about 1.3 times too small"),
-            "q is the best Gaussian, and a Gaussian is about right: theta[1]: sd about 1.3 times too small; use its ",
+            of_words("about right", "theta[1]: sd at least about 1.3 times too small"),
+            "q is the best Gaussian, and a Gaussian is about right: theta[1]: sd at least about 1.3 times too small; "
+            "try torchngvi.refine(result), or other coordinates of the parameters, before you rely on standard "
+            "deviations or means.",
+        ),
+        (
+            of_words("about right", "no importance weights to tell more"),
+            "q is the best Gaussian, and a Gaussian is about right: no importance weights to tell more; nothing found "
+            "speaks against its means; where a standard deviation matters, try torchngvi.refine(result), or other ",
         ),
         (
             of_words("about right", "theta[1]: sd about 1.3 times too small", converged=False),
@@ -189,7 +196,7 @@ def test_what_was_looked_at_and_not_settled():
     ],
 )
 def test_sentences(result, sentence):
-    assert result.converged or "use its means" not in result.summary()
+    assert result.converged or "its means" not in result.summary()
     start = (
         f"{'converged' if result.converged else 'not converged'}, done. Negative ELBO 1.000000 after 3 evaluations. "
     )
@@ -237,7 +244,7 @@ def test_an_interrupt_loses_the_examination_only():
         assert result.converged
         assert torch.equal(q.scale_tril, other.scale_tril)
         assert (result.loss, result.reason) == (expected.loss, expected.reason)
-        assert result.verdict is None
+        assert result.examination is None
         assert str(result).endswith("Whether a Gaussian fits was not examined: it was interrupted.")
         assert torch.is_grad_enabled()
 
@@ -331,7 +338,7 @@ def test_within_the_budget_of_the_run(more):
     if more <= 400:
         assert str(result).endswith("Whether a Gaussian fits was not examined: the budget of the run is used up.")
     else:
-        assert result.verdict is not None
+        assert result.examination is not None
     if more == 600:
         assert f"(a budget of {int(most - plain.cost)} gradients)" in str(result.verdict)
 
@@ -392,7 +399,9 @@ def test_runs_that_are_examined_later():
     for optimizer in (None, VN):
         q = CholeskyGaussian(3, dtype=F64)
         result = fit(q, model, optimizer and optimizer(q), progress=False)
-        assert result.verdict is None
+        assert result.examination is None
+        assert (result.verdict.word, result.verdict.next) == ("not examined", "")
+        assert str(result.verdict.named(["a", "b", "c"])).endswith("not examined: summary() of the result does it")
         assert str(result).endswith("Whether a Gaussian fits was not examined: summary() of the result does it.")
         table = result.summary()
         assert result.verdict.word in ("fits", "about right", "does not fit")
@@ -424,7 +433,8 @@ def test_batches_are_not_examined():
     why = "it is asked of one posterior at a time, and this is a batch of shape (3,)"
     assert str(result).endswith(f"Whether a Gaussian fits was not examined: {why}.")
     assert result.summary() == str(result)
-    assert result.verdict is None
+    assert result.examination is None
+    assert result.verdict.effort.unexamined == (why,)
 
 
 def test_temperature_zero():
@@ -496,7 +506,7 @@ def test_names_that_are_old_names_of_others():
 def test_names_of_another_number():
     _, result = run(two_normals, 2)
     with pytest.raises(InputError, match="names must have one entry a coordinate, 2; got 3"):
-        replace(result, verdict=None).named(["a", "b", "c"])
+        replace(result, examination=None).named(["a", "b", "c"])
     with pytest.raises(InputError, match="names must have one entry a coordinate, 2; got 1"):
         result.named(["mu"])
 

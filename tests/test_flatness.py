@@ -107,8 +107,8 @@ def test_what_cannot_be_told(case):
 @pytest.mark.parametrize(
     ("growth", "said"),
     [
-        (1.4, ", about 0.005 nats from the best q; "),
-        (4.0, ", about 0.02 nats from the best q; "),
+        (1.4, ", typically about 0.005 nats from the best q; "),
+        (4.0, ", typically about 0.02 nats from the best q; "),
         (11.0, " (how many nats from the best q is not known: the ELBO is nearly flat in a direction); "),
     ],
 )

@@ -229,9 +229,9 @@ def test_the_verdict_tells_all():
     q = CholeskyGaussian(4, dtype=torch.float64)
     result = quiet(q, logistic().log_joint)
     pattern = (
-        r"^converged, natural-gradient norm \S+ with \d+ draws, about \S+ nats from the best q; on 1024 fresh draws "
-        r"the ELBO is \S+ ± \S+, importance sampling would keep \d+% of them, and 8 other starts found nothing "
-        r"better\. Negative ELBO \S+ after \d+ evaluations\. q is the best Gaussian, and a Gaussian fits\.$"
+        r"^converged, natural-gradient norm \S+ with \d+ draws, typically about \S+ nats from the best q; on 1024 "
+        r"fresh draws the ELBO is \S+ ± \S+, importance sampling would keep \d+% of them, and 8 other starts found "
+        r"nothing better\. Negative ELBO \S+ after \d+ evaluations\. q is the best Gaussian, and a Gaussian fits\.$"
     )
     assert re.match(pattern, str(result)), str(result)
     gradients = [record.gradients for record in result.trace]
@@ -586,9 +586,9 @@ def test_too_few_draws(monkeypatch):
     q = CholeskyGaussian(4, dtype=torch.float64)
     result = quiet(q, logistic(rows=10).log_joint, tolerance=1e-3)
     assert re.match(
-        r"because 384 draws leave a natural-gradient norm of \S+ against a tolerance of 0\.001, about \S+ nats from "
-        r"the best q; on 1024 fresh draws the ELBO is \S+ ± \S+\. Raise the tolerance, or transform the model to be "
-        r"nearer to a Gaussian\.$",
+        r"because 384 draws leave a natural-gradient norm of \S+ against a tolerance of 0\.001, typically about \S+ "
+        r"nats from the best q; on 1024 fresh draws the ELBO is \S+ ± \S+\. Raise the tolerance, or transform the "
+        r"model to be nearer to a Gaussian\.$",
         result.reason,
     ), result.reason
     assert not result.converged

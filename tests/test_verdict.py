@@ -348,12 +348,17 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
     ("shape", "sampled", "word", "reasons"),
     [
         (shape_of(0.0), sampled_of(0.1), "fits", ()),
-        (shape_of(0.0), sampled_of(0.25), "about right", ("log tau: sd about 1.3 times too small",)),
+        (shape_of(0.0), sampled_of(0.25), "about right", ("log tau: sd at least about 1.3 times too small",)),
         (shape_of(0.0), sampled_of(-0.4), "does not fit", ("log tau: sd about 1.5 times too large",)),
         (shape_of(0.0), sampled_of(0.16, own=0.55), "fits", ()),  # the squares behind that sd are well behaved
-        (shape_of(0.0), sampled_of(0.16, own=0.65), "about right", ("log tau: sd about 1.2 times too small or more",)),
+        (shape_of(0.0), sampled_of(0.16, own=0.65), "about right", ("log tau: sd at least about 1.2 times too small",)),
         (shape_of(0.0), sampled_of(0.14, own=0.65), "fits", ()),
-        (shape_of(0.0), sampled_of(0.38, own=0.65), "does not fit", ("log tau: sd about 1.5 times too small or more",)),
+        (
+            shape_of(0.0),
+            sampled_of(0.38, own=0.65),
+            "does not fit",
+            ("log tau: sd at least about 1.5 times too small",),
+        ),
         (shape_of(0.0), sampled_of(-0.25, own=0.8), "about right", ("log tau: sd about 1.3 times too large",)),
         (shape_of(0.0), sampled_of(0.0, shift=0.25), "about right", ("log tau: mean off by about 0.25 sd",)),
         (shape_of(0.0), sampled_of(0.0, shift=0.5), "does not fit", ("log tau: mean off by about 0.5 sd",)),
@@ -374,7 +379,7 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
             shape_of(0.0, confirmed=True, singular=True),
             sampled_of(0.1, effective=150.0),
             "does not fit",
-            ("log tau: sd 3 times too small or more, by linear response",),
+            ("log tau: sd at least 3 times too small, by linear response",),
         ),
         (  # both ways find the same, and the larger is said
             shape_of(0.9, confirmed=True),
@@ -386,13 +391,13 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
             shape_of(0.4, confirmed=True),
             sampled_of(0.9, k_hat=0.8),
             "does not fit",
-            ("log tau: sd about 2.5 times too small",),
+            ("log tau: sd at least about 2.5 times too small",),
         ),
         (
             shape_of(0.0),
             sampled_of(0.38, k_hat=0.8),
             "about right",
-            ("log tau: sd about 1.5 times too small", POOR),
+            ("log tau: sd at least about 1.5 times too small", POOR),
         ),
         (shape_of(0.0), sampled_of(0.1, k_hat=0.8), "about right", (POOR,)),
         (shape_of(0.0), sampled_of(0.9, effective=99.0), "about right", (FEW,)),  # which are not to be believed
@@ -422,7 +427,7 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
         (shape_of(0.0, tails=2.0), sampled_of(0.0, k_hat=0.8), "about right", (POOR,)),
         (None, sampled_of(0.0), "fits", ()),
         (None, sampled_of(0.0, k_hat=0.8), "not examined", (POOR,)),
-        (None, sampled_of(0.9, k_hat=0.8), "does not fit", ("log tau: sd about 2.5 times too small",)),
+        (None, sampled_of(0.9, k_hat=0.8), "does not fit", ("log tau: sd at least about 2.5 times too small",)),
         (None, None, "not examined", ("no importance weights to tell more",)),
     ],
 )
@@ -456,10 +461,11 @@ def test_when_more_draws_are_asked_for(sampled, expected):
 def test_what_to_do_next():
     far = OtherMode(torch.tensor([0.0, 8.0]), 1.0, 8.0, 0.5)
     effort = Effort(0, 0, 0, ())
+    refine = "try torchngvi.refine(q, log_joint), or other coordinates of the parameters"
     words = {
         ("fits", ()): "",
-        ("about right", ()): "use its means; where a standard deviation matters, try torchngvi.refine(q, log_joint)",
-        ("does not fit", ()): "try torchngvi.refine(q, log_joint), or other coordinates of the parameters",
+        ("about right", ()): f"nothing found speaks against its means; where a standard deviation matters, {refine}",
+        ("does not fit", ()): refine,
         ("does not fit", (far,)): 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode',
         ("not examined", ()): "try torchngvi.examine(q, log_joint) with a larger max_gradients",
     }
@@ -467,6 +473,17 @@ def test_what_to_do_next():
         verdict = Verdict(word, (), Q, None, None, modes, effort)
         assert verdict.next == then
         assert ("  next: " in str(verdict)) == bool(then)
+    spoken = {
+        "theta[0]: sd at least about 1.4 times too small": True,
+        "theta[0]: sd about 1.2 times too small, by the third order alone": True,
+        "theta[0]: mean off by about 0.25 sd": True,
+        "theta[0]: sd about 1.3 times too large": False,
+        POOR: False,
+    }
+    for reason, doubted in spoken.items():
+        found = Verdict("about right", (POOR, reason), Q, None, None, (), effort).next
+        assert (found == f"{refine}, before you rely on standard deviations or means") == doubted
+        assert ("against its means" in found) == (not doubted)
 
 
 def test_nearly_equal_weights_and_a_large_k_hat_are_explained():

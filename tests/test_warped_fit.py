@@ -334,7 +334,7 @@ def offered(log_joint, dim):
     result = fit(CholeskyGaussian(dim, dtype=torch.float64), log_joint, progress=False)
     return (
         result,
-        "its margins are skewed: try torchngvi.fit(q.warped(), log_joint) too, or q.warped(inside=True)"
+        "its margins are not normal: try torchngvi.fit(q.warped(), log_joint) too, or .warped(inside=True)"
         in result.verdict.next,
     )
 
@@ -343,8 +343,31 @@ def test_a_warp_is_offered_where_margins_are_skewed():
     result, told = offered(log_gamma(0.5)[0], 3)
     assert told
     assert result.approximation.endswith(
-        "its margins are skewed: try torchngvi.fit(q.warped(), log_joint) too, or q.warped(inside=True)."
+        "its margins are not normal: try torchngvi.fit(result.posterior.warped(), result.target) too, or "
+        ".warped(inside=True)."
     )
+    assert "fit(q.warped(), log_joint)" in dataclasses.replace(result, target=None).approximation  # as of a copy
+    bent = fit(result.posterior.warped(), result.target, progress=False)
+    assert bent.posterior.phi.any()
+    assert "warped()" not in str(bent)
+
+
+def test_a_warp_that_gained_nothing_is_not_offered_again():
+    """Of heavy tails on both sides third moments are noise, and a warp in vain is the end of that advice."""
+
+    def student(theta):
+        apart = theta[..., 1] - 0.8 * theta[..., 0]
+        return -2.5 * torch.log1p((theta[..., 0].square() + 4 * apart.square()) / 3)
+
+    result, told = offered(student, 2)
+    assert told
+    assert "skewed" not in result.approximation
+    for at_once in (True, False):
+        q = CholeskyGaussian(2, dtype=torch.float64).warped()
+        bent = fit(q, result.target, progress=False, examine=at_once)
+        assert "which is no gain" in bent.reason
+        assert "a Gaussian DOES NOT FIT" in bent.summary()
+        assert "warped()" not in bent.summary()
 
 
 @pytest.mark.parametrize(

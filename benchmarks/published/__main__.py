@@ -55,8 +55,8 @@ def row(model: Model, known: Truth, seed: int) -> tuple[str, dict[str, tuple[boo
     start = time.process_time()
     result = fit(q, model.log_joint, progress=False).named(list(model.names))
     seconds = time.process_time() - start
-    word = "not examined" if result.verdict is None else result.verdict.word
-    reasons = () if result.verdict is None else result.verdict.reasons
+    word = result.verdict.word
+    reasons = result.verdict.reasons
     said = "; ".join(["**" + word + "**", *reasons]) + ("" if result.converged else " (not converged)")
     cells = [f"{model.name}, {seed}", model.dim, result.gradients, f"{seconds:.1f}", said]
     numbers, bad = worst(model, known, q.mean, q.stddev)

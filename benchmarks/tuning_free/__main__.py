@@ -60,7 +60,7 @@ def fitted(stack: Stack, member: int, seed: int) -> dict[str, Any]:
         "values": result.values,
         "converged": result.converged,
         "reason": result.reason,
-        "word": result.verdict.word if result.verdict else "",
+        "word": result.verdict.word if result.examination else "",
         "seconds": round(seconds, 2),
     }
 

@@ -31,7 +31,7 @@ def examined(result: FitResult, q: Gaussian, problem: Problem) -> FitResult:
         verdict = examine_fitted(q, Allowance(target, allowed, allowed), seed=settings.seed)
     except (TorchngviError, RuntimeError, ArithmeticError) as error:  # the fit is not lost for it
         return replace(result, unexamined=str(error).rstrip("."))
-    return replace(result, verdict=verdict).named(problem.data.names)
+    return replace(result, examination=verdict).named(problem.data.names)
 
 
 def sentence(result: FitResult, proposal: Proposal) -> str:

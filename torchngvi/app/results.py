@@ -43,7 +43,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "elbo_sampled_standard_error": outcome.elbo_error,
         "draws": outcome.draws,
         **psis.numbers(proposal),
-        **approximation.numbers(outcome.result.verdict),
+        **approximation.numbers(outcome.result.examination),
         "likelihood_at_limit": list(outcome.problem.at_limit),
         "evidence": [round_._asdict() for round_ in outcome.curve],
     }

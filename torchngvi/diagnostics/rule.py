@@ -17,6 +17,8 @@ from torchngvi.diagnostics.psis import worth
 
 FITS, ABOUT, NOT, UNSEEN = "fits", "about right", "does not fit", "not examined"
 WORDS = (FITS, ABOUT, NOT)
+_SMALL = "times too small"  # of a standard deviation, in a clause
+_MEAN = ": mean off by "
 
 LIMITS = (0.2, 0.35)  # of a log sd, and of a mean in sds: "fits" up to the first, "does not fit" from the second on
 _TAILS = (0.95, 1.15)  # of -κ
@@ -118,6 +120,17 @@ def skewed(sampled: Sampled | None) -> bool:
         return False
     lost = float(sampled.corrected.skewness.square().sum()) / 12
     return lost >= _SKEWED[0] and not lost < _SKEWED[1] * sampled.from_q.nats
+
+
+def doubts_means(reasons: Sequence[str]) -> bool:
+    """Whether the means of q are not to be relied on: one is off, or an sd is too small, by more than is seen.
+
+    Weights that find an sd too small know the mean no better than the part of the density that their draws reach.
+
+    >>> doubts_means(("theta[0]: sd about 1.3 times too large",)), doubts_means(("theta[0]: mean off by about 0.3 sd",))
+    (False, True)
+    """
+    return any(_SMALL in reason or _MEAN in reason for reason in reasons)
 
 
 def plain(marginals: Marginals, sampled: Sampled) -> bool:
@@ -225,17 +238,19 @@ def _by_sampling(marginals: Marginals, sampled: Sampled | None) -> list[Finding]
     grades = (sizes >= _limit(found)).int() + (sizes >= LIMITS[1]).int()
     k, j = int((10 * grades + sizes.nan_to_num(0.0)).argmax()), int(shifts.nan_to_num(0.0).argmax())
     first, second = float(sizes[k]), float(shifts[j])
-    more = " or more" if log_sd[k] > 0 and bool(_wild(found, _WILD[0])[k]) else ""
     return [
-        Finding(int(grades[k]), first, f"{marginals.name(k)}: {_times(float(log_sd[k]))}{more}", marginals.name(k)),
         Finding(
-            grade(second, LIMITS), second, f"{marginals.name(j)}: mean off by about {float(shift[j].abs()):.2g} sd"
+            int(grades[k]), first, f"{marginals.name(k)}: {_times(float(log_sd[k]), 'at least ')}", marginals.name(k)
         ),
+        Finding(grade(second, LIMITS), second, f"{marginals.name(j)}{_MEAN}about {float(shift[j].abs()):.2g} sd"),
     ]
 
 
-def _times(log_sd: float) -> str:
-    return f"sd about {math.exp(abs(log_sd)):.2g} times too {'small' if log_sd > 0 else 'large'}"
+def _times(log_sd: float, bound: str = "") -> str:
+    """By what factor an sd is off; with a bound where draws tell it, which see no more of a density than they reach."""
+    if log_sd > 0:
+        return f"sd {bound}about {math.exp(log_sd):.2g} {_SMALL}"
+    return f"sd about {math.exp(-log_sd):.2g} times too large"
 
 
 def _by_response(marginals: Marginals, shape: Shape | None, sampled: Sampled | None) -> list[Finding]:
@@ -253,7 +268,7 @@ def _by_response(marginals: Marginals, shape: Shape | None, sampled: Sampled | N
     size = torch.where(shape.confirmed | beyond, size, size.clamp_max(LIMITS[1] - 1e-6))
     k = int(size.argmax())
     value = float(size[k])
-    clause = "sd 3 times too small or more, by linear response" if value >= LARGEST else _times(float(shape.log_sd[k]))
+    clause = f"sd at least 3 {_SMALL}, by linear response" if value >= LARGEST else _times(float(shape.log_sd[k]))
     clause += "" if bool(shape.confirmed[k]) else ", by the third order alone"
     return [Finding(grade(value, LIMITS), value, f"{marginals.name(k)}: {clause}", marginals.name(k))]
 

@@ -5,11 +5,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
+import torch
+
 from torchngvi.diagnostics.confirmation import LARGEST
 from torchngvi.diagnostics.figures import verdict_figure
 from torchngvi.diagnostics.importance import Sampled
 from torchngvi.diagnostics.psis import worth
-from torchngvi.diagnostics.rule import ABOUT, FITS, NOT, UNSEEN, Marginals, OtherMode, Shape, log_ratio, skewed, trusted
+from torchngvi.diagnostics.rule import (
+    ABOUT,
+    FITS,
+    NOT,
+    UNSEEN,
+    Marginals,
+    OtherMode,
+    Shape,
+    doubts_means,
+    log_ratio,
+    skewed,
+    trusted,
+)
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.warped import WarpedTarget
@@ -66,13 +80,25 @@ class Verdict:
     coordinates: str = ""
     family: str = GAUSSIAN
 
+    @classmethod
+    def none(cls, why: str) -> Self:
+        """Say that nothing was examined, and why.
+
+        >>> Verdict.none("nobody has asked").word
+        'not examined'
+        """
+        nothing = torch.empty(0, device="cpu")
+        return cls(UNSEEN, (), Marginals(nothing, nothing), None, None, (), Effort(0, 0, 0, (why,)))
+
     def named(self, names: Sequence[str]) -> Self:
-        """The same with names for the coordinates.
+        """The same with names for the coordinates; where nothing was examined there are none to name.
 
         Raises:
             InputError: another number of names than of coordinates.
         """
         dim, names = len(self.marginals.mean), tuple(names)
+        if not dim:
+            return self
         if len(names) != dim:
             raise InputError(f"names must have one entry a coordinate, {dim}; got {len(names)}.")
         marginals = self.marginals._replace(names=names)
@@ -97,23 +123,21 @@ class Verdict:
         if self.word == FITS:
             return ""
         if self.word == UNSEEN:
-            return "try torchngvi.examine(q, log_joint) with a larger max_gradients"
+            return "try torchngvi.examine(q, log_joint) with a larger max_gradients" if len(self.marginals.mean) else ""
         if self.modes:
             return 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode'
-        if self.word == ABOUT:
-            then = "use its means; where a standard deviation matters, try torchngvi.refine(q, log_joint)"
-            return (f"{then}, or {self.coordinates}" if self.coordinates else then) + self._bent()
         then = f"try torchngvi.refine(q, log_joint), or {self.coordinates or 'other coordinates of the parameters'}"
-        return then + self._bent()
+        if self.word == ABOUT and doubts_means(self.reasons):
+            then += ", before you rely on standard deviations or means"
+        elif self.word == ABOUT:
+            then = f"nothing found speaks against its means; where a standard deviation matters, {then}"
+        return then + self._offer()
 
-    def _bent(self) -> str:
-        """The offer of curves, where margins are skewed that have none."""
-        offered = self.family == GAUSSIAN and skewed(self.sampled)
-        return (
-            "; its margins are skewed: try torchngvi.fit(q.warped(), log_joint) too, or q.warped(inside=True)"
-            if offered
-            else ""
-        )
+    def _offer(self) -> str:
+        """The offer of curves to what has none, where draws find third moments, by chance where tails are heavy."""
+        if self.family != GAUSSIAN or not skewed(self.sampled):
+            return ""
+        return "; its margins are not normal: try torchngvi.fit(q.warped(), log_joint) too, or .warped(inside=True)"
 
     def plot(self) -> Any:
         """Draw the standard deviations that q ought to have beside its own, and the tail of the importance weights.

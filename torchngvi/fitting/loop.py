@@ -162,7 +162,7 @@ class Loop:
             gradients,
             values,
             posterior=self.engine.q,
-            verdict=examined.verdict,
+            examination=examined.verdict,
             unexamined=examined.why_not,
         )
 

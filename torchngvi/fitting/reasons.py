@@ -22,11 +22,14 @@ def _known(point: Point) -> bool:
 
 
 def _nats(point: Point, growth: float) -> str:
-    """Half the square of the norm, or as many times more where the ELBO is flat; words where that is too many."""
+    """Half the square of the norm, or as many times more where the ELBO is flat; words where that is too many.
+
+    It is exact of a quadratic, and no bound: of other densities several times as much may be left.
+    """
     if growth > _FLAT[1]:
         return " (how many nats from the best q is not known: the ELBO is nearly flat in a direction)"
     times = growth if growth > _FLAT[0] else 1.0
-    return f", about {0.5 * times * point.total**2:.1g} nats from the best q"
+    return f", typically about {0.5 * times * point.total**2:.1g} nats from the best q"
 
 
 def cut(fitted: int, checked: int) -> str:

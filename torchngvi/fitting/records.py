@@ -60,8 +60,8 @@ class FitResult:
         values: the same of the log joint itself.
         posterior: what was fitted, in place.
         target: what it was fitted to; it is left out of pickles and copies.
-        verdict: what an examination has found; None where nothing was examined.
-        unexamined: why there is no verdict, a clause.
+        examination: what an examination has found, which is ``verdict``; None where nothing was examined.
+        unexamined: why nothing was examined, a clause.
         names: of the coordinates, for the verdict.
 
     >>> import torch
@@ -82,8 +82,8 @@ class FitResult:
     values: int = 0
     posterior: Posterior | None = field(default=None, repr=False)  # what was fitted, in place
     target: Target | None = field(default=None, repr=False)  # to what; not in a pickle, nor in a copy
-    verdict: Verdict | None = field(default=None, repr=False)
-    unexamined: str = field(default="", repr=False)  # why there is no verdict, a clause
+    examination: Verdict | None = field(default=None, repr=False)
+    unexamined: str = field(default="", repr=False)  # why there is none, a clause
     names: tuple[str, ...] = field(default=(), repr=False)  # of the coordinates, for the verdict
 
     def __str__(self) -> str:
@@ -97,12 +97,30 @@ class FitResult:
         return {**self.__dict__, "target": None}  # mostly a function, of which there is no pickle
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether the family of q fits; of the word "not examined", with the reason, where nobody has looked yet.
+
+        >>> import torch
+        >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
+        >>> model = GeneralizedLinear(torch.ones(2, 1).double(), [0.0, 1.0])
+        >>> result = fit(CholeskyGaussian(1, dtype=torch.float64), model, progress=False)
+        >>> print(result.verdict)
+        the Gaussian family: not examined
+          no numbers
+          not examined: summary() of the result does it
+        >>> _ = result.summary()
+        >>> result.verdict.word
+        'fits'
+        """
+        return self.examination or Verdict.none(self.unexamined or _why_not(self))
+
+    @property
     def approximation(self) -> str:
         """Two answers in one sentence, whether q is the best Gaussian and whether a Gaussian fits, and what to do next.
 
         Where a Gaussian does not fit the worst coordinates are named; of another posterior it says nothing.
         """
-        verdict = self.verdict
+        verdict = self.examination
         if not isinstance(self.posterior, Gaussian | Warped) or (verdict is None and self.target is None):
             return ""
         gaussian = _kind(self.posterior)
@@ -141,15 +159,15 @@ class FitResult:
         Where it was not examined whether a Gaussian fits, it is examined now, at q as it is now, and kept; that takes
         up to 50,000 gradients of the log joint, see `torchngvi.examine`, which are not counted in ``gradients``.
         """
-        if self.verdict is None and _why_not(self) == _LATER:
+        if self.examination is None and _why_not(self) == _LATER:
             assert isinstance(self.posterior, Gaussian | Warped)
             assert self.target is not None
             verdict = examine(self.posterior, self.target)
-            object.__setattr__(self, "verdict", verdict.named(self.names) if self.names else verdict)
-        if self.verdict is None:
+            object.__setattr__(self, "examination", verdict.named(self.names) if self.names else verdict)
+        if self.examination is None:
             return str(self)
-        told = str(self.verdict)
-        return f"{self}\n{told.replace(self.verdict.next, _FINISH) if _unfinished(self, self.verdict) else told}"
+        told, next_ = str(self.verdict), self.verdict.next
+        return f"{self}\n{told.replace(next_, _FINISH) if _unfinished(self, self.verdict) else told}"
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw n times from the posterior, θ in the order of the log joint's coordinates.
@@ -183,8 +201,8 @@ class FitResult:
         """
         if isinstance(self.posterior, Gaussian | Warped) and len(names) != self.posterior.dim:
             raise InputError(f"names must have one entry a coordinate, {self.posterior.dim}; got {len(names)}.")
-        verdict = None if self.verdict is None else self.verdict.named(names)
-        return replace(self, names=tuple(names), verdict=verdict)
+        examination = None if self.examination is None else self.examination.named(names)
+        return replace(self, names=tuple(names), examination=examination)
 
 
 def _kind(q: Gaussian | Warped) -> str:
@@ -214,7 +232,10 @@ def _then(result: FitResult, verdict: Verdict) -> str:
     whole = q.structure.widest == q.dim or (result.target is not None and in_factors(base, result.target))
     if verdict.word != FITS and not whole and not verdict.modes:
         return "; try a CholeskyGaussian, which has all correlations"
-    return f"; {verdict.next.replace('refine(q, log_joint', 'refine(result')}" if verdict.next else ""
+    then = verdict.next.replace("refine(q, log_joint", "refine(result")
+    if result.target is not None:
+        then = then.replace("fit(q.warped(), log_joint)", "fit(result.posterior.warped(), result.target)")
+    return f"; {then}" if then else ""
 
 
 def _why_not(result: FitResult) -> str:

@@ -5,10 +5,12 @@ rise.  So the engine of a Gaussian, `sample_average`, comes first, and `bending`
 What fresh draws do not bear out is taken back: where the curves gain less than 0.05 nats, q is the Gaussian again.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from torchngvi.diagnostics.verdict import BENT
 from torchngvi.errors import InputError
 from torchngvi.fitting import fresh
 from torchngvi.fitting.bending import Bending
@@ -188,7 +190,8 @@ class WarpedAverages(SampleAverages):
     def examined(self) -> Examined:
         """Within what the fit has spent: of the warped Gaussian where the curves gain something."""
         if not self.kept:
-            return super().examined()
+            found = super().examined()  # of the Gaussian, which is the best of the warped ones
+            return found._replace(verdict=found.verdict and replace(found.verdict, family=BENT))
         self.show("whether a warped Gaussian fits")
         return examined(self.gaussian, self.target, self.starts, self.most, self._over, self.warped)
 

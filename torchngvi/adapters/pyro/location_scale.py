@@ -68,8 +68,8 @@ def advised(result: FitResult, density: ModelLogJoint) -> FitResult:
     Returns:
         The result with a verdict that says so.
     """
-    verdict = result.verdict
+    verdict = result.examination
     if verdict is None or not verdict.next or verdict.modes or not (names := location_scale(density)):
         return result
     clause = f"other coordinates of {', '.join(names)}, which torchngvi.adapters.pyro.centred(model, ...) finds"
-    return replace(result, verdict=replace(verdict, coordinates=clause))
+    return replace(result, examination=replace(verdict, coordinates=clause))
