@@ -577,3 +577,9 @@ class TestRefusals:
         z = torch.ones(512, 2)
         with pytest.raises(InputError, match="the third order needs antithetic draws"):
             examine(CholeskyGaussian(2), normal, residuals=Residuals(z, z))
+
+
+def test_nothing_is_drawn_of_what_was_not_examined():
+    text = r"^a verdict is drawn from what an examination has found, and there was none: nobody has asked\.$"
+    with pytest.raises(InputError, match=text):
+        Verdict.none("nobody has asked").plot()

@@ -151,8 +151,11 @@ class Verdict:
             A matplotlib figure; ``figure.savefig(path)`` writes it.
 
         Raises:
-            InputError: matplotlib is not installed.
+            InputError: matplotlib is not installed, or nothing was examined.
         """
+        if not len(self.marginals.mean):
+            why = "; ".join(self.effort.unexamined)
+            raise InputError(f"a verdict is drawn from what an examination has found, and there was none: {why}.")
         everything = self.worst(len(self.marginals.sd)) or range(len(self.marginals.sd))
         return verdict_figure(self.marginals, self.shape, self.sampled, everything, self._head())
 
