@@ -36,7 +36,8 @@ _LONGER, _SHORTER, _FALL = 1.6, 0.4, 0.3  # factors of the step size, and share 
 _SOLVED = 0.05  # share of noise² that they leave
 _RISE = 0.1  # share of noise² that the objective may rise from one sweep to the next
 _FAILURES = 2  # steps taken back, after which the pool is given up
-_CREEPING = 8  # sweeps in a row of the fewest draws, after which it is given up: no end is near
+_CREEPING = 8  # sweeps in a row of the fewest draws, after which one adds _SHARE of the pool, or it is given up
+_LEAPS = 2  # such sweeps near the optimum, after which it is given up there too
 _SHARE = 0.5  # of the pool that a sweep adds, unless one more as large as the pool is the last
 _AIM = 0.8  # share of tolerance² that noise² is to have at the end
 _FEW = 1024  # draws of the averages whose last evaluations are kept for a pool
@@ -63,7 +64,7 @@ class Sweeps:
         """Forget the draws: q is elsewhere, and there are to be no sweeps where that is closed."""
         self.lots: list[Lot] = []
         self.open, self.closed, self.lost = False, closed, False
-        self.failures = self.number = self.creeping = 0
+        self.failures = self.number = self.creeping = self.leaps = 0
         self.before: Coordinates | None = None  # where the last step began
 
     @property
@@ -146,7 +147,8 @@ class Sweeps:
             return False
         confirmed = point.total <= descent.tolerance or point.total**2 < _NEAR
         self.creeping = self.creeping + 1 if self.number <= 2 * q.dim + 2 else 0
-        if self.creeping >= _CREEPING and point.total > descent.tolerance:
+        leap = self.creeping >= _CREEPING and point.total > descent.tolerance
+        if leap and (not confirmed or self.leaps >= _LEAPS):
             self._give_up()
             return False
         if not confirmed and len(pool) - self.number >= descent.most:  # not even by draws beyond the most
@@ -160,7 +162,9 @@ class Sweeps:
             self._keep_some(pool)
             self.open, self.closed, self.lots, self.before = False, True, [], None
             return False
-        self.number = self._next()
+        self.number, self.leaps = self._next(), self.leaps + leap
+        if leap:
+            self.number = max(self.number, 2 * math.ceil(0.5 * _SHARE * len(pool)))
         return True
 
     def _draw(self) -> None:
@@ -233,7 +237,7 @@ class Sweeps:
         return {
             "lots": [tuple(lot) for lot in self.lots],
             "flags": (self.open, self.closed, self.lost),
-            "numbers": (self.failures, self.number, self.creeping),
+            "numbers": (self.failures, self.number, self.creeping, self.leaps),
             "before": None if self.before is None else tuple(self.before),
         }
 
@@ -244,6 +248,6 @@ class Sweeps:
         state = copied(state)
         self.lots = [Lot(*lot) for lot in state["lots"]]
         self.open, self.closed, self.lost = state["flags"]
-        self.failures, self.number, *creeping = state["numbers"]
-        self.creeping = creeping[0] if creeping else 0
+        numbers = (*state["numbers"], 0, 0)  # of a file from before creeping was counted there are two
+        self.failures, self.number, self.creeping, self.leaps = numbers[:4]
         self.before = None if state["before"] is None else Coordinates(*state["before"])
