@@ -170,6 +170,11 @@ class TestCommand:
             (("mixed", "a.csv"), "It is of --formula by an earlier version, which kept no draws. Fit again."),
             (("old", "a.csv"), "is of an earlier version, which kept no 'columns'. Fit again."),
             (
+                ("state", "a.csv"),
+                "'state/posterior.pt' is no run of torchngvi fit, which is what load reads. A state dict is read by "
+                "q.load_state_dict(torch.load(path)), into a q that is made as the saved one was.",
+            ),
+            (
                 ("junk", "a.csv"),
                 "'junk/posterior.pt' cannot be read as the posterior of a run (unpack requires",
             ),
@@ -180,11 +185,12 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         passengers(3, 8).to_csv("a.csv", index=False)
         Path("a.svm").write_text("1 1:1\n")
-        for name in ("mixed", "old", "junk"):
+        for name in ("mixed", "old", "state", "junk"):
             Path(name).mkdir()
         Path("mixed/effects.csv").touch()
         Path("junk/posterior.pt").write_text("junk")
         torch.save({"settings": {}}, "old/posterior.pt")
+        torch.save(torchngvi.CholeskyGaussian(2).state_dict(), "state/posterior.pt")
         assert main(["predict", *(str(ship / "run") if flag == "RUN" else flag for flag in flags)]) == 2
         assert message in capsys.readouterr().err
 
