@@ -165,6 +165,7 @@ class TestCommand:
         [
             (("nowhere", "new.csv"), "'nowhere' is no folder of a run: it is not there. Name the folder"),
             (("RUN", "nowhere.csv"), "there is no file 'nowhere.csv'. Check the path."),
+            (("RUN", "b.csv"), "which the fit has not seen. Leave it out (--drop 'Customer ID'), or check"),
             (("RUN", "a.svm"), "a table of named columns is a csv, tsv or parquet file; got 'a.svm'. Save it as csv."),
             (("RUN", "a.csv", "--drop", "b"), "drop column 'b' is not in 'a.csv'. Leave it out."),
             (("mixed", "a.csv"), "It is of --formula by an earlier version, which kept no draws. Fit again."),
@@ -184,6 +185,7 @@ class TestCommand:
     def test_refused(self, ship, tmp_path, monkeypatch, capsys, flags, message):
         monkeypatch.chdir(tmp_path)
         passengers(3, 8).to_csv("a.csv", index=False)
+        passengers(3, 8).assign(**{"Customer ID": 1}).to_csv("b.csv", index=False)
         Path("a.svm").write_text("1 1:1\n")
         for name in ("mixed", "old", "state", "junk"):
             Path(name).mkdir()

@@ -7,6 +7,7 @@ their number, so that every pass holds out the same ones.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -130,10 +131,10 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
 def _add(column: Column, entries: pd.Series, held: Array, *, chosen: bool) -> None:
     """Take in the entries of a batch, as long as the column can be used."""
     if not chosen and column.numeric != is_number(entries):
-        name = entries.name
+        name = str(entries.name)
         raise InputError(
-            f"column {name!r} is numbers in some batches and texts in others. Mend it, leave it out (--drop {name}), "
-            f"or take it as categories (--categorical {name})."
+            f"column {name!r} is numbers in some batches and texts in others. Mend it, leave it out "
+            f"(--drop {quote(name)}), or take it as categories (--categorical {quote(name)})."
         )
     column.add(entries, entries[~held])
     if len(column.seen) > MOST_LEVELS:
