@@ -38,8 +38,8 @@ class GeneralizedLinear(LinearTarget):
 
     Args:
         X: the design, (N, D), or (*batch, N, D) with one data set a member, or (N, D) in sparse CSR
-            storage, which is never written out and serves one posterior. Add a column of ones for
-            an intercept.
+            storage, which is never written out and serves one posterior; here and below an array, or a
+            table or a column of pandas that is numeric. Add a column of ones for an intercept.
         y: the targets, (N,) or (*batch, N). Two classes in any coding for the Bernoulli families: the
             larger value is the success, unless ``classes`` says otherwise.
         family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), for short
