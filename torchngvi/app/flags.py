@@ -229,8 +229,8 @@ def _add_model_flags(group: Any) -> None:
     group.add_argument(
         "--formula",
         metavar="FORMULA",
-        help="a mixed model, 'y ~ x + (1 + x | group)', or without groups a regression, whose columns are taken as they "
-        "are: no interactions, no log(x); family gaussian, poisson, ...",
+        help="a mixed model, 'y ~ x + (1 + x | group)', or without groups a regression, whose columns are taken as "
+        "they are: no interactions, no log(x); family gaussian, poisson, ...",
     )
     group.add_argument(
         "--likelihood",

@@ -1,7 +1,6 @@
 """A fit that was written to a folder, read again: predictions for new rows of a table."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -254,7 +253,7 @@ def load(run: str | Path) -> "Fitted | FittedFormula":
         )
     try:
         saved = torch.load(path, weights_only=True)
-        if not isinstance(saved, Mapping) or not {"formula", "settings"} & set(saved):
+        if not isinstance(saved, dict) or not {"formula", "settings"} & set(saved):
             raise InputError(
                 f"{str(path)!r} is no run of torchngvi fit, which is what load reads. A state dict is read by "
                 "q.load_state_dict(torch.load(path)), into a q that is made as the saved one was."
