@@ -196,7 +196,7 @@ class TestOutputs:
         assert second["held_out_nll_per_row"] == pytest.approx(first["held_out_nll_per_row"], abs=1e-6)
         assert {**second["settings"], "out": None} == {**first["settings"], "out": None}
 
-    def test_counts_with_offset_and_weights(self, tmp_path):
+    def test_counts_with_offset_and_weights(self, capsys):
         stream = np.random.default_rng(1)
         exposure, w = stream.uniform(0.5, 3.0, 400), stream.integers(0, 3, 400)
         counts = stream.poisson(2.0 * exposure)
@@ -206,6 +206,8 @@ class TestOutputs:
         assert run("--data", "claims.csv", "--target", "claims", "--prior-precision", "1e-6", *flags) == 0
         rows = coefficients("runs/claims")
         assert [row["name"] for row in rows] == ["intercept", "zero"]
+        said = "claims.csv: 400 training rows, 2 coefficients, weights 'w', offset 'log_exposure'"
+        assert said in unwrapped(capsys.readouterr().out)
         # without other columns the posterior of the rate is nearly Gamma(Σwy, Σw exposure)
         assert float(rows[0]["mean"]) == pytest.approx(np.log((w * counts).sum() / (w * exposure).sum()), abs=2e-3)
         assert float(rows[0]["sd"]) == pytest.approx((w * counts).sum() ** -0.5, rel=0.01)

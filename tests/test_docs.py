@@ -34,6 +34,7 @@ NEEDED = {
     "pyro_model": ["pyro"],
     "products": ["pyro"],
     "mixed_model": ["formulae"],
+    "tables": ["formulae"],
 }
 WALKS = runpy.run_path(
     os.fspath(DOCS.parent / "benchmarks" / "walks.py")

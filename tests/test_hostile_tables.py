@@ -100,7 +100,12 @@ def test_missing_entries(capsys):
     assert "10 missing entries were filled in with medians of the training rows" in said
     frame.assign(x=np.nan).to_csv("b.csv", index=False)
     assert fit("b.csv", "--impute", "median") == 2
-    assert "column 'x' has missing or infinite entries in 60 of 60 rows" in capsys.readouterr().err
+    told = "column 'x' has missing or infinite entries in 60 of 60 rows. Leave the column out (--drop x)."
+    assert told in capsys.readouterr().err
+    frame.assign(x=np.nan).rename(columns={"x": "income, €/Yr"}).to_csv("c.csv", index=False)
+    assert fit("c.csv") == 2  # without the advice to fill in what has no median
+    told = "in 60 of 60 rows (and 1 more column has some). Leave the column out (--drop 'income, €/Yr')."
+    assert told in capsys.readouterr().err
 
 
 def test_a_column_that_only_rows_held_out_have(capsys):

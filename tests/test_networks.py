@@ -5,6 +5,7 @@ import io
 import itertools
 import math
 import re
+import warnings
 
 import pytest
 import torch
@@ -636,6 +637,25 @@ def test_a_batch_that_is_not_finite_is_left_out_with_a_sentence():
     train(model, optimizer, 3)
     assert means(q).isfinite().all()
     assert sds(q).isfinite().all()
+
+
+def test_losses_that_stay_nan_warn_once_until_a_step_is_taken():
+    model = mlp()
+    q = network(model, 100)
+    optimizer = adamw(model)
+    handle = attach(optimizer, q, steps=20)
+    x, y = data(20)
+    told = []
+    for factor in (torch.nan, torch.nan, torch.nan, 1.0, torch.nan, torch.nan):
+        optimizer.zero_grad()
+        (factor * F.cross_entropy(model(x), y)).backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        told.append([str(warning.message) for warning in caught])
+    assert [len(each) for each in told] == [1, 0, 0, 0, 1, 0]
+    assert "will be left out without another warning until one is taken; look at the batch" in told[0][0]
+    assert handle.skipped == 5
 
 
 def test_clipping_accumulation_and_normalisation():

@@ -87,6 +87,23 @@ class TestFolders:
         assert contents(folder).keys() == before.keys()
         assert Path(folder, "notes.txt").read_text() == "mine"
 
+    @pytest.mark.parametrize("batches", [(), ("--batch-rows", "5")], ids=["at once", "in batches"])
+    def test_wrong_data_come_before_a_folder_that_is_taken(self, batches, capsys):
+        table("a.csv")
+        Path("runs/a").mkdir(parents=True)
+        Path("runs/a/notes.txt").write_text("mine")
+        for flags, message in [
+            (("--data", "a.csv"), "target is missing: name the column to predict (--target)."),
+            (("--data", "a.csv", "--target", "z"), "target column 'z' is not in the data."),
+            (("--data", "a.csv", "--target", "y"), "'runs/a' holds files. Say --overwrite"),
+        ]:
+            assert main(["fit", *flags, *batches]) == 2
+            assert message in capsys.readouterr().err
+        Path("a.csv").unlink()
+        assert main(["fit", "--data", "a.csv", "--target", "y", *batches]) == 2
+        assert "there " in (said := capsys.readouterr().err)
+        assert "'a.csv'" in said
+
     def test_files_of_one_name_in_two_folders(self, capsys):
         for path in ("a.csv", "d1/a.csv"):
             table(path)

@@ -165,10 +165,16 @@ class TestCommand:
         [
             (("nowhere", "new.csv"), "'nowhere' is no folder of a run: it is not there. Name the folder"),
             (("RUN", "nowhere.csv"), "there is no file 'nowhere.csv'. Check the path."),
+            (("RUN", "b.csv"), "which the fit has not seen. Leave it out (--drop 'Customer ID'), or check"),
             (("RUN", "a.svm"), "a table of named columns is a csv, tsv or parquet file; got 'a.svm'. Save it as csv."),
             (("RUN", "a.csv", "--drop", "b"), "drop column 'b' is not in 'a.csv'. Leave it out."),
             (("mixed", "a.csv"), "It is of --formula by an earlier version, which kept no draws. Fit again."),
             (("old", "a.csv"), "is of an earlier version, which kept no 'columns'. Fit again."),
+            (
+                ("state", "a.csv"),
+                "'state/posterior.pt' is no run of torchngvi fit, which is what load reads. A state dict is read by "
+                "q.load_state_dict(torch.load(path)), into a q that is made as the saved one was.",
+            ),
             (
                 ("junk", "a.csv"),
                 "'junk/posterior.pt' cannot be read as the posterior of a run (unpack requires",
@@ -179,12 +185,14 @@ class TestCommand:
     def test_refused(self, ship, tmp_path, monkeypatch, capsys, flags, message):
         monkeypatch.chdir(tmp_path)
         passengers(3, 8).to_csv("a.csv", index=False)
+        passengers(3, 8).assign(**{"Customer ID": 1}).to_csv("b.csv", index=False)
         Path("a.svm").write_text("1 1:1\n")
-        for name in ("mixed", "old", "junk"):
+        for name in ("mixed", "old", "state", "junk"):
             Path(name).mkdir()
         Path("mixed/effects.csv").touch()
         Path("junk/posterior.pt").write_text("junk")
         torch.save({"settings": {}}, "old/posterior.pt")
+        torch.save(torchngvi.CholeskyGaussian(2).state_dict(), "state/posterior.pt")
         assert main(["predict", *(str(ship / "run") if flag == "RUN" else flag for flag in flags)]) == 2
         assert message in capsys.readouterr().err
 

@@ -143,6 +143,7 @@ class TestRefused:
         ("change", "flags", "message"),
         [
             ({}, (), "the table misses entries in its 40 rows: 4 of age. Fill them in (--impute median), or leave"),
+            ({"age": np.nan}, (), "40 of age. There is no entry of age to fill in from: leave it out of the formula."),
             ({"age": np.nan}, ("--impute", "median"), "40 of age. There is no entry of age to fill in from: leave it"),
             (
                 {"party": [None, *["a", "b", "c"] * 13]},

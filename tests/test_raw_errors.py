@@ -56,6 +56,11 @@ def test_prior_of_a_mixed_model(random, prior, message):
     [
         ("negbin", "got 'negbin'. Did you mean torchngvi.models.NegativeBinomial(dispersion)?"),
         ("student_t", "got 'student_t'. Did you mean torchngvi.models.StudentT(scale, dof)?"),
+        ("student", "got 'student'. Did you mean torchngvi.models.StudentT(scale, dof)?"),
+        (
+            "binomial",
+            "got 'binomial'. For two classes say bernoulli; for counts of events poisson, or negative_binomial.",
+        ),
         ("poison", "got 'poison'. Did you mean 'poisson'?"),
         ("gamma ray", "got 'gamma ray'."),
         (["gamma ray"], "got ['gamma ray']."),
@@ -66,7 +71,18 @@ def test_family_of_a_regression(family, ending):
         GeneralizedLinear(X, Y, family)
 
 
+@pytest.mark.parametrize(
+    ("word", "name"), [("logistic", "BernoulliLogit"), ("Logit", "BernoulliLogit"), ("normal", "GaussianNoise")]
+)
+def test_short_words_for_families(word, name):
+    """Those of the command line."""
+    assert type(GeneralizedLinear(X, Y % 2, word).likelihood).__name__ == name
+
+
 def test_family_of_a_mixed_model():
+    assert MixedModel(X, Y, ONE, "negbin").learned.name == MixedModel(X, Y, ONE, "negative_binomial").learned.name
+    with pytest.raises(InputError, match=r"got 'binomial'\. For two classes say bernoulli; for counts"):
+        MixedModel(X, Y, ONE, "binomial")
     with pytest.raises(InputError, match=re.escape("got 'negative_binomal'. Did you mean 'negative_binomial'?")):
         MixedModel(X, Y, ONE, "negative_binomal")
 

@@ -297,6 +297,30 @@ BAD_FILES = {
         "overflow from 1e+140 on. Divide it by a constant, or name another column (--target).",
     ),
     "huge feature": ("a.csv", "a,y\n1e150,1\n2,2\n", {}, "by a constant, or leave the column out (--drop a)."),
+    "huge feature of two words": (
+        "a.csv",
+        "Customer ID,y\n1e150,1\n2,2\n",
+        {},
+        "Divide it by a constant, or leave the column out (--drop 'Customer ID').",
+    ),
+    "almost numbers, of two words": (
+        "a.csv",
+        "Customer ID,y\n1,1\n2,1\n?,1\n",
+        {},
+        "leave the column out (--drop 'Customer ID'), or take it as categories (--categorical 'Customer ID').",
+    ),
+    "too many categories of two words": (
+        "a.csv",
+        "Customer ID,y\n" + "".join(f"{i},{i}\n" for i in range(60)),
+        {"categorical": ["Customer ID"]},
+        "Leave it out (--drop 'Customer ID'), or model it as groups",
+    ),
+    "names of two words": (
+        "a.csv",
+        "Customer ID,y\n" + "".join(f"P{i},{i}\n" for i in range(60)),
+        {},
+        "or dates, not categories. Leave it out (--drop 'Customer ID').",
+    ),
     "long ids": (
         "a.csv",
         "id,y\n" + "".join(f"{10**25 + i},{i}\n" for i in range(60)),

@@ -1,24 +1,10 @@
-"""Words for the families of distributions; PyTorch is not needed for them."""
+"""The families of distributions that a host knows, by their words; PyTorch is not needed for them."""
 
 from collections.abc import Mapping
 
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
-
-# shorter words for a family, and those of other libraries
-SHORT = {
-    "bernoulli": "bernoulli_logit",
-    "logistic": "bernoulli_logit",
-    "logit": "bernoulli_logit",
-    "probit": "bernoulli_probit",
-    "poisson": "poisson_log",
-    "normal": "gaussian",
-    "negbin": "negative_binomial",
-    "nb": "negative_binomial",
-    "student": "student_t",
-    "t": "student_t",
-}
-BINOMIAL = "For two classes say bernoulli; for counts of events poisson, or negative_binomial."
+from torchngvi.words import BINOMIAL, SHORT
 
 
 def family_of(word: object, known: Mapping[str, str], otherwise: str = "") -> str:

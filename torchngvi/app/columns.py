@@ -171,7 +171,7 @@ def _instead(name: str, named: dict[str, str] | None) -> str:
     if named is None:
         return ""
     role = next((role for role, column in named.items() if column == name), None)
-    return f", or leave the column out (--drop {name})" if role is None else f", or name another column (--{role})"
+    return f"leave the column out (--drop {shlex.quote(name)})" if role is None else f"name another column (--{role})"
 
 
 def refuse_unusable(
@@ -202,7 +202,7 @@ def refuse_unusable(
         elif len(sizes) and (size := float(np.nanmax(sizes))) > _LARGEST:
             raise InputError(
                 f"column {name!r} has entries of size {size:.3g}; sums of squares overflow from {_LARGEST:g} on. "
-                f"Divide it by a constant{_instead(name, named)}."
+                f"{', or '.join(filter(None, ['Divide it by a constant', _instead(name, named)]))}."
             )
     if not bad:
         return
@@ -211,10 +211,14 @@ def refuse_unusable(
     others = f" (and {more} some)" if len(bad) > 1 else ""
     rows = len(next(iter(columns.values())))
     fill = fillable and named is not None and first not in roles and not impute
+    advice = "fill them in (--impute median), drop those rows" if fill else "drop or impute those rows"
+    instead = _instead(first, named)
+    if instead:
+        empty = bad[first] == rows  # with nothing to fill in from, and no row to keep
+        advice = instead if empty else f"{advice}, or {instead}"
     raise InputError(
         f"column {first!r} has missing or infinite entries in {bad[first]} of {rows} rows{others}. "
-        f"{'Fill them in (--impute median), drop those rows' if fill else 'Drop or impute those rows'}"
-        f"{_instead(first, named)}."
+        f"{advice[0].upper()}{advice[1:]}."
     )
 
 

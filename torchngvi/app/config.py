@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from torchngvi.adapters.words import SHORT
 from torchngvi.app.names import (
     AUTO,
     DISCRETE,
@@ -24,6 +23,7 @@ from torchngvi.app.names import (
 )
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
+from torchngvi.words import SHORT, full_name
 
 _LARGEST = 2**63  # of a whole number
 _POSITIVE = (
@@ -167,7 +167,7 @@ def family_of(name: str) -> str:
     >>> family_of("Poisson")
     'poisson_log'
     """
-    family = SHORT.get(name.lower(), name)
+    family = full_name(name)
     if family not in FAMILIES:
         advice = ELSEWHERE.get(name.lower())
         told = f" {advice}" if advice else hint(name, (*FAMILIES, *SHORT))

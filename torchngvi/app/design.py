@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,7 +184,9 @@ def _medians(X: Array, names: Sequence[str]) -> Array:
     empty = np.isnan(X).all(0)
     if empty.any():
         name = names[int(np.argmax(empty))]
-        raise InputError(f"column {name!r} has no entry in the {len(X)} training rows. Leave it out (--drop {name}).")
+        raise InputError(
+            f"column {name!r} has no entry in the {len(X)} training rows. Leave it out (--drop {quote(name)})."
+        )
     return np.nanmedian(X, 0)
 
 
@@ -213,7 +216,7 @@ def require_spread(
         name = names[int(np.argmin(scale))]
         raise InputError(
             f"column {name!r} differs by so little that its standard deviation rounds to 0. "
-            f"Multiply it by a constant, or leave it out (--drop {name})."
+            f"Multiply it by a constant, or leave it out (--drop {quote(name)})."
         )
 
 

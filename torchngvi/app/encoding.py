@@ -5,6 +5,7 @@ A column of categories becomes one indicator column ``name=level`` for each leve
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,17 +141,19 @@ def category(name: str, counts: Mapping[str, int], *, chosen: bool) -> Column:
     if not chosen and 0 < bad < 0.5 * rows:
         raise InputError(
             f"column {name!r} is numbers except for {bad} of {rows} rows, the first {texts[0]!r}. "
-            f"Mend them, leave the column out (--drop {name}), or take it as categories (--categorical {name})."
+            f"Mend them, leave the column out (--drop {quote(name)}), or take it as categories "
+            f"(--categorical {quote(name)})."
         )
     if len(counts) > MOST_LEVELS and chosen:
         raise InputError(
             f"column {name!r} has {len(counts)} different values, more than the {MOST_LEVELS} of a category at most. "
-            f'Leave it out (--drop {name}), or model it as groups that are alike, --formula "... + (1 | {name})".'
+            f"Leave it out (--drop {quote(name)}), or model it as groups that are alike, "
+            f'--formula "... + (1 | {name})".'
         )
     if len(counts) > MOST_LEVELS:
         raise InputError(
             f"text column {name!r} has {len(counts)} different values, more than {MOST_LEVELS}: it looks like names "
-            f"or dates, not categories. Leave it out (--drop {name})."
+            f"or dates, not categories. Leave it out (--drop {quote(name)})."
         )
     levels = sorted(counts, key=_in_order)
     return Column(name, tuple(levels), max(levels, key=lambda level: counts[level]))
@@ -226,7 +229,7 @@ def check_columns(
     others = sorted(set(there) - set(needed) - set(known))
     if others:
         some = others[:SHOWN]
-        how = " ".join(f"--drop {name}" for name in some) if flag else f"frame.drop(columns={some!r})"
+        how = " ".join(f"--drop {quote(name)}" for name in some) if flag else f"frame.drop(columns={some!r})"
         raise InputError(
             f"{what} has {listed(others)}, which the fit has not seen. Leave it out ({how}), or "
             "check that this is the right table."

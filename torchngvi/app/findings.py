@@ -237,7 +237,10 @@ def held_out_line(held_out: HeldOut | None) -> str:
 
 def _data_line(found: Findings) -> str:
     classes = found.columns.classes
-    line = f"{found.settings.data}: {found.rows} training rows, {len(found.columns.names)} coefficients"
+    s = found.settings
+    line = f"{s.data}: {found.rows} training rows, {len(found.columns.names)} coefficients"
+    line += "" if s.weights is None else f", weights {s.weights!r}"
+    line += "" if s.offset is None else f", offset {s.offset!r}"
     return line if classes is None else f"{line}; success is {classes[1]!r}, failure {classes[0]!r}"
 
 

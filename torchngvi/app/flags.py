@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torchngvi import __version__
-from torchngvi.adapters.words import SHORT
 from torchngvi.app.names import (
     AUTO,
     DTYPES,
@@ -18,6 +17,7 @@ from torchngvi.app.names import (
 )
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
+from torchngvi.words import SHORT
 
 DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
 _ENVIRONMENT = f"""environment:
@@ -229,7 +229,8 @@ def _add_model_flags(group: Any) -> None:
     group.add_argument(
         "--formula",
         metavar="FORMULA",
-        help="a mixed model, 'y ~ x + (1 + x | group)', or without groups a regression; family gaussian, poisson, ...",
+        help="a mixed model, 'y ~ x + (1 + x | group)', or without groups a regression, whose columns are taken as "
+        "they are: no interactions, no log(x); family gaussian, poisson, ...",
     )
     group.add_argument(
         "--likelihood",

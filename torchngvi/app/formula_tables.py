@@ -88,12 +88,13 @@ def refuse_missing(frame: pd.DataFrame, columns: FormulaColumns, *, impute: bool
     if not bad:
         return
     told = listed([f"{counts[name]} of {name}" for name in bad])
+    empty = [name for name in bad if counts[name] == len(frame)]
     never = [name for name in bad if name in fixed]
     if never:
         what = "the response, the groups and the weights are not filled in"
         advice = f"{what}: leave out the rows that miss {listed(never)}"
-    elif impute:
-        advice = f"there is no entry of {listed(bad)} to fill in from: leave it out of the formula"
+    elif impute or empty:
+        advice = f"there is no entry of {listed(empty or bad)} to fill in from: leave it out of the formula"
     else:
         advice = "fill them in (--impute median), or leave those rows out"
     raise InputError(f"the table misses entries in its {len(frame)} rows: {told}. {advice[0].upper()}{advice[1:]}.")

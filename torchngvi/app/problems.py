@@ -82,7 +82,6 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     (4, ('intercept', 'sepal length (cm)'))
     """
     devices.chosen(settings.device, settings.dtype)
-    out = OutputFolder(settings.folder, overwrite=overwrite)
     trial = settings.lr is None and registry.by_trial(settings.method)
     table = tables.read_table(
         settings.data,
@@ -95,6 +94,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         impute=settings.impute is not None,
         budget=memory.Budget(settings.posterior, settings.structure, trial),
     )
+    out = OutputFolder(settings.folder, overwrite=overwrite)  # named after the data, which are wrong more often
     y, classes = design.coded_target(table, classes=settings.has_classes, success=settings.success)
     _check_rows(settings, table, y)
     data = design.prepare(

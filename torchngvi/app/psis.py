@@ -8,11 +8,19 @@ from torch import Tensor
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.diagnostics.verdict import Verdict
 
+_GOOD = 0.5  # k̂ below which q is close to the exact posterior
+_NEARLY_ALL = 0.9  # share of the draws that are effective where nearly all weights are equal
 _ENOUGH = 1000  # draws from which k̂ is known to better than ± 0.2
 
 
 class Proposal(NamedTuple):
-    """What Pareto-smoothed importance weights say of draws from q."""
+    """What Pareto-smoothed importance weights say of draws from q.
+
+    Where nearly all weights are equal, k̂ is that of the few others, as in `torchngvi.diagnostics.psis.worth`.
+
+    >>> print(Proposal(0.6, 511.6, 512))
+    0.60, worth 512 of 512 draws, all but a few of equal weight, and these may hide more
+    """
 
     k_hat: float
     effective: float  # draws
@@ -21,7 +29,10 @@ class Proposal(NamedTuple):
     def __str__(self) -> str:
         if math.isnan(self.k_hat):
             return "not available (the log joint is not finite at some draws of q)"
-        return f"{self.k_hat:.2f}, worth {self.effective:.0f} of {self.draws} draws"
+        text = f"{self.k_hat:.2f}, worth {self.effective:.0f} of {self.draws} draws"
+        if self.k_hat < _GOOD or self.effective < _NEARLY_ALL * self.draws:
+            return text
+        return f"{text}, all but a few of equal weight, and these may hide more"
 
 
 def proposal(
@@ -79,7 +90,7 @@ def verdict(k: float, num_samples: int) -> str:
             f"rough: k-hat {k:.2f}, from {num_samples} draws known to about ± 0.2, is not poor; whether it is good, "
             "below 0.5, more draws would tell."
         )
-    if k < 0.5:
+    if k < _GOOD:
         return (
             f"good: k-hat {k:.2f} is below 0.5, so q is close to the exact posterior and importance weights can "
             "correct the rest."

@@ -234,7 +234,7 @@ def load(run: str | Path) -> "Fitted | FittedFormula":
 
     Raises:
         ImportError: a run of a formula, without formulae.
-        InputError: no such folder, a folder of something else, a run of an earlier version.
+        InputError: no such folder, a folder or a file of something else, a run of an earlier version.
     """
     if not isinstance(run, str | os.PathLike):
         raise InputError(f"load takes the folder of a run, such as 'runs/patients'; got {type(run).__name__}.")
@@ -253,7 +253,14 @@ def load(run: str | Path) -> "Fitted | FittedFormula":
         )
     try:
         saved = torch.load(path, weights_only=True)
+        if not isinstance(saved, dict) or not {"formula", "settings"} & set(saved):
+            raise InputError(
+                f"{str(path)!r} is no run of torchngvi fit, which is what load reads. A state dict is read by "
+                "q.load_state_dict(torch.load(path)), into a q that is made as the saved one was."
+            )
         saved["formula" if "formula" in saved else "columns"]
+    except InputError:
+        raise
     except KeyError as error:
         raise InputError(f"{str(path)!r} is of an earlier version, which kept no {error}. Fit again.") from error
     except Exception as error:  # of a broken file torch, zipfile and pickle raise anything

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torchngvi.app.names import AUTO, REAL
 from torchngvi.app.outputs import OutputFolder
 from torchngvi.app.psis import Proposal
 from torchngvi.app.runs import per_unit, too_few_rows
-from torchngvi.app.streams import Designs, first_pass
+from torchngvi.app.streams import Designs, first_pass, roles
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
@@ -51,9 +52,11 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
         InputError: files, columns or settings that cannot be used.
     """
     device = devices.chosen(settings.device, settings.dtype)
-    out = OutputFolder(settings.folder, overwrite=overwrite)
     _check(settings)
     frames = Frames(settings.data, settings.batch_rows or _ROWS)
+    for first in islice(frames, 1):
+        roles(first, settings)
+    out = OutputFolder(settings.folder, overwrite=overwrite)
     layout, likelihood = first_pass(frames, settings), _likelihood(settings)
     precisions, notes = problems.prior(settings, len(layout.names), layout.mean_square)
     dtype = getattr(torch, settings.dtype)

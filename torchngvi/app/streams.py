@@ -7,6 +7,7 @@ their number, so that every pass holds out the same ones.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     targets: dict[Any, int] = {}
     start, squares, train, positive = 0, 0.0, 0, 0
     for frame in frames:
-        columns = columns if start else _roles(frame, settings)
+        columns = columns if start else roles(frame, settings)
         named = _named(settings)
         refuse_unusable({name: frame[name].to_numpy() for name in (*columns, *named.values())}, named, fillable=False)
         extra = {role: numbers(frame[name], role) for role, name in named.items() if role != "target"}
@@ -130,10 +131,10 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
 def _add(column: Column, entries: pd.Series, held: Array, *, chosen: bool) -> None:
     """Take in the entries of a batch, as long as the column can be used."""
     if not chosen and column.numeric != is_number(entries):
-        name = entries.name
+        name = str(entries.name)
         raise InputError(
-            f"column {name!r} is numbers in some batches and texts in others. Mend it, leave it out (--drop {name}), "
-            f"or take it as categories (--categorical {name})."
+            f"column {name!r} is numbers in some batches and texts in others. Mend it, leave it out "
+            f"(--drop {quote(name)}), or take it as categories (--categorical {quote(name)})."
         )
     column.add(entries, entries[~held])
     if len(column.seen) > MOST_LEVELS:
@@ -153,8 +154,19 @@ def _chosen(settings: Settings) -> list[tuple[str, str]]:
     return [("drop", name) for name in settings.drop] + [("categorical", name) for name in settings.categorical]
 
 
-def _roles(frame: pd.DataFrame, settings: Settings) -> dict[str, Column]:
-    """The columns of the design, by the first batch."""
+def roles(frame: pd.DataFrame, settings: Settings) -> dict[str, Column]:
+    """The columns of the design, by the first batch.
+
+    Args:
+        frame: the batch.
+        settings: the settings of the run.
+
+    Returns:
+        Them by name, with nothing in them yet.
+
+    Raises:
+        InputError: no target, columns that are named and not there, or none to predict from.
+    """
     if settings.target is None:
         raise InputError(
             f"target is missing: name the column to predict (--target). The columns are: {', '.join(frame.columns)}."

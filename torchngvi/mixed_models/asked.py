@@ -10,12 +10,12 @@ from torchngvi.errors import InputError
 from torchngvi.messages import hint
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.models import Likelihood, MixedPrior
-from torchngvi.models.generalized_linear import SHORT
 from torchngvi.models.learned import LEARNED, Learned
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
 from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.multilevel_prior import prior_of
+from torchngvi.words import BINOMIAL, SHORT, full_name
 
 Marginalise = Literal["quadrature", "response", "none"]
 
@@ -33,11 +33,12 @@ def learned_of(family: str | Likelihood, prior: MixedPrior) -> Learned | None:
     >>> learned_of("gaussian", MixedPrior()).name
     'residual sd'
     """
-    if isinstance(family, str) and family in LEARNED:
-        return LEARNED[family](prior.likelihood)
-    if isinstance(family, str) and family not in {**FAMILIES, **SHORT}:
+    name = full_name(family) if isinstance(family, str) else ""
+    if name in LEARNED:
+        return LEARNED[name](prior.likelihood)
+    if isinstance(family, str) and name not in FAMILIES:
         names = ", ".join({**FAMILIES, **LEARNED})
-        told = hint(family, (*FAMILIES, *LEARNED, *SHORT))
+        told = f" {BINOMIAL}" if name == "binomial" else hint(family, (*FAMILIES, *LEARNED, *SHORT))
         raise InputError(f"family must be one of {names}, or a Likelihood; got {family!r}.{told}")
     if prior.likelihood is not None:
         raise InputError(

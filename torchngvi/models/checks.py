@@ -36,8 +36,8 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
             f"{name} must be a tensor or an array; got {type(value).__name__}. Pass torch.sparse_csr_tensor(A.indptr, "
             "A.indices, A.data, A.shape) of A.tocsr(), or A.toarray()."
         )
-    value = writable(value)
     try:
+        value = writable(value)
         # straight to the dtype of the design: 0.1 must not pass through float32
         tensor = value if isinstance(value, Tensor) or like is None else torch.as_tensor(value, dtype=like.dtype)
         tensor = torch.as_tensor(tensor)

@@ -22,19 +22,11 @@ from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.versions import settings_of, tensors_of
+from torchngvi.words import BINOMIAL, SHORT, full_name
 
-# families by names that do not say the link
-SHORT = {"bernoulli": "bernoulli_logit", "probit": "bernoulli_probit", "poisson": "poisson_log"}
-
-_NEGATIVE_BINOMIAL = "torchngvi.models.NegativeBinomial(dispersion)"
-_STUDENT = "torchngvi.models.StudentT(scale, dof)"
-_WITH_PARAMETERS = {  # words for likelihoods that have parameters
-    "negative_binomial": _NEGATIVE_BINOMIAL,
-    "negbin": _NEGATIVE_BINOMIAL,
-    "nb": _NEGATIVE_BINOMIAL,
-    "student_t": _STUDENT,
-    "student": _STUDENT,
-    "t": _STUDENT,
+_WITH_PARAMETERS = {  # of which a word alone makes none
+    "negative_binomial": "torchngvi.models.NegativeBinomial(dispersion)",
+    "student_t": "torchngvi.models.StudentT(scale, dof)",
 }
 
 
@@ -46,13 +38,13 @@ class GeneralizedLinear(LinearTarget):
 
     Args:
         X: the design, (N, D), or (*batch, N, D) with one data set a member, or (N, D) in sparse CSR
-            storage, which is never written out and serves one posterior. Add a column of ones for
-            an intercept.
+            storage, which is never written out and serves one posterior; here and below an array, or a
+            table or a column of pandas that is numeric. Add a column of ones for an intercept.
         y: the targets, (N,) or (*batch, N). Two classes in any coding for the Bernoulli families: the
             larger value is the success, unless ``classes`` says otherwise.
-        family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), or a
-            `Likelihood` such as ``GaussianNoise(0.1)``, ``StudentT(1.0, dof=4)`` or
-            ``NegativeBinomial(2.0)``.
+        family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), for short
+            "logistic", "probit", "poisson", "normal", or a `Likelihood` such as ``GaussianNoise(0.1)``,
+            ``StudentT(1.0, dof=4)`` or ``NegativeBinomial(2.0)``.
         prior_precision: Λ of the prior N(prior_mean, Λ⁻¹): a scalar, one a coefficient (D,), or a
             symmetric positive definite matrix (D, D). One diagonal a member of a batch is (*batch, D), or, where that
             would be a matrix, (*batch, 1, D).
@@ -333,9 +325,9 @@ class GeneralizedLinear(LinearTarget):
 def _likelihood(family: str | Likelihood) -> Likelihood:
     if isinstance(family, Likelihood):
         return family
-    family = SHORT.get(family, family) if isinstance(family, str) else family
-    if not isinstance(family, str) or family not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        told = hint(str(family), (*FAMILIES, *SHORT, *_WITH_PARAMETERS), _WITH_PARAMETERS)
-        raise InputError(f"family must be one of {known}, or a Likelihood; got {family!r}.{told}")
-    return FAMILIES[family]()
+    name = full_name(family) if isinstance(family, str) else ""
+    if name not in FAMILIES:
+        meant = {word: _WITH_PARAMETERS[of] for word, of in SHORT.items() if of in _WITH_PARAMETERS} | _WITH_PARAMETERS
+        told = f" {BINOMIAL}" if name == "binomial" else hint(str(family), (*FAMILIES, *SHORT, *meant), meant)
+        raise InputError(f"family must be one of {', '.join(FAMILIES)}, or a Likelihood; got {family!r}.{told}")
+    return FAMILIES[name]()

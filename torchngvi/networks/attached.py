@@ -177,6 +177,7 @@ class Attachment:
         device = q.parameters_of_network[0].device
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self._unusable: bool | Tensor = False
+        self._warned = False  # of the steps that were not taken since the last one that was
         self.handles: list[Any] = []
         for opt in self.optimizers:
             self.handles += [opt.register_step_pre_hook(self.before), opt.register_step_post_hook(self.after)]
@@ -274,15 +275,19 @@ class Attachment:
         self._unusable = False
         if isinstance(usable, Tensor):
             self.skipped += ~usable
-        elif not usable:
-            self.skipped += 1
-            if not self._scaled:  # a GradScaler tries its scale
-                warnings.warn(
-                    "A step of the network's posterior was not taken: its gradients or the optimizer's move are not "
-                    "finite. The posterior is as it was; look at the batch, the learning rate, or clip the gradients.",
-                    RejectedStepWarning,
-                    stacklevel=5,
-                )
+            return
+        self.skipped += not usable
+        if usable or self._warned or self._scaled:  # a GradScaler tries its scale
+            self._warned = self._warned and not usable
+            return
+        self._warned = True
+        warnings.warn(
+            "A step of the network's posterior was not taken: its gradients or the optimizer's move are not "
+            "finite. The posterior is as it was, and steps like it will be left out without another warning until one "
+            "is taken; look at the batch, the learning rate, or clip the gradients.",
+            RejectedStepWarning,
+            stacklevel=5,
+        )
 
     def _share(self) -> float:
         """f = lr/its largest value, the largest one of all groups with parameters of q."""

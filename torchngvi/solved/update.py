@@ -23,6 +23,7 @@ from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import AdditiveTractable
 from torchngvi.models import GeneralizedLinear, checks
 from torchngvi.numerics import sparse
+from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -250,7 +251,7 @@ def _check_temperature(model: Any) -> None:
 def _numbered(rows: Any, count: int, device: torch.device) -> Tensor:
     """Row numbers of a list or of a mask, (n,)."""
     try:
-        tensor = torch.as_tensor(rows, device=device)
+        tensor = torch.as_tensor(writable(rows), device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"rows are a list of row numbers, or a mask; got {type(rows).__name__} ({error}).") from error
     if tensor.dtype == torch.bool and tensor.shape == (count,):

@@ -8,6 +8,7 @@ from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.finding import factored
 from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.held import Held
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
 from torchngvi.adapters.pyro.local_passes import fit_locals
 from torchngvi.adapters.pyro.location_scale import advised
@@ -33,7 +34,8 @@ def fit_guide(
 ) -> FitResult:
     """Fit the guide to the model, in place, by `torchngvi.fit`: no learning rate, no number of draws.
 
-    Parameters of the model stay as they are; `NaturalSVI` fits them too.  A model with a plate that subsamples is
+    Parameters of the model stay as they are, and the reason of the result names those that require a gradient and are
+    not hidden by `poutine.block`; `NaturalSVI` fits them too.  A model with a plate that subsamples is
     fitted to all members of it, in passes over batches of ``subsample_size``, see `torchngvi.DataLogJoint`.
 
     The method is that of Giordano, Ingram and Broderick (2024), see `torchngvi.fitting.sample_average`.
@@ -68,7 +70,20 @@ def fit_guide(
     >>> guide.posterior.mean.round(decimals=2), guide.posterior.stddev.round(decimals=2)
     (tensor([3.]), tensor([0.5000]))
     """
-    options = dict(options or {})
+    with Held() as held:
+        result = _fitted(model, guide, args, kwargs, dict(options or {}), batches)
+    return held.told(result)
+
+
+def _fitted(
+    model: Callable[..., Any],
+    guide: AutoGaussian | AutoLocalGaussian | AutoProduct,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: dict[str, Any],
+    batches: Iterable[Any] | None,
+) -> FitResult:
+    """The fit of each kind of guide."""
     if isinstance(guide, AutoLocalGaussian):
         if batches is not None:
             raise InputError("AutoLocalGaussian takes its batches from the plate that subsamples; leave batches= out.")

@@ -174,9 +174,10 @@ class SiteDensity:
                     "the model with AutoGaussian."
                 )
         draws = {name: q[name].sample(2) for name in self.sites}
-        together = self.factor().at(draws, q)
+        together = self.factor().at(draws, q).detach()
         for k in range(2):
-            alone = float(self.at({name: self._plain(x[k], q[name].dim) for name, x in draws.items()}).sum())
+            one = {name: self._plain(x[k], q[name].dim) for name, x in draws.items()}
+            alone = float(self.at(one).sum().detach())  # parameters of the model require a gradient
             if abs(alone - float(together[k])) > _SAME * max(abs(alone), 1.0):
                 raise InputError(
                     f"{self._refusal()}: it is {float(together[k]):.6g} there and {alone:.6g} alone. {_REMEDY}"
