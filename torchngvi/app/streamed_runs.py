@@ -53,9 +53,7 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
     """
     device = devices.chosen(settings.device, settings.dtype)
     _check(settings)
-    frames = Frames(settings.data, settings.batch_rows or _ROWS)
-    for first in islice(frames, 1):
-        roles(first, settings)
+    frames = _frames(settings)
     out = OutputFolder(settings.folder, overwrite=overwrite)
     layout, likelihood = first_pass(frames, settings), _likelihood(settings)
     precisions, notes = problems.prior(settings, len(layout.names), layout.mean_square)
@@ -119,6 +117,14 @@ def _proposal(q: Gaussian, model: Streamed, settings: Settings) -> Proposal:
     count = max(_DRAWS[0], min(_DRAWS[1], _AT_ONCE // (settings.batch_rows or _ROWS)))
     generator = torch.Generator().manual_seed(settings.seed)
     return psis.proposal(None, log_weights(q, model, count, generator))
+
+
+def _frames(settings: Settings) -> Frames:
+    """The rows, after a look at the columns of the first batch."""
+    frames = Frames(settings.data, settings.batch_rows or _ROWS)
+    for first in islice(frames, 1):
+        roles(first, settings)
+    return frames
 
 
 def _check(settings: Settings) -> None:
