@@ -284,6 +284,23 @@ class TestParts:
         assert engine.evaluated < 40
         assert all(bool(p.isfinite().all()) for p in engine.learnt)
 
+    @pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
+    def test_a_trial_at_which_gpytorch_cannot_evaluate_the_kernel(self):
+        """The first line search sends length scales to zero, where a sum with a linear kernel has no factor."""
+        generator, kernels = torch.Generator().manual_seed(2), gp.kernels
+        x = torch.randn(300, 4, generator=generator)
+        f = torch.sin(4 * x[:, 0]) + 0.7 * x[:, 1] + 0.5 * (x[:, 2].square() - 1)
+        torch.randn(300, generator=generator)
+        y = (f + 0.7 * torch.randn(300, generator=generator) > 0).double()
+        model = Model(Z=torch.zeros(20, 4))
+        model.covar_module = (
+            kernels.ScaleKernel(kernels.RBFKernel(ard_num_dims=4))
+            + kernels.ScaleKernel(kernels.PeriodicKernel(active_dims=[0]))
+            + kernels.ScaleKernel(kernels.LinearKernel(active_dims=[1]))
+        )
+        likelihood = likelihood_of("bernoulli")
+        assert learn(model.double(), likelihood, (x.double(), 2 * y - 1), rounds=1).losses[-1] < 0.65
+
     def test_student_t_without_noise(self):
         """Trials of the line search end at a bad q, from which the search does not come back: the rounds go on."""
         generator = torch.Generator().manual_seed(0)
