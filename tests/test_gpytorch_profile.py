@@ -219,7 +219,7 @@ class TestKernelsThatGPyTorchFactors:
         bound, rbf = ProfiledELBO(model, likelihood, rows), model.covar_module.kernels[0]
         assert bool(bound().isfinite())
         rbf.base_kernel.raw_lengthscale.data.fill_(-800.0)  # softplus is 0 there
-        text = "GPyTorch cannot factor the kernel matrix, as it does to evaluate a sum with a linear kernel: it is not fi"
+        text = "GPyTorch cannot factor the kernel matrix, as it does to evaluate a sum with a linear kernel: it is not"
         with pytest.raises(InputError, match=text):
             bound()
         with pytest.raises(InputError, match=text):

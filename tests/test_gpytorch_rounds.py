@@ -111,8 +111,26 @@ class TestWhereItEnds:
         assert result.losses[-1] < float(loss_of(*before, *rows).detach()) - 0.1
         assert steepest(model, likelihood, *rows) < 0.02 * steepest(*before, *rows)
         assert result.reason.startswith("because a round on all rows has raised the bound by less than 0.001 nats a d")
-        assert not result.converged
+        assert result.converged
         assert str(result).startswith(f"{len(result.losses)} rounds, negative ELBO per datum {result.losses[-1]:.4f}, ")
+
+    def test_the_verdicts_are_on_q(self):
+        """They agree with the sentence, and summary() examines q as the sentence says, once."""
+        model, likelihood, rows = set_up("bernoulli")
+        result = learn(model, likelihood, rows, rounds=1)
+        assert result.converged
+        assert bool(result.members_converged)
+        assert "; q converged, " in str(result)
+        assert str(result).endswith("was not examined: summary() of the result does it.")
+        assert result.verdict is None
+        first, *table = result.summary().splitlines()
+        assert first == str(result)
+        assert first.startswith("1 rounds, negative ELBO per datum")
+        assert "was not examined" not in first
+        assert table
+        assert result.verdict is result.refined.verdict is not None
+        assert result.certificate.bound < 1e-3
+        assert result.summary().splitlines() == [first, *table]
 
     def test_the_noise_is_found(self):
         model, likelihood, rows = set_up()

@@ -44,8 +44,9 @@ class TrainingResult(FitResult):
     """The `FitResult` of training, of which a record is an epoch or a round, with what only training has to tell.
 
     Its loss is the negative ELBO per datum: the mean over the batches of the last epoch, or that at the optimal q for
-    the rows of the last round, less the log priors.  It never says that the hyper-parameters have converged; the
-    verdict on q at the last of them is ``refined``, where it was asked for.
+    the rows of the last round, less the log priors.  ``reason`` says why training ended, and nothing that the
+    hyper-parameters have converged.  ``refined`` is the result of the search for the best q at the last of them, where
+    there was one: ``converged``, ``verdict`` and ``certificate`` are of that q, and ``converged`` is false without it.
     """
 
     rejections: int = 0  # natural steps that were not taken
@@ -60,13 +61,24 @@ class TrainingResult(FitResult):
 
     def __str__(self) -> str:
         """The result in one line."""
+        return self._told("" if self.refined is None else str(self.refined))
+
+    def summary(self) -> str:
+        """The result, with the table of the verdict on q; where q was not examined, it is examined now."""
+        if self.refined is None:
+            return str(self)
+        of_q = self.refined.summary()
+        object.__setattr__(self, "verdict", self.refined.verdict)
+        return self._told(of_q)
+
+    def _told(self, of_q: str) -> str:
         last = f"negative ELBO per datum {self.losses[-1]:.4f}" if self.losses else "none complete"
         if len(self.losses) > 1:
             before = "an epoch" if self.unit == "epochs" else "a round"
             last += f", {self.losses[-2] - self.losses[-1]:.2g} less than {before} before"
         if self.unit == "epochs":
             last += f", {self.rejections} natural steps not taken"
-        verdict = "" if self.refined is None else f"; q {self.refined}"
+        verdict = f"; q {of_q}" if of_q else ""
         stopped = ", then interrupted" if self.interrupted else ""
         return f"{len(self.losses)} {self.unit}{stopped}, {last}{verdict}"
 
@@ -101,7 +113,7 @@ def _formerly_in_batches(function: Callable[..., TrainingResult]) -> Callable[..
         if num_data is not None:
             warn_renamed("train_svgp", "num_data without hyper_optimizer", "refine_svgp")
             refined = refine_svgp(model, likelihood, data, progress=options.get("progress", True))
-            return replace(_untrained("because no epoch was run."), refined=refined)
+            return _with_refined(_untrained("because no epoch was run."), refined)
         if "epochs" in options:
             warn_renamed("train_svgp", "epochs=", "rounds=")
             options["rounds"] = options.pop("epochs")
@@ -188,7 +200,7 @@ def train_svgp(
             return trained
         if trained.losses:
             check_end(likelihood, y, trained.losses[-1])
-        return replace(trained, refined=refine_svgp(model, likelihood, [(x, y)], progress=progress))
+        return _with_refined(trained, refine_svgp(model, likelihood, [(x, y)], progress=progress))
 
 
 def train_svgp_in_batches(
@@ -289,11 +301,17 @@ def train_svgp_in_batches(
         forget(model)
     if trained.interrupted or not refine:
         return trained
-    return replace(trained, refined=refine_svgp(model, likelihood, batches, progress=progress))
+    return _with_refined(trained, refine_svgp(model, likelihood, batches, progress=progress))
 
 
 def _untrained(reason: str) -> TrainingResult:
     return TrainingResult(False, reason, math.nan, math.nan, 0, torch.tensor(False), [])
+
+
+def _with_refined(trained: TrainingResult, refined: FitResult) -> TrainingResult:
+    """The result with that of q, which is what its verdicts are on."""
+    names = "converged", "members_converged", "posterior", "target", "verdict", "unexamined"
+    return replace(trained, refined=refined, **{name: getattr(refined, name) for name in names})
 
 
 def _trained(
