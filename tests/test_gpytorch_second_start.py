@@ -36,12 +36,12 @@ def ard():
     return kernels.ScaleKernel(kernels.RBFKernel(ard_num_dims=FEATURES))
 
 
-def set_up(likelihood="gaussian", kernel=None):
+def set_up(likelihood="gaussian", size=40):
     torch.manual_seed(0)
-    (x, y), kernel = data(), kernel or ard()
+    (x, y), model = data(), Model(ard(), size).double()
     if likelihood == "bernoulli":
-        return Model(kernel).double(), gp.likelihoods.BernoulliLikelihood().double(), (x, (y > 0).double())
-    return Model(kernel).double(), gp.likelihoods.GaussianLikelihood().double(), (x, y)
+        return model, gp.likelihoods.BernoulliLikelihood().double(), (x, (y > 0).double())
+    return model, gp.likelihoods.GaussianLikelihood().double(), (x, y)
 
 
 def learn(model, likelihood, rows, **options):
@@ -94,7 +94,7 @@ class TestWhereItDoesNot:
         def outcome(told, instead):
             monkeypatch.setattr(rounds_module, "telling", lambda scores, x: torch.tensor([told] * FEATURES))
             monkeypatch.setattr(rounds_module, "shorten", instead)
-            model, likelihood, (x, y) = set_up()
+            model, likelihood, (x, y) = set_up(size=10)
             losses = learn(model, likelihood, (x[:200], y[:200] - torch.sin(4 * x[:200, 0]))).losses
             return losses, list(model.hyperparameters())
 

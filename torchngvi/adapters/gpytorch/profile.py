@@ -151,7 +151,7 @@ class ProfiledELBO:
 
     @property
     def scores(self) -> Tensor:
-        """The derivative of each row's expected log likelihood in its latent value, less the sign, where it was last."""
+        """Minus the derivative of each row's expected log likelihood in its latent value, at the last q, weighted."""
         assert self._last is not None
         return self._last.alpha
 
