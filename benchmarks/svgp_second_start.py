@@ -3,8 +3,8 @@
     python benchmarks/svgp_second_start.py [--seeds 3] [--rows 1200] [--inducing 60]
 
 The function is sin(4 x₁) + 0.7 x₂ + ½(x₃² - 1) of standard normal inputs, with noise of standard deviation 0.3, or its
-sign after noise of 0.7.  For each kernel, likelihood and dtype a line has the negative ELBO a row at the end without and
-with it, as the worst of the seeds, and all processor seconds; "not" is a run that ended in an error.
+sign after noise of 0.7.  For each kernel, likelihood and dtype a line has the negative ELBO a row at the end without
+and with it, as the worst of the seeds, and all processor seconds; "not" is a run that ended in an error.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def main():
                 cells, seconds = [], []
                 for without in (True, False):
                     begin = time.process_time()
-                    with mock.patch.object(Rounds, "_again", lambda self: False) if without else mock.MagicMock():
+                    with mock.patch.object(Rounds, "_again", return_value=False) if without else mock.MagicMock():
                         runs = (kernel, likelihood == "two classes", dtype)
                         losses = [ended(options, *runs, seed) for seed in range(options.seeds)]
                     seconds.append(f"{time.process_time() - begin:.1f}")

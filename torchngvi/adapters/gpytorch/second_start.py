@@ -2,10 +2,10 @@
 
 The bound has an optimum at which the length scale of an input is endless, and what depends on that input is noise.
 From the usual start L-BFGS goes there where the function has several periods within the data: a short length scale in
-all inputs relates few rows, so that the first steps lengthen all of them.  Where that has happened, the derivatives of the
-expected log likelihoods in the latent values (for Gaussian noise, the residuals) still depend on that input, which
-means over its neighbouring rows tell at the cost of sorting.  The second start is short in these inputs and long in the
-others.
+all inputs relates few rows, so that the first steps lengthen all of them.  Where that has happened, the derivatives of
+the expected log likelihoods in the latent values (for Gaussian noise, the residuals) still depend on that input, which
+means over its neighbouring rows tell at the cost of sorting.  The second start is short in these inputs and long in
+the others.
 """
 
 import torch
