@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
+from torchngvi.adapters.gpytorch.results import TrainingResult
 from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.scales import check_end, check_start
 from torchngvi.adapters.gpytorch.settings import of_run
@@ -37,50 +38,6 @@ from torchngvi.models.shards import threads
 from torchngvi.renamed import warn_renamed
 
 _INTERRUPTED = "because it was interrupted"
-
-
-@dataclass(frozen=True)
-class TrainingResult(FitResult):
-    """The `FitResult` of training, of which a record is an epoch or a round, with what only training has to tell.
-
-    Its loss is the negative ELBO per datum: the mean over the batches of the last epoch, or that at the optimal q for
-    the rows of the last round, less the log priors.  ``reason`` says why training ended, and nothing that the
-    hyper-parameters have converged.  ``refined`` is the result of the search for the best q at the last of them, where
-    there was one: ``converged``, ``verdict`` and ``certificate`` are of that q, and ``converged`` is false without it.
-    """
-
-    rejections: int = 0  # natural steps that were not taken
-    refined: FitResult | None = None  # the verdict on q, where asked
-    interrupted: bool = False  # from the keyboard, within an epoch or a round that is not counted
-    unit: str = "epochs"  # or "rounds", of `train_svgp`
-
-    @property
-    def losses(self) -> list[float]:
-        """The negative ELBO per datum of each epoch or round."""
-        return [record.loss for record in self.trace]
-
-    def __str__(self) -> str:
-        """The result in one line."""
-        return self._told("" if self.refined is None else str(self.refined))
-
-    def summary(self) -> str:
-        """The result, with the table of the verdict on q; where q was not examined, it is examined now."""
-        if self.refined is None:
-            return str(self)
-        of_q = self.refined.summary()
-        object.__setattr__(self, "verdict", self.refined.verdict)
-        return self._told(of_q)
-
-    def _told(self, of_q: str) -> str:
-        last = f"negative ELBO per datum {self.losses[-1]:.4f}" if self.losses else "none complete"
-        if len(self.losses) > 1:
-            before = "an epoch" if self.unit == "epochs" else "a round"
-            last += f", {self.losses[-2] - self.losses[-1]:.2g} less than {before} before"
-        if self.unit == "epochs":
-            last += f", {self.rejections} natural steps not taken"
-        verdict = f"; q {of_q}" if of_q else ""
-        stopped = ", then interrupted" if self.interrupted else ""
-        return f"{len(self.losses)} {self.unit}{stopped}, {last}{verdict}"
 
 
 def _formerly_in_batches(function: Callable[..., TrainingResult]) -> Callable[..., TrainingResult]:
@@ -113,7 +70,7 @@ def _formerly_in_batches(function: Callable[..., TrainingResult]) -> Callable[..
         if num_data is not None:
             warn_renamed("train_svgp", "num_data without hyper_optimizer", "refine_svgp")
             refined = refine_svgp(model, likelihood, data, progress=options.get("progress", True))
-            return _with_refined(_untrained("because no epoch was run."), refined)
+            return _untrained("because no epoch was run.").refined_by(refined)
         if "epochs" in options:
             warn_renamed("train_svgp", "epochs=", "rounds=")
             options["rounds"] = options.pop("epochs")
@@ -200,7 +157,7 @@ def train_svgp(
             return trained
         if trained.losses:
             check_end(likelihood, y, trained.losses[-1])
-        return _with_refined(trained, refine_svgp(model, likelihood, [(x, y)], progress=progress))
+        return trained.refined_by(refine_svgp(model, likelihood, [(x, y)], progress=progress))
 
 
 def train_svgp_in_batches(
@@ -301,17 +258,11 @@ def train_svgp_in_batches(
         forget(model)
     if trained.interrupted or not refine:
         return trained
-    return _with_refined(trained, refine_svgp(model, likelihood, batches, progress=progress))
+    return trained.refined_by(refine_svgp(model, likelihood, batches, progress=progress))
 
 
 def _untrained(reason: str) -> TrainingResult:
     return TrainingResult(False, reason, math.nan, math.nan, 0, torch.tensor(False), [])
-
-
-def _with_refined(trained: TrainingResult, refined: FitResult) -> TrainingResult:
-    """The result with that of q, which is what its verdicts are on."""
-    names = "converged", "members_converged", "posterior", "target", "verdict", "unexamined"
-    return replace(trained, refined=refined, **{name: getattr(refined, name) for name in names})
 
 
 def _trained(
