@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp, train_svgp
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.errors import InputError, PairError
 
@@ -202,3 +202,32 @@ def test_refusals():
     y[3] = torch.inf
     with pytest.raises(InputError, match="the ELBO is not finite at these hyper-parameters: check the targets"):
         ProfiledELBO(model, likelihood, (x, y))()
+
+
+@pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
+class TestKernelsThatGPyTorchFactors:
+    """A sum with a linear kernel: GPyTorch factors the other terms while it evaluates the sum."""
+
+    def problem(self, dtype=torch.float64):
+        model, likelihood, (x, y) = problem()
+        model.covar_module += gp.kernels.ScaleKernel(gp.kernels.LinearKernel(active_dims=[1]))
+        return model.to(dtype), likelihood.to(dtype), (x.to(dtype), y.to(dtype))
+
+    def test_hyper_parameters_that_leave_the_domain(self):
+        """A sentence, where a bound is evaluated and where training begins."""
+        model, likelihood, rows = self.problem()
+        bound, rbf = ProfiledELBO(model, likelihood, rows), model.covar_module.kernels[0]
+        assert bool(bound().isfinite())
+        rbf.base_kernel.raw_lengthscale.data.fill_(-800.0)  # softplus is 0 there
+        text = "GPyTorch cannot factor the kernel matrix, as it does to evaluate a sum with a linear kernel: it is not"
+        with pytest.raises(InputError, match=text):
+            bound()
+        with pytest.raises(InputError, match=text):
+            train_svgp(model, likelihood, rows, progress=False)
+
+    def test_a_matrix_that_float32_cannot_factor(self):
+        model, likelihood, rows = self.problem(torch.float32)
+        rbf = model.covar_module.kernels[0]
+        rbf.base_kernel.lengthscale, rbf.outputscale = 30.0, 1e8
+        with pytest.raises(InputError, match="for NaN, infinities and length scales of zero, or use float64"):
+            ProfiledELBO(model, likelihood, rows)()

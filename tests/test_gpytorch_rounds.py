@@ -111,8 +111,26 @@ class TestWhereItEnds:
         assert result.losses[-1] < float(loss_of(*before, *rows).detach()) - 0.1
         assert steepest(model, likelihood, *rows) < 0.02 * steepest(*before, *rows)
         assert result.reason.startswith("because a round on all rows has raised the bound by less than 0.001 nats a d")
-        assert not result.converged
+        assert result.converged
         assert str(result).startswith(f"{len(result.losses)} rounds, negative ELBO per datum {result.losses[-1]:.4f}, ")
+
+    def test_the_verdicts_are_on_q(self):
+        """They agree with the sentence, and summary() examines q as the sentence says, once."""
+        model, likelihood, rows = set_up("bernoulli")
+        result = learn(model, likelihood, rows, rounds=1)
+        assert result.converged
+        assert bool(result.members_converged)
+        assert "; q converged, " in str(result)
+        assert str(result).endswith("was not examined: summary() of the result does it.")
+        assert result.verdict is None
+        first, *table = result.summary().splitlines()
+        assert first == str(result)
+        assert first.startswith("1 rounds, negative ELBO per datum")
+        assert "was not examined" not in first
+        assert table
+        assert result.verdict is result.refined.verdict is not None
+        assert result.certificate.bound < 1e-3
+        assert result.summary().splitlines() == [first, *table]
 
     def test_the_noise_is_found(self):
         model, likelihood, rows = set_up()
@@ -283,6 +301,26 @@ class TestParts:
         assert engine.gain > 0.8
         assert engine.evaluated < 40
         assert all(bool(p.isfinite().all()) for p in engine.learnt)
+
+    @pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
+    def test_a_trial_at_which_gpytorch_cannot_evaluate_the_kernel(self):
+        """The first line search sends length scales to zero, where a sum with a linear kernel has no factor."""
+        generator, kernels = torch.Generator().manual_seed(2), gp.kernels
+        x = torch.randn(300, 4, generator=generator)
+        f = torch.sin(4 * x[:, 0]) + 0.7 * x[:, 1] + 0.5 * (x[:, 2].square() - 1)
+        torch.randn(300, generator=generator)
+        y = (f + 0.7 * torch.randn(300, generator=generator) > 0).double()
+        torch.manual_seed(0)
+        model = Model(Z=torch.zeros(20, 4))
+        model.covar_module = (
+            kernels.ScaleKernel(kernels.RBFKernel(ard_num_dims=4))
+            + kernels.ScaleKernel(kernels.PeriodicKernel(active_dims=[0]))
+            + kernels.ScaleKernel(kernels.LinearKernel(active_dims=[1]))
+        )
+        likelihood = likelihood_of("bernoulli")
+        assert (
+            learn(model.double(), likelihood, (x.double(), 2 * y - 1), rounds=1).losses[-1] < 0.67
+        )  # 0.69 is a constant's
 
     def test_student_t_without_noise(self):
         """Trials of the line search end at a bad q, from which the search does not come back: the rounds go on."""

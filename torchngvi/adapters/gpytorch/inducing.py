@@ -10,6 +10,7 @@ import torch
 from gpytorch.variational import VariationalStrategy
 from torch import Tensor
 
+from torchngvi.adapters.gpytorch.kernels import evaluated
 from torchngvi.errors import InputError
 
 _CANDIDATES = 2048  # rows that are looked at, or 4M if that is more
@@ -29,6 +30,7 @@ def left_open(strategy: VariationalStrategy) -> bool:
 
 
 @torch.no_grad()
+@evaluated()
 def choose_inducing_points(strategy: VariationalStrategy, x: Tensor) -> None:
     """Put the inducing points on rows of the data, by greedy variance with the kernel as it is.
 

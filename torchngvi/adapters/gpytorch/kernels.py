@@ -3,12 +3,15 @@
 K_ZZ = L Lᵀ is factored once for as long as its entries do not change; a_n = L⁻¹ k(Z, x_n), as in `sparse_gp`.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from gpytorch.settings import _linalg_dtype_cholesky
 from gpytorch.variational import VariationalStrategy
+from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from torchngvi.errors import InputError
@@ -120,6 +123,24 @@ def _full(frame: Frame) -> bool:
     return frame.structure.widest == frame.mean.shape[-1]
 
 
+@contextlib.contextmanager
+def evaluated() -> Iterator[None]:
+    """A block in which kernels are evaluated, of which GPyTorch factors some on the way; also a decorator.
+
+    Raises:
+        InputError: a kernel matrix without a factor.
+    """
+    try:
+        yield
+    except (NanError, NotPSDError, torch.linalg.LinAlgError) as error:
+        raise InputError(
+            "GPyTorch cannot factor the kernel matrix, as it does to evaluate a sum with a linear kernel: it is not "
+            "finite, or not positive definite to rounding. Check the inputs, the inducing points and the "
+            "hyper-parameters for NaN, infinities and length scales of zero, or use float64."
+        ) from error
+
+
+@evaluated()
 def kernels(
     strategy: VariationalStrategy,
     x: Tensor,  # (*batch, B, features)
@@ -136,7 +157,7 @@ def kernels(
         The prior of the batch.
 
     Raises:
-        InputError: a K_ZZ without a Cholesky factor.
+        InputError: a K_ZZ without a Cholesky factor, a kernel that GPyTorch cannot evaluate.
     """
     Z = strategy.inducing_points
     if x.ndim == 1:

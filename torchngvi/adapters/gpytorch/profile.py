@@ -149,6 +149,12 @@ class ProfiledELBO:
             loss = loss + ((tensor - tensor.detach()) * gradient.to(tensor.dtype)).sum()
         return -loss / self.num_data
 
+    @property
+    def scores(self) -> Tensor:
+        """Minus the derivative of each row's expected log likelihood in its latent value, at the last q, weighted."""
+        assert self._last is not None
+        return self._last.alpha
+
     @torch.no_grad()
     def assign(self) -> None:
         """Give the model the q at which the bound was evaluated last."""

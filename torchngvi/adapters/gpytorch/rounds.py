@@ -9,6 +9,9 @@ L-BFGS keeps its memory of the curvature from one round to the next: the bounds 
 many are curved alike, and the line search is on the new one.  Where a round with that memory ends before its 25
 iterations and gains nothing, the next one begins without.
 
+Then there may be a round from a second start, see `second_start`; where it ends below the last one, the rounds go on
+from there.
+
 Kernels, means, noises and inducing points move together, in GPyTorch's raw parameters, so that constraints hold; priors
 and added losses weigh as in GPyTorch's objectives.  What does not require a gradient stays.
 """
@@ -26,6 +29,7 @@ from torchngvi.adapters.gpytorch.epochs import penalty
 from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.scales import check_repeats, lengthen
+from torchngvi.adapters.gpytorch.second_start import shorten, telling
 from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
@@ -83,6 +87,7 @@ class Rounds(Engine):
         self.losses: list[float] = []
         self.evaluated = 0
         self.gain = math.inf  # of the last round, per datum; or where one has to follow that forgets
+        self.first: list[Tensor] = []  # the hyper-parameters as they were given, until there was a second start
         self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
 
     def rows(self, number: int) -> int:
@@ -105,7 +110,7 @@ class Rounds(Engine):
 
     def begin(self) -> None:
         """Lengthen length scales that relate no rows, and choose the inducing points, where they were left open."""
-        before = [p.detach().clone() for p in self.learnt]
+        before = self.first = [p.detach().clone() for p in self.learnt]
         longer = lengthen(self.model, self.x)
         if left_open(self.strategy):
             choose_inducing_points(self.strategy, self.x)
@@ -121,9 +126,10 @@ class Rounds(Engine):
             self._saved = None
             self.mark()
             return self._standing(told=True)
-        if self.settled:
+        if not self.settled:
+            self._round(self._part(len(self.losses)))
+        elif not self._again():
             return None
-        self._round(self._part(len(self.losses)))
         self.mark()
         return self._standing(told=False)
 
@@ -172,6 +178,33 @@ class Rounds(Engine):
         if stuck and self.gain < _GAIN:  # the memory leads nowhere, or this is the end: another round, without it
             self.optimizer.state.clear()
             self.gain = math.inf
+
+    def _again(self) -> bool:
+        """A round from a second start, where one input or another still tells something; whether it has led further."""
+        first, self.first = self.first, []
+        bound, before = self._part(len(self.losses)), (self.here(), self.losses[:], self.gain)
+        if not first or not self._value(bound) < math.inf:
+            return False
+        told = telling(bound.scores, bound.x)
+        if not bool(told.any()):
+            return False
+        self._put(first)
+        self.optimizer.state.clear()
+        try:
+            if shorten(self.model, self.x, told):
+                if left_open(self.strategy):
+                    choose_inducing_points(self.strategy, self.x)
+                self._round(self._part(len(self.losses)))
+        except InputError:  # the first end stays
+            pass
+        here, losses, gain = before
+        if self.losses[-1] < losses[-1] - _GAIN:
+            self.gain = math.inf
+            return True
+        self.losses, self.gain = losses, gain
+        self.go_back(here)
+        self.optimizer.state.clear()
+        return False
 
     def _iterations(self) -> int:
         """The iterations that L-BFGS remembers to have made."""
@@ -257,6 +290,7 @@ class Rounds(Engine):
             "losses": list(self.losses),
             "evaluated": self.evaluated,
             "gain": self.gain,
+            "first": [value.clone() for value in self.first],
             "model": self.model.state_dict(),
             "likelihood": self.likelihood.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -268,4 +302,5 @@ class Rounds(Engine):
         self.likelihood.load_state_dict(state["likelihood"])
         self.optimizer.load_state_dict(copied(state["optimizer"]))
         self.losses, self.evaluated, self.gain = list(state["losses"]), state["evaluated"], state["gain"]
+        self.first = [value.to(p) for p, value in zip(self.learnt, state.get("first", []), strict=False)]
         self._saved = state.get("loss")

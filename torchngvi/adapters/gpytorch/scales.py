@@ -16,6 +16,7 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.energies import conjugate
+from torchngvi.adapters.gpytorch.kernels import evaluated
 from torchngvi.errors import PairError, ScaleWarning
 
 _ROWS = 2048  # that are looked at
@@ -26,6 +27,7 @@ _DOUBLINGS = 30
 
 
 @torch.no_grad()
+@evaluated()
 def check_start(
     model: ApproximateGP,
     likelihood: Likelihood,
@@ -91,6 +93,7 @@ def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
 
 
 @torch.no_grad()
+@evaluated()
 def check_repeats(
     model: ApproximateGP,
     x: Tensor,  # (N, features)
@@ -116,6 +119,7 @@ def check_repeats(
 
 
 @torch.no_grad()
+@evaluated()
 def lengthen(
     model: ApproximateGP,
     x: Tensor,  # (N, features)

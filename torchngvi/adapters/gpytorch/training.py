@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
+from torchngvi.adapters.gpytorch.results import TrainingResult
 from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.scales import check_end, check_start
 from torchngvi.adapters.gpytorch.settings import of_run
@@ -37,38 +38,6 @@ from torchngvi.models.shards import threads
 from torchngvi.renamed import warn_renamed
 
 _INTERRUPTED = "because it was interrupted"
-
-
-@dataclass(frozen=True)
-class TrainingResult(FitResult):
-    """The `FitResult` of training, of which a record is an epoch or a round, with what only training has to tell.
-
-    Its loss is the negative ELBO per datum: the mean over the batches of the last epoch, or that at the optimal q for
-    the rows of the last round, less the log priors.  It never says that the hyper-parameters have converged; the
-    verdict on q at the last of them is ``refined``, where it was asked for.
-    """
-
-    rejections: int = 0  # natural steps that were not taken
-    refined: FitResult | None = None  # the verdict on q, where asked
-    interrupted: bool = False  # from the keyboard, within an epoch or a round that is not counted
-    unit: str = "epochs"  # or "rounds", of `train_svgp`
-
-    @property
-    def losses(self) -> list[float]:
-        """The negative ELBO per datum of each epoch or round."""
-        return [record.loss for record in self.trace]
-
-    def __str__(self) -> str:
-        """The result in one line."""
-        last = f"negative ELBO per datum {self.losses[-1]:.4f}" if self.losses else "none complete"
-        if len(self.losses) > 1:
-            before = "an epoch" if self.unit == "epochs" else "a round"
-            last += f", {self.losses[-2] - self.losses[-1]:.2g} less than {before} before"
-        if self.unit == "epochs":
-            last += f", {self.rejections} natural steps not taken"
-        verdict = "" if self.refined is None else f"; q {self.refined}"
-        stopped = ", then interrupted" if self.interrupted else ""
-        return f"{len(self.losses)} {self.unit}{stopped}, {last}{verdict}"
 
 
 def _formerly_in_batches(function: Callable[..., TrainingResult]) -> Callable[..., TrainingResult]:
@@ -101,7 +70,7 @@ def _formerly_in_batches(function: Callable[..., TrainingResult]) -> Callable[..
         if num_data is not None:
             warn_renamed("train_svgp", "num_data without hyper_optimizer", "refine_svgp")
             refined = refine_svgp(model, likelihood, data, progress=options.get("progress", True))
-            return replace(_untrained("because no epoch was run."), refined=refined)
+            return _untrained("because no epoch was run.").refined_by(refined)
         if "epochs" in options:
             warn_renamed("train_svgp", "epochs=", "rounds=")
             options["rounds"] = options.pop("epochs")
@@ -188,7 +157,7 @@ def train_svgp(
             return trained
         if trained.losses:
             check_end(likelihood, y, trained.losses[-1])
-        return replace(trained, refined=refine_svgp(model, likelihood, [(x, y)], progress=progress))
+        return trained.refined_by(refine_svgp(model, likelihood, [(x, y)], progress=progress))
 
 
 def train_svgp_in_batches(
@@ -289,7 +258,7 @@ def train_svgp_in_batches(
         forget(model)
     if trained.interrupted or not refine:
         return trained
-    return replace(trained, refined=refine_svgp(model, likelihood, batches, progress=progress))
+    return trained.refined_by(refine_svgp(model, likelihood, batches, progress=progress))
 
 
 def _untrained(reason: str) -> TrainingResult:

@@ -1,0 +1,166 @@
+"""A second start: what tells that an input was taken for noise, where it begins, what is kept of it."""
+
+import pytest
+import torch
+
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+from torchngvi.adapters.gpytorch import rounds as rounds_module
+from torchngvi.adapters.gpytorch.rounds import Rounds
+from torchngvi.adapters.gpytorch.second_start import shorten, telling
+from torchngvi.errors import InputError
+
+gp = pytest.importorskip("gpytorch")
+kernels = gp.kernels
+FEATURES = 4
+
+
+class Model(gp.models.ApproximateGP):
+    def __init__(self, kernel, size=40):
+        q = NaturalGradientVariationalDistribution(size)
+        super().__init__(gp.variational.VariationalStrategy(self, torch.zeros(size, FEATURES), q))
+        self.mean_module, self.covar_module = gp.means.ConstantMean(), kernel
+
+    def forward(self, x):
+        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def data(rows=600, seed=0):
+    """Several periods in the first input, slow in two others, nothing in the last."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, FEATURES, generator=generator).double()
+    f = torch.sin(4 * x[:, 0]) + 0.7 * x[:, 1] + 0.5 * (x[:, 2].square() - 1)
+    return x, f + 0.3 * torch.randn(rows, generator=generator).double()
+
+
+def ard():
+    return kernels.ScaleKernel(kernels.RBFKernel(ard_num_dims=FEATURES))
+
+
+def set_up(likelihood="gaussian", size=40):
+    torch.manual_seed(0)
+    (x, y), model = data(), Model(ard(), size).double()
+    if likelihood == "bernoulli":
+        return model, gp.likelihoods.BernoulliLikelihood().double(), (x, (y > 0).double())
+    return model, gp.likelihoods.GaussianLikelihood().double(), (x, y)
+
+
+def learn(model, likelihood, rows, **options):
+    return train_svgp(model, likelihood, rows, progress=False, **options)
+
+
+@pytest.fixture
+def once(monkeypatch):
+    """Without it."""
+    monkeypatch.setattr(Rounds, "_again", lambda self: False)
+
+
+class TestWhereItLeadsFurther:
+    @pytest.mark.usefixtures("once")
+    def test_it_is_needed(self):
+        """From the first start alone the noise has the variance of the first input, ½, besides its own, 0.09."""
+        model, likelihood, rows = set_up()
+        assert learn(model, likelihood, rows).losses[-1] > 1.1
+        assert likelihood.noise.item() > 0.5
+
+    def test_with_gaussian_noise(self):
+        model, likelihood, rows = set_up()
+        losses = learn(model, likelihood, rows).losses
+        assert losses == sorted(losses, reverse=True)
+        assert losses[-1] < 0.5
+        assert likelihood.noise.item() < 0.2
+        assert model.covar_module.base_kernel.lengthscale[0, 0].item() < 2.0
+
+    def test_with_labels(self):
+        assert learn(*set_up("bernoulli")).losses[-1] < 0.47  # 0.54 from the first start
+
+    def test_from_a_checkpoint(self, tmp_path):
+        """The file knows where the run began, and whether there was a second start."""
+        wanted = learn(*set_up(), rounds=6).losses
+        jump = next(k for k in range(1, 6) if wanted[k - 1] - wanted[k] > 0.3)
+        for rounds in (jump, jump + 1, 6):
+            losses = learn(*set_up(), rounds=rounds, checkpoint=tmp_path / "run.pt").losses
+            assert losses == wanted[:rounds]
+
+
+class TestWhereItDoesNot:
+    def test_everything_is_as_it_was(self, monkeypatch):
+        """The rounds, and the hyper-parameters, are those without it, also where the start cannot be evaluated."""
+        rest = []
+
+        def refused(*_):
+            rest.append(1)
+            raise InputError("not here")
+
+        def outcome(told, instead):
+            monkeypatch.setattr(rounds_module, "telling", lambda scores, x: torch.tensor([told] * FEATURES))
+            monkeypatch.setattr(rounds_module, "shorten", instead)
+            model, likelihood, (x, y) = set_up(size=10)
+            losses = learn(model, likelihood, (x[:200], y[:200] - torch.sin(4 * x[:200, 0]))).losses
+            return losses, list(model.hyperparameters())
+
+        wanted = outcome(False, shorten)
+        for instead in (lambda *_: False, refused):
+            found = outcome(True, instead)
+            assert found[0] == wanted[0]
+            assert all(torch.equal(a, b) for a, b in zip(found[1], wanted[1], strict=True))
+        assert rest
+
+    def test_a_round_that_is_not_better(self, monkeypatch):
+        monkeypatch.setattr(rounds_module, "telling", lambda scores, x: torch.tensor([False, False, False, True]))
+        model, likelihood, (x, y) = set_up()
+        result = learn(model, likelihood, (x, y - torch.sin(4 * x[:, 0])))
+        assert result.losses == sorted(result.losses, reverse=True)
+        assert result.losses[-1] < 0.35
+
+
+class TestTelling:
+    def test_a_feature(self):
+        x, y = data()
+        left = y - 0.7 * x[:, 1] - 0.5 * (x[:, 2].square() - 1)
+        assert telling(left, x).tolist() == [True, False, False, False]
+        assert not telling(left - torch.sin(4 * x[:, 0]), x).any()
+
+    def test_too_few_rows_and_a_constant_input(self):
+        x, y = data()
+        assert not telling(y[:99], x[:99]).any()
+        x[:, 1] = 1.0
+        assert telling(y, x).tolist()[1] is False
+
+
+class TestShorten:
+    told = torch.tensor([True, False, False, False])
+
+    def lengths(self, kernel):
+        (x, _), model = data(), Model(kernel).double()
+        changed = shorten(model, x, self.told)
+        return changed, [
+            k.lengthscale.flatten().tolist() for k in model.modules() if getattr(k, "has_lengthscale", False)
+        ]
+
+    def test_short_in_the_input_and_long_in_the_others(self):
+        changed, (lengths,) = self.lengths(ard())
+        assert changed
+        for length, sd, times in zip(lengths, data()[0].std(0), (0.5, 5, 5, 5), strict=True):
+            assert abs(length - times * sd) < 1e-6
+
+    def test_one_for_all_inputs(self):
+        changed, (lengths,) = self.lengths(kernels.RBFKernel())
+        assert changed
+        assert len(lengths) == 1
+
+    @pytest.mark.parametrize("case", ["periodic", "other input", "frozen", "features of its own", "a constraint"])
+    def test_what_stays(self, case):
+        kernel = {
+            "periodic": lambda: kernels.PeriodicKernel(active_dims=[0]),
+            "other input": lambda: kernels.RBFKernel(active_dims=[1]),
+            "frozen": lambda: kernels.RBFKernel().requires_grad_(False),
+            "features of its own": lambda: kernels.RBFKernel(ard_num_dims=2),
+            "a constraint": lambda: kernels.RBFKernel(lengthscale_constraint=gp.constraints.Interval(2.0, 3.0)),
+        }[case]()
+        before = kernel.lengthscale.tolist()[0]
+        if case == "features of its own":  # of which forward makes two
+            (x, _), model = data(), Model(kernel).double()
+            assert not shorten(model, x, self.told)
+        else:
+            assert self.lengths(kernel)[0] is False
+        assert all(abs(a - b) < 1e-6 for a, b in zip(kernel.lengthscale.tolist()[0], before, strict=True))
