@@ -122,7 +122,7 @@ class TestWhereItEnds:
         assert bool(result.members_converged)
         assert "; q converged, " in str(result)
         assert str(result).endswith("was not examined: summary() of the result does it.")
-        assert result.verdict is None
+        assert result.verdict.word == "not examined"
         first, *table = result.summary().splitlines()
         assert first == str(result)
         assert first.startswith("1 rounds, negative ELBO per datum")

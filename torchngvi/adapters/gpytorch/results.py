@@ -34,7 +34,7 @@ class TrainingResult(FitResult):
         if self.refined is None:
             return str(self)
         of_q = self.refined.summary()
-        object.__setattr__(self, "verdict", self.refined.verdict)
+        object.__setattr__(self, "examination", self.refined.examination)
         return self._told(of_q)
 
     def refined_by(self, refined: FitResult) -> "TrainingResult":
@@ -46,7 +46,7 @@ class TrainingResult(FitResult):
         Returns:
             A new result.
         """
-        names = "converged", "members_converged", "posterior", "target", "verdict", "unexamined"
+        names = "converged", "members_converged", "posterior", "target", "examination", "unexamined"
         return replace(self, refined=refined, **{name: getattr(refined, name) for name in names})
 
     def _told(self, of_q: str) -> str:
