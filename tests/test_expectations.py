@@ -548,9 +548,9 @@ class TestGeneralizedLinear:
             (
                 X,
                 y,
-                {"family": "logit"},
+                {"family": "logit-normal"},
                 "family must be one of bernoulli_logit, bernoulli_probit, poisson_log, gaussian, or a Likelihood; "
-                "got 'logit'.",
+                "got 'logit-normal'.",
             ),
         ],
     )
