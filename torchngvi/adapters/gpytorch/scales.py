@@ -27,7 +27,6 @@ _DOUBLINGS = 30
 
 
 @torch.no_grad()
-@evaluated()
 def check_start(
     model: ApproximateGP,
     likelihood: Likelihood,
@@ -43,8 +42,10 @@ def check_start(
     """
     if not conjugate(likelihood) or likelihood.noise.shape[-1] not in (1, len(y)):  # the latter is refused elsewhere
         return
-    prior, y = model.forward(x[:_ROWS]), y[:_ROWS].double()
-    variance = prior.variance.double() + likelihood.noise[..., :_ROWS].double()
+    y = y[:_ROWS].double()
+    with evaluated():
+        prior = model.forward(x[:_ROWS])
+        variance = prior.variance.double() + likelihood.noise[..., :_ROWS].double()
     ratio = float(((y - prior.mean.double()).square() / variance).mean().sqrt())
     if math.isfinite(ratio) and not 1 / _FAR <= ratio <= _FAR:
         warnings.warn(
