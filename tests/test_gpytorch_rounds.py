@@ -311,7 +311,7 @@ class TestParts:
         torch.randn(300, generator=generator)
         y = (f + 0.7 * torch.randn(300, generator=generator) > 0).double()
         torch.manual_seed(0)
-        model = Model(Z=torch.zeros(20, 4))
+        model = Model(kind=OWN[0], Z=torch.zeros(20, 4))
         model.covar_module = (
             kernels.ScaleKernel(kernels.RBFKernel(ard_num_dims=4))
             + kernels.ScaleKernel(kernels.PeriodicKernel(active_dims=[0]))
