@@ -36,9 +36,8 @@ NEEDED = {
     "mixed_model": ["formulae"],
     "tables": ["formulae"],
 }
-WALKS = runpy.run_path(
-    os.fspath(DOCS.parent / "benchmarks" / "walks.py")
-)  # from the folder, wherever torchngvi is from
+# from the folder, wherever torchngvi is from
+WALKS = runpy.run_path(os.fspath(DOCS.parent / "benchmarks" / "walks.py"))
 blocks, commands = WALKS["blocks"], WALKS["commands"]
 
 

@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.psis import hidden, smoothed
 from torchngvi.diagnostics.verdict import Verdict
 
 _GOOD = 0.5  # k̂ below which q is close to the exact posterior
-_NEARLY_ALL = 0.9  # share of the draws that are effective where nearly all weights are equal
 _ENOUGH = 1000  # draws from which k̂ is known to better than ± 0.2
 
 
@@ -30,9 +29,7 @@ class Proposal(NamedTuple):
         if math.isnan(self.k_hat):
             return "not available (the log joint is not finite at some draws of q)"
         text = f"{self.k_hat:.2f}, worth {self.effective:.0f} of {self.draws} draws"
-        if self.k_hat < _GOOD or self.effective < _NEARLY_ALL * self.draws:
-            return text
-        return f"{text}, all but a few of equal weight, and these may hide more"
+        return text if self.k_hat < _GOOD else text + hidden(self.effective, self.draws)
 
 
 def proposal(
