@@ -13,6 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
 LEVELS = [
     {"errors", "extras", "messages", "numerics", "words"},
+    {"arguments"},
     {"distributed"},
     {"structures", "renamed"},
     {"interfaces"},

@@ -169,14 +169,20 @@ def test_a_model_of_another_kind_is_refused_in_words(name):
 
 
 def test_a_batch_must_hold_somebody():
-    with pytest.raises(InputError, match=r"^batch_shape must hold at least one posterior; got \(0,\)\.$"):
+    with pytest.raises(
+        InputError,
+        match=r"^batch_shape must be a tuple of integers of at least 1, \(\) for one posterior; got \(0,\)\.$",
+    ):
         CholeskyGaussian(2, (0,))
     with pytest.raises(
-        InputError, match=r"^batch_shape must be a tuple of integers, \(\) for one posterior; got \(2\.5,\)\.$"
+        InputError,
+        match=r"^batch_shape must be a tuple of integers of at least 1, \(\) for one posterior; got \(2\.5,\)\.$",
     ):
         CholeskyGaussian(2, (2.5,))
     assert CholeskyGaussian(2, (np.int64(3),)).mean.shape == (3, 2)
-    with pytest.raises(InputError, match=r"^batch_shape must be a tuple of integers, \(\) for one posterior; got 2\.$"):
+    with pytest.raises(
+        InputError, match=r"^batch_shape must be a tuple of integers of at least 1, \(\) for one posterior; got 2\.$"
+    ):
         CholeskyGaussian(2, 2)
 
 

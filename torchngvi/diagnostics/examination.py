@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics.allowance import Allowance
 from torchngvi.diagnostics.confirmation import confirm
@@ -42,7 +43,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.mode import Mode
-from torchngvi.models.arguments import FullPrecision, as_target, count
+from torchngvi.models.arguments import FullPrecision, as_target
 from torchngvi.models.guarded import VALUE, Guarded
 from torchngvi.models.warped import unwarped
 from torchngvi.numerics.inference_mode import tracked
@@ -112,7 +113,7 @@ def examine(
         raise InputError(
             "examine compares q with the density exp(log joint / temperature); got temperature 0, where there is none."
         )
-    budget = count("max_gradients", max_gradients, "is a budget of gradients")
+    budget = read_count("max_gradients", max_gradients, "is a budget of gradients")
     if residuals is not None:
         _check_residuals(q, residuals)
     with FullPrecision(q.device.type):

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.callbacks import checked_callbacks
@@ -50,7 +51,7 @@ from torchngvi.fitting.warped import WarpedAverages
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
-from torchngvi.models.arguments import as_target, count
+from torchngvi.models.arguments import as_target
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import NaturalGradientVI
@@ -148,7 +149,7 @@ def fit(
     target = as_target(target)
     processes = target.processes or Processes.alone()
     processes.same_draws()
-    checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
+    checkpoint_every = read_count("checkpoint_every", checkpoint_every, "counts steps")
     callbacks = checked_callbacks(callbacks)
     if batch_size is not None:
         batch_size = _checked_batch_size(q, target, batch_size)
@@ -279,4 +280,4 @@ def _checked_batch_size(q: Posterior, target: Target, batch_size: int) -> int:
             "batch_size is for one posterior of a GeneralizedLinear model; give a log joint its batches by "
             "DataLogJoint."
         )
-    return count("batch_size", batch_size, "counts rows")
+    return read_count("batch_size", batch_size, "counts rows")

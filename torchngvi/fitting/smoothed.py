@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from torchngvi.arguments import read_count
 from torchngvi.errors import InputError
 from torchngvi.expectations.flat import integrand
 from torchngvi.fitting import fingerprints
@@ -26,7 +27,7 @@ from torchngvi.fitting.stopping import Criterion, Evaluations, Unimproved, joine
 from torchngvi.interfaces import Target
 from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.models import LogJoint
-from torchngvi.models.arguments import FullPrecision, classify, count
+from torchngvi.models.arguments import FullPrecision, classify
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.renamed import renamed
@@ -86,7 +87,7 @@ def run(
     converged, the smoothed value has not improved for 20 steps. Its best, ..., is put back. Negative ELBO ...
     """
     for name, number in (("max_steps", max_steps), ("patience", patience)):
-        count(name, number, "counts steps")
+        read_count(name, number, "counts steps")
     if isinstance(optimizer, IFVB | AIFVB) and isinstance(schedule, LambdaLR):
         for power in schedule.lr_lambdas:
             if isinstance(power, PowerSchedule):
@@ -138,7 +139,7 @@ class SmoothedSteps(Engine):
         self.target = prepared if isinstance(prepared, Target) else classify(prepared)
         self.batches = getattr(self.target, "batches", ())
         self.remedy = ""
-        self.window = count("window", window, "counts steps")
+        self.window = read_count("window", window, "counts steps")
         self.steps, self.draws = 0, 0  # the second of the log joint
         self.tolerance, self.small = tolerance, 0  # steps in a row whose norm is within it
         self.values: deque[float] = deque(maxlen=self.window)

@@ -1,8 +1,6 @@
-"""What a user may hand in: numbers, a target, a log joint, or a closure; and how a closure is run."""
+"""What a user may hand in: a target, a log joint, or a closure; and how a closure is run."""
 
 import inspect
-import math
-import numbers
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,76 +11,6 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models import LogJoint
-
-
-def real(name: str, value: Any, what: str) -> float:
-    """Read a number, or a tensor of one, as a float.
-
-    Args:
-        name: the name of the argument, for errors.
-        value: what the user gave.
-        what: what the argument is, for errors.
-
-    Returns:
-        The float.
-
-    Raises:
-        InputError: if it is something else.
-
-    >>> real("lr", torch.tensor(0.5), "is a number")
-    0.5
-    """
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InputError(f"{name} {what}; got {value!r}.")
-    return float(value)
-
-
-def bound(name: str, value: Any, what: str) -> float:
-    """Read a bound that something has to fall below.
-
-    Args:
-        name: the name of the argument, for errors.
-        value: what the user gave.
-        what: what the argument does, for errors.
-
-    Returns:
-        The bound, positive and finite.
-
-    Raises:
-        InputError: if it is something else.
-
-    >>> bound("tolerance", 1, "bounds the norm")
-    1.0
-    """
-    number = real(name, value, f"{what} and must be a number")
-    if not 0 < number < math.inf:
-        raise InputError(f"{name} {what} and must be positive and finite; got {value!r}.")
-    return number
-
-
-def count(name: str, value: Any, what: str) -> int:
-    """Read a whole number of at least 1.
-
-    Args:
-        name: the name of the argument, for errors.
-        value: what the user gave.
-        what: what the argument counts, for errors.
-
-    Returns:
-        The number.
-
-    Raises:
-        InputError: if it is something else.
-
-    >>> count("max_evaluations", 1e3, "counts evaluations")
-    1000
-    """
-    number = real(name, value, f"{what} and must be a whole number, at least 1")
-    if not (number >= 1 and number.is_integer()):
-        raise InputError(f"{name} {what} and must be a whole number, at least 1; got {value!r}.")
-    return int(number)
 
 
 def as_target(source: Any) -> Target:

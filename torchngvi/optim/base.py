@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_number
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
-from torchngvi.models.arguments import real
 from torchngvi.optim import pairs
 from torchngvi.optim.records import Report
 from torchngvi.optim.state import State, complete, converted
@@ -63,7 +63,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         for name in ("lr", "loss_scale"):
             value = group.get(name, self.defaults[name])
             if not isinstance(value, Tensor):
-                real(name, value, "is a number, or a tensor with one entry a member")
+                read_number(name, value, "is a number, or a tensor with one entry a member")
             lowest = float(torch.as_tensor(value).min())
             if not lowest > 0:
                 raise InputError(f"{name} must be positive; got {lowest:g}.")

@@ -18,7 +18,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame
 from torchngvi.numerics.linalg import finite
 from torchngvi.posteriors.conversions import ConvertibleGaussian
-from torchngvi.posteriors.shapes import Shape, sizes
+from torchngvi.posteriors.shapes import Shape, normal
 from torchngvi.posteriors.warped import Warped
 from torchngvi.posteriors.warps import Warp
 from torchngvi.structures.pattern import Structured
@@ -99,8 +99,7 @@ class Gaussian(ConvertibleGaussian):
         >>> tuple(q.mean_probe.grad.shape), tuple(q.root_probe.grad.shape)
         ((2,), (2, 2))
         """
-        size = (*sizes(shape), *self.batch_shape, self.dim)
-        return self.push_noise(torch.randn(size, dtype=self.dtype, device=self.device, generator=generator))
+        return self.push_noise(normal(shape, (*self.batch_shape, self.dim), self.mean_probe, generator))
 
     def push_noise(
         self,

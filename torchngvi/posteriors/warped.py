@@ -23,7 +23,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Posterior
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.conversions import ConvertibleGaussian
-from torchngvi.posteriors.shapes import Shape, sizes
+from torchngvi.posteriors.shapes import Shape, normal
 from torchngvi.posteriors.warps import SinhArcsinh, Warp
 from torchngvi.posteriors.warps.warp import normal_nodes
 
@@ -225,9 +225,8 @@ class Warped(Posterior):
         >>> CholeskyGaussian(2, (3,)).warped().sample((4,), torch.Generator().manual_seed(0)).shape
         torch.Size([4, 3, 2])
         """
-        size = (*sizes(shape), *self.batch_shape, self.dim)
         frame = self.base.frame()
-        z = torch.randn(size, dtype=self.dtype, device=self.device, generator=generator)
+        z = normal(shape, (*self.batch_shape, self.dim), self.base.mean_probe, generator)
         return self.bent(frame.mean + frame.push(z))[0]
 
     def log_prob(
