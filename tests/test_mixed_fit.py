@@ -294,9 +294,7 @@ class TestFit:
         assert torch.equal(
             result.sample(9, torch.Generator().manual_seed(1)), result.sample(9, torch.Generator().manual_seed(1))
         )
-        with pytest.raises(
-            InputError, match=r"^n is a number of draws and must be a whole number, at least 1; got 0\.$"
-        ):
+        with pytest.raises(InputError, match=r"^n is a number of draws and must be a whole number"):
             result.sample(0)
 
     def test_against_a_grid_over_the_globals(self):

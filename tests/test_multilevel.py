@@ -294,9 +294,7 @@ class TestSample:
             torch.testing.assert_close(draws.std(0), marginals.sd, rtol=1e-2, atol=0)
         again = [result.sample(9, torch.Generator().manual_seed(1)) for _ in range(2)]
         assert torch.equal(*again)
-        with pytest.raises(
-            InputError, match=r"^n is a number of draws and must be a whole number, at least 1; got 0\.$"
-        ):
+        with pytest.raises(InputError, match=r"^n is a number of draws and must be a whole number"):
             result.sample(0)
 
 

@@ -103,7 +103,7 @@ class TestCapturedStep:
         message = (
             "tolerance bounds the natural-gradient norm, 0 for no such stop, and must be 0 or larger, and finite; got"
         )
-        with pytest.raises(InputError, match=re.escape(f"{message} {tolerance}.")):
+        with pytest.raises(InputError, match=re.escape(f"{message}; got {tolerance}.")):
             CapturedStep(VN(CholeskyGaussian(2)), self.model, tolerance=tolerance)
 
     def test_tolerance_that_is_no_number(self):

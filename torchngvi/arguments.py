@@ -384,6 +384,10 @@ def read_device(name: str, value: Any) -> torch.device | None:
     device(type='cpu')
     """
     if value is None:
+        if torch.get_default_device().type == "meta":
+            raise InputError(
+                f'{name} must hold numbers, and torch.set_default_device("meta") is in force; pass {name}="cpu".'
+            )
         return None
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | torch.device):
@@ -424,6 +428,7 @@ def read_tensor(
     like: Tensor | None = None,
     shape: Sequence[int | None] | None = None,
     finite: bool = True,
+    remedy: str = "",
 ) -> Tensor:
     """Read real numbers as a floating-point tensor, from a tensor, an array, a table or nested lists.
 
@@ -434,6 +439,7 @@ def read_tensor(
         like: a tensor that decides dtype and device; by default those of the value, or torch's default dtype.
         shape: the sizes, None for any size.
         finite: whether its entries must be finite.
+        remedy: what to do about entries that are not finite, a sentence.
 
     Returns:
         The tensor.
@@ -469,6 +475,7 @@ def read_tensor(
     if finite and not bool(entries.sum().isfinite()) and not bool((there := torch.isfinite(entries)).all()):
         raise InputError(
             f"{name} must be finite; got {int((~there).sum())} NaN or infinite of {entries.numel()} entries."
+            + (f" {remedy}" if remedy else "")
         )
     return tensor
 
@@ -515,16 +522,17 @@ def read_instance(
 
 
 def read_callable(name: str, value: Any, what: str = "is a function") -> Callable[..., Any]:
-    """Check that something can be called, and is no class in the place of an object.
+    """Check that something is a function, and neither a class nor a module without a forward pass.
 
     Raises:
-        InputError: if it cannot.
+        InputError: if it is none.
 
     >>> read_callable("log_prior", 3, "is a function of theta")
     Traceback (most recent call last):
     torchngvi.errors.InputError: log_prior is a function of theta; got 3.
     """
-    if not callable(value):
+    silent = isinstance(value, torch.nn.Module) and type(value).forward is torch.nn.Module.forward
+    if not callable(value) or isinstance(value, type) or silent:
         raise InputError(f"{name} {what}; got {shown(value)}.")
     return value
 
@@ -544,6 +552,21 @@ def read_list(name: str, value: Any, what: str) -> list[Any]:
         return list(value)
     except TypeError as error:  # a tensor without dimensions
         raise InputError(f"{name} {what}; got {shown(value)}.") from error
+
+
+def read_names(name: str, value: Any, what: str) -> tuple[str, ...]:
+    """Read a list of names, no text.
+
+    Raises:
+        InputError: if it is no list, or one of something else than texts.
+
+    >>> read_names("names", ["a", "b"], "are those of the coordinates")
+    ('a', 'b')
+    """
+    names = read_list(name, value, what)
+    if not all(isinstance(each, str) for each in names):
+        raise InputError(f"{name} {what}; got {shown(value)}.")
+    return tuple(names)
 
 
 def read_path(name: str, value: Any, what: str = "is the path of a file") -> Path:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_count
+from torchngvi.arguments import read_count, read_flag, read_path
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.callbacks import checked_callbacks
@@ -51,7 +51,7 @@ from torchngvi.fitting.warped import WarpedAverages
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
-from torchngvi.models.arguments import as_target
+from torchngvi.models.arguments import as_target, read_posterior
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import NaturalGradientVI
@@ -145,10 +145,11 @@ def fit(
     >>> result.converged, round(result.loss, 4)
     (True, 1.3865)
     """
-    _check_posterior(q)
-    target = as_target(target)
+    q, target = read_posterior("fit", q, target), as_target(target)
     processes = target.processes or Processes.alone()
     processes.same_draws()
+    examine = read_flag("examine", examine)
+    checkpoint = None if checkpoint is None else read_path("checkpoint", checkpoint, "is the path of a file, or None")
     checkpoint_every = read_count("checkpoint_every", checkpoint_every, "counts steps")
     callbacks = checked_callbacks(callbacks)
     if batch_size is not None:
@@ -237,16 +238,6 @@ def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
     dear = full and (q.dim > _FULL or bool(q.batch_shape) or not target.products)
     newton = q.dim <= _WIDE and q.structure.closed and not dear and not target.coupled
     return NewtonCG(q) if newton else VN(q)
-
-
-def _check_posterior(q: object) -> None:
-    if isinstance(q, type):
-        raise InputError(f"fit takes a posterior; got the class {q.__name__}. Make one of it: {q.__name__}(dim).")
-    if not isinstance(q, Posterior):
-        raise InputError(
-            f"fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got "
-            f"{type(q).__name__} first."
-        )
 
 
 def _check_in_batches(optimizer: object, batch_size: int | None) -> None:

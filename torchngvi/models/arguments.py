@@ -8,9 +8,75 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
-from torchngvi.interfaces import Target
+from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import LogJoint
+from torchngvi.posteriors.gaussian import Gaussian
+
+
+def kind_of(value: object) -> str:
+    """The class of an object, or which class it is, as messages say it.
+
+    >>> kind_of(1.0), kind_of(float)
+    ('float', 'the class float')
+    """
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def read_posterior(door: str, q: Any, target: object = None) -> Posterior:
+    """Check that what stands in the place of a posterior is one.
+
+    Args:
+        door: the name of the function that takes it first, for the refusal.
+        q: what the user gave.
+        target: what stands in the place of the target, where the two may be swapped.
+
+    Returns:
+        The posterior.
+
+    Raises:
+        InputError: if it is something else, or a class that was not called.
+
+    >>> read_posterior("fit", 3)
+    Traceback (most recent call last):
+    torchngvi.errors.InputError: fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log \
+joint; got int first.
+    """
+    if isinstance(q, type):
+        raise InputError(f"{door} takes a posterior; got the class {q.__name__}. Make one of it: {q.__name__}(dim).")
+    if not isinstance(q, Posterior):
+        swapped = " The arguments are swapped." if isinstance(target, Posterior) else ""
+        inside = " Pass its posterior." if isinstance(getattr(q, "posterior", None), Posterior) else ""
+        raise InputError(
+            f"{door} takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got "
+            f"{type(q).__name__} first.{swapped}{inside}"
+        )
+    return q
+
+
+def read_gaussian(door: str, q: Any, target: object = None) -> Gaussian:
+    """Check that what stands in the place of a Gaussian posterior is one.
+
+    Args:
+        door: the name of the function that takes it first, for the refusal.
+        q: what the user gave.
+        target: what stands in the place of the target, where the two may be swapped.
+
+    Returns:
+        The posterior.
+
+    Raises:
+        InputError: if it is no posterior.
+        PairError: if it is another posterior.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> read_gaussian("laplace", CholeskyGaussian(2)).dim
+    2
+    """
+    q = read_posterior(door, q, target)
+    if not isinstance(q, Gaussian):
+        raise PairError(f"{door} needs a Gaussian posterior, such as CholeskyGaussian(dim); got {type(q).__name__}.")
+    return q
 
 
 def as_target(source: Any) -> Target:
@@ -30,6 +96,11 @@ def as_target(source: Any) -> Target:
     """
     if isinstance(source, Target):
         return source
+    if isinstance(source, Posterior | type):
+        raise InputError(
+            f"a model or a log joint of theta is needed; got {kind_of(source)}. A posterior comes first, then the "
+            "target."
+        )
     target = classify(source)
     if not isinstance(target, Target):
         raise InputError("this needs a model or a log joint of theta; got a function without arguments.")
@@ -51,10 +122,9 @@ def classify(function: Any) -> Target | Callable[[], Tensor]:
     >>> type(classify(lambda theta: -theta.square().sum(-1))).__name__
     'LogJoint'
     """
-    if not callable(function):
+    if not callable(function) or isinstance(function, Posterior | type):
         raise InputError(
-            "step takes a model, a log joint of theta, or a closure that returns the loss; "
-            f"got {type(function).__name__}."
+            f"step takes a model, a log joint of theta, or a closure that returns the loss; got {kind_of(function)}."
         )
 
     def binds(*arguments: object) -> bool:

@@ -260,7 +260,7 @@ class Gaussian(OutputLikelihood):
             return now
         try:
             found = torch.as_tensor(now)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             found = torch.zeros((), device="cpu")
         if not (found > 0).all():
             raise InputError(f"The function scale returns a standard deviation, larger than 0; got {now!r}.")

@@ -56,6 +56,32 @@ def normal(shape: Shape, own: Sequence[int], like: Tensor, generator: torch.Gene
     return torch.randn((*sizes(shape), *own), dtype=like.dtype, device=like.device, generator=generator)
 
 
+def check_points(theta: object, dim: int, like: Tensor) -> None:
+    """Check that points are a tensor of real numbers, (*sample, *batch, D), where the posterior is.
+
+    Args:
+        theta: what the user gave.
+        dim: the number D of coordinates.
+        like: the mean of the posterior, (*batch, D), or something of its shape.
+
+    Raises:
+        InputError: if it is something else, has another width, or is on another device.
+
+    >>> check_points(torch.zeros(5, 2), 2, torch.zeros(2))
+    """
+    if not isinstance(theta, Tensor) or theta.is_complex():
+        raise InputError(f"theta must be a tensor of real numbers that ends in D = {dim}; got {shown(theta)}.")
+    if not theta.ndim or theta.shape[-1] != dim:
+        raise InputError(f"theta must end in D = {dim}; got shape {tuple(theta.shape)}.")
+    if theta.device != like.device:
+        raise InputError(f"theta is on {theta.device} and the posterior on {like.device}; move one of them with .to().")
+    batch = like.shape[:-1]
+    if batch and any(n not in (1, m) and m != 1 for n, m in zip(theta.shape[-2::-1], batch[::-1], strict=False)):
+        raise InputError(
+            f"theta must end in {(*batch, dim)}, as the batch of posteriors; got shape {tuple(theta.shape)}."
+        )
+
+
 def number_of_draws(n: int) -> int:
     """A number of draws, after a check that it is one.
 

@@ -87,9 +87,8 @@ class StartedGaussian(RememberingPosterior):
     ) -> None:
         """Create the two buffers and the probes, and write the start into them."""
         given = [x for x in (mean, scale) if isinstance(x, Tensor)]
-        dtype = read_dtype("dtype", dtype) or read_dtype(
-            "dtype", given[0].dtype if given else torch.get_default_dtype()
-        )
+        usual = given[0].dtype if given else torch.get_default_dtype()
+        dtype = read_dtype("dtype", usual if dtype is None else dtype)
         device = read_device("device", device if device is not None or not given else given[0].device)
         vector = torch.zeros(*self.batch_shape, self.dim, dtype=dtype, device=device)
         matrix = torch.zeros(*self.batch_shape, *self.structure.shape, dtype=dtype, device=device)

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_flag
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Posterior
 from torchngvi.numerics.inference_mode import tracked
@@ -83,6 +84,7 @@ class Warped(Posterior):
         if not isinstance(warp, Warp):
             got = f"the class {warp.__name__}" if isinstance(warp, type) else repr(warp)
             raise InputError(f"warp is a family of curves of torchngvi.posteriors.warps, as SinhArcsinh(); got {got}.")
+        inside = read_flag("inside", inside)
         if inside and (base.structure.widest < base.dim or base.batch_shape):
             raise InputError(
                 "curves inside the root mix all coordinates, and are for one dense Gaussian, without batch dimensions; "

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_number
 from torchngvi.diagnostics import log_expected_likelihood
 from torchngvi.diagnostics.left_out import LeftOut
 from torchngvi.errors import InputError, PairError
 from torchngvi.models import GeneralizedLinear
+from torchngvi.models.arguments import read_posterior
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.gaussian import Gaussian
@@ -209,6 +211,7 @@ def _resolve(model: GeneralizedLinear, member: Tensor, resolved: Tensor, mean: T
 
 
 def _check(q: Gaussian, model: GeneralizedLinear, flag: float) -> None:
+    read_posterior("leave_one_out", q, model)
     wants = "leave_one_out takes a GeneralizedLinear with one dense design and one y; got"
     if not isinstance(model, GeneralizedLinear):
         raise PairError(f"{wants} {type(model).__name__}.")
@@ -225,8 +228,7 @@ def _check(q: Gaussian, model: GeneralizedLinear, flag: float) -> None:
         raise InputError(
             f"leave_one_out is of a posterior, at the temperature 1; this model has {model.temperature:g}."
         )
-    if not isinstance(flag, int | float) or not flag >= 0:
-        raise InputError(f"flag bounds ν², which is not negative; got {flag}.")
+    read_number("flag", flag, "bounds ν²", at_least=0, infinite=True)
 
 
 def _log_density(model: GeneralizedLinear, rows: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
