@@ -5,7 +5,7 @@
 Every callable that the package exports stands here with a call that works on a tiny problem (a *door*), and with what
 is done with the answer: an optimizer takes a step, a part is used by one, a posterior is drawn from.  Then each
 argument is replaced by each of the hostile values.  A case is fine where the call works, or refuses with one of
-`torchngvi.errors`; it is *raw* with any other exception, and where it has no end within ten seconds or asks for more
+`torchngvi.errors`; it is *raw* with any other exception, and where it has no end within five seconds or asks for more
 memory than the machine should give.  The count is printed with the lines of the package where the raw cases end.
 """
 
@@ -55,7 +55,7 @@ from torchngvi.errors import TorchngviError
 from torchngvi.methods import PreconditionedVI
 from torchngvi.posteriors import flat
 
-SECONDS = 10.0  # of the processor, after which a call is said to have no end
+SECONDS = 5.0  # of the processor, after which a call is said to have no end
 MEMORY = 4 << 30  # bytes beyond those that the process has mapped
 
 Then = Callable[[Any], Any]
@@ -1270,11 +1270,13 @@ def main() -> int:
             words[outcome.word] += 1
             if outcome.word == "raw":
                 lines[outcome.line].append((case, outcome.error))
+                if chosen.each:
+                    print(f"{outcome.line} {case}: {outcome.error[:200]}", file=sys.__stdout__, flush=True)
             slow.append((time.perf_counter() - begun, case))
     for line, found in sorted(lines.items(), key=lambda item: -len(item[1])):
         arguments = sorted({f"{name}({argument}=)" for (name, argument, _), _ in found})
         print(f"{len(found):5} {line}: {', '.join(arguments[:6])}{' ..' if len(arguments) > 6 else ''}")
-        for (name, argument, value), error in found if chosen.each else found[:1]:
+        for (name, argument, value), error in found[:1]:
             print(f"        {name}({argument}={value}): {error[:200]}")
     print(f"slowest: {sorted(slow)[-5:]}; {sum(s for s, _ in slow):.0f} s in all")
     print(f"{sum(words.values())} cases: {dict(words)}, on {len(lines)} lines")

@@ -20,6 +20,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import is_size, read_flag, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Cost, Estimator, Expectation, LinearTarget, Marginals, Posterior, Target
 from torchngvi.numerics.gaussian_integrals import Moments, in_blocks
@@ -72,14 +73,14 @@ class PiecewiseBound(Estimator):
 
     def __init__(self, pieces: int = 20, *, clip: bool = False, table: Sequence[Sequence[float]] | None = None) -> None:
         if table is None:
-            if pieces % 2 or not 2 <= pieces <= 100:
+            if not is_size(pieces, at_least=2) or pieces % 2 or pieces > 100:
                 raise InputError(
-                    f"pieces must be even, half of them on each side of 0, and from 2 to 100; got {pieces}."
+                    f"pieces must be even, half of them on each side of 0, and from 2 to 100; got {shown(pieces)}."
                 )
             self.pieces = best_pieces(pieces)
         else:
             self.pieces = _checked(table)
-        self.clip = clip
+        self.clip = clip = read_flag("clip", clip)
         self.comparable = not clip
 
     @property

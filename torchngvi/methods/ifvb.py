@@ -20,7 +20,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.flat import ControlVariate, GradientEstimator, Pathwise
 from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Posterior, StepSize
 from torchngvi.metrics import Preconditioner, Recursive
-from torchngvi.optim import Evaluation, NaturalGradientVI
+from torchngvi.optim import Evaluation, NaturalGradientVI, pairs
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.renamed import moved, renamed, warn_renamed
 from torchngvi.rules import RootGradient
@@ -83,6 +83,7 @@ class PreconditionedVI(NaturalGradientVI):
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
+        pairs.check_kinds(metric=metric, step_size=step_size)
         super().__init__(
             posterior,
             RootGradient(),

@@ -43,7 +43,7 @@ from torchngvi.interfaces import (
     where_members,
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
-from torchngvi.models.arguments import FullPrecision, classify
+from torchngvi.models.arguments import FullPrecision, as_target, classify
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import gradients, notices, pairs
 from torchngvi.optim.averaged import averaged, turned
@@ -240,6 +240,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         Args:
             target: the target to step on.
         """
+        target = as_target(target)
         with FullPrecision(self.posteriors[0].mean_probe.device.type):
             evaluation, heading = self._evaluated(target)
             self._advance(0, evaluation, heading, None)
@@ -264,7 +265,10 @@ class NaturalGradientVI(EvaluatingOptimizer):
         path = heading.path
         whole = self.momentum is not None and self.momentum.of_steps  # it averages steps that are limited already
         if self.momentum is not None:
-            share = self._rho(q, path, lr, state) / lr if whole else torch.ones_like(state["rejections"])
+            # of lr = 0, as a schedule may begin, nothing is taken
+            share = (
+                (self._rho(q, path, lr, state) / lr).nan_to_num(0.0) if whole else torch.ones_like(state["rejections"])
+            )
             path, average = averaged(self.momentum, q, path, share, state["momentum"])
         rho = torch.ones_like(state["rejections"]) * lr if whole else self._rho(q, path, lr, state)
         proposal = proposed(q, path, rho)
