@@ -5,6 +5,7 @@ value as the library works with it.  Readers run where an object is made or a fu
 begins, never within a step.
 """
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -521,11 +522,23 @@ def read_instance(
     raise error(f"{name} {what}; got {shown(value)}.{remedy}")
 
 
-def read_callable(name: str, value: Any, what: str = "is a function") -> Callable[..., Any]:
+def read_callable(
+    name: str, value: Any, what: str = "is a function", *, arguments: str | None = None
+) -> Callable[..., Any]:
     """Check that something is a function, and neither a class nor a module without a forward pass.
 
+    Args:
+        name: the name of the argument.
+        value: what the user gave.
+        what: what the argument is, the rest of the sentence of a refusal.
+        arguments: the arguments with which it will be called, with commas between them, where its signature is to be
+            checked.
+
+    Returns:
+        The function.
+
     Raises:
-        InputError: if it is none.
+        InputError: if it is none, or cannot be called so.
 
     >>> read_callable("log_prior", 3, "is a function of theta")
     Traceback (most recent call last):
@@ -534,6 +547,15 @@ def read_callable(name: str, value: Any, what: str = "is a function") -> Callabl
     silent = isinstance(value, torch.nn.Module) and type(value).forward is torch.nn.Module.forward
     if not callable(value) or isinstance(value, type) or silent:
         raise InputError(f"{name} {what}; got {shown(value)}.")
+    if arguments is not None:
+        try:
+            signature = inspect.signature(value)
+        except (TypeError, ValueError):  # of some built-in functions it is not known
+            return value
+        try:
+            signature.bind(*arguments.split(", "))
+        except TypeError as error:
+            raise InputError(f"{name} is called with ({arguments}); got a function of {signature}.") from error
     return value
 
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame
 from torchngvi.numerics.linalg import eigh
@@ -241,6 +242,10 @@ def third_order_of_values(
 
 
 def _check_pairs(z: Tensor, others: Tensor) -> None:
+    for name, part in (("z", z), ("the values at z", others)):
+        what = "must be a tensor of real numbers"
+        if not read_instance(name, part, Tensor, what).is_floating_point() or part.is_meta or not part.ndim:
+            raise InputError(f"{name} {what}; got {shown(part)}.")
     if z.ndim != 2 or len(z) % 2 or len(z) < 4 * _GROUPS or len(others) != len(z):
         raise InputError(
             f"the third order needs antithetic draws z (S, D), S even and at least {4 * _GROUPS}, and as many values; "

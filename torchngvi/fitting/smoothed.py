@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from torchngvi.arguments import read_count
+from torchngvi.arguments import read_callable, read_count, read_instance, read_size, read_tensor
 from torchngvi.errors import InputError
 from torchngvi.expectations.flat import integrand
 from torchngvi.fitting import fingerprints
@@ -128,8 +128,14 @@ class SmoothedSteps(Engine):
         window: int = 100,
         tolerance: float = 0.0,
     ) -> None:
-        (flat,) = optimizer.posteriors
-        assert isinstance(flat, FlatPosterior)
+        read_instance("optimizer", optimizer, NaturalGradientVI, "is one of a flat posterior, such as IFVB(q)")
+        if schedule is not None:
+            what = "moves the learning rate of the optimizer, as torch.optim.lr_scheduler does"
+            read_instance("schedule", schedule, LRScheduler, what)
+        if monitor is not None:
+            read_callable("monitor", monitor, "is a function without arguments that returns a number")
+        flat = optimizer._only_posterior("run")
+        read_instance("posterior", flat, FlatPosterior, "of run is a flat one, such as Beta(vector)")
         self.flat = flat
         super().__init__(flat)
         if flat.batch_shape:
@@ -307,6 +313,10 @@ def lower_bound(
     >>> value.item(), error.item()  # q is the uniform density
     (0.0, 0.0)
     """
+    q = read_instance("q", q, FlatPosterior, "is a flat posterior, such as Beta(vector)", other=log_joint)
+    draws = read_size("draws", draws, "counts draws")
+    if at is not None:
+        at = read_tensor("at", at, like=q.vector, shape=(*[None] * (q.vector.ndim - 1), q.size))
     theta = q.sample(draws, generator, at)
     h = integrand(q, LogJoint(log_joint), theta, at)
     return h.mean(0), h.std(0) / math.sqrt(draws)

@@ -46,9 +46,7 @@ class Blocks(Preconditioner):
     """
 
     def __init__(self, rule: Preconditioner, sizes: Sequence[int]) -> None:
-        read_instance(
-            "rule", rule, Preconditioner, "is one that learns from scores, such as Recursive()", error=PairError
-        )
+        read_instance("rule", rule, Preconditioner, "is one that learns from scores, such as Recursive()")
         sizes = read_list("sizes", sizes, "lists the length of each block")
         if rule.samples == 0 or isinstance(rule, Blocks):
             raise InputError(f"Blocks splits a rule that learns from scores; got {type(rule).__name__}.")

@@ -214,12 +214,8 @@ class NegativeBinomial(Likelihood):
     of_softplus = True
 
     def __init__(self, dispersion: float) -> None:
-        if not (dispersion > 0 and math.isfinite(dispersion)):
-            raise InputError(
-                f"dispersion is r in the variance mean + mean²/r, positive and finite; got {dispersion}. "
-                "Use family='poisson_log' for r without limit."
-            )
-        self.dispersion = float(dispersion)
+        what = "is r in the variance mean + mean²/r (family='poisson_log' is r without limit)"
+        self.dispersion = read_number("dispersion", dispersion, what, above=0)
 
     def _constant(self, y: Tensor) -> Tensor:
         return math.lgamma(self.dispersion) + torch.lgamma(y + 1) - torch.lgamma(y + self.dispersion)

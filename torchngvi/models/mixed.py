@@ -119,11 +119,10 @@ class MixedLogJoint(SpreadGroups):
                 "priors of standard deviations, MixedPrior(sd=...), are for MixedModel.fit, which integrates random "
                 "effects out; here give precision=Wishart(dof, scale), or None."
             )
-        if len(random) != 2:
-            raise InputError(
-                "random is a pair of a design and groups, RandomEffects(Z, groups); got a "
-                f"{type(random).__name__} of {len(random)} parts."
-            )
+        if not isinstance(random, tuple | list) or len(random) != 2:
+            parts = f" of {len(random)} parts" if isinstance(random, tuple | list) else ""
+            got = f"a {type(random).__name__}{parts}"
+            raise InputError(f"random is a pair of a design and groups, RandomEffects(Z, groups); got {got}.")
         self.fixed = GeneralizedLinear(X, y, family, prior_precision=fixed_scale**-2, weights=weights, offset=offset)
         self.coding = self.fixed.coding
         self.rows = rows = GroupedRows(self.fixed, random[0], random[1], self.members)

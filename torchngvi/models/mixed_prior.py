@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import is_number
 from torchngvi.errors import InputError
 from torchngvi.models import checks
 from torchngvi.numerics.inference_mode import tracked
@@ -73,12 +74,7 @@ def is_positive(value: Any) -> bool:
     >>> is_positive(2), is_positive(math.inf), is_positive("2")
     (True, False, False)
     """
-    if isinstance(value, str):
-        return False
-    try:
-        return 0 < float(value) < math.inf
-    except (TypeError, ValueError):
-        return False
+    return is_number(value, above=0)
 
 
 def checked_prior(prior: object) -> MixedPrior:

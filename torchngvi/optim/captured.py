@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchngvi.arguments import read_count, read_number
+from torchngvi.arguments import read_count, read_number, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Target
 from torchngvi.models.arguments import FullPrecision, as_target
@@ -57,11 +57,16 @@ class CapturedStep:
                 "a captured step is that of an optimizer of a posterior, such as VN(q); got "
                 f"{type(optimizer).__name__}."
             )
+        if not (backend is None or isinstance(backend, str) or callable(backend)):
+            raise InputError(f"backend is one of torch.compile, such as 'inductor', or None; got {shown(backend)}.")
         self.q = optimizer._only_posterior("a captured step")
         target = as_target(target if optimizer.estimator is None else optimizer.estimator.prepared(target))
         _check(optimizer, target, tolerance)
         self.optimizer, self.target, self.tolerance, self.calls = optimizer, target, tolerance, 0
-        self._body = self._step if backend is None else torch.compile(self._step, backend=backend, fullgraph=True)
+        try:
+            self._body = self._step if backend is None else torch.compile(self._step, backend=backend, fullgraph=True)
+        except RuntimeError as error:  # no such backend
+            raise InputError(f"backend is one of torch.compile, such as 'inductor', or None; got {error}") from error
         self._graph: torch.cuda.CUDAGraph | None = None
         self._left: list[tuple[int, int]] = []  # as the last call left what it changes
 
