@@ -553,7 +553,7 @@ def read_callable(
         except (TypeError, ValueError):  # of some built-in functions it is not known
             return value
         try:
-            signature.bind(*arguments.split(", "))
+            signature.bind(*(arguments.split(", ") if arguments else []))
         except TypeError as error:
             raise InputError(f"{name} is called with ({arguments}); got a function of {signature}.") from error
     return value

@@ -50,17 +50,17 @@ def predictor_moments(
     """
     _check(model, q)
     frame = q.frame()
-    X = read_tensor("X", X, like=frame.mean, remedy=_DROP)
+    X = read_tensor("X", X, like=frame.mean, remedy=_REMEDY)
     if X.ndim < 2 or X.shape[-1] != model.dim:
         raise InputError(f"X must have the {model.dim} columns of the fitted design; got shape {tuple(X.shape)}.")
-    offset = torch.zeros_like(X[..., 0]) if offset is None else read_tensor("offset", offset, like=X, remedy=_DROP)
+    offset = torch.zeros_like(X[..., 0]) if offset is None else read_tensor("offset", offset, like=X, remedy=_REMEDY)
     if offset.shape[-1:] != X.shape[-2:-1]:
         raise InputError(f"offset must have one entry a row of X, {X.shape[-2]}; got shape {tuple(offset.shape)}.")
     mean = (X @ frame.mean[..., None])[..., 0] + offset
     return mean, frame.rows(X).square().sum(-1).expand(mean.shape)
 
 
-_DROP = "Drop or impute those rows."
+_REMEDY = "Drop or impute those rows."
 
 
 def _check(model: object, q: object) -> None:
@@ -100,7 +100,7 @@ def log_predictive_density(
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     mean, variance = predictor_moments(model, q, X, offset)
-    y = coded(model.likelihood, read_tensor("y", y, like=mean, remedy=_DROP))
+    y = coded(model.likelihood, read_tensor("y", y, like=mean, remedy=_REMEDY))
     if y.ndim == 0 or y.shape[-1] != mean.shape[-1]:
         raise InputError(f"y must have one entry a row of X, {mean.shape[-1]}; got shape {tuple(y.shape)}.")
     flat = [x.double().expand(mean.shape).reshape(-1) for x in (mean, variance.sqrt(), y)]
@@ -187,7 +187,7 @@ def accuracy(
             "Use log_predictive_density."
         )
     mean, _ = predictor_moments(model, q, X, offset)
-    y = coded(model.likelihood, read_tensor("y", y, like=mean, remedy=_DROP))
+    y = coded(model.likelihood, read_tensor("y", y, like=mean, remedy=_REMEDY))
     if y.ndim == 0 or y.shape[-1] != mean.shape[-1]:
         raise InputError(f"y must have one entry a row of X, {mean.shape[-1]}; got shape {tuple(y.shape)}.")
     hits = (y * mean > 0).to(mean.dtype)
@@ -220,7 +220,7 @@ def coded(
     [-1.0, 1.0, 1.0]
     """
     read_instance("likelihood", likelihood, Likelihood, "is one of torchngvi.models, such as BernoulliLogit()")
-    y = read_tensor("y", y, remedy=_DROP)
+    y = read_tensor("y", y, remedy=_REMEDY)
     if not likelihood.discrete:
         return likelihood.checked(y)
     if bool(((y == 0) | (y == 1)).all()):
@@ -260,6 +260,10 @@ def log_expected_likelihood(
     >>> log_expected_likelihood(BernoulliProbit(), e, s, torch.ones(2).double()).exp()  # Φ(e/√(1 + s²))
     tensor([0.9332, 0.5199], dtype=torch.float64)
     """
+    read_instance("likelihood", likelihood, Likelihood, "is one of torchngvi.models, such as BernoulliLogit()")
+    mean = read_tensor("mean", mean, shape=(None,), finite=False)
+    sd = read_tensor("sd", sd, like=mean, shape=mean.shape, finite=False)
+    y = read_tensor("y", y, like=mean, shape=mean.shape, finite=False)
 
     def h(z: Tensor, *, rows: slice = slice(None)) -> Tensor:
         shape = (-1,) + (1,) * (z.ndim - 1)

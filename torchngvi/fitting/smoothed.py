@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from torchngvi.arguments import read_callable, read_count, read_instance, read_size, read_tensor
+from torchngvi.arguments import read_callable, read_count, read_instance, read_size, read_tensor, shown
 from torchngvi.errors import InputError
 from torchngvi.expectations.flat import integrand
 from torchngvi.fitting import fingerprints
@@ -133,7 +133,7 @@ class SmoothedSteps(Engine):
             what = "moves the learning rate of the optimizer, as torch.optim.lr_scheduler does"
             read_instance("schedule", schedule, LRScheduler, what)
         if monitor is not None:
-            read_callable("monitor", monitor, "is a function without arguments that returns a number")
+            read_callable("monitor", monitor, "is a function that returns a number", arguments="")
         flat = optimizer._only_posterior("run")
         read_instance("posterior", flat, FlatPosterior, "of run is a flat one, such as Beta(vector)")
         self.flat = flat
@@ -206,11 +206,11 @@ class SmoothedSteps(Engine):
     def _monitored(self, monitor: Callable[[], float]) -> float:
         """The monitored value with the estimate in the posterior; λ is put back."""
         if not isinstance(self.optimizer, AIFVB):
-            return float(monitor())
+            return _number(monitor())
         iterate = self.flat.vector.detach().clone()
         try:
             self._put(self._estimate())
-            return float(monitor())
+            return _number(monitor())
         finally:
             self._put(iterate)
 
@@ -320,3 +320,11 @@ def lower_bound(
     theta = q.sample(draws, generator, at)
     h = integrand(q, LogJoint(log_joint), theta, at)
     return h.mean(0), h.std(0) / math.sqrt(draws)
+
+
+def _number(value: object) -> float:
+    """What a monitor has returned, as a float, which may be NaN."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"monitor must return a number; got {shown(value)}.") from error

@@ -258,6 +258,7 @@ def Sharded(
     True
     """
     processes = group if isinstance(group, Processes) else Processes(group)
+    num_data = read_count("num_data", num_data, "counts the rows of all processes")
     part = part_of(local, num_data, processes)
     if isinstance(part, MixedLogJoint):
         return part.spread(processes)

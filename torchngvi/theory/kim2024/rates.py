@@ -14,6 +14,7 @@ field and the symmetric root the floor is enough.
 import math
 from typing import NamedTuple
 
+from torchngvi.arguments import read_flag, read_number
 from torchngvi.errors import InputError
 
 
@@ -270,22 +271,20 @@ def closed_entropy_bound(
 
 def _jacobian(dim: int, kurtosis: float, mean_field: bool) -> float:
     """E J|T_λ u - T_λ' u|² ≤ this times |λ - λ'|²."""
+    mean_field = read_flag("mean_field", mean_field)
     return 2 * kurtosis * math.sqrt(dim) + 1 if mean_field else dim + kurtosis
 
 
 def _check(L: float, dim: int, kurtosis: float, **squares: float) -> None:
     _positive(L=L, dim=dim)
-    if kurtosis < 1:
-        raise InputError(f"kurtosis is E u⁴ for E u² = 1, at least 1; got {kurtosis:g}.")
+    read_number("kurtosis", kurtosis, "is E u⁴ for E u² = 1", at_least=1)
     for name, value in squares.items():
-        if not value >= 0:
-            raise InputError(f"{name} is not negative; got {value:g}.")
+        read_number(name, value, at_least=0)
 
 
 def _positive(**constants: float) -> None:
     for name, value in constants.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise InputError(f"{name} must be positive and finite; got {value:g}.")
+        read_number(name, value, above=0)
 
 
 def _count(steps: float) -> int:
