@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_number, read_sizes
+from torchngvi.arguments import read_callable, read_number, read_sizes
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
@@ -203,6 +203,7 @@ def confirm(
     if max(indices) >= q.dim:
         raise InputError(f"coordinates {what}; got {list(indices)}.")
     coordinates = torch.tensor(indices, device=q.device)
+    read_callable("over", over, "is a function that says whether the time is over", arguments="")
     max_gradients = read_number("max_gradients", max_gradients, "is a budget", above=0, infinite=True)
     A = Response(q, target, Fixed(num_samples, seed))
     b = A.pull(coordinates)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.averaging import Averaging
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.flat import ControlVariate, GradientEstimator, Pathwise
@@ -214,7 +215,7 @@ class IFVB(PreconditionedVI):
     ) -> None:
         super().__init__(
             posterior,
-            metric or Recursive(beta=_BETA),
+            Recursive(beta=_BETA) if metric is None else metric,
             lr,
             estimator=estimator,
             step_size=step_size,
@@ -262,6 +263,10 @@ class AIFVB(IFVB):
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
+        if averaging is not None:
+            read_instance(
+                "averaging", averaging, Averaging, "is one of torchngvi.ifvb.Averaging, or None", error=PairError
+            )
         self.averaging = averaging or Averaging()
         super().__init__(
             posterior,

@@ -7,7 +7,7 @@ from typing import Any, Self, final
 
 import torch
 
-from torchngvi.arguments import read_count
+from torchngvi.arguments import read_size
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
@@ -233,8 +233,7 @@ class MixedModel(MixedLogJoint):
         asked.check_way(marginalise)
         if nodes is not None and marginalise in ("response", "none"):
             raise InputError(f"nodes are those of marginalise='quadrature'; got marginalise={marginalise!r}.")
-        if read_count("draws", draws, "counts draws") < _FEWEST:
-            raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
+        read_size("draws", draws, "counts draws, which are to say something about a tail,", at_least=_FEWEST)
         way = self._default() if marginalise is None and nodes is None else marginalise or "quadrature"
         if way != "quadrature" and (self.learned is not None or self.scales is not None):
             what = f"a {self.learned.name} that is learned" if self.learned else "priors of standard deviations"

@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_count
+from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
@@ -149,8 +149,8 @@ class MultilevelModel(MultilevelLogJoint):
         """
         budget, seed = Budget(max_evaluations, max_seconds), asked.seed_of(seed)
         asked.check_way(marginalise)
-        if draws is not None and read_count("draws", draws, "counts draws") < _FEWEST:
-            raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
+        if draws is not None:
+            read_size("draws", draws, "counts draws, which are to say something about a tail,", at_least=_FEWEST)
         noisy = isinstance(self.rows.likelihood, GaussianNoise)
         way = ("quadrature" if noisy else "response") if marginalise is None else marginalise
         if way == "quadrature" and not noisy:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_seed, read_size
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import exports, predictions
@@ -213,7 +214,12 @@ class MultilevelResult(Fitted):
             Equally likely draws; the same ones for the same arguments.
         """
         rows, names = self.model.rows, self.model.names
-        count = min(_DRAWS, max(100, _HELD // rows.beta.start)) if count is None else count
+        count = (
+            min(_DRAWS, max(100, _HELD // rows.beta.start))
+            if count is None
+            else read_size("count", count, "counts draws")
+        )
+        seed = read_seed("seed", seed)
         if (count, seed) not in self._kept:
             generator = torch.Generator().manual_seed(seed)
             theta = self.weighted.resampled(count, generator)
@@ -258,6 +264,7 @@ class MultilevelResult(Fitted):
             InputError: rows of another width, groups that are none of the data, a factor left out, another kind.
         """
         predictions.check_kind(kind)
+        seed = read_seed("seed", seed)
         if self.designs is not None and random is None:
             X, random, offset = self.designs(X)
         if random is None or set(random) != set(self.model.names):

@@ -251,7 +251,7 @@ def check_batches(batches: Any, num_data: int) -> None:
     Raises:
         InputError: an iterator, which is used up by one pass; no rows.
     """
-    if not isinstance(batches, Iterable) or isinstance(batches, Iterator):
+    if not isinstance(batches, Iterable) or isinstance(batches, Iterator | str | bytes | Tensor | type):
         raise InputError(
             "batches must be iterable for one pass after another, a DataLoader or a list; got "
             f"{type(batches).__name__}."

@@ -3,12 +3,12 @@
 import fnmatch
 import math
 from collections.abc import Mapping
-from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from torchngvi.arguments import is_number, shown
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Dense, Diagonal, Family, Kronecker, Rows
 
@@ -45,46 +45,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
-
-
-def read_number(given: Any) -> int:
-    """Read the number of labels in the training data.
-
-    Args:
-        given: an integer of Python or NumPy.
-
-    Returns:
-        It.
-
-    Raises:
-        InputError: if it is no integer, or less than 1.
-
-    >>> read_number(100)
-    100
-    """
-    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
-        raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {given!r}.")
-    return int(given)
-
-
-def read_temperature(given: Any) -> float:
-    """Read a temperature.
-
-    Args:
-        given: a number, perhaps as a tensor of one.
-
-    Returns:
-        It.
-
-    Raises:
-        InputError: if it is negative or not finite.
-
-    >>> read_temperature(1)
-    1.0
-    """
-    if not is_number(given) or not 0 <= float(given) < math.inf:
-        raise InputError(f"temperature is 0 or larger, and finite; got {given!r}.")
-    return float(given)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -198,18 +158,6 @@ def fan_in(model: nn.Module, name: str) -> int:
     return max(math.prod(weight.shape[1:]), 1)
 
 
-def is_number(given: Any) -> bool:
-    """Return whether this is a real number, perhaps as a tensor of one.
-
-    Args:
-        given: anything.
-
-    >>> is_number(1), is_number("1")
-    (True, False)
-    """
-    return isinstance(given, Real) or (isinstance(given, Tensor) and given.numel() == 1)
-
-
 def _is_matrix(p: Tensor) -> bool:
     """Whether a parameter has two sides for a Kronecker product, neither of them empty."""
     return p.ndim > 1 and p.numel() > 0
@@ -242,8 +190,8 @@ def families(model: nn.Module, num_data: int, structure: Structure, prior: Prior
     for name in kinds:
         if name not in priors:
             raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
-        if not is_number(priors[name]) or not 0 < float(priors[name]) < math.inf:
-            raise InputError(f"prior_precision is larger than 0 and finite; got {priors[name]!r} for {name}.")
+        if not is_number(priors[name], above=0):
+            raise InputError(f"prior_precision is larger than 0 and finite; got {shown(priors[name])} for {name}.")
     kinds = {
         name: "diagonal" if kind == "kronecker" and not _is_matrix(parameters[name]) else kind
         for name, kind in kinds.items()

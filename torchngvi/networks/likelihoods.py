@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.networks.labels import OF_CLASSES, check_binary, check_classes, check_labels
 
@@ -215,8 +216,8 @@ class Gaussian(OutputLikelihood):
 
     def __init__(self, scale: float | Callable[[], Tensor]) -> None:
         one = isinstance(scale, Real) or (isinstance(scale, Tensor) and scale.numel() == 1)
-        if not callable(scale) and (not one or not scale > 0):
-            raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {scale!r}.")
+        if not callable(scale) and (not one or isinstance(scale, bool) or not scale > 0) or isinstance(scale, type):
+            raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {shown(scale)}.")
         self.scale = scale
         self._first: Tensor | None = None  # a scale that is learned, where the training began
 

@@ -105,9 +105,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         loss_scale: float = 1.0,
     ) -> None:
         pairs.check_kinds(rule=rule, step_size=step_size, estimator=estimator, metric=metric, momentum=momentum)
-        if isinstance(posterior, Posterior) or not isinstance(posterior, Iterable):
-            posterior = [posterior]
-        groups = [g if isinstance(g, dict) else {"posterior": g} for g in posterior]
+        groups = [g if isinstance(g, dict) else {"posterior": g} for g in pairs.posteriors_of(posterior)]
         framed = all(getattr(group.get("posterior"), "framed", True) for group in groups)
         by_trial = lr is None and step_size is None and momentum is None and rule.natural
         if metric is None and by_trial and framed:
