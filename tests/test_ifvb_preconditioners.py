@@ -393,24 +393,36 @@ def test_defaults_of_the_damped_matrices():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Recursive(eps=0.0), r"eps of H_0 = eps I must be positive.*got 0.0"),
-        (lambda: Recursive(eps=-1.0), r"eps of H_0 = eps I must be positive"),
-        (lambda: Recursive(c_beta=-1.0), r"c_beta must not be negative; got -1.0"),
-        (lambda: Recursive(beta=0.5), r"beta must lie in \(0, alpha - 1/2\), so below 1/2; got 0.5"),
+        (
+            lambda: Recursive(eps=0.0),
+            r"eps is that of H_0 = eps I, None for the scale of the scores, and must be positive.*got 0.0",
+        ),
+        (
+            lambda: Recursive(eps=-1.0),
+            r"eps is that of H_0 = eps I, None for the scale of the scores, and must be positive",
+        ),
+        (lambda: Recursive(c_beta=-1.0), r"c_beta must be 0 or larger; got -1.0"),
+        (
+            lambda: Recursive(beta=0.5),
+            r"beta lies in \(0, alpha - 1/2\) and must be above 0, below 0\.5, finite; got 0.5",
+        ),
         (lambda: Recursive(beta=0.0), r"beta must lie in"),
-        (lambda: Recursive(0), r"samples is a number of draws, at least 1; got 0"),
+        (lambda: Recursive(0), r"samples counts draws and must be a whole number, at least 1; got 0"),
         (lambda: MatrixFree(eps=0.0), r"eps of H_0"),
-        (lambda: MatrixFree(5, keep=9), r"keep counts the vectors of at least one iteration, 10; got 9"),
-        (lambda: BatchFisher(0), r"samples is a number of draws, at least 1; got 0"),
+        (
+            lambda: MatrixFree(5, keep=9),
+            r"keep counts the vectors of one iteration or more and must be a whole number, at least 10; got 9",
+        ),
+        (lambda: BatchFisher(0), r"samples counts draws and must be a whole number, at least 1; got 0"),
         (lambda: BatchFisher(5, -0.1), r"rho is the damping.*not negative; got -0.1"),
-        (lambda: Window(0), r"keep is a number of draws, at least 1; got 0"),
+        (lambda: Window(0), r"keep counts draws and must be a whole number, at least 1; got 0"),
         (lambda: Window(5, 6), r"samples are new scores among the 5 kept; got 6"),
         (lambda: Window(5, 5, 0.0), r"rho must be positive"),
         (lambda: Blocks(Recursive(), []), r"sizes lists the length of each block; got none"),
-        (lambda: Blocks(Recursive(), [0]), r"a block size is a number of draws, at least 1; got 0"),
+        (lambda: Blocks(Recursive(), [0]), r"a block size counts draws and must be a whole number, at least 1; got 0"),
         (lambda: Blocks(Exact(), [1]), r"Blocks splits a rule that learns from scores; got Exact"),
         (lambda: Blocks(Recursive(), [3]).fresh(family(4)), r"the blocks have 3 entries and lambda has 4"),
-        (lambda: Adam((1.0, 0.9)), r"betas are weights of the past, at least 0 and below 1"),
+        (lambda: Adam((1.0, 0.9)), r"betas are two weights of the past, at least 0 and below 1"),
     ],
 )
 def test_values_that_are_refused(build, message):

@@ -526,11 +526,12 @@ OF_A_FIT = {
     ),
     "few draws": (
         lambda m: m.fit(draws=99),
-        "draws must be at least 100, which say something about a tail; got 99.",
+        "draws counts draws, which are to say something about a tail, and must be a whole number, at least 100; got "
+        "99.",
     ),
     "one node": (
         lambda m: MarginalMixed(m, 1),
-        "nodes is the number of quadrature nodes in each dimension, at least 2; got 1.",
+        "nodes is the number of quadrature nodes in each dimension and must be a whole number, at least 2; got 1.",
     ),
 }
 OF_A_RESULT = {
@@ -538,7 +539,7 @@ OF_A_RESULT = {
     "names of groups": (lambda r: r.named(groups=["ann"]), "groups must be 12 names, one for each; got 1."),
     "an interval": (
         lambda r: r.summary(95),
-        "interval is the probability of an interval, between 0 and 1; got 95.",
+        "interval is the probability of an interval and must be above 0, below 1, finite; got 95.",
     ),
     "a kind": (
         lambda r: r.predict([[1.0, 0.0]], [[1.0, 0.0]], kind="median"),
@@ -592,7 +593,7 @@ class TestRefusals:
 
 @pytest.mark.parametrize("given", ["0.9", True, None, [0.9]])
 def test_an_interval_that_is_no_number(fitted, given):
-    sentence = f"interval is the probability of an interval, a number such as 0.9; got {given!r}."
+    sentence = f"interval is the probability of an interval and must be a number; got {given!r}."
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         fitted[1].summary(given)
     assert fitted[1].summary(np.float32(0.5)).interval == 0.5

@@ -458,7 +458,10 @@ class TestRefusals:
         for settings, sentence in (
             ({"marginalise": "quadrature"}, "is done where noise is Gaussian; the likelihood is PoissonLog"),
             ({"marginalise": "all"}, "marginalise must be quadrature, response or none; got 'all'"),
-            ({"draws": 10}, "draws must be at least 100"),
+            (
+                {"draws": 10},
+                "draws counts draws, which are to say something about a tail, and must be a whole number, at least 100",
+            ),
             ({"max_seconds": 0}, "max_seconds bounds the time and must be positive"),
         ):
             with pytest.raises(InputError, match=sentence):

@@ -53,7 +53,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         """
         group = dict(param_group)
         q = group.pop("posterior", None)
-        if q is None:
+        if "posterior" not in param_group:
             raise InputError(
                 f'a param group of {type(self).__name__} is such as {{"posterior": q, "lr": 0.1}}; got the keys '
                 f"{listed(sorted(map(str, param_group)))}. Give other parameters to a torch optimizer."
