@@ -19,6 +19,7 @@ import inspect
 import io
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -1201,13 +1202,19 @@ def run(name: str, argument: str | None = None, value: str | None = None) -> Out
     return Outcome("works")
 
 
+_SIGNATURE = re.compile(r"missing \d+ required|takes .* positional argument|unexpected keyword argument")
+
+
 def is_own(error: BaseException) -> bool:
     """Whether an error is raised by code that is the user's, or a convention of scikit-learn's.
 
     A function of a door that is called with hostile data, a hostile function or network that is called with good ones:
-    each raises its own error, which must reach its author as it is.  Estimators refuse data by the ``ValueError`` and
+    each raises its own error, which must reach its author as it is, and so must what Python says of a function that
+    takes other arguments.  Estimators refuse data by the ``ValueError`` and
     ``TypeError`` of scikit-learn's validation, as every estimator does.
     """
+    if isinstance(error, TypeError) and _SIGNATURE.search(str(error)):
+        return True
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     inside = [k for k, file in enumerate(files) if f"{os.sep}torchngvi{os.sep}" in file]
     if not inside:

@@ -332,7 +332,7 @@ def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
     """
     if isinstance(given, OutputLikelihood):
         return copy.copy(given)
-    if given == "gaussian":
+    if isinstance(given, str) and given == "gaussian":
         raise InputError('likelihood="gaussian" needs the scale of the noise; say torchngvi.networks.Gaussian(scale).')
     if not isinstance(given, str) or given not in NAMED:
         raise InputError(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from torchngvi.arguments import read_size, shown
+from torchngvi.arguments import read_callable, read_size, shown
 from torchngvi.errors import InputError
 from torchngvi.networks.likelihoods import OutputLikelihood
 
@@ -183,11 +183,8 @@ def check_function(read: Callable[[Any], Tensor], name: str) -> Callable[[Any], 
     Raises:
         InputError: if it is none.
     """
-    if not callable(read):
-        raise InputError(
-            f"{name} is a function of what the network returns, as lambda returned: returned[0]; got {read!r}."
-        )
-    return read
+    what = "is a function of what the network returns, as lambda returned: returned[0]"
+    return read_callable(name, read, what, arguments="returned")
 
 
 def tensor_in(output: Any, hint: str) -> Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchngvi.arguments import is_number, read_list, read_number, shown
+from torchngvi.arguments import is_number, read_callable, read_list, read_number, shown
 from torchngvi.errors import InputError
 from torchngvi.networks.attached import radius_of
 
@@ -67,6 +67,7 @@ def choose_radius(
             "choose_radius takes a function train(steps, radius) that returns the negative log likelihood of "
             f"validation data; got a {type(train).__name__}."
         )
+    read_callable("train", train, "is a function train(steps, radius)", arguments="steps, radius")
     default = radius_of(steps, None)
     what = "are of the default radius, one at least, larger than 0"
     factors = read_list("factors", factors, what)

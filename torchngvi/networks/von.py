@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchngvi.arguments import is_number, read_count, read_list, read_number, shown
+from torchngvi.arguments import is_number, read_count, read_instance, read_list, read_number, shown
 from torchngvi.errors import InputError
 from torchngvi.networks.attached import Attachment, radius_of
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, Reparametrized, SampledLabels
@@ -164,6 +164,7 @@ class VON(NaturalMomentum):
         length = radius_of(steps, radius)
         super().__init__(_posterior(model, num_data, bayesian), lr, beta)
         curvature = SampledLabels() if curvature is None else curvature
+        read_instance("curvature", curvature, Curvature, "is a way to observe it, such as SampledLabels(), or None")
         self.q.plan_(steps, curvature.every)
         self.attachment = Attachment([self], self.q, length, curvature, prior_in_gradient=False)
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from torchngvi.adapters.files.reader import ROWS, checked_rows, found, numbers
+from torchngvi.arguments import read_instance, read_names
 from torchngvi.errors import InputError
 
 
@@ -40,8 +41,12 @@ class Csv:
         rows: int = ROWS,
         separator: str = ",",
     ) -> None:
-        self.paths, self.target, self.columns = found(files), target, columns
-        self.rows, self.separator = checked_rows(rows), separator
+        self.paths, self.rows = found(files), checked_rows(rows)
+        self.target = read_instance("target", target, str, "is the name of a column")
+        self.columns = None if columns is None else read_names("columns", columns, "are names of columns, or None")
+        self.separator = read_instance("separator", separator, str, "is the character between two cells")
+        if not separator:
+            raise InputError("separator is the character between two cells; got an empty text.")
         self._count: int | None = None
 
     @property

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import biject_to
 
+from torchngvi.arguments import read_callable
 from torchngvi.errors import InputError
 
 _MOST = 6  # names in a sentence
@@ -46,7 +47,7 @@ def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
     if fn.support.is_discrete:
         return fn.sample()
     try:
-        value = init_loc_fn(site)
+        value = read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")(site)
     except NotImplementedError:  # an improper prior
         transform = biject_to(fn.support)
         return transform(torch.zeros(transform.inverse_shape(fn.shape())))

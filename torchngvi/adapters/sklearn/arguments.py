@@ -1,11 +1,11 @@
 """Arguments of the estimators, after a check: numbers, numbers of draws, and seeds by scikit-learn's convention."""
 
-import math
-from numbers import Integral, Real
+from numbers import Integral
 
 import numpy as np
 import torch
 
+from torchngvi.arguments import is_number, is_size, shown
 from torchngvi.errors import InputError
 
 RandomState = int | np.random.RandomState | None  # by scikit-learn's convention, see `seed_of`
@@ -17,7 +17,7 @@ def is_positive(value: object) -> bool:
     >>> is_positive(0.5), is_positive(True), is_positive("a")
     (True, False, False)
     """
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
+    return is_number(value, above=0)
 
 
 def check_sd(name: str, value: object) -> None:
@@ -41,9 +41,9 @@ def checked_count(n_samples: object) -> int:
     >>> checked_count(3)
     3
     """
-    if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 0:
-        raise InputError(f"n_samples is a number of draws; got {n_samples!r}.")
-    return int(n_samples)
+    if not is_size(n_samples, at_least=0):
+        raise InputError(f"n_samples is a number of draws; got {shown(n_samples)}.")
+    return int(n_samples)  # type: ignore[call-overload]
 
 
 def seed_of(random_state: RandomState) -> int:

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, is_positive
+from torchngvi.arguments import read_flag
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -178,6 +179,7 @@ def warn_of_constants(X: Array, estimator: Any) -> None:
         X: the rows, (n_samples, n_features).
         estimator: with the names of the columns, where they have some.
     """
+    read_flag("fit_intercept", estimator.fit_intercept)
     same = (X[:1] == X).all(0)
     if not estimator.fit_intercept or len(X) < 2 or not same.any():
         return
