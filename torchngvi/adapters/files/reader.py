@@ -112,6 +112,9 @@ def found(files: str | Path | Iterable[str | Path]) -> list[str]:
         paths = [str(read_path("files", path, what)) for path in read_list("files", files, what)]
     else:
         paths = [str(files)] if Path(files).is_file() else sorted(glob.glob(str(files)))
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing and not isinstance(files, str | Path):
+        raise InputError(f"there is no file {missing[0]!r}.")
     if not paths:
         raise InputError(f"there are no files {str(files)!r}.")
     return paths

@@ -80,5 +80,8 @@ def frames(path: str, separator: str, rows: int) -> Iterator[Any]:
     """
     import pandas as pd
 
-    with pd.read_csv(path, sep=separator, skipinitialspace=True, chunksize=rows) as frames:
-        yield from frames
+    try:
+        with pd.read_csv(path, sep=separator, skipinitialspace=True, chunksize=rows) as frames:
+            yield from frames
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise InputError(f"{path!r} is no table of text with the separator {separator!r}: {error}.") from error

@@ -78,7 +78,7 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
             of targets.
     """
     features = latents.strategy.inducing_points.shape[-1]
-    if isinstance(batches, str | bytes | type) or not hasattr(batches, "__iter__"):
+    if isinstance(batches, str | bytes | type) or not hasattr(batches, "__iter__") or getattr(batches, "ndim", 1) == 0:
         raise InputError(f"batches is a DataLoader or a list of pairs (x, y) of tensors; got {shown(batches)}.")
     for batch in batches:
         parts = batch if isinstance(batch, tuple | list) else (batch,)

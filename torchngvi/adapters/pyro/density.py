@@ -38,7 +38,7 @@ from torchngvi.adapters.pyro.sites import (
 )
 from torchngvi.adapters.pyro.starting import listed, start
 from torchngvi.adapters.pyro.validation import validate
-from torchngvi.arguments import read_callable, read_instance, read_list
+from torchngvi.arguments import read_callable, read_instance, read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
@@ -82,7 +82,9 @@ class ModelLogJoint(Target):
         if latents is not None:
             read_instance("latents", latents, Trace, "is a trace of Pyro, or None")
         if order is not None:
-            read_instance("order", order, Tensor, "is a tensor of indices of coordinates, or None")
+            what = "is a tensor of the indices of coordinates, (D,), or None"
+            if read_instance("order", order, Tensor, what).ndim != 1 or order.dtype != torch.int64:
+                raise InputError(f"order {what}; got {shown(order)}.")
         self.layout, self.initial = prototype(model, args, self.kwargs, latents, order)
         self._indices: dict[str, Tensor] = {}
         self.enumerates, self.nesting = False, 0

@@ -1,12 +1,13 @@
 """Fitting a guide at once, to its log joint; and what of it the steps of `NaturalSVI` share."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pyro import poutine
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
+from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.finding import factored

@@ -37,6 +37,7 @@ from torchngvi.adapters.pyro.structure import Structure, check_choice, check_pla
 from torchngvi.arguments import read_callable, read_instance, read_number
 from torchngvi.errors import InputError
 from torchngvi.fitting.laplace import laplace
+from torchngvi.interfaces import Posterior
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
@@ -95,7 +96,8 @@ class AutoGaussian(AutoContinuous):
         init_scale: float = 0.1,
         name: str = "AutoGaussian",
     ) -> None:
-        if isinstance(posterior, torch.nn.Module) or not callable(posterior):
+        kinds = isinstance(posterior, type) and not issubclass(posterior, Posterior)
+        if isinstance(posterior, torch.nn.Module) or not callable(posterior) or kinds:
             raise InputError(
                 f"posterior makes q once its size is known: pass a class such as CholeskyGaussian; got {posterior!r}."
             )

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, is_positive
-from torchngvi.arguments import read_flag
+from torchngvi.arguments import read_choice, read_flag
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -88,8 +88,7 @@ class BayesianLinear(BaseEstimator):
 
     def _checked(self) -> bool:
         """Check the settings that all have; whether the prior is to be found by evidence."""
-        if self.posterior not in POSTERIORS:
-            raise InputError(f"posterior must be one of {', '.join(POSTERIORS)}; got {self.posterior!r}.")
+        read_choice("posterior", self.posterior, POSTERIORS, f"must be one of {', '.join(POSTERIORS)}")
         auto = isinstance(self.prior_precision, str) and self.prior_precision == "auto"
         if not auto and not is_positive(self.prior_precision):
             raise InputError(f"prior_precision must be positive, or 'auto'; got {self.prior_precision!r}.")

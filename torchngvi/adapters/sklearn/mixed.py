@@ -66,7 +66,10 @@ class _Mixed(BaseEstimator):
     def _parted(self, X: Any, groups: Any) -> tuple[Any, Array]:
         if groups is not None:
             labels = np.asarray(groups)
-            rows = X.shape[0] if hasattr(X, "shape") else len(X)  # a sparse matrix has no length
+            shape = getattr(X, "shape", None)  # a sparse matrix has no length
+            if not (shape or hasattr(X, "__len__")) or isinstance(X, type):
+                raise InputError(f"X is a matrix, one row an observation; got {shown(X)}.")
+            rows = shape[0] if shape else len(X)
             if labels.shape != (rows,):
                 raise InputError(f"groups must be one label for each of the {rows} rows; got shape {labels.shape}.")
             return X, labels
