@@ -100,9 +100,7 @@ class TestCapturedStep:
 
     @pytest.mark.parametrize("tolerance", [float("nan"), -1.0, float("inf")])
     def test_tolerance(self, tolerance):
-        message = (
-            "tolerance bounds the natural-gradient norm, 0 for no such stop, and must be 0 or larger, and finite; got"
-        )
+        message = "tolerance bounds the natural-gradient norm, 0 for no such stop, and must be 0 or larger, and finite"
         with pytest.raises(InputError, match=re.escape(f"{message}; got {tolerance}.")):
             CapturedStep(VN(CholeskyGaussian(2)), self.model, tolerance=tolerance)
 

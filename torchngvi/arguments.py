@@ -456,7 +456,6 @@ def read_tensor(
         # straight to the dtype that is wanted: 0.1 must not pass through float32
         at = {} if like is None else {"dtype": like.dtype, "device": like.device}
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, **at)
-        tensor = torch.as_tensor(tensor)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{name} must be numbers; got {type(value).__name__} ({error}).") from error
     if tensor.is_complex():
