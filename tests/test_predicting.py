@@ -311,7 +311,7 @@ def test_the_prior_by_evidence(tmp_path):
     assert curve[-1]["precision"] == [pytest.approx(elbo["auto"]["prior_precision"])]
     assert curve[-1]["elbo"] == pytest.approx(elbo["auto"]["elbo"], abs=1e-8)
     assert elbo["100"]["evidence"] == []
-    assert elbo["auto"]["intercept_sd"] == pytest.approx(10)
+    assert elbo["auto"]["intercept_sd"] == pytest.approx(2.5)
 
 
 def test_noise_and_prior_by_evidence(tmp_path, capsys):

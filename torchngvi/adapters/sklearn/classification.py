@@ -12,6 +12,7 @@ from torch import Tensor
 from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of
 from torchngvi.adapters.sklearn.base import AUTO, Array, BayesianLinear, warn_of_constants
 from torchngvi.adapters.sklearn.several import centred, draws_of, log_odds, softmax_model
+from torchngvi.diagnostics.predictive import log_predictive_density
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.models import SoftmaxRegression
@@ -157,15 +158,18 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
             X: the rows, (n_samples, n_features).
 
         Returns:
-            Of two classes the posterior mean of the linear predictor, (n_samples,), positive where the second is
-            likelier; of more the logarithms of `predict_proba`, (n_samples, K).
+            Of two classes the log odds of the second, averaged over the posterior as those of `predict_proba`,
+            (n_samples,); of more the logarithms of `predict_proba`, (n_samples, K).
         """
         check_is_fitted(self)
         if len(self.classes_) > 2:
             with np.errstate(divide="ignore"):
                 scores: Array = np.log(self.predict_proba(X).clip(0))
             return scores
-        found: Array = self._moments(X)[0].numpy()
+        design = self._design(validate_data(self, X, dtype=np.float64, reset=False))
+        no = torch.zeros(len(design), dtype=design.dtype)
+        success, failure = (log_predictive_density(self._model(), self.posterior_, design, y) for y in (no + 1, no))
+        found: Array = (success - failure).numpy()
         return found
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
