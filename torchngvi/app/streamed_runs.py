@@ -55,9 +55,8 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
     _check(settings)
     frames = _frames(settings)
     out = OutputFolder(settings.folder, overwrite=overwrite)
-    layout, likelihood = first_pass(frames, settings), _likelihood(settings)
+    layout, likelihood, dtype = first_pass(frames, settings), _likelihood(settings), getattr(torch, settings.dtype)
     prior = problems.prior(settings, layout.units, layout.mean_square, layout.summary)
-    dtype = getattr(torch, settings.dtype)
     model = Streamed.linear(
         Designs(frames, layout, settings),
         layout.rows[0],

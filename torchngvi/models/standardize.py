@@ -25,18 +25,7 @@ from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import Likelihood, link_of
 from torchngvi.posteriors.gaussian import Gaussian
 
-__all__ = [
-    "WIDTH",
-    "WIDTHS",
-    "NormalPrior",
-    "PriorScales",
-    "Standardization",
-    "TargetSummary",
-    "default_scales",
-    "location_and_unit",
-    "mean_and_sd",
-    "named_prior",
-]
+__all__ = ["NormalPrior", "PriorScales", "Standardization", "default_scales", "named_prior"]
 
 WIDTH = 2.5  # prior sds of a coefficient, per sd of its column and of y: as rstanarm and bambi
 WIDTHS = {  # of the priors that have a name; under "flat" a coefficient of ten sds moves by 10⁻⁶ of its standard error
