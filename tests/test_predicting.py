@@ -430,9 +430,10 @@ class TestFamiliesWithAParameter:
         assert "converged, with a warning" in capsys.readouterr().out
         found = self.fit(tmp_path, pd.DataFrame({"x": x, "n": 0}), "negative_binomial")
         assert found["likelihood_at_limit"] == ["dispersion"]
+        assert found["likelihood"]["dispersion"] > 1  # near a Poisson distribution, as the prior has it
         assert found["warnings"] == [
-            "dispersion 1e-06 is the lower end of the range in which it is sought: there are hardly any counts but 0 "
-            "to find it from. Set it (--dispersion)."
+            f"dispersion {found['likelihood']['dispersion']:.4g} is what its prior says: there are hardly any counts "
+            "but 0 to find it from. Set it (--dispersion)."
         ]
         found = self.fit(tmp_path, pd.DataFrame({"x": x, "n": [4, 5] * 30}), "negative_binomial")
         assert (found["likelihood_at_limit"], found["warnings"]) == (["dispersion"], [])

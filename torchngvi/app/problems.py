@@ -219,15 +219,16 @@ def completed(
     model.likelihood = found.likelihood
     name, flag = ("scale", "noise") if settings.family == "student_t" else ("dispersion", "dispersion")
     value = getattr(model.likelihood, name)
-    under = " under the usual prior" if settings.prior_precision == AUTO else ""
-    told = f"{name} {value:.4g} is where the ELBO is the largest{under}, found in {found.fits} fits"
+    under = " and the default prior" if settings.prior_precision == AUTO else ""
+    told = f"{name} {value:.4g} is the most probable under {found.prior}{under}, found in {found.fits} fits"
     limit = (name,) if found.end else ()
     if name == "dispersion" and value > _MANY * max(1.0, float(model.y.mean())):
         at_end = f", and {name} {value:.4g} is the upper end of the range in which it is sought" if found.end else ""
         less = "--likelihood poisson says the same with one parameter less"
         return Completed(model, f"the counts vary no more than Poisson's{at_end}: {less}", at_limit=limit)
     if found.end:
-        warning = f"{name} {value:.4g} is the {found.end} end of the range in which it is sought: {_BEYOND[name]}"
+        where = f"the {found.end} end of the range in which it is sought" if found.there else "what its prior says"
+        warning = f"{name} {value:.4g} is {where}: {_BEYOND[name]}"
         return Completed(model, warning=f"{warning} (--{flag}).", at_limit=limit)
     if not found.settled:
         warning = f"{name} {value:.4g} is where the search has ended after {found.fits} fits, before it had settled. "
