@@ -257,14 +257,15 @@ class TestEstimators:
         for one, two in zip(plain, found, strict=True):
             np.testing.assert_allclose(two, one, rtol=0, atol=1e-6 * sd)
 
-    @pytest.mark.parametrize("scale", [1e-9, 1e-3, 1e6, 1e9])
+    @pytest.mark.parametrize(("scale", "shift"), [(1e-9, 0.0), (1e9, 0.0), (1e-9, 1e6), (1.0, -1e6)])
     @pytest.mark.parametrize("name", ["linear", "linear default"])
-    def test_the_unit_of_y_is_that_of_the_predictions(self, name, scale):
+    def test_the_unit_and_the_origin_of_y_are_those_of_the_predictions(self, name, scale, shift):
         frame = table()
-        X, y = frame[["x", "z"]].to_numpy(), frame.gaussian.to_numpy()
-        one, two = (predictions(ESTIMATORS[name]().fit(X, y * unit), X) for unit in (1.0, scale))
-        for a, b in zip(one, two, strict=True):
-            np.testing.assert_allclose(b / scale, a, rtol=0, atol=1e-6 * one[1].min())
+        X, y = frame[["x", "z"]].to_numpy(), np.round(frame.gaussian.to_numpy(), 6)
+        one, other = ESTIMATORS[name]().fit(X, y), ESTIMATORS[name]().fit(X, (y + shift) * scale)
+        assert other.converged_
+        for a, b, origin in zip(predictions(one, X), predictions(other, X), (shift, 0.0), strict=True):
+            np.testing.assert_allclose(b / scale - origin, a, rtol=0, atol=1e-6 * one.noise_)
 
     @pytest.mark.parametrize("unit", [1.0, 1e-2, 1e-3, 1e-8])
     def test_the_evidence_is_searched_from_the_scale_of_the_data(self, unit):

@@ -68,18 +68,22 @@ class BayesianLinear(BaseEstimator):
         self.standardization_ = None if word is None else self._units(design, weights)
         prior = self._prior(word, design, y, weights, likelihood)
         design = self._scaled(design)
+        # about the origin of y, so that residuals of the fit are not differences of large numbers
+        place, origin = self._place(design.shape[1]), torch.zeros_like(prior.mean)
+        if likelihood.link == "identity" and place is not None:
+            origin[place] = prior.mean[place]
+        about = NormalPrior(prior.mean - origin, prior.precision)
         model = GeneralizedLinear(
             torch.as_tensor(design),
-            torch.as_tensor(y),
+            torch.as_tensor(y - float(origin.sum())),
             likelihood,
-            prior_precision=prior.precision,
-            prior_mean=prior.mean,
+            prior_precision=about.precision,
+            prior_mean=about.mean,
             weights=weights,
         )
-        q = self._start(design, prior, weights)
+        q = self._start(design, about, weights)
         self.evidence_ = None
         if word == AUTO or noise:
-            place = self._place(design.shape[1])
             columns = [[k for k in range(design.shape[1]) if k != place]] if word == AUTO else []
             self.evidence_ = prior_by_evidence(
                 q, model, columns, noise=noise, max_evaluations=self.max_iter, fit_tolerance=self.tol
@@ -89,7 +93,9 @@ class BayesianLinear(BaseEstimator):
                 warnings.warn(f"{limits} (prior_precision='auto')", stacklevel=3)
         else:
             result = fit(q, model, progress=False, examine=False, max_evaluations=self.max_iter, tolerance=self.tol)
-        self._keep(model, result, q, X.shape[1])
+        with torch.no_grad():
+            q.mean.add_(origin)
+        self._keep(model, NormalPrior(prior.mean, model.prior.precision), result, q, X.shape[1])
         return self
 
     def _checked(self) -> str | None:
@@ -147,7 +153,12 @@ class BayesianLinear(BaseEstimator):
         return dim - 1 if self.fit_intercept else None
 
     def _keep(
-        self, model: GeneralizedLinear, result: FitResult, q: CholeskyGaussian | DiagonalGaussian, columns: int
+        self,
+        model: GeneralizedLinear,
+        prior: NormalPrior,
+        result: FitResult,
+        q: CholeskyGaussian | DiagonalGaussian,
+        columns: int,
     ) -> None:
         """The attributes of the fit, by scikit-learn's names where it has them."""
         units, place = self.standardization_, self._place(model.dim)
@@ -158,7 +169,6 @@ class BayesianLinear(BaseEstimator):
         self.coef_, self.coef_sd_ = mean[:columns], sd[:columns]
         self.intercept_ = float(mean[-1]) if self.fit_intercept else 0.0
         self.intercept_sd_ = float(sd[-1]) if self.fit_intercept else 0.0
-        prior = NormalPrior(*model.prior[:2])
         self.prior_ = prior.describe(units, place)
         self.prior_precision_ = float(prior.precision[int(place == 0 and model.dim > 1)])
         self.elbo_ = -result.loss
