@@ -92,6 +92,12 @@ class TestCommandLine:
             run(other[::-1], family, *flags, out="other")
             assert_same(plain, torchngvi.load("other").predict(other[["x", "z", "kind"]].head(NEW)))
 
+    def test_a_fit_in_float32_has_columns_that_were_scaled_in_float64(self):
+        frame = table()
+        plain = run(frame, "bernoulli")
+        other = run(frame.assign(x=CHANGES["down"](frame.x)), "bernoulli", "--dtype", "float32", out="r")
+        assert_same(plain, other, 0.01)
+
     def test_another_baseline_of_a_category_moves_predictions_little(self):
         frame = table()
         plain = run(frame, "bernoulli")
@@ -132,6 +138,13 @@ class TestCommandLine:
             out="r",
         )
         assert_same(torchngvi.load("run").predict(rows), torchngvi.load("r").predict(rows))
+
+    @pytest.mark.parametrize("flags", [(), ("--batch-rows", "2")])
+    def test_weights_that_are_all_0_are_refused(self, flags, capsys):
+        pd.DataFrame({"x": [1, 2, 3, 4], "w": 0, "y": [2, 3, 5, 6]}).to_csv("zeros.csv", index=False)
+        data = ["--data", "zeros.csv", "--target", "y", "--weights", "w", "--likelihood", "poisson"]
+        assert main(["fit", *data, "--test-fraction", "0", *flags]) == 2
+        assert "row has a positive weight" in capsys.readouterr().err
 
     def test_the_prior_is_printed_and_saved(self, capsys):
         frame = table()

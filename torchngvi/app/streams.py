@@ -132,11 +132,12 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     coding, classes = _coding(targets, settings)
     found = (_encoded(name, column, chosen=name in settings.categorical) for name, column in columns.items())
     encoding = Encoding(tuple(found))
+    summary = response.summary(coding)
     names, units, norm, same = _standardised(columns, encoding, settings)
     fill = np.full(len(names), np.nan)
     fill[: int(settings.intercept)] = 1.0
     weighted = None if settings.weights is None else positive
-    rows, summary = (train, start - train), response.summary(coding)
+    rows = train, start - train
     return Layout(names, units, classes, fill, encoding, coding, rows, weighted, squares / train, summary, norm, same)
 
 
