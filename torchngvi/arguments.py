@@ -186,7 +186,7 @@ def is_count(value: Any, *, at_least: int = 1, at_most: int = LARGEST) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     whole = isinstance(value, Integral) or (math.isfinite(value) and float(value).is_integer())
-    return whole and at_least <= value <= at_most
+    return bool(whole and at_least <= value <= at_most)  # type: ignore[operator]  # any real number has an order
 
 
 def is_size(value: Any, *, at_least: int = 1) -> bool:
@@ -454,8 +454,8 @@ def read_tensor(
     try:
         value = writable(value)
         # straight to the dtype that is wanted: 0.1 must not pass through float32
-        at = {} if like is None else {"dtype": like.dtype, "device": like.device}
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, **at)
+        dtype, device = (None, None) if like is None else (like.dtype, like.device)
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=dtype, device=device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{name} must be numbers; got {type(value).__name__} ({error}).") from error
     if tensor.is_complex():

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
-from torchngvi.models.arguments import as_target, read_gaussian
+from torchngvi.models.arguments import as_target, read_gaussian, read_posterior
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DRAWS_AT_ONCE = 256  # draws a call of the log joint: bounds the memory, not the result
@@ -74,7 +74,7 @@ def log_weights(
 
 def _at_draws(q: Gaussian, model: Target, num_samples: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Draws (S, *batch, D) and their log joint (S, *batch)."""
-    q = read_gaussian("an estimate by draws", q, model)
+    read_posterior("an estimate by draws", q, model)
     num_samples = read_size("num_samples", num_samples, "counts draws of a mean and its error", at_least=2)
     draws = q.sample((num_samples,), generator)
     return draws, torch.cat([model.log_joint(part) for part in draws.split(_DRAWS_AT_ONCE)])

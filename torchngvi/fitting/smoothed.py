@@ -136,6 +136,7 @@ class SmoothedSteps(Engine):
             read_callable("monitor", monitor, "is a function that returns a number", arguments="")
         flat = optimizer._only_posterior("run")
         read_instance("posterior", flat, FlatPosterior, "of run is a flat one, such as Beta(vector)")
+        assert isinstance(flat, FlatPosterior)  # for the types alone
         self.flat = flat
         super().__init__(flat)
         if flat.batch_shape:

@@ -53,8 +53,10 @@ def symmetric_kl(
     >>> symmetric_kl(CholeskyGaussian(1), CholeskyGaussian(1, mean=2.0)).item()
     4.0
     """
-    q = read_gaussian("symmetric_kl", q)
-    other = read_gaussian("symmetric_kl", other)
+    for name, member in (("q", q), ("other", other)):
+        read_instance(
+            name, member, (Gaussian, ExponentialFamily), "is a Gaussian, or a member of an exponential family"
+        )
     return q.kl(other) + other.kl(q)
 
 

@@ -47,8 +47,8 @@ class LatentGaussian(TorchDistribution):
         batch_shape: Sequence[int] = (),
         step: Step | None = None,
     ) -> None:
-        self.q = read_instance("q", q, (Gaussian, FlatPosterior), "is a Gaussian or a flat posterior")
-        self.step = step
+        read_instance("q", q, (Gaussian, FlatPosterior), "is a Gaussian or a flat posterior")
+        self.q, self.step = q, step
         batch_shape = read_sizes("batch_shape", batch_shape, "is a tuple of integers", at_least=0)
         super().__init__(torch.Size(batch_shape), torch.Size([q.dim]), validate_args=False)
 

@@ -20,7 +20,7 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.expectations import Draws, Independent
 from torchngvi.interfaces import Posterior, Target
-from torchngvi.models.arguments import as_target, read_gaussian
+from torchngvi.models.arguments import as_target, read_posterior
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.theory.kim2024.bases import Gaussian
 from torchngvi.theory.kim2024.scales import Gradient, Scale
@@ -198,8 +198,8 @@ def fisher_hyvarinen(
     >>> fisher_hyvarinen(CholeskyGaussian(2), target).item()
     0.0
     """
-    order = read_number("order", order, "is the power of the norm", at_least=1)
-    q, target = read_gaussian("fisher_hyvarinen", q, target), as_target(target)
+    read_number("order", order, "is the power of the norm", at_least=1)
+    q, target = read_posterior("fisher_hyvarinen", q, target), as_target(target)
     if draws is not None:
         read_instance("draws", draws, Draws, "are draws, such as Independent(1024)")
     frame = q.frame()
