@@ -721,7 +721,7 @@ def test_ranges(arguments, message):
         (
             lambda: PreconditionedVI(gaussian(), Exact(), alpha=1.5),
             InputError,
-            r"alpha is the power.*\[0, 1\]; got 1.5",
+            r"alpha is the power.* at most 1, finite; got 1.5",
         ),
         (lambda: ifvb.IFVB(torch.zeros(2)), InputError, r"IFVB updates a flat posterior of torchngvi.ifvb.*got Tensor"),
         (lambda: IFVB(Beta(torch.ones(2)), estimator=Pathwise(3)), PairError, r"Pathwise.*Use ControlVariate"),
@@ -978,7 +978,7 @@ def test_an_exact_gradient_leaves_nothing_open():
 
 def test_uncertainty_refuses():
     q = gaussian()
-    with pytest.raises(InputError, match=r"needs at least 2 repeats; got 1"):
+    with pytest.raises(InputError, match=r"repeats counts gradients of a covariance .* at least 2; got 1"):
         asymptotic_covariance(AIFVB(q), log_joint, 1)
     with pytest.raises(InputError, match=r"no step was taken yet"):
         asymptotic_covariance(AIFVB(q), log_joint)

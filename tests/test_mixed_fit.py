@@ -543,7 +543,7 @@ OF_A_RESULT = {
     ),
     "a kind": (
         lambda r: r.predict([[1.0, 0.0]], [[1.0, 0.0]], kind="median"),
-        "kind must be one of mean, linear, response; got 'median'.",
+        "kind must be one of mean, linear, response; got 'median'. Did you mean 'mean'?",
     ),
     "width": (
         lambda r: r.predict([[1.0]], [[1.0, 0.0]]),

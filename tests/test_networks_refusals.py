@@ -269,7 +269,10 @@ def test_parameters_without_values_or_of_eight_bits():
         ({"structure": {3: "dense"}}, r"structure is by patterns of names of parameters, such as 'head.\*'; got 3"),
         ({"structure": {}}, "structure names no parameter; give a family"),
         ({"structure": {"*": ["dense"]}}, r"structure is one of 'diagonal', .*; got \['dense'\]"),
-        ({"prior_precision": torch.ones(2)}, r"prior_precision is larger than 0 and finite; got tensor\(\[1., 1.\]\)"),
+        (
+            {"prior_precision": torch.ones(2)},
+            r"prior_precision is larger than 0 and finite; got a tensor of shape",
+        ),
         ({"temperature": torch.ones(2)}, r"temperature must be a number; got a tensor of shape \(2,\), torch\.float32"),
     ],
 )

@@ -737,7 +737,7 @@ class TestRate:
         ):
             gradient_variance(q, q, 2.0)
         for bound in (rate_bound, sharp_rate_bound):
-            with pytest.raises(InputError, match=r"V is a variance and must be 0 or larger; got -1\.0"):
+            with pytest.raises(InputError, match=r"V is a variance and must be 0 or larger, and finite; got -1\.0"):
                 bound(-1.0, 0)
             with pytest.raises(InputError, match="T counts steps and must be a whole number, at least 0; got -1"):
                 bound(1.0, -1)

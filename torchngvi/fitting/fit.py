@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_count, read_flag, read_path
+from torchngvi.arguments import read_count, read_flag, read_number, read_path
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.callbacks import checked_callbacks
@@ -149,6 +149,10 @@ def fit(
     processes = target.processes or Processes.alone()
     processes.same_draws()
     examine = read_flag("examine", examine)
+    if tolerance is not None:
+        tolerance = read_number("tolerance", tolerance, "bounds the natural-gradient norm", above=0)
+        if tolerance**2 == 0:
+            raise InputError(f"tolerance bounds the natural-gradient norm; got {tolerance!r}, whose square is 0.")
     checkpoint = None if checkpoint is None else read_path("checkpoint", checkpoint, "is the path of a file, or None")
     checkpoint_every = read_count("checkpoint_every", checkpoint_every, "counts steps")
     callbacks = checked_callbacks(callbacks)

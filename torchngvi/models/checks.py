@@ -259,6 +259,15 @@ def _full_prior(mean: Tensor, precision: Tensor) -> FullPrior:
     return FullPrior(mean, precision.view_as(precision), factor.mT.contiguous())  # neither in the graph of the other
 
 
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is of whole numbers, or truth values.
+
+    >>> is_whole(torch.arange(2)), is_whole(torch.zeros(2))
+    (True, False)
+    """
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
 def batch_index(index: Any, X: Tensor) -> Tensor:
     """Read the row numbers of a mini-batch.
 
@@ -279,7 +288,7 @@ def batch_index(index: Any, X: Tensor) -> Tensor:
         tensor = torch.as_tensor(writable(index))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"a mini-batch is a list of row numbers; got {type(index).__name__} ({error}).") from error
-    if tensor.ndim != 1 or tensor.numel() == 0 or tensor.dtype == torch.bool or tensor.is_floating_point():
+    if tensor.ndim != 1 or tensor.numel() == 0 or tensor.dtype == torch.bool or not is_whole(tensor):
         raise InputError(
             f"a mini-batch is a list of at least one row number; got {tensor.dtype} of shape {tuple(tensor.shape)}. "
             "Of a mask, pass mask.nonzero()[:, 0]."

@@ -93,7 +93,7 @@ def checked_prior(prior: object) -> MixedPrior:
             f"prior is a torchngvi.models.MixedPrior, such as MixedPrior(fixed_scale=2.5), or None; got {prior!r}."
         )
     scale = prior.fixed_scale
-    if scale is not None and not is_positive(scale):
+    if scale is not None and not (is_positive(scale) and is_positive(float(scale) ** 2)):  # its square is a precision
         raise InputError(
             f"fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got {scale!r}."
         )

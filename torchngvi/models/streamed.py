@@ -57,7 +57,7 @@ class Streamed(AdditiveTractable):
 
     def __init__(self, batches: Iterable[Any], num_data: int, model: Callable[..., AdditiveTractable]) -> None:
         check_batches(batches, num_data)
-        if not callable(model):
+        if not callable(model) or (isinstance(model, type) and not issubclass(model, AdditiveTractable)):
             raise InputError(f"model is a function of a batch that makes a GeneralizedLinear; got {shown(model)}.")
         self.batches, self.num_data, self.model = batches, num_data, model
         first = next(iter(batches), None)

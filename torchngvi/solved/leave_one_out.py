@@ -164,6 +164,8 @@ def numbered(groups: Any, count: int) -> tuple[tuple[Any, ...], list[int]]:
     Raises:
         InputError: names that are missing or cannot be sorted, of another number of rows, or of one group alone.
     """
+    if isinstance(groups, Tensor) and groups.is_meta:
+        raise InputError("groups names the group of each row; a tensor on a meta device has no names.")
     values = groups.tolist() if hasattr(groups, "tolist") else groups
     values = list(values) if isinstance(values, Iterable) else [values]
     values = [value.tolist() if isinstance(value, Tensor) else value for value in values]  # tensors hash as objects

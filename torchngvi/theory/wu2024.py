@@ -54,9 +54,7 @@ def symmetric_kl(
     4.0
     """
     for name, member in (("q", q), ("other", other)):
-        read_instance(
-            name, member, (Gaussian, ExponentialFamily), "is a Gaussian, or a member of an exponential family"
-        )
+        read_instance(name, member, (Gaussian, ExponentialFamily), "is a Gaussian or of an exponential family")
     return q.kl(other) + other.kl(q)
 
 

@@ -40,7 +40,7 @@ class NormalInverseGamma(FlatPosterior):
         self,
         vector: Tensor,  # (*batch, 4)
     ) -> None:
-        super().__init__(vector, 2)
+        super().__init__(vector, 2, size=4)
 
     def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw μ = m + √v z and σ² = b/G with G ~ Gamma(a, 1)."""
