@@ -79,7 +79,7 @@ class MarginalLaplace(Target):
     temperature = 1.0
 
     def __init__(self, log_joint: Joint, latents: int | Tensor, at: Tensor, pattern: Any = None) -> None:
-        if not callable(log_joint):
+        if not callable(log_joint) or isinstance(log_joint, type):
             raise InputError(f"marginal takes a function of theta and the latents; got {type(log_joint).__name__}.")
         self.at = _vector("at", at, None)
         start = _start(latents, self.at)
