@@ -31,7 +31,7 @@ from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.structures import block_diagonal
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-WRITTEN = {"posterior.pt", "coefficients.csv", "trace.csv", "summary.json", "fit.png", "config.toml"}
+WRITTEN = {"posterior.pt", "coefficients.csv", "trace.csv", "summary.json", "fit.png", "config.toml", "manifest.json"}
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,13 +1,25 @@
 """What a fit leaves behind and what a stranger may send: formulas, runs, files of a cache, arrays."""
 
+import errno
+import hashlib
 import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+import torchngvi
 from torchngvi.adapters.formula import Formula, mixed
 from torchngvi.adapters.terms import FormulaColumns, FormulaTerms
+from torchngvi.app import outputs
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 
@@ -183,3 +195,273 @@ class TestFormulas:
 
 def test_as_many_hostile_formulas_as_are_promised():
     assert len(list(itertools.product(PLACES, PAYLOADS))) >= 300
+
+
+# ------------------------------------------------------------------------------------ folders of runs
+
+
+def patients(rows=48):
+    draw = np.random.default_rng(3)
+    x, kind = draw.normal(size=rows), np.resize(["a", "b", "c"], rows)
+    died = np.where(draw.random(rows) < 1 / (1 + np.exp(-x)), "yes", "no")
+    return pd.DataFrame({"died": died, "x": x, "kind": kind, "ward": np.resize(list("uvwz"), rows)})
+
+
+FLAGS = {
+    "regression": ("--target", "died", "--drop", "ward", "--test-fraction", "0"),
+    "formula": ("--formula", "died[yes] ~ x + kind + (1 | ward)", "--likelihood", "bernoulli"),
+    "streamed": ("--target", "died", "--drop", "ward", "--test-fraction", "0", "--batch-rows", "20"),
+}
+SEEDS = {"old": ("--seed", "1"), "new": ("--seed", "2")}
+
+
+def fit_run(kind, which, *more):
+    return main(["fit", "--data", "t.csv", "--no-progress", "--out", "run", *FLAGS[kind], *SEEDS[which], *more])
+
+
+def seed_of(folder="run"):
+    """Which run a folder holds, by what `load` has read: its settings say the seed."""
+    path = Path(folder)
+    posterior = outputs._found(path, "posterior.pt")
+    return torch.load(posterior, weights_only=True)["settings"]["seed"]
+
+
+class Points:
+    """The moments at which a process writes, syncs, renames or removes something below a folder.
+
+    At one of them, counted from 1, something happens: a kill, or an error of the disk.
+    """
+
+    GROWING = ("os.rename", "os.mkdir", "os.link")  # for which a disk needs room
+    EVENTS = (*GROWING, "os.rmdir", "os.remove", "shutil.rmtree")
+
+    def __init__(self, folder, at, action, events=EVENTS):
+        self.folder, self.at, self.action, self.events, self.count = str(folder), at, action, events, 0
+
+    def passed(self):
+        self.count += 1
+        if self.count == self.at:
+            self.action()
+
+    def hook(self, event, args):
+        if event == "ctypes.dlsym" and args[1] in ("renameat2", "renamex_np"):
+            self.passed()
+        elif event in self.events:
+            if any(isinstance(arg, str | os.PathLike) and self.is_ours(arg) for arg in args):
+                self.passed()
+        elif event == "open" and isinstance(args[0], str | os.PathLike) and self.is_ours(args[0]):
+            if isinstance(args[1], str) and set(args[1]) & set("wxa+"):
+                self.passed()
+
+    def is_ours(self, path):
+        return os.path.abspath(os.fspath(path)).startswith(self.folder)
+
+    def watch(self):
+        sys.addaudithook(self.hook)
+        sync, write = os.fsync, Path.write_bytes
+
+        def synced(descriptor):
+            self.passed()
+            sync(descriptor)
+
+        def written(path, content):
+            if self.count + 1 == self.at:  # half of it is there
+                write(path, content[: len(content) // 2])
+            self.passed()
+            return write(path, content)
+
+        os.fsync, Path.write_bytes = synced, written
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_a_child(work):
+    """Run something in a fork; how that has ended."""
+    child = os.fork()
+    if not child:
+        code = 70
+        try:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
+            code = work() or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    patients().to_csv("t.csv", index=False)
+    return tmp_path
+
+
+needs_forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs are forks")
+
+
+def left(folder):
+    return [path.name for path in folder.rglob("*") if ".writing-" in path.name or path.name == ".replacing"]
+
+
+def check_whole(folder="run"):
+    """Every file of the run is the one of its manifest."""
+    digests = json.loads(outputs._found(Path(folder), "manifest.json").read_text())["sha256"]
+    for name, digest in digests.items():
+        assert hashlib.sha256(outputs._found(Path(folder), name).read_bytes()).hexdigest() == digest
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two runs of each kind, as the command line writes them."""
+    top = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(top)
+        patients().to_csv("t.csv", index=False)
+        for kind, which in itertools.product(FLAGS, SEEDS):
+            assert fit_run(kind, which) == 0
+            Path("run").rename(f"{kind}-{which}")
+    return top
+
+
+def without_exchange(monkeypatch):
+    """As on a disk that cannot exchange two folders."""
+
+    def cannot(*_):
+        raise OSError(errno.EINVAL, "cannot")
+
+    monkeypatch.setattr(outputs, "_exchange", cannot)
+
+
+def check_state(here, *, old):
+    """The old run or the new one is there, whole, and what is not of a run has stayed."""
+    if not old and not Path("run/posterior.pt").exists():
+        assert not Path("run").exists() or not [p for p in Path("run").iterdir() if ".writing" not in p.name]
+        return None
+    torchngvi.load("run").predict(patients(6))  # where warnings are errors
+    check_whole()
+    if old:
+        assert Path("run/notes.txt").read_text() == "mine"
+        assert Path("run/more/deep.txt").read_text() == "mine too"
+    return seed_of()
+
+
+def place_old(kept):
+    shutil.copytree(kept, "run")
+    Path("run/notes.txt").write_text("mine")
+    Path("run/more").mkdir()
+    Path("run/more/deep.txt").write_text("mine too")
+
+
+@needs_forks
+class TestKills:
+    @pytest.mark.parametrize("way", ["new", "replaced", "replaced inside"])
+    @pytest.mark.parametrize("kind", FLAGS)
+    def test_a_kill_at_any_point_leaves_the_old_run_or_the_new_one(self, kind, way, made, here, monkeypatch):
+        """At every point at which the process writes, syncs, renames or removes; leftovers refuse nothing."""
+        if way == "replaced inside":
+            without_exchange(monkeypatch)
+        old, seen, leftovers = way != "new", set(), 0
+
+        def work(points):
+            points.watch()
+            with outputs.OutputFolder("run", overwrite=old).writing() as place:
+                for file in (made / f"{kind}-new").iterdir():
+                    if file.name != "manifest.json":
+                        (place / file.name).write_bytes(file.read_bytes())
+
+        if old:
+            place_old(made / f"{kind}-old")
+        for at in itertools.count(1, 1 if kind == "regression" else 5):  # the writing is that of all kinds
+            points = Points(here, at, killed)
+            code = in_a_child(lambda points=points: work(points))
+            assert code in (0, -signal.SIGKILL)
+            seen.add(found := check_state(here, old=old))
+            if code == 0:
+                break
+            leftovers += len(left(here))
+            if found == 2:  # the next kill meets an old run again
+                shutil.rmtree("run")
+                if old:
+                    place_old(made / f"{kind}-old")
+        assert at > 20
+        assert leftovers > 0
+        assert seen == {1 if old else None, 2}
+        assert found == 2
+        assert not left(here)  # the last run has not been killed, and has removed them all
+
+    @pytest.mark.parametrize("kind", FLAGS)
+    def test_the_command_line_killed(self, kind, made, here, capfd):
+        """The whole command, at its last points; then it is run again, and predicts."""
+        place_old(made / f"{kind}-old")
+        points = Points(here, 10**9, killed)
+
+        def work(points):
+            points.watch()
+            fit_run(kind, "new", "--overwrite")
+            return points.count if points.count < 250 else 250
+
+        total = in_a_child(lambda: work(points))
+        assert 20 < total < 250
+        assert check_state(here, old=True) == 2
+        shutil.rmtree("run")
+        place_old(made / f"{kind}-old")
+        for at in (total // 2, total - 10):
+            code = in_a_child(lambda at=at: work(Points(here, at, killed)))
+            assert code == -signal.SIGKILL
+            assert check_state(here, old=True) in (1, 2)
+        assert left(here)
+        assert fit_run(kind, "new", "--overwrite") == 0
+        assert not left(here)
+        assert check_state(here, old=True) == 2
+        assert main(["predict", "run", "t.csv", *(() if kind == "formula" else ("--drop", "ward"))]) == 0
+
+    @pytest.mark.parametrize("way", ["new", "replaced", "replaced inside"])
+    def test_a_full_disk_at_any_point_loses_nothing(self, way, made, here, monkeypatch):
+        """Each is a sentence; the old run is there, and nothing is left of the new one."""
+        if way == "replaced inside":
+            without_exchange(monkeypatch)
+        old = way != "new"
+        if old:
+            place_old(made / "regression-old")
+
+        def full():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def work(points):
+            folder = outputs.OutputFolder("run", overwrite=old)
+            points.watch()
+            try:
+                with folder.writing() as place:
+                    for file in (made / "regression-new").iterdir():
+                        if file.name != "manifest.json":
+                            (place / file.name).write_bytes(file.read_bytes())
+            except InputError as error:
+                said = str(error)
+                assert said.startswith(
+                    ("the results cannot be written into 'run' (", "out must be a folder where files")
+                )
+                assert "No space left on device" in said
+                assert said.endswith("Choose another folder (--out).")
+                assert not left(here)
+                return 3
+            return 4 if points.count >= points.at else 0
+
+        refused = 0
+        for at in itertools.count(1):
+            code = in_a_child(lambda at=at: work(Points(here, at, full, Points.GROWING)))
+            assert code in (0, 3, 4)  # 4: where the new run is there already
+            found = check_state(here, old=old)
+            assert found == (1 if old else None) or code != 3
+            refused += code == 3
+            if code == 0:
+                break
+            if found == 2:
+                shutil.rmtree("run")
+                if old:
+                    place_old(made / "regression-old")
+        assert refused > 10
+        assert found == 2

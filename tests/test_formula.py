@@ -281,7 +281,7 @@ class TestCommandLine:
         assert "standard deviations of random effects" in capsys.readouterr().out
         written = folder / "runs" / "visits"
         assert {path.name for path in written.iterdir()} == {
-            "effects.csv", "effects.png", "parameters.csv", "posterior.pt", "summary.json"
+            "effects.csv", "effects.png", "manifest.json", "parameters.csv", "posterior.pt", "summary.json"
         }  # fmt: skip
         parameters, effects = (read_frame(written / f"{name}.csv") for name in ("parameters", "effects"))
         assert parameters[["kind", "name"]].to_numpy().tolist() == [

@@ -6,7 +6,6 @@ The checksum is therefore of the content: shape, classes and the entries to thre
 
 import hashlib
 import os
-import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from sklearn.datasets import load_svmlight_file
 
 from torchngvi.errors import InputError
+from torchngvi.fitting.checkpoints import write_whole
 from torchngvi.messages import hint
 
 Array = np.ndarray[Any, Any]
@@ -148,10 +148,7 @@ def download(url: str, name: str, what: str, place: str) -> Path:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
             data = answer.read()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            part = Path(folder) / path.name
-            part.write_bytes(data)
-            os.replace(part, path)
+        write_whole(path, data)
     except (urllib.error.URLError, OSError) as error:
         raise MissingDataError(
             f"{what} is not here, and {url} cannot be had ({error}). Set TORCHNGVI_DATA to a folder that "
