@@ -1,5 +1,6 @@
 """What a fit leaves behind and what a stranger may send: formulas, runs, files of a cache, arrays."""
 
+import copy
 import errno
 import hashlib
 import itertools
@@ -8,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -19,9 +21,12 @@ import torch
 import torchngvi
 from torchngvi.adapters.formula import Formula, mixed
 from torchngvi.adapters.terms import FormulaColumns, FormulaTerms
-from torchngvi.app import outputs
+from torchngvi.app import datasets, outputs
 from torchngvi.cli import main
 from torchngvi.errors import InputError
+from torchngvi.networks import kernels
+from torchngvi.numerics import compiling
+from torchngvi.numerics.compiling import CompilerError
 
 # ------------------------------------------------------------------------------------ formulas
 
@@ -246,15 +251,12 @@ class Points:
     def hook(self, event, args):
         if event == "ctypes.dlsym" and args[1] in ("renameat2", "renamex_np"):
             self.passed()
-        elif event in self.events:
-            if any(isinstance(arg, str | os.PathLike) and self.is_ours(arg) for arg in args):
-                self.passed()
-        elif event == "open" and isinstance(args[0], str | os.PathLike) and self.is_ours(args[0]):
-            if isinstance(args[1], str) and set(args[1]) & set("wxa+"):
-                self.passed()
+        writing = event == "open" and isinstance(args[1], str) and bool(set(args[1]) & set("wxa+"))
+        if (writing or event in self.events) and any(self.is_ours(arg) for arg in args):
+            self.passed()
 
     def is_ours(self, path):
-        return os.path.abspath(os.fspath(path)).startswith(self.folder)
+        return isinstance(path, str | os.PathLike) and os.path.abspath(os.fspath(path)).startswith(self.folder)
 
     def watch(self):
         sys.addaudithook(self.hook)
@@ -465,3 +467,256 @@ class TestKills:
                     place_old(made / "regression-old")
         assert refused > 10
         assert found == 2
+
+
+class TestFolders:
+    @pytest.mark.parametrize("out", [".", "run"])
+    def test_the_current_folder_and_its_files_stay(self, out, made, here, monkeypatch):
+        """A shell that stands in the folder of a run still does; a run over it is one step too."""
+        place_old(made / "regression-old")
+        number = Path("run").stat().st_ino
+        if out == ".":
+            monkeypatch.chdir("run")
+        assert main(["fit", "--data", str(here / "t.csv"), "--no-progress", "--out", out, "--overwrite",
+                     *FLAGS["regression"], *SEEDS["new"]]) == 0  # fmt: skip
+        monkeypatch.chdir(here)
+        assert (Path("run").stat().st_ino == number) == (out == ".")
+        assert check_state(here, old=True) == 2
+        assert not left(here)
+
+    def test_no_file_of_another_kind_of_run_stays(self, made, here):
+        """Nor does one of version 0.2.0, which has no manifest."""
+        shutil.copytree(made / "regression-old", "run")
+        Path("run/manifest.json").unlink()
+        assert fit_run("formula", "new", "--overwrite") == 0
+        names = {path.name for path in Path("run").iterdir()}
+        assert names == {path.name for path in (made / "formula-new").iterdir()}
+
+    def test_leftovers_of_0_2_0_refuse_nothing(self, here):
+        Path("run/.writing-abc").mkdir(parents=True)
+        Path("run/.writing-abc/posterior.pt").write_text("half")
+        assert fit_run("regression", "new") == 0
+        assert not left(here)
+
+    def test_a_place_that_is_in_use_is_not_removed(self, here):
+        with outputs.OutputFolder("run").writing() as first:
+            with outputs.OutputFolder("run").writing() as second:
+                (second / "b").write_text("b")
+            (first / "a").write_text("a")
+        assert {path.name for path in Path("run").iterdir()} == {"b", "manifest.json"}
+        assert {path.name for path in Path("run-2").iterdir()} == {"a", "manifest.json"}
+
+
+# ------------------------------------------------------------------------------------ damage
+
+
+def table_for(kind):
+    return patients(6) if kind == "formula" else patients(6).drop(columns="ward")
+
+
+class TestDamage:
+    @pytest.mark.parametrize("kind", ["regression", "formula"])
+    def test_flips_of_single_bits(self, kind, made, here):
+        """All of 150: of 0.2.0 32 loaded and predicted other numbers."""
+        shutil.copytree(made / f"{kind}-old", "run")
+        file, draw = Path("run/posterior.pt"), np.random.default_rng(0)
+        whole = file.read_bytes()
+        for place in draw.integers(0, 8 * len(whole), 150):
+            flipped = bytearray(whole)
+            flipped[place // 8] ^= 1 << place % 8
+            file.write_bytes(flipped)
+            with pytest.raises(InputError, match=r"damaged: it is not as its run has written it.*manifest\.json"):
+                torchngvi.load("run")
+        assert main(["predict", "run", "t.csv", "--drop", "ward"]) == 2
+        file.write_bytes(whole)
+        torchngvi.load("run")
+
+    @pytest.mark.parametrize("text", ["", "{}", '{"sha256": 3}', '{"sha256": {"posterior.pt": 3}}', "\0"])
+    def test_a_damaged_manifest(self, text, made, here):
+        shutil.copytree(made / "regression-old", "run")
+        Path("run/manifest.json").write_text(text)
+        with pytest.raises(InputError, match="damaged"):
+            torchngvi.load("run")
+
+    def test_other_files_that_have_changed_are_told(self, made, here, capsys):
+        shutil.copytree(made / "regression-old", "run")
+        Path("run/summary.json").write_text("{}")
+        with pytest.warns(UserWarning, match=r"summary\.json in 'run' changed after the run"):
+            torchngvi.load("run")
+        assert main(["predict", "run", "t.csv", "--drop", "ward"]) == 0
+        assert "note: summary.json in 'run' changed" in " ".join(capsys.readouterr().out.split())
+
+    @pytest.mark.parametrize("kind", FLAGS)
+    def test_runs_of_0_2_0(self, kind, made, here, capsys):
+        """They have no digests, which is said; each value is checked."""
+        shutil.copytree(made / f"{kind}-old", "run")
+        expected = torchngvi.load("run").predict(table_for(kind))
+        Path("run/manifest.json").unlink()
+        with pytest.warns(UserWarning, match=r"has no manifest\.json, as runs of version 0\.2\.0 have none"):
+            pd.testing.assert_frame_equal(torchngvi.load("run").predict(table_for(kind)), expected)
+        table_for(kind).to_csv("new.csv", index=False)
+        assert main(["predict", "run", "new.csv"]) == 0
+        assert capsys.readouterr().out.count("has no manifest.json") == 1
+
+    @pytest.mark.parametrize("kind", ["regression", "formula"])
+    @pytest.mark.filterwarnings("ignore:.* has no manifest.json")
+    def test_values_of_another_type(self, kind, made, here):
+        """Each value in a file without digests by each of a dozen others: refused, or the predictions are the same."""
+        saved = torch.load(made / f"{kind}-old" / "posterior.pt", weights_only=True)
+        file, table = Path("posterior.pt"), table_for(kind)
+        torch.save(saved, file)
+        expected, tried, refused = torchngvi.load(file).predict(table), 0, 0
+        other = []  # that were accepted, and predict other numbers
+        for path in paths(saved):
+            for value in OTHERS:
+                old = at(saved, path)
+                if isinstance(old, str) and isinstance(value, str):
+                    continue  # another name
+                if type(old) is type(value) and not isinstance(old, torch.Tensor) and old == value:
+                    continue
+                damaged = replaced(saved, path, value)
+                torch.save(damaged, file)
+                tried += 1
+                try:
+                    found = torchngvi.load(file).predict(table)
+                except InputError:
+                    refused += 1
+                    continue
+                if not found.equals(expected):
+                    other.append((path, value))
+        assert not other
+        assert tried > 300
+        assert refused > 0.8 * tried, (refused, tried)
+
+    @pytest.mark.filterwarnings("ignore:.* has no manifest.json")
+    @pytest.mark.parametrize("flags", [("--likelihood", "gaussian"), ("--likelihood", "negbin"), ("--likelihood", "t")])
+    def test_wrong_values_of_the_likelihood(self, flags, here):
+        patients().assign(died=np.arange(48) % 5).to_csv("t.csv", index=False)
+        assert fit_run("regression", "old", *flags) == 0
+        saved = torch.load("run/posterior.pt", weights_only=True)
+        for name in saved["likelihood"]:
+            for value in (0.0, -1.0, float("nan"), float("inf"), "1", True, None, [1.0], {}, torch.ones(1)):
+                torch.save({**saved, "likelihood": {**saved["likelihood"], name: value}}, "posterior.pt")
+                with pytest.raises(InputError, match="likelihood must be positive numbers by name"):
+                    torchngvi.load("posterior.pt")
+        for value in ({}, {"other": 1.0}, None, 1.0, {**saved["likelihood"], "other": 1.0}):
+            torch.save({**saved, "likelihood": value}, "posterior.pt")
+            with pytest.raises(InputError, match="likelihood must be"):
+                torchngvi.load("posterior.pt")
+
+    @pytest.mark.filterwarnings("ignore:.* has no manifest.json")
+    @pytest.mark.parametrize(
+        "formula",
+        [
+            "died[yes] ~ x + kind + np.savetxt('MARK', x) + (1 | ward)",
+            "died[yes] ~ x + np.f2py.os.system('touch MARK')",
+        ],
+    )
+    def test_a_run_that_somebody_sends_runs_no_code(self, formula, made, here):
+        saved = torch.load(made / "formula-old" / "posterior.pt", weights_only=True)
+        torch.save({**saved, "formula": formula, "settings": {**saved["settings"], "formula": formula}}, "posterior.pt")
+        with pytest.raises(InputError, match="which no formula may, as it could run any code"):
+            torchngvi.load("posterior.pt")
+        assert main(["predict", "posterior.pt", "t.csv"]) == 2
+        assert not Path("MARK").exists()
+
+
+OTHERS = (
+    None, 0, -1, 3, True, 1.5, float("nan"), "text", b"bytes", [], {}, [1, 2], {"a": 1}, torch.ones(3),
+    torch.ones(2, dtype=torch.complex64), torch.tensor(float("nan")),
+)  # fmt: skip
+
+
+def paths(value, path=()):
+    """The place of each value in a content, containers too."""
+    if path:
+        yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(min(len(value), 3)):
+            yield from paths(value[key], (*path, key))
+
+
+def at(value, path):
+    for key in path:
+        value = value[key]
+    return value
+
+
+def replaced(saved, path, value):
+    damaged = copy.deepcopy(saved)
+    at(damaged, path[:-1])[path[-1]] = value
+    return damaged
+
+
+# ------------------------------------------------------------------------------------ the cache of the kernels
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="who can write to a folder is not known on Windows")
+class TestCache:
+    @pytest.fixture
+    def base(self, tmp_path, monkeypatch):
+        base = tmp_path / "scratch" / "mine"
+        base.mkdir(parents=True)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(base))
+        return base
+
+    @pytest.mark.parametrize("mode", [0o777, 0o775, 0o2770])
+    @pytest.mark.parametrize("above", [0, 1])
+    def test_a_folder_above_that_others_can_write_to(self, base, mode, above):
+        """Where they can plant a library between the check and the load, and nothing is loaded from there."""
+        place = (base, base.parent)[above]
+        assert compiling.cache() == base / "torchngvi" / "kernels"
+        place.chmod(mode)
+        with pytest.raises(CompilerError, match=f"{place} can be written to by others, and so what is in it can be"):
+            compiling.cache()
+
+    def test_a_folder_with_a_sticky_bit(self, base):
+        """As /tmp: others can add to it, and cannot replace what is there."""
+        base.parent.chmod(0o1777)
+        assert compiling.cache() == base / "torchngvi" / "kernels"
+
+    @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives folders away")
+    def test_a_folder_above_that_belongs_to_somebody_else(self, base):
+        compiling.cache()
+        for mode in (0o755, 0o1777):  # whose owner renames what he likes, the sticky bit set or not
+            os.chown(base.parent, 1234, 1234)
+            base.parent.chmod(mode)
+            with pytest.raises(CompilerError, match="can be written to by others"):
+                compiling.cache()
+
+    def test_a_link_leads_to_what_is_checked(self, base, tmp_path, monkeypatch):
+        """A link is followed once: what is loaded is where it led then."""
+        (tmp_path / "link").symlink_to(base)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "link"))
+        assert compiling.cache() == base / "torchngvi" / "kernels"
+        base.parent.chmod(0o777)
+        with pytest.raises(CompilerError, match="can be written to by others"):
+            compiling.cache()
+
+    def test_a_link_in_the_place_of_the_cache(self, base, tmp_path):
+        (tmp_path / "elsewhere").mkdir()
+        (base / "torchngvi").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(CompilerError, match="can be written to by others; remove it"):
+            compiling.cache()
+
+    @pytest.mark.parametrize("value", ["cache", "./cache", "../cache", ""])
+    def test_a_relative_name_is_ignored(self, value, tmp_path, monkeypatch):
+        """As the specification of XDG says: the current folder may be anybody's."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert compiling.user_cache() == tmp_path / "home" / ".cache"
+        assert datasets.cache() == tmp_path / "home" / ".cache" / "torchngvi"
+        assert compiling.cache() == tmp_path / "home" / ".cache" / "torchngvi" / "kernels"
+        assert not (tmp_path / "cache").exists()
+
+    def test_a_folder_for_temporary_files_that_others_can_write_to(self, base, tmp_path, monkeypatch):
+        """The loops of networks are compiled there where the cache cannot be used."""
+        base.chmod(0o777)
+        (tmp_path / "tmp").mkdir()
+        (tmp_path / "tmp").chmod(0o777)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+        kernels._library.cache_clear()
+        with pytest.raises(InputError, match=r"fused=True compiles a few loops, and .* can be written to by others"):
+            kernels.prepare()
+        kernels._library.cache_clear()

@@ -12,6 +12,7 @@ import torch
 
 import torchngvi
 from torchngvi.app import counts, formula_tables
+from torchngvi.app.contents import Content
 from torchngvi.app.mixed_runs import baselines
 from torchngvi.cli import main
 from torchngvi.errors import InputError

@@ -17,6 +17,7 @@ from sklearn.datasets import load_svmlight_file
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import write_whole
 from torchngvi.messages import hint
+from torchngvi.numerics.compiling import user_cache
 
 Array = np.ndarray[Any, Any]
 
@@ -110,10 +111,9 @@ def cache() -> Path:
     """The folder where downloads are kept.
 
     Returns:
-        torchngvi in $XDG_CACHE_HOME, or in ~/.cache.
+        torchngvi in $XDG_CACHE_HOME, or in ~/.cache where that is not set or not absolute.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "torchngvi"
+    return user_cache() / "torchngvi"
 
 
 def _found(name: str) -> Path | None:
