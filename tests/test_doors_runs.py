@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -24,6 +25,7 @@ from torchngvi.adapters.terms import FormulaColumns, FormulaTerms
 from torchngvi.app import datasets, outputs
 from torchngvi.cli import main
 from torchngvi.errors import InputError
+from torchngvi.extras import install
 from torchngvi.networks import kernels
 from torchngvi.numerics import compiling
 from torchngvi.numerics.compiling import CompilerError
@@ -720,3 +722,164 @@ class TestCache:
         with pytest.raises(InputError, match=r"fused=True compiles a few loops, and .* can be written to by others"):
             kernels.prepare()
         kernels._library.cache_clear()
+
+
+# ------------------------------------------------------------------------------------ arrays
+
+
+def masked_at(array, place=3):
+    array = np.ma.masked_array(np.array(array), mask=np.zeros(np.shape(array), bool))
+    array.data[place] = 999.0
+    array.mask[place] = True
+    return array
+
+
+def as_complex(array):
+    return np.asarray(array) + 1j
+
+
+@pytest.fixture
+def data():
+    draw = np.random.default_rng(1)
+    X = draw.normal(size=(40, 2))
+    y = (X[:, 0] + draw.logistic(size=40) > 0).astype(float)
+    return {"X": X, "y": y, "w": np.ones(40), "Z": np.ones((40, 1)), "groups": np.repeat(np.arange(8), 5)}
+
+
+class TestArrays:
+    """A mask and an imaginary part were left out in silence: a mean of 60.4 for .984, converged."""
+
+    @pytest.mark.parametrize("change", [masked_at, as_complex])
+    @pytest.mark.parametrize("which", ["X", "y", "w", "offset", "prior_mean", "prior_precision"])
+    def test_regressions(self, which, change, data):
+        def made(X=data["X"], y=data["y"], w=data["w"], **options):
+            return torchngvi.GeneralizedLinear(X, y, weights=w, **options)
+
+        given = {"offset": data["w"], "prior_mean": np.zeros(2), "prior_precision": np.ones(2)}
+        array = np.array({**data, **given}[which], float)
+        made(**{which: array})
+        with pytest.raises(InputError, match=r"must be numbers; got .*\(an array (has 1|has 2|is complex)"):
+            made(**{which: masked_at(array, 1) if change is masked_at else change(array)})
+
+    @pytest.mark.parametrize("change", [masked_at, as_complex])
+    @pytest.mark.parametrize("which", ["X", "y", "w", "Z", "groups"])
+    def test_mixed_models(self, which, change, data):
+        parts = {**data, which: change(data[which])}
+        with pytest.raises(InputError, match=r"(must be numbers|must be integers).*an array"):
+            torchngvi.MixedModel(
+                parts["X"], parts["y"], (parts["Z"], parts["groups"]), "bernoulli_logit", weights=parts["w"]
+            )
+
+    @pytest.mark.parametrize("change", [masked_at, as_complex])
+    def test_predictions(self, change, data):
+        model, q = torchngvi.GeneralizedLinear(data["X"], data["y"]), torchngvi.CholeskyGaussian(2, dtype=torch.float64)
+        for ask in (
+            lambda: torchngvi.diagnostics.predictive_mean(model, q, change(data["X"])),
+            lambda: torchngvi.diagnostics.log_predictive_density(model, q, data["X"], change(data["y"])),
+            lambda: torchngvi.diagnostics.accuracy(model, q, data["X"], change(data["y"])),
+        ):
+            with pytest.raises(InputError, match="an array"):
+                ask()
+
+    @pytest.mark.parametrize(
+        "name", ["BayesianLogisticRegression", "BayesianLinearRegression", "BayesianMixedClassifier"]
+    )
+    def test_estimators_of_scikit_learn(self, name, data):
+        estimators = pytest.importorskip("torchngvi.adapters.sklearn")
+        more = {"groups": data["groups"]} if "Mixed" in name else {}
+
+        def fitted(X=data["X"], y=data["y"], **options):
+            return getattr(estimators, name)().fit(X, y, **{**more, **options})
+
+        for options in (
+            {"X": masked_at(data["X"])},
+            {"y": masked_at(data["y"])},
+            {"sample_weight": masked_at(data["w"])},
+            *([{"groups": masked_at(data["groups"])}] if more else []),
+        ):
+            with pytest.raises(InputError, match="an array has [12] masked entries"):
+                fitted(**options)
+        with pytest.raises(ValueError, match="Complex data not supported"):  # which scikit-learn says
+            fitted(X=as_complex(data["X"]))
+        nothing = np.ma.masked_array(data["X"], mask=False)
+        if not more:
+            assert np.array_equal(fitted(X=nothing).coef_, fitted().coef_)
+            with pytest.raises(InputError, match="an array has 2 masked entries"):
+                fitted().predict(masked_at(data["X"]))
+
+    def test_tables(self, data):
+        frame = pd.DataFrame({"y": data["y"], "x": data["X"][:, 0], "g": data["groups"]})
+        with pytest.raises(InputError, match="an array has 1 masked entries"):
+            mixed("y ~ x + (1 | g)", frame, "bernoulli", weights=masked_at(data["w"]))
+        with pytest.raises(InputError, match="The column x of the table is complex"):
+            mixed("y ~ x + (1 | g)", frame.assign(x=as_complex(frame.x)), "bernoulli")
+        gaps = frame.convert_dtypes()
+        gaps.loc[3, "x"] = pd.NA
+        with pytest.raises(InputError, match="misses values: 1 of x"):
+            mixed("y ~ x + (1 | g)", gaps, "bernoulli")
+        with pytest.raises(InputError, match="X must be finite; got 1 NaN"):
+            torchngvi.GeneralizedLinear(gaps[["x"]], data["y"])
+
+    def test_objects_and_texts(self, data):
+        for kind, what in ((object, "objects of Python"), (str, "texts"), ("datetime64[s]", "dates")):
+            array = data["X"].astype(int).astype(kind) if kind == "datetime64[s]" else data["X"].astype(kind)
+            with pytest.raises(InputError, match=f"an array is of {what}; make it one of numbers"):
+                torchngvi.GeneralizedLinear(array, data["y"])
+
+    def test_a_mask_of_nothing_is_none(self, data):
+        nothing = np.ma.masked_array(data["X"], mask=np.zeros((40, 2), bool))
+        expected = torchngvi.GeneralizedLinear(data["X"], data["y"])
+        assert torch.equal(torchngvi.GeneralizedLinear(nothing, data["y"]).X, expected.X)
+
+
+# ------------------------------------------------------------------------------------ extras
+
+BLOCKING = """
+import importlib, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+for place in sys.argv[2:]:
+    try:
+        if place.startswith("torchngvi.adapters."):
+            importlib.import_module(place)
+        else:
+            import torchngvi
+            getattr(torchngvi, place.partition(".")[2])
+    except ImportError as error:
+        print(f"{error.name}: {error}")
+    else:
+        print("imported")
+"""
+
+
+def with_packages_blocked(blocked, *places):
+    command = [sys.executable, "-W", "ignore", "-c", BLOCKING, ",".join(blocked), *places]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    return done.stdout.splitlines()
+
+
+class TestExtras:
+    def test_modules_say_which_they_need(self):
+        """With torch alone, as of an installation without extras; it was "No module named 'numpy'"."""
+        extras = {
+            "torchngvi.mixed": ("numpy", "formula"),
+            "torchngvi.load": ("numpy", "cli"),
+            "torchngvi.adapters.formula": ("numpy", "formula"),
+            "torchngvi.adapters.flows": ("numpy", "flows"),
+            "torchngvi.adapters.files": ("numpy", "parquet"),
+            "torchngvi.adapters.sklearn": ("numpy", "sklearn"),
+            "torchngvi.adapters.gpytorch": ("gpytorch", "gpytorch"),
+            "torchngvi.adapters.pyro": ("pyro", "pyro"),
+        }
+        every = ("numpy", "pandas", "scipy", "sklearn", "matplotlib", "formulae", "gpytorch", "linear_operator", "pyro")
+        for said, (place, (package, extra)) in zip(with_packages_blocked(every, *extras), extras.items(), strict=True):
+            what = "torchngvi.mixed" if place.endswith("formula") else place
+            assert said == f"{package}: {what} needs {package}: {install(extra)}."
+
+    def test_nothing_is_said_where_they_are_there(self):
+        assert with_packages_blocked(("nothing",), "torchngvi.mixed", "torchngvi.load") == ["imported"] * 2

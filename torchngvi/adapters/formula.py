@@ -8,16 +8,20 @@ group, has as many columns as there are groups, and is never asked for.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from torchngvi.adapters.grouping import Grouping, blocks_of
-from torchngvi.adapters.tables import check_dates, check_finite, complete, used
-from torchngvi.adapters.terms import columns_of, described, designs_of, with_response
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
+from torchngvi.extras import needing
 from torchngvi.mixed_models import MixedModel, MultilevelModel
 from torchngvi.models import Likelihood, MixedPrior, RandomEffects
+
+with needing("torchngvi.mixed", "formula"):
+    import numpy as np
+
+    from torchngvi.adapters.grouping import Grouping, blocks_of
+    from torchngvi.adapters.tables import check_dates, check_finite, complete, used
+    from torchngvi.adapters.terms import columns_of, described, designs_of, with_response
 
 __all__ = ["mixed"]
 

@@ -17,6 +17,7 @@ from torchngvi.models.data_log_joint import check_batches, counted, over_a_pass,
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.models.summands import assembled, in_frame, summands, with_prior
+from torchngvi.numerics.arrays import writable
 
 _PARTS = 8  # batches from which the rows of a start are taken, where any of them can be read
 
@@ -96,7 +97,7 @@ class Streamed(AdditiveTractable):
         """
 
         def model(X: Tensor, y: Tensor, weights: Tensor | None = None, offset: Tensor | None = None) -> Any:
-            X = torch.as_tensor(X).to(device=device, dtype=dtype)
+            X = torch.as_tensor(writable(X)).to(device=device, dtype=dtype)
             return GeneralizedLinear(X, y, family, weights=weights, offset=offset, **options)
 
         return cls(batches, num_data, model)

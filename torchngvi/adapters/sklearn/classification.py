@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of
+from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of, validated, weights_of
 from torchngvi.adapters.sklearn.base import POSTERIORS, Array, BayesianLinear, first_scale, warn_of_constants
 from torchngvi.adapters.sklearn.several import centred, draws_of, softmax_model
 from torchngvi.errors import InputError
@@ -69,12 +69,12 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         Raises:
             InputError: one class, or a prior by evidence with more than two.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = validated(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_[0]}; the classifier needs two.")
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weights = weights_of(sample_weight, X)
         if len(self.classes_) > 2:
             return self._fit_several(X, codes, weights)
         self._fit(X, codes.astype(np.float64), weights, BernoulliLogit())
@@ -109,7 +109,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
 
     def _softmax(self, X: Any) -> tuple[SoftmaxRegression, Tensor]:
         """A model with the classes of the fit, whose rows are not looked at, and the design of new rows."""
-        design = torch.as_tensor(self._with_intercept(validate_data(self, X, dtype=np.float64, reset=False)))
+        design = torch.as_tensor(self._with_intercept(validated(self, X, dtype=np.float64, reset=False)))
         codes = np.arange(len(self.classes_))
         empty = np.zeros((len(codes), design.shape[1]))
         return softmax_model(empty, codes, np.ones(design.shape[1]), None), design
