@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from torchngvi.app import datasets, outputs
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 from torchngvi.extras import install
+from torchngvi.fitting.checkpoints import remove_left, write_whole
 from torchngvi.networks import kernels
 from torchngvi.numerics import compiling
 from torchngvi.numerics.compiling import CompilerError
@@ -883,3 +885,95 @@ class TestExtras:
 
     def test_nothing_is_said_where_they_are_there(self):
         assert with_packages_blocked(("nothing",), "torchngvi.mixed", "torchngvi.load") == ["imported"] * 2
+
+
+# ------------------------------------------------------------------------------------ pickles, and kills of a fit
+
+
+class TestPickles:
+    def test_a_streamed_model(self, data, tmp_path):
+        """Of batches in memory and of a reader; the copy fits the same posterior."""
+        files = pytest.importorskip("torchngvi.adapters.files")
+        np.save(tmp_path / "X.npy", data["X"])
+        np.save(tmp_path / "y.npy", data["y"])
+        reader = files.Npy(tmp_path / "X.npy", tmp_path / "y.npy", rows=15)
+        X, y = torch.tensor(data["X"]), torch.tensor(data["y"])
+        for batches in (reader, [(X[:20], y[:20]), (X[20:], y[20:])]):
+            model = torchngvi.Streamed.linear(batches, 40, classes=(0, 1), prior_precision=2.0)
+            posteriors = []
+            for one in (model, pickle.loads(pickle.dumps(model))):
+                q = torchngvi.CholeskyGaussian(2, dtype=torch.float64)
+                torchngvi.fit(q, one, progress=False)
+                posteriors.append(q)
+            assert torch.equal(posteriors[0].mean, posteriors[1].mean)
+            assert torch.equal(posteriors[0].covariance, posteriors[1].covariance)
+
+    def test_processes(self, data):
+        for made in (torchngvi.Processes(), torchngvi.Processes.alone()):
+            again = pickle.loads(pickle.dumps(made))
+            assert (again.rank, again.world, again.leads, again.clock()) == (0, 1, True, 0.0)
+        target = torchngvi.Sharded(torchngvi.GeneralizedLinear(data["X"], data["y"]), 40)
+        q = torchngvi.CholeskyGaussian(2, dtype=torch.float64)
+        assert torch.equal(pickle.loads(pickle.dumps(target)).negative_elbo(q), target.negative_elbo(q))
+
+    def test_processes_of_a_group_are_refused(self):
+        several = torchngvi.Processes.alone()
+        several.world, several.group = 2, object()
+        with pytest.raises(InputError, match=r"a group of torch\.distributed cannot be pickled.*Build the"):
+            pickle.dumps(several)
+        several.group = None
+        with pytest.raises(InputError, match="made by 2 processes, each with its part, and is read by 1"):
+            pickle.loads(pickle.dumps(several))
+
+
+@needs_forks
+def test_a_fit_of_a_mixture_killed_and_resumed(tmp_path):
+    """By signals at several calls of the log joint: the same bits, trace and words as a run that was left alone."""
+
+    def log_p(theta):
+        bent = theta[..., 1] - 0.5 * theta[..., 0].square()
+        return -0.25 * theta[..., 0].square() - bent.square()
+
+    def run(checkpoint=None, call=None):
+        torch.manual_seed(0)
+        mean = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+        q = torchngvi.posteriors.Mixture(torchngvi.PrecisionCholeskyGaussian(2, (2,), mean=mean))
+        calls = []
+
+        def counting(theta):
+            calls.append(1)
+            if len(calls) == call:
+                killed()
+            return log_p(theta)
+
+        options = {"checkpoint": checkpoint, "checkpoint_every": 2, "progress": False}
+        return q, torchngvi.fit(q, counting, max_evaluations=40, **options), len(calls)
+
+    whole, told, count = run()
+    for call in (count // 3, count // 2, count - 2):
+        file = tmp_path / f"{call}.pt"
+        assert in_a_child(lambda call=call, file=file: run(file, call) and 0) == -signal.SIGKILL
+        assert file.exists()
+        (tmp_path / f"{file.name}.{'0' * 16}.tmp").write_bytes(b"left by a kill within the writing of a checkpoint")
+        again, result, _ = run(file)
+        assert str(result) == str(told)
+        assert [record[:-1] for record in result.trace] == [record[:-1] for record in told.trace]
+        for name, value in whole.state_dict().items():
+            assert torch.equal(again.state_dict()[name], value)
+        assert not list(tmp_path.glob("*.tmp"))
+
+
+@needs_forks
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_checkpoint_killed_at_any_point_of_its_writing(at, tmp_path):
+    file = tmp_path / "run.pt"
+    write_whole(file, b"old")
+
+    def work():
+        Points(tmp_path, at, killed).watch()
+        write_whole(file, b"new")
+
+    assert in_a_child(work) in (0, -signal.SIGKILL)
+    assert file.read_bytes() in (b"old", b"new")
+    remove_left(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]

@@ -6,7 +6,7 @@ batch and a few D x D matrices in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self, final
+from typing import Any, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,19 @@ from torchngvi.models.summands import assembled, in_frame, summands, with_prior
 from torchngvi.numerics.arrays import writable
 
 _PARTS = 8  # batches from which the rows of a start are taken, where any of them can be read
+
+
+class _Linear(NamedTuple):
+    """What makes a generalised linear model of a batch; a class of the module, so that models can be pickled."""
+
+    family: str | Likelihood
+    dtype: torch.dtype
+    device: torch.device | str | None
+    options: dict[str, Any]
+
+    def __call__(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> GeneralizedLinear:
+        X = torch.as_tensor(writable(X)).to(device=self.device, dtype=self.dtype)
+        return GeneralizedLinear(X, y, self.family, weights=weights, offset=offset, **self.options)
 
 
 @final
@@ -37,6 +50,9 @@ class Streamed(AdditiveTractable):
         num_data: the number of rows of a pass, which every pass checks.
         model: makes a model of a batch, with the whole prior: it is called with the parts of a tuple, or with those of
             a dict by name.  Name the classes of labels, ``classes=(0, 1)``: a batch need not hold all of them.
+
+    A model is pickled with its batches: a reader of `torchngvi.adapters.files` by the names of its files, a list with
+    its rows.  Of ``model`` pickle takes functions of a module; `Streamed.linear` has one.
 
     Raises:
         InputError: batches that cannot be iterated over again; on use, another number of rows, a batch that is no
@@ -95,12 +111,7 @@ class Streamed(AdditiveTractable):
         >>> Streamed.linear([batch], 2, classes=(0, 1), prior_precision=2.0).dim
         2
         """
-
-        def model(X: Tensor, y: Tensor, weights: Tensor | None = None, offset: Tensor | None = None) -> Any:
-            X = torch.as_tensor(writable(X)).to(device=device, dtype=dtype)
-            return GeneralizedLinear(X, y, family, weights=weights, offset=offset, **options)
-
-        return cls(batches, num_data, model)
+        return cls(batches, num_data, _Linear(family, dtype, device, options))
 
     @property
     def dim(self) -> int | None:
