@@ -231,7 +231,7 @@ def fit_run(kind, which, *more):
 def seed_of(folder="run"):
     """Which run a folder holds, by what `load` has read: its settings say the seed."""
     path = Path(folder)
-    posterior = outputs._found(path, "posterior.pt")
+    posterior = outputs.file_of(path, "posterior.pt")
     return torch.load(posterior, weights_only=True)["settings"]["seed"]
 
 
@@ -315,9 +315,9 @@ def left(folder):
 
 def check_whole(folder="run"):
     """Every file of the run is the one of its manifest."""
-    digests = json.loads(outputs._found(Path(folder), "manifest.json").read_text())["sha256"]
+    digests = json.loads(outputs.file_of(Path(folder), "manifest.json").read_text())["sha256"]
     for name, digest in digests.items():
-        assert hashlib.sha256(outputs._found(Path(folder), name).read_bytes()).hexdigest() == digest
+        assert hashlib.sha256(outputs.file_of(Path(folder), name).read_bytes()).hexdigest() == digest
 
 
 @pytest.fixture(scope="module")
@@ -342,14 +342,14 @@ def without_exchange(monkeypatch):
     monkeypatch.setattr(outputs, "_exchange", cannot)
 
 
-def check_state(here, *, old):
+def check_state(here, *, old, mine=True):
     """The old run or the new one is there, whole, and what is not of a run has stayed."""
     if not old and not Path("run/posterior.pt").exists():
         assert not Path("run").exists() or not [p for p in Path("run").iterdir() if ".writing" not in p.name]
         return None
     torchngvi.load("run").predict(patients(6))  # where warnings are errors
     check_whole()
-    if old:
+    if old and mine:
         assert Path("run/notes.txt").read_text() == "mine"
         assert Path("run/more/deep.txt").read_text() == "mine too"
     return seed_of()
@@ -487,6 +487,25 @@ class TestFolders:
         assert (Path("run").stat().st_ino == number) == (out == ".")
         assert check_state(here, old=True) == 2
         assert not left(here)
+
+    def test_a_kill_inside_a_folder_without_a_run(self, made, here, monkeypatch):
+        """As in the current folder: after the rename the new run is read, wherever its files are."""
+        monkeypatch.setattr(outputs, "_stays", lambda _: True)
+        monkeypatch.setattr(outputs, "_settle", lambda _: None)  # killed before it
+        Path("run").mkdir(mode=0o700)
+        with outputs.OutputFolder("run").writing() as place:
+            assert place.stat().st_mode & 0o777 == 0o700  # as private as the folder
+            for file in (made / "regression-new").iterdir():
+                if file.name != "manifest.json":
+                    shutil.copy(file, place)
+        assert [path.name for path in Path("run").iterdir()] == [".replacing"]
+        assert check_state(here, old=True, mine=False) == 2
+
+    def test_a_folder_keeps_its_permissions(self, made, here):
+        Path("run").mkdir(mode=0o700)
+        for more in ((), ("--overwrite",)):
+            assert fit_run("regression", "new", *more) == 0
+            assert Path("run").stat().st_mode & 0o777 == 0o700
 
     def test_no_file_of_another_kind_of_run_stays(self, made, here):
         """Nor does one of version 0.2.0, which has no manifest."""

@@ -169,7 +169,7 @@ def _unpacked(values: Content, name: str, kind: Any, entries: Any, levels: list[
     if kind == "texts":
         values.require(isinstance(entries, list) and len(entries) > 0, name, "of entries")
         return entries
-    dtype = getattr(entries, "dtype", None)
+    dtype: Any = getattr(entries, "dtype", None)
     values.require(kind == "numbers" and dtype in (torch.bool, torch.int64, torch.float64), name, "of numbers or texts")
     return values.tensor(name, (None,), dtype, of={name: entries}).numpy()
 

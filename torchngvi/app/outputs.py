@@ -106,7 +106,8 @@ class OutputFolder:
 
     def _free(self) -> Path:
         """The next name at which nothing is."""
-        names = (self.path.with_name(f"{self.path.name}-{number}") for number in range(2, 1000))
+        path = self.path if self.path.name else self.path.absolute()  # of the current folder
+        names = (path.with_name(f"{path.name}-{number}") for number in range(2, 1000))
         return next(path for path in names if not os.path.lexists(path))
 
 
@@ -130,6 +131,8 @@ def _place(to: Path) -> Iterator[Path]:
                 raise
             inside = True  # the folder above is not ours to write into
             continue
+        if to.is_dir():
+            shutil.copymode(to, place)  # a folder that is private stays so
         lock = locked(place, wait=True)
         if place.is_dir():
             break
@@ -182,7 +185,7 @@ def _taken_by(place: Path, to: Path, digests: dict[str, str], *, replace: bool) 
     for file in (*place.iterdir(), place):
         sync(file)
     if place.parent == to:
-        return _taken_inside(place, to, digests)
+        return (replace or not _is_taken(to)) and _taken_inside(place, to)
     if not replace or not _is_taken(to):
         if os.name == "nt" and to.is_dir():  # where no rename takes the place of an empty folder
             with contextlib.suppress(OSError):
@@ -199,15 +202,13 @@ def _taken_by(place: Path, to: Path, digests: dict[str, str], *, replace: bool) 
         return True
     for path in kept:
         _carry(path, place)
-    with contextlib.suppress(OSError):
-        shutil.copymode(to, place)
     sync(place)
     try:
         _exchange(place, to)
     except OSError:
         for name in carried:
             _remove(place / name)
-        return _taken_inside(place, to, digests)
+        return _taken_inside(place, to)
     sync(to.parent)
     for path in _kept(place, digests):  # what has come into the old folder in the meantime
         with contextlib.suppress(OSError):
@@ -252,7 +253,7 @@ def _exchange(left: Path, right: Path) -> None:
         OSError: this system, or this disk, cannot.
     """
     ends = os.fsencode(left.absolute()), os.fsencode(right.absolute())
-    libc = ctypes.CDLL(None, use_errno=True) if sys.platform in ("linux", "darwin") else None
+    libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform in ("linux", "darwin") else None
     if hasattr(libc, "renameat2"):
         failed = libc.renameat2(-100, ends[0], -100, ends[1], 2)  # AT_FDCWD, RENAME_EXCHANGE
     elif hasattr(libc, "renamex_np"):
@@ -263,7 +264,7 @@ def _exchange(left: Path, right: Path) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _taken_inside(place: Path, to: Path, digests: dict[str, str]) -> bool:
+def _taken_inside(place: Path, to: Path) -> bool:
     """The same where the folder keeps its name: one rename says that the new files are those of the run."""
     os.rename(place, to / _REPLACING)
     sync(to)
@@ -285,7 +286,7 @@ def _settle(folder: Path) -> None:
         for name in (*names, MANIFEST):
             os.replace(new / name, folder / name)
         sync(folder)
-    shutil.rmtree(new)
+    new.rmdir()
 
 
 # ------------------------------------------------------------------------------------ digests
@@ -295,8 +296,13 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _found(folder: Path, name: str) -> Path:
-    """A file of a run, where it is: in ``.replacing`` if there."""
+def file_of(folder: Path, name: str) -> Path:
+    """A file of a run, where it is: in ``.replacing`` if it is there.
+
+    Args:
+        folder: of the run.
+        name: of the file.
+    """
     new = folder / _REPLACING / name
     return new if new.is_file() and (new.parent / MANIFEST).is_file() else folder / name
 
@@ -304,7 +310,7 @@ def _found(folder: Path, name: str) -> Path:
 def _manifest(folder: Path) -> dict[str, str]:
     """The digests of the files in a folder; none where they are not there or cannot be read."""
     try:
-        found = json.loads(_found(folder, MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        found = json.loads(file_of(folder, MANIFEST).read_text(encoding="utf-8"))["sha256"]
         return {name: str(digest) for name, digest in found.items() if Path(name).name == name}  # in the folder
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -335,8 +341,8 @@ def read_run(run: Path) -> tuple[bytes, tuple[str, ...]]:
         InputError: no such file, one that cannot be read, or one that is not as the run has written it.
     """
     folder, name = (run, POSTERIOR) if run.is_dir() else (run.parent, run.name)
-    path = _found(folder, name)
-    there, digests = _found(folder, MANIFEST).is_file() and name == POSTERIOR, _manifest(folder)
+    path = file_of(folder, name)
+    there, digests = file_of(folder, MANIFEST).is_file() and name == POSTERIOR, _manifest(folder)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -349,8 +355,8 @@ def read_run(run: Path) -> tuple[bytes, tuple[str, ...]]:
             f"{str(path)!r} is damaged: it is not as its run has written it, by the digest in {MANIFEST}. Take a copy "
             "of the folder, or fit again."
         )
-    rest = [other for other in digests if other != name and _found(folder, other).is_file()]
-    changed = [other for other in rest if _digest(_found(folder, other)) != digests[other]]
+    rest = [other for other in digests if other != name and file_of(folder, other).is_file()]
+    changed = [other for other in rest if _digest(file_of(folder, other)) != digests[other]]
     said = f"{', '.join(changed)} in {str(folder)!r} changed after the run; predictions are those of posterior.pt"
     return content, (said,) if changed else ()
 

@@ -19,7 +19,7 @@ from torchngvi.app.config import Settings
 from torchngvi.app.contents import Content, settings_of
 from torchngvi.app.encoding import Array, Column, Encoding, check_columns, is_number
 from torchngvi.app.intervals import outcome_interval
-from torchngvi.app.outputs import read_run
+from torchngvi.app.outputs import POSTERIOR, file_of, read_run
 from torchngvi.app.report import Z95
 from torchngvi.app.runs import as_gaussian
 from torchngvi.diagnostics.predictive import coded, predictive_mean, predictor_moments
@@ -247,9 +247,9 @@ def load(run: str | Path) -> "Fitted | FittedFormula":
     if not isinstance(run, str | os.PathLike):
         raise InputError(f"load takes the folder of a run, such as 'runs/patients'; got {type(run).__name__}.")
     path = Path(run)
-    path = path / "posterior.pt" if path.is_dir() else path
+    path = file_of(path, POSTERIOR) if path.is_dir() else path
     if not path.is_file():
-        formula = (path.parent / "effects.csv").is_file()
+        formula = path.with_name("effects.csv").is_file()
         raise InputError(
             f"{str(run)!r} is no folder of a run: "
             + (f"there is no {path.name} in it. " if path.parent == Path(run) else "it is not there. ")

@@ -30,7 +30,7 @@ class _Linear(NamedTuple):
     device: torch.device | str | None
     options: dict[str, Any]
 
-    def __call__(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> GeneralizedLinear:
+    def __call__(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> Any:
         X = torch.as_tensor(writable(X)).to(device=self.device, dtype=self.dtype)
         return GeneralizedLinear(X, y, self.family, weights=weights, offset=offset, **self.options)
 
