@@ -20,7 +20,7 @@ def needing(what: str, extra: str) -> Iterator[None]:
     Raises:
         ImportError: a package is missing; its name is that of the package.
 
-    >>> with needing("a test", "cli"):
+    >>> with needing("a test", "cli"):  # doctest: +ELLIPSIS
     ...     import no_such_package
     Traceback (most recent call last):
     ImportError: a test needs no_such_package: pip install ...

@@ -214,12 +214,19 @@ def _check_calls(node: Any, formula: str, longest: int, inside: bool) -> None:
         case Binary():
             if node.operator.kind == "STAR_STAR":
                 _check_power(node, formula, longest, inside)
-            parts = [node.left, node.right]
+            response = node.operator.kind == "TILDE" and isinstance(node.left, Variable)
+            parts = [node.right] if response else [node.left, node.right]
         case Literal():
             if isinstance(node.value, int) and abs(node.value) >= _LARGEST:
                 raise InputError(f"The formula {formula!r} has a whole number above 2^63. Write a smaller one.")
             parts = []
         case Variable() | QuotedName():
+            if getattr(node, "level", None) is not None:
+                raise InputError(
+                    f"The formula {formula!r} has a level in brackets, {node.name.lexeme}[{node.level.value}], that is "
+                    "not the response, where it would not be looked at. Name the column alone, and a level of it by a "
+                    f"call, I({node.name.lexeme} == '{node.level.value}')."
+                )
             parts = []
         case _:  # of a version of formulae that reads more
             raise InputError(f"The formula {formula!r} has a part that formulas here have not: {node}. Leave it out.")
@@ -242,7 +249,7 @@ def _check_call(node: Any, formula: str) -> None:
         )
     named = [arg.name.name.lexeme for arg in node.args if isinstance(arg, Assign)]
     if named or len(node.args) != ufunc.nin:  # further ones are arrays to write into
-        got = f"the argument {named[0]}" if named else str(len(node.args))
+        got = f"the argument {named[0]}" if named else f"{len(node.args)} arguments"
         raise InputError(
             f"The formula {formula!r} calls {name} with {got}; it takes {ufunc.nin} number{'s' * (ufunc.nin > 1)} "
             "without a name. Leave out the rest."
@@ -253,6 +260,11 @@ def _check_power(node: Any, formula: str, longest: int, inside: bool) -> None:
     """Check that a power can be computed: of numbers alone, or of terms, it may have no end."""
     if inside and not _names(node):
         raise InputError(f"The formula {formula!r} has a power of a number without a column. Write its value.")
+    if not inside and isinstance(node.left, Variable | QuotedName | Call):
+        raise InputError(
+            f"The formula {formula!r} has a power of one term, and outside a call ** makes interactions, of one term "
+            "none. Write the square of x as I(x ** 2)."
+        )
     value = node.right.value if isinstance(node.right, Literal) else None
     if not inside and isinstance(value, int | float) and value > longest:
         raise InputError(
