@@ -6,7 +6,8 @@ batch and a few D x D matrices in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self, final
+from dataclasses import dataclass
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ from torchngvi.numerics.arrays import writable
 _PARTS = 8  # batches from which the rows of a start are taken, where any of them can be read
 
 
-class _Linear(NamedTuple):
+@dataclass(frozen=True)
+class _Linear:
     """What makes a generalised linear model of a batch; a class of the module, so that models can be pickled."""
 
     family: str | Likelihood
