@@ -516,10 +516,19 @@ class TestFolders:
         assert names == {path.name for path in (made / "formula-new").iterdir()}
 
     def test_leftovers_of_0_2_0_refuse_nothing(self, here):
-        Path("run/.writing-abc").mkdir(parents=True)
-        Path("run/.writing-abc/posterior.pt").write_text("half")
+        Path("run/.writing-abc_12xy").mkdir(parents=True)
+        Path("run/.writing-abc_12xy/posterior.pt").write_text("half")
         assert fit_run("regression", "new") == 0
         assert not left(here)
+
+    def test_folders_of_the_user_are_not_taken_for_leftovers(self, here):
+        for name in (".writing-plans", ".run.writing-plans", ".writing-abc_12xy"):
+            Path(name).mkdir()
+        Path("run/.writing-plans").mkdir(parents=True)
+        assert fit_run("regression", "new") == 2
+        assert fit_run("regression", "new", "--overwrite") == 0
+        assert Path("run/.writing-plans").is_dir()
+        assert len([path for path in here.iterdir() if ".writing" in path.name]) == 3
 
     def test_a_place_that_is_in_use_is_not_removed(self, here):
         with outputs.OutputFolder("run").writing() as first:

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -34,6 +35,7 @@ _QUOTE = "'"
 MANIFEST = "manifest.json"
 POSTERIOR = "posterior.pt"
 _REPLACING, _WRITING = ".replacing", ".writing-"
+_LEFT = re.compile(rf"{re.escape(_WRITING)}([0-9a-f]{{16}}|[a-z0-9_]{{8}})")  # and as version 0.2.0 wrote
 # what runs of fit write, with --formula and without: of a run that is replaced, none of them stays
 _OF_A_RUN = (
     *(POSTERIOR, "summary.json", "config.toml", "coefficients.csv", "trace.csv", "fit.png"),
@@ -91,7 +93,7 @@ class OutputFolder:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _settle(self.path)
             _clean(self.path)
-            _clean(self.path.parent, _beside(self.path) + _WRITING)
+            _clean(self.path.parent, _beside(self.path))
             with _place(self.path) as place:
                 yield place
                 digests = {file.name: _digest(file) for file in sorted(place.iterdir()) if file.is_file()}
@@ -156,11 +158,12 @@ def _stays(folder: Path) -> bool:
     return os.path.ismount(whole) or (folder.is_dir() and whole.resolve() in (here := Path.cwd(), *here.parents))
 
 
-def _clean(folder: Path, begins: str = _WRITING) -> None:
+def _clean(folder: Path, begins: str = "") -> None:
     """Remove what killed runs have left in a folder, which nobody holds locked."""
     with contextlib.suppress(OSError):  # nothing there, or nothing that can be seen
         for path in folder.iterdir():
-            if path.name.startswith(begins) and (lock := locked(path, wait=False)) >= 0:
+            left = path.name.startswith(begins) and _LEFT.fullmatch(path.name.removeprefix(begins)) is not None
+            if left and path.is_dir() and (lock := locked(path, wait=False)) >= 0:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
 
@@ -220,7 +223,7 @@ def _kept(folder: Path, digests: dict[str, str]) -> list[Path]:
     """What stays in a folder that gets files."""
     gone = {MANIFEST, _REPLACING, *digests, *(_OF_A_RUN if POSTERIOR in digests else ())}
     there = folder.iterdir() if folder.is_dir() else ()
-    return [path for path in there if path.name not in gone and not path.name.startswith(_WRITING)]
+    return [path for path in there if path.name not in gone and not _LEFT.fullmatch(path.name)]
 
 
 def _carry(path: Path, to: Path) -> None:
@@ -385,11 +388,12 @@ def _check(folder: Path) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise InputError(f"out must be a folder; {str(existing)!r} is a file. Choose another name (--out).")
+    begins = "" if existing == folder else _beside(folder)
     try:
-        trial = existing / f"{_WRITING}{secrets.token_hex(8)}"
+        _clean(existing, begins)
+        trial = existing / f"{begins}{_WRITING}{secrets.token_hex(8)}"
         trial.mkdir()
         trial.rmdir()
-        _clean(existing)
     except OSError as error:
         raise InputError(
             f"out must be a folder where files can be written; in {str(existing)!r} none can ({error}). "
@@ -398,7 +402,7 @@ def _check(folder: Path) -> None:
 
 
 def _is_taken(folder: Path) -> bool:
-    return folder.exists() and any(not path.name.startswith(_WRITING) for path in folder.iterdir())
+    return folder.exists() and any(not _LEFT.fullmatch(path.name) for path in folder.iterdir())
 
 
 # ------------------------------------------------------------------------------------ csv
