@@ -814,6 +814,7 @@ class TestArrays:
     @pytest.mark.parametrize(
         "name", ["BayesianLogisticRegression", "BayesianLinearRegression", "BayesianMixedClassifier"]
     )
+    @pytest.mark.filterwarnings("ignore:The data speak for no effect")
     def test_estimators_of_scikit_learn(self, name, data):
         estimators = pytest.importorskip("torchngvi.adapters.sklearn")
         more = {"groups": data["groups"]} if "Mixed" in name else {}

@@ -27,6 +27,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import listed
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, StudentT
+from torchngvi.models.standardize import Standardization
 from torchngvi.posteriors.gaussian import Gaussian
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ class Fitted:
     settings: Settings
     posterior: Gaussian  # over the coefficients as fitted, the intercept first
     encoding: Encoding
-    center: Array  # (D,)
-    scale: Array  # (D,)
+    units: Standardization  # of the columns, with the place of the intercept
     fill: Array  # (D,), NaN where nothing is filled in
     classes: tuple[str, str] | None  # failure and success
     likelihood: Likelihood
@@ -149,11 +149,8 @@ class Fitted:
             weights = torch.tensor(numbers(_of_fit(frame, s.weights, "weights", name), "weights"))
         generator = torch.Generator().manual_seed(seed)
         theta = drawn(self.posterior, draws, generator).double()
-        beta = theta / torch.as_tensor(self.scale)
-        names = list(self.encoding.names)
-        if s.intercept:
-            beta[:, 0] -= (beta * torch.as_tensor(self.center)).sum(1)
-            names.insert(0, "intercept")
+        beta = self.units.to_user(theta)
+        names = [*(("intercept",) if s.intercept else ()), *self.encoding.names]
         eta = theta @ X.mT + (0.0 if offset is None else offset)
         rows = Predicted(self.likelihood, eta, coded(self.likelihood, y), weights)
         return exported(beta, names, rows, generator)
@@ -186,7 +183,7 @@ class Fitted:
         refuse_unusable(dict(zip(self.encoding.names, raw.T, strict=True)), {}, impute=s.impute is not None)
         if s.intercept:
             raw = np.column_stack([np.ones(len(raw)), raw])
-        X = (np.where(np.isnan(raw), self.fill, raw) - self.center) / self.scale
+        X = self.units.standardize(torch.from_numpy(np.where(np.isnan(raw), self.fill, raw))).numpy()
         if s.offset is None:
             return X, None
         if not is_number(frame[s.offset]):
@@ -293,11 +290,16 @@ def _read(values: Content) -> Fitted:
     D, dtype = len(names), getattr(torch, settings.dtype)
     center = values.tensor("center", (D,))
     scale = values.tensor("scale", (D,))
-    values.require(bool((scale > 0).all()), "scale", "positive")
+    usual = 0 if settings.intercept else None  # of 0.2.0, which kept no place of it
+    place = values.saved.get("intercept", usual)
+    values.taken.add("intercept")
+    right = place == 0 if settings.intercept else place is None or place in range(D)
+    values.require(type(place) in (int, type(None)) and right, "intercept", "the place of the intercept")
+    others = [k for k in range(D) if k != place]
+    values.require(bool((scale[others] > 0).all() and (scale != 0).all()), "scale", "positive")
+    values.require(place is None or float(center[place]) == 0, "center", "0 of the intercept")
+    values.require(not settings.intercept or float(scale[0]) == 1, "scale", "1 of the intercept")
     fill = values.tensor("fill", (D,), finite=settings.impute is not None)
-    if settings.intercept:
-        first = (center[0], scale[0])
-        values.require(first == (0, 1), "center and scale", "0 and 1 of the intercept")
     classes = values.texts("classes") if values.saved["classes"] is not None else values.take("classes", type(None))
     values.require(
         (classes is not None) == settings.has_classes and (classes is None or len(set(classes)) == len(classes) == 2),
@@ -316,8 +318,7 @@ def _read(values: Content) -> Fitted:
         settings,
         posterior,
         encoding,
-        center.numpy(),
-        scale.numpy(),
+        Standardization(center, scale, place),
         fill.numpy(),
         classes,  # type: ignore[arg-type]
         likelihood,
