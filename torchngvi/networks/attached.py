@@ -20,7 +20,17 @@ from torchngvi.networks import kernels
 from torchngvi.networks.curvatures import Curvature, SampledLabels
 from torchngvi.networks.finite import all_finite, share_within, zero_where_
 from torchngvi.networks.hooks import refuse_replaced
-from torchngvi.networks.optimizers import check, closure_of, note_lr, refuse_wrapped, share_of_lr, unscale_
+from torchngvi.networks.optimizers import (
+    check,
+    closure_of,
+    draws_before,
+    forget_start,
+    note_start,
+    planned_share,
+    refuse_wrapped,
+    share_of_lr,
+    unscale_,
+)
 from torchngvi.networks.posterior import NetworkGaussian
 
 _SHARE = 0.04  # the default radius is this over the square root of the number of steps, in nats a datum
@@ -104,7 +114,7 @@ def attach(
     for family in q.each():
         family.fused = fused
     q.plan_(steps, curvature.every)
-    return Attachment(optimizers, q, length, curvature)
+    return Attachment(optimizers, q, length, curvature, steps=steps)
 
 
 def _are_optimizers(given: Any) -> bool:
@@ -150,6 +160,7 @@ class Attachment:
         radius: the longest move, in nats a datum.
         curvature: how the curvature is observed.
         prior_in_gradient: whether δm is added to the gradients; an optimizer that adds it itself says no.
+        steps: of the training, over which radius and moves fall to zero by themselves; None for no such schedule.
 
     Attributes:
         skipped: the steps whose gradients or move were not finite, and which did not move the mean, a 0-d tensor.
@@ -162,6 +173,7 @@ class Attachment:
         radius: float,
         curvature: Curvature,
         prior_in_gradient: bool = True,
+        steps: int | None = None,
     ) -> None:
         refuse_replaced(q.model, q.names, q.parameters_of_network)
         if any(tensor.is_inference() for tensor in q.buffers()):
@@ -169,7 +181,7 @@ class Attachment:
                 "The posterior was made within torch.inference_mode(), which makes tensors that no step may change; "
                 "call torchngvi.network outside of it."
             )
-        self.q, self.radius, self.curvature = q, float(radius), curvature
+        self.q, self.radius, self.curvature, self.steps = q, float(radius), curvature, steps
         self.prior_in_gradient, self.fused = prior_in_gradient, any(family.fused for family in q.each())
         self.optimizers = list(optimizers)
         self.stepped: list[Optimizer] = []
@@ -183,7 +195,7 @@ class Attachment:
             self.handles += [opt.register_step_pre_hook(self.before), opt.register_step_post_hook(self.after)]
         self.handles.append(q.model.register_forward_hook(self.after_forward))
         for group in self._groups():
-            note_lr(group)
+            note_start(group, q.draw)
         q.agree_()
         curvature.begin(q)
         self.seen = q.observed
@@ -256,8 +268,9 @@ class Attachment:
     @torch.no_grad()
     def finish(self) -> None:
         """Take the move, no longer than the radius, and go on to the next draw."""
-        q, length = self.q, self.radius * self._share() ** 2
-        share, usable = share_within(length, q.divergence(), self._unusable)
+        q, largest = self.q, self._largest_()
+        length = self.radius * (largest * self._share()) ** 2 if largest else 0.0
+        share, usable = share_within(length, q.divergence(), self._unusable, largest)
         self._report(usable)
         q.unfinished, self._scaled, self.stepped = None, False, []
         q.next_draw_(share)
@@ -290,8 +303,32 @@ class Attachment:
         )
 
     def _share(self) -> float:
-        """f = lr/its largest value, the largest one of all groups with parameters of q."""
+        """g = lr/its largest value, the largest one of all groups with parameters of q."""
         return max(map(share_of_lr, self._groups()))
+
+    @property
+    def taken(self) -> int:
+        """The steps that the training has taken."""
+        return self.q.draw - draws_before(self._groups())
+
+    def _largest_(self) -> float:
+        """The share of the moves under the smaller one of two schedules, that of the rate, g, and the planned one, f.
+
+        The optimizer has scaled its moves by g, so that min(f, g)/g is left.  Where the rates of groups fall apart, the
+        moves of those that have fallen further are stretched here, so that each has its own smaller one in the end.
+        """
+        planned, groups = planned_share(self.taken, self.steps), self._groups()
+        shares = [share_of_lr(group) for group in groups]
+        largest = max(shares)
+        if planned >= largest:
+            return 1.0
+        for group, share in zip(groups, shares, strict=True):
+            if 0 < share < largest:
+                own = set(group["params"])
+                each = zip(self.q.parameters_of_network, self.q.mean.values(), strict=True)
+                for p, m in ((p, m) for p, m in each if p in own):
+                    p.sub_(m).mul_(min(largest / planned, largest / share)).add_(m)
+        return planned / largest
 
     def _groups(self) -> list[dict[str, Any]]:
         """The groups of the optimizers with parameters of q."""
@@ -335,5 +372,7 @@ class Attachment:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
+        for group in self._groups():
+            forget_start(group)
         self.q.sampling = False
         self.q.settle(self.q.model.training)

@@ -85,13 +85,16 @@ def add_share_(tensors: list[Tensor], moves: list[Tensor], share: float | Tensor
         torch._foreach_add_(tensors, moves, alpha=share)
 
 
-def share_within(length: float, kl: Tensor, bad: bool | Tensor) -> tuple[float | Tensor, bool | Tensor]:
+def share_within(
+    length: float, kl: Tensor, bad: bool | Tensor, largest: float = 1.0
+) -> tuple[float | Tensor, bool | Tensor]:
     """Return the share of a move that is no longer than a length, and whether the move is usable.
 
     Args:
         length: in the units of the divergence.
         kl: the divergence of the whole move, a 0-d tensor.
         bad: whether the move is not usable for another reason.
+        largest: share, whatever the divergence.
 
     Returns:
         Numbers where kl is on the CPU, else 0-d tensors, without a wait for the device.
@@ -102,6 +105,6 @@ def share_within(length: float, kl: Tensor, bad: bool | Tensor) -> tuple[float |
     if kl.device.type == "cpu":
         whole = float(kl)
         usable = math.isfinite(whole) and not bad
-        return (min(1.0, math.sqrt(length / max(whole, _TINY))) if usable else 0.0), usable
+        return (min(largest, math.sqrt(length / max(whole, _TINY))) if usable else 0.0), usable
     fine = kl.isfinite() & ~bad
-    return torch.where(fine, (length / kl.clamp_min(_TINY)).sqrt().clamp(max=1.0), 0.0), fine
+    return torch.where(fine, (length / kl.clamp_min(_TINY)).sqrt().clamp(max=largest), 0.0), fine

@@ -1,5 +1,6 @@
 """What a posterior asks of the optimizers of torch that move its mean, and reads from them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch.optim import Optimizer
 from torchngvi.errors import InputError
 from torchngvi.networks.layout import refuse_sharded
 
-_PEAK, _FIRST = "largest_lr", "first_lr"  # kept in the parameter group, hence in checkpoints of the optimizer
+# kept in the parameter group, hence in checkpoints of the optimizer
+_PEAK, _FIRST, _BEGUN = "largest_lr", "first_lr", "draws_before"
 
 
 def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]) -> None:
@@ -97,19 +99,57 @@ def closure_of(arguments: tuple, keywords: Mapping[str, Any]) -> Callable[[], An
     return None if closure is None else torch.enable_grad()(closure)
 
 
-def note_lr(group: dict[str, Any]) -> None:
-    """Let a group remember the learning rate that it has before the first step, which a warm-up may then lower.
+def note_start(group: dict[str, Any], draw: int) -> None:
+    """Let a group remember where a training begins: the learning rate, which a warm-up may then lower, and the draw.
+
+    What a checkpoint of the optimizer has brought already stays.
 
     Args:
         group: of parameters.
+        draw: the number of the present draw of the posterior.
 
     >>> group = {"lr": 0.5}
-    >>> note_lr(group)
+    >>> note_start(group, draw=3)
     >>> group["lr"] = 0.1
-    >>> share_of_lr(group)
-    0.2
+    >>> share_of_lr(group), draws_before([group])
+    (0.2, 3)
     """
     group[_FIRST] = max(float(group["lr"]), group.get(_FIRST, 0.0))
+    group.setdefault(_BEGUN, draw)
+
+
+def forget_start(group: dict[str, Any]) -> None:
+    """Let a group forget what :func:`note_start` and :func:`share_of_lr` have left in it, when a training is over.
+
+    Args:
+        group: of parameters.
+    """
+    for name in (_PEAK, _FIRST, _BEGUN):
+        group.pop(name, None)
+
+
+def draws_before(groups: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of draws that a posterior had made before the training of these groups began.
+
+    Args:
+        groups: of parameters; one of an earlier release remembers none, whose training began with the first draw.
+    """
+    return min((group[_BEGUN] for group in groups if _BEGUN in group), default=0)
+
+
+def planned_share(taken: int, steps: int | None) -> float:
+    """Return the factor f = ½(1 + cos(πt/S)) of the radius and the moves in a training of S steps, after t of them.
+
+    It is that of ``CosineAnnealingLR(optimizer, S)``, but stays after the last planned step what it was there.
+
+    Args:
+        taken: t, the steps taken so far.
+        steps: S, or None where it is not known, for no schedule.
+
+    >>> planned_share(0, 100), planned_share(50, 100), planned_share(99, 100) == planned_share(200, 100)
+    (1.0, 0.5, True)
+    """
+    return 1.0 if steps is None else 0.5 * (1 + math.cos(math.pi * min(max(taken, 0), steps - 1) / steps))
 
 
 def share_of_lr(group: dict[str, Any]) -> float:
