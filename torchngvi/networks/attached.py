@@ -5,9 +5,10 @@ step     the optimizer moves the mean as it moves any parameter
 after    the move is shortened to a radius, q takes it, and the parameters take the next draw
 """
 
+import functools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -17,10 +18,11 @@ from torch.optim import Optimizer
 
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks import kernels
-from torchngvi.networks.curvatures import Curvature, SampledLabels
+from torchngvi.networks.curvatures import Curvature, ExampleGradients, SampledLabels
 from torchngvi.networks.finite import all_finite, share_within, zero_where_
 from torchngvi.networks.hooks import refuse_replaced
 from torchngvi.networks.optimizers import (
+    calls_first,
     check,
     closure_of,
     draws_before,
@@ -32,6 +34,7 @@ from torchngvi.networks.optimizers import (
     unscale_,
 )
 from torchngvi.networks.posterior import NetworkGaussian
+from torchngvi.networks.watch import Watch
 
 _SHARE = 0.04  # the default radius is this over the square root of the number of steps, in nats a datum
 
@@ -184,6 +187,7 @@ class Attachment:
         self.q, self.radius, self.curvature, self.steps = q, float(radius), curvature, steps
         self.prior_in_gradient, self.fused = prior_in_gradient, any(family.fused for family in q.each())
         self.optimizers = list(optimizers)
+        self.watch = Watch(q, self.optimizers, steps, not isinstance(curvature, ExampleGradients))
         self.stepped: list[Optimizer] = []
         self._scaled = False
         device = q.parameters_of_network[0].device
@@ -199,7 +203,8 @@ class Attachment:
         q.agree_()
         curvature.begin(q)
         self.seen = q.observed
-        q.sampling = True
+        self._first = False  # whether a closure is called for the first time in a step, around the mean
+        q.sampling, q.ending = True, self.doubt
         q.settle(q.model.training)
 
     @torch.compiler.disable
@@ -209,8 +214,14 @@ class Attachment:
         Args:
             module, arguments, output: as torch gives them.
         """
-        if self.handles and module.training and not self.q.pinned:
-            self.curvature.after_forward(self.q, output)
+        if not self.handles or not module.training or (self.q.pinned and not self._first):
+            return
+        observed = self.q.observed
+        self.curvature.after_forward(self.q, output)
+        if torch.is_grad_enabled() and not torch.jit.is_tracing():
+            outputs = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+            if isinstance(outputs, Tensor) and outputs.requires_grad:
+                self.watch.after_forward(outputs, self.curvature.labels if self.q.observed > observed else None)
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -223,16 +234,57 @@ class Attachment:
             optimizer, arguments, keywords: as torch gives them.
 
         Returns:
-            Arguments with a closure that only returns the loss, where there was one: it is called here, at the draw.
+            Arguments with another closure, where there was one.  It evaluates the loss at the draw; for an optimizer
+            that calls it once, before it does anything else, that is done here.
 
         Raises:
-            InputError: if a gradient is sparse.
+            InputError: if a gradient is sparse, or of a parameter that has joined later.
         """
         if optimizer in self.stepped:
             self.finish()
-        closure = closure_of(arguments, keywords)
-        loss = None if closure is None else closure()
-        q = self.q
+        closure, q = closure_of(arguments, keywords), self.q
+        first = calls_first(optimizer)
+        loss = closure() if closure is not None and first else None
+        self.watch.before_step(optimizer, self.taken)
+        if closure is None or first:
+            used = self._usable(optimizer)
+            self.curvature.before_step(q, used)
+            q.mean_(used if self.prior_in_gradient else None)
+            self._refresh()
+        else:
+            q.mean_()
+        q.unfinished = self.finish
+        return None if closure is None else ((optimizer, _Closure(self, optimizer, closure, loss, first)), {})
+
+    @torch.no_grad()
+    def evaluate(self, optimizer: Optimizer, closure: Callable[[], Any], first: bool) -> Any:
+        """Evaluate a closure within a step, at the draw around what the parameters hold, and add the prior's part.
+
+        Args:
+            optimizer: whose step it is.
+            closure: of the script.
+            first: whether it is the first time in this step, which the curvature looks at.
+
+        Returns:
+            What the closure returned.
+        """
+        self._first = first
+        try:
+            with self.q.disturbed() as held:
+                loss = closure()
+        finally:
+            self._first = False
+        self.watch.refuse_joined(optimizer)
+        used = self._usable(optimizer)
+        if first:
+            self.curvature.before_step(self.q, used)
+        if self.prior_in_gradient:
+            for name, gradient in used.items():
+                gradient.add_(held[name], alpha=self.q.prior[name])
+        return loss
+
+    def _usable(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """The gradients of an optimizer's parameters of q by name, unscaled, and zero where they are not finite."""
         used = {name: p.grad for name, p in self._moved_by(optimizer) if p.grad is not None}
         gradients = list(used.values())
         if any(g.is_sparse for g in gradients):
@@ -245,13 +297,13 @@ class Attachment:
         zero_where_(gradients, bad)
         self._unusable = self._unusable | (bool(bad) if bad.device.type == "cpu" else bad)
         self._scaled = self._scaled or hasattr(optimizer, "found_inf")
-        self.curvature.before_step(q, used)
-        q.mean_(used if self.prior_in_gradient else None)
-        if q.observed != self.seen:  # only now: until here the draw could have been needed again
-            q.refresh_()
-            self.seen = q.observed
-        q.unfinished = self.finish
-        return None if closure is None else ((optimizer, lambda: loss), {})
+        return used
+
+    def _refresh(self) -> None:
+        """Let the covariance follow what was observed; only when the draw is not needed again."""
+        if self.q.observed != self.seen:
+            self.q.refresh_()
+            self.seen = self.q.observed
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -269,11 +321,17 @@ class Attachment:
     def finish(self) -> None:
         """Take the move, no longer than the radius, and go on to the next draw."""
         q, largest = self.q, self._largest_()
+        self._refresh()
         length = self.radius * (largest * self._share()) ** 2 if largest else 0.0
         share, usable = share_within(length, q.divergence(), self._unusable, largest)
         self._report(usable)
         q.unfinished, self._scaled, self.stepped = None, False, []
         q.next_draw_(share)
+        self.watch.after_step()
+
+    def doubt(self) -> str | None:
+        """Return what to say of predictions after a training whose steps have not become short, or None."""
+        return self.watch.doubt(self.radius, self.taken, self._share())
 
     def _moved_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of q that an optimizer has, with their names."""
@@ -369,6 +427,8 @@ class Attachment:
     def remove(self) -> None:
         """Let the optimizers go: the network trains as without q from then on, from its mean."""
         self.q.finish_step()
+        said = self.doubt()
+        self.q.ending = None if said is None else functools.partial(str, said)
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -376,3 +436,21 @@ class Attachment:
             forget_start(group)
         self.q.sampling = False
         self.q.settle(self.q.model.training)
+
+
+class _Closure:
+    """The closure that a step is given in the place of the script's: each call is at the draw, wherever the mean is."""
+
+    def __init__(
+        self, attachment: Attachment, optimizer: Optimizer, closure: Callable[[], Any], loss: Any, known: bool
+    ) -> None:
+        self.attachment, self.optimizer, self.closure = attachment, optimizer, closure
+        self.loss, self.known, self.first = loss, known, not known
+
+    def __call__(self) -> Any:
+        """Return the loss, and leave its gradients with the prior's part."""
+        if self.known:
+            self.known = False
+            return self.loss
+        first, self.first = self.first, False
+        return self.attachment.evaluate(self.optimizer, self.closure, first)

@@ -6,10 +6,13 @@ load_state_dict()       what was loaded becomes the mean
 """
 
 import copy
+import sys
+import weakref
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from torchngvi.errors import InputError
 
@@ -18,6 +21,8 @@ class Held(Protocol):
     """What the hooks need of a posterior over a network."""
 
     sampling: bool
+    pinned: bool
+    averages: list[tuple[weakref.ref[AveragedModel], int]]
     parameters_of_network: list[nn.Parameter]
 
     @property
@@ -36,6 +41,22 @@ class Held(Protocol):
 
     def finish_step(self) -> None:
         """End a step that is under way."""
+
+
+def _exporting() -> bool:
+    """Whether torch.export is at work."""
+    return torch.compiler.is_exporting()
+
+
+def _averaging() -> AveragedModel | None:
+    """The AveragedModel that is copying a network for itself, if one is."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
+        if isinstance(owner, AveragedModel):
+            return owner
+        frame = frame.f_back
+    return None
 
 
 class _AfterStateDict:
@@ -82,8 +103,20 @@ class Hooks:
         Args:
             module, arguments: as torch gives them.
         """
-        if self.q is not None:
+        if self.q is None:
+            return
+        state = torch._C._get_tracing_state()
+        if self.q.sampling and self.q.model.training and not self.q.pinned and (state is not None or _exporting()):
+            raise InputError(
+                "The network is traced or exported in training, where it holds a draw of its weights, another one for "
+                "each step. Call model.eval() first, after which it holds their mean; or q.release(), after which it is "
+                "any other network."
+            )
+        torch._C._set_tracing_state(None)  # what is written into the weights is no part of the network
+        try:
             self.q.settle(self.q.model.training)
+        finally:
+            torch._C._set_tracing_state(state)
 
     def after_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
         """Put the means in the place of draws.
@@ -138,6 +171,9 @@ class Hooks:
         copied.q, copied.owned, copied.handles = None, {}, []
         if self.q is None:
             return copied
+        average = _averaging()
+        if average is not None:
+            self.q.averages.append((weakref.ref(average), 0))
         if id(self.q) in memo:
             copied.q, copied.owned = memo[id(self.q)], copy.deepcopy(self.owned, memo)
             return copied

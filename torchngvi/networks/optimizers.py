@@ -30,8 +30,9 @@ def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter
         kind = type(opt).__name__
         if isinstance(opt, torch.optim.LBFGS):
             raise InputError(
-                "LBFGS evaluates its closure several times a step, at the mean and not at a draw; take an optimizer "
-                "that needs one gradient a step."
+                "LBFGS evaluates its closure several times a step and compares gradients from step to step, and here "
+                "each step has another draw and is shortened afterwards; take an optimizer that remembers no steps, "
+                "such as AdamW."
             )
         for group in opt.param_groups:
             if not of_q.intersection(group["params"]):
@@ -97,6 +98,18 @@ def closure_of(arguments: tuple, keywords: Mapping[str, Any]) -> Callable[[], An
     """
     closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
     return None if closure is None else torch.enable_grad()(closure)
+
+
+def calls_first(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is known to call a closure once, and before it changes any parameter.
+
+    Args:
+        optimizer: one of torch or of this library does; another one may step aside first, as SAM does.
+
+    >>> calls_first(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    True
+    """
+    return type(optimizer).__module__.startswith(("torch.optim.", "torchngvi."))
 
 
 def note_start(group: dict[str, Any], draw: int) -> None:
@@ -167,10 +180,21 @@ def share_of_lr(group: dict[str, Any]) -> float:
     >>> share_of_lr(group), group["largest_lr"]
     (0.25, 2.0)
     """
-    lr = float(group["lr"])
+    group[_PEAK] = largest_lr(group)
+    return float(group["lr"]) / group[_PEAK] if group[_PEAK] > 0 else 0.0
+
+
+def largest_lr(group: Mapping[str, Any]) -> float:
+    """Return the largest learning rate that a group has had or that its schedule says it will have.
+
+    Args:
+        group: of parameters.
+
+    >>> largest_lr({"lr": 0.1, "max_lr": 0.3})
+    0.3
+    """
     first = group["initial_lr"] if "initial_lr" in group else group.get(_FIRST, 0.0)
-    group[_PEAK] = max(lr, group.get(_PEAK, 0.0), float(first), group.get("max_lr", 0.0))
-    return lr / group[_PEAK] if group[_PEAK] > 0 else 0.0
+    return max(float(group["lr"]), group.get(_PEAK, 0.0), float(first), group.get("max_lr", 0.0))
 
 
 def unscale_(optimizer: Optimizer, gradients: list[Tensor]) -> None:
