@@ -27,6 +27,7 @@ from torchngvi.networks.optimizers import (
     closure_of,
     draws_before,
     forget_start,
+    is_within_its_own_step,
     note_start,
     planned_share,
     refuse_wrapped,
@@ -240,6 +241,8 @@ class Attachment:
         Raises:
             InputError: if a gradient is sparse, or of a parameter that has joined later.
         """
+        if is_within_its_own_step(optimizer):
+            return None
         if optimizer in self.stepped:
             self.finish()
         closure, q = closure_of(arguments, keywords), self.q
@@ -313,6 +316,8 @@ class Attachment:
         Args:
             optimizer, arguments, keywords: as torch gives them.
         """
+        if is_within_its_own_step(optimizer):
+            return
         self.stepped.append(optimizer)
         if len(self.stepped) == len(self.optimizers):
             self.finish()

@@ -109,8 +109,8 @@ class Hooks:
         if self.q.sampling and self.q.model.training and not self.q.pinned and (state is not None or _exporting()):
             raise InputError(
                 "The network is traced or exported in training, where it holds a draw of its weights, another one for "
-                "each step. Call model.eval() first, after which it holds their mean; or q.release(), after which it is "
-                "any other network."
+                "each step. Call model.eval() first, after which it holds their mean, or q.release(), after which it "
+                "is any other network."
             )
         torch._C._set_tracing_state(None)  # what is written into the weights is no part of the network
         try:

@@ -52,7 +52,7 @@ class LaplaceResult(NamedTuple):
         temperature: T of q; the standard deviations are √T of those of the Laplace approximation of the posterior.
 
     >>> LaplaceResult(labels=200, num_data=200, temperature=0.05)
-    LaplaceResult(labels=200, num_data=200, temperature=0.05: the standard deviations are 0.224 of those of the posterior;
+    LaplaceResult(labels=200, num_data=200, temperature=0.05: standard deviations are 0.224 of the posterior's;
         torchngvi.calibrate(q, loader) chooses a temperature, and q.temper_(1.0) takes the posterior itself)
     """
 
@@ -62,11 +62,11 @@ class LaplaceResult(NamedTuple):
 
     def __repr__(self) -> str:
         """Say how wide the posterior is that was made, and what to do about it."""
-        wide = ": the standard deviations are those of the posterior"
+        wide = ": standard deviations are the posterior's"
         if self.temperature != 1:
             wide = (
-                f": the standard deviations are {self.temperature**0.5:.3g} of those of the posterior;\n    torchngvi."
-                "calibrate(q, loader) chooses a temperature, and q.temper_(1.0) takes the posterior itself"
+                f": standard deviations are {self.temperature**0.5:.3g} of the posterior's;\n    torchngvi.calibrate(q, "
+                "loader) chooses a temperature, and q.temper_(1.0) takes the posterior itself"
             )
         numbers = f"labels={self.labels:,}, num_data={self.num_data:,}, temperature={self.temperature:g}"
         return f"LaplaceResult({numbers}{wide})"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 

@@ -70,7 +70,9 @@ def weigh_labels(logits: Tensor, gradient: Tensor) -> Tensor:
     )
 
 
-def tell_of_weights(found: Sequence[Sequence[float]], labels: int, num_data: int, precision: float, scaled: bool = False) -> Iterator[str]:
+def tell_of_weights(
+    found: Sequence[Sequence[float]], labels: int, num_data: int, precision: float, scaled: bool = False
+) -> Iterator[str]:
     """Iterate over what there is to say of the loss of a first step.
 
     Args:
@@ -186,7 +188,7 @@ def tell_of_columns(found: float) -> Iterator[str]:
     """
     if found > _EXPLAINED:
         yield (
-            "The network has two outputs a row, and the loss takes one of them for the standard deviation of the other: "
+            "The network has two outputs a row, and the loss takes one for the standard deviation of the other, while "
             "networks.Gaussian(scale) takes both for means. Say likelihood=networks.HeteroscedasticGaussian(), whose "
             "loss(output, y) takes the mean and the logarithm of the standard deviation."
         )

@@ -1,6 +1,7 @@
 """What a posterior asks of the optimizers of torch that move its mean, and reads from them."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -98,6 +99,22 @@ def closure_of(arguments: tuple, keywords: Mapping[str, Any]) -> Callable[[], An
     """
     closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
     return None if closure is None else torch.enable_grad()(closure)
+
+
+def is_within_its_own_step(optimizer: Optimizer) -> bool:
+    """Return whether the step of an optimizer is within another one of its own, whose class called ``super().step()``.
+
+    Args:
+        optimizer: whose hooks run.
+    """
+    if sum(hasattr(kind.__dict__.get("step"), "hooked") for kind in type(optimizer).__mro__) < 2:
+        return False
+    frame, count = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame = frame.f_back
+        hooked = frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == "torch.optim.optimizer"
+        count += hooked and frame.f_locals.get("self") is optimizer
+    return count > 1
 
 
 def calls_first(optimizer: Optimizer) -> bool:

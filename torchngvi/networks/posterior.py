@@ -114,8 +114,8 @@ class NetworkGaussian(NetworkWeights):
         them; of it the family takes the diagonal or its blocks (MacKay 1992; Ritter, Botev and Barber 2018), and a
         Kronecker family makes the product that is nearest in KL(q‖N(m, V)), by five passes.  The
         network is evaluated in evaluation mode, at its mean.  T is the temperature of q, 0.05 unless
-        :func:`torchngvi.network` was given another one, so that the standard deviations are 4.5 times smaller than those
-        of the posterior itself, at T = 1; :func:`calibrate` chooses T on validation data.
+        :func:`torchngvi.network` was given another one, so that the standard deviations are 4.5 times smaller than
+        those of the posterior itself, at T = 1; :func:`calibrate` chooses T on validation data.
         An optimizer that is attached goes on from this covariance.
 
         Args:
@@ -136,7 +136,7 @@ class NetworkGaussian(NetworkWeights):
         >>> model = nn.Linear(2, 3)
         >>> q = network(model, num_data=20, temperature=1.0)
         >>> q.laplace([(torch.zeros(20, 2), torch.zeros(20))])
-        LaplaceResult(labels=20, num_data=20, temperature=1: the standard deviations are those of the posterior)
+        LaplaceResult(labels=20, num_data=20, temperature=1: standard deviations are the posterior's)
         >>> q.variance["weight"].unique()  # inputs of zero say nothing of their weights: the prior's
         tensor([1.])
         """

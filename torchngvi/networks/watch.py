@@ -45,8 +45,8 @@ class Watch:
         self._rows = 0
         self._labels: float | None = None  # a row, None where that differs
         self._batches = Batches()
-        self._found: list[Fetched] = []
-        self._seen_labels, self._precision, self._scaled = 0, 0.0, False
+        self._found: list[tuple[Fetched, int]] = []  # of the loss, with the numbers of labels
+        self._precision, self._scaled = 0.0, False
         self._written: tuple[int, int] | None = None
         self._changes, self._compared = 0, False
         unlimited = [p for opt in optimizers for p in self._unlimited(opt, self._plain)]
@@ -86,8 +86,8 @@ class Watch:
         unlimited = list(self._unlimited(optimizer, set(joined)))
         if unlimited:
             raise InputError(
-                f"{self._called(unlimited)} now, at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius limits "
-                "what is no part of q. Say lr= in add_param_group, the rate that it would have without q."
+                f"{self._called(unlimited)} now, at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius "
+                "limits what is no part of q. Say lr= in add_param_group, the rate that it would have without q."
             )
         self._plain.update(joined)
         self._frozen.pop(optimizer)
@@ -151,12 +151,12 @@ class Watch:
         if self.steps is None or taken < self.steps:
             return
         if self.passed and self._labels is not None and "steps" not in self._told:
-            seen = self._rows * self._labels * ranks() * taken / self.passed
+            seen = self._rows * self._labels * ranks() * (taken + 1) / (self.passed + 1)
             if seen < self.q.num_data:
                 self._tell(
                     "steps",
-                    f"All of steps={self.steps:,} are taken, with {seen:,.0f} labels of num_data={self.q.num_data:,}, and "
-                    "the training goes on. steps counts steps of the optimizer, and not epochs: steps=epochs * "
+                    f"The training goes on after steps={self.steps:,}, with {seen:,.0f} labels of num_data="
+                    f"{self.q.num_data:,} so far. steps counts steps of the optimizer, and not epochs: steps=epochs * "
                     "len(loader). From now on the mean hardly moves.",
                 )
         if taken >= _AFTER * self.steps:
@@ -187,17 +187,17 @@ class Watch:
         if self.steps is None:
             if share > _ENOUGH:
                 return (
-                    f"The learning rate has not fallen, and attach was given a radius and no steps: the last moves were "
-                    f"as long as {share:.2g} of the longest, so that the mean is as far from the optimum as a move. "
+                    f"The learning rate has not fallen, and attach was given a radius and no steps: the last moves "
+                    f"were {share:.2g} of the longest, so that the mean is as far from the optimum as a move. "
                     "Say steps=, over which they fall by themselves, or take a scheduler."
                 )
             return None
         share = min(share, planned_share(taken, self.steps))
         if share > _ENOUGH:
             return (
-                f"The training took {taken:,} of the steps={self.steps:,} that attach was given, so that the radius and "
-                f"the moves had only fallen to {share:.2g}: the mean is as far from the optimum "
-                " as a move. Say the number of steps that the optimizer takes: with accumulated "
+                f"The training took {taken:,} of the steps={self.steps:,} that attach was given, so that the radius "
+                f"and the moves had only fallen to {share:.2g}: the mean is as far from the optimum as a move. "
+                "Say the number of steps that the optimizer takes: with accumulated "
                 "gradients those of the optimizer alone."
             )
         return None
@@ -218,7 +218,6 @@ class Watch:
         if logits is None and not two:
             return
         if logits is not None:
-            self._seen_labels += logits[..., 0].numel()
             self._precision = max(self._precision, torch.finfo(output.dtype).eps)
 
         def look(gradient: Tensor) -> None:
@@ -226,11 +225,11 @@ class Watch:
                 return
             with torch.no_grad():
                 if logits is None:
-                    self._found.append(Fetched(find_scale_column(held, gradient)))
+                    self._found.append((Fetched(find_scale_column(held, gradient)), 0))
                 else:
                     at = likelihood.as_classes(gradient, True)
                     assert at is not None
-                    self._found.append(Fetched(weigh_labels(logits, at)))
+                    self._found.append((Fetched(weigh_labels(logits, at)), logits[..., 0].numel()))
 
         output.register_hook(look)
 
@@ -238,13 +237,13 @@ class Watch:
         """Say what was found of the loss, as soon as that needs no wait for a device."""
         if not self._found:
             return
-        read = [found.read() for found in self._found]
+        read = [found.read() for found, _ in self._found]
         if any(each is None for each in read):
             return
-        self._found = []
+        labels, self._found = sum(count for _, count in self._found), []
         numbers = [each for each in read if each is not None]
         if isinstance(numbers[0], list):
-            whole = (self._seen_labels, self.q.num_data, self._precision, self._scaled)
+            whole = (labels, self.q.num_data, self._precision, self._scaled)
             sentences: Iterable[str] = tell_of_weights(numbers, *whole)
         else:
             sentences = tell_of_columns(numbers[0])
@@ -263,10 +262,11 @@ class Watch:
         if before is None or before[0] != now[0] or before[1] == now[1]:
             return
         self._changes += 1
+        self._found = []  # a pass before that is no part of the step, as the first one of SAM
         if self._changes >= _UNSEEN:
             raise InputError(
-                f"The weights were changed {self._changes} times in training without a step() of the optimizer that q is "
-                "attached to, so that the mean of q stays where it is. Attach to the optimizer whose step() the loop "
+                f"The weights were changed {self._changes} times in training without a step() of the optimizer that q "
+                "is attached to, so that the mean of q stays where it is. Attach to the optimizer whose step() the loop "
                 "calls; of one that steps in two parts, as first_step and second_step of SAM, to the one within, its "
                 ".base_optimizer."
             )
