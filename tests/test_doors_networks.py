@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from torchngvi.errors import CalibrationWarning, InputError
 from torchngvi.networks import (
+    VON,
     Categorical,
     Gaussian,
     GradientNoise,
@@ -451,6 +452,10 @@ def first_step(loss, labels=None, likelihood="categorical", outputs=3, network_o
 
 
 SLIPS = {
+    "numbers": (
+        lambda f, y: F.mse_loss(f, F.one_hot(y, 3) + torch.arange(20.0)[:, None]),
+        "is not -log p of one label each",
+    ),
     "sum": (lambda f, y: F.cross_entropy(f, y, reduction="sum"), "weighs its labels 20 in all.*it is the sum"),
     "num_data": (lambda f, y: 500 * F.cross_entropy(f, y), "weighs its labels 500 in all.*multiplied by num_data"),
     "factor": (lambda f, y: 0.1 * F.cross_entropy(f, y), "weighs its labels 0.1 in all, .*without a factor"),
@@ -501,6 +506,7 @@ BINARY = {
         lambda f, y: F.binary_cross_entropy_with_logits(f, y, pos_weight=torch.tensor(3.0)),
         "by other weights",
     ),
+    "sigmoid": (F.binary_cross_entropy, "outputs of the network are all between 0 and 1"),
     "smoothing": (lambda f, y: F.binary_cross_entropy_with_logits(f, 0.1 + 0.8 * y), "label_smoothing=0.2:"),
 }
 
@@ -509,6 +515,8 @@ BINARY = {
 def test_losses_of_labels_0_and_1(slip):
     loss, text = BINARY[slip]
     keywords = {"labels": lambda y: (y > 0).float()[:, None], "likelihood": "bernoulli", "outputs": 1}
+    if slip == "sigmoid":
+        keywords["network_of"] = lambda: nn.Sequential(mlp(1), nn.Sigmoid())
     if text is None:
         first_step(loss, **keywords)
     else:
@@ -780,6 +788,127 @@ def test_laplace_says_how_wide_it_is():
     q.temper_(1.0)
     whole = torch.cat([v.flatten() for v in q.variance.values()]).sqrt()
     torch.testing.assert_close(sds, 0.05**0.5 * whole)
-    assert repr(network(mlp(), 20, temperature=1.0).laplace([(x, y)])).endswith(
-        "standard deviations are the posterior's)"
-    )
+    found = network(mlp(), 20, temperature=1.0).laplace([(x, y)])
+    assert repr(found).endswith("standard deviations are the posterior's)")
+
+
+# the loop
+
+
+def test_loops_that_leave_a_line_out_are_told():
+    x, y = data()
+    model, _, optimizer, _ = attached()
+
+    def without_zero_grad():
+        for _ in range(4):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"gradients of the step before were still there .*zero_grad\(\)") as caught:
+        without_zero_grad()
+    assert len(caught) == 1
+    model, _, optimizer, _ = attached()
+
+    def without_backward():
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y)
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"no parameter of q has a gradient: call loss.backward\(\)") as caught:
+        without_backward()
+    assert len(caught) == 1
+    model, _, optimizer, _ = attached(steps=20)
+    for how in (True, False):  # zeroed in place, or between the loss and its backward pass
+        for _ in range(4):
+            if how:
+                optimizer.zero_grad(set_to_none=False)
+            loss = F.cross_entropy(model(x), y)
+            if not how:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def test_evaluation_mode_that_is_left_on_is_told():
+    model, q, optimizer, _ = attached(steps=40)
+    train(model, optimizer, 2)
+    model.eval()
+    q.predict(data()[0])
+    with pytest.warns(UserWarning, match=r"in evaluation mode at a step .* model.train\(\)") as caught:
+        train(model, optimizer, 12)
+    assert len(caught) == 1
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model, q, optimizer, _ = attached(steps=20, model=model)
+    model[1].eval()
+    train(model, optimizer, 20)
+    assert q.observed == 2
+
+
+@pytest.mark.parametrize("option", [{"weight_decay": 0.1}, {"maximize": True}])
+def test_options_that_come_later_are_refused(option):
+    model, _, optimizer, _ = attached()
+    train(model, optimizer, 1)
+    optimizer.param_groups[0].update(option)
+    with pytest.raises(InputError, match=f"AdamW has {next(iter(option))}="):
+        train(model, optimizer, 1)
+
+
+def test_an_optimizer_whose_step_is_that_of_its_base_steps_once():
+    """Whose class calls super().step(), within which the hooks of torch run once more."""
+
+    class Own(torch.optim.AdamW):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    ends = []
+    for kind in (torch.optim.AdamW, Own, torch.optim.AdamW):
+        model = mlp()
+        q = network(model, 20)
+        optimizer = kind(model.parameters(), lr=1.0, weight_decay=0.0)
+        attach(optimizer, q, steps=10)
+        train(model, optimizer, 5)
+        assert q.draw == 5
+        ends.append(means(q))
+    assert torch.equal(ends[0], ends[1])
+
+
+def test_von_is_watched_as_attach_is():
+    model = mlp()
+    optimizer = VON(model, 1000, steps=5)
+    train(model, optimizer, 5)
+    with pytest.warns(UserWarning, match="goes on after steps=5, with 120 labels of num_data=1,000 so far"):
+        train(model, optimizer, 1)
+    own, users = mlp(), mlp()
+    ends = []
+    for model in (own, users):
+        optimizer = VON(model, 20, steps=20)
+        train(model, optimizer, 20, CosineAnnealingLR(optimizer, 20) if model is users else None)
+        ends.append(means(optimizer.q))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_that_the_script_changes_in_place():
+    """What the loss is of, and not what stands in the outputs when it passes back."""
+
+    def loss(f, y):
+        value = F.cross_entropy(f * 1.0, y)
+        f.detach().mul_(2.0)
+        return value
+
+    first_step(loss)
+
+
+def test_a_network_in_bfloat16_is_not_told():
+    x, y = data()
+    model = mlp()
+    q, optimizer = network(model, 20), adamw(model)
+    attach(optimizer, q, steps=10)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    assert q.draw == 3

@@ -220,9 +220,18 @@ class Attachment:
         observed = self.q.observed
         self.curvature.after_forward(self.q, output)
         if torch.is_grad_enabled() and not torch.jit.is_tracing():
-            outputs = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+            outputs = self._outputs(output)
             if isinstance(outputs, Tensor) and outputs.requires_grad:
                 self.watch.after_forward(outputs, self.curvature.labels if self.q.observed > observed else None)
+
+    def _outputs(self, output: Any) -> Any:
+        """The tensor of outputs in what the network returned, if one is found."""
+        if isinstance(output, Tensor):
+            return output
+        find = getattr(self.curvature, "output", None)
+        if find is not None:
+            return find(output)
+        return output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -252,6 +261,7 @@ class Attachment:
         if closure is None or first:
             used = self._usable(optimizer)
             self.curvature.before_step(q, used)
+            self.watch.say_of_gradients(used.values(), len(self.optimizers) > 1)
             q.mean_(used if self.prior_in_gradient else None)
             self._refresh()
         else:

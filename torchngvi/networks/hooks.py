@@ -112,11 +112,11 @@ class Hooks:
                 "each step. Call model.eval() first, after which it holds their mean, or q.release(), after which it "
                 "is any other network."
             )
-        torch._C._set_tracing_state(None)  # what is written into the weights is no part of the network
+        torch._C._set_tracing_state(None)  # type: ignore[attr-defined]  # what is written into the weights is no part of the network
         try:
             self.q.settle(self.q.model.training)
         finally:
-            torch._C._set_tracing_state(state)
+            torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
     def after_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
         """Put the means in the place of draws.

@@ -65,8 +65,8 @@ class LaplaceResult(NamedTuple):
         wide = ": standard deviations are the posterior's"
         if self.temperature != 1:
             wide = (
-                f": standard deviations are {self.temperature**0.5:.3g} of the posterior's;\n    torchngvi.calibrate(q, "
-                "loader) chooses a temperature, and q.temper_(1.0) takes the posterior itself"
+                f": standard deviations are {self.temperature**0.5:.3g} of the posterior's;\n    torchngvi.calibrate("
+                "q, loader) chooses a temperature, and q.temper_(1.0) takes the posterior itself"
             )
         numbers = f"labels={self.labels:,}, num_data={self.num_data:,}, temperature={self.temperature:g}"
         return f"LaplaceResult({numbers}{wide})"

@@ -16,28 +16,41 @@ _LEFT_OUT = 0.1  # share of labels without a gradient; fewer, such as the last t
 _EXPLAINED = 0.99  # of the variance of a column by the square of another one's gradient, which no label explains
 
 
-def weigh_labels(logits: Tensor, gradient: Tensor) -> Tensor:
+def take_rows(logits: Tensor) -> Tensor:
+    """Return some rows of logits, or of a gradient at them, which the script may change in place later.
+
+    Args:
+        logits: (*labels, classes).
+
+    Returns:
+        (rows, classes).
+    """
+    rows = logits.detach().reshape(-1, logits.shape[-1])
+    return rows[:: -(-max(len(rows), 1) // _ROWS)].clone()
+
+
+def weigh_labels(logits: Tensor, gradient: Tensor, count: int) -> Tensor:
     """Return what weights a loss gives to the labels of a batch, from its gradient at their logits.
 
     Args:
-        logits: with the classes last.
+        logits: of some labels, (rows, classes).
         gradient: at them, of the whole loss.
+        count: of all labels.
 
     Returns:
         Seven numbers, on the device of the logits: the number of labels times their mean weight, in all, which is 1 for
         the mean of -log p; how far the weights spread, relative to their mean; how far gradients are from those of
         one label each; the smoothing of the labels that explains them best, and how far they are from that; the share
-        of labels without a gradient; whether the logits are probabilities.  NaN where no row says anything.
+        of labels without a gradient; whether the logits are probabilities, of classes (1) or of one event (2).  NaN
+        where no row says anything.
 
     >>> logits, y = torch.zeros(4, 3, requires_grad=True), torch.arange(4) % 3
     >>> (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y, reduction="sum"), logits)
-    >>> weigh_labels(logits.detach(), gradient)[0]
+    >>> weigh_labels(logits.detach(), gradient, 4)[0]
     tensor(4.)
     """
     classes = logits.shape[-1]
-    x, r = (part.detach().reshape(-1, classes) for part in (logits, gradient))
-    count, stride = len(x), -(-len(x) // _ROWS)
-    x, r = x[::stride].float(), r[::stride].float()
+    x, r = logits.float(), gradient.float()
     p = x.softmax(-1)
     r = r - p * r.sum(-1, keepdim=True)  # of log p as outputs, too, the gradient at logits
     others = torch.ones_like(p).scatter(-1, r.argmin(-1, keepdim=True), 0.0)
@@ -56,7 +69,8 @@ def weigh_labels(logits: Tensor, gradient: Tensor) -> Tensor:
     p_mean, r_mean = (share * p).sum(), (share * r).sum()
     slope = (share * (p - p_mean) * (r - r_mean)).sum() / (share * (p - p_mean).square()).sum()
     offset = slope * p_mean - r_mean
-    probabilities = ((x >= 0) & (x <= 1)).all() & ((x.sum(-1) - 1).abs() < _CLOSE).all()
+    inside, event = ((x >= 0) & (x <= 1)).all(), (x[:, 1] == 0).all()
+    probabilities = inside * (((x.sum(-1) - 1).abs() < _CLOSE).all() + 2 * event * (x[:, 0] > 0).all())
     return torch.stack(
         [
             mean * (count * (1 - left_out.float().mean())),
@@ -88,7 +102,7 @@ def tell_of_weights(
     close = max(_CLOSE, 4 * precision)
     total = sum(each[0] for each in found)
     spread, misfit, smoothing, residual, left_out, probabilities = (max(each[k] for each in found) for k in range(1, 7))
-    if probabilities:
+    if probabilities == 1:
         yield (
             "The outputs of the network are probabilities, which sum to 1, and the likelihood takes them for logits: "
             "leave the softmax at its end away, for cross_entropy has one of its own."
@@ -98,6 +112,11 @@ def tell_of_weights(
             f"The loss of the first step weighs its labels {total:.4g} in all, where the mean of -log p weighs them 1: "
             f"{_cause(total, labels, len(found), num_data)}. The posterior would be that of {total:.4g} times as many "
             "data, and the observed curvature is not."
+        )
+    elif probabilities == 2 and spread >= close:
+        yield (
+            "The outputs of the network are all between 0 and 1, and the likelihood takes them for logits: leave the "
+            "sigmoid at its end away, and take binary_cross_entropy_with_logits."
         )
     elif misfit >= close or spread >= close:
         if residual < close and close < smoothing < 1:
@@ -109,8 +128,8 @@ def tell_of_weights(
         elif misfit < close:
             yield (
                 f"The loss of the first step weighs its labels by other weights than the same for all, up to "
-                f"{spread + 1:.3g} times their mean (class weights, a focal loss): the observed curvature and the "
-                "predictive probabilities are those of -log p without weights. Take the mean of -log p, or an "
+                f"{spread + 1:.3g} times their mean (class weights, a focal loss, or no cross-entropy): the curvature and "
+                "the predictive probabilities are those of -log p without weights. Take the mean of -log p, or an "
                 "OutputLikelihood of your own that has the weights."
             )
         else:

@@ -39,13 +39,7 @@ def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter
             if not of_q.intersection(group["params"]):
                 continue
             held |= set(group["params"])
-            if group.get("weight_decay", 0.0):
-                raise InputError(
-                    f"{kind} has weight_decay={group['weight_decay']} for parameters of q, and the prior takes its "
-                    "place; set weight_decay=0.0 for them and say prior_precision= of torchngvi.network."
-                )
-            if group.get("maximize", False):
-                raise InputError(f"{kind} has maximize=True; a posterior needs the loss, -log p, and minimises it.")
+            check_options(kind, group)
     missing = [name for name, p in parameters.items() if p not in held]
     if missing:
         for opt in optimizers:
@@ -57,6 +51,25 @@ def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter
             f"{', ...' if len(missing) > 4 else ''} that q is over; give the optimizer all of model.parameters(), or "
             "several optimizers in a list."
         )
+
+
+def check_options(kind: str, group: Mapping[str, Any]) -> None:
+    """Refuse options of a group with parameters of q that would make other steps than the posterior needs.
+
+    Args:
+        kind: of the optimizer, for the error.
+        group: of parameters.
+
+    Raises:
+        InputError: for weight decay, or a loss that is maximised.
+    """
+    if group.get("weight_decay", 0.0):
+        raise InputError(
+            f"{kind} has weight_decay={group['weight_decay']} for parameters of q, and the prior takes its place; set "
+            "weight_decay=0.0 for them and say prior_precision= of torchngvi.network."
+        )
+    if group.get("maximize", False):
+        raise InputError(f"{kind} has maximize=True; a posterior needs the loss, -log p, and minimises it.")
 
 
 def refuse_wrapped(given: Any) -> None:

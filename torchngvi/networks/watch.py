@@ -12,8 +12,8 @@ from torchngvi.errors import InputError
 from torchngvi.networks.finite import Fetched
 from torchngvi.networks.layout import named_by
 from torchngvi.networks.likelihoods import Gaussian
-from torchngvi.networks.losses import find_scale_column, tell_of_columns, tell_of_weights, weigh_labels
-from torchngvi.networks.optimizers import largest_lr, planned_share
+from torchngvi.networks.losses import find_scale_column, take_rows, tell_of_columns, tell_of_weights, weigh_labels
+from torchngvi.networks.optimizers import check_options, largest_lr, planned_share
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import called_by, warn_caller
 
@@ -45,6 +45,7 @@ class Watch:
         self._rows = 0
         self._labels: float | None = None  # a row, None where that differs
         self._batches = Batches()
+        self._left: Fetched | None = None  # what is left of the gradients of the first step when the second passes back
         self._found: list[tuple[Fetched, int]] = []  # of the loss, with the numbers of labels
         self._precision, self._scaled = 0.0, False
         self._written: tuple[int, int] | None = None
@@ -121,7 +122,7 @@ class Watch:
         whole = self._batches.add(rows)
         if whole is not None and self._labels is not None:
             self._tell_of_pass(whole * self._labels * ranks())
-        if self.looks and not self.passed:
+        if self.looks and self.passed < 2:
             self._look(output)
 
     def _tell_of_pass(self, labels: float) -> None:
@@ -144,6 +145,9 @@ class Watch:
             InputError: as :meth:`refuse_joined`.
         """
         self.refuse_joined(optimizer)
+        for group in optimizer.param_groups:
+            if (group.get("maximize") or group.get("weight_decay")) and self._of_q.intersection(group["params"]):
+                check_options(type(optimizer).__name__, group)
         self._compare()
         if self._found and not self.passed:
             self._scaled = called_by("torch.amp.grad_scaler")
@@ -206,6 +210,9 @@ class Watch:
 
     def _look(self, output: Tensor) -> None:
         """Let the gradient at the outputs be looked at, when the script passes back through them."""
+        if self.passed:
+            output.register_hook(self._look_for_left)
+            return
         if (
             output.dtype == torch.float16
             or torch.get_autocast_dtype(output.device.type) == torch.float16
@@ -213,28 +220,63 @@ class Watch:
         ):
             return  # a GradScaler multiplies the loss
         likelihood, held = self.q.likelihood, output.detach()
+        classes = likelihood.as_classes(held)
         two = isinstance(likelihood, Gaussian) and held.ndim > 1 and held.shape[-1] == 2 and len(held) > 8
-        logits = likelihood.as_classes(held)
-        if logits is None and not two:
+        if classes is None and not two:
             return
-        if logits is not None:
-            self._precision = max(self._precision, torch.finfo(output.dtype).eps)
+        rows = held.clone() if classes is None else take_rows(classes)
+        count = 0 if classes is None else classes[..., 0].numel()
+        self._precision = max(self._precision, torch.finfo(output.dtype).eps)
 
         def look(gradient: Tensor) -> None:
             if self.passed or torch._C._functorch.is_functorch_wrapped_tensor(gradient):
                 return
             with torch.no_grad():
-                if logits is None:
-                    self._found.append((Fetched(find_scale_column(held, gradient)), 0))
-                else:
-                    at = likelihood.as_classes(gradient, True)
-                    assert at is not None
-                    self._found.append((Fetched(weigh_labels(logits, at)), logits[..., 0].numel()))
+                at = likelihood.as_classes(gradient, True)
+                found = find_scale_column(rows, gradient) if at is None else weigh_labels(rows, take_rows(at), count)
+                self._found.append((Fetched(found), count))
 
         output.register_hook(look)
 
+    @torch.no_grad()
+    def _look_for_left(self, gradient: Tensor) -> None:
+        """See what the parameters' gradients are when the loss of the second step begins to pass back."""
+        left = [p.grad for p in self.q.parameters_of_network if p.grad is not None]
+        if self.passed == 1 and self._left is None and left:
+            self._left = Fetched(torch.stack([g.abs().max().float() for g in left if g.numel()]).max())
+
+    def say_of_gradients(self, used: Iterable[Tensor], several: bool) -> None:
+        """Say once that a step has no gradients, or that the network was in evaluation mode.
+
+        Args:
+            used: the gradients of a step.
+            several: whether several optimizers share the posterior, of which one may have none.
+        """
+        if not any(True for _ in used):
+            if not several:
+                self._tell(
+                    "gradients",
+                    "The optimizer steps, and no parameter of q has a gradient: call loss.backward() before it, and "
+                    "zero_grad() after it or before the loss.",
+                )
+        elif not self.q.model.training and not self.q.pinned:
+            self._tell(
+                "mode",
+                "The network is in evaluation mode at a step of its optimizer, so that its weights hold the mean, and "
+                "neither draws nor the curvature are what q is trained with. Call model.train() after each evaluation; "
+                "layers that are to stay as they are, such as normalisations, may be put into evaluation mode alone.",
+            )
+
     def _speak(self) -> None:
         """Say what was found of the loss, as soon as that needs no wait for a device."""
+        left = None if self._left is None else self._left.read()
+        if left:
+            self._left = None
+            self._tell(
+                "left",
+                "The gradients of the step before were still there when the next loss passed back, which adds to them: "
+                "call optimizer.zero_grad() once in each step.",
+            )
         if not self._found:
             return
         read = [found.read() for found, _ in self._found]
@@ -266,9 +308,9 @@ class Watch:
         if self._changes >= _UNSEEN:
             raise InputError(
                 f"The weights were changed {self._changes} times in training without a step() of the optimizer that q "
-                "is attached to, so that the mean of q stays where it is. Attach to the optimizer whose step() the loop "
-                "calls; of one that steps in two parts, as first_step and second_step of SAM, to the one within, its "
-                ".base_optimizer."
+                "is attached to, so that the mean of q stays where it is. Attach to the optimizer whose step() the "
+                "loop calls; of one that steps in two parts, as first_step and second_step of SAM, to the one within, "
+                "its .base_optimizer."
             )
 
     def _compare(self) -> None:
