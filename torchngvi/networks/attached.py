@@ -194,6 +194,7 @@ class Attachment:
         device = q.parameters_of_network[0].device
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self._unusable: bool | Tensor = False
+        self._known: list[tuple[dict[str, Any], bool]] = []
         self._warned = False  # of the steps that were not taken since the last one that was
         self.handles: list[Any] = []
         for opt in self.optimizers:
@@ -257,7 +258,7 @@ class Attachment:
         closure, q = closure_of(arguments, keywords), self.q
         first = calls_first(optimizer)
         loss = closure() if closure is not None and first else None
-        self.watch.before_step(optimizer, self.taken)
+        self.watch.before_step(optimizer, 0 if self.steps is None else self.taken)
         if closure is None or first:
             used = self._usable(optimizer)
             self.curvature.before_step(q, used)
@@ -405,9 +406,12 @@ class Attachment:
 
     def _groups(self) -> list[dict[str, Any]]:
         """The groups of the optimizers with parameters of q."""
-        of_q = set(map(id, self.q.parameters_of_network))
         groups = [group for opt in self.optimizers for group in opt.param_groups]
-        return [group for group in groups if any(id(p) in of_q for p in group["params"])]
+        known = self._known  # looked up once, as long as no group joins or is loaded
+        if len(known) != len(groups) or any(group is not own for group, (own, _) in zip(groups, known, strict=True)):
+            of_q = set(self.q.parameters_of_network)
+            self._known = known = [(group, not of_q.isdisjoint(group["params"])) for group in groups]
+        return [group for group, has in known if has]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside q and the optimizers: nothing but what the curvature remembers."""

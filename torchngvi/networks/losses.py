@@ -128,8 +128,8 @@ def tell_of_weights(
         elif misfit < close:
             yield (
                 f"The loss of the first step weighs its labels by other weights than the same for all, up to "
-                f"{spread + 1:.3g} times their mean (class weights, a focal loss, or no cross-entropy): the curvature and "
-                "the predictive probabilities are those of -log p without weights. Take the mean of -log p, or an "
+                f"{spread + 1:.3g} times their mean (class weights, a focal loss, or no cross-entropy): the curvature "
+                "and the predictive probabilities are those of -log p without weights. Take the mean of -log p, or an "
                 "OutputLikelihood of your own that has the weights."
             )
         else:

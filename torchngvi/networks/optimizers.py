@@ -120,7 +120,7 @@ def is_within_its_own_step(optimizer: Optimizer) -> bool:
     Args:
         optimizer: whose hooks run.
     """
-    if sum(hasattr(kind.__dict__.get("step"), "hooked") for kind in type(optimizer).__mro__) < 2:
+    if sum("step" in kind.__dict__ for kind in type(optimizer).__mro__ if kind is not Optimizer) < 2:
         return False
     frame, count = sys._getframe(), 0
     while frame.f_back is not None:

@@ -45,7 +45,8 @@ class Watch:
         self._rows = 0
         self._labels: float | None = None  # a row, None where that differs
         self._batches = Batches()
-        self._left: Fetched | None = None  # what is left of the gradients of the first step when the second passes back
+        self._looked = False
+        self._left: Fetched | None = None  # of the gradients of the first step when the second one passes back
         self._found: list[tuple[Fetched, int]] = []  # of the loss, with the numbers of labels
         self._precision, self._scaled = 0.0, False
         self._written: tuple[int, int] | None = None
@@ -241,8 +242,11 @@ class Watch:
     @torch.no_grad()
     def _look_for_left(self, gradient: Tensor) -> None:
         """See what the parameters' gradients are when the loss of the second step begins to pass back."""
+        if self.passed != 1 or self._looked:
+            return
+        self._looked = True
         left = [p.grad for p in self.q.parameters_of_network if p.grad is not None]
-        if self.passed == 1 and self._left is None and left:
+        if left:
             self._left = Fetched(torch.stack([g.abs().max().float() for g in left if g.numel()]).max())
 
     def say_of_gradients(self, used: Iterable[Tensor], several: bool) -> None:
