@@ -35,7 +35,7 @@ from torchngvi.networks.optimizers import (
     unscale_,
 )
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.watch import Watch
+from torchngvi.networks.watch import Watch, outputs_in
 
 _SHARE = 0.04  # the default radius is this over the square root of the number of steps, in nats a datum
 
@@ -53,9 +53,11 @@ def attach(
 
     The optimizer moves the mean with the gradient of the mean loss at a draw plus δm; q shortens the move to
 
-        κ = ½ dmᵀ(H + δ) dm ≤ r f²   nats a datum, f = lr/its largest value,
+        κ = ½ dmᵀ(H + δ) dm ≤ r f²   nats a datum,   f = min(½(1 + cos πt/S), lr/its largest value),
 
-    so that a learning rate that is large enough (1, say) has no other part than its schedule, and no step is too long.
+    after t of S steps, and multiplies it by f, so that a learning rate that is large enough (1, say) needs no schedule,
+    no step is too long, and the last ones are short.  Of the planned schedule and one of the optimizer the smaller
+    factor holds, never the product.  After S steps f stays what it was at the last, and a warning follows at 1.5 S.
     The default is r = 0.04/√steps, chosen on validation data of eight tasks; it is too long for some, and
     :func:`torchngvi.networks.choose_radius` finds a better one by short trials.  The diagonal of H says too little of a
     move of weights whose inputs move together, so that a long radius is longer than it says, and a noise that is
@@ -66,10 +68,10 @@ def attach(
         optimizer: any optimizer of torch over the network's parameters, or several that share them, but for LBFGS; the
             weight decay of the parameters of q is 0, as the prior takes its place.
         q: the posterior, from :func:`torchngvi.network`.
-        steps: the number of optimizer steps that the training will take, for the default radius; the start of q is
-            forgotten over 0.3 of them, 100 at least and 1,000 at most.
+        steps: the number S of optimizer steps that the training will take, for the default radius and the schedule; the
+            start of q is forgotten over 0.3 of them, 100 at least and 1,000 at most.
         radius: the longest move of a step in nats a datum, in place of the default; ``math.inf`` sets none.  Without
-            steps the start is forgotten over 100 observations of the curvature.
+            steps nothing falls but the rate, and the start is forgotten over 100 observations of the curvature.
         curvature: how the curvature is observed; `SampledLabels()` by default.
         fused: whether the hooks of a step go through compiled loops on a CPU, which read each weight fewer times.  They
             are compiled in half a second by the C compiler of the machine, and equal the other ones to rounding; they
@@ -81,7 +83,9 @@ def attach(
     Raises:
         InputError: for another kind of argument, if neither steps nor radius is given, if an optimizer has
             weight decay for a parameter of q, maximises, or is LBFGS, if a parameter of q is in none of them, or if
-            fused loops are wanted and there is no C compiler.
+            fused loops are wanted and there is no C compiler.  A step raises it for a layer that joins later.
+
+    What a script shows of other slips, such as a sum for a mean or a second optimizer, is a `UserWarning`, once.
 
     >>> import torchngvi
     >>> model = torch.nn.Linear(2, 3)
@@ -221,18 +225,9 @@ class Attachment:
         observed = self.q.observed
         self.curvature.after_forward(self.q, output)
         if torch.is_grad_enabled() and not torch.jit.is_tracing():
-            outputs = self._outputs(output)
+            outputs = outputs_in(output, getattr(self.curvature, "output", None))
             if isinstance(outputs, Tensor) and outputs.requires_grad:
                 self.watch.after_forward(outputs, self.curvature.labels if self.q.observed > observed else None)
-
-    def _outputs(self, output: Any) -> Any:
-        """The tensor of outputs in what the network returned, if one is found."""
-        if isinstance(output, Tensor):
-            return output
-        find = getattr(self.curvature, "output", None)
-        if find is not None:
-            return find(output)
-        return output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -282,19 +277,26 @@ class Attachment:
         Returns:
             What the closure returned.
         """
-        self._first = first
+        q = self.q
+        held = {name: p.detach().clone() for name, p in zip(q.names, q.parameters_of_network, strict=True)}
+        for family in q.each():
+            family.disturb_(q.seed, q.draw, q.temperature**0.5)
+        torch.clear_autocast_cache()
+        self._first, q.pinned, q.unfinished = first, True, None
         try:
-            with self.q.disturbed() as held:
-                loss = closure()
+            loss = closure()
         finally:
-            self._first = False
-        self.watch.refuse_joined(optimizer)
+            self._first, q.pinned, q.unfinished = False, False, self.finish
+            torch._foreach_copy_([p.detach() for p in q.parameters_of_network], list(held.values()))
+            torch.clear_autocast_cache()
+            q.written.count += 1
+        self.watch.others.refuse_joined(optimizer)
         used = self._usable(optimizer)
         if first:
-            self.curvature.before_step(self.q, used)
+            self.curvature.before_step(q, used)
         if self.prior_in_gradient:
             for name, gradient in used.items():
-                gradient.add_(held[name], alpha=self.q.prior[name])
+                gradient.add_(held[name], alpha=q.prior[name])
         return loss
 
     def _usable(self, optimizer: Optimizer) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from torchngvi.errors import InputError
+from torchngvi.networks.predictions import warn_caller
 
 
 class Held(Protocol):
@@ -22,7 +23,7 @@ class Held(Protocol):
 
     sampling: bool
     pinned: bool
-    averages: list[tuple[weakref.ref[AveragedModel], int]]
+    written: "Written"
     parameters_of_network: list[nn.Parameter]
 
     @property
@@ -41,6 +42,52 @@ class Held(Protocol):
 
     def finish_step(self) -> None:
         """End a step that is under way."""
+
+
+class Written:
+    """The writes of draws and means into the parameters of a network, between which others may read and change them.
+
+    Attributes:
+        count: of the writes, by which a change by something else can be noticed.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._averages: list[tuple[weakref.ref[AveragedModel], int]] = []  # with their numbers of updates
+
+    def add(self, average: AveragedModel) -> None:
+        """Look from now on at an average of the weights, which takes what the parameters hold.
+
+        Args:
+            average: that has begun to copy the network.
+        """
+        self._averages.append((weakref.ref(average), 0))
+
+    def note(self, drawn: bool) -> None:
+        """Note that the parameters are about to be written, and say once that an average has taken in a draw.
+
+        Args:
+            drawn: whether they hold a draw of a training until then.
+        """
+        self.count += 1
+        for k, (reference, count) in enumerate(self._averages):
+            average = reference()
+            if average is None:
+                continue
+            known = average.n_averaged
+            now = int(known) if known.device.type == "cpu" else known._version
+            self._averages[k] = reference, now
+            if drawn and now == count + 1:
+                self._averages = []
+                warn_caller(
+                    "AveragedModel has averaged what the parameters hold, which is a draw of the weights in training. "
+                    "Call update_parameters within `with q.at_mean():`, so that it averages their means."
+                )
+                return
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has written nothing, and is averaged by nothing."""
+        return type(self), ()
 
 
 def _exporting() -> bool:
@@ -173,7 +220,7 @@ class Hooks:
             return copied
         average = _averaging()
         if average is not None:
-            self.q.averages.append((weakref.ref(average), 0))
+            self.q.written.add(average)
         if id(self.q) in memo:
             copied.q, copied.owned = memo[id(self.q)], copy.deepcopy(self.owned, memo)
             return copied

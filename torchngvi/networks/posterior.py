@@ -50,6 +50,8 @@ class NetworkGaussian(NetworkWeights):
     ) -> None:
         self.likelihood = read_likelihood(likelihood)
         super().__init__(model, num_data, structure, prior_precision, temperature, seed)
+        self.structure = structure
+        self.ending: Callable[[], str | None] | None = None  # what to say of a training that may have ended too early
 
     def __repr__(self) -> str:
         """Name the families with their numbers of weights, the likelihood, and how far the training is."""
@@ -240,8 +242,8 @@ def network(
             independent weights are too wide in most networks: the fit suffers from their noise.  0 trains without
             noise: the parameters hold the mean, and what is left is an optimizer whose steps have a radius.
             :func:`calibrate` chooses it anew after the training, on validation data.
-        likelihood: what the outputs say of the labels: "categorical", "bernoulli", ``networks.Gaussian(scale)`` or an
-            `OutputLikelihood`.
+        likelihood: what the outputs say of the labels: "categorical", "bernoulli", ``networks.Gaussian(scale)``,
+            ``networks.HeteroscedasticGaussian()`` or an `OutputLikelihood`.
         seed: of the noise; the same in all processes that train together.
 
     Returns:

@@ -1,6 +1,6 @@
 """What a training script shows of itself: slips that are told once, or refused, instead of a wrong posterior."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -36,10 +36,7 @@ class Watch:
 
     def __init__(self, q: NetworkGaussian, optimizers: list[Optimizer], steps: int | None, looks: bool) -> None:
         self.q, self.steps, self.looks = q, steps, looks
-        self._of_q = set(q.parameters_of_network)
-        self._names = {p: name for name, p in q.model.named_parameters()}
-        self._plain = {p for p in _held(optimizers) if p.requires_grad and p not in self._of_q}
-        self._frozen: dict[Optimizer, tuple[int, list[nn.Parameter]]] = {}
+        self.others = Others(q, optimizers)
         self._told: set[str] = set()
         self.passed = 0  # steps that were seen
         self._rows = 0
@@ -51,59 +48,6 @@ class Watch:
         self._precision, self._scaled = 0.0, False
         self._written: tuple[int, int] | None = None
         self._changes, self._compared = 0, False
-        unlimited = [p for opt in optimizers for p in self._unlimited(opt, self._plain)]
-        if unlimited:
-            warn_caller(
-                f"{self._called(unlimited)} at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius limits "
-                "what is no part of q. Give it a group of its own in the optimizer, with the rate that it would have "
-                "without q."
-            )
-
-    # parameters that join later
-
-    def refuse_joined(self, optimizer: Optimizer) -> None:
-        """Refuse parameters that were frozen or no part of the optimizer when it was attached and have a gradient now.
-
-        Args:
-            optimizer: about to step.
-
-        Raises:
-            InputError: for parameters that the structure of q would have, or with a rate of 1 or more.
-        """
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        known, frozen = self._frozen.get(optimizer, (-1, []))
-        if known != count:
-            frozen = [p for p in _held([optimizer]) if p not in self._of_q and p not in self._plain]
-            self._frozen[optimizer] = count, frozen
-        joined = [p for p in frozen if p.grad is not None]
-        if not joined:
-            return
-        named = [p for p in joined if p in self._names and named_by(self.q.structure, self._names[p])]
-        if named:
-            raise InputError(
-                f"{self._called(named)} now, and was frozen, or no part of the optimizer, when torchngvi.network and "
-                "attach were called: q is not over it, and no radius limits its steps. Unfreeze and add layers before "
-                "torchngvi.network; or release() q, make a new one of the network as it is now, and attach again."
-            )
-        unlimited = list(self._unlimited(optimizer, set(joined)))
-        if unlimited:
-            raise InputError(
-                f"{self._called(unlimited)} now, at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius "
-                "limits what is no part of q. Say lr= in add_param_group, the rate that it would have without q."
-            )
-        self._plain.update(joined)
-        self._frozen.pop(optimizer)
-
-    def _unlimited(self, optimizer: Optimizer, among: set[nn.Parameter]) -> Iterator[nn.Parameter]:
-        for group in optimizer.param_groups:
-            if largest_lr(group) >= _WITHOUT_RADIUS:
-                yield from (p for p in group["params"] if p in among)
-
-    def _called(self, parameters: list[nn.Parameter]) -> str:
-        first = self._names.get(parameters[0], f"one of shape {tuple(parameters[0].shape)}")
-        return f"The optimizer moves the parameter {first}" + (
-            f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
-        )
 
     # the numbers of labels and of steps
 
@@ -143,12 +87,9 @@ class Watch:
             taken: steps of the training so far.
 
         Raises:
-            InputError: as :meth:`refuse_joined`.
+            InputError: as `Others.refuse_joined`.
         """
-        self.refuse_joined(optimizer)
-        for group in optimizer.param_groups:
-            if (group.get("maximize") or group.get("weight_decay")) and self._of_q.intersection(group["params"]):
-                check_options(type(optimizer).__name__, group)
+        self.others.refuse_joined(optimizer)
         self._compare()
         if self._found and not self.passed:
             self._scaled = called_by("torch.amp.grad_scaler")
@@ -299,7 +240,7 @@ class Watch:
     # changes of the weights by something else
 
     def _state(self) -> tuple[int, int]:
-        return self.q.writes, sum(p._version for p in self.q.parameters_of_network)
+        return self.q.written.count, sum(p._version for p in self.q.parameters_of_network)
 
     def _note_changes(self) -> None:
         """Count changes of the weights by something else, and refuse many without a step."""
@@ -326,7 +267,9 @@ class Watch:
         held = [p.detach().clone() for p in self.q.parameters_of_network]
         if any(p.device.type != "cpu" or p.shape != m.shape for p, m in zip(held, self.q.mean.values(), strict=True)):
             return  # on a device it would wait; weights of another shape have been put away
-        self.q.again_()
+        with torch.no_grad():
+            for family in self.q.each():  # what the parameters were given last
+                family.draw_(self.q.seed, self.q.draw, self.q.temperature**0.5)
         if any(not torch.equal(a, b) for a, b in zip(held, self.q.parameters_of_network, strict=True)):
             self._tell(
                 "changes",
@@ -339,6 +282,94 @@ class Watch:
         if what not in self._told:
             self._told.add(what)
             warn_caller(sentence)
+
+
+class Others:
+    """The parameters of the optimizers that are no part of the posterior: trained without it, frozen, or joining later.
+
+    Args:
+        q: the posterior.
+        optimizers: that move its mean, and may have other parameters.
+    """
+
+    def __init__(self, q: NetworkGaussian, optimizers: list[Optimizer]) -> None:
+        self.q = q
+        self._of_q = set(q.parameters_of_network)
+        self._names = {p: name for name, p in q.model.named_parameters()}
+        self._plain = {p for p in _held(optimizers) if p.requires_grad and p not in self._of_q}
+        self._frozen: dict[Optimizer, tuple[int, list[nn.Parameter]]] = {}
+        unlimited = [p for opt in optimizers for p in self._unlimited(opt, self._plain)]
+        if unlimited:
+            warn_caller(
+                f"{self._called(unlimited)} at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius limits "
+                "what is no part of q. Give it a group of its own in the optimizer, with the rate that it would have "
+                "without q."
+            )
+
+    def refuse_joined(self, optimizer: Optimizer) -> None:
+        """Refuse parameters that were frozen or no part of the optimizer when it was attached and have a gradient now.
+
+        Args:
+            optimizer: about to step.
+
+        Raises:
+            InputError: for parameters that the structure of q would have, or with a rate of 1 or more, and for options
+                of the optimizer that were set since then.
+        """
+        for group in optimizer.param_groups:
+            if (group.get("maximize") or group.get("weight_decay")) and self._of_q.intersection(group["params"]):
+                check_options(type(optimizer).__name__, group)
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        known, frozen = self._frozen.get(optimizer, (-1, []))
+        if known != count:
+            frozen = [p for p in _held([optimizer]) if p not in self._of_q and p not in self._plain]
+            self._frozen[optimizer] = count, frozen
+        joined = [p for p in frozen if p.grad is not None]
+        if not joined:
+            return
+        named = [p for p in joined if p in self._names and named_by(self.q.structure, self._names[p])]
+        if named:
+            raise InputError(
+                f"{self._called(named)} now, and was frozen, or no part of the optimizer, when torchngvi.network and "
+                "attach were called: q is not over it, and no radius limits its steps. Unfreeze and add layers before "
+                "torchngvi.network; or release() q, make a new one of the network as it is now, and attach again."
+            )
+        unlimited = list(self._unlimited(optimizer, set(joined)))
+        if unlimited:
+            raise InputError(
+                f"{self._called(unlimited)} now, at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius "
+                "limits what is no part of q. Say lr= in add_param_group, the rate that it would have without q."
+            )
+        self._plain.update(joined)
+        self._frozen.pop(optimizer)
+
+    def _unlimited(self, optimizer: Optimizer, among: set[nn.Parameter]) -> Iterator[nn.Parameter]:
+        for group in optimizer.param_groups:
+            if largest_lr(group) >= _WITHOUT_RADIUS:
+                yield from (p for p in group["params"] if p in among)
+
+    def _called(self, parameters: list[nn.Parameter]) -> str:
+        first = self._names.get(parameters[0], f"one of shape {tuple(parameters[0].shape)}")
+        return f"The optimizer moves the parameter {first}" + (
+            f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
+        )
+
+
+def outputs_in(output: Any, find: Callable[[Any], Tensor] | None) -> Any:
+    """Return the tensor of outputs in what a network returned, or anything else where none is found.
+
+    Args:
+        output: what it returned.
+        find: where it is, by the script, unless it is the output itself.
+
+    >>> outputs_in({"logits": torch.zeros(1)}, None)
+    tensor([0.])
+    """
+    if isinstance(output, Tensor):
+        return output
+    if find is not None:
+        return find(output)
+    return output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
 
 
 class Batches:

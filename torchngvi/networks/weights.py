@@ -6,23 +6,20 @@ and in `state_dict()`.
 
 import copy
 import math
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from torchngvi.distributed import average_over_ranks_, same_on_ranks_
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite, zero_where_
-from torchngvi.networks.hooks import Hooks, posterior_of, refuse_replaced
+from torchngvi.networks.hooks import Hooks, Written, posterior_of, refuse_replaced
 from torchngvi.networks.layout import PriorPrecision, Structure, families, read_number, read_temperature, unwrapped
 from torchngvi.networks.noise import read_seed, seed_of
-from torchngvi.networks.predictions import warn_caller
 
 FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
 _SHORTEST, _SHARE, _LONGEST = 100, 0.3, 1000  # the start is forgotten over this share of the steps, within bounds
@@ -70,10 +67,7 @@ class NetworkWeights(nn.Module):
         self._seen: list[tuple[Family, list[Tensor | None], float | Tensor]] = []  # what waits for the step
         self.unfinished: Callable[[], None] | None = None  # ends a step that one of several optimizers left out
         self.sampling, self.pinned, self.holds_draw = False, False, False
-        self.writes = 0  # how often the parameters were written here, so that other changes of them can be noticed
-        self.ending: Callable[[], str | None] | None = None  # what to say of a training that may have ended too early
-        self.structure = structure
-        self.averages: list[tuple[weakref.ref[AveragedModel], int]] = []  # of the weights, with their last counts
+        self.written = Written()
         self.refresh_()
         self._hooks = Hooks(self)
         self.register_load_state_dict_pre_hook(_before_loading)
@@ -101,8 +95,6 @@ class NetworkWeights(nn.Module):
     def _named(self, lists: list[list[Tensor]]) -> dict[str, Tensor]:
         return dict(zip(self.names, (tensor for part in lists for tensor in part), strict=True))
 
-    # what the parameters of the network hold
-
     def mean_(self, gradients: Mapping[str, Tensor] | None = None) -> None:
         """Write the mean into the parameters of the network, where they hold a draw.
 
@@ -111,8 +103,7 @@ class NetworkWeights(nn.Module):
         """
         if not self.holds_draw and gradients is None:
             return
-        self._count_averages()
-        self.writes += 1
+        self.written.note(self.holds_draw and self.sampling and not self.pinned)
         with torch.no_grad():
             for family in self.each():
                 if self.holds_draw:
@@ -129,20 +120,13 @@ class NetworkWeights(nn.Module):
         self._write_(self.seed, self.draw)
 
     @torch.no_grad()
-    def again_(self) -> None:
-        """Write the draw that the parameters were given last once more, whatever has changed them since."""
-        for family in self.each():
-            family.draw_(self.seed, self.draw, self.temperature**0.5)
-
-    @torch.no_grad()
     def _write_(self, seed: int, draw: int, share: float | Tensor | None = None) -> None:
         """Write a draw, after a share of the move that the parameters made where there is one.
 
         Where they held the mean and something else has changed it, that is the mean.
         """
         spread = self.temperature**0.5
-        self._count_averages()
-        self.writes += 1
+        self.written.note(self.holds_draw and self.sampling and not self.pinned)
         for family in self.each():
             family.follow_()
             if share is not None:
@@ -153,23 +137,6 @@ class NetworkWeights(nn.Module):
             family.draw_(seed, draw, spread)
         torch.clear_autocast_cache()
         self.holds_draw = True
-
-    def _count_averages(self) -> None:
-        """Say once that an average of the weights has taken in a draw, before that is overwritten."""
-        for k, (reference, count) in enumerate(self.averages):
-            average = reference()
-            if average is None:
-                continue
-            known = average.n_averaged
-            now = int(known) if known.device.type == "cpu" else known._version
-            self.averages[k] = reference, now
-            if now == count + 1 and self.holds_draw and not self.pinned and self.sampling:
-                self.averages = []
-                warn_caller(
-                    "AveragedModel has averaged what the parameters hold, which is a draw of the weights in training. "
-                    "Call update_parameters within `with q.at_mean():`, so that it averages their means."
-                )
-                return
 
     @torch.compiler.disable
     def finish_step(self) -> None:
@@ -192,28 +159,6 @@ class NetworkWeights(nn.Module):
         """Write the draw or the mean, out of sight of a compiler."""
         with torch.no_grad():
             self.draw_() if wanted else self.mean_()
-
-    @contextmanager
-    def disturbed(self) -> Iterator[dict[str, Tensor]]:
-        """Add the noise of the present draw to what the parameters hold, wherever that is, until the block ends.
-
-        Yields:
-            What they held, by name, and hold again afterwards.
-        """
-        held = {name: p.detach().clone() for name, p in zip(self.names, self.parameters_of_network, strict=True)}
-        unfinished, pinned, self.unfinished, self.pinned = self.unfinished, self.pinned, None, True
-        try:
-            with torch.no_grad():
-                for family in self.each():
-                    family.disturb_(self.seed, self.draw, self.temperature**0.5)
-            torch.clear_autocast_cache()
-            yield held
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_([p.detach() for p in self.parameters_of_network], list(held.values()))
-            torch.clear_autocast_cache()
-            self.unfinished, self.pinned = unfinished, pinned
-            self.writes += 1
 
     def settle(self, training: bool) -> None:
         """Let the parameters hold a draw in training and the mean in evaluation; called before every forward pass.
@@ -273,8 +218,6 @@ class NetworkWeights(nn.Module):
         for family in self.each():
             family.take_(share)
         self.mean_()
-
-    # the curvature
 
     def observe_(self, gradients: Sequence[Tensor | None], scale: float, rate: float) -> None:
         """Observe the curvature scale · g gᵀ: its running mean moves, and the covariance with it at the next step.
@@ -382,7 +325,7 @@ class NetworkWeights(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle of q has: it is attached to no optimizer."""
-        return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None, "ending": None, "averages": []}
+        return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None, "ending": None}
 
 
 def _before_loading(q: NetworkWeights, *given: Any) -> None:
