@@ -855,6 +855,50 @@ def test_options_that_come_later_are_refused(option):
         train(model, optimizer, 1)
 
 
+@pytest.mark.parametrize("limit", [1e-3, 1.0, None])
+def test_clipping_beside_which_the_prior_counts_is_told(limit):
+    """As the prior's part is added afterwards: a common limit is not told, nor are gradients that are the same."""
+    model, _, optimizer, _ = attached(steps=40)
+    x, y = data()
+
+    def run():
+        for _ in range(6):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            if limit is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+
+    if limit == 1e-3:
+        with pytest.warns(
+            UserWarning, match="Gradients have the same norm, 0.001, in all of 3 steps, as clipped ones do"
+        ) as caught:
+            run()
+        assert len(caught) == 1
+    else:
+        run()
+
+
+def test_rates_that_move_nothing_are_told():
+    x, y = data()
+    model = mlp()
+    optimizer = adamw(model, 0.0)
+    attach(optimizer, network(model, 20), steps=10)
+    with pytest.warns(UserWarning, match="The learning rate of the optimizer is 0"):
+        train(model, optimizer, 2)
+    for lr in (1e-5, 1.0):
+        model = mlp()
+        q, optimizer = network(model, 20), adamw(model, lr)
+        attach(optimizer, q, steps=20)
+        train(model, optimizer, 20)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            calibrate(q, [(x, y)])
+        assert any("shortened no step of the training: the learning rate, 1e-05" in str(w.message) for w in caught) == (
+            lr < 1
+        )
+
+
 def test_an_optimizer_whose_step_is_that_of_its_base_steps_once():
     """Whose class calls super().step(), within which the hooks of torch run once more."""
 

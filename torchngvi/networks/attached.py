@@ -28,6 +28,7 @@ from torchngvi.networks.optimizers import (
     draws_before,
     forget_start,
     is_within_its_own_step,
+    largest_lr,
     note_start,
     planned_share,
     refuse_wrapped,
@@ -257,7 +258,7 @@ class Attachment:
         if closure is None or first:
             used = self._usable(optimizer)
             self.curvature.before_step(q, used)
-            self.watch.say_of_gradients(used.values(), len(self.optimizers) > 1)
+            self.watch.say_of_gradients(used, len(self.optimizers) > 1)
             q.mean_(used if self.prior_in_gradient else None)
             self._refresh()
         else:
@@ -342,6 +343,7 @@ class Attachment:
         self._refresh()
         length = self.radius * (largest * self._share()) ** 2 if largest else 0.0
         share, usable = share_within(length, q.divergence(), self._unusable, largest)
+        self.watch.shortened = self.watch.shortened or not isinstance(share, float) or share < largest
         self._report(usable)
         q.unfinished, self._scaled, self.stepped = None, False, []
         q.next_draw_(share)
@@ -349,7 +351,7 @@ class Attachment:
 
     def doubt(self) -> str | None:
         """Return what to say of predictions after a training whose steps have not become short, or None."""
-        return self.watch.doubt(self.radius, self.taken, self._share())
+        return self.watch.doubt(self.radius, self.taken, self._share(), max(map(largest_lr, self._groups())))
 
     def _moved_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of q that an optimizer has, with their names."""

@@ -194,8 +194,8 @@ def shown(given: Any) -> str:
     Args:
         given: it.
 
-    >>> shown(torch.ones(2, 3)), shown(-1.0)
-    ('a Tensor of shape (2, 3)', '-1.0')
+    >>> shown(nn.Linear(3, 2).weight), shown(-1.0)
+    ('a Parameter of shape (2, 3)', '-1.0')
     """
     shape = getattr(given, "shape", None)
     return f"a {type(given).__name__} of shape {tuple(shape)}" if shape else repr(given)

@@ -1,6 +1,6 @@
 """What a training script shows of itself: slips that are told once, or refused, instead of a wrong posterior."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ _WITHOUT_RADIUS = 1.0  # the learning rate of weights that a radius limits, whic
 _AFTER = 1.5  # of the planned steps, from which on it is told that they are over
 _ENOUGH = 0.15  # the factor of the moves after ¾ of a cosine: stopping before costs more than 0.01 nats on digits
 _UNSEEN = 10  # changes of the weights without a step of the optimizer; one that looks ahead makes one or two
+_COMPARED, _SAME = 3, 1e-4  # steps whose gradients have the same norm but for rounding only where they are clipped
+_COUNTS = 0.1  # of the norm of clipped gradients, from which on the prior's part beside them matters
 _DIFFERENT = 0.01  # of num_data, by which the labels of a pass may differ; samplers for several processes repeat some
 
 
@@ -39,6 +41,8 @@ class Watch:
         self.others = Others(q, optimizers)
         self._told: set[str] = set()
         self.passed = 0  # steps that were seen
+        self.shortened = False  # whether the radius has shortened one of them
+        self._norms: list[Fetched] = []  # of the gradients and of the prior's part in them, in some steps
         self._rows = 0
         self._labels: float | None = None  # a row, None where that differs
         self._batches = Batches()
@@ -91,6 +95,8 @@ class Watch:
         """
         self.others.refuse_joined(optimizer)
         self._compare()
+        if not self.passed and all(largest_lr(group) == 0 for group in optimizer.param_groups):
+            self._tell("rate", "The learning rate of the optimizer is 0, so that the mean of q stays where it is.")
         if self._found and not self.passed:
             self._scaled = called_by("torch.amp.grad_scaler")
         self._speak()
@@ -120,16 +126,22 @@ class Watch:
         self._changes = 0
         self._written = self._state()
 
-    def doubt(self, radius: float, taken: int, share: float) -> str | None:
+    def doubt(self, radius: float, taken: int, share: float, lr: float) -> str | None:
         """Return what to say where the posterior is used and its steps had not become short, or None.
 
         Args:
             radius: of the training.
             taken: steps of it.
             share: of the radius and the moves, by the schedule of the learning rate alone.
+            lr: the largest learning rate.
         """
         if not self.passed or radius == float("inf"):
             return None
+        if not self.shortened:
+            return (
+                f"The radius has shortened no step of the training: the learning rate, {lr:g}, was the length of all "
+                "of them, and the mean may not have come far. Take lr=1, with which the radius is the length."
+            )
         if self.steps is None:
             if share > _ENOUGH:
                 return (
@@ -190,14 +202,16 @@ class Watch:
         if left:
             self._left = Fetched(torch.stack([g.abs().max().float() for g in left if g.numel()]).max())
 
-    def say_of_gradients(self, used: Iterable[Tensor], several: bool) -> None:
-        """Say once that a step has no gradients, or that the network was in evaluation mode.
+    def say_of_gradients(self, used: Mapping[str, Tensor], several: bool) -> None:
+        """Say once that a step has no gradients or clipped ones, or that the network was in evaluation mode.
 
         Args:
-            used: the gradients of a step.
+            used: the gradients of a step, by name.
             several: whether several optimizers share the posterior, of which one may have none.
         """
-        if not any(True for _ in used):
+        if 0 < self.passed <= _COMPARED and used:
+            self._note_norms(used)
+        if not used:
             if not several:
                 self._tell(
                     "gradients",
@@ -210,6 +224,24 @@ class Watch:
                 "The network is in evaluation mode at a step of its optimizer, so that its weights hold the mean, and "
                 "neither draws nor the curvature are what q is trained with. Call model.train() after each evaluation; "
                 "layers that are to stay as they are, such as normalisations, may be put into evaluation mode alone.",
+            )
+
+    def _note_norms(self, used: Mapping[str, Tensor]) -> None:
+        """Say once that gradients have one and the same norm, that of a clipping, beside which the prior counts."""
+        means, first = self.q.mean, next(iter(used.values()))
+        parts = [(g.norm(), means[name].norm() * self.q.prior[name]) for name, g in used.items()]
+        norms = torch.stack([torch.stack(list(each)).to(first) for each in zip(*parts, strict=True)])
+        self._norms.append(Fetched(norms.float().norm(dim=1)))
+        read = [found.read() for found in self._norms]
+        if len(read) < _COMPARED or any(each is None for each in read):
+            return
+        gradients, prior = zip(*read, strict=True)
+        if max(gradients) < (1 + _SAME) * min(gradients) and max(prior) > _COUNTS * max(gradients) > 0:
+            self._tell(
+                "clipped",
+                f"Gradients have the same norm, {max(gradients):.3g}, in all of {_COMPARED} steps, as clipped ones do; "
+                f"the prior's part, added afterwards, is {max(prior) / max(gradients):.2g} times as large: the prior "
+                "counts too much. Leave the clipping out, as the radius limits the step, or clip less.",
             )
 
     def _speak(self) -> None:
