@@ -15,6 +15,7 @@ from torchngvi.errors import CalibrationWarning, InputError
 from torchngvi.networks import (
     VON,
     Categorical,
+    Curvature,
     Gaussian,
     GradientNoise,
     HeteroscedasticGaussian,
@@ -65,46 +66,31 @@ def train(model, optimizer, steps, scheduler=None, first=0, loss=F.cross_entropy
 # the schedule
 
 
-def lengths(schedule, steps=12, taken=12, lr=1.0, temperature=0.0, **keywords):
-    """κ of the moves of the mean, at the temperature 0 of the same batch."""
+SCHEDULES = {  # with their factors after t of 12 steps
+    "none": (lambda opt: None, lambda t: 1.0),
+    "the same": (lambda opt: CosineAnnealingLR(opt, 12), lambda t: 0.5 * (1 + math.cos(math.pi * t / 12))),
+    "slower": (lambda opt: LinearLR(opt, 1.0, 0.5, 12), lambda t: 1 - t / 24),
+    "faster": (lambda opt: ExponentialLR(opt, 0.6), lambda t: 0.6**t),
+    "warm-up": (lambda opt: LinearLR(opt, 0.1, 1.0, 4), lambda t: min(0.1 + 0.9 * t / 4, 1.0)),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("planned", [True, False])
+def test_of_two_schedules_the_smaller_one_holds_and_never_the_product(schedule, planned):
+    """κ of each move is r min(f, g)², of the own cosine f and the factor g of the rate; with no steps r g²."""
+    make, share = SCHEDULES[schedule]
     model = mlp()
-    q = network(model, 20, temperature=temperature)
-    optimizer = adamw(model, lr)
-    attach(optimizer, q, steps=steps, curvature=GradientNoise(20), **keywords)
-    scheduler = schedule(optimizer) if schedule else None
-    found = []
-    for _ in range(taken):
-        before, root = (
-            means(q),
-            torch.cat([family_sd.flatten() for f in q.each() for family_sd in f.variances()]).sqrt(),
-        )
+    q, optimizer, radius = network(model, 20, temperature=0.0), adamw(model), 0.04 / math.sqrt(12)
+    attach(optimizer, q, steps=12 if planned else None, radius=radius, curvature=Curvature())  # that observes nothing
+    scheduler = make(optimizer)
+    root = torch.cat([v.flatten() for family in q.each() for v in family.variances()]).sqrt()
+    for t in range(12):
+        before = means(q)
         train(model, optimizer, 1, scheduler, batch=data())
-        found.append(0.5 * ((means(q) - before) / root).square().sum().item() / 20)
-    return found
-
-
-def test_the_moves_fall_by_themselves_as_under_a_cosine_of_the_user():
-    own, users = lengths(None), lengths(lambda opt: CosineAnnealingLR(opt, 12))
-    radius = 0.04 / math.sqrt(12)
-    for t, (a, b) in enumerate(zip(own, users, strict=True)):
-        share = 0.5 * (1 + math.cos(math.pi * t / 12))
-        assert a <= radius * share**2 * 1.2  # the precision moved in between, by GradientNoise
-        assert a == pytest.approx(b, rel=1e-4)
-    assert own[-1] < 1e-2 * own[0]
-
-
-@pytest.mark.parametrize("radius", [None, math.inf])
-def test_of_two_schedules_the_smaller_one_holds_and_never_the_product(radius):
-    """With no radius the moves are the rate's, and with one its length is."""
-    steps, power = 10, 1 if radius is None else 1
-    keywords = {} if radius is None else {"radius": radius}
-    slower = lambda opt: LinearLR(opt, 1.0, 0.5, steps)  # noqa: E731
-    faster = lambda opt: ExponentialLR(opt, 0.3)  # noqa: E731
-    plain, slow, fast = (lengths(s, steps, steps, 0.01, **keywords) for s in (None, slower, faster))
-    cosine = [0.5 * (1 + math.cos(math.pi * t / steps)) for t in range(steps)]
-    for t in range(2):  # where the runs have hardly parted; κ goes with the square
-        assert slow[t] / plain[t] == pytest.approx((min(cosine[t], 1 - 0.05 * t) / cosine[t]) ** 2, rel=0.2)
-        assert fast[t] / plain[t] == pytest.approx((min(cosine[t], 0.3**t) / cosine[t]) ** (2 * power), rel=0.2)
+        kappa = 0.5 * ((means(q) - before) / root).square().sum().item() / 20
+        own = 0.5 * (1 + math.cos(math.pi * t / 12)) if planned else 1.0
+        assert kappa == pytest.approx(radius * min(own, share(t)) ** 2, rel=1e-2)
 
 
 def test_groups_with_schedules_of_their_own_each_have_the_smaller_one():
