@@ -11,6 +11,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.factors import FactorTarget
 from torchngvi.models.log_joint import LogJoint, mapped, number
+from torchngvi.numerics.arrays import writable
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.structures import arrow
 
@@ -174,7 +175,7 @@ def _tensor(data: Any) -> Tensor:
     if isinstance(data, Tensor):
         return data
     if hasattr(data, "__array__"):
-        return torch.as_tensor(data.__array__())
+        return torch.as_tensor(writable(data.__array__()))
     try:
         whole = torch.as_tensor(data)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

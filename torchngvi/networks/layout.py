@@ -135,6 +135,19 @@ def matched(names: list[str], given: Mapping[str, Value], what: str) -> dict[str
     return chosen
 
 
+def named_by(structure: Structure, name: str) -> bool:
+    """Return whether a structure gives a parameter a family.
+
+    Args:
+        structure: as in :func:`torchngvi.network`.
+        name: of the parameter.
+
+    >>> named_by("diagonal", "body.weight"), named_by({"head.*": "dense"}, "body.weight")
+    (True, False)
+    """
+    return isinstance(structure, str) or any(fnmatch.fnmatchcase(name, pattern) for pattern in structure)
+
+
 def fan_in(model: nn.Module, name: str) -> int:
     """Return the number of inputs that a parameter's layer sums over.
 
@@ -191,7 +204,11 @@ def families(model: nn.Module, num_data: int, structure: Structure, prior: Prior
         if name not in priors:
             raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
         if not is_number(priors[name], above=0):
-            raise InputError(f"prior_precision is larger than 0 and finite; got {shown(priors[name])} for {name}.")
+            raise InputError(
+                f"prior_precision is larger than 0 and finite; got {shown(priors[name])} for {name}. It is one number, "
+                "or one for each pattern of names, as {'head.*': 1.0, '*': 10.0}, and the same for all weights of a "
+                "parameter."
+            )
     kinds = {
         name: "diagonal" if kind == "kronecker" and not _is_matrix(parameters[name]) else kind
         for name, kind in kinds.items()

@@ -166,7 +166,7 @@ class VON(NaturalMomentum):
         curvature = SampledLabels() if curvature is None else curvature
         read_instance("curvature", curvature, Curvature, "is a way to observe it, such as SampledLabels(), or None")
         self.q.plan_(steps, curvature.every)
-        self.attachment = Attachment([self], self.q, length, curvature, prior_in_gradient=False)
+        self.attachment = Attachment([self], self.q, length, curvature, prior_in_gradient=False, steps=steps)
 
 
 class IVON(NaturalMomentum):

@@ -35,6 +35,7 @@ class GradientNoise(Curvature):
         what = "is the number of labels in the loss of a step"
         self.batch_size = read_number("batch_size", batch_size, what, at_least=1)
         self.beta = read_number("beta", beta, at_least=0, below=1)
+        self.labels = int(self.batch_size)
         self.running: dict[str, Tensor] = {}
 
     def begin(self, q: NetworkGaussian) -> None:
