@@ -58,6 +58,8 @@ def shown(value: Any) -> str:
         if 0 < len(text) <= _SHOWN:
             return text
         return f"{text[:_SHOWN]}..., a {type(value).__name__}" if text else f"a {type(value).__name__}"
+    if isinstance(getattr(value, "shape", None), tuple) and len(value.shape):  # of NumPy, or of a table
+        return f"a {type(value).__name__} of shape {value.shape}"
     text = _own_repr(value)
     return text if 0 < len(text) <= _SHOWN and "\n" not in text else f"a {type(value).__name__}"
 
