@@ -264,7 +264,6 @@ class MultilevelResult(Fitted):
             InputError: rows of another width, groups that are none of the data, a factor left out, another kind.
         """
         predictions.check_kind(kind)
-        seed = read_seed("seed", seed)
         if self.designs is not None and random is None:
             X, random, offset = self.designs(X)
         if random is None or set(random) != set(self.model.names):
@@ -274,7 +273,7 @@ class MultilevelResult(Fitted):
                 f"None where they are new; got {got}."
             )
         interval, draws = probability(interval), self.draws(seed=seed)
-        generator, eta = torch.Generator().manual_seed(seed + 2), None
+        generator, eta = torch.Generator().manual_seed(read_seed("seed", seed) + 2), None
         for name, of in self._factors().items():
             try:
                 Z, groups = random[name]
