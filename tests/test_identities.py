@@ -51,6 +51,7 @@ from torchngvi.numerics.linalg import cholesky, gram, positive_columns, reverse_
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
+from torchngvi.stepsizes import Constant
 from torchngvi.structures import Dense, Diagonal
 
 unstructured = pytest.mark.parametrize("name", [name for name in POSTERIORS if name not in BASE])
@@ -96,7 +97,7 @@ class TestQuadratics:
         )
         y, precision, noise = randn(*batch, len(X), seed=3), torch.tensor([0.3, 1.0, 2.0], dtype=DTYPE), 0.4
         model = GeneralizedLinear(X, y, GaussianNoise(noise), prior_precision=precision, prior_mean=0.75)
-        NaturalGradientVI(q, RULES[rule](), lr=1.0).step(model)
+        NaturalGradientVI(q, RULES[rule](), lr=1.0, step_size=Constant()).step(model)
         A = X.mT @ X / noise**2 + torch.diag(precision)
         rhs = y @ X / noise**2 + 0.75 * precision
         close(q.covariance, torch.linalg.inv(A).expand(*batch, DIM, DIM), IDENTITY)
@@ -248,7 +249,7 @@ class TestNaturalGradient:
         close(q.norm2(q.local(e)), norm2, IDENTITY)
         for rule in RULES:
             if (name, rule) not in EXCLUDED_RULES:
-                close(RULES[rule]()(q, e).norm2(), norm2, IDENTITY)
+                close(RULES[rule]()(q, e, step_size=Constant()).norm2(), norm2, IDENTITY)
 
     @pytest.mark.parametrize("seed", range(5))
     def test_inverse_fisher_of_a_root_applied_to_any_matrix(self, seed):
@@ -331,7 +332,7 @@ class TestCurves:
     def test_slope_is_the_derivative_of_the_loss(self, name, rule, batch):
         """path.slope() = -dL/dρ at 0, L by the reference."""
         q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 31, 0.7)
-        path = RULES[rule]()(q, Quadrature()(q, model.target))
+        path = RULES[rule]()(q, Quadrature()(q, model.target), step_size=Constant())
 
         def loss(rho):
             m, V = step(q, path.at(every(rho, batch)))
@@ -687,7 +688,7 @@ class TestRefusedPairs:
             "gradient is VN. Use VN(q), or SRVN with a CholeskyGaussian."
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            SRVN(NaturalGaussian(DIM), lr=0.1)
+            SRVN(NaturalGaussian(DIM), lr=0.1, step_size=Constant())
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
             SRVN([CholeskyGaussian(DIM), {"posterior": NaturalGaussian(DIM), "lr": 0.1}])
 
@@ -697,23 +698,23 @@ class TestRefusedPairs:
             "Use a CholeskyGaussian or a DiagonalGaussian."
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            BWGD(NaturalGaussian(DIM), lr=0.1)
+            BWGD(NaturalGaussian(DIM), lr=0.1, step_size=Constant())
 
     @pytest.mark.parametrize(("name", "rule"), list(itertools.product(POSTERIORS, RULES)))
     def test_exactly_the_listed_pairs(self, name, rule):
         q = POSTERIORS[name](DIM)
         if (name, rule) in EXCLUDED_RULES:
             with pytest.raises(PairError, match="cannot do"):
-                NaturalGradientVI(q, RULES[rule](), lr=0.1)
+                NaturalGradientVI(q, RULES[rule](), lr=0.1, step_size=Constant())
         else:
-            assert NaturalGradientVI(q, RULES[rule](), lr=0.1).posteriors == [q]
+            assert NaturalGradientVI(q, RULES[rule](), lr=0.1, step_size=Constant()).posteriors == [q]
 
     def test_the_named_methods_choose_their_rules(self):
         assert type(VN(CholeskyGaussian(DIM)).rule) is VariationalNewton
         assert type(VN(DiagonalGaussian(DIM)).rule) is VariationalNewton
         assert type(VN(NaturalGaussian(DIM)).rule) is NaturalGradient
         assert type(SRVN(CholeskyGaussian(DIM)).rule) is NaturalGradient
-        assert type(BWGD(CholeskyGaussian(DIM), lr=0.1).rule) is BuresWasserstein
+        assert type(BWGD(CholeskyGaussian(DIM), lr=0.1, step_size=Constant()).rule) is BuresWasserstein
 
 
 class TestAlgebra:

@@ -33,7 +33,7 @@ from torchngvi.interfaces import Frame
 from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.rules import ProjectedRootGradient
-from torchngvi.stepsizes import Convex, harmonic_schedule, theorem_schedule
+from torchngvi.stepsizes import Constant, Convex, harmonic_schedule, theorem_schedule
 from torchngvi.structures import Dense
 from torchngvi.studies.papers.wu2024 import figure_1, figure_2
 from torchngvi.theory.exponential_family import ExpectationParameters, Natural, bregman, expectation_gradient, inner
@@ -67,7 +67,7 @@ def logistic(rows=40, dim=2, seed=0):
 
 def exact_posterior(model):
     q = NaturalGaussian(model.dim, dtype=F64)
-    VN(q, lr=1.0).step(model)
+    VN(q, lr=1.0, step_size=Constant()).step(model)
     return q
 
 
@@ -846,7 +846,7 @@ class TestSchedulesAndRange:
         for method in (NGVI, VN):
             for lr in (0.3, torch.tensor(0.3, dtype=F64)):
                 q = NaturalGaussian(2, dtype=F64)
-                method(q, lr).step(model)
+                method(q, lr, step_size=Constant()).step(model)
                 ends.append(q.precision)
         assert all(torch.equal(end, ends[0]) for end in ends)
 
@@ -1000,7 +1000,7 @@ class TestBaseline:
     def test_the_clamp(self):
         model = regression()
         q = CholeskyGaussian(2, dtype=F64)
-        NaturalGradientVI(q, ProjectedRootGradient(1e-10), lr=10.0).step(model)
+        NaturalGradientVI(q, ProjectedRootGradient(1e-10), lr=10.0, step_size=Constant()).step(model)
         assert q.scale_tril.diagonal().tolist() == [1e-10, 1e-10]
 
     def test_both_find_the_same_optimum(self):
@@ -1016,6 +1016,7 @@ class TestBaseline:
                 ProjectedRootGradient(1e-10),
                 lr=1.0,
                 estimator=kind(Independent(10, torch.Generator().manual_seed(0))),
+                step_size=Constant(),
             )
             scheduler = LambdaLR(opt, lambda t: 0.02 / (1 + t / 50))
             for _ in range(300):

@@ -62,6 +62,7 @@ from torchngvi.rules import (
     NormalizedMomentum,
     RootGradient,
 )
+from torchngvi.stepsizes import Constant
 from torchngvi.stopping import SlopeStop
 
 ROOTS = {"C": "cholesky", "T": "precision"}
@@ -220,7 +221,7 @@ class TestGoldenValues:
         """1a and 2a are RootGD, 1b and 2b SRVN, with one draw."""
         q, estimator, target = self.one(form)
         method, lr = SRVN if natural else RootGD, 0.125
-        method(q, lr=lr, estimator=estimator).step(target)
+        method(q, lr=lr, estimator=estimator, step_size=Constant()).step(target)
         vector, matrix = (torch.tensor(x, dtype=DTYPE) for x in self.STEPS[form, natural])
         close(q.coordinates.vector, lr * vector, EXACT)
         close(q.coordinates.matrix, self.ROOT + lr * matrix, EXACT)
@@ -244,7 +245,7 @@ class TestGoldenValues:
         dense = from_root("C", m, torch.diag(c))
         diagonal = DiagonalGaussian(DIM, mean=m, scale=c)
         for q in (dense, diagonal):
-            SRVN(q, lr=0.1, estimator=PathDerivative(Given(z))).step(log_joint)
+            SRVN(q, lr=0.1, estimator=PathDerivative(Given(z)), step_size=Constant()).step(log_joint)
         close(diagonal.mean, dense.mean, EXACT)
         close(diagonal.scale, dense.scale_tril.diagonal(), EXACT)
         assert float(dense.scale_tril.tril(-1).abs().max()) > 1e-3
@@ -280,7 +281,9 @@ class TestLiteralAlgorithms:
         kind = {"C": CholeskyGaussian, "T": PrecisionCholeskyGaussian}[form]
         q = kind(DIM, batch, dtype=DTYPE)
         q.assign(Coordinates(m, root), torch.ones(batch, dtype=torch.bool))
-        opt = NaturalGradientVI(q, rule_of(natural, log_diagonal), lr=rho, estimator=PathDerivative(InTurn(z)))
+        opt = NaturalGradientVI(
+            q, rule_of(natural, log_diagonal), lr=rho, estimator=PathDerivative(InTurn(z)), step_size=Constant()
+        )
         literal = reference.TanStep(form, natural, log_diagonal)
 
         def run(m, root, z, part):
@@ -365,7 +368,7 @@ class TestCoordinates:
             "Use a CholeskyGaussian or a DiagonalGaussian."
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            RootGD(NaturalGaussian(2), lr=0.1)
+            RootGD(NaturalGaussian(2), lr=0.1, step_size=Constant())
         with pytest.raises(NotImplementedError):
             NaturalGaussian(2).euclidean(framed_packet(torch.zeros(2), torch.eye(2)))
 
@@ -544,14 +547,14 @@ class TestPathDerivative:
         """S ← S + ρ(∇²ℓ - S) leaves the cone where ℓ is concave; the step of a root does not."""
         convex = LogJoint(lambda theta: theta.square().sum(-1))  # ∇²ℓ = -2
         q = NaturalGaussian(2, dtype=DTYPE)
-        opt = VN(q, lr=0.9, estimator=Hessian(2))
+        opt = VN(q, lr=0.9, estimator=Hessian(2), step_size=Constant())
         with pytest.warns(RejectedStepWarning, match="left the positive definite cone"):
             opt.step(convex)
         assert opt.rejections == 1
         close(q.precision, torch.eye(2, dtype=DTYPE), 0.0)
         for kind in (CholeskyGaussian, PrecisionCholeskyGaussian):
             other = kind(2, dtype=DTYPE)
-            SRVN(other, lr=0.9, estimator=Hessian(2)).step(convex)
+            SRVN(other, lr=0.9, estimator=Hessian(2), step_size=Constant()).step(convex)
             assert bool(torch.linalg.eigvalsh(other.precision).min() > 0)
 
 

@@ -108,9 +108,8 @@ AMONG_PARTS: list[Refusal] = [
         "learning rate, for example lr=0.001.",
     ),
     (
-        lambda p: p.step_size.needs_natural and not p.natural,
-        "{step_size} measures steps in the natural norm, which says nothing of the curve of {rule}. Use a constant lr, "
-        "or SufficientDecrease().",
+        lambda p: p.step_size.needs_natural and p.metric is not None and not p.natural,
+        "{step_size} measures steps in the natural norm, which {metric} says nothing of. Use Constant() or Clip(5.0).",
     ),
     (
         lambda p: p.step_size.needs_tangent and not p.straight,

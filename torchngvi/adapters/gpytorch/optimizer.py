@@ -12,10 +12,12 @@ from torchngvi.adapters.gpytorch.distribution import (
     distributions_of,
     variational_posteriors,
 )
+from torchngvi.adapters.gpytorch.energies import log_concave
 from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.errors import InputError
 from torchngvi.methods import VN
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.stepsizes import Constant
 
 _SAME = 1e-3  # relative error at which two weights of the KL divergence differ
 
@@ -94,6 +96,8 @@ def natural_optimizer(
         check_hyper_optimizer(hyper_optimizer)
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
     groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
+    if method is VN and log_concave(mll.likelihood):  # the natural parameters move to a convex combination, ρ ≤ 1
+        options = {"step_size": Constant()} | options
     optimizer = method(groups, lr=lr, **options)
     optimizer.zero_grad()  # of passes before it
     _check_scale_once(optimizer, mll)
