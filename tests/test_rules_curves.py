@@ -193,7 +193,7 @@ def test_the_printed_update(name, rule, batch, gamma):
         for_each(lambda *x, i=i: printed(*x, rho, gamma)[i], batch, q.mean, q.covariance, e.derivative.g, H)
         for i in (0, 1)
     ]
-    mean, covariance = step(q, RULES[rule]()(q, e, step_size=Constant()).at(every(rho, batch)))
+    mean, covariance = step(q, RULES[rule]()(q, e).at(every(rho, batch)))
     close(mean, expected[0], IDENTITY)
     close(covariance, expected[1], IDENTITY)
 
@@ -230,9 +230,7 @@ def test_curves_of_p_do_not_depend_on_the_root(rule, batch):
 def test_one_q_in_all_coordinates(rule, batch):
     q, e = random_posterior("cholesky", batch, seed=1), random_packet(batch, 37)
     other = NaturalGaussian(DIM, batch, mean=q.mean, scale=q.scale_tril)
-    for actual, expected in zip(
-        *(step(p, RULES[rule]()(p, e, step_size=Constant()).at(every(0.4, batch))) for p in (other, q)), strict=True
-    ):
+    for actual, expected in zip(*(step(p, RULES[rule]()(p, e).at(every(0.4, batch))) for p in (other, q)), strict=True):
         close(actual, expected, IDENTITY)
 
 
@@ -241,7 +239,7 @@ def test_one_q_in_all_coordinates(rule, batch):
 def test_natural_rules_start_along_the_natural_gradient(name, rule, batch):
     """d/dρ of the coordinates at 0 is -λ̇ for all that follow it; SymmetricRoot up to its rotation of C."""
     q, e = random_posterior(name, batch, seed=1), random_packet(batch, 29)
-    path, velocity = RULES[rule]()(q, e, step_size=Constant()), q.tangent(e)
+    path, velocity = RULES[rule]()(q, e), q.tangent(e)
 
     def at(rho, part):
         new, ok = q.moved(path.at(every(rho, batch)))
@@ -257,8 +255,8 @@ def test_the_others_do_not(name, rule):
     """Which is why they take no quasi-Newton memory."""
     q, e = random_posterior(name, seed=1), random_packet((), 29)
     tiny = 1e-6
-    mean = step(q, RULES[rule]()(q, e, step_size=Constant()).at(every(tiny, ())))[0]
-    natural = step(q, RULES["natural_gradient"]()(q, e, step_size=Constant()).at(every(tiny, ())))[0]
+    mean = step(q, RULES[rule]()(q, e).at(every(tiny, ())))[0]
+    natural = step(q, RULES["natural_gradient"]()(q, e).at(every(tiny, ())))[0]
     assert float((mean - natural).abs().max()) > 0.1 * tiny
     text = f"got {RULES[rule].__name__} with SufficientDecrease."
     with pytest.raises(PairError, match=re.escape(text)):
@@ -273,7 +271,7 @@ def test_second_order_agreement():
     P, C = q.local(e).P, q.scale_tril
     for rho in (1e-2, 1e-3):
         N = {
-            rule: C.mT @ torch.linalg.inv(step(q, RULES[rule]()(q, e, step_size=Constant()).at(every(rho, ())))[1]) @ C
+            rule: C.mT @ torch.linalg.inv(step(q, RULES[rule]()(q, e).at(every(rho, ())))[1]) @ C
             for rule in ("newton", "retraction", "geodesic")
         }
         close((N["retraction"] - N["newton"]) / rho**2, P @ P / 2, 1e-7)
@@ -291,9 +289,9 @@ def test_always_positive_definite(rule, name, batch, rho):
     """Whatever ρ and H, where VN leaves the cone."""
     q, e = random_posterior(name, batch, seed=1), random_packet(batch, 7, definite=False)
     e = e._replace(derivative=e.derivative._replace(H=-random_symmetric(batch, 5)))
-    step(q, RULES[rule]()(q, e, step_size=Constant()).at(every(rho, batch)))
+    step(q, RULES[rule]()(q, e).at(every(rho, batch)))
     if rho > 1:
-        assert not bool(q.moved(RULES["newton"]()(q, e, step_size=Constant()).at(every(rho, batch)))[1].any())
+        assert not bool(q.moved(RULES["newton"]()(q, e).at(every(rho, batch)))[1].any())
 
 
 @roots
@@ -313,12 +311,13 @@ def test_gradient_descent_in_v_leaves_the_cone_member_by_member(name):
 
 @roots
 def test_symmetric_root_keeps_a_positive_diagonal(name):
-    """Eigenvalues of I - ½ρP below zero are reflected by the rotation, zero is not in the cone."""
+    """A step at which an eigenvalue of I - ½ρP is zero or below leaves the cone."""
     q = POSTERIORS[name](2, dtype=DTYPE)
     W = q.structure.from_dense(torch.diag(torch.tensor([5.0, 1.0], dtype=DTYPE)))
-    path = RULES["symmetric_root"]()(q, framed_packet(torch.zeros(2, dtype=DTYPE), W), step_size=Constant())
-    close(step(q, path.at(every(1.0, ())))[1], torch.eye(2, dtype=DTYPE), EXACT)  # (1 - ½ · 4)² = 1
-    assert not bool(q.moved(path.at(every(0.5, ())))[1])
+    path = RULES["symmetric_root"]()(q, framed_packet(torch.zeros(2, dtype=DTYPE), W))
+    close(step(q, path.at(every(0.4, ())))[1], torch.diag(torch.tensor([0.04, 1.0], dtype=DTYPE)), EXACT)
+    for rho in (0.5, 1.0):  # 1 - ½ρ · 4 = 0 and -1
+        assert not bool(q.moved(path.at(every(rho, ())))[1])
 
 
 # --------------------------------------------------------------------------------------- steps by trial

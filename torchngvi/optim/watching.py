@@ -28,7 +28,10 @@ class Watch:
             number of latent variables (a draw of the loss differs from another by about √D).
         steep: the same of the squared natural norm of the gradient, where the optimizer is not told the loss, as after
             ``loss.backward()``, in multiples of that of the first step.
-        steps: the number of steps in a row that have to be so, since single draws of a loss have long tails.
+        steps: the number of steps that have to be so, one for each that was, since single draws of a loss have long
+            tails; one of them is forgotten after ``memory`` steps that are not so.
+        memory: the number of such steps.  A loss may come back between two that are far above, as the
+            variance of a q does whose mean goes from side to side.
 
     Raises:
         InputError: a value that is not positive.
@@ -44,6 +47,7 @@ class Watch:
     climb: float = 10.0
     steep: float = 1e6
     steps: int = 5
+    memory: int = 10
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -117,12 +121,13 @@ def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | No
         far = (0.0 if seen.lossless else value) + weight * (value.abs() + dim)
         state["far"] = torch.where(state["far"].isnan() & far.isfinite(), far, state["far"])
     far = state["far"]
-    high = (value > far) | (~value.isfinite() & ~far.isnan())
+    high = value > far  # what is not finite is no step, and counted as such
     if seen.refused is None and may_be_asked(high) and not bool(high.any()) and not bool(state["counts"].any()):
         return None
-    refused = torch.zeros_like(high) if seen.refused is None else seen.refused
-    state["counts"] = (state["counts"] + 1) * torch.stack(torch.broadcast_tensors(refused, high))
     rejected, above = state["counts"]
+    rejected = torch.zeros_like(rejected) if seen.refused is None else (rejected + 1) * seen.refused
+    above = torch.where(high, above + 1, (above - 1 / watch.memory).clamp_min(0.0))
+    state["counts"] = torch.stack([rejected, above])
     if seen.resting is not None:
         rejected = torch.where(seen.resting, torch.inf, rejected)
     return torch.stack([rejected.amin(), above.amax()])
@@ -146,8 +151,8 @@ def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: tuple[floa
     """
     rejected, above, said = known
     if not said and above >= watch.steps:
-        what = "the squared natural norm of the gradient has" if seen.lossless else "the loss has"
-        notices.warn_of_divergence(method, f"{what} been far above its start for {int(above)} steps in a row", seen.rho)
+        what = "the squared natural norm of the gradient was" if seen.lossless else "the loss was"
+        notices.warn_of_divergence(method, f"{what} far above its start in {int(above)} of the last steps", seen.rho)
         said = True
     if watch.rejections < rejected < float("inf"):
         notices.give_up(method, q, int(rejected), seen.rho)
