@@ -263,6 +263,17 @@ class TestSolver:
         NewtonCG(q).step(model)
         close(q.mean, exact.mean, IDENTITY)
 
+    def test_without_entropy_a_step_is_one_of_newton_up_to_the_border(self, monkeypatch):
+        """At temperature 0 the root would shrink to nothing: at ρ = 1 q goes the share `_INSIDE` of that way."""
+        monkeypatch.setattr(module, "_RESIDUAL", 1e-12)
+        model, q = regression("gaussian"), somewhere("cholesky", DIM)
+        e = Quadrature()(q, model)._replace(temperature=0.0)
+        g, H = e.derivative.raw()
+        new, inside = q.moved(RootNewton(most=200)(q, e).at(torch.tensor(1.0, dtype=DTYPE)))
+        assert bool(inside)
+        close(new.vector, q.mean - module._INSIDE * torch.linalg.solve(H, g), 1e-6)
+        close(new.matrix.diagonal(), (1 - module._INSIDE) * q.scale_tril.diagonal(), 1e-6)
+
     def test_curvature_that_is_not_positive_ends_it(self):
         """As for Student's t: no product is divided by a curvature below 0, and the first direction is kept."""
         structure = CholeskyGaussian(2, dtype=DTYPE).structure
