@@ -311,10 +311,9 @@ class ForgetsTheBatch(NormalizedMomentum):
 
 
 class Average(Momentum):
-    """Heavy ball under a name of its own, which it does not tell."""
+    """Heavy ball: right."""
 
     needs_natural = False
-    signed: tuple[str, ...] = ()
 
     def init(self, q):
         return {"vector": torch.zeros_like(q.mean_probe), "matrix": torch.zeros_like(q.root_probe)}
@@ -327,16 +326,8 @@ class Average(Momentum):
 class CountsRejections(Average):
     """It starts anew after a rejection, which the optimizer counts."""
 
-    signed = ("matrix",)
-
     def __call__(self, q, change, norm2, state):
         return super().__call__(q, change, norm2, {name: state[name] for name in ("vector", "matrix", "rejections")})
-
-
-class ToldAverage(Average):
-    """The same with its name: right."""
-
-    signed = ("matrix",)
 
 
 # ------------------------------------------------------------------------------------ accelerations

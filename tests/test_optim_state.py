@@ -191,7 +191,7 @@ def test_loading_evaluates_anew():
 class OfTheSameNames(NormalizedMomentum):
     """It calls its state as the optimizer and the other parts call theirs."""
 
-    signed, carried = ("loss",), ("went",)
+    carried = ("went",)
 
     def init(self, q):
         state = super().init(q)

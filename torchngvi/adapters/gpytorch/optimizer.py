@@ -50,11 +50,11 @@ def natural_optimizer(
         method: `VN`, `SRVN`, `IBLR`, `NGVI`, ...; or `BBVI`, whose steps are Euclidean in the coordinates of q. By
             default `VN`, and for a `PredictiveLogLikelihood`, whose curvature may be negative, `IBLR` with
             ``step_size=KLRadius(0.5)``, of which no step leaves the positive definite cone.
+            Steps of `VN` are of the whole rate where the likelihood is log-concave, for they cannot overshoot; those of
+            other methods, and of deep GPs, are bounded as in `NaturalGradientVI`.
         hyper_optimizer: the optimizer of the hyper-parameters in a loop that is to stay as it is: after each of its
             steps q takes one too, so that nothing else need call ``natural.step()``.  A later `natural_optimizer` for
             the same model takes the place of this one.
-            Steps of `VN` are of the whole rate where the likelihood is log-concave, for they cannot overshoot; those of
-            other methods, and of deep GPs, are bounded as in `NaturalGradientVI`.
         options: further arguments of the method, such as ``step_size=KLRadius(0.1)``, or the ``smoothness`` of `BBVI`,
             the largest curvature of num_data/β times the loss in the mean of q.
 
