@@ -289,9 +289,7 @@ class Momentum(ABC):
     """
 
     needs_natural: bool  # it normalises natural gradients
-    carried: tuple[
-        str, ...
-    ] = ()  # names of the state tensors that average changes of the vector, to be carried on a manifold
+    carried: tuple[str, ...] = ()  # names of the state tensors that average changes of the vector on a manifold
     of_steps: bool = False  # it averages steps as long as the step size lets them be, and is not limited afterwards
 
     @abstractmethod

@@ -75,7 +75,7 @@ class Method(NaturalGradientVI):
 class VN(Method):
     """Variational Newton: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g (Khan and Rue 2023; Kumar et al. 2025, Eq 7).
 
-    The first method to try; for conjugate models one step of ρ = 1 without a bound is exact.  The arguments are those of
+    The first method to try; for conjugate models one step of ρ = 1, unbounded, is exact.  The arguments are those of
     `Method`.
 
     >>> import torch
