@@ -11,7 +11,7 @@ from torchngvi.models.arguments import real
 from torchngvi.optim import pairs
 from torchngvi.optim.records import Report
 from torchngvi.optim.state import State, complete, converted
-from torchngvi.optim.watching import Pending, Watch
+from torchngvi.optim.watching import Pending, Seen, Watch, counted, read_later, speak
 from torchngvi.renamed import warn_renamed
 
 
@@ -95,6 +95,20 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     def rejections(self) -> int:
         """The number of steps that were not taken so far, over all posteriors and batch members."""
         return sum(int(s["rejections"].sum()) for s in self.state.values() if "rejections" in s)
+
+    def _look(self, index: int, seen: Seen) -> None:
+        """Count what goes wrong in a row, and say so where it is much.
+
+        Raises:
+            RejectedStepError: more rejections in a row, of all members, than ``watch.rejections``.
+        """
+        q, state = self.posteriors[index], self._state(index)["watch"]
+        counts = counted(self.watch, q, seen, state)
+        if counts is None:
+            return
+        known, self._pending[index] = read_later(counts, self._pending.get(index))
+        if known is not None:
+            self._diverges = speak(self.watch, type(self).__name__, q, seen, (*known, self._diverges))
 
     # -------------------------------------------------------------------------------- state
 

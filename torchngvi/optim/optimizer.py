@@ -322,20 +322,6 @@ class NaturalGradientVI(EvaluatingOptimizer):
             self._look(index, watching.Seen(start, heading, rho, refused, resting, lossless))
         return result
 
-    def _look(self, index: int, seen: watching.Seen) -> None:
-        """Count what goes wrong in a row, and say so where it is much.
-
-        Raises:
-            RejectedStepError: more rejections in a row, of all members, than ``watch.rejections``.
-        """
-        q, state = self.posteriors[index], self._state(index)["watch"]
-        counts = watching.counted(self.watch, q, seen, state)
-        if counts is None:
-            return
-        known, self._pending[index] = watching.read_later(counts, self._pending.get(index))
-        if known is not None:
-            self._diverges = watching.speak(self.watch, type(self).__name__, q, seen, (*known, self._diverges))
-
     def _rho(self, q: Posterior, path: Path, lr: float | Tensor, state: State) -> Tensor:
         """The step size ρ along a path, (*batch,), as the control proposes it."""
         like = state["rejections"]
