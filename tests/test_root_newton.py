@@ -19,7 +19,7 @@ from torchngvi.interfaces import Frame, Local, Trial
 from torchngvi.models import NegativeBinomial, SoftmaxRegression, StudentT
 from torchngvi.numerics.bends import bends
 from torchngvi.rules import RootNewton
-from torchngvi.stepsizes import Backtracking
+from torchngvi.stepsizes import Backtracking, Constant
 from torchngvi.structures import arrow, block_diagonal
 
 DIM, ROWS, GAMMA = 4, 12, 0.8
@@ -242,7 +242,7 @@ class TestSolver:
         q = somewhere("cholesky", DIM)
         opt = NaturalGradientVI(q, RootNewton(), step_size=Backtracking())
         exact = CholeskyGaussian(DIM, dtype=DTYPE)
-        VN(exact, lr=1 / GAMMA).step(model)
+        VN(exact, lr=1 / GAMMA, step_size=Constant()).step(model)
         off = []
         for _ in range(7):
             opt.step(model)
@@ -259,7 +259,7 @@ class TestSolver:
         monkeypatch.setattr(module, "_RESIDUAL", 1e-12)
         model, q = regression("gaussian"), somewhere("cholesky", DIM)
         exact = CholeskyGaussian(DIM, dtype=DTYPE)
-        VN(exact, lr=1 / GAMMA).step(model)
+        VN(exact, lr=1 / GAMMA, step_size=Constant()).step(model)
         NewtonCG(q).step(model)
         close(q.mean, exact.mean, IDENTITY)
 

@@ -139,6 +139,11 @@ WITH_POSTERIOR: list[Refusal] = [
         "{metric} reads a flat vector and its scores, which {q} does not have. Use QuasiNewton(), or leave it out.",
     ),
     (
+        lambda p: p.step_size.needs_natural and not p.natural and not p.q.framed,
+        "{step_size} measures steps in the natural norm, which is not known of the curve of {rule} for {q}. Use "
+        "Clip(5.0), or a metric such as Exact().",
+    ),
+    (
         lambda p: p.accelerates and not p.q.framed,
         "{metric} reads the frame of q, which {q} does not have. Use Exact(), or leave it out.",
     ),

@@ -27,7 +27,8 @@ class Watch:
         climb: how far above its start a loss is far above it, in multiples of |loss| + D at the start, with D the
             number of latent variables (a draw of the loss differs from another by about √D).
         steep: the same of the squared natural norm of the gradient, where the optimizer is not told the loss, as after
-            ``loss.backward()``, in multiples of that of the first step.
+            ``loss.backward()``, in multiples of that of the first step; and how many times beyond what is far above the
+            start a value is said to be so at once.
         steps: the number of steps that have to be so, one for each that was, since single draws of a loss have long
             tails; one of them is forgotten after ``memory`` steps that are not so.
         memory: the number of such steps.  A loss may come back between two that are far above, as the
@@ -126,7 +127,8 @@ def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | No
         return None
     rejected, above = state["counts"]
     rejected = torch.zeros_like(rejected) if seen.refused is None else (rejected + 1) * seen.refused
-    above = torch.where(high, above + 1, (above - 1 / watch.memory).clamp_min(0.0))
+    weight = torch.where(value > watch.steep * far, float(watch.steps), 1.0)
+    above = torch.where(high, above + weight, (above - 1 / watch.memory).clamp_min(0.0))
     state["counts"] = torch.stack([rejected, above])
     if seen.resting is not None:
         rejected = torch.where(seen.resting, torch.inf, rejected)
