@@ -39,6 +39,13 @@ class SaysNatural(RootGradient):
     natural = True
 
 
+class NoSpeed(RootGradient):
+    """A Euclidean gradient whose steps are not as long as their natural norm says."""
+
+    def __call__(self, q, e):
+        return replace(super().__call__(q, e), speed2=None)
+
+
 class OneStepForAll(Rule):
     """Every member goes as far as the first."""
 

@@ -242,6 +242,7 @@ def test_a_third_partys_momentum():
 BROKEN = [
     (check_rule, broken.Uphill, "slope() must be -dL/dρ at ρ = 0, by finite differences; it is off by 2.0e+00"),
     (check_rule, broken.SaysNatural, "`natural` is said, so the path must start along the natural gradient -(a, P)"),
+    (check_rule, broken.NoSpeed, "length2() must be the squared Fisher length of dq/dρ: say `speed2`; it is off by"),
     (check_rule, broken.OneStepForAll, "batch members must not depend on one another; it is off by 4.4e-01"),
     (check_rule, broken.NeedsMore, "a call (does it need `full_algebra`?) raised AttributeError"),
     (check_structure, broken.WrongMetric, "the dot product of flat(A) and flat(B) must be ½⟨A, B⟩; it is off by"),

@@ -403,7 +403,7 @@ class TestDirect:
         drop_in = model_with(NGVD(M, mean_init_std=0.0, posterior=family))
         direct = copy.deepcopy(drop_in)
         mll = gp.mlls.VariationalELBO(likelihood, drop_in, num_data=N)
-        natural = natural_optimizer(mll, lr=0.2)
+        natural = natural_optimizer(mll, lr=0.2, step_size=Constant())
         natural_direct = VN(SparseGP(direct, likelihood, []).posterior, lr=0.2, step_size=Constant())
         for batch in torch.arange(N).split(20):
             gradients = []
