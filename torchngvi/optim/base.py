@@ -108,7 +108,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             return
         known, self._pending[index] = read_later(counts, self._pending.get(index))
         if known is not None:
-            self._diverges = speak(self.watch, type(self).__name__, q, seen, (*known, self._diverges))
+            self._diverges = speak(self.watch, type(self).__name__, q, seen, known, self._diverges)
 
     # -------------------------------------------------------------------------------- state
 

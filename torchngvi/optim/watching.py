@@ -114,28 +114,26 @@ def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | No
         The least count of rejections over the members and the largest of losses, (2,); None where both are known to
         be 0, since neither a member nor a loss is amiss.
     """
-    value, weight, dim = seen.start.loss, watch.climb, q.structure.total_dim if q.framed else q.dim
+    value, dim = seen.start.loss, q.structure.total_dim if q.framed else q.dim
     if seen.lossless:
         value = q.norm2(q.local(seen.start.e)) if q.framed else seen.heading.path.slope()
-        weight = watch.steep
-    if seen.lossless or not may_be_asked(value) or bool(state["far"].isnan().any()):
-        far = (0.0 if seen.lossless else value) + weight * (value.abs() + dim)
+    if not may_be_asked(value) or bool(state["far"].isnan().any()):
+        far = watch.steep * (value + dim) if seen.lossless else value + watch.climb * (value.abs() + dim)
         state["far"] = torch.where(state["far"].isnan() & far.isfinite(), far, state["far"])
-    far = state["far"]
-    high = value > far  # what is not finite is no step, and counted as such
+    high = value > state["far"]  # what is not finite is no step, and counted as such
     if seen.refused is None and may_be_asked(high) and not bool(high.any()) and not bool(state["counts"].any()):
         return None
     rejected, above = state["counts"]
     rejected = torch.zeros_like(rejected) if seen.refused is None else (rejected + 1) * seen.refused
-    weight = torch.where(value > watch.steep * far, float(watch.steps), 1.0)
-    above = torch.where(high, above + weight, (above - 1 / watch.memory).clamp_min(0.0))
+    more = 1 + (watch.steps - 1) * (value > watch.steep * state["far"])  # so far that one is enough
+    above = torch.where(high, above + more, (above - 1 / watch.memory).clamp_min(0.0))
     state["counts"] = torch.stack([rejected, above])
     if seen.resting is not None:
         rejected = torch.where(seen.resting, torch.inf, rejected)
     return torch.stack([rejected.amin(), above.amax()])
 
 
-def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: tuple[float, float, bool]) -> bool:
+def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float], said: bool) -> bool:
     """Warn of a run that diverges, once, and end one whose q stands still.
 
     Args:
@@ -143,15 +141,16 @@ def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: tuple[floa
         method: the name of the optimizer's class.
         q: the posterior.
         seen: the step.
-        known: both counts, and whether it was said before that the run diverges.
+        known: both counts.
+        said: whether it was said before that the run diverges.
 
     Returns:
-        Whether it has been said.
+        Whether it has been said by now.
 
     Raises:
         RejectedStepError: more rejections in a row, of all members, than ``watch.rejections``.
     """
-    rejected, above, said = known
+    rejected, above = known
     if not said and above >= watch.steps:
         what = "the squared natural norm of the gradient was" if seen.lossless else "the loss was"
         notices.warn_of_divergence(method, f"{what} far above its start in {int(above)} of the last steps", seen.rho)
