@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import types
 import warnings
 
 import pytest
@@ -31,7 +32,7 @@ from torchngvi.expectations import PathDerivative
 from torchngvi.ifvb import AIFVB, IFVB, MeanFieldGaussian
 from torchngvi.methods import CovarianceGD, NewtonCG, ProximalBBVI, RootGD, SVGDDensity, SymmetricSRVN
 from torchngvi.momentum import Adam
-from torchngvi.optim import Watch
+from torchngvi.optim import Watch, watching
 from torchngvi.rules import (
     SVGD,
     BuresWasserstein,
@@ -449,3 +450,28 @@ def test_several_limits_keep_the_bound():
     q = CholeskyGaussian(2)
     assert Shortest(KLRadius(), Constant()).needs_natural
     assert "KLRadius" not in repr(SRVN(q))
+
+
+def test_an_accelerator_is_not_waited_for(monkeypatch):
+    """Counts are copied behind a step and read at a later one, once they have arrived; meanwhile no others are sent."""
+
+    class Late:
+        sent = 0
+
+        def __init__(self, counts):
+            Late.sent += 1
+            self.counts, self.asked = counts.values, 0
+
+        def read(self):
+            self.asked += 1
+            return self.counts if self.asked == 3 else None
+
+    monkeypatch.setattr(watching, "Pending", Late)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    pending, seen = None, []
+    for step in range(8):
+        counts = types.SimpleNamespace(is_cpu=False, is_cuda=True, values=[float(step), 0.0])
+        known, pending = watching.read_later(counts, pending)
+        seen.append(known)
+    assert seen == [None, None, None, [0.0, 0.0], None, None, [3.0, 0.0], None]
+    assert Late.sent == 3
