@@ -855,9 +855,10 @@ def test_a_scale_without_coordinates(name, scale):
 
 
 @pytest.mark.parametrize("dim", [2, 70])  # the variances of a large q are bounded by determinant and trace
-def test_a_variance_that_overflows_is_no_step(dim):
+@pytest.mark.parametrize("others", [1.0, 1e75])
+def test_a_variance_that_overflows_is_no_step(dim, others):
     """A positive precision so small that its inverse is not finite: q stays; one that is larger is taken."""
-    sd = torch.ones(dim, dtype=torch.float64)
+    sd = torch.full((dim,), others, dtype=torch.float64)
     sd[0] = 1e150
     q = NaturalGaussian(dim, scale=sd, dtype=torch.float64)
     for left, inside in ((1e-310, False), (1e-305, True)):
