@@ -14,13 +14,9 @@ from torchngvi.errors import InputError
 from torchngvi.models.mixed_prior import Effects, MixedPrior, Precision, half_squares
 from torchngvi.models.mixed_prior import starts as diagonal_of
 from torchngvi.models.scale_priors import ScalesPrior
-from torchngvi.numerics.gauss_hermite import normal_rule
 from torchngvi.numerics.inference_mode import tracked
-from torchngvi.numerics.linalg import cholesky
 
 CovariancePrior = Precision | ScalesPrior
-
-_NODES = {1: 25, 3: 9}  # in each dimension of ω
 
 
 def prior_of(prior: MixedPrior, name: str, names: Sequence[str]) -> MixedPrior:
@@ -74,15 +70,7 @@ def expected_energy(of: Effects, prior: CovariancePrior) -> Tensor:
     value = half_squares(of).sum(-1) - n * half_log_det.sum(-1) + constant
     if isinstance(prior, Precision):
         return value + prior.expected(of) - half_log_det @ prior.powers + prior.log_normaliser
-    dim = of.omega.shape[-1]
-    if dim not in _NODES:
-        raise InputError(
-            "priors of standard deviations are integrated over a Gaussian of up to two random effects of a factor; got "
-            f"{r}. Give prior=MixedPrior(precision=Wishart(dof, scale)), or None for the default."
-        )
-    z, log_w = normal_rule(_NODES[dim], dim, of.omega)
-    omega = of.omega + torch.einsum("kj,...ij->k...i", z, cholesky(of.omega_omega)[0])
-    return value + torch.einsum("k,k...->...", log_w.exp(), prior.energy(omega))
+    return value + prior.expected_energy(of.omega, of.omega_omega)
 
 
 @tracked

@@ -16,6 +16,11 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.models.mixed_prior import is_positive, scales_of, starts
+from torchngvi.numerics.gauss_hermite import normal_rule
+from torchngvi.numerics.linalg import cholesky
+
+_NODES = {1: 25, 3: 9, 6: 3}  # in each dimension of ω, of one, two and three random effects
+_POINTS = 512  # of which each has its mirror image, in more dimensions
 
 
 class HalfNormal(NamedTuple):
@@ -111,6 +116,8 @@ class ScalesPrior:
         sd: the prior of all standard deviations, or a sequence of r of them.
         concentration: of the LKJ density, positive: 1 is uniform over correlation matrices, more draws them to 0.
         size: r, the number of random effects.
+        unit: what the standard deviations are measured in, positive: the priors are those of τ/unit. One number, or
+            one for each member of a batch, (*batch,).
 
     Raises:
         InputError: another number of priors, or numbers that are not positive and finite.
@@ -120,14 +127,15 @@ class ScalesPrior:
     -1.0
     """
 
-    def __init__(self, sd: object, concentration: float, size: int) -> None:
+    def __init__(self, sd: object, concentration: float, size: int, unit: float | Tensor = 1.0) -> None:
         given = list(sd) if isinstance(sd, Sequence) and not isinstance(sd, ScalePrior) else [sd] * size
         if len(given) != size:
             raise InputError(f"sd must be one prior, or one for each of the {size} random effects; got {len(given)}.")
         self.sd = [checked_scale("sd", one) for one in given]
         if not is_positive(concentration):
             raise InputError(f"concentration is that of the LKJ density, positive and finite; got {concentration!r}.")
-        self.concentration, self.size = float(concentration), size
+        self.concentration, self.size, self.diagonal = float(concentration), size, starts(size)
+        self.unit = torch.as_tensor(unit, dtype=torch.float64)
         self.log_normaliser = 0.0  # log Z
         for k in range(1, size):
             rest = size - k
@@ -137,17 +145,43 @@ class ScalesPrior:
 
     def energy(
         self,
-        omega: Tensor,  # (*any, q)
+        omega: Tensor,  # (*any, *batch, q)
     ) -> Tensor:
-        """-log p(ω), (*any,)."""
-        r, (tau, _) = self.size, scales_of(omega, self.size)
-        log_tau, diagonal = tau.log().sum(-1), omega[..., starts(r)]
+        """-log p(ω), (*any, *batch)."""
+        r, (tau, _), unit = self.size, scales_of(omega, self.size), self.unit.to(omega)
+        log_tau, diagonal = tau.log().sum(-1), omega[..., self.diagonal]
         half = diagonal.sum(-1)  # ½ log|Ω|
         log_R = -2 * (half + log_tau)
         jacobian = -r * log_tau - 2 * (r + 1) * half + sum((r - k + 1) * diagonal[..., k] for k in range(r))
-        of_sd = sum(prior.log_prob(tau[..., k]) for k, prior in enumerate(self.sd))
+        of_sd = sum(prior.log_prob(tau[..., k] / unit) - unit.log() for k, prior in enumerate(self.sd))
         return -(of_sd + (self.concentration - 1) * log_R - self.log_normaliser + jacobian)
+
+    def expected_energy(
+        self,
+        mean: Tensor,  # of ω, (*batch, q)
+        covariance: Tensor,  # (*batch, q, q)
+    ) -> Tensor:
+        """Compute E[-log p(ω)] under a Gaussian, (*batch,), by quadrature, differentiable in both.
+
+        Up to two random effects it is a grid of Gauss-Hermite nodes, with three a coarser one; with more, where a grid
+        would be too large, the average over fixed points that have the moments of the Gaussian.
+        """
+        z, log_w = _rule(mean.shape[-1], mean)
+        omega = mean + torch.einsum("kj,...ij->k...i", z, cholesky(covariance)[0])
+        return torch.einsum("k,k...->...", log_w.exp(), self.energy(omega))
 
     def settings(self) -> tuple[object, ...]:
         """Return the numbers of the priors."""
-        return (*((type(one).__name__, *one) for one in self.sd), self.concentration)
+        unit = tuple(self.unit.flatten().tolist())
+        return (*((type(one).__name__, *one) for one in self.sd), self.concentration, *unit)
+
+
+def _rule(dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and log weights for expectations over ω under a standard normal distribution."""
+    if dim in _NODES:
+        return normal_rule(_NODES[dim], dim, like)
+    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(_POINTS, dtype=torch.float64)
+    z = torch.special.ndtri(sobol.clamp(1e-9, 1 - 1e-9))
+    z = torch.cat([z, -z])
+    z = torch.linalg.solve_triangular(torch.linalg.cholesky(z.mT @ z / len(z)), z.mT, upper=False).mT
+    return z.to(like), torch.full((len(z),), -math.log(len(z)), dtype=like.dtype, device=like.device)
