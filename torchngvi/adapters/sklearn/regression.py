@@ -25,6 +25,7 @@ class QuasiCounts(Likelihood):
     """
 
     discrete = False
+    link = "log"
     _poisson: ClassVar[PoissonLog] = PoissonLog()
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
