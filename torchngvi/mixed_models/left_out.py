@@ -118,7 +118,7 @@ def _marginal(target: IntegratedMixed) -> MarginalMixed:
     """The same log joint group by group; for Gaussian noise by a quadrature that is exact."""
     if isinstance(target, MarginalMixed):
         return target
-    return MarginalMixed(target.model, learned=target.learned, scales=target.scales)
+    return MarginalMixed(target.model, learned=target.learned)
 
 
 def _reweighed(target: Integrated, weights: Tensor) -> Integrated:
@@ -126,7 +126,7 @@ def _reweighed(target: Integrated, weights: Tensor) -> Integrated:
     model = copy.copy(target.model)
     model.rows = copy.copy(model.rows)
     model.rows.weights = weights
-    options: dict[str, Any] = {"learned": target.learned, "scales": target.scales}
+    options: dict[str, Any] = {"learned": target.learned}
     if isinstance(target, MarginalMixed):
         new: Any = MarginalMixed(model, target.nodes, target.start, **options)
     else:

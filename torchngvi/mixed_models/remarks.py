@@ -1,7 +1,7 @@
 """What should be said of data and answers of a mixed model that are not what a user may think they are."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,29 +39,36 @@ def warn_of(X: Tensor, groups: Mapping[str, int]) -> None:
             )
 
 
-def of_answers(fixed: Marginals, prior_sd: float, parameter: Marginals | None) -> list[str]:
-    """Sentences about fixed effects that only the prior bounds, and parameters whose mean is one of a heavy tail.
+def of_bounds(names: Sequence[str], sd: Tensor, prior_sd: Tensor) -> list[str]:
+    """Sentences about fixed effects that hardly anything but the prior bounds.
 
     Args:
-        fixed: the fixed effects.
-        prior_sd: the standard deviation of their prior.
-        parameter: the learned parameter of the likelihood.
+        names: of the fixed effects.
+        sd: their posterior standard deviations, of the intercept that at the means of the columns, (p,).
+        prior_sd: those of their prior, (p,).
 
-    >>> one = torch.ones(1)
-    >>> of_answers(Marginals(("x",), 3 * one, 9 * one, -one, one), 10.0, None)
-    ['The data hardly bound x: sd 9 beside 10 of the prior, as where classes are separated or columns depend.']
+    >>> of_bounds(["x"], torch.tensor([9.0]), torch.tensor([10.0]))
+    ['The data hardly bound x: sd 9, and 10 under the prior.']
     """
-    bounded = fixed.sd < _PRIOR * prior_sd
-    said = [
-        f"The data hardly bound {name}: sd {sd:.3g} beside {prior_sd:.3g} of the prior, as where classes are separated "
-        "or columns depend."
-        for name, sd, fine in zip(fixed.names, fixed.sd.tolist(), bounded.tolist(), strict=True)
-        if not fine
+    return [
+        f"The data hardly bound {name}: sd {of_data:.3g}, and {of_prior:.3g} under the prior."
+        for name, of_data, of_prior in zip(names, sd.tolist(), prior_sd.tolist(), strict=True)
+        if not of_data < _PRIOR * of_prior
     ]
-    if parameter is not None and bool((parameter.sd > _HEAVY * (parameter.high - parameter.low) / _NORMAL).any()):
-        name = parameter.names[0]
-        said.append(
-            f"The posterior of the {name} has a tail so heavy that its mean and sd say nothing; the data bound it from "
-            "below only: read the interval."
-        )
-    return said
+
+
+def of_parameter(parameter: Marginals | None) -> list[str]:
+    """A sentence about a learned parameter whose mean is one of a heavy tail.
+
+    Args:
+        parameter: of the likelihood.
+
+    >>> of_parameter(None)
+    []
+    """
+    if parameter is None or not bool((parameter.sd > _HEAVY * (parameter.high - parameter.low) / _NORMAL).any()):
+        return []
+    return [
+        f"The posterior of the {parameter.names[0]} has a tail so heavy that its mean and sd say nothing; the data "
+        "bound it from below only: read the interval."
+    ]

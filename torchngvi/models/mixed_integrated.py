@@ -15,6 +15,7 @@ from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import checks
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed import MixedLogJoint
+from torchngvi.models.multilevel_prior import CovariancePrior
 from torchngvi.models.scale_priors import ScalesPrior
 
 
@@ -24,7 +25,7 @@ class IntegratedMixed(Target):
     Args:
         model: the log joint of all coordinates.
         learned: the likelihood of which a parameter is learned; None for that of the model as it is.
-        scales: the prior of standard deviations and correlations; None for the Wishart prior of the model.
+        scales: the prior of standard deviations and correlations; None for the prior of the model.
 
     Attributes:
         dim: p + r(r + 1)/2, and one more where a parameter is learned.
@@ -34,7 +35,8 @@ class IntegratedMixed(Target):
 
     def __init__(self, model: MixedLogJoint, learned: Learned | None = None, scales: ScalesPrior | None = None) -> None:
         model.rows.check_one("a model whose random effects are integrated out")
-        self.model, self.rows, self.learned, self.scales = model, model.rows, learned, scales
+        self.model, self.rows, self.learned = model, model.rows, learned
+        self.scales: CovariancePrior = model.covariance_prior if scales is None else scales
         self.processes = model.processes
         self.in_passes = model.processes is not None  # q is where it should begin: no differences of gradients
         self.joint_dim = self.rows.p + self.rows.r * (self.rows.r + 1) // 2  # of β and ω
@@ -86,8 +88,7 @@ class IntegratedMixed(Target):
     def settings(self) -> tuple[object, ...]:
         """Return the settings of the model, what is learned, and the priors."""
         learned = () if self.learned is None else (self.learned.name, *(self.parameter_prior or ()))
-        scales = () if self.scales is None else self.scales.settings()
-        return (*self.model.settings(), *learned, *scales)
+        return (*self.model.settings(), *learned, *self.scales.settings())
 
     def log_joint(self, theta: Tensor) -> Tensor:
         """Compute log p(y, β, ω, φ) with all its constants, (*sample, *batch), differentiable once."""
@@ -101,8 +102,7 @@ class IntegratedMixed(Target):
         if not self.rows.leads:
             return self.data(theta)
         beta, omega = self.parts(theta)
-        prior = self.model.fixed.prior.energy(beta)
-        prior = prior + (self.model.precision if self.scales is None else self.scales).energy(omega)
+        prior = self.model.fixed.prior.energy(beta) + self.scales.energy(omega)
         if self.learned is not None and self.parameter_prior is not None:
             prior = prior + self.learned.prior_energy(theta[..., -1], self.parameter_prior)
         return self.data(theta) - prior

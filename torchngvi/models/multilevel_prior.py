@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.models.mixed_prior import Effects, MixedPrior, Precision, half_squares
+from torchngvi.models.mixed_prior import Effects, MixedPrior, Precision, check_one_prior, half_squares
 from torchngvi.models.mixed_prior import starts as diagonal_of
 from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics.inference_mode import tracked
@@ -49,8 +49,7 @@ def prior_of(prior: MixedPrior, name: str, names: Sequence[str]) -> MixedPrior:
             given = given.get(name, MixedPrior._field_defaults[what])
         chosen[what] = given
     of = prior._replace(**chosen)
-    if of.sd is not None and of.precision is not None:
-        raise InputError(f"the random effects of {name} have one prior: give MixedPrior precision= or sd=, not both.")
+    check_one_prior(of, f"the random effects of {name}")
     return of
 
 
@@ -89,27 +88,3 @@ def derivative(of: Effects, prior: CovariancePrior) -> Effects:
     leaves = Effects(*(x.detach().clone().requires_grad_() for x in of))
     g_b, g_omega, bb, border, omegas = torch.autograd.grad(expected_energy(leaves, prior).sum(), list(leaves))
     return Effects(g_b, g_omega, bb + bb.mT, border, omegas + omegas.mT)
-
-
-def scales_prior(prior: MixedPrior, size: int, name: str) -> ScalesPrior:
-    """The prior of the standard deviations and correlations of a factor.
-
-    Args:
-        prior: with ``sd``, of one factor.
-        size: r, the number of its random effects.
-        name: of the factor.
-
-    Returns:
-        The prior.
-
-    Raises:
-        InputError: another number of priors, or of other numbers.
-
-    >>> from torchngvi.models import HalfNormal
-    >>> scales_prior(MixedPrior(sd=HalfNormal(2.0)), 1, "item").sd
-    [HalfNormal(scale=2.0)]
-    """
-    try:
-        return ScalesPrior(prior.sd, prior.concentration, size)
-    except InputError as error:
-        raise InputError(f"of the grouping factor {name}: {error}") from error

@@ -1,0 +1,182 @@
+"""Mixed models in the units of their data: columns of X and Z centred and scaled inside, and the default priors.
+
+With the columns of X and Z of one grouping factor centred and scaled (`torchngvi.models.standardize`),
+
+    η = a_0 + Σ_j z_j a_j + Z_s b,   b ~ N(0, Ω⁻¹),   a_0 ~ N(g(ȳ), (2.5 s_y)²),   a_j ~ N(0, (2.5 s_y)²),
+
+and each standard deviation of b is half-t with three degrees of freedom and the scale 2.5 s_y, its correlations LKJ(1).
+In the units of the columns a slope over the column j has the scale 2.5 s_y/s_j.  Since the columns of Z are centred
+too, where they come with an intercept, neither the unit nor the origin of a column changes any prediction, whether its
+slope varies over groups or not.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.distributed import Processes
+from torchngvi.interfaces import Prior
+from torchngvi.models.generalized_linear import GeneralizedLinear
+from torchngvi.models.likelihoods import link_of
+from torchngvi.models.mixed_prior import MixedPrior, Precision, omega_of, root_of
+from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.models.mixed_start import information
+from torchngvi.models.multilevel_prior import CovariancePrior
+from torchngvi.models.scale_priors import HalfT, ScalesPrior
+from torchngvi.models.standardize import WIDTH, Standardization, location_and_unit, mean_and_sd
+from torchngvi.numerics.linalg import positive_columns
+
+SD_PRIOR = HalfT(3.0, WIDTH)  # of a standard deviation between groups, in units of s_y: as brms
+
+
+class Levels(NamedTuple):
+    """Where the targets of a model lie, one number for each member of a batch of targets.
+
+    Attributes:
+        location: g(ȳ), (*batch,), float64.
+        unit: s_y, the standard deviation of y for the identity link, 1 for any other, (*batch,), float64.
+    """
+
+    location: Tensor
+    unit: Tensor
+
+    @classmethod
+    def of(cls, rows: GroupedRows) -> "Levels":
+        """Find them from the targets of all processes."""
+        y, link = rows.y.double(), link_of(rows.likelihood)
+        offset, weights = (x.double().expand(y.shape) for x in (rows.offset, rows.weights))
+        if rows.processes is not None:
+            return cls(*map(torch.tensor, location_and_unit(*_gathered(y, link, offset, weights, rows.processes))))
+        if not rows.batch:
+            found = [location_and_unit(y, link, offset, weights)]
+        else:
+            members = zip(*(x.flatten(0, -2) for x in (y, offset, weights)), strict=True)
+            found = [location_and_unit(one, link, shift, w) for one, shift, w in members]
+        location, unit = torch.tensor(found, dtype=torch.float64).unbind(-1)
+        return cls(location.reshape(rows.batch), unit.reshape(rows.batch))
+
+
+def _gathered(
+    y: Tensor, link: str, offset: Tensor, weights: Tensor, processes: Processes
+) -> tuple[Tensor, str, Tensor, Tensor]:
+    """Two rows of each process that have the sums of all of its rows, as far as location and unit depend on them."""
+    here = weights > 0
+    y, offset, weights = y[here], offset[here], weights[here]
+    total, share = weights.sum(), weights / weights.sum()
+    shift = float((share * offset).sum())
+    if link == "identity":
+        mean, sd = mean_and_sd((y - offset)[:, None], weights)
+        pair = [(float(mean + sign * sd), 0.0, float(total / 2)) for sign in (-1, 1)]
+    elif link == "log":
+        exposure = float(torch.logsumexp(share.log() + offset, 0))
+        pair = [(float((share * y).sum()), exposure, float(total / 2))] * 2
+    else:
+        success = float((share * (y > 0)).sum())
+        pair = [(1.0, shift, success * float(total)), (0.0, shift, (1 - success) * float(total))]
+    rows = torch.tensor([row for some in processes.gather(pair) for row in some], dtype=torch.float64)
+    return rows[:, 0], link, rows[:, 1], rows[:, 2]
+
+
+def standardization_of(columns: Tensor, weights: Tensor, processes: Processes | None) -> Standardization:
+    """How columns are centred and scaled, from the rows of all processes."""
+    if weights.ndim > 1:
+        weights = weights.flatten(0, -2).sum(0)
+    if processes is None:
+        return Standardization.of(columns, weights)
+    mean, sd = (x.cpu() for x in mean_and_sd(columns, weights))
+    parts = processes.gather((float(weights.sum()), mean, sd))
+    # rows with the moments of each process: the number of one at a standard deviation below and above its mean
+    pairs = [torch.stack([mean - sd, mean + sd]) for _, mean, sd in parts]
+    halves = [total / 2 for total, *_ in parts for _ in range(2)]
+    return Standardization.of(torch.cat(pairs), torch.tensor(halves, dtype=torch.float64))
+
+
+def set_columns(rows: Sequence[GroupedRows], fixed: GeneralizedLinear, levels: Levels) -> None:
+    """Centre and scale the columns of the fixed effects in place, and give these their default prior.
+
+    Args:
+        rows: of each grouping factor, of one design.
+        fixed: the model of the same rows without random effects.
+        levels: of the targets.
+    """
+    first = rows[0]
+    raw = first.X if first.columns is None else restored(first.X, first.columns)
+    columns = standardization_of(raw, first.weights, first.processes)
+    X = columns.standardize(raw)
+    mean = X.new_zeros(*first.batch, X.shape[-1])
+    if columns.intercept is not None:
+        mean[..., columns.intercept] = levels.location.to(mean)
+    precision = (WIDTH * levels.unit).pow(-2).to(X)[..., None].expand(mean.shape).contiguous()
+    fixed.X, fixed.prior = X, Prior(mean, precision)
+    for of in rows:
+        of.X, of.columns = X, columns
+
+
+def set_effects(rows: GroupedRows) -> None:
+    """Centre and scale the columns of the random effects of one factor in place, as their default prior needs it.
+
+    Args:
+        rows: of the grouping factor.
+    """
+    raw = rows.Z if rows.within is None else restored(rows.Z, rows.within)
+    rows.within = standardization_of(raw, rows.weights, rows.processes)
+    rows.Z = rows.within.standardize(raw)
+
+
+def covariance_prior_of(prior: MixedPrior, rows: GroupedRows) -> CovariancePrior:
+    """Make the prior of ω of one factor.
+
+    Args:
+        prior: of the factor, as the user gave it.
+        rows: of the factor, whose columns are as the prior needs them, and whose fixed effects have their prior.
+
+    Returns:
+        The prior: by default half-t of the standard deviations, LKJ of the correlations.
+
+    Raises:
+        InputError: a prior of another size.
+    """
+    if prior.usual:
+        return ScalesPrior(SD_PRIOR, prior.concentration, rows.r, rows.unit)
+    if prior.precision is None:
+        return ScalesPrior(prior.sd, prior.concentration, rows.r)
+    wishart = information(rows) if isinstance(prior.precision, str) else prior.precision
+    return Precision(wishart, rows.X, rows.r, rows.batch)
+
+
+def restored(columns: Tensor, units: Standardization) -> Tensor:
+    """The columns as they were given."""
+    return columns * units.scales.to(columns) + units.centers.to(columns)
+
+
+def omega_to_user(
+    omega: Tensor,  # (*any, q)
+    units: Standardization | None,
+    size: int,  # r
+) -> Tensor:
+    """Map the coordinates ω of Ω to those of the same effects in the units of the user, (*any, q).
+
+    With b = A b_s the precision is A⁻ᵀ W (A⁻ᵀ W)ᵀ.
+    """
+    if units is None:
+        return omega
+    inverse = units.from_user(torch.eye(size, dtype=torch.float64, device=omega.device), 0)
+    root = inverse.mT @ root_of(omega.double(), size)
+    if bool(root.triu(1).any()):
+        root = positive_columns(torch.linalg.qr(root.mT, mode="r").R.mT)[0]
+    return omega_of(root).to(omega)
+
+
+def to_user(
+    coefficients: Tensor,  # (*any, D)
+    units: Standardization | None,
+) -> Tensor:
+    """Map fixed effects, or random effects of a factor, to the units of the user."""
+    return coefficients if units is None else units.to_user(coefficients)
+
+
+def rows_of_user(X: Tensor, units: Standardization | None) -> Tensor:
+    """Centre and scale new rows as the columns of a model are."""
+    return X if units is None else units.standardize(X)
