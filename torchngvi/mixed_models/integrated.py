@@ -19,7 +19,7 @@ from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
 from torchngvi.mixed_models.locals import Conditional, gaussian
 from torchngvi.models import GaussianNoise, MarginalMixed, MixedLogJoint
-from torchngvi.models.mixed_integrated import IntegratedMixed
+from torchngvi.models.mixed_integrated import InScales, IntegratedMixed
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -86,30 +86,44 @@ def enough_nodes(model: MixedLogJoint, near: Conditional, seed: int = 0) -> int:
 
 
 def integrated(
-    target: IntegratedMixed | GaussianMultilevel, q: Gaussian, draws: int, seed: int, progress: bool, **budget: Any
+    target: IntegratedMixed | GaussianMultilevel,
+    q: Gaussian,
+    draws: int,
+    seed: int,
+    progress: bool,
+    fitted: bool = False,
+    **budget: Any,
 ) -> Integrated:
     """Fit a Gaussian to the posterior of the globals, and weight draws of it.
 
+    Under priors of standard deviations that of several effects of a group is over these and their correlations.
+
     Args:
         target: the log joint of the globals.
-        q: a Gaussian where to begin; it is fitted.
+        q: a Gaussian over the globals where to begin; or one that came of such a fit, ``fitted``.
         draws: the number of weighted draws.
         seed: of all draws.
         progress: show a bar.
+        fitted: whether q came of such a fit.
         budget: of `torchngvi.fit`.
 
     Returns:
         The posterior, its fit, and the draws.
     """
+    turned = InScales(target, target.blocks)
+    seen: Target = turned if turned.blocks else target
+    q = turned.start(q) if turned.blocks and not fitted else q
     with torch.random.fork_rng(devices=[]):  # the fit takes the seed of its draws from torch's generator
         torch.manual_seed(seed)
-        result = fit(q, target, examine=False, progress=progress, **budget)
-    found, elbo, log_evidence = weighted(q, target, draws, seed)
+        result = fit(q, seen, examine=False, progress=progress, **budget)
+    found, elbo, log_evidence = weighted(q, seen, draws, seed)
     for again in range(1, _AGAIN + 1):
         wider = None if found.k_hat < _FINE else _moments_of(found)
         if wider is None:
             break
-        found, _, log_evidence = weighted(wider, target, draws, seed + again)
+        found, _, log_evidence = weighted(wider, seen, draws, seed + again)
+    with torch.no_grad():
+        found = found._replace(theta=turned.globals(found.theta)[0])
     return Integrated(target, q, result, found, elbo, log_evidence)
 
 

@@ -85,7 +85,7 @@ def leave_one_group_out(
     for group in resolved.nonzero()[:, 0].tolist():
         weights = torch.where(target.rows.groups == group, 0.0, target.rows.weights)
         without = _reweighed(target, weights)
-        found = integrated(without, copy.deepcopy(posterior), len(weighted.theta), seed, False)
+        found = integrated(without, copy.deepcopy(posterior), len(weighted.theta), seed, False, fitted=True)
         again = _of_groups(as_they_are, found.draws.theta)[:, group]
         density[group] = (found.draws.weights.double().log() + again).logsumexp(0)
         evaluations += found.fit.evaluations
