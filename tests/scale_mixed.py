@@ -77,7 +77,7 @@ def outcome(model, q, result, before):
         "reason": result.reason,
         "sums": model.processes.sums - before,
         "numbers": model.processes.numbers,
-        "prior": model.precision.scale,
+        "prior": model.covariance_prior.scale,
     }
 
 
@@ -94,7 +94,7 @@ def begun(rank, family, local):
     """Where the fit begins."""
     model = spread(rank, family, local)
     q = model.posterior()
-    return {"q": shared(model, q), "groups": own(model, q), "prior": model.precision.scale}
+    return {"q": shared(model, q), "groups": own(model, q), "prior": model.covariance_prior.scale}
 
 
 def answered(rank, family, local, **settings):

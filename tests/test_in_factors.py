@@ -54,7 +54,7 @@ def counts():
         return (y * eta - eta.exp() - torch.lgamma(y + 1)).sum(-1) + effects
 
     def of_globals(theta):
-        return -model.fixed.prior.energy(theta[..., :2]) - model.precision.energy(theta[..., 2:])
+        return -model.fixed.prior.energy(theta[..., :2]) - model.covariance_prior.energy(theta[..., 2:])
 
     return model, FactorTarget(model.structure, [(0, of_groups), (-1, of_globals)])
 

@@ -30,7 +30,7 @@ from torchngvi.models import (
     Wishart,
     mixed_gaussian,
 )
-from torchngvi.models.learned import LEARNED, LearnedNoise, LearnedScale, LearnedSize, scale_of, within
+from torchngvi.models.learned import LEARNED, LearnedNoise, LearnedScale, LearnedSize, within
 from torchngvi.models.mixed_prior import root_of, scales_of
 from torchngvi.models.scale_priors import ScalesPrior
 
@@ -73,9 +73,9 @@ class TestClosedForm:
             W = root_of(omega, r)
             inside = torch.linalg.inv(W @ W.mT)
             sd = float(theta[-1].exp()) if learned else 0.7
-            expected = -float(model.fixed.prior.energy(beta) + model.precision.energy(omega))
+            expected = -float(model.fixed.prior.energy(beta) + model.covariance_prior.energy(omega))
             if learned:
-                half_t = math.log(2) + scipy.stats.t.logpdf(sd, 3, scale=scale_of(model.rows))
+                half_t = math.log(2) + scipy.stats.t.logpdf(sd, 3, scale=2.5 * float((y - settings["offset"]).std(correction=0)))
                 expected += half_t + math.log(sd)
             for i in range(5):
                 mine = groups == i
@@ -148,7 +148,7 @@ class TestLearned:
         other = MixedLogJoint(*given, learned.at(float(phi.exp())), **settings)
         beta, omega = target.parts(theta[0])
         integral = by_brute_force(other, theta[0, :-1], *grid(1, 4001))[0]
-        expected = integral - model.fixed.prior.energy(beta) - model.precision.energy(omega)
+        expected = integral - model.fixed.prior.energy(beta) - model.covariance_prior.energy(omega)
         expected = expected - learned.prior_energy(phi, target.parameter_prior)
         assert float(target.log_joint(theta)[0]) == pytest.approx(float(expected), rel=1e-6)
 
@@ -179,11 +179,11 @@ class TestLearned:
         few = MixedLogJoint(X[:20], y[::10], (X[:20], groups[::10]), "gaussian")
         assert within(few.rows) == pytest.approx(float((0.5 * y[::10].var(correction=0)).sqrt()), rel=1e-9)
 
-    def test_a_robust_scale(self):
-        X = torch.ones(5, 1, dtype=DTYPE)
-        of = [MixedLogJoint(X, y, (X, [0, 0, 1, 1, 1]), "gaussian").rows for y in ([1, 2, 3, 4, 100], [1, 1, 1, 1, 6])]
-        assert scale_of(of[0]) == pytest.approx(1.4826)
-        assert scale_of(of[1]) == pytest.approx(2.0)
+    def test_the_default_prior_of_noise_has_the_sd_of_y(self):
+        """Half-t with the scale 2.5 s_y, a row of weight 2 being two rows."""
+        X, y, weights = torch.ones(5, 1, dtype=DTYPE), [1.0, 2, 3, 4, 100], [2.0, 1, 1, 1, 0]
+        rows = MixedLogJoint(X, y, (X, [0, 0, 1, 1, 1]), "gaussian", weights=weights).rows
+        assert LearnedNoise().settled(rows).scale == pytest.approx(2.5 * torch.tensor([1.0, 1, 2, 3, 4]).std(correction=0))
 
 
 class TestPriors:
@@ -242,7 +242,7 @@ class TestPriors:
             plain, other = kind(model), kind(model, scales=prior)
             theta = globals_of(plain)
             omega = plain.parts(theta)[1]
-            change = model.precision.energy(omega) - prior.energy(omega)
+            change = model.covariance_prior.energy(omega) - prior.energy(omega)
             close(other.log_joint(theta) - plain.log_joint(theta), change, 1e-10)
             assert other.settings() != plain.settings()
 
@@ -285,7 +285,7 @@ class TestFit:
         assert result.converged, result.reason
         assert result.k_hat < 0.7
         lines = [torch.linspace(a, b, 61, dtype=DTYPE) for a, b in ((0.5, 3.5), (-1.5, 3.5), (-1.3, 0.2))]
-        against(GaussianMixed(model, model.learned, model.scales), result, lines)
+        against(GaussianMixed(model, model.learned), result, lines)
 
     def test_a_size_against_a_grid(self, counts):
         model, result = counts

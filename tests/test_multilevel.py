@@ -140,7 +140,7 @@ class TestTheBestGaussian:
         prior = MixedPrior(sd={"a": HalfNormal(2.0)})
         one = MixedModel(X, y, {"a": (X[:, :1], a)}, "poisson_log", prior=prior)
         assert isinstance(one, MixedModel)
-        assert one.scales.sd == [HalfNormal(2.0)]
+        assert one.covariance_prior.sd == [HalfNormal(2.0)]
 
     def test_many_members(self):
         target = model()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.distributed import Processes
+from torchngvi.errors import InputError
 from torchngvi.interfaces import Prior
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import link_of
@@ -44,7 +45,14 @@ class Levels(NamedTuple):
 
     @classmethod
     def of(cls, rows: GroupedRows) -> "Levels":
-        """Find them from the targets of all processes."""
+        """Find them from the targets of all processes.
+
+        Raises:
+            InputError: no row of positive weight.
+        """
+        there = (rows.weights > 0).any(-1)
+        if rows.processes is None and not bool(there.all()):
+            raise InputError("no row has a positive weight, of which nothing can be told. Give at least one.")
         y, link = rows.y.double(), link_of(rows.likelihood)
         offset, weights = (x.double().expand(y.shape) for x in (rows.offset, rows.weights))
         if rows.processes is not None:
@@ -64,6 +72,9 @@ def _gathered(
     """Two rows of each process that have the sums of all of its rows, as far as location and unit depend on them."""
     here = weights > 0
     y, offset, weights = y[here], offset[here], weights[here]
+    if not len(y):
+        pair: list[tuple[float, float, float]] = []
+        return _stacked(pair, link, processes)
     total, share = weights.sum(), weights / weights.sum()
     shift = float((share * offset).sum())
     if link == "identity":
@@ -75,7 +86,16 @@ def _gathered(
     else:
         success = float((share * (y > 0)).sum())
         pair = [(1.0, shift, success * float(total)), (0.0, shift, (1 - success) * float(total))]
+    return _stacked(pair, link, processes)
+
+
+def _stacked(
+    pair: list[tuple[float, float, float]], link: str, processes: Processes
+) -> tuple[Tensor, str, Tensor, Tensor]:
+    """The pairs of all processes: y, the link, offsets and weights."""
     rows = torch.tensor([row for some in processes.gather(pair) for row in some], dtype=torch.float64)
+    if not len(rows):
+        raise InputError("no row has a positive weight, of which nothing can be told. Give at least one.")
     return rows[:, 0], link, rows[:, 1], rows[:, 2]
 
 
@@ -85,8 +105,8 @@ def standardization_of(columns: Tensor, weights: Tensor, processes: Processes | 
         weights = weights.flatten(0, -2).sum(0)
     if processes is None:
         return Standardization.of(columns, weights)
-    mean, sd = (x.cpu() for x in mean_and_sd(columns, weights))
-    parts = processes.gather((float(weights.sum()), mean, sd))
+    here = (float(weights.sum()), *(x.cpu() for x in mean_and_sd(columns, weights))) if bool(weights.any()) else None
+    parts = [part for part in processes.gather(here) if part is not None]
     # rows with the moments of each process: the number of one at a standard deviation below and above its mean
     pairs = [torch.stack([mean - sd, mean + sd]) for _, mean, sd in parts]
     halves = [total / 2 for total, *_ in parts for _ in range(2)]
