@@ -387,13 +387,6 @@ REFUSED = {
         "marginalise='none' fits a Gaussian over all coordinates, which cannot have a residual sd that is learned; use "
         "'quadrature', or give a likelihood with its parameter.",
     ),
-    "a joint fit with sds": (
-        lambda: MixedModel(X3, Y3, (X3, GROUPS3), "poisson_log", prior=MixedPrior(sd=HalfT())).fit(
-            marginalise="response"
-        ),
-        "marginalise='response' fits a Gaussian over all coordinates, which cannot have priors of standard deviations; "
-        "use 'quadrature'.",
-    ),
     "a family": (
         lambda: MixedModel(X3, Y3, (X3, GROUPS3), "cauchy"),
         "family must be one of bernoulli_logit, bernoulli_probit, poisson_log, gaussian, student_t, negative_binomial, "
@@ -408,10 +401,9 @@ REFUSED = {
         lambda: MixedModel(X3, Y3, (X3, GROUPS3), prior=MixedPrior(precision=PRIORS[1], sd=HalfT())),
         "the random effects have one prior: give MixedPrior precision= or sd=, not both.",
     ),
-    "sds over all coordinates": (
-        lambda: MixedLogJoint(X3, Y3, (X3, GROUPS3), "poisson_log", prior=MixedPrior(sd=HalfT())),
-        "priors of standard deviations, MixedPrior(sd=...), are for MixedModel.fit, which integrates random effects "
-        "out; here give precision=Wishart(dof, scale), or None.",
+    "a word for no prior": (
+        lambda: MixedLogJoint(X3, Y3, (X3, GROUPS3), "poisson_log", prior=MixedPrior(precision="wishart")),
+        "precision of a prior is a torchngvi.models.Wishart(dof, scale), 'kass-natarajan' or None; got 'wishart'.",
     ),
     "nothing to hold": (
         lambda: MixedModel(X3, Y3, (X3, GROUPS3), "poisson_log").holding(1.0),
@@ -444,9 +436,10 @@ def test_refusals(name):
 
 
 def test_over_all_coordinates_a_parameter_is_held():
-    """As a log joint over b too: the likelihood is that of an estimate, for q and for the default prior of Ω."""
-    model = MixedModel(X3, Y3, (X3, GROUPS3), "gaussian", prior=MixedPrior(10.0))
-    same = MixedLogJoint(X3, Y3, (X3, GROUPS3), GaussianNoise(within(model.rows)))
+    """As a log joint over b too: the likelihood is that of an estimate, for q and for Kass and Natarajan's prior."""
+    prior = MixedPrior(10.0, "kass-natarajan")
+    model = MixedModel(X3, Y3, (X3, GROUPS3), "gaussian", prior=prior)
+    same = MixedLogJoint(X3, Y3, (X3, GROUPS3), GaussianNoise(within(model.rows)), prior=prior)
     theta = randn(model.dim, seed=1)
     close(model.log_joint(theta), same.log_joint(theta), 1e-12)
 

@@ -2,7 +2,7 @@
 
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -138,12 +138,18 @@ class Fitted(ABC):
     def _foot(self, names: tuple[str, ...], parameter: Marginals | None) -> str:
         lines = [textwrap.fill(f"priors: {self.priors}", _WIDTH), self.method, *self._separated(names), *self._unbounded(names)]
         lines += remarks.of_parameter(parameter)
+        for effects, sd in self._spreads():
+            lines += remarks.of_spreads(effects, sd, self.weighted.weights)
         if not self.converged:
             lines.append(f"NOT CONVERGED: {self.reason}")
         telling = self.log_evidence is not None or self.model.all_dim <= TELLING
         if telling and not self.k_hat < TRUSTED:
             lines.append(f"k-hat {self.k_hat:.2f} is above {TRUSTED}: take means and intervals for rough.")
         return "\n".join(lines)
+
+    @abstractmethod
+    def _spreads(self) -> list[tuple[Sequence[str], Tensor]]:
+        """Of each grouping factor what its effects are called, and draws of their standard deviations at the means."""
 
     def _unbounded(self, names: tuple[str, ...]) -> list[str]:
         """Sentences about fixed effects that hardly anything but the prior bounds."""
