@@ -389,7 +389,9 @@ def epilepsy():
     visit = torch.tensor([-0.3, -0.1, 0.1, 0.3], dtype=DTYPE)[column("period").long() - 1]
     one = torch.ones_like(base)
     X = torch.stack([one, base, treated, base * treated, age - age.mean(), visit], -1)
-    return MixedModel(X, column("y"), (torch.stack([one, visit], -1), codes(column("subject"))), "poisson_log", prior=TANS)
+    return MixedModel(
+        X, column("y"), (torch.stack([one, visit], -1), codes(column("subject"))), "poisson_log", prior=TANS
+    )
 
 
 def toenail():
@@ -398,7 +400,9 @@ def toenail():
     time = (time - time.mean()) / time.std()
     one = torch.ones_like(time)
     X = torch.stack([one, treated, time, treated * time], -1)
-    return MixedModel(X, column("outcome", "moderate or severe"), (one[:, None], codes(column("patientID"))), prior=TANS)
+    return MixedModel(
+        X, column("outcome", "moderate or severe"), (one[:, None], codes(column("patientID"))), prior=TANS
+    )
 
 
 def hers():
@@ -440,7 +444,9 @@ def test_the_data_of_tan(name):
     assert -result.loss == pytest.approx(bound, abs=1e-4)
     rows, counts = model.rows, model.rows.y
     constant = 0.5 * rows.n * rows.r * math.log(2 * math.pi) + 0.5 * rows.p * math.log(200 * math.pi)
-    constant += model.covariance_prior.log_normaliser + (float(torch.lgamma(counts + 1).sum()) if name == "epilepsy" else 0.0)
+    constant += model.covariance_prior.log_normaliser + (
+        float(torch.lgamma(counts + 1).sum()) if name == "epilepsy" else 0.0
+    )
     assert -result.loss + constant - 0.5 * model.dim * math.log(2 * math.pi) == pytest.approx(dropped, abs=1e-3)
     close(q.mean[-len(means) :], torch.tensor(means, dtype=DTYPE), 6e-4)
 

@@ -75,7 +75,9 @@ class TestClosedForm:
             sd = float(theta[-1].exp()) if learned else 0.7
             expected = -float(model.fixed.prior.energy(beta) + model.covariance_prior.energy(omega))
             if learned:
-                half_t = math.log(2) + scipy.stats.t.logpdf(sd, 3, scale=2.5 * float((y - settings["offset"]).std(correction=0)))
+                half_t = math.log(2) + scipy.stats.t.logpdf(
+                    sd, 3, scale=2.5 * float((y - settings["offset"]).std(correction=0))
+                )
                 expected += half_t + math.log(sd)
             for i in range(5):
                 mine = groups == i
@@ -183,7 +185,9 @@ class TestLearned:
         """Half-t with the scale 2.5 s_y, a row of weight 2 being two rows."""
         X, y, weights = torch.ones(5, 1, dtype=DTYPE), [1.0, 2, 3, 4, 100], [2.0, 1, 1, 1, 0]
         rows = MixedLogJoint(X, y, (X, [0, 0, 1, 1, 1]), "gaussian", weights=weights).rows
-        assert LearnedNoise().settled(rows).scale == pytest.approx(2.5 * torch.tensor([1.0, 1, 2, 3, 4]).std(correction=0))
+        assert LearnedNoise().settled(rows).scale == pytest.approx(
+            2.5 * torch.tensor([1.0, 1, 2, 3, 4]).std(correction=0)
+        )
 
 
 class TestPriors:

@@ -136,7 +136,12 @@ class Fitted(ABC):
         return str(self.summary())
 
     def _foot(self, names: tuple[str, ...], parameter: Marginals | None) -> str:
-        lines = [textwrap.fill(f"priors: {self.priors}", _WIDTH), self.method, *self._separated(names), *self._unbounded(names)]
+        lines = [
+            textwrap.fill(f"priors: {self.priors}", _WIDTH),
+            self.method,
+            *self._separated(names),
+            *self._unbounded(names),
+        ]
         lines += remarks.of_parameter(parameter)
         for effects, sd in self._spreads():
             lines += remarks.of_spreads(effects, sd, self.weighted.weights)

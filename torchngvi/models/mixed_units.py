@@ -105,12 +105,13 @@ def standardization_of(columns: Tensor, weights: Tensor, processes: Processes | 
         weights = weights.flatten(0, -2).sum(0)
     if processes is None:
         return Standardization.of(columns, weights)
-    here = (float(weights.sum()), *(x.cpu() for x in mean_and_sd(columns, weights))) if bool(weights.any()) else None
-    parts = [part for part in processes.gather(here) if part is not None]
-    # rows with the moments of each process: the number of one at a standard deviation below and above its mean
-    pairs = [torch.stack([mean - sd, mean + sd]) for _, mean, sd in parts]
-    halves = [total / 2 for total, *_ in parts for _ in range(2)]
-    return Standardization.of(torch.cat(pairs), torch.tensor(halves, dtype=torch.float64))
+    here: list[tuple[float, Tensor]] = []
+    if bool(weights.any()):  # two rows with the moments of all: one standard deviation below and above their mean
+        mean, sd = (x.cpu() for x in mean_and_sd(columns, weights))
+        here = [(0.5 * float(weights.sum()), mean + sign * sd) for sign in (-1, 1)]
+    rows = [row for some in processes.gather(here) for row in some]
+    halves = torch.tensor([half for half, _ in rows], dtype=torch.float64)
+    return Standardization.of(torch.stack([row for _, row in rows]), halves)
 
 
 def set_columns(rows: Sequence[GroupedRows], fixed: GeneralizedLinear, levels: Levels) -> None:
@@ -122,7 +123,7 @@ def set_columns(rows: Sequence[GroupedRows], fixed: GeneralizedLinear, levels: L
         levels: of the targets.
     """
     first = rows[0]
-    raw = first.X if first.columns is None else restored(first.X, first.columns)
+    raw = restored(first.X, first.columns)
     columns = standardization_of(raw, first.weights, first.processes)
     X = columns.standardize(raw)
     mean = X.new_zeros(*first.batch, X.shape[-1])
@@ -140,7 +141,7 @@ def set_effects(rows: GroupedRows) -> None:
     Args:
         rows: of the grouping factor.
     """
-    raw = rows.Z if rows.within is None else restored(rows.Z, rows.within)
+    raw = restored(rows.Z, rows.within)
     rows.within = standardization_of(raw, rows.weights, rows.processes)
     rows.Z = rows.within.standardize(raw)
 
@@ -166,9 +167,9 @@ def covariance_prior_of(prior: MixedPrior, rows: GroupedRows) -> CovariancePrior
     return Precision(wishart, rows.X, rows.r, rows.batch)
 
 
-def restored(columns: Tensor, units: Standardization) -> Tensor:
+def restored(columns: Tensor, units: Standardization | None) -> Tensor:
     """The columns as they were given."""
-    return columns * units.scales.to(columns) + units.centers.to(columns)
+    return columns if units is None else columns * units.scales.to(columns) + units.centers.to(columns)
 
 
 def omega_to_user(

@@ -24,8 +24,8 @@ from torchngvi.models.mixed_integrated import InChunks
 from torchngvi.models.mixed_prior import root_of, starts
 from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.models.multilevel_patterns import Leaves
-from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.models.multilevel_start import with_penalties, with_root_penalties
+from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics import linalg
 from torchngvi.structures.pattern import Structured
 

@@ -148,7 +148,7 @@ class ScalesPrior:
         omega: Tensor,  # (*any, *batch, q)
     ) -> Tensor:
         """-log p(ω), (*any, *batch)."""
-        r, (tau, _), unit = self.size, scales_of(omega, self.size), self.unit.to(omega)
+        (tau, _), unit = scales_of(omega, self.size), self.unit.to(omega)
         log_tau, diagonal = tau.log().sum(-1), omega[..., self.diagonal]
         half = diagonal.sum(-1)  # ½ log|Ω|
         log_R = -2 * (half + log_tau)
