@@ -51,7 +51,7 @@ def test_a_gaussian_over_all_coordinates_is_that_of_one(ranks, family, local):
 def test_it_is_the_best_gaussian_of_a_plain_model():
     """The fit over the whole arrow in one process, by other steps."""
     model, spread = cases.part(None, "poisson_log", 1), cases.spread(None, "poisson_log", 1)
-    spread.precision = model.covariance_prior
+    spread.covariance_prior = model.covariance_prior
     q, other = model.posterior(), spread.posterior()
     assert fit(q, model, progress=False, tolerance=1e-8).converged
     assert fit(other, spread, progress=False, tolerance=1e-8).converged
