@@ -25,9 +25,13 @@ from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import Likelihood, link_of
 from torchngvi.posteriors.gaussian import Gaussian
 
-__all__ = ["WIDTH", "PriorScales", "Standardization", "default_scales", "mean_and_sd"]
+__all__ = ["NormalPrior", "PriorScales", "Standardization", "default_scales", "named_prior"]
 
 WIDTH = 2.5  # prior sds of a coefficient, per sd of its column and of y: as rstanarm and bambi
+WIDTHS = {  # of the priors that have a name; under "flat" a coefficient of ten sds moves by 10⁻⁶ of its standard error
+    "default": WIDTH,
+    "flat": 1e4,
+}
 
 
 def mean_and_sd(
@@ -102,12 +106,15 @@ class Standardization:
         cls,
         X: Any,  # (N, D)
         weights: Any = None,  # (N,)
+        *,
+        intercept: int | None = None,
     ) -> Self:
         """Find centres, scales and the intercept of a design.
 
         Args:
             X: the design, (N, D), finite and dense; a tensor or an array.
             weights: of the rows, (N,), as in `mean_and_sd`.
+            intercept: which of several columns of ones is the intercept; the first by default.
 
         Returns:
             The standardisation.
@@ -132,7 +139,7 @@ class Standardization:
         scales = torch.where(same, size, sds)
         if not places:
             return cls(torch.zeros_like(means), scales)
-        place = places[0]
+        place = places[0] if intercept is None else intercept
         scales[place] = means[place]
         means[place] = 0.0
         return cls(means, scales, place)
@@ -275,16 +282,6 @@ class PriorScales(NamedTuple):
         """The prior standard deviation of each coefficient of standardised columns, and of the intercept there."""
         return self.width * self.unit
 
-    def describe(self, intercept: bool = True) -> str:
-        """Say the priors in a line.
-
-        >>> PriorScales(0.5, 1.0, 2.5, torch.ones(2)).describe()
-        'coefficients N(0, 2.5^2) per sd of a column, intercept at the means of the columns N(0.5, 2.5^2)'
-        """
-        sd = f"{self.standardized_sd:.4g}^2"
-        of = f", intercept at the means of the columns N({self.location:.4g}, {sd})" if intercept else ""
-        return f"coefficients N(0, {sd}) per sd of a column{of}"
-
 
 def default_scales(
     X: Any,  # (N, D)
@@ -330,25 +327,126 @@ def default_scales(
 def location_and_unit(y: Tensor, link: str, offset: Tensor, weights: Tensor) -> tuple[float, float]:
     """Find g(ȳ) and s_y of targets; at an end of their range half an event is added, so that g(ȳ) is finite.
 
+    Args:
+        y: (N,), two classes in any coding, the larger the success.
+        link: as `torchngvi.models.Likelihood.link` has it.
+        offset: (N,).
+        weights: (N,), of the rows.
+
+    Returns:
+        Both.
+
     >>> location_and_unit(torch.tensor([1.0, 3.0]), "log", torch.zeros(2), torch.ones(2))[1]
     1.0
     """
-    here = weights > 0
-    y, offset, weights = y[here], offset[here], weights[here]
-    if link == "identity":
-        mean, sd = (float(part) for part in mean_and_sd(y - offset, weights))
-        return mean, sd or abs(mean) or 1.0
-    share, least = weights / weights.sum(), 0.5 / (len(y) + 1)
-    mean = float((share * y).sum())
-    if link == "log":
-        largest = float(offset.max())
-        exposure = float((share * (offset - largest).exp()).sum())
-        return math.log(max(mean, least)) - math.log(exposure) - largest, 1.0
-    if link not in ("logit", "probit"):
-        return 0.0, 1.0
-    low, high = float(y.min()), float(y.max())
-    if low != high:
-        mean = (mean - low) / (high - low)
-    p = torch.tensor(min(max(mean, least), 1 - least), dtype=torch.float64)
-    located = torch.logit(p) if link == "logit" else torch.special.ndtri(p)
-    return float(located - (share * offset).sum()), 1.0
+    if link in ("logit", "probit"):
+        low, high = y.aminmax()
+        y = (y - low) / (high - low) if bool(low < high) else (y > 0).to(y)
+    return TargetSummary.of(y, link, offset, weights).location_and_unit(link)
+
+
+class TargetSummary(NamedTuple):
+    """What the default priors read of the targets, over the rows of positive weight.
+
+    Attributes:
+        rows: their number.
+        mean: of y, of two classes the share of successes; for the identity link of y less its offset.
+        sd: of the same.
+        offset: the mean of the offset.
+        exposure: the logarithm of the mean of exp(offset).
+    """
+
+    rows: int
+    mean: float
+    sd: float
+    offset: float = 0.0
+    exposure: float = 0.0
+
+    @classmethod
+    def of(cls, y: Tensor, link: str, offset: Tensor, weights: Tensor) -> Self:
+        """Summarise targets in the coding of the family."""
+        here = weights > 0
+        y, offset, weights = y[here], offset[here], weights[here]
+        mean, sd = (float(part) for part in mean_and_sd(y - offset if link == "identity" else y, weights))
+        share = weights / weights.sum()
+        exposure = torch.logsumexp(offset + share.log(), 0)
+        return cls(len(y), mean, sd, float((share * offset).sum()), float(exposure))
+
+    def location_and_unit(self, link: str) -> tuple[float, float]:
+        """Return g(ȳ) and s_y; at an end of the range of y half an event is added, so that g(ȳ) is finite.
+
+        >>> TargetSummary(rows=4, mean=0.0, sd=0.0).location_and_unit("identity")
+        (0.0, 1.0)
+        """
+        if link == "identity":
+            return self.mean, self.sd or abs(self.mean) or 1.0
+        least = 0.5 / (self.rows + 1)
+        if link == "log":
+            return math.log(max(self.mean, least)) - self.exposure, 1.0
+        if link not in ("logit", "probit"):
+            return 0.0, 1.0
+        p = torch.tensor(min(max(self.mean, least), 1 - least), dtype=torch.float64)
+        return float(torch.logit(p) if link == "logit" else torch.special.ndtri(p)) - self.offset, 1.0
+
+
+class NormalPrior(NamedTuple):
+    """Independent normal priors of the coefficients of standardised columns.
+
+    Attributes:
+        mean: (D,).
+        precision: (D,).
+    """
+
+    mean: Tensor
+    precision: Tensor
+
+    def describe(self, units: Standardization | None, place: int | None) -> str:
+        """Say the prior in a line.
+
+        Args:
+            units: of the columns that the coefficients belong to; None for columns as they are.
+            place: of the intercept, or None.
+
+        >>> NormalPrior(torch.tensor([0.5, 0.0]), torch.tensor([0.16, 0.16])).describe(None, 0)
+        'coefficients N(0, 2.5^2) per unit of a column (precision 0.16), intercept N(0.5, 2.5^2)'
+        """
+        others = [float(value) for k, value in enumerate(self.precision) if k != place]
+        parts = []
+        if others:
+            per = "unit" if units is None else "sd"
+            parts.append(
+                f"coefficients N(0, {others[0] ** -0.5:.4g}^2) per {per} of a column (precision {others[0]:.4g})"
+            )
+        if place is not None:
+            mean = float(self.mean[place])
+            where = " at the means of the columns" if mean and units is not None and bool(units.centers.any()) else ""
+            parts.append(f"intercept N({mean:.4g}, {float(self.precision[place]) ** -0.5:.4g}^2){where}")
+        return ", ".join(parts)
+
+
+def named_prior(
+    word: str, location: float, unit: float, units: Standardization, intercept_sd: float | None = None
+) -> NormalPrior:
+    """Return the prior of a word over the coefficients of standardised columns.
+
+    Args:
+        word: a key of `WIDTHS`: "default", or "flat" for a prior that says nothing.
+        location: g(ȳ), see `default_scales`.
+        unit: s_y.
+        units: the standardisation.
+        intercept_sd: of the prior N(0, intercept_sd²) of the intercept at the means, in the place of that of the word.
+
+    Returns:
+        The prior.
+
+    >>> units = Standardization.of([[1.0, 5.0], [1.0, 7.0]])
+    >>> named_prior("default", 0.3, 1.0, units).mean.tolist()
+    [0.3, 0.0]
+    """
+    mean = torch.zeros_like(units.scales)
+    precision = torch.full_like(mean, (WIDTHS[word] * unit) ** -2)
+    if units.intercept is not None:
+        mean[units.intercept] = location if intercept_sd is None else 0.0
+        if intercept_sd is not None:
+            precision[units.intercept] = intercept_sd**-2
+    return NormalPrior(mean, precision)
