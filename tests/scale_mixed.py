@@ -94,7 +94,11 @@ def begun(rank, family, local):
     """Where the fit begins."""
     model = spread(rank, family, local)
     q = model.posterior()
-    return {"q": shared(model, q), "groups": own(model, q), "prior": torch.cat([*(x.flatten() for x in model.fixed.prior), model.covariance_prior.unit.reshape(1)])}
+    return {
+        "q": shared(model, q),
+        "groups": own(model, q),
+        "prior": torch.cat([*(x.flatten() for x in model.fixed.prior), model.covariance_prior.unit.reshape(1)]),
+    }
 
 
 def answered(rank, family, local, **settings):

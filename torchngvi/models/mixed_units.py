@@ -99,19 +99,34 @@ def _stacked(
     return rows[:, 0], link, rows[:, 1], rows[:, 2]
 
 
-def standardization_of(columns: Tensor, weights: Tensor, processes: Processes | None) -> Standardization:
-    """How columns are centred and scaled, from the rows of all processes."""
+def standardized(
+    columns: Tensor,  # (N, D)
+    before: Standardization | None,
+    weights: Tensor,
+    processes: Processes | None,
+) -> tuple[Tensor, Standardization]:
+    """Centre and scale columns by the rows of all processes; ``before`` says how those of this one have been already.
+
+    Returns:
+        The columns, and how they differ from those of the user.
+    """
     if weights.ndim > 1:
         weights = weights.flatten(0, -2).sum(0)
-    if processes is None:
-        return Standardization.of(columns, weights)
+    if processes is None and before is None:
+        units = Standardization.of(columns, weights)
+        return units.standardize(columns), units
+    like = columns.new_zeros(columns.shape[-1], dtype=torch.float64)
+    center, scale = (like, like + 1) if before is None else (before.centers.to(like), before.scales.to(like))
     here: list[tuple[float, Tensor]] = []
     if bool(weights.any()):  # two rows with the moments of all: one standard deviation below and above their mean
-        mean, sd = (x.cpu() for x in mean_and_sd(columns, weights))
-        here = [(0.5 * float(weights.sum()), mean + sign * sd) for sign in (-1, 1)]
-    rows = [row for some in processes.gather(here) for row in some]
+        mean, sd = (x.to(like) for x in mean_and_sd(columns, weights))
+        half = 0.5 * float(weights.sum())
+        here = [(half, (center + scale * (mean + sign * sd)).cpu()) for sign in (-1, 1)]
+    rows = [row for some in (processes or Processes.alone()).gather(here) for row in some]
     halves = torch.tensor([half for half, _ in rows], dtype=torch.float64)
-    return Standardization.of(torch.stack([row for _, row in rows]), halves)
+    units = Standardization.of(torch.stack([row for _, row in rows]), halves)
+    slope, shift = scale / units.scales.to(like), (center - units.centers.to(like)) / units.scales.to(like)
+    return (slope * columns.double() + shift).to(columns), units
 
 
 def set_columns(rows: Sequence[GroupedRows], fixed: GeneralizedLinear, levels: Levels) -> None:
@@ -123,9 +138,7 @@ def set_columns(rows: Sequence[GroupedRows], fixed: GeneralizedLinear, levels: L
         levels: of the targets.
     """
     first = rows[0]
-    raw = restored(first.X, first.columns)
-    columns = standardization_of(raw, first.weights, first.processes)
-    X = columns.standardize(raw)
+    X, columns = standardized(first.X, first.columns, first.weights, first.processes)
     mean = X.new_zeros(*first.batch, X.shape[-1])
     if columns.intercept is not None:
         mean[..., columns.intercept] = levels.location.to(mean)
@@ -141,9 +154,7 @@ def set_effects(rows: GroupedRows) -> None:
     Args:
         rows: of the grouping factor.
     """
-    raw = restored(rows.Z, rows.within)
-    rows.within = standardization_of(raw, rows.weights, rows.processes)
-    rows.Z = rows.within.standardize(raw)
+    rows.Z, rows.within = standardized(rows.Z, rows.within, rows.weights, rows.processes)
 
 
 def covariance_prior_of(prior: MixedPrior, rows: GroupedRows) -> CovariancePrior:
