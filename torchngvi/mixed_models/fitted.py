@@ -15,6 +15,7 @@ from torchngvi.mixed_models.asked import TELLING
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.table import Marginals
 from torchngvi.models.mixed import MixedLogJoint
+from torchngvi.models.mixed_prior import scales_of
 from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.shapes import number_of_draws
@@ -52,6 +53,7 @@ class Fitted(ABC):
         method: what was computed, in one sentence.
         log_evidence: log p(y) by importance sampling; None where the random effects were not integrated out.
         weighted: draws of the global parameters.
+        random_names: what the random effects are called, of several factors by the name of each.
         joint_of: what makes the Gaussian over all coordinates.
     """
 
@@ -60,6 +62,7 @@ class Fitted(ABC):
     method: str
     log_evidence: float | None
     weighted: Weighted
+    random_names: Any
     joint_of: Callable[[], PrecisionCholeskyGaussian]
 
     @abstractmethod
@@ -152,9 +155,21 @@ class Fitted(ABC):
             lines.append(f"k-hat {self.k_hat:.2f} is above {TRUSTED}: take means and intervals for rough.")
         return "\n".join(lines)
 
-    @abstractmethod
     def _spreads(self) -> list[tuple[Sequence[str], Tensor]]:
         """Of each grouping factor what its effects are called, and draws of their standard deviations at the means."""
+        model, theta = self.model, self.weighted.theta
+        if isinstance(model, MultilevelLogJoint):
+            rows, first, named = model.rows, model.rows.beta.start, self.random_names
+            known = zip(model.names, rows.omegas, rows.factors, strict=True)
+            return [
+                (
+                    [f"{effect} over {name}" for effect in named[name]],
+                    scales_of(theta[:, at.start - first : at.stop - first], of.r)[0],
+                )
+                for name, at, of in known
+            ]
+        p, r = model.rows.p, model.rows.r
+        return [(self.random_names, scales_of(theta[:, p : p + r * (r + 1) // 2], r)[0])]
 
     def _unbounded(self, names: tuple[str, ...]) -> list[str]:
         """Sentences about fixed effects that hardly anything but the prior bounds."""

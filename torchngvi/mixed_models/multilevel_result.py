@@ -170,14 +170,6 @@ class MultilevelResult(Fitted):
         beta = to_user(theta[:, : rows.p], rows.columns)
         return beta, omegas, None if self.learned is None else theta[:, -1].exp()
 
-    def _spreads(self) -> list[tuple[Sequence[str], Tensor]]:
-        rows, theta = self.model.rows, self.weighted.theta
-        omegas = (theta[:, at.start - rows.beta.start : at.stop - rows.beta.start] for at in rows.omegas)
-        return [
-            ([f"{effect} over {name}" for effect in self.random_names[name]], scales_of(omega, of.r)[0])
-            for (name, of), omega in zip(self._factors().items(), omegas, strict=True)
-        ]
-
     @property
     def _parameter(self) -> str:
         """The name of the learned parameter."""

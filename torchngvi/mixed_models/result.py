@@ -166,11 +166,6 @@ class MixedResult(Fitted):
         parameter = theta[:, end].exp() if theta.shape[-1] > end else None
         return to_user(theta[:, : rows.p], rows.columns), omega, parameter
 
-    def _spreads(self) -> list[tuple[Sequence[str], Tensor]]:
-        rows = self.model.rows
-        omega = self.weighted.theta[:, rows.p : rows.p + rows.r * (rows.r + 1) // 2]
-        return [(self.random_names, scales_of(omega, rows.r)[0])]
-
     @property
     def _parameter(self) -> str:
         """The name of the learned parameter."""
