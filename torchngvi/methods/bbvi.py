@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchngvi.arguments import read_number
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
-from torchngvi.interfaces import Estimator, Posterior
+from torchngvi.interfaces import Estimator, Posterior, StepSize
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import ProjectedRootGradient, ProximalRootGradient
 
@@ -23,7 +23,8 @@ class BBVI(NaturalGradientVI):
     `VN` or `SRVN`.
 
     Args:
-        posterior, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or `DiagonalGaussian`.
+        posterior, step_size, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or a
+            `DiagonalGaussian`.
         lr: ρ, or 1 with a scheduler that sets it.
         smoothness: L, the largest curvature of the negative log joint.
 
@@ -47,6 +48,7 @@ class BBVI(NaturalGradientVI):
         lr: float | Tensor,
         smoothness: float,
         *,
+        step_size: StepSize | None = None,
         estimator: Estimator | None = None,
         loss_scale: float = 1.0,
     ) -> None:
@@ -54,7 +56,12 @@ class BBVI(NaturalGradientVI):
         smoothness = read_number("smoothness", smoothness, what, above=0)
         rule = ProjectedRootGradient(smoothness**-0.5)
         super().__init__(
-            posterior, rule, lr, estimator=PathDerivative() if estimator is None else estimator, loss_scale=loss_scale
+            posterior,
+            rule,
+            lr,
+            step_size=step_size,
+            estimator=PathDerivative() if estimator is None else estimator,
+            loss_scale=loss_scale,
         )
 
 
@@ -65,7 +72,8 @@ class ProximalBBVI(NaturalGradientVI):
     projection; the default estimator is one draw without the entropy, `Reparametrized`.
 
     Args:
-        posterior, lr, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or `DiagonalGaussian`.
+        posterior, lr, step_size, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or a
+            `DiagonalGaussian`.
 
     Raises:
         PairError: a posterior that holds no root of the covariance.
@@ -79,8 +87,11 @@ class ProximalBBVI(NaturalGradientVI):
         posterior: Posterior | Iterable[Any],
         lr: float | Tensor,
         *,
+        step_size: StepSize | None = None,
         estimator: Estimator | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         estimator = Reparametrized(Independent(1)) if estimator is None else estimator
-        super().__init__(posterior, ProximalRootGradient(), lr, estimator=estimator, loss_scale=loss_scale)
+        super().__init__(
+            posterior, ProximalRootGradient(), lr, step_size=step_size, estimator=estimator, loss_scale=loss_scale
+        )

@@ -15,6 +15,7 @@ from torchngvi.arguments import read_number
 from torchngvi.errors import PairError
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
 from torchngvi.numerics.linalg import eigh
+from torchngvi.rules.lengths import covariance_speed2
 from torchngvi.structures import FullAlgebra
 
 
@@ -77,4 +78,8 @@ class ProjectedSquareRoot(Rule):
         def slope() -> Tensor:
             return structure.dot(g, g) + structure.entries_norm2(gradient)
 
-        return Path(at, lambda: q.norm2(local), slope)
+        def speed2() -> Tensor:
+            half = gradient @ R
+            return covariance_speed2(q, g, half + half.mT)
+
+        return Path(at, lambda: q.norm2(local), slope, speed2=speed2)
