@@ -218,14 +218,9 @@ class MultilevelResult(Fitted):
             Equally likely draws; the same ones for the same arguments.
         """
         rows, names = self.model.rows, self.model.names
-        count = (
-            min(_DRAWS, max(100, _HELD // rows.beta.start))
-            if count is None
-            else read_size("count", count, "counts draws")
-        )
-        seed = read_seed("seed", seed)
+        count = min(_DRAWS, max(100, _HELD // rows.beta.start)) if count is None else read_size("count", count)
         if (count, seed) not in self._kept:
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(read_seed("seed", seed))
             theta = self.weighted.resampled(count, generator)
             beta, omegas, parameter = self._parts(theta)
             b = self.locals.draw(theta, generator)
