@@ -44,6 +44,8 @@ def labels_of(groups: Any) -> Any:
 
 def _check(name: str, value: Any, *, masked: bool = False) -> None:
     """Refuse an array that does not say all by its numbers; of labels and rows, one with masked entries."""
+    if getattr(value, "requires_grad", False) or getattr(value, "is_meta", False):
+        raise InputError(f"{name} must be an array of numbers; got {shown(value)}. Pass tensor.detach().numpy().")
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     if (masked and not hasattr(value, "filled")) or kind in "OSU":  # scikit-learn looks at the rest itself
         return
