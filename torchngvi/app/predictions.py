@@ -42,7 +42,7 @@ def run(folder: str, table: str, drop: Sequence[str], out: str | None, overwrite
     to = Path(file_name("out", out)) if out else Path(folder) / f"predictions-{path.name.split('.')[0]}.csv"
     if to.exists() and not overwrite:
         raise InputError(f"{str(to)!r} is there already. Say --overwrite to replace it, or name another file (--out).")
-    frame, _ = read_columns(path)
+    frame = read_columns(path).frame
     lacking = [name for name in drop if name not in frame]
     if lacking:
         raise InputError(f"drop column {lacking[0]!r} is not in {str(path)!r}. Leave it out.")

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, is_positive
+from torchngvi.adapters.table_checks import numeric
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -119,7 +120,7 @@ class BayesianLinear(BaseEstimator):
     def _moments(self, X: Any) -> tuple[Tensor, Tensor, Array]:
         """Mean and variance of the linear predictor of each row, and the rows."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = validate_data(self, as_covariates(X), dtype=np.float64, reset=False)
         return *predictor_moments(self._model(), self.posterior_, torch.as_tensor(self._with_intercept(X))), X
 
     def _model(self) -> GeneralizedLinear:
@@ -149,6 +150,25 @@ class BayesianLinear(BaseEstimator):
         check_is_fitted(self)
         draws: Array = self.posterior_.sample((checked_count(n_samples),), generator=generator_of(random_state)).numpy()
         return draws
+
+
+def as_covariates(X: Any, *, fitting: bool = False) -> Any:
+    """The rows of a frame with numbers where cells stand for numbers, and a warning of what one may not expect.
+
+    Args:
+        X: the rows, (n_samples, n_features); arrays stay as they are.
+        fitting: whether warnings are given, as at the fit.
+
+    Returns:
+        The rows.
+
+    Raises:
+        InputError: columns that are no numbers.
+    """
+    X, notes = numeric(X)
+    for note in notes if fitting else ():
+        warnings.warn(f"{note[0].upper()}{note[1:]}.", stacklevel=3)
+    return X
 
 
 def with_intercept(X: Array, there: bool) -> Array:

@@ -10,7 +10,14 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of
-from torchngvi.adapters.sklearn.base import POSTERIORS, Array, BayesianLinear, first_scale, warn_of_constants
+from torchngvi.adapters.sklearn.base import (
+    POSTERIORS,
+    Array,
+    BayesianLinear,
+    as_covariates,
+    first_scale,
+    warn_of_constants,
+)
 from torchngvi.adapters.sklearn.several import centred, draws_of, softmax_model
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
@@ -69,7 +76,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         Raises:
             InputError: one class, or a prior by evidence with more than two.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = validate_data(self, as_covariates(X, fitting=True), y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -109,7 +116,9 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
 
     def _softmax(self, X: Any) -> tuple[SoftmaxRegression, Tensor]:
         """A model with the classes of the fit, whose rows are not looked at, and the design of new rows."""
-        design = torch.as_tensor(self._with_intercept(validate_data(self, X, dtype=np.float64, reset=False)))
+        design = torch.as_tensor(
+            self._with_intercept(validate_data(self, as_covariates(X), dtype=np.float64, reset=False))
+        )
         codes = np.arange(len(self.classes_))
         empty = np.zeros((len(codes), design.shape[1]))
         return softmax_model(empty, codes, np.ones(design.shape[1]), None), design

@@ -11,7 +11,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, seed_of
-from torchngvi.adapters.sklearn.base import Array, warn_of_constants, with_intercept
+from torchngvi.adapters.sklearn.base import Array, as_covariates, warn_of_constants, with_intercept
+from torchngvi.adapters.table_checks import check_names
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MixedResult
@@ -77,6 +78,7 @@ class _Mixed(BaseEstimator):
         if isinstance(self.groups, bool) or not isinstance(self.groups, str | Integral):
             raise InputError(f"groups is the name or the number of one column; got {self.groups!r}.")
         if hasattr(X, "columns"):
+            check_names(X.columns, "X")
             if self.groups not in X:
                 raise InputError(f"groups names the column {self.groups!r}; X has {', '.join(map(str, X.columns))}.")
             return X.drop(columns=self.groups), X[self.groups].to_numpy()
@@ -137,7 +139,7 @@ class _Mixed(BaseEstimator):
         """Predict new rows; each label that the fit had not is a group of its own, drawn from the distribution."""
         check_is_fitted(self)
         rows, labels = self._split(X, groups)
-        rows = validate_data(self, rows, dtype=np.float64, reset=False)
+        rows = validate_data(self, as_covariates(rows), dtype=np.float64, reset=False)
         number: dict[Any, int] = {label: i for i, label in enumerate(self.groups_.tolist())}
         index = [number.setdefault(label, len(self.groups_) - 1 - len(number)) for label in labels.tolist()]
         return self.result_.predict(
@@ -243,7 +245,7 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         """
         family = family_of(self.family, FAMILIES)
         X, labels = self._split(X, groups)
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validate_data(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         return self._fit(X, y.astype(np.float64), labels, family, weights)
 
@@ -305,7 +307,7 @@ class BayesianMixedClassifier(ClassifierMixin, _Mixed):
                 columns; and as `torchngvi.MixedModel`.
         """
         X, labels = self._split(X, groups)
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = validate_data(self, as_covariates(X, fitting=True), y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) != 2:

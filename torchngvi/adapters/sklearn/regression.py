@@ -10,7 +10,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
 from torchngvi.adapters.sklearn.arguments import is_positive
-from torchngvi.adapters.sklearn.base import Array, BayesianLinear
+from torchngvi.adapters.sklearn.base import Array, BayesianLinear, as_covariates
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
 from torchngvi.numerics.gaussian_integrals import Moments
@@ -80,7 +80,7 @@ class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
         Raises:
             InputError: a negative target.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validate_data(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
         if (y < 0).any():
             raise InputError(f"y must be counts, not negative; got {float(y.min()):g} among them.")
@@ -174,7 +174,7 @@ class BayesianLinearRegression(RegressorMixin, BayesianLinear):
         Raises:
             InputError: noise that is not positive.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validate_data(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         auto = isinstance(self.noise, str) and self.noise == "auto"
