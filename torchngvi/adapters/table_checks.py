@@ -341,6 +341,8 @@ def of_look(name: str, look: Look, door: Door) -> str | None:
 
 def _of_dates(name: str, example: str, door: Door) -> str:
     first = "write the number of days since some day, or the year, the month or the hour as columns"
+    if door is not COMMAND:
+        first = f"count the days, (day - day.min()).dt.days of day = pandas.to_datetime(table[{name!r}]), or take parts"
     return f"column {name!r} holds dates or times such as {example!r}. {door.remedies(name, first)}"
 
 

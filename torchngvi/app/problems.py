@@ -133,6 +133,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
     notes = (*table.notes, *varying.in_training(data, settings, table.encoding), *notes)
+    warnings += varying.copies(data, settings)
     end = tolerance(settings)
     return Problem(settings, data, model, q, optimizer, end, notes, out, table.encoding, warnings, at_limit)
 

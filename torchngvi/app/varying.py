@@ -1,11 +1,15 @@
-"""Columns of a table that are the same in all rows: they tell nothing beside an intercept, and are told by name."""
+"""Columns of a table that tell nothing of their own: the same in all rows, or copies of others, by their names."""
 
 from collections.abc import Sequence
+
+import numpy as np
+import torch
 
 from torchngvi.app.columns import Array
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared
 from torchngvi.app.encoding import Encoding
+from torchngvi.diagnostics.dependence import dependences, told_dependences
 from torchngvi.messages import listed
 
 
@@ -25,6 +29,23 @@ def in_training(data: Prepared, settings: Settings, encoding: Encoding | None) -
     alone = [f"{c.name} = {c.levels[0]}" for c in (encoding.categories if encoding else ()) if len(c.levels) == 1]
     notes = (f"the same in all rows, so that there is no column of it: {listed(alone)}",) if alone else ()
     return notes + told([name for name, alike in same if alike])
+
+
+def copies(data: Prepared, settings: Settings) -> tuple[str, ...]:
+    """Warnings of columns that are others in other units, or sums of multiples of them, in the training rows.
+
+    Args:
+        data: the rows, whose columns are in place.
+        settings: of the run.
+
+    Returns:
+        The warnings, or nothing.
+    """
+    place = 0 if settings.intercept else None
+    varies = ~constant(data.train.X)
+    varies[: int(settings.intercept)] = True
+    X = torch.from_numpy(np.where(varies, data.train.X, 0.0))
+    return told_dependences(data.names, dependences(X), place)
 
 
 def told(names: Sequence[str]) -> tuple[str, ...]:

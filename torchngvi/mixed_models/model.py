@@ -80,6 +80,7 @@ class MixedModel(MixedLogJoint):
         return super().__new__(cls)
 
     members = False  # what `fit` answers is of one set of targets
+    column_names: tuple[str, ...] = ()  # of X, where a formula has made it
 
     @tracked
     def __init__(
@@ -199,10 +200,11 @@ class MixedModel(MixedLogJoint):
             budget = Budget(max_evaluations, max_seconds)
             way, seed = self._way(marginalise, nodes, draws), asked.seed_of(seed)
         everyone.agree(marginalise=way, nodes=nodes, draws=draws, seed=seed)
-        X = self.rows.X  # or, of several processes, its Gram matrix, which has the same rank
-        X = X if self.processes is None else self.rows.total(X.mT @ X)[0]
+        X = self.rows.X  # or, of several processes, a root of its Gram matrix
+        X = X if self.processes is None else _root(self.rows.total(X.mT @ X)[0])
         if self.rows.leads:
-            remarks.warn_of(X, {"the grouping factor": self.rows.all_groups})
+            names = self.column_names or asked.numbers(self.rows.p)
+            remarks.warn_of(X, {"the grouping factor": self.rows.all_groups}, names)
         if way == "quadrature":
             return self._integrated(nodes, draws, seed, progress, budget)
         q = self.posterior()
@@ -303,6 +305,13 @@ class MixedModel(MixedLogJoint):
         if self.rows.all_rows <= _ROWS.get(self.rows.r, 0):
             return "quadrature"
         return "response" if self.processes is None else "none"
+
+
+def _root(gram: torch.Tensor) -> torch.Tensor:
+    """A root R of a Gram matrix, RᵀR, which may be singular."""
+    sizes = gram.diagonal().sqrt().clamp_min(torch.finfo(gram.dtype).tiny)
+    values, vectors = torch.linalg.eigh(gram / sizes[:, None] / sizes)
+    return values.clamp_min(0.0).sqrt()[:, None] * vectors.mT * sizes
 
 
 def _joint_prior(prior: MixedPrior) -> MixedPrior:

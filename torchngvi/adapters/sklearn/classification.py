@@ -16,7 +16,7 @@ from torchngvi.adapters.sklearn.base import (
     BayesianLinear,
     as_covariates,
     first_scale,
-    warn_of_constants,
+    warn_of_columns,
 )
 from torchngvi.adapters.sklearn.several import centred, draws_of, softmax_model
 from torchngvi.errors import InputError
@@ -95,7 +95,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
                 "Only binary classification is supported. The type of the target is multiclass. It is so with "
                 "prior_precision='auto': choose a number, for instance by sklearn.model_selection.GridSearchCV."
             )
-        warn_of_constants(X, self)
+        warn_of_columns(X, self)
         design = self._with_intercept(X)
         precision = np.full(design.shape[1], float(self.prior_precision))
         if self.fit_intercept:

@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, seed_of
-from torchngvi.adapters.sklearn.base import Array, as_covariates, warn_of_constants, with_intercept
+from torchngvi.adapters.sklearn.base import Array, as_covariates, warn_of_columns, with_intercept
 from torchngvi.adapters.table_checks import check_names
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
@@ -104,7 +104,7 @@ class _Mixed(BaseEstimator):
     def _fit(self, X: Array, y: Array, labels: Array, family: str, weights: Array | None) -> Self:
         check_sd("prior_sd", self.prior_sd)
         self.seed_ = seed_of(self.random_state)
-        warn_of_constants(X, self)
+        warn_of_columns(X, self, copies=False)
         self.groups_, index = np.unique(labels, return_inverse=True)
         model = MixedModel(
             torch.as_tensor(with_intercept(X, self.fit_intercept)),
@@ -115,8 +115,9 @@ class _Mixed(BaseEstimator):
             weights=weights,
         )
         names = [str(name) for name in getattr(self, "feature_names_in_", range(X.shape[1]))]
+        model.column_names = (*names, *(["intercept"] if self.fit_intercept else []))
         self.result_ = model.fit(draws=self.draws, seed=self.seed_, progress=False).named(
-            [*names, *(["intercept"] if self.fit_intercept else [])],
+            model.column_names,
             ["intercept", *map(str, self.slopes)],
             [str(label) for label in self.groups_],
             factor=str(self.groups) if isinstance(self.groups, str) else "group",
