@@ -19,6 +19,7 @@ import numpy as np
 
 from torchngvi.errors import InputError
 from torchngvi.messages import hint, listed
+from torchngvi.solved.comparison import CLOSE
 
 try:
     import pandas as pd
@@ -745,9 +746,6 @@ def of_exposure(
         f"Did you mean {remedy}? As it is, {name} multiplies the mean by e^{name}, and the logarithm explains the "
         "counts better."
     )
-
-
-CLOSE = 4.0  # nats within which two models explain the same rows alike (Sivula, Magnusson and Vehtari 2020)
 
 
 def _profile(offset: Array, y: Array) -> float:

@@ -17,6 +17,7 @@ from torchngvi.app.outputs import write_frame
 from torchngvi.app.readers import read_columns
 from torchngvi.app.saved import load
 from torchngvi.errors import InputError
+from torchngvi.messages import shown
 
 _SHOWN = 10  # rows
 
@@ -71,6 +72,6 @@ def _table(found: pd.DataFrame, title: str) -> Group:
     for name in found.columns:
         table.add_column(name, justify="left" if name == "class" else "right")
     for row in found.head(_SHOWN).itertuples(index=False):
-        table.add_row(*(Text(f"{value:.4g}" if isinstance(value, float) else str(value)) for value in row))
+        table.add_row(*(Text(shown(value) if isinstance(value, float) else str(value)) for value in row))
     more = f", the first {_SHOWN} of {len(found)} rows" if len(found) > _SHOWN else ""
     return Group(Text(f"{title}{more}", style="bold"), table)

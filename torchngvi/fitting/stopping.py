@@ -106,7 +106,9 @@ class _Either(Criterion):
 class NormBelow(Criterion):
     """The run has converged: the natural-gradient norm of every batch member is known to be within the tolerance.
 
-    If the norm is estimated from draws, three standard errors are added, and the engine confirms it by fresh draws.
+    If the norm is estimated from draws, three standard errors are added, and the engine confirms it by fresh draws.  A
+    norm ν promises at most ½ν² nats: where steps no longer help, and the loss at neighbours of q that only rounding
+    tells apart differs by more, as the one of counts of 10⁸ and more does, the run has converged too.
 
     Args:
         tolerance: the bound on the norm of ∇L/γ, positive.
@@ -125,7 +127,8 @@ class NormBelow(Criterion):
         """End the run, as converged, once the norm of every member is within the tolerance."""
         if not bool(standing.members.all()):
             return None
-        return Stop(f"natural-gradient norm {standing.record.norm:.2g}.{standing.climb}", converged=True)
+        least = ", the least that the rounding of the ELBO allows" if standing.rounded else ""
+        return Stop(f"natural-gradient norm {standing.record.norm:.2g}{least}.{standing.climb}", converged=True)
 
 
 class Evaluations(Criterion):
