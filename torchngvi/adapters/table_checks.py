@@ -30,6 +30,7 @@ Array = np.ndarray[Any, Any]
 
 MOST_LEVELS = 50  # of a column of texts: more are names, not categories
 _LARGEST = 1e140  # entry of a column, whose square is still a number
+_GAPS = 10  # numbers of a range for each that is there, in a numbering with gaps
 _FEWEST = 10  # rows from which on numbers that differ in every row look like identifiers
 
 
@@ -406,12 +407,18 @@ def of_identifiers(frame: Any, names: Iterable[str], door: Door, zeros: Iterable
             continue
         if name in zeros:
             why = "has entries that a zero leads, as codes have"
-        elif len(column) >= _FEWEST and column.is_unique:
+        elif len(column) >= _FEWEST and column.is_unique and _is_numbering(column):
             why = "is a whole number that differs in every row, as identifiers do"
         else:
             continue
         found.append(f"column {name!r} {why}, and is taken as a measurement. If it is none: {door.to_leave_out(name)}")
     return tuple(found)
+
+
+def _is_numbering(column: Any) -> bool:
+    """Whether different whole numbers fill their range but for gaps, or all have the same number of digits."""
+    low, high = int(column.min()), int(column.max())
+    return high - low < _GAPS * len(column) or (low > 0 and len(str(low)) == len(str(high)) > len(str(len(column))))
 
 
 def of_levels(name: str, levels: int, door: Door, *, chosen: bool) -> list[str]:

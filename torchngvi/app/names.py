@@ -48,4 +48,5 @@ PARAMETERS = {
 REAL = ("gaussian", "student_t")  # with the units of the target
 DOF = 4.0  # of student_t
 DISCRETE = ("bernoulli_logit", "bernoulli_probit")  # of two classes
+COUNTS = ("poisson_log", "negative_binomial")  # with the logarithmic link
 AUTO = "auto"  # the prior precision that the data speak for

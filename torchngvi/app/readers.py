@@ -128,7 +128,8 @@ def readable(path: Path) -> Iterator[None]:
         raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{str(path)!r} is no table of text in UTF-8 or Latin-1 ({error}). Save it as csv in UTF-8."
+            f"{str(path)!r} is no table of text in UTF-8 or Latin-1 ({error}), perhaps in Mac Roman. Save it as "
+            "csv in UTF-8."
         ) from error
     except (pd.errors.ParserError, OSError, EOFError, zlib.error) as error:
         raise InputError(f"{str(path)!r} cannot be read as a table: {str(error).strip()}.") from error

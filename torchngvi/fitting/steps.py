@@ -1,11 +1,9 @@
 """The engine of `torchngvi.fit` with an optimizer: a step, and an evaluation where it led."""
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
@@ -15,9 +13,9 @@ from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.irls import WIDE, has_start, start_at_mode
 from torchngvi.fitting.laplace import laplace_within, usual_tolerance
 from torchngvi.fitting.records import record
-from torchngvi.fitting.stopping import Criterion
+from torchngvi.fitting.stopping import Criterion, Rounding
 from torchngvi.fitting.streaming import start_in_passes, stream_rows
-from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
+from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.models import GeneralizedLinear
 from torchngvi.numerics.host import on_host
 from torchngvi.numerics.linalg import finite
@@ -30,8 +28,6 @@ _REPEATS = 16  # fresh evaluations at one q, whose scatter tells the standard er
 _FAR = 1e4  # natural-gradient norm from which q begins at the mode
 _NEAR = 1.0  # the same of a convex ℓ, whose mode is found by a few passes without an expectation
 _PASSES = 100  # Newton steps for the mode of a model that is not convex
-_STUCK = 2  # evaluations in a row without a norm of half the size, after which rounding is looked at
-_NEIGHBOURS = (-8, -4, 4, 8)  # roundings of the mean, away from which the loss is looked at
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
 _NOISY = (
     "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
@@ -87,7 +83,7 @@ class Steps(Engine):
         self._spent: tuple[int, int] | None = None  # by the run that is gone on from, with the evaluation made again
         self._alive: Tensor | None = None  # members whose loss and norm are finite, where q was evaluated; (*batch,)
         self._members: Tensor | None = None  # converged there, (*batch,)
-        self._best, self._idle = math.inf, 0  # the largest norm of a member, and evaluations without one of half of it
+        self.rounding = Rounding()
 
     def begin(self) -> None:
         """One pass over mini-batches, where it is wanted; or a fit to some of the rows."""
@@ -136,36 +132,13 @@ class Steps(Engine):
             elif not bool((norm <= self.tolerance)[alive].all()):
                 refuted = self._why_refuted(on_average, norm, alive)
         self._members, self._alive = (norm <= self.tolerance) & known, alive
-        near = self._within_rounding(status.loss, norm) if known else torch.zeros_like(self._members)
-        rounded = bool((near & ~self._members).any())
-        self._members = self._members | near
+        rounded = False
+        if self.exact and self.rounding.asked(norm, self._members, alive):
+            near = self.rounding.hides(self.q, self.target, status.loss, norm)
+            rounded = bool((near & ~self._members).any())
+            self._members = self._members | near
         standing = self._standing(status.loss, norm, loss, spent)
         return standing._replace(lost=standing.lost or refuted, rounded=rounded)
-
-    def _within_rounding(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Of which members a step could gain no more than the rounding of their loss, where the norm stays as it is.
-
-        Rounding is the range of the loss over neighbours of q, some units in the last place of its mean away.
-        """
-        size = float(torch.where(norm.isfinite(), norm, torch.inf).max())
-        self._best, self._idle = (size, 0) if size < 0.5 * self._best else (self._best, self._idle + 1)
-        nowhere = torch.zeros_like(norm, dtype=torch.bool)
-        gain = 0.5 * norm.square()
-        hopeful = gain <= torch.finfo(loss.dtype).eps ** 0.5 * loss.abs().clamp_min(1.0)
-        stuck = self._idle >= _STUCK and self._idle & (self._idle - 1) == 0  # after 2, 4, 8, .. evaluations
-        if not (stuck and self.exact and bool((hopeful & (norm > self.tolerance)).any())):
-            return nowhere
-        if not (isinstance(self.q, Gaussian) and isinstance(self.target, TractableTarget)):
-            return nowhere
-        near, losses = copy.deepcopy(self.q), [loss]
-        here = near.snapshot()
-        for steps in _NEIGHBOURS:
-            vector = here.vector * (1 + steps * torch.finfo(here.vector.dtype).eps)
-            near.restore(Coordinates(vector, here.matrix))
-            losses.append(self.target.negative_elbo(near).to(loss))
-        self.optimizer.evaluations += len(_NEIGHBOURS)
-        every = torch.stack(losses)
-        return hopeful & (gain <= every.amax(0) - every.amin(0))
 
     def _at_the_mode(self, status: Status) -> Status:
         """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation.
@@ -344,7 +317,7 @@ class Steps(Engine):
             "remedy": self.remedy,
             "first_loss": self.first_loss,
             "places": self.places,
-            "near": (self._best, self._idle),
+            "rounding": self.rounding.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -354,5 +327,5 @@ class Steps(Engine):
         self.step, self.stalled, self.remedy = state["step"], state["stalled"], state["remedy"]
         self.first_loss, self._spent = state["first_loss"], state.get("spent")
         self.places = state.get("places", False)
-        self._best, self._idle = state.get("near", (math.inf, 0))
+        self.rounding.load_state_dict(state.get("rounding", {}))
         self._members = self._alive = None

@@ -29,6 +29,7 @@ from torchngvi.models.multilevel import Several
 from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -310,7 +311,7 @@ class MixedModel(MixedLogJoint):
 def _root(gram: torch.Tensor) -> torch.Tensor:
     """A root R of a Gram matrix, RᵀR, which may be singular."""
     sizes = gram.diagonal().sqrt().clamp_min(torch.finfo(gram.dtype).tiny)
-    values, vectors = torch.linalg.eigh(gram / sizes[:, None] / sizes)
+    values, vectors, _ = eigh(gram / sizes[:, None] / sizes)
     return values.clamp_min(0.0).sqrt()[:, None] * vectors.mT * sizes
 
 
