@@ -14,7 +14,16 @@ import torch
 
 from torchngvi.adapters import table_checks
 from torchngvi.adapters.grouping import Grouping, blocks_of, term_name
-from torchngvi.adapters.table_checks import FORMULA, as_numbers, check_finite, check_there, complete, is_number, used
+from torchngvi.adapters.table_checks import (
+    FORMULA,
+    as_numbers,
+    check_finite,
+    check_there,
+    complete,
+    is_number,
+    stripped,
+    used,
+)
 from torchngvi.adapters.terms import columns_of, described, designs_of, with_response
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
@@ -107,9 +116,10 @@ class Formula:
         self.columns = columns = columns_of(model, blocks)
         names = sorted({name for some in columns for name in some})
         check_there(frame, names)
-        found = table_checks.of_formula(formula, frame[names], columns.response, columns.predictors, FORMULA)
+        table, spaces = stripped(frame[names], columns.groups)
+        found = table_checks.of_formula(formula, table, columns.response, columns.predictors, FORMULA)
         table_checks.refuse([*table_checks.of_missing(frame, names), *found.faults])
-        self.notes = found.notes
+        self.notes = (*spaces, *found.notes)
         self.table = frame = used(found.frame)
         self.response, common = formula.split("~")[0].strip(), _sum(model.common_terms)
         if common == "0":
@@ -147,6 +157,7 @@ class Formula:
         there, predictors = hasattr(frame, "columns"), self.columns.predictors
         check_there(frame, [*predictors, *(key for key in self.columns.groups if there and key in frame)])
         frame = as_numbers(frame, [name for name in predictors if is_number(self.table[name])])
+        frame = stripped(frame, [name for name in (*predictors, *self.columns.groups) if name in frame])[0]
         complete(frame, [*predictors, *(key for key in self.columns.groups if key in frame)])
         parts = [self._common, *(grouping.within for grouping in self.groupings.values())]
         try:

@@ -289,8 +289,10 @@ def cleaned(
     >>> found.faults[0][:51]
     "column 'seen' holds dates or times such as '2024-01"
     """
-    spared = {*chosen, *groups}
-    new, notes, faults = {}, [], []
+    spared, names = {*chosen, *groups}, list(names)
+    frame, notes = stripped(frame, names)
+    comma = comma or has_commas(frame, names)
+    new, faults = {}, []
     for name in names:
         column, texts = frame[name], None
         if isinstance(column.dtype, pd.CategoricalDtype) or name in spared:
@@ -318,6 +320,42 @@ def cleaned(
         elif (note := _of_texts(name, look, texts, door)) is not None:
             notes.append(note)
     return Cleaned(frame.assign(**new) if new else frame, tuple(notes), tuple(faults))
+
+
+def has_commas(frame: Any, names: Iterable[str]) -> bool:
+    """Whether decimals are behind commas in some column, so that "1,234" in another one is 1.234.
+
+    >>> has_commas(pd.DataFrame({"x": ["1,5", "2"], "y": ["1,234", "2,345"]}), ["x", "y"])
+    True
+    """
+    for name in names:
+        column = frame[name]
+        if is_number(column) or isinstance(column.dtype, pd.CategoricalDtype):
+            continue
+        texts = column.dropna().astype(str)
+        if texts.str.contains(",", regex=False).any():
+            style = look_at(texts.value_counts(sort=False).to_dict()).style
+            if style is not None and style.decimal == ",":
+                return True
+    return False
+
+
+def stripped(frame: Any, names: Iterable[str]) -> tuple[Any, list[str]]:
+    """The table without spaces around texts, which would make two levels of "A" and "A ", and notes of it.
+
+    >>> frame, notes = stripped(pd.DataFrame({"town": ["A", "A "]}), ["town"])
+    >>> frame.town.nunique(), notes
+    (1, ["spaces around entries of column 'town' were left out"])
+    """
+    new = {}
+    for name in names:
+        column = frame[name]
+        if not (is_number(column) or isinstance(column.dtype, pd.CategoricalDtype)):
+            bare = column.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
+            if bool((bare[column.notna()] != column[column.notna()]).any()):
+                new[name] = bare
+    notes = [f"spaces around entries of column {name!r} were left out" for name in new]
+    return (frame.assign(**new) if new else frame), notes
 
 
 def of_look(name: str, look: Look, door: Door) -> str | None:
@@ -672,6 +710,7 @@ def of_formula(
     [29278.0, 980.0]
     """
     coded = set(_CODED.findall(formula))
+    comma = comma or has_commas(frame, [*response, *predictors])
     left = [] if "[" in formula.partition("~")[0] else response
     of_response = cleaned(frame, left, door._replace(as_categories="", keeps_texts=False), comma=comma)
     rest = [name for name in predictors if name not in left]
@@ -847,13 +886,14 @@ class Dialect(NamedTuple):
     """How the cells of a table of text are told apart and read.
 
     >>> dialect(b"age;dose\\n50;1,5\\n60;2,25\\n", ",", "a.csv")
-    Dialect(encoding='utf-8-sig', separator=';', decimal=',', skip=0, mac='')
+    Dialect(encoding='utf-8-sig', separator=';', decimal=',', skip=0, shifted=False, mac='')
     """
 
     encoding: str
     separator: str
     decimal: str
     skip: int = 0  # lines before that of the names
+    shifted: bool = False  # all rows have more fields than there are names
     mac: str = ""  # a word that is likelier in Mac Roman
 
     def notes(self, usual: str) -> tuple[str, ...]:
@@ -913,7 +953,8 @@ def dialect(
     points = any(_NUMBER.fullmatch(cell) and "." in cell and not _THOUSANDS.fullmatch(cell) for cell in cells)
     mac = _MAC_WORD.search(text) if encoding == "cp1252" else None
     decimal = "," if commas and not points else "."
-    return Dialect(encoding, separator, decimal, int(bool(said)), mac[0] if mac else "")
+    shifted = len(rows) > 1 and all(len(row) > len(rows[0]) for row in rows[1:])
+    return Dialect(encoding, separator, decimal, int(bool(said)), shifted, mac[0] if mac else "")
 
 
 def _encoding(start: bytes) -> str:
@@ -942,7 +983,7 @@ def _separator(lines: Sequence[str], usual: str) -> str:
 Reading = Callable[..., Any]  # of a table of text by pandas, with further options
 
 
-def settled(frame: Any, read: Reading, where: str) -> Any:
+def settled(frame: Any, found: Dialect, read: Reading, where: str) -> Any:
     """A table as pandas has read it, after a look at what it reads as something else without a word.
 
     Rows with more fields than names are refused, of which pandas takes the first field for an index; of fields that are
@@ -951,6 +992,7 @@ def settled(frame: Any, read: Reading, where: str) -> Any:
 
     Args:
         frame: as it was read.
+        found: how the file is written.
         read: reads the file again, with other options.
         where: the file, for messages.
 
@@ -960,9 +1002,9 @@ def settled(frame: Any, read: Reading, where: str) -> Any:
     Raises:
         InputError: rows with more fields than names.
     """
-    if not isinstance(frame.index, pd.RangeIndex):
+    if found.shifted or not isinstance(frame.index, pd.RangeIndex):
         if not frame.iloc[:, -1].isna().all():
-            check_rows(frame, where)
+            check_rows(frame, found, where)
         frame = read(index_col=False)
     for name in [name for name in frame.columns if not is_number(frame[name]) and frame[name].isna().any()]:
         words = frame[name].dropna().unique()
@@ -979,13 +1021,13 @@ def settled(frame: Any, read: Reading, where: str) -> Any:
     return frame
 
 
-def check_rows(frame: Any, where: str) -> None:
+def check_rows(frame: Any, found: Dialect, where: str) -> None:
     """Check that the rows of a table that pandas has read have no more fields than there are names.
 
     Raises:
         InputError: they have, so that pandas took the first field for an index, and the others stand one place off.
     """
-    if not isinstance(frame.index, pd.RangeIndex):
+    if found.shifted or not isinstance(frame.index, pd.RangeIndex):
         names, fields = frame.shape[1], frame.shape[1] + frame.index.nlevels
         raise InputError(
             f"the first line of {where} has {names} names, and its rows have {fields} fields. Give every field a "

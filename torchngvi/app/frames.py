@@ -67,9 +67,10 @@ class Frames:
 
 
 def _of_text(path: Path, rows: int) -> Iterator[pd.DataFrame]:
-    with readable(path), parsed(path, text_dialect(path), chunksize=rows) as frames:
+    how = text_dialect(path)
+    with readable(path), parsed(path, how, chunksize=rows) as frames:
         for frame in frames:
-            check_rows(frame, repr(str(path)))
+            check_rows(frame, how, repr(str(path)))
             frame, _ = without_unnamed(frame)
             frame.columns = check_names(frame.columns)
             yield frame

@@ -96,7 +96,7 @@ def read_delimited(path: Path) -> Read:
         except UnicodeDecodeError:  # beyond what was looked at
             found = found._replace(encoding="cp1252")
             frame = parsed(path, found)
-        frame = settled(frame, partial(parsed, path, found), repr(str(path)))
+        frame = settled(frame, found, partial(parsed, path, found), repr(str(path)))
         zeros = led_by_zeros(frame, partial(parsed, path, found)) if zero else ()
     frame, notes = without_unnamed(frame)
     frame.columns = check_names(frame.columns)

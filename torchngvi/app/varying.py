@@ -9,7 +9,7 @@ from torchngvi.app.columns import Array
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared
 from torchngvi.app.encoding import Encoding
-from torchngvi.diagnostics.dependence import dependences, told_dependences
+from torchngvi.diagnostics.dependence import Dependence, dependences, told_dependences
 from torchngvi.messages import listed
 
 
@@ -45,7 +45,10 @@ def copies(data: Prepared, settings: Settings) -> tuple[str, ...]:
     varies = ~constant(data.train.X)
     varies[: int(settings.intercept)] = True
     X = torch.from_numpy(np.where(varies, data.train.X, 0.0))
-    return told_dependences(data.names, dependences(X), place)
+    found = dependences(X)
+    if place is not None and settings.standardize:  # about its mean each is a multiple without a constant
+        found = [Dependence(column, tuple({place, *of})) for column, of in found]
+    return told_dependences(data.names, found, place)
 
 
 def told(names: Sequence[str]) -> tuple[str, ...]:

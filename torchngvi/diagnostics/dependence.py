@@ -8,8 +8,6 @@ from torch import Tensor
 
 from torchngvi.messages import listed
 
-_SHARE = 1e-6  # of a column's size, below which a multiple of another one plays no part in it
-
 
 class Dependence(NamedTuple):
     """A column that is a sum of multiples of others.
@@ -55,12 +53,13 @@ def dependences(
     if rows < columns or len(there) < 2:
         return found
     root = torch.linalg.qr(centred[:, there] / lengths[there], mode="r")[1]
-    alone = root.diagonal().abs() > 10 * rounding**0.5
+    share = 10 * rounding**0.5  # of a column's size, below which nothing is told apart
+    alone = root.diagonal().abs() > share
     first = alone.nonzero()[:, 0]
     for place in (~alone).nonzero()[:, 0].tolist():
         before = first[first < place]
         parts = torch.linalg.lstsq(root[:, before], root[:, place, None]).solution[:, 0]
-        of = [int(there[k]) for k in before[parts.abs() > _SHARE]]
+        of = [int(there[k]) for k in before[parts.abs() > share]]
         part = parts * lengths[there[place]] / lengths[there[before]]
         left = float(shift[there[place]] - part @ shift[there[before]])
         constant = ones if abs(left) > rounding**0.5 * float(sizes[there[place]]) / rows**0.5 else []
