@@ -75,7 +75,7 @@ def by_formula(table, formula="y ~ x + town + pay + (1 | g)", family="gaussian",
             if fitted:
                 model.fit(progress=False, draws=100)
         except InputError as error:
-            return None, str(error)
+            return None, " ".join([str(error), *(str(warning.message) for warning in caught)])
     return model.formula.rows.X, " ".join(str(warning.message) for warning in caught)
 
 

@@ -24,7 +24,7 @@ from torchngvi.solved.comparison import CLOSE
 try:
     import pandas as pd
 except ImportError:  # arrays need none
-    pd = None  # type: ignore[assignment]
+    pd = None
 
 Array = np.ndarray[Any, Any]
 
@@ -743,7 +743,7 @@ def check_finite(name: str, values: Array) -> None:
 
     >>> check_finite("log(x)", np.ones((3, 1)))
     """
-    bad = ~np.isfinite(values.reshape(len(values), math.prod(values.shape[1:]))).all(1)
+    bad = np.asarray(~np.isfinite(values.reshape(len(values), math.prod(values.shape[1:]))).all(1))
     if bad.any():
         raise InputError(
             f"The term {name} of the formula is not finite in {bad.sum()} of {len(bad)} rows, the first of them row "

@@ -92,8 +92,7 @@ def _looked_at(formula: str, columns: FormulaColumns, read: Read) -> tuple[pd.Da
     table_checks.check_there(read.frame, [*columns.predictors, *columns.response, *columns.groups])
     door = FORMULA._replace(keeps_texts=False)
     response, predictors = columns.response, columns.predictors
-    more = {"comma": read.comma, "zeros": read.zeros}
-    found = table_checks.of_formula(formula, read.frame, response, predictors, door, **more)
+    found = table_checks.of_formula(formula, read.frame, response, predictors, door, comma=read.comma, zeros=read.zeros)
     table_checks.refuse(found.faults)
     return found.frame, (*read.notes, *found.notes)
 

@@ -134,7 +134,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
     notes = (*table.notes, *varying.in_training(data, settings, table.encoding), *notes)
-    if settings.offset is not None and settings.family in COUNTS:
+    if settings.offset is not None and table.offset is not None and settings.family in COUNTS:
         of_log = table_checks.of_exposure(settings.offset, table.offset, y, f"the logarithm of {settings.offset}")
         warnings += (of_log,) if of_log else ()
     warnings += varying.copies(data, settings)
