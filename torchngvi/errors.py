@@ -42,7 +42,7 @@ class UnsummedRanksWarning(UserWarning):
 
 
 class CalibrationWarning(UserWarning):
-    """What was calibrated is at an end of what was tried, or the noise that was to be learned has not moved."""
+    """What was calibrated is at an end of what was tried, has not moved, or was trained with steps that stayed long."""
 
 
 class ScaleWarning(UserWarning):

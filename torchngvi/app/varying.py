@@ -6,47 +6,43 @@ import numpy as np
 import torch
 
 from torchngvi.app.columns import Array
-from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared
 from torchngvi.app.encoding import Encoding
 from torchngvi.diagnostics.dependence import Dependence, dependences, told_dependences
 from torchngvi.messages import listed
 
 
-def in_training(data: Prepared, settings: Settings, encoding: Encoding | None) -> tuple[str, ...]:
+def in_training(data: Prepared, encoding: Encoding | None) -> tuple[str, ...]:
     """Notes of columns that are the same in all training rows, and of categories with one entry.
 
     Args:
         data: the rows, whose columns are in place.
-        settings: of the run.
         encoding: of the table, where its columns have names.
 
     Returns:
         The notes, or nothing.
     """
-    first = int(settings.intercept)
-    same = zip(data.names[first:], constant(data.train.X)[first:], strict=True)
+    alike = constant(data.train.X).tolist()
+    same = [name for k, name in enumerate(data.names) if alike[k] and k != data.units.intercept]
     alone = [f"{c.name} = {c.levels[0]}" for c in (encoding.categories if encoding else ()) if len(c.levels) == 1]
     notes = (f"the same in all rows, so that there is no column of it: {listed(alone)}",) if alone else ()
-    return notes + told([name for name, alike in same if alike])
+    return notes + told(same)
 
 
-def copies(data: Prepared, settings: Settings) -> tuple[str, ...]:
+def copies(data: Prepared) -> tuple[str, ...]:
     """Warnings of columns that are others in other units, or sums of multiples of them, in the training rows.
 
     Args:
         data: the rows, whose columns are in place.
-        settings: of the run.
 
     Returns:
         The warnings, or nothing.
     """
-    place = 0 if settings.intercept else None
-    varies = ~constant(data.train.X)
-    varies[: int(settings.intercept)] = True
-    X = torch.from_numpy(np.where(varies, data.train.X, 0.0))
-    found = dependences(X)
-    if place is not None and settings.standardize:  # about its mean each is a multiple without a constant
+    place, there = data.units.intercept, ~constant(data.train.X)
+    if place is not None:
+        there[place] = True
+    found = dependences(torch.from_numpy(np.where(there, data.train.X, 0.0)))
+    if place is not None:  # columns may be about their means, where each is a multiple without a constant
         found = [Dependence(column, tuple({place, *of})) for column, of in found]
     return told_dependences(data.names, found, place)
 
