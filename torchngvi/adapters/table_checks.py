@@ -297,7 +297,9 @@ def cleaned(
         column, texts = frame[name], None
         if isinstance(column.dtype, pd.CategoricalDtype) or name in spared:
             continue
-        if getattr(column.dtype, "kind", "O") in "mM" or isinstance(column.dtype, pd.PeriodDtype):
+        if getattr(column.dtype, "kind", "O") == "c":
+            faults.append(f"column {name!r} is complex. Take its real part, or its size.")
+        elif getattr(column.dtype, "kind", "O") in "mM" or isinstance(column.dtype, pd.PeriodDtype):
             faults.append(_of_dates(name, str(column.dropna().iloc[0]) if column.notna().any() else "", door))
         elif not is_number(column):
             column, texts = _without_objects(column)
