@@ -3,9 +3,9 @@
     python -m benchmarks.bradley_terry [--seeds 2]
 
 Each pair plays once, twice or four times; the abilities are N(0, s²) with a half-normal or a half-Cauchy s, and
-θ = (log s, abilities), centred, or (log s, abilities / s).  The truth is by a grid over log s, on which the abilities are
-integrated out by importance sampling from a t distribution at their mode.  By how many times the sd of log s is too small
-stands beside the word of `fit` and those of `examine` with other seeds.
+θ = (log s, abilities), centred, or (log s, abilities / s).  The truth is by a grid over log s, on which the abilities
+are integrated out by importance sampling from a t distribution at their mode.  By how many times the sd of log s is too
+small stands before the word of `fit` and that of `examine` with another seed.
 """
 
 import argparse

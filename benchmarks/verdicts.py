@@ -133,9 +133,8 @@ def counted(found):
             for level in ("far off", "wrong", "right"):
                 words = (f"{number} {key[1]}" for key, number in sorted(count.items()) if key[0] == level)
                 print(f"    {level}: {', '.join(words)}")
-        print(
-            f"{half}, cost of all fits with their examinations: {sum(each[3] for each in found if each[0] == half):.0f} gradients"
-        )
+        cost = sum(cost for part, _, _, cost in found if part == half)
+        print(f"{half}, cost of all fits with their examinations: {cost:.0f} gradients")
 
 
 def main():
