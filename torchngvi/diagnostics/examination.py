@@ -30,12 +30,12 @@ from torchngvi.diagnostics.other_modes import MODES, found_from, most_of_each, o
 from torchngvi.diagnostics.rule import (
     LIMITS,
     NOT,
-    WIDE,
     Marginals,
     OtherMode,
     Shape,
     agrees,
     doubted,
+    in_doubt,
     judge,
     plain,
     trusted,
@@ -171,7 +171,7 @@ class _Examination:
     ) -> Verdict:
         """The cheap numbers first; then modes, whose search has an end; then what is left for confirmations."""
         self.target.log_joint(self.frame.mean[None])  # raises as it would alone; later failures are found draw by draw
-        sampled = third = None
+        sampled = shape = None
         if glance and self.allowed.affords(self.settings.glance):
             sampled = self._sampled(None, self.settings.glance, self.seed + 7)
         if sampled is not None and plain(self.marginals, sampled):
@@ -185,8 +185,8 @@ class _Examination:
             residuals = self.residuals(residuals)
             third = self.third(residuals)
             sampled = self.sampled(third) or sampled
-            self.follow(sampled)
-        shape = None if third is None else self.shape(third, residuals)
+            shape = None if third is None else self.shape(third, residuals)
+            self.follow(sampled, shape)
         doubtful = None if trusted(sampled) else shape
         if glance and modes is None:  # the search is the dearest part of all
             if doubtful is not None and self.judged(None, sampled)[0] != NOT:  # without the third order
@@ -259,17 +259,18 @@ class _Examination:
         """Moments by so many draws."""
         return corrected_moments(self.q, self.target, matrix, num_samples=draws, seed=seed, over=self.allowed.over)
 
-    def follow(self, sampled: Sampled | None) -> None:
+    def follow(self, sampled: Sampled | None, shape: Shape | None = None) -> None:
         """Margins of coordinates of which the weights may have found too little, until one is beyond the limit.
 
         A warped posterior has its standard deviations outside of the space that it is examined in.
         """
         if sampled is None or not self.target.comparable or isinstance(self.target.target, WarpedTarget):
             return
-        for k in doubted(self.marginals, sampled)[: self.settings.margins]:
+        for k in doubted(self.marginals, sampled, shape)[: self.settings.margins]:
             if k in self.margins:
                 continue
-            margin = laplace_margin(self.q, self.target, k, max_gradients=self.allowed.left, over=self.allowed.over)
+            most = min(self.allowed.left, self.product * self.settings.products)  # no dearer than a confirmation
+            margin = laplace_margin(self.q, self.target, k, max_gradients=most, over=self.allowed.over)
             if margin is not None and agrees(margin, sampled):
                 self.margins[k] = margin
                 if margin.sd >= math.exp(LIMITS[1]) * float(self.marginals.sd[k]):
@@ -332,9 +333,7 @@ class _Examination:
         if not self.target.comparable:
             self.unexamined.append("a confirmation (the log joint gives other values at the same theta)")
             return
-        likely = shape.log_sd.abs() + WIDE * shape.standard_error
-        order = likely.argsort(descending=True)
-        waiting = order[likely[order] >= LIMITS[0]]
+        waiting = torch.tensor(in_doubt(shape), dtype=torch.long, device=shape.log_sd.device)
         most, at_once = max(1, min(self.settings.at_once, _ENTRIES // (self.product * self.q.dim))), 1
         while len(waiting):
             some, waiting, at_once = waiting[:at_once], waiting[at_once:], most

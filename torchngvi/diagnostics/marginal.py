@@ -22,7 +22,7 @@ _STEP = 0.5  # sds of q, the first
 _GROWTH, _SHRINKING = 1.5, 0.5  # of the step where the margin hardly changes, and where it changes too much
 _NATS = (1.0, 3.0)  # change of its logarithm below which the step grows, and above which it is taken back
 _LEAST = 0.1  # sds of q, a step below which a side is given up
-_DROP = 8.0  # nats below the top at which a side ends: e^-8 of the density there
+_DROP = 8.0  # nats below its top at which a side ends, of the margin times the square of the distance from the middle
 _NODES = 24  # of a side
 _NEWTON = 4  # steps to the maximum at a node
 _SETTLED = 0.02  # square of the decrement up to which the quadratic model has the rest
@@ -60,7 +60,7 @@ def laplace_margin(
     max_gradients: float = math.inf,
     over: Callable[[], bool] = lambda: False,
 ) -> Margin | None:
-    """Follow the margin of one coordinate to both sides until it has fallen by eight nats.
+    """Follow the margin of one coordinate to both sides until what it adds to the variance has fallen by eight nats.
 
     The maximum at a node is looked for by Newton's method, from where the last one points; its Hessian is a difference
     of 2D + 1 gradients in one call, in the frame of q. Some 15 nodes take 20 such calls.
@@ -160,7 +160,12 @@ class _Search:
 
     def side(self, node: _Node, sign: float) -> dict[float, float] | None:
         """The logarithm of the margin by the place s, in sds of q, to one side; None where it does not end."""
-        place, step, top, found = 0.0, _STEP, node.value, dict[float, float]()
+        place, step, top, found = (
+            0.0,
+            _STEP,
+            node.value,
+            dict[float, float](),
+        )  # top: of what the variance has from a node
         for _ in range(_NODES):
             new = self.settled(node.x + sign * step * node.tangent)
             while (new is None or node.value - new.value > _NATS[1]) and step > _LEAST:
@@ -171,8 +176,10 @@ class _Search:
             if new is None:
                 return None
             place, change = place + sign * step, abs(new.value - node.value)
-            node, top, found[place] = new, max(top, new.value), new.value
-            if node.value < top - _DROP:
+            node, found[place] = new, new.value
+            share = new.value + 2 * math.log(max(abs(place), 1.0))
+            top = max(top, share)
+            if share < top - _DROP:
                 return found
             step *= _GROWTH if change < _NATS[0] else 1.0
         return None

@@ -197,11 +197,13 @@ def _known(marginals: Marginals, found: Corrected, measured: Mapping[int, float]
     return own, own >= log_ratio(marginals, found) - _SEEN * found.log_sd_error
 
 
-def doubted(marginals: Marginals, sampled: Sampled | None) -> list[int]:
-    """Coordinates of which the weights find an sd too small, and may not have found all of it; the worst first."""
+def doubted(marginals: Marginals, sampled: Sampled, shape: Shape | None) -> list[int]:
+    """Coordinates of which the weights find an sd too small, and may not have found all of it; the worst first.
+
+    Where the weights are of no use, those that linear response has in doubt.
+    """
     if not useful(sampled):
-        return []
-    assert sampled is not None
+        return [] if shape is None else in_doubt(shape)
     found = sampled.corrected
     log_sd = log_ratio(marginals, found)
     sizes = log_sd - (0.0 if trusted(sampled) else _CLEAR) * found.log_sd_error
@@ -217,6 +219,12 @@ def agrees(margin: Margin, sampled: Sampled) -> bool:
     """Whether Laplace's method has the evidence of importance weights, about, without which its margins say nothing."""
     apart = margin.log_evidence - sampled.corrected.log_evidence
     return abs(apart) <= _AGREED * len(sampled.corrected.sd)
+
+
+def in_doubt(shape: Shape) -> list[int]:
+    """Coordinates whose response may be above the first limit, by two standard errors, the worst first."""
+    likely = shape.log_sd.abs() + WIDE * shape.standard_error
+    return [k for k in likely.argsort(descending=True).tolist() if float(likely[k]) >= LIMITS[0]]
 
 
 def log_ratio(marginals: Marginals, corrected: Corrected) -> Tensor:
@@ -273,7 +281,10 @@ def _unsettled(sampled: Sampled | None) -> list[Finding]:
 def _by_sampling(marginals: Marginals, sampled: Sampled | None, measured: Mapping[int, float]) -> list[Finding]:
     """The standard deviation and the mean that importance weights, or a margin that was measured, move most."""
     if not useful(sampled):
-        return []
+        return [
+            Finding(grade(value, LIMITS), value, f"{marginals.name(k)}: {_times(value)}", marginals.name(k))
+            for k, value in measured.items()
+        ]
     assert sampled is not None
     found = sampled.corrected
     log_sd, (own, known) = log_ratio(marginals, found), _known(marginals, found, measured)
