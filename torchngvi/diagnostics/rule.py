@@ -262,7 +262,7 @@ def judge(
     """
     findings = _by_sampling(marginals, sampled, measured) + _by_modes(marginals, modes, sampled)
     if not trusted(sampled):
-        findings += _by_response(marginals, shape, sampled) + _by_tails(shape) + _unsettled(sampled)
+        findings += _by_response(marginals, shape, sampled, measured) + _by_tails(shape) + _unsettled(sampled)
     findings = sorted((one for one in findings if one.grade), key=lambda one: (-one.grade, -one.size))
     highest = findings[0].grade if findings else 0
     if shape is None and not trusted(sampled) and highest < 2:
@@ -315,19 +315,23 @@ def _times(log_sd: float, bound: str = "") -> str:
     return f"sd about {math.exp(-log_sd):.2g} times too large"
 
 
-def _by_response(marginals: Marginals, shape: Shape | None, sampled: Sampled | None) -> list[Finding]:
+def _by_response(
+    marginals: Marginals, shape: Shape | None, sampled: Sampled | None, measured: Mapping[int, float]
+) -> list[Finding]:
     """The worst coordinate by linear response.
 
     Without a confirmation the third order may overshoot, and is no more than a doubt; but for a factor of two, beyond
     its errors, where no draw of any proposal comes near what q has missed. Not where some coordinate was confirmed: the
-    worst of the third order were, and it has said more of them than there is.
+    worst of the third order were, and it has said more of them than there is. Where their margins were measured it says
+    nothing alone.
     """
     if shape is None:
         return []
     size = torch.where(shape.singular, LARGEST, shape.log_sd.abs())
-    alone = sampled is not None and not useful(sampled) and not bool(shape.confirmed.any())
+    known = bool(shape.confirmed.any()) or bool(measured)
+    alone = sampled is not None and not useful(sampled) and not known
     beyond = (size - WIDE * shape.standard_error >= _BEYOND) & alone
-    size = torch.where(shape.confirmed | beyond, size, size.clamp_max(LIMITS[1] - 1e-6))
+    size = torch.where(shape.confirmed | beyond, size, size.clamp_max(0.0 if measured else LIMITS[1] - 1e-6))
     k = int(size.argmax())
     value = float(size[k])
     clause = f"sd at least 3 {_SMALL}, by linear response" if value >= LARGEST else _times(float(shape.log_sd[k]))
