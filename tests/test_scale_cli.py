@@ -139,7 +139,20 @@ def test_held_out_scores_are_those_of_the_rows():
     frame = table()[["a", "b", "count", "w"]]
     frame.to_csv("all.csv", index=False)
     flags = ["--target", "count", "--weights", "w", "--family", "poisson_log", "--posterior", "natural"]
-    assert run("--data", "all.csv", "--batch-rows", 100, *flags, "--no-standardize", "--no-intercept") == 0
+    assert (
+        run(
+            "--data",
+            "all.csv",
+            "--batch-rows",
+            100,
+            *flags,
+            "--no-standardize",
+            "--no-intercept",
+            "--prior-precision",
+            0.1,
+        )
+        == 0
+    )
     from torchngvi.app import psis
     from torchngvi.app.config import Settings
     from torchngvi.app.streams import held_out

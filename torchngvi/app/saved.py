@@ -24,6 +24,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import listed
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, StudentT
+from torchngvi.models.standardize import Standardization
 from torchngvi.posteriors.gaussian import Gaussian
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ class Fitted:
     settings: Settings
     posterior: Gaussian  # over the coefficients as fitted, the intercept first
     encoding: Encoding
-    center: Array  # (D,)
-    scale: Array  # (D,)
+    units: Standardization  # of the columns, with the place of the intercept
     fill: Array  # (D,), NaN where nothing is filled in
     classes: tuple[str, str] | None  # failure and success
     likelihood: Likelihood
@@ -146,11 +146,8 @@ class Fitted:
             weights = torch.tensor(numbers(_of_fit(frame, s.weights, "weights", name), "weights"))
         generator = torch.Generator().manual_seed(seed)
         theta = drawn(self.posterior, draws, generator).double()
-        beta = theta / torch.as_tensor(self.scale)
-        names = list(self.encoding.names)
-        if s.intercept:
-            beta[:, 0] -= (beta * torch.as_tensor(self.center)).sum(1)
-            names.insert(0, "intercept")
+        beta = self.units.to_user(theta)
+        names = [*(("intercept",) if s.intercept else ()), *self.encoding.names]
         eta = theta @ X.mT + (0.0 if offset is None else offset)
         rows = Predicted(self.likelihood, eta, coded(self.likelihood, y), weights)
         return exported(beta, names, rows, generator)
@@ -183,7 +180,7 @@ class Fitted:
         refuse_unusable(dict(zip(self.encoding.names, raw.T, strict=True)), {}, impute=s.impute is not None)
         if s.intercept:
             raw = np.column_stack([np.ones(len(raw)), raw])
-        X = (np.where(np.isnan(raw), self.fill, raw) - self.center) / self.scale
+        X = self.units.standardize(torch.from_numpy(np.where(np.isnan(raw), self.fill, raw))).numpy()
         if s.offset is None:
             return X, None
         if not is_number(frame[s.offset]):
@@ -278,8 +275,7 @@ def load(run: str | Path) -> "Fitted | FittedFormula":
         settings,
         as_gaussian(q, settings.posterior),
         Encoding(tuple(Column(name, tuple(levels), usual) for name, levels, usual in saved["columns"])),
-        saved["center"].numpy(),
-        saved["scale"].numpy(),
+        Standardization(saved["center"], saved["scale"], saved.get("intercept", 0 if settings.intercept else None)),
         saved["fill"].numpy(),
         None if saved["classes"] is None else tuple(saved["classes"]),
         made(settings.family, _parameters(saved)),

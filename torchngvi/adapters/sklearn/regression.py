@@ -13,6 +13,7 @@ from torchngvi.adapters.sklearn.arguments import is_positive
 from torchngvi.adapters.sklearn.base import Array, BayesianLinear
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
+from torchngvi.models.standardize import mean_and_sd
 from torchngvi.numerics.gaussian_integrals import Moments
 
 
@@ -25,6 +26,7 @@ class QuasiCounts(Likelihood):
     """
 
     discrete = False
+    link = "log"
     _poisson: ClassVar[PoissonLog] = PoissonLog()
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -47,10 +49,14 @@ class QuasiCounts(Likelihood):
 class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
     """Poisson regression of counts, with the logarithmic link and a Gaussian posterior over the coefficients.
 
+    Columns are centred and scaled inside, as by `BayesianLogisticRegression`, and the prior of the intercept at the
+    means of the columns is N(log of the mean count, 2.5²).
+
     Args:
-        prior_precision: of each coefficient, or "auto" for the one that the data speak for.
-        fit_intercept: whether there is an intercept.
-        intercept_sd: the standard deviation of its prior; 10 by default.
+        prior_precision: "default", "flat", or "auto" for the one that the data speak for. A number is that of each
+            coefficient per unit of its column; then nothing is scaled.
+        fit_intercept: whether there is an intercept. Without it nothing is centred, unless X has a column of ones.
+        intercept_sd: the standard deviation of its prior N(0, intercept_sd²); beside a number 10 by default.
         posterior: "cholesky", all correlations; or "diagonal" for very many columns.
         max_iter: the budget of evaluations of gradient and curvature.
         tol: on the natural-gradient norm.
@@ -111,18 +117,24 @@ class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
 
 def _spread(y: Array, weights: Array | None) -> float:
     """The standard deviation of y, positive also where all are equal."""
-    deviation = math.sqrt(np.average(np.square(y - np.average(y, weights=weights)), weights=weights))
-    return max(deviation, 1e-6 * float(np.abs(y).max()), 1e-12)
+    _, sd = mean_and_sd(torch.as_tensor(y), None if weights is None else torch.as_tensor(weights))
+    return float(sd) or 1e-6 * float(np.abs(y).max()) or 1.0
 
 
 class BayesianLinearRegression(RegressorMixin, BayesianLinear):
     """Linear regression with Gaussian noise and the exact posterior over the coefficients.
 
+    Columns are centred and scaled inside, as by `BayesianLogisticRegression`.
+
     Args:
-        prior_precision: of each coefficient, or "auto" for the one that the data speak for, the default.
+        prior_precision: "auto" for the one that the data speak for, shared by the coefficients per standard deviation
+            of a column; "default" for N(0, (2.5 s_y/s)²) of the coefficient of a column, s and s_y the standard
+            deviations of the column and of y; or "flat". A number is that of each coefficient per unit of its column;
+            then nothing is scaled.
         noise: the standard deviation of y about its mean, or "auto" for the one that the data speak for.
-        fit_intercept: whether there is an intercept.
-        intercept_sd: the standard deviation of its prior; by default 10 times the root mean square of y.
+        fit_intercept: whether there is an intercept. Without it nothing is centred, unless X has a column of ones.
+        intercept_sd: the standard deviation of its prior N(0, intercept_sd²); by default the prior at the means of the
+            columns is N(mean of y, (2.5 s_y)²), beside a number N(0, s²) with 10 times the root mean square of y.
         posterior: "cholesky", all correlations; or "diagonal" for very many columns.
         max_iter: the budget of evaluations of gradient and curvature.
         tol: on the natural-gradient norm.
