@@ -221,6 +221,7 @@ class TestCommands:
         assert code == 0
         assert {path.name for path in Path("here").iterdir()} == {
             "log.csv",
+            "manifest.json",
             "settings.json",
             "compare.png",
             "compare.svg",

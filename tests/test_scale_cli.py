@@ -74,6 +74,7 @@ def test_all_rows_in_batches_are_a_table_in_memory(family, capsys):
         assert two[name] == (pytest.approx(one[name]) if name == "intercept_sd" else one[name]), name
     assert two["training_rows"] == N
     assert {path.name for path in Path("parts").iterdir()} == {
+        "manifest.json",
         "posterior.pt",
         "coefficients.csv",
         "trace.csv",

@@ -25,7 +25,7 @@ FAMILIES: dict[str, type[Likelihood]] = {
     "negative_binomial": NegativeBinomial,
     "student_t": StudentT,
 }
-_PARAMETERS = {"gaussian": ("noise",), "student_t": ("scale", "dof"), "negative_binomial": ("dispersion",)}
+PARAMETERS = {"gaussian": ("noise",), "student_t": ("scale", "dof"), "negative_binomial": ("dispersion",)}
 
 _LEAST, _MOST = 1e-6, 1e3  # of a dispersion over the mean of counts, and of a scale over its start
 _ROUNDS = 30
@@ -68,7 +68,7 @@ def made(family: str, parameters: Mapping[str, float]) -> Likelihood:
     >>> made("student_t", {"scale": 2.0, "dof": 4.0}).scale
     2.0
     """
-    return FAMILIES[family](**{name: parameters[name] for name in _PARAMETERS.get(family, ())})
+    return FAMILIES[family](**{name: parameters[name] for name in PARAMETERS.get(family, ())})
 
 
 def described(likelihood: Likelihood) -> tuple[str, dict[str, float]]:
@@ -84,7 +84,7 @@ def described(likelihood: Likelihood) -> tuple[str, dict[str, float]]:
     ('negative_binomial', {'dispersion': 3.0})
     """
     family = next(name for name, kind in FAMILIES.items() if isinstance(likelihood, kind))
-    return family, {name: getattr(likelihood, name) for name in _PARAMETERS.get(family, ())}
+    return family, {name: getattr(likelihood, name) for name in PARAMETERS.get(family, ())}
 
 
 def check_targets(

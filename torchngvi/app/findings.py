@@ -15,7 +15,7 @@ from torchngvi.app.config import Settings, to_dict, to_toml
 from torchngvi.app.design import Columns
 from torchngvi.app.encoding import Column, Encoding
 from torchngvi.app.families import described
-from torchngvi.app.outputs import write_rows
+from torchngvi.app.outputs import write_content, write_rows
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood
 from torchngvi.models.standardize import NormalPrior
@@ -261,7 +261,7 @@ def write(found: Findings, summary: Mapping[str, Any], folder: Path) -> None:
     settings, result = found.settings, found.result
     verdict = f"{'converged' if result.converged else 'not converged'} after {result.evaluations} evaluations"
     title = f"{Path(settings.data).name}: {settings.family}, {verdict}"
-    torch.save(saved(found), folder / "posterior.pt")
+    write_content(folder, saved(found))
     write_rows(folder / "coefficients.csv", *_effect_rows(found))
     write_rows(folder / "trace.csv", Record._fields, result.trace)
     text = json.dumps(summary, indent=2, ensure_ascii=False)

@@ -30,7 +30,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.studies import bounds
 from torchngvi.studies.papers.mnist import pair
 from torchngvi.studies.settings import PENALTIES, Case, Contender, Experiment
-from torchngvi.studies.stepping import steps
+from torchngvi.studies.stepping import printed, steps
 
 _LOST = 1e12  # nats above which a difference of energies is rounding
 _NEWTON_STEPS = 500  # to the optimum, from which gaps are counted
@@ -211,7 +211,7 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
     q = start(case, contender, problem, experiment)
     noise = torch.Generator().manual_seed(case.seed)
     estimator = MonteCarlo(Antithetic(contender.draws, noise)) if contender.draws else problem.estimator
-    optimizer = registry.method(contender.method, q, contender.lr, estimator=estimator)
+    optimizer = printed(contender.method, q, contender.lr, estimator=estimator)
     due = np.unique(np.r_[0, np.geomspace(1, case.iterations, case.points // 2).round(),
                           np.linspace(0, case.iterations, case.points // 2).round()].astype(int))  # fmt: skip
 

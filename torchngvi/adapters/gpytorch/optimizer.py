@@ -15,12 +15,13 @@ from torchngvi.adapters.gpytorch.distribution import (
     distributions_of,
     variational_posteriors,
 )
+from torchngvi.adapters.gpytorch.energies import log_concave
 from torchngvi.adapters.gpytorch.latents import one_function
 from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.errors import InputError, ScaleWarning
 from torchngvi.methods import IBLR, VN
 from torchngvi.optim import NaturalGradientVI
-from torchngvi.stepsizes import KLRadius
+from torchngvi.stepsizes import Constant, KLRadius
 
 _SAME = 1e-3  # relative error at which two weights of the KL divergence differ
 _RADIUS = 0.5  # nats a step under a PredictiveLogLikelihood, as that of NaturalSVI
@@ -49,6 +50,8 @@ def natural_optimizer(
         method: `VN`, `SRVN`, `IBLR`, `NGVI`, ...; or `BBVI`, whose steps are Euclidean in the coordinates of q. By
             default `VN`, and for a `PredictiveLogLikelihood`, whose curvature may be negative, `IBLR` with
             ``step_size=KLRadius(0.5)``, of which no step leaves the positive definite cone.
+            Steps of `VN` at rates up to 1 have no bound where the likelihood is log-concave, for they cannot overshoot;
+            all others, and those of deep GPs, are bounded as in `NaturalGradientVI`.
         hyper_optimizer: the optimizer of the hyper-parameters in a loop that is to stay as it is: after each of its
             steps q takes one too, so that nothing else need call ``natural.step()``.  A later `natural_optimizer` for
             the same model takes the place of this one.
@@ -108,6 +111,9 @@ def natural_optimizer(
         check_hyper_optimizer(hyper_optimizer)
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
     groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
+    combines = float(torch.as_tensor(lr).max()) <= 1 and not hasattr(mll, "base_mll") and log_concave(mll.likelihood)
+    if method is VN and combines:  # natural parameters go to a convex combination, which needs no bound
+        options = {"step_size": Constant()} | options
     optimizer = method(groups, lr=lr, **options)
     optimizer.zero_grad()  # of passes before it
     _check_scale_once(optimizer, mll)

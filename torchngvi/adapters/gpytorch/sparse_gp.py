@@ -60,6 +60,7 @@ class SparseGP(TractableTarget):
     >>> import gpytorch
     >>> from torchngvi import VN
     >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
+    >>> from torchngvi.stepsizes import Constant
     >>> class Model(gpytorch.models.ApproximateGP):
     ...     def __init__(self, Z):
     ...         q = NaturalGradientVariationalDistribution(len(Z))
@@ -70,7 +71,7 @@ class SparseGP(TractableTarget):
     >>> x = torch.linspace(-2, 2, 50).double()[:, None]
     >>> model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.GaussianLikelihood().double()
     >>> target = SparseGP(model, likelihood, [(x, torch.sin(3 * x[:, 0]))])
-    >>> opt = VN(target.posterior, lr=1.0)
+    >>> opt = VN(target.posterior, lr=1.0, step_size=Constant())
     >>> _ = opt.step(target)  # exact for a Gaussian likelihood
     >>> bool(opt.evaluate(target).norm2 < 1e-12)
     True

@@ -7,10 +7,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, is_positive
+from torchngvi.adapters.sklearn.arguments import (
+    RandomState,
+    check_sd,
+    checked_count,
+    generator_of,
+    is_positive,
+    validated,
+)
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -195,7 +202,7 @@ class BayesianLinear(BaseEstimator):
     def _moments(self, X: Any) -> tuple[Tensor, Tensor, Array]:
         """Mean and variance of the linear predictor of each row, and the rows."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = validated(self, X, dtype=np.float64, reset=False)
         return *predictor_moments(self._model(), self.posterior_, self._design(X)), X
 
     def _model(self) -> GeneralizedLinear:

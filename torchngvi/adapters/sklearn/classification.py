@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of
+from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of, validated, weights_of
 from torchngvi.adapters.sklearn.base import AUTO, Array, BayesianLinear, warn_of_constants
 from torchngvi.adapters.sklearn.several import centred, draws_of, log_odds, softmax_model
 from torchngvi.diagnostics.predictive import log_predictive_density
@@ -77,12 +77,12 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         Raises:
             InputError: one class, or a prior by evidence with more than two.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = validated(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_[0]}; the classifier needs two.")
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weights = weights_of(sample_weight, X)
         if len(self.classes_) > 2:
             return self._fit_several(X, codes, weights)
         self._fit(X, codes.astype(np.float64), weights, BernoulliLogit())
@@ -129,7 +129,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
 
     def _softmax(self, X: Any) -> tuple[SoftmaxRegression, Tensor]:
         """A model with the classes of the fit, whose rows are not looked at, and the design of new rows."""
-        design = self._design(validate_data(self, X, dtype=np.float64, reset=False))
+        design = self._design(validated(self, X, dtype=np.float64, reset=False))
         codes = np.arange(len(self.classes_))
         empty = np.zeros((len(codes), design.shape[1]))
         return softmax_model(empty, codes, np.ones(design.shape[1]), None), design
@@ -166,7 +166,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
             with np.errstate(divide="ignore"):
                 scores: Array = np.log(self.predict_proba(X).clip(0))
             return scores
-        design = self._design(validate_data(self, X, dtype=np.float64, reset=False))
+        design = self._design(validated(self, X, dtype=np.float64, reset=False))
         no = torch.zeros(len(design), dtype=design.dtype)
         success, failure = (log_predictive_density(self._model(), self.posterior_, design, y) for y in (no + 1, no))
         found: Array = (success - failure).numpy()

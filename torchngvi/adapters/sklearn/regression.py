@@ -6,10 +6,9 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import is_positive
+from torchngvi.adapters.sklearn.arguments import is_positive, validated, weights_of
 from torchngvi.adapters.sklearn.base import Array, BayesianLinear
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
@@ -86,11 +85,11 @@ class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
         Raises:
             InputError: a negative target.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validated(self, X, y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
         if (y < 0).any():
             raise InputError(f"y must be counts, not negative; got {float(y.min()):g} among them.")
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weights = weights_of(sample_weight, X)
         return self._fit(X, y, weights, QuasiCounts())
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -186,9 +185,9 @@ class BayesianLinearRegression(RegressorMixin, BayesianLinear):
         Raises:
             InputError: noise that is not positive.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validated(self, X, y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weights = weights_of(sample_weight, X)
         auto = isinstance(self.noise, str) and self.noise == "auto"
         if not auto and not is_positive(self.noise):
             raise InputError(f"noise must be a positive standard deviation, or 'auto'; got {self.noise!r}.")
