@@ -61,7 +61,6 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
     more += baselines(frame, FormulaColumns.of(flags["formula"]).predictors, result.summary().fixed.names)
     held_out = _held_out(model.formula, result, frame, _filled(test, flags["formula"], fill, weights), weights)
     print(result)
-    print(f"priors: {result.priors}")
     print(f"held out: {held_out_line(held_out)}")
     for note in (*notes, *more):
         print(f"note: {note}")

@@ -169,7 +169,7 @@ class _Mixed(BaseEstimator):
             the effects of the groups and their standard deviations beside.
         """
         check_is_fitted(self)
-        theta = self.result_.weighted.resampled(checked_count(n_samples), generator_of(random_state))
+        theta = self.result_.sample(checked_count(n_samples), generator_of(random_state))
         drawn: Array = theta[:, : self.result_.model.rows.p].double().numpy()
         return drawn
 
@@ -188,7 +188,8 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         family: "gaussian", whose noise is learned, "poisson", "negative_binomial" or "student_t".
         slopes: the columns whose coefficients vary over groups too, by name, or by number once the groups are out.
         fit_intercept: whether there is an intercept that all groups share.
-        prior_sd: the prior standard deviation of each coefficient; wide in the units of the data by default.
+        prior_sd: the prior standard deviation of each coefficient; by default 2.5 standard deviations of y over one of
+            the column, and for the intercept about the mean of y.
         draws: the number of weighted draws of what all groups share; predictions are averages over 1,000 of them.
         random_state: the seed of all draws, a ``RandomState`` of NumPy, or None for a fresh seed at each fit.
 
