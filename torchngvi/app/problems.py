@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from torchngvi import registry
+from torchngvi.adapters import table_checks
 from torchngvi.app import design, devices, families, memory, tables, varying
 from torchngvi.app.columns import Array, Table
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared, Rows
 from torchngvi.app.encoding import Encoding
-from torchngvi.app.names import AUTO, DEFAULT, REAL
+from torchngvi.app.names import AUTO, COUNTS, DEFAULT, REAL
 from torchngvi.app.outputs import OutputFolder
 from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
@@ -133,6 +134,10 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
     notes = (*table.notes, *varying.in_training(data, table.encoding), *notes)
+    if settings.offset is not None and table.offset is not None and settings.family in COUNTS:
+        of_log = table_checks.of_exposure(settings.offset, table.offset, y, f"the logarithm of {settings.offset}")
+        warnings += (of_log,) if of_log else ()
+    warnings += varying.copies(data)
     end = tolerance(settings)
     return Problem(settings, data, model, q, optimizer, end, notes, out, table.encoding, warnings, at_limit)
 

@@ -100,17 +100,9 @@ def worth(k: float, effective: float, draws: int) -> str:
     'worth 4000 of 4096 draws, all but a few of equal weight, and these may hide more (their k-hat is 1.40)'
     """
     text = f"worth {effective:.0f} of {draws} draws"
-    few = hidden(effective, draws) if k >= USELESS else ""
-    return f"{text}{few} (their k-hat is {k:.2f})" if few else f"{text}, k-hat {k:.2f}"
-
-
-def hidden(effective: float, draws: int) -> str:
-    """The clause on weights that are nearly all equal, whose k̂ is that of the few others; "" where they are not.
-
-    >>> hidden(511.6, 512), hidden(300.0, 512)
-    (', all but a few of equal weight, and these may hide more', '')
-    """
-    return ", all but a few of equal weight, and these may hide more" if effective >= _NEARLY_ALL * draws else ""
+    if k >= USELESS and effective >= _NEARLY_ALL * draws:
+        return f"{text}, all but a few of equal weight, and these may hide more (their k-hat is {k:.2f})"
+    return f"{text}, k-hat {k:.2f}"
 
 
 def k_hat(

@@ -13,7 +13,7 @@ from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.irls import WIDE, has_start, start_at_mode
 from torchngvi.fitting.laplace import laplace_within, usual_tolerance
 from torchngvi.fitting.records import record
-from torchngvi.fitting.stopping import Criterion
+from torchngvi.fitting.stopping import Criterion, Rounding
 from torchngvi.fitting.streaming import start_in_passes, stream_rows
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.models import GeneralizedLinear
@@ -83,6 +83,7 @@ class Steps(Engine):
         self._spent: tuple[int, int] | None = None  # by the run that is gone on from, with the evaluation made again
         self._alive: Tensor | None = None  # members whose loss and norm are finite, where q was evaluated; (*batch,)
         self._members: Tensor | None = None  # converged there, (*batch,)
+        self.rounding = Rounding()
 
     def begin(self) -> None:
         """One pass over mini-batches, where it is wanted; or a fit to some of the rows."""
@@ -131,8 +132,13 @@ class Steps(Engine):
             elif not bool((norm <= self.tolerance)[alive].all()):
                 refuted = self._why_refuted(on_average, norm, alive)
         self._members, self._alive = (norm <= self.tolerance) & known, alive
+        rounded = False
+        if self.exact and self.rounding.asked(norm, self._members, alive):
+            near = self.rounding.hides(self.q, self.target, status.loss, norm)
+            rounded = bool((near & ~self._members).any())
+            self._members = self._members | near
         standing = self._standing(status.loss, norm, loss, spent)
-        return standing._replace(lost=standing.lost or refuted)
+        return standing._replace(lost=standing.lost or refuted, rounded=rounded)
 
     def _at_the_mode(self, status: Status) -> Status:
         """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation.
@@ -311,6 +317,7 @@ class Steps(Engine):
             "remedy": self.remedy,
             "first_loss": self.first_loss,
             "places": self.places,
+            "rounding": self.rounding.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -320,4 +327,5 @@ class Steps(Engine):
         self.step, self.stalled, self.remedy = state["step"], state["stalled"], state["remedy"]
         self.first_loss, self._spent = state["first_loss"], state.get("spent")
         self.places = state.get("places", False)
+        self.rounding.load_state_dict(state.get("rounding", {}))
         self._members = self._alive = None

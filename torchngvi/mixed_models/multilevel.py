@@ -91,6 +91,8 @@ class MultilevelModel(MultilevelLogJoint):
             of.likelihood = self.rows.likelihood
         self.priors = self._priors(self.rows.factors)  # that of Kass and Natarajan depends on the likelihood
 
+    column_names: tuple[str, ...] = ()  # of X, where a formula has made it
+
     @property
     def leaves(self) -> Any:
         """The rows with the groups of the largest factor."""
@@ -156,7 +158,8 @@ class MultilevelModel(MultilevelLogJoint):
                 "use 'response'."
             )
         factors = zip(self.names, self.rows.factors, strict=True)
-        remarks.warn_of(self.rows.X, {f"the grouping factor {name}": of.n for name, of in factors})
+        names = self.column_names or asked.numbers(self.rows.p)
+        remarks.warn_of(self.rows.X, {f"the grouping factor {name}": of.n for name, of in factors}, names)
         if way != "quadrature":
             return self._over_all(way, _DRAWS if draws is None else draws, seed, progress, budget)
         return self._closed(draws, seed, progress, budget)

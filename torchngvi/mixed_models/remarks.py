@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from torchngvi.diagnostics.dependence import Dependence, dependences, told_dependences
 from torchngvi.mixed_models.table import Marginals
 
 _FEW = 2  # groups
@@ -16,21 +17,20 @@ _POINTS = 64  # at which that is looked for
 _NORMAL = 3.92  # standard deviations in the interval of 95 %
 
 
-def warn_of(X: Tensor, groups: Mapping[str, int]) -> None:
+def warn_of(X: Tensor, groups: Mapping[str, int], names: Sequence[str]) -> None:
     """Warn of columns of X that depend on one another, and of factors with hardly any groups.
 
     Args:
         X: the design of the fixed effects, (N, p).
         groups: the number of groups of each factor, by what it is called.
+        names: of the columns.
     """
-    lengths = torch.linalg.vector_norm(X, dim=0)
-    rank = int(torch.linalg.matrix_rank(X / lengths.clamp_min(torch.finfo(X.dtype).tiny)))
-    if rank < X.shape[1]:
-        warnings.warn(
-            f"The {X.shape[1]} columns of the fixed effects have rank {rank}: they depend on one another, and the "
-            "prior alone tells their effects apart. Leave a column out.",
-            stacklevel=3,
-        )
+    ones = next((place for place, name in enumerate(names) if name.lower() == "intercept"), None)
+    found = dependences(X)
+    if ones is not None:  # columns may be about their means, where each is a multiple without a constant
+        found = [Dependence(column, tuple({ones, *of})) for column, of in found]
+    for sentence in told_dependences(names, found, ones):
+        warnings.warn(f"C{sentence[1:]}", stacklevel=3)
     for name, count in groups.items():
         if count <= _FEW:
             some = "1 group, which tells" if count == 1 else f"{count} groups, which tell"

@@ -20,7 +20,8 @@ from torchngvi.adapters.sklearn.arguments import (
     validated,
     weights_of,
 )
-from torchngvi.adapters.sklearn.base import Array, warn_of_constants, with_intercept
+from torchngvi.adapters.sklearn.base import Array, as_covariates, warn_of_columns, with_intercept
+from torchngvi.adapters.table_checks import check_names
 from torchngvi.adapters.words import family_of
 from torchngvi.arguments import read_list, shown
 from torchngvi.errors import InputError
@@ -90,6 +91,7 @@ class _Mixed(BaseEstimator):
         if isinstance(self.groups, bool) or not isinstance(self.groups, str | Integral):
             raise InputError(f"groups is the name or the number of one column; got {self.groups!r}.")
         if hasattr(X, "columns"):
+            check_names(X.columns, "X")
             if self.groups not in X:
                 raise InputError(f"groups names the column {self.groups!r}; X has {', '.join(map(str, X.columns))}.")
             return X.drop(columns=self.groups), X[self.groups].to_numpy()
@@ -117,7 +119,7 @@ class _Mixed(BaseEstimator):
     def _fit(self, X: Array, y: Array, labels: Array, family: str, weights: Array | None) -> Self:
         check_sd("prior_sd", self.prior_sd)
         self.seed_ = seed_of(self.random_state)
-        warn_of_constants(X, self)
+        warn_of_columns(X, self, copies=False)
         self.groups_, index = np.unique(labels, return_inverse=True)
         model = MixedModel(
             torch.as_tensor(with_intercept(X, self.fit_intercept)),
@@ -128,8 +130,9 @@ class _Mixed(BaseEstimator):
             weights=weights,
         )
         names = [str(name) for name in getattr(self, "feature_names_in_", range(X.shape[1]))]
+        model.column_names = (*names, *(["intercept"] if self.fit_intercept else []))
         self.result_ = model.fit(draws=self.draws, seed=self.seed_, progress=False).named(
-            [*names, *(["intercept"] if self.fit_intercept else [])],
+            model.column_names,
             ["intercept", *map(str, self.slopes)],
             [str(label) for label in self.groups_],
             factor=str(self.groups) if isinstance(self.groups, str) else "group",
@@ -152,7 +155,7 @@ class _Mixed(BaseEstimator):
         """Predict new rows; each label that the fit had not is a group of its own, drawn from the distribution."""
         check_is_fitted(self)
         rows, labels = self._split(X, groups)
-        rows = validated(self, rows, dtype=np.float64, reset=False)
+        rows = validated(self, as_covariates(rows), dtype=np.float64, reset=False)
         number: dict[Any, int] = {label: i for i, label in enumerate(self.groups_.tolist())}
         index = [number.setdefault(label, len(self.groups_) - 1 - len(number)) for label in labels.tolist()]
         return self.result_.predict(
@@ -259,7 +262,7 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         """
         family = family_of(self.family, FAMILIES)
         X, labels = self._split(X, groups)
-        X, y = validated(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
         weights = weights_of(sample_weight, X)
         return self._fit(X, y.astype(np.float64), labels, family, weights)
 
@@ -321,7 +324,7 @@ class BayesianMixedClassifier(ClassifierMixin, _Mixed):
                 columns; and as `torchngvi.MixedModel`.
         """
         X, labels = self._split(X, groups)
-        X, y = validated(self, X, y, dtype=np.float64)
+        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) != 2:
