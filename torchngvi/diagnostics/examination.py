@@ -110,6 +110,7 @@ def examine(
     if around.shape not in ((), (q.dim,)):
         raise InputError(f"around must be a scalar or ({q.dim},); got shape {tuple(around.shape)}.")
     seed = read_seed("seed", seed)
+    read_instance("settings", settings, ExaminationSettings, "are those of an examination, ExaminationSettings()")
     what = "are those of the density, a list of torchngvi.mode.Mode, or None"
     if modes is not None and not all(isinstance(mode, Mode) for mode in read_list("modes", modes, what)):
         raise InputError(f"modes {what}; got {shown(modes)}.")

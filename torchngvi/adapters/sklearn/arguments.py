@@ -22,7 +22,10 @@ def validated(estimator: Any, X: Any, *y: Any, **options: Any) -> Any:
     """
     for name, value in (("X", X), *(("y", one) for one in y)):
         _check(name, value, masked=True)
-    found = validate_data(estimator, X, *y, **options)
+    try:
+        found = validate_data(estimator, X, *y, **options)
+    except OverflowError as error:
+        raise InputError(f"X and y must be numbers that float64 holds ({error}).") from error
     for one in y:
         _check("y", one)
     return found
