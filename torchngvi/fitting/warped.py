@@ -3,8 +3,8 @@
 From N(0, I) a warp may bend to nothing; from the best Gaussian, with curves that are the identity, the ELBO can but
 rise.  So the engine of a Gaussian, `sample_average`, comes first, and `bending` goes on from where it ends.
 What fresh draws do not bear out is taken back: where the curves gain less than 0.05 nats, or 0.01 nats a coordinate of
-fewer than five, q is the Gaussian again.  A margin has no more than some hundredths of a nat to give: that of Student's t
-of three degrees of freedom 0.05, that of the logarithm of a gamma variable of shape two 0.04.
+fewer than five, q is the Gaussian again.  A margin has no more than some hundredths of a nat to give: that of
+Student's t of three degrees of freedom 0.05, that of the logarithm of a gamma variable of shape two 0.04.
 """
 
 from dataclasses import replace
