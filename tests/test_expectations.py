@@ -353,16 +353,16 @@ class TestStein:
     @pytest.mark.parametrize(
         ("draws", "count", "rule"),
         [
-            (lambda count: count, 3, "even, since the draws come in antithetic pairs"),
-            (lambda count: count, 0, "even, since the draws come in antithetic pairs"),
-            (Antithetic, -2, "even, since the draws come in antithetic pairs"),
-            (Fixed, 3, "even, since the draws come in antithetic pairs"),
-            (Independent, 0, "at least 1"),
-            (Quasi, 0, "at least 1"),
+            (lambda count: count, 3, "must be even, since the draws come in antithetic pairs"),
+            (lambda count: count, 0, "must be even, since the draws come in antithetic pairs"),
+            (Antithetic, -2, "must be even, since the draws come in antithetic pairs"),
+            (Fixed, 3, "must be even, since the draws come in antithetic pairs"),
+            (Independent, 0, "counts draws and must be a whole number, at least 1"),
+            (Quasi, 0, "counts draws and must be a whole number, at least 1"),
         ],
     )
     def test_number_of_samples(self, draws, count, rule):
-        with pytest.raises(InputError, match=f"^{re.escape(f'num_samples must be {rule}; got {count}.')}$"):
+        with pytest.raises(InputError, match=f"^{re.escape(f'num_samples {rule}; got {count}.')}$"):
             Stein(draws(count))
         assert Stein(Independent(1)).draws.num_samples == 1
 

@@ -905,12 +905,13 @@ def test_srvn_without_a_root_is_refused():
         opt.add_param_group({"posterior": NaturalGaussian(2)})
 
 
-@pytest.mark.parametrize("value", [-0.5, float("nan")])
 @pytest.mark.parametrize(
-    ("option", "what"),
+    ("option", "value", "what"),
     [
-        ("lr", "is a number, or a tensor with one entry a member, and must be 0 or larger, and finite"),
-        ("loss_scale", "is the factor on the gradients and must be positive and finite"),
+        ("lr", -0.5, "is a number, or a tensor with one entry a member, 0 or larger"),
+        ("lr", float("nan"), "is a number, or a tensor with one entry a member"),
+        ("loss_scale", -0.5, "is the factor on the gradients and must be positive and finite"),
+        ("loss_scale", float("nan"), "is the factor on the gradients and must be positive and finite"),
     ],
 )
 def test_options_must_be_positive(option, what, value):

@@ -50,6 +50,8 @@ def shown(value: Any) -> str:
         return f"a tensor of shape {tuple(value.shape)}, {value.dtype}{where}"
     if isinstance(value, type):
         return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
     if value is None or isinstance(value, str | bytes | bool | int | float | complex | list | tuple | dict | Tensor):
         try:
             text = repr(value)
@@ -597,11 +599,13 @@ def read_path(name: str, value: Any, what: str = "is the path of a file") -> Pat
     """Read the path of a file.
 
     Raises:
-        InputError: if it is no text and no path, or an empty text.
+        InputError: if it is no text and no path, an empty text, or one with a null character.
 
     >>> read_path("checkpoint", "run.pt").name
     'run.pt'
     """
-    if not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value):
-        raise InputError(f"{name} {what}; got {shown(value)}.")
+    text = str(value) if isinstance(value, str | os.PathLike) else ""
+    if not text or "\0" in text:
+        null = " A path holds no null character; take it out." if text else ""
+        raise InputError(f"{name} {what}; got {shown(value)}.{null}")
     return Path(value)

@@ -73,9 +73,7 @@ class FactorTarget(Additive):
         if not factors or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
             raise InputError(f"factors {what}; got {shown(factors)}.")
         if not all(is_size(kind, at_least=-kinds) and kind < kinds for kind, _ in pairs):
-            raise InputError(
-                f"factors {what}; got the kinds {[kind for kind, _ in [*factors, *prior]]}. The kinds are {structure}."
-            )
+            raise InputError(f"factors {what}; got the kinds {[kind for kind, _ in pairs]}. The kinds are {structure}.")
         self.structure = structure
         self._data, self._prior = ([_factor(kind % kinds, term) for kind, term in terms] for terms in (factors, prior))
         self.prior = LogJoint(self.log_prior, temperature)

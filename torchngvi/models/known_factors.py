@@ -99,7 +99,7 @@ class ExpectedFactor(Factor):
 
     def __init__(self, function: Callable[..., Tensor], *sites: str, scale: float = 1.0) -> None:
         super().__init__(sites, scale)
-        read_callable("function", function, "is one of expectation parameters")
+        read_callable("function", function, "is a function of expectation parameters")
         self.function = function
 
     @classmethod

@@ -76,7 +76,7 @@ class SiteFactor(Factor):
         scale: float = 1.0,
     ) -> None:
         super().__init__(sites, scale)
-        read_callable("function", function, "is one of the values of its sites")
+        read_callable("function", function, "is a function of the values of its sites")
         self.function, self.plates = function, read_sizes("plates", plates, "are sizes of dimensions")
         self._table: Tensor | None = None  # M, (*batch, 1 + p_1, 1 + p_2, ...)
         self.exact = False

@@ -386,7 +386,7 @@ class TargetSummary(NamedTuple):
             return math.log(max(self.mean, least)) - self.exposure, 1.0
         if link not in ("logit", "probit"):
             return 0.0, 1.0
-        p = torch.tensor(min(max(self.mean, least), 1 - least), dtype=torch.float64)
+        p = torch.tensor(min(max(self.mean, least), 1 - least), dtype=torch.float64, device="cpu")
         return float(torch.logit(p) if link == "logit" else torch.special.ndtri(p)) - self.offset, 1.0
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import is_number, read_number, read_tensor
+from torchngvi.arguments import is_number, read_number, read_tensor, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.messages import listed
@@ -205,12 +205,15 @@ class PosteriorOptimizer(torch.optim.Optimizer):
 
 def _checked_rate(lr: Any, q: Posterior) -> float | Tensor:
     """A learning rate: a number, or a tensor with one entry a member, which stays the same object for schedules."""
-    what = "is a number, or a tensor with one entry a member,"
+    what = "is a number, or a tensor with one entry a member"
     if not isinstance(lr, Tensor):
-        return lr if is_number(lr, at_least=0, infinite=True) else read_number("lr", lr, what, at_least=0)
+        if not is_number(lr, at_least=0, infinite=True):
+            real = is_number(lr, infinite=True)
+            raise InputError(f"lr {what}{', 0 or larger' if real else ''}; got {shown(lr)}.")
+        return lr
     values = read_tensor("lr", lr, finite=False)
     if values.shape not in ((), q.batch_shape):
-        raise InputError(f"lr {what} {tuple(q.batch_shape)}; got shape {tuple(values.shape)}.")
+        raise InputError(f"lr {what}, {tuple(q.batch_shape)}; got shape {tuple(values.shape)}.")
     if not bool((values >= 0).all()):
         raise InputError(f"lr must not be negative; got {float(values.min()):g}.")
     return lr

@@ -74,7 +74,7 @@ class Pending:
     """Counts on their way from an accelerator to the host, which does not wait for them."""
 
     def __init__(self, counts: Tensor) -> None:
-        self.host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+        self.host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True, device="cpu")
         self.host.copy_(counts, non_blocking=True)
         self.event = torch.cuda.Event()
         self.event.record(torch.cuda.current_stream(counts.device))
