@@ -225,6 +225,13 @@ class TestConstantColumns:
             torchngvi.mixed("age ~ site + (1 | ward)", patients(40).assign(site=3))
         torchngvi.mixed("age ~ 0 + site + (1 | ward)", patients(40).assign(site=3))  # an intercept by another name
 
+    def test_mixed_models_of_arrays(self):
+        X = torch.tensor([[1.0, 0.1 * k, 3.0] for k in range(20)], dtype=torch.float64)
+        random = torch.ones(20, 1, dtype=torch.float64), torch.arange(20) % 4
+        message = "^Column 2 is the same in all rows, so that the prior alone says what its effect is. Leave it out.$"
+        with pytest.warns(UserWarning, match=message):
+            torchngvi.MixedModel(X, X[:, 1].round(), random, "bernoulli").fit(progress=False)
+
     def test_estimators(self):
         X = patients(40)[["age", "ward"]].assign(site=3.0)
         message = r"The same in all 40 rows, so that the prior alone says what the coefficient is: column site = 3\. "
@@ -233,7 +240,7 @@ class TestConstantColumns:
             BayesianLogisticRegression().fit(X, y)
         with pytest.warns(UserWarning, match=message):
             BayesianLogisticRegression().fit(X, y.where(X.age < 1, "lost"))
-        with pytest.warns(UserWarning, match=message) as warned:  # once: not a second time as a copy of the intercept
+        with pytest.warns(UserWarning, match="^Column site is the same in all rows, so that the prior alone") as warned:
             BayesianMixedRegressor("ward").fit(X, X.age)
         assert len([one for one in warned if "site" in str(one.message)]) == 1
         with warnings.catch_warnings():

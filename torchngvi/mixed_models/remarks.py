@@ -18,10 +18,11 @@ _NORMAL = 3.92  # standard deviations in the interval of 95 %
 
 
 def warn_of(X: Tensor, groups: Mapping[str, int], names: Sequence[str]) -> None:
-    """Warn of columns of X that depend on one another, and of factors with hardly any groups.
+    """Warn of columns of X that tell nothing of their own, and of factors with hardly any groups.
 
     Args:
-        X: the design of the fixed effects, (N, p).
+        X: the design of the fixed effects, (N, p), standardised: a column that is the same in all rows, beside an
+            intercept, is one of zeros.
         groups: the number of groups of each factor, by what it is called.
         names: of the columns.
     """
@@ -31,6 +32,12 @@ def warn_of(X: Tensor, groups: Mapping[str, int], names: Sequence[str]) -> None:
         found = [Dependence(column, tuple({ones, *of})) for column, of in found]
     for sentence in told_dependences(names, found, ones):
         warnings.warn(f"C{sentence[1:]}", stacklevel=3)
+    for place in (X == 0).all(0).nonzero()[:, 0].tolist():
+        warnings.warn(
+            f"Column {names[place]} is the same in all rows, so that the prior alone says what its effect is. Leave it "
+            "out.",
+            stacklevel=3,
+        )
     for name, count in groups.items():
         if count <= _FEW:
             some = "1 group, which tells" if count == 1 else f"{count} groups, which tell"

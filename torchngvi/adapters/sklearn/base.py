@@ -278,18 +278,16 @@ def first_scale(design: Array, precision: Array, weights: Array | None) -> float
     return min(float(precision[0]) ** -0.5, 1 / size) if size > 0 else 1.0
 
 
-def warn_of_columns(X: Array, estimator: Any, *, copies: bool = True) -> None:
+def warn_of_columns(X: Array, estimator: Any) -> None:
     """Warn of columns of which nothing is learned: the same in all rows beside an intercept, or copies of others.
 
     Args:
         X: the rows, (n_samples, n_features).
         estimator: with the names of the columns, where they have some.
-        copies: whether copies are looked for.
     """
     read_flag("fit_intercept", estimator.fit_intercept)
     names = [str(name) for name in getattr(estimator, "feature_names_in_", range(X.shape[1]))]
-    if copies:
-        _warn_of_copies(X, names, estimator.fit_intercept)
+    _warn_of_copies(X, names, estimator.fit_intercept)
     same = (X[:1] == X).all(0)
     if not estimator.fit_intercept or len(X) < 2 or not same.any():
         return

@@ -20,10 +20,10 @@ from torchngvi.adapters.sklearn.arguments import (
     validated,
     weights_of,
 )
-from torchngvi.adapters.sklearn.base import Array, as_covariates, warn_of_columns, with_intercept
+from torchngvi.adapters.sklearn.base import Array, as_covariates, with_intercept
 from torchngvi.adapters.table_checks import check_names
 from torchngvi.adapters.words import family_of
-from torchngvi.arguments import read_list, shown
+from torchngvi.arguments import read_flag, read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MixedResult
 from torchngvi.mixed_models.predictions import Prediction
@@ -119,7 +119,7 @@ class _Mixed(BaseEstimator):
     def _fit(self, X: Array, y: Array, labels: Array, family: str, weights: Array | None) -> Self:
         check_sd("prior_sd", self.prior_sd)
         self.seed_ = seed_of(self.random_state)
-        warn_of_columns(X, self, copies=False)
+        read_flag("fit_intercept", self.fit_intercept)
         self.groups_, index = np.unique(labels, return_inverse=True)
         model = MixedModel(
             torch.as_tensor(with_intercept(X, self.fit_intercept)),
