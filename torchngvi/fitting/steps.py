@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
@@ -29,6 +30,8 @@ _FAR = 1e4  # natural-gradient norm from which q begins at the mode
 _NEAR = 1.0  # the same of a convex ℓ, whose mode is found by a few passes without an expectation
 _PASSES = 100  # Newton steps for the mode of a model that is not convex
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
+_DOUBTED = 5  # rejections in a row after which two passes over batches are compared
+_APART = 1e-4  # of a loss, by which two passes over the same rows differ by rounding at most
 _NOISY = (
     "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
 )
@@ -272,6 +275,8 @@ class Steps(Engine):
                 f" The negative ELBO climbed from {self.first_loss:.6g} to {line.loss:.6g}, far above its start: use a "
                 "smaller lr or radius, or neither."
             )
+        if self.target.in_passes and self.stalled == _DOUBTED:
+            self._check_passes()
         lost = "" if bool((alive & ~members).any()) else self._why_lost(line.loss, alive, members)
         return Standing(
             line,
@@ -284,6 +289,23 @@ class Steps(Engine):
             climb=climb,
             remedy=self.remedy,
         )
+
+    def _check_passes(self) -> None:
+        """Two passes over the data must see the same rows with the same labels, where steps are found by trial.
+
+        Raises:
+            InputError: two losses at the same q.
+        """
+        if not isinstance(self.target, TractableTarget):
+            return
+        with torch.no_grad():
+            first, second = (self.target.negative_elbo(self.posterior).double() for _ in range(2))
+        if bool(((first - second).abs() > _APART * (first.abs() + 1)).any()):
+            raise InputError(
+                f"two passes over the batches give the losses {float(first.sum()):.6g} and {float(second.sum()):.6g} at "
+                "the same q: they do not hold the same rows with the same labels. Let one loader give the rows with their "
+                "labels, shuffled together or not at all, and each row once: no sampler with replacement, nothing drawn."
+            )
 
     def _why_lost(self, loss: float, alive: Tensor, members: Tensor) -> str:
         """Nobody is left who could get anywhere: why, or nothing where all have converged."""

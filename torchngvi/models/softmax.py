@@ -83,6 +83,12 @@ class SoftmaxRegression(AdditiveTractable):
                 "Pass X.to_dense(), or fit the members one by one."
             )
         labels = checks.per_row("y", y, self.X)
+        if classes is None and bool((labels != labels.round()).any()):
+            raise InputError(
+                f"y must be labels, whole numbers; got {float(labels[labels != labels.round()][0]):g} among them. For "
+                "measurements take GeneralizedLinear with family='gaussian'; labels of another kind are named by "
+                "classes=."
+            )
         self.classes: Tensor = torch.unique(labels) if classes is None else checks.class_values(classes, labels)
         if len(self.classes) < 2 or labels.ndim > 1:
             raise InputError(
@@ -171,6 +177,14 @@ class SoftmaxRegression(AdditiveTractable):
     def tensors(self) -> tuple[Tensor, ...]:
         """Return every tensor that a value depends on."""
         return (self.X, self.y, self.weights, *self.prior)
+
+    def check(self, q: Posterior) -> None:
+        """Check that q is over these coefficients.
+
+        Raises:
+            InputError: if the number of coefficients, the dtype or the device is another.
+        """
+        checks.posterior(q, self.dim, torch.Size(), self.X)
 
     def predictors(
         self,
