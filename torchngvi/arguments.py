@@ -499,14 +499,10 @@ def read_shares(name: str, value: Any) -> list[float]:
     >>> read_shares("quantiles", [0.1, 0.9])
     [0.1, 0.9]
     """
-    levels = read_list(
-        name,
-        value.tolist() if isinstance(value, Tensor) and value.ndim else value,
-        "are shares, such as [0.025, 0.975]",
-    )
-    return [
-        read_number(name, level, "are shares, such as 0.025 for 2.5 per cent", above=0, below=1) for level in levels
-    ]
+    given = value.tolist() if isinstance(value, Tensor) and value.ndim else value
+    levels = read_list(name, given, "are shares, such as [0.025, 0.975]")
+    what = "are shares, such as 0.025 for 2.5 per cent,"
+    return [read_number(name, level, what, above=0, below=1) for level in levels]
 
 
 def read_instance(

@@ -126,8 +126,8 @@ class Formula:
         both = sorted(set(columns.response) & set(columns.predictors))
         if both:
             raise InputError(
-                f"{listed(both)} stands on both sides of the formula {formula!r}, and would explain itself. Leave it out "
-                "on the right."
+                f"{listed(both)} stands on both sides of the formula {formula!r}, and would explain itself. Leave it "
+                "out on the right."
             )
         names = sorted({name for some in columns for name in some})
         check_there(frame, names)

@@ -147,8 +147,8 @@ def laplace(
     found = laplace_within(q, target, tolerance, max_iterations)
     if (bad := int(found.repaired.max())) > 0:
         warnings.warn(
-            f"at the point where Newton's method ended the log joint has no maximum in {bad} of {q.dim} directions, and "
-            "the standard deviations there are not those of a posterior: its curvature is not negative. Give every "
+            f"where Newton's method ended the log joint has no maximum in {bad} of {q.dim} directions, and the "
+            "standard deviations there are not those of a posterior: its curvature is not negative. Give every "
             "parameter a proper prior; if the function returns -log p, an energy, return its negative.",
             CalibrationWarning,
             stacklevel=3,

@@ -299,12 +299,12 @@ class Steps(Engine):
         if not isinstance(self.target, TractableTarget):
             return
         with torch.no_grad():
-            first, second = (self.target.negative_elbo(self.posterior).double() for _ in range(2))
+            first, second = (self.target.negative_elbo(self.q).double() for _ in range(2))
         if bool(((first - second).abs() > _APART * (first.abs() + 1)).any()):
             raise InputError(
-                f"two passes over the batches give the losses {float(first.sum()):.6g} and {float(second.sum()):.6g} at "
-                "the same q: they do not hold the same rows with the same labels. Let one loader give the rows with their "
-                "labels, shuffled together or not at all, and each row once: no sampler with replacement, nothing drawn."
+                f"two passes over the batches give the losses {float(first.sum()):.6g} and {float(second.sum()):.6g} "
+                "at the same q: they do not hold the same rows with the same labels. Let one loader give the rows with "
+                "their labels, shuffled together or not at all, and each row once, without a sampler with replacement."
             )
 
     def _why_lost(self, loss: float, alive: Tensor, members: Tensor) -> str:

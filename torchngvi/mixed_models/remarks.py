@@ -36,7 +36,7 @@ def warn_of(X: Tensor, groups: Mapping[str, int], names: Sequence[str], own_nois
         if own_noise and count == len(X):
             warnings.warn(
                 f"{name[0].upper()}{name[1:]} has one row in each group: what differs between groups and what differs "
-                "between rows cannot be told apart, and the priors alone part the two. Is it the column that was meant?",
+                "between rows cannot be told apart, and the priors alone part the two. Is it the column that is meant?",
                 stacklevel=3,
             )
         if count <= _FEW:

@@ -168,8 +168,8 @@ class Streamed(AdditiveTractable):
                 )
             if model.prior is not self.prior and not _alike(model.prior, self.prior):
                 raise InputError(
-                    "the model of a batch has another prior than that of the first one: each has the whole prior, which "
-                    "counts once and does not depend on the rows of a batch."
+                    "the model of a batch has another prior than that of the first one: each has the whole prior, "
+                    "which counts once and does not depend on the rows of a batch."
                 )
             yield model
 

@@ -57,9 +57,9 @@ def warn_of_falling(method: str, loss: float) -> None:
         loss: its value.
     """
     warn(
-        f"{method}: the loss has fallen to {loss:.3g}, and its gradient grows: the run diverges, since the log joint does "
-        "not confine q. If the function returns -log p, an energy, return its negative; give every parameter a proper "
-        "prior.",
+        f"{method}: the loss has fallen to {loss:.3g}, and its gradient grows: the run diverges, since the log joint "
+        "does not confine q. If the function returns -log p, an energy, return its negative; give every parameter a "
+        "proper prior.",
         DivergenceWarning,
     )
 

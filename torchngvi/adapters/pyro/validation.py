@@ -7,7 +7,7 @@ fit and at draws about it; a model that was validated there and is given other d
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -40,8 +40,8 @@ def scored(trace: Trace) -> None:
             law = type(getattr(site["fn"], "base_dist", site["fn"])).__name__
             raise InputError(
                 f"the distribution {law} of the site {site['name']!r} cannot take its observations, {shown(value)} "
-                f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a tensor of the dtype of the parameters, "
-                "y.double() or y.float(), or for classes whole numbers from 0."
+                f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a tensor of the dtype of the "
+                "parameters, y.double() or y.float(), or for classes whole numbers from 0."
             ) from error
         raise
 
@@ -55,23 +55,25 @@ def _is_scored(site: Any) -> bool:
     return True
 
 
-def warn_of_sites(trace: Trace) -> None:
+def warn_of_sites(trace: Trace, latents: Collection[str]) -> None:
     """Warn of a model that observes nothing, and of one observation that a plate repeats.
 
     Args:
         trace: one run of the model, without dimensions for draws.
+        latents: the names of its latent sites.
     """
     sites = random_sites(trace)
-    if sites and not any(site["is_observed"] for site in sites):
+    seen = [site for site in sites if site["is_observed"] and site["name"] not in latents]
+    if sites and not seen:
         warnings.warn(
-            f"the model observes nothing: its sites {listed(site['name'] for site in sites)} are all latent, so that "
+            f"the model observes nothing: its sites {listed([site['name'] for site in sites])} are all latent, so that "
             "the guide is fitted to the prior. Pass the data, obs=y, or pyro.condition by the name of a site.",
             stacklevel=2,
         )
-    for site in sites:
-        if not site["is_observed"]:
-            continue
+    for site in seen:
         fn, value = site["fn"], site["value"]
+        if not isinstance(value, torch.Tensor):
+            continue
         law = getattr(fn, "log_factor", None)
         own = value.shape[: max(value.dim() - fn.event_dim, 0)] if law is None else law.shape
         for frame in site["cond_indep_stack"]:
@@ -83,8 +85,8 @@ def warn_of_sites(trace: Trace) -> None:
             what = "the factor" if law is not None else "the observation"
             warnings.warn(
                 f"the plate {frame.name!r} repeats {what} of the site {site['name']!r}, of shape "
-                f"{tuple(own if law is not None else value.shape)}, {frame.size} times: it counts so often. Give one value "
-                "for each member, without .sum() or .to_event() over the plate, or take the site out of the plate.",
+                f"{tuple(own if law is not None else value.shape)}, {frame.size} times: it counts so often. Give one "
+                "value for each member, without .sum() or .to_event() over the plate, or take the site out of it.",
                 stacklevel=2,
             )
 

@@ -42,7 +42,7 @@ def _warn_of_order(X: Any, y: Any) -> None:
     if rows.equals(labels) or not rows.is_unique or not rows.sort_values().equals(labels.sort_values()):
         return
     warnings.warn(
-        "The index of y is that of X in another order, and rows are taken as they stand, as everywhere in scikit-learn. "
+        "The index of y is that of X in another order, and rows are taken as they stand, as in all of scikit-learn. "
         "Put y in the order of X: y.loc[X.index].",
         stacklevel=4,
     )

@@ -161,7 +161,7 @@ class _Mixed(BaseEstimator):
         if len(labels) and not kinds[0] & kinds[1]:  # as numbers that have become text in a file
             raise InputError(
                 f"the groups of the fit are as {self.groups_.tolist()[0]!r}, those of these rows as "
-                f"{labels.tolist()[0]!r}, so that all would be new. Convert the column, as with astype(int) or astype(str)."
+                f"{labels.tolist()[0]!r}, so that all would be new. Convert the column, by astype(int) or astype(str)."
             )
         number: dict[Any, int] = {label: i for i, label in enumerate(self.groups_.tolist())}
         index = [number.setdefault(label, len(self.groups_) - 1 - len(number)) for label in labels.tolist()]
