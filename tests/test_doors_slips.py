@@ -276,7 +276,9 @@ def _():
 
 @slip("marginal", "the wrong sign", "finds no mode of the latents")
 def _():
-    joint = lambda theta, u: 0.5 * theta.square().sum(-1) + 0.5 * (u - theta[..., :1]).square().sum(-1)
+    def joint(theta, u):
+        return 0.5 * theta.square().sum(-1) + 0.5 * (u - theta[..., :1]).square().sum(-1)
+
     ngvi.marginal(joint, 4, torch.zeros(2)).log_joint(torch.zeros(1, 2))
 
 
@@ -410,7 +412,10 @@ def _():
 @slip("optimizers", "a closure of one loss a draw", "closure must return one loss.*loss.mean")
 def _():
     posterior = q()
-    draw = lambda: posterior.log_prob(theta := posterior.rsample((32,))) - log_joint(theta)
+
+    def draw():
+        return posterior.log_prob(theta := posterior.rsample((32,))) - log_joint(theta)
+
     ngvi.SRVN(posterior, lr=0.3).step(draw)
 
 
@@ -495,7 +500,9 @@ def _():
 
 @slip("DataLogJoint", "a mean over rows", "sum over the rows of a batch")
 def _():
-    likelihood = lambda theta, batch: terms(theta, *batch).mean(-1)
+    def likelihood(theta, batch):
+        return terms(theta, *batch).mean(-1)
+
     fit(q(), ngvi.DataLogJoint(likelihood, lambda theta: -0.5 * theta.square().sum(-1), batches(25), 60))
 
 
@@ -521,6 +528,10 @@ def regression(y=None, law=lambda eta: dist.Normal(eta, 0.5), plate=60):
     return run
 
 
+def with_rows(run):
+    return lambda x: run()
+
+
 def guided(run, **keywords):
     pyro.clear_param_store()
     guide = AutoGaussian(run)
@@ -532,14 +543,14 @@ def guided(run, **keywords):
 def _():
     pyro.clear_param_store()
     run = regression()
-    fit_guide(run, AutoGaussian(run), options={**BRIEF, "max_gradients": 100})
+    fit_guide(with_rows(run), AutoGaussian(with_rows(run)), X, options={**BRIEF, "max_gradients": 100})
 
 
 @slip("Pyro", "a site of another name is conditioned", "observes nothing")
 def _():
     pyro.clear_param_store()
-    run = pyro.condition(regression(), data={"Y": Y})
-    fit_guide(run, AutoGaussian(run), options={**BRIEF, "max_gradients": 100})
+    run = with_rows(pyro.condition(regression(), data={"Y": Y}))
+    fit_guide(run, AutoGaussian(run), X, options={**BRIEF, "max_gradients": 100})
 
 
 @slip("Pyro", "to_event within the plate", "repeats the observation of the site 'y', of shape .60,., 60 times")
@@ -856,6 +867,7 @@ RIGHT = {
     "a run that falls far and arrives": lambda: fit(q(mean=50.0), log_joint),
     "batches in another order at each pass": lambda: fit(q(), ngvi.Streamed(Shuffled(), 60, both)),
     "a model in Pyro": lambda: guided(regression(Y)),
+    "a prior alone in Pyro": lambda: guided(lambda: pyro.sample("w", dist.Normal(0.0, 1.0))),
     "y in the order of X": lambda: BayesianLinearRegression().fit(FRAME, pd.Series(Y.numpy())),
     "y of another index": lambda: BayesianLinearRegression().fit(FRAME, pd.Series(Y.numpy(), index=range(60, 120))),
     "new groups at a prediction": lambda: (

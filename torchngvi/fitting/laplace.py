@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchngvi.arguments import read_count, read_number
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
-from torchngvi.errors import CalibrationWarning, InputError
+from torchngvi.errors import InputError
 from torchngvi.fitting.newton_search import put_at, search
 from torchngvi.interfaces import Framed, Target, TractableTarget
 from torchngvi.models import GeneralizedLinear, TractableFactors
@@ -150,7 +150,6 @@ def laplace(
             f"where Newton's method ended the log joint has no maximum in {bad} of {q.dim} directions, and the "
             "standard deviations there are not those of a posterior: its curvature is not negative. Give every "
             "parameter a proper prior; if the function returns -log p, an energy, return its negative.",
-            CalibrationWarning,
             stacklevel=3,
         )
     return found

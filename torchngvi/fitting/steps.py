@@ -276,7 +276,7 @@ class Steps(Engine):
                 "smaller lr or radius, or neither."
             )
         if self.target.in_passes and self.stalled == _DOUBTED:
-            self._check_passes()
+            _check_passes(self.q, self.target)
         lost = "" if bool((alive & ~members).any()) else self._why_lost(line.loss, alive, members)
         return Standing(
             line,
@@ -289,23 +289,6 @@ class Steps(Engine):
             climb=climb,
             remedy=self.remedy,
         )
-
-    def _check_passes(self) -> None:
-        """Two passes over the data must see the same rows with the same labels, where steps are found by trial.
-
-        Raises:
-            InputError: two losses at the same q.
-        """
-        if not isinstance(self.target, TractableTarget):
-            return
-        with torch.no_grad():
-            first, second = (self.target.negative_elbo(self.q).double() for _ in range(2))
-        if bool(((first - second).abs() > _APART * (first.abs() + 1)).any()):
-            raise InputError(
-                f"two passes over the batches give the losses {float(first.sum()):.6g} and {float(second.sum()):.6g} "
-                "at the same q: they do not hold the same rows with the same labels. Let one loader give the rows with "
-                "their labels, shuffled together or not at all, and each row once, without a sampler with replacement."
-            )
 
     def _why_lost(self, loss: float, alive: Tensor, members: Tensor) -> str:
         """Nobody is left who could get anywhere: why, or nothing where all have converged."""
@@ -351,3 +334,17 @@ class Steps(Engine):
         self.places = state.get("places", False)
         self.rounding.load_state_dict(state.get("rounding", {}))
         self._members = self._alive = None
+
+
+@torch.no_grad()
+def _check_passes(q: Posterior, target: Target) -> None:
+    """Check that two passes over the data see the same rows with the same labels, since steps are found by trial."""
+    if not isinstance(target, TractableTarget):
+        return
+    first, second = (target.negative_elbo(q).double() for _ in range(2))
+    if bool(((first - second).abs() > _APART * (first.abs() + 1)).any()):
+        raise InputError(
+            f"two passes over the batches give the losses {float(first.sum()):.6g} and {float(second.sum()):.6g} at the "
+            "same q: they do not hold the same rows with the same labels. Let one loader give the rows with their labels, "
+            "shuffled together or not at all, and each row once, without a sampler with replacement."
+        )

@@ -278,6 +278,26 @@ def is_whole(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
+def labels(y: Tensor, classes: Any) -> None:
+    """Refuse measurements in the place of labels.
+
+    Args:
+        y: the labels.
+        classes: the classes that the user named, which may be any numbers, or None.
+
+    Raises:
+        InputError: numbers that are not whole, of classes that are not named.
+
+    >>> labels(torch.tensor([0.0, 1.0]), None)
+    """
+    broken = y != y.round()
+    if classes is None and bool(broken.any()):
+        raise InputError(
+            f"y must be labels, whole numbers; got {float(y[broken][0]):g} among them. For measurements take "
+            "GeneralizedLinear with family='gaussian'; labels of another kind are named by classes=."
+        )
+
+
 def check_no_mask(index: Tensor, rows: int) -> None:
     """Refuse a mask that is written in the numbers 0 and 1, which would name the first two rows.
 

@@ -83,12 +83,7 @@ class SoftmaxRegression(AdditiveTractable):
                 "Pass X.to_dense(), or fit the members one by one."
             )
         labels = checks.per_row("y", y, self.X)
-        if classes is None and bool((labels != labels.round()).any()):
-            raise InputError(
-                f"y must be labels, whole numbers; got {float(labels[labels != labels.round()][0]):g} among them. For "
-                "measurements take GeneralizedLinear with family='gaussian'; labels of another kind are named by "
-                "classes=."
-            )
+        checks.labels(labels, classes)
         self.classes: Tensor = torch.unique(labels) if classes is None else checks.class_values(classes, labels)
         if len(self.classes) < 2 or labels.ndim > 1:
             raise InputError(
@@ -179,11 +174,7 @@ class SoftmaxRegression(AdditiveTractable):
         return (self.X, self.y, self.weights, *self.prior)
 
     def check(self, q: Posterior) -> None:
-        """Check that q is over these coefficients.
-
-        Raises:
-            InputError: if the number of coefficients, the dtype or the device is another.
-        """
+        """Check that q is over these coefficients, as `torchngvi.models.checks.posterior` does."""
         checks.posterior(q, self.dim, torch.Size(), self.X)
 
     def predictors(

@@ -267,7 +267,7 @@ class ModelLogJoint(Target):
         """Not NaN at the initial point."""
         values = self.layout.constrained(self.initial)[0]
         trace = self.trace(values)
-        warn_of_sites(trace, [site.name for site in self.layout.sites])
+        warn_of_sites(trace, [site.name for site in self.layout.sites], bool(self.args or self.kwargs))
         for site in random_sites(trace):
             if bool(site["log_prob"].isnan().any()):
                 raise InputError(

@@ -287,18 +287,9 @@ class AutoGaussian(AutoContinuous):
         fn = LatentGaussian(self.posterior, step=self._step)
         return pyro.sample(f"_{self._pyro_name}_latent", fn, infer={"is_auxiliary": True})
 
-    def quantiles(self, quantiles: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The quantiles of each latent, as Pyro's guides give them.
-
-        Args:
-            quantiles: between 0 and 1.
-            args, kwargs: of the model.
-
-        Raises:
-            InputError: levels that are not between 0 and 1, such as per cent.
-        """
-        found: dict[str, Tensor] = super().quantiles(read_shares("quantiles", quantiles), *args, **kwargs)
-        return found
+    def quantiles(self, quantiles: Any, *args: Any, **kwargs: Any) -> Any:
+        """The quantiles of each latent, at levels between 0 and 1, as Pyro's guides give them."""
+        return super().quantiles(read_shares("quantiles", quantiles), *args, **kwargs)
 
     def get_base_dist(self) -> TorchDistribution:
         """The standard normal N(0, I), which `get_transform` takes to q."""

@@ -55,18 +55,19 @@ def _is_scored(site: Any) -> bool:
     return True
 
 
-def warn_of_sites(trace: Trace, latents: Collection[str]) -> None:
+def warn_of_sites(trace: Trace, latents: Collection[str], given: bool) -> None:
     """Warn of a model that observes nothing, and of one observation that a plate repeats.
 
     Args:
         trace: one run of the model, without dimensions for draws.
         latents: the names of its latent sites.
+        given: whether the model has arguments; one without, such as a funnel, may be meant to observe nothing.
     """
     sites = random_sites(trace)
     seen = [site for site in sites if site["is_observed"] and site["name"] not in latents]
-    if sites and not seen:
+    if given and sites and not seen:
         warnings.warn(
-            f"the model observes nothing: its sites {listed([site['name'] for site in sites])} are all latent, so that "
+            f"the model is given arguments and observes nothing: its sites {listed([site['name'] for site in sites])} are all latent, so that "
             "the guide is fitted to the prior. Pass the data, obs=y, or pyro.condition by the name of a site.",
             stacklevel=2,
         )
