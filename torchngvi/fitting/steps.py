@@ -344,7 +344,7 @@ def _check_passes(q: Posterior, target: Target) -> None:
     first, second = (target.negative_elbo(q).double() for _ in range(2))
     if bool(((first - second).abs() > _APART * (first.abs() + 1)).any()):
         raise InputError(
-            f"two passes over the batches give the losses {float(first.sum()):.6g} and {float(second.sum()):.6g} at the "
-            "same q: they do not hold the same rows with the same labels. Let one loader give the rows with their labels, "
-            "shuffled together or not at all, and each row once, without a sampler with replacement."
+            f"two passes over the batches give the losses {float(first.sum()):.6g} and {float(second.sum()):.6g} at "
+            "the same q: they do not hold the same rows with the same labels. Let one loader give the rows with their "
+            "labels, shuffled together or not at all, and each row once, without a sampler with replacement."
         )

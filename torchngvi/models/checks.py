@@ -278,17 +278,21 @@ def is_whole(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def labels(y: Tensor, classes: Any) -> None:
+def labels(y: Tensor, classes: Any) -> Tensor:
     """Refuse measurements in the place of labels.
 
     Args:
         y: the labels.
         classes: the classes that the user named, which may be any numbers, or None.
 
+    Returns:
+        The labels.
+
     Raises:
         InputError: numbers that are not whole, of classes that are not named.
 
     >>> labels(torch.tensor([0.0, 1.0]), None)
+    tensor([0., 1.])
     """
     broken = y != y.round()
     if classes is None and bool(broken.any()):
@@ -296,6 +300,7 @@ def labels(y: Tensor, classes: Any) -> None:
             f"y must be labels, whole numbers; got {float(y[broken][0]):g} among them. For measurements take "
             "GeneralizedLinear with family='gaussian'; labels of another kind are named by classes=."
         )
+    return y
 
 
 def check_no_mask(index: Tensor, rows: int) -> None:
