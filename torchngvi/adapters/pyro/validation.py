@@ -66,10 +66,10 @@ def warn_of_sites(trace: Trace, latents: Collection[str], given: bool) -> None:
     sites = random_sites(trace)
     seen = [site for site in sites if site["is_observed"] and site["name"] not in latents]
     if given and sites and not seen:
+        names = [site["name"] for site in sites]
         warnings.warn(
-            f"the model is given arguments and observes nothing: its sites {listed([one['name'] for one in sites])} are all "
-            "latent, so that the guide is fitted to the prior. Pass the data, obs=y, or pyro.condition by the name of a "
-            "site.",
+            f"the model is given arguments and observes nothing: its sites {listed(names)} are all latent, so that the "
+            "guide is fitted to the prior. Pass the data, obs=y, or pyro.condition by the name of a site.",
             stacklevel=2,
         )
     for site in seen:
