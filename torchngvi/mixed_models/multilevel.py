@@ -19,7 +19,7 @@ from torchngvi.mixed_models.multilevel_joint import GivenGlobals, drawn, moments
 from torchngvi.mixed_models.multilevel_result import Effects, MultilevelResult
 from torchngvi.models import GaussianNoise, Likelihood, MixedPrior
 from torchngvi.models.arguments import count
-from torchngvi.models.mixed_prior import checked_prior
+from torchngvi.models.mixed_prior import checked_prior, units_of
 from torchngvi.models.multilevel import MultilevelLogJoint, Several
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.models.multilevel_start import started
@@ -193,12 +193,14 @@ class MultilevelModel(MultilevelLogJoint):
         """A Gaussian over the variance parameters where some EM steps lead, as wide as numbers of groups suggest."""
         rows = self.rows
         omega = started(rows, self.priors).vector[rows.bare.dim :]
-        like = torch.ones_like(omega)
-        sds = [like[: at.stop - at.start] * of.n**-0.5 for at, of in zip(rows.omegas, rows.factors, strict=True)]
-        mean = [omega]
+        own = torch.empty_like(omega)
+        for at, of in zip(rows.omegas, rows.factors, strict=True):
+            here = slice(at.start - rows.bare.dim, at.stop - rows.bare.dim)
+            own[here] = units_of(omega[here], of.r) * of.n**-0.5
+        mean, sds = [omega], [own]
         if self.learned is not None:
-            mean.append(like.new_tensor([math.log(self.value)]))
-            sds.append(like.new_tensor([(2 * len(rows.y)) ** -0.5]))
+            mean.append(omega.new_tensor([math.log(self.value)]))
+            sds.append(omega.new_tensor([(2 * len(rows.y)) ** -0.5]))
         return CholeskyGaussian.from_moments(torch.cat(mean), torch.cat(sds).square().diag())
 
     def _over_all(self, way: str, draws: int, seed: int, progress: bool, budget: Budget) -> MultilevelResult:

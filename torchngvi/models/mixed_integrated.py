@@ -188,8 +188,9 @@ class InScales(Target):
             xi[at] = scales_of_omega(xi[at], size)
         with torch.enable_grad():
             slopes = torch.autograd.functional.jacobian(lambda x: self.globals(x)[0], xi)
-        V = torch.linalg.solve(slopes, torch.linalg.solve(slopes, q.covariance.detach()).mT)
-        return CholeskyGaussian.from_moments(xi, 0.5 * (V + V.mT))
+        size = slopes.abs().amax(-1, keepdim=True)  # so that coordinates in small units are not lost in rounding
+        root = torch.linalg.solve(slopes / size, q.frame().dense().detach() / size)
+        return CholeskyGaussian.from_moments(xi, root @ root.mT)
 
 
 class Valued(Protocol):
