@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -305,6 +306,24 @@ class TestInvariance:
             predicted(some, "y ~ x + (1 + x | g)", "gaussian") for some in (table, table.assign(y=scale * table.y))
         )
         assert float(((scale * ours.mean - theirs.mean) / theirs.sd).abs().max()) < 0.01
+
+
+class TestProducts:
+    """The prior of a product of columns is per sd of the product, most of which is that of a factor far from 0."""
+
+    @pytest.mark.parametrize("product", ["sex * x", "sex + x + I(x ** 2)"])
+    def test_a_year_in_a_product_is_said(self, product):
+        table = visits().assign(sex=["f", "m", "m"] * 30, x=lambda t: t.x + 2010)
+        with pytest.warns(UserWarning, match=r"is a product of columns that lie far from 0: all but 0\.000"):
+            mixed(f"y ~ {product} + (1 | g)", table).fit(**QUICK)
+
+    def test_a_product_about_the_mean_is_not(self):
+        table = visits().assign(sex=["f", "m", "m"] * 30, x=lambda t: t.x + 2010)
+        table["y"] += 0.8 * (table.sex == "m") * (table.x - 2010)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = mixed("y ~ sex * center(x) + (1 | g)", table).fit(**QUICK).summary().fixed
+        assert abs(float(found.mean[-1]) - 0.8) < 2.5 * float(found.sd[-1])
 
 
 class TestWithoutIntercept:

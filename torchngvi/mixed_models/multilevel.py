@@ -157,9 +157,9 @@ class MultilevelModel(MultilevelLogJoint):
                 f"where noise is Gaussian; the likelihood is {type(self.rows.likelihood).__name__}. Leave it out, or "
                 "use 'response'."
             )
-        factors = zip(self.names, self.rows.factors, strict=True)
+        groups = {f"the grouping factor {name}": of.n for name, of in zip(self.names, self.rows.factors, strict=True)}
         names = self.column_names or asked.numbers(self.rows.p)
-        remarks.warn_of(self.rows.X, {f"the grouping factor {name}": of.n for name, of in factors}, names)
+        remarks.warn_of(self.rows.X, self.rows.columns, groups, names)
         if way != "quadrature":
             return self._over_all(way, _DRAWS if draws is None else draws, seed, progress, budget)
         return self._closed(draws, seed, progress, budget)
