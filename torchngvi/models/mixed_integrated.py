@@ -135,7 +135,7 @@ class IntegratedMixed(Target):
 class InScales(Target):
     """A log joint of globals with standard deviations and partial correlations in the place of some ω.
 
-    One wants it under priors of standard deviations, which reach to 0: see `torchngvi.models.scale_priors`.
+    Use it under priors of standard deviations, which reach to 0: see `torchngvi.models.scale_priors`.
 
     Args:
         target: the log joint of the globals.

@@ -54,7 +54,7 @@ class Levels(NamedTuple):
         """
         there = (rows.weights > 0).any(-1)
         if rows.processes is None and not bool(there.all()):
-            raise InputError("no row has a positive weight, of which nothing can be told. Give at least one.")
+            raise InputError("no row has a positive weight, of which nothing can be learned. Give at least one.")
         y, link = rows.y.double(), link_of(rows.likelihood)
         through_0 = standardized(rows.X, rows.columns, rows.weights, rows.processes)[1].constant is None
         offset, weights = (x.double().expand(y.shape) for x in (rows.offset, rows.weights))
@@ -99,7 +99,7 @@ def _stacked(
     """The pairs of all processes: y, the link, offsets and weights."""
     rows = torch.tensor([row for some in processes.gather(pair) for row in some], dtype=torch.float64)
     if not len(rows):
-        raise InputError("no row has a positive weight, of which nothing can be told. Give at least one.")
+        raise InputError("no row has a positive weight, of which nothing can be learned. Give at least one.")
     return rows[:, 0], link, rows[:, 1], rows[:, 2]
 
 
