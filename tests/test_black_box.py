@@ -659,7 +659,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("estimator", [Hessian, HessianVector])
     def test_chunk(self, estimator):
-        text = "chunk is the number of copies of theta in one call, at least 1; got 0."
+        text = "chunk is the number of copies of theta in one call and must be a whole number, at least 1; got 0."
         with pytest.raises(InputError, match=exactly(text)):
             estimator(chunk=0)
 
@@ -704,7 +704,7 @@ class TestOneTheta:
 
     @WAYS
     def test_not_a_function(self, way):
-        with pytest.raises(InputError, match=exactly("LogJoint takes a function of theta; got int.")):
+        with pytest.raises(InputError, match=exactly("LogJoint takes a function of theta; got 3.")):
             way(3)
 
     @WAYS

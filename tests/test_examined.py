@@ -479,7 +479,7 @@ def test_a_result_is_drawn_from():
     assert torch.equal(draws, result.posterior.sample((2000,), torch.Generator().manual_seed(0)))
     assert torch.equal(pickle.loads(pickle.dumps(result)).sample(2000, torch.Generator().manual_seed(0)), draws)
     for wrong in (0, 2.0, (5,), True):
-        with pytest.raises(InputError, match=r"^n is a number of draws, such as 1000; got "):
+        with pytest.raises(InputError, match=r"^n is a number of draws and must be a whole number, at least 1; got "):
             result.sample(wrong)
     with pytest.raises(InputError, match=r"^this result holds no posterior to draw from\. Keep the q"):
         replace(result, posterior=None).sample(5)

@@ -828,8 +828,8 @@ def test_calibrate_finds_the_temperature():
     ("arguments", "text"),
     [
         ({"num_data": 0}, "num_data is the number of labels"),
-        ({"temperature": -0.1}, "temperature is 0 or larger, and finite; got -0.1"),
-        ({"temperature": "1"}, "temperature is 0 or larger, and finite; got '1'"),
+        ({"temperature": -0.1}, "temperature must be 0 or larger, and finite; got -0.1"),
+        ({"temperature": "1"}, "temperature must be a number; got '1'"),
         ({"structure": "block"}, "structure is one of"),
         ({"structure": {"body.*": "diagonal"}}, "fits none of the parameters"),
         ({"prior_precision": -1.0}, "prior_precision is larger than 0"),
@@ -878,10 +878,10 @@ def test_optimizers_that_cannot_be():
     with pytest.raises(InputError, match="steps is the number .*; got inf"):  # of which the radius would be 0
         attach(adamw(model), q, steps=math.inf)
     for steps in (1.5, True):
-        with pytest.raises(InputError, match=f"^steps is the number of optimizer steps .* 1 or more; got {steps}.$"):
+        with pytest.raises(InputError, match=f"^steps is the number of optimizer steps .* at least 1; got {steps}.$"):
             attach(adamw(model), q, steps=steps)
     for radius in (0.0, "long", True):
-        with pytest.raises(InputError, match=f"radius is a length in nats a datum, larger than 0; got {radius!r}"):
+        with pytest.raises(InputError, match=f"radius is a length in nats a datum and must be .*; got {radius!r}"):
             attach(adamw(model), q, radius=radius)
     with pytest.raises(InputError, match="attach takes an optimizer .* got a NetworkGaussian and a AdamW"):
         attach(q, adamw(model), steps=10)
@@ -905,8 +905,8 @@ def test_numbers_that_cannot_be():
         (lambda: network("net", 100), "made of a torch.nn.Module; got a str"),
         (lambda: Gaussian("a"), "scale is the standard deviation of the noise, larger than 0; got 'a'"),
         (lambda: Gaussian(torch.ones(2)), r"scale is the standard deviation of the noise, larger than 0; got tensor"),
-        (lambda: q.temper_(math.inf), "temperature is 0 or larger"),
-        (lambda: q.temper_("1"), "temperature is 0 or larger, and finite; got '1'"),
+        (lambda: q.temper_(math.inf), "temperature must be 0 or larger"),
+        (lambda: q.temper_("1"), "temperature must be a number; got '1'"),
         (lambda: SampledLabels(every=0), "every is the number of steps"),
         (lambda: SampledLabels(every=2.5), "every is the number of steps .* got 2.5"),
         (lambda: IVON(mlp(), 100, 0.1, hess_init=-1.0), "hess_init is the curvature to begin with, .* got -1.0"),

@@ -77,7 +77,10 @@ def test_what_cannot_be():
 
     with pytest.raises(InputError, match=r"choose_radius takes a function train\(steps, radius\) .*; got a float"):
         choose_radius(0.1, 100)
-    with pytest.raises(InputError, match="steps is the number of optimizer steps of the training, 1 or more; got 0"):
+    with pytest.raises(
+        InputError,
+        match="steps is the number of optimizer steps of the training and must be a whole number, at least 1; got 0",
+    ):
         choose_radius(fine, 0)
     for factors in ((), (1.0, 0.0), (math.inf,), ("1",)):
         with pytest.raises(InputError, match="factors are of the default radius, one at least, larger than 0; got"):

@@ -100,12 +100,12 @@ class TestCapturedStep:
 
     @pytest.mark.parametrize("tolerance", [float("nan"), -1.0, float("inf")])
     def test_tolerance(self, tolerance):
-        message = "tolerance bounds the natural-gradient norm, and is positive and finite, or 0 for no such stop; got"
-        with pytest.raises(InputError, match=re.escape(f"{message} {tolerance}.")):
+        message = "tolerance bounds the natural-gradient norm, 0 for no such stop, and must be 0 or larger, and finite"
+        with pytest.raises(InputError, match=re.escape(f"{message}; got {tolerance}.")):
             CapturedStep(VN(CholeskyGaussian(2)), self.model, tolerance=tolerance)
 
     def test_tolerance_that_is_no_number(self):
-        message = "tolerance bounds the natural-gradient norm and must be a number; got 'a'."
+        message = "tolerance bounds the natural-gradient norm, 0 for no such stop, and must be a number; got 'a'."
         with pytest.raises(InputError, match=message):
             CapturedStep(VN(CholeskyGaussian(2)), self.model, tolerance="a")
 

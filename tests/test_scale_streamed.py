@@ -170,7 +170,10 @@ def test_nothing_as_large_as_the_data_is_made():
 ONE = torch.ones(2, 1), torch.tensor([0.0, 1.0])
 REFUSED = {
     "iterator": (lambda: Streamed.linear(iter([ONE]), 2), "batches must be iterable for one pass after another"),
-    "no rows": (lambda: Streamed.linear([ONE], 0), "num_data counts the rows of a pass, at least 1; got 0."),
+    "no rows": (
+        lambda: Streamed.linear([ONE], 0),
+        "num_data counts the rows of a pass and must be a whole number, at least 1; got 0.",
+    ),
     "no batches": (lambda: Streamed.linear([], 2), "there are no batches. Check the files"),
     "log joint": (
         lambda: Streamed([ONE], 2, lambda X, y: X),

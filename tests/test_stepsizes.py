@@ -144,7 +144,7 @@ class TestKLRadius:
 
     @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan])
     def test_radius(self, radius):
-        text = f"radius is a KL divergence in nats, larger than 0; got {radius}."
+        text = f"radius is a KL divergence in nats and must be positive; got {radius}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             KLRadius(radius)
 
@@ -289,13 +289,13 @@ class TestSufficientDecreaseAlone:
 
     @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan])
     def test_radius(self, radius):
-        text = f"radius is a KL divergence in nats, larger than 0; got {radius}."
+        text = f"radius is a KL divergence in nats and must be positive; got {radius}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             SufficientDecrease(radius)
 
     @pytest.mark.parametrize("decrease", [0.0, 0.5, -0.1, math.nan])
     def test_decrease(self, decrease):
-        text = f"decrease is a share of the promised decrease, in (0, 0.5); got {decrease}."
+        text = f"decrease is a share of the promised decrease and must be above 0, below 0.5, finite; got {decrease}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             SufficientDecrease(decrease=decrease)
 

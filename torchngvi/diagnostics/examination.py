@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count, read_instance, read_list, read_seed, read_tensor, shown
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics.allowance import Allowance, ExaminationSettings
 from torchngvi.diagnostics.confirmation import confirm
@@ -43,11 +44,11 @@ from torchngvi.diagnostics.rule import (
     useful,
 )
 from torchngvi.diagnostics.verdict import Effort, Verdict, family_of
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.mode import Mode
-from torchngvi.models.arguments import FullPrecision, as_target, count
+from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
 from torchngvi.models.guarded import VALUE, Guarded
 from torchngvi.models.warped import WarpedTarget, unwarped
 from torchngvi.numerics.inference_mode import tracked
@@ -103,17 +104,23 @@ def examine(
     >>> verdict.word, verdict.effort.gradients < 1000
     ('fits', True)
     """
-    q, target = unwarped(q, as_target(target))
-    if not isinstance(q, Gaussian):
-        inside = " Pass its posterior." if hasattr(type(q), "posterior") else ""  # a result, a guide
-        raise PairError(f"examine reads the mean and the root of a Gaussian posterior; got {type(q).__name__}.{inside}")
+    q, target = unwarped(read_posterior("examine", q, target), as_target(target))
+    q = read_gaussian("examine", q)
+    around = read_tensor("around", around, like=q.mean_probe)
+    if around.shape not in ((), (q.dim,)):
+        raise InputError(f"around must be a scalar or ({q.dim},); got shape {tuple(around.shape)}.")
+    seed = read_seed("seed", seed)
+    read_instance("settings", settings, ExaminationSettings, "are those of an examination, ExaminationSettings()")
+    what = "are those of the density, a list of torchngvi.mode.Mode, or None"
+    if modes is not None and not all(isinstance(mode, Mode) for mode in read_list("modes", modes, what)):
+        raise InputError(f"modes {what}; got {shown(modes)}.")
     if q.batch_shape:
         raise InputError(f"examine takes one posterior at a time; got a batch of shape {tuple(q.batch_shape)}.")
     if target.temperature == 0:
         raise InputError(
             "examine compares q with the density exp(log joint / temperature); got temperature 0, where there is none."
         )
-    budget = count("max_gradients", max_gradients, "is a budget of gradients")
+    budget = read_count("max_gradients", max_gradients, "is a budget of gradients")
     if residuals is not None:
         _check_residuals(q, residuals)
     with FullPrecision(q.device.type):
@@ -142,6 +149,10 @@ def examine_fitted(
 
 
 def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
+    what = "are antithetic draws and what remains there, torchngvi.diagnostics.Residuals(z, residual)"
+    read_instance("residuals", residuals, Residuals, what)
+    for part in residuals:
+        read_instance("residuals", part, Tensor, what)
     shapes = [tuple(part.shape) for part in residuals]
     if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][1] != q.dim:
         raise InputError(f"residuals must be draws and residuals of shape (S, {q.dim}) each; got {shapes}.")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_tensor
 from torchngvi.errors import InputError
 
 USELESS = 0.7  # k̂ above which weights are of no use
@@ -67,7 +68,8 @@ def smoothed(
     >>> result.k_hat.item(), round(result.effective.item(), 6)
     (0.0, 200.0)
     """
-    count = len(log_weights)
+    log_weights = read_tensor("log_weights", log_weights, finite=False)
+    count = len(log_weights) if log_weights.ndim else 1
     if count < _FEWEST:
         raise InputError(f"k-hat needs at least {_FEWEST} draws; got {count}. Raise num_samples.")
     size = torch.where(log_weights.isfinite(), log_weights.abs(), 0.0).amax(0).clamp_min(1.0)

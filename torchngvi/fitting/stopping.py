@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count, read_number
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Standing, Stop
 from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
-from torchngvi.models.arguments import bound, count
 
 
 class Criterion(ABC):
@@ -126,7 +126,7 @@ class NormBelow(Criterion):
     """
 
     def __init__(self, tolerance: float) -> None:
-        self.tolerance = bound("tolerance", tolerance, "bounds the natural-gradient norm")
+        self.tolerance = read_number("tolerance", tolerance, "bounds the natural-gradient norm", above=0)
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run, as converged, once the norm of every member is within the tolerance."""
@@ -224,7 +224,7 @@ class Evaluations(Criterion):
     """
 
     def __init__(self, most: int) -> None:
-        self.evaluations = count("max_evaluations", most, "is a budget of expectations")
+        self.evaluations = read_count("max_evaluations", most, "is a budget of expectations")
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once the budget is used up."""
@@ -254,7 +254,7 @@ class Gradients(Criterion):
     """
 
     def __init__(self, most: int) -> None:
-        self.most_gradients = self.most = count("Gradients", most, "is a budget of gradients")
+        self.most_gradients = self.most = read_count("Gradients", most, "is a budget of gradients")
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once the budget is used up."""
@@ -294,7 +294,7 @@ class Seconds(Criterion):
     """
 
     def __init__(self, most: float) -> None:
-        self.most = bound("Seconds", most, "is a budget of time")
+        self.most = read_number("Seconds", most, "is a budget of time", above=0)
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once the time is over."""
@@ -322,7 +322,7 @@ class Stalled(Criterion):
     """
 
     def __init__(self, steps: int) -> None:
-        self.steps = count("Stalled", steps, "counts rejected steps")
+        self.steps = read_count("Stalled", steps, "counts rejected steps")
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once so many steps in a row were rejected."""
@@ -351,7 +351,7 @@ class Unimproved(Criterion):
     """
 
     def __init__(self, steps: int) -> None:
-        self.steps = count("Unimproved", steps, "counts steps without a new best")
+        self.steps = read_count("Unimproved", steps, "counts steps without a new best")
         self._rejections: list[int] = []  # so far, at the last steps
 
     def asked(self, standing: Standing) -> Stop | None:

@@ -7,6 +7,7 @@ from typing import Any, Self, final
 
 from torch import Tensor, finfo
 
+from torchngvi.arguments import read_size
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
@@ -19,7 +20,6 @@ from torchngvi.mixed_models.locals import ByQuadrature, Conditional
 from torchngvi.mixed_models.multilevel import MultilevelModel
 from torchngvi.mixed_models.result import MixedResult
 from torchngvi.models import GaussianMixed, GaussianNoise, Likelihood, MarginalMixed, MixedLogJoint, MixedPrior
-from torchngvi.models.arguments import count
 from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import checked_prior
@@ -221,8 +221,7 @@ class MixedModel(MixedLogJoint):
         asked.check_way(marginalise)
         if nodes is not None and marginalise in ("response", "none"):
             raise InputError(f"nodes are those of marginalise='quadrature'; got marginalise={marginalise!r}.")
-        if count("draws", draws, "counts draws") < _FEWEST:
-            raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
+        read_size("draws", draws, "counts draws, which are to say something about a tail,", at_least=_FEWEST)
         way = self._default() if marginalise is None and nodes is None else marginalise or "quadrature"
         if way != "quadrature" and self.learned is not None:
             raise InputError(

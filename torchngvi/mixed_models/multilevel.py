@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
@@ -18,7 +19,6 @@ from torchngvi.mixed_models.integrated import Weighted, integrated
 from torchngvi.mixed_models.multilevel_joint import GivenGlobals, drawn, moments_of, profiled
 from torchngvi.mixed_models.multilevel_result import Effects, MultilevelResult
 from torchngvi.models import GaussianNoise, Likelihood, MixedPrior
-from torchngvi.models.arguments import count
 from torchngvi.models.mixed_prior import checked_prior, units_of
 from torchngvi.models.multilevel import MultilevelLogJoint, Several
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
@@ -147,8 +147,8 @@ class MultilevelModel(MultilevelLogJoint):
         """
         budget, seed = Budget(max_evaluations, max_seconds), asked.seed_of(seed)
         asked.check_way(marginalise)
-        if draws is not None and count("draws", draws, "counts draws") < _FEWEST:
-            raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
+        if draws is not None:
+            read_size("draws", draws, "counts draws, which are to say something about a tail,", at_least=_FEWEST)
         noisy = isinstance(self.rows.likelihood, GaussianNoise)
         way = ("quadrature" if noisy else "response") if marginalise is None else marginalise
         if way == "quadrature" and not noisy:

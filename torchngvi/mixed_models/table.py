@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_number
 from torchngvi.errors import InputError
 from torchngvi.messages import shown
 from torchngvi.models import BernoulliLogit, Likelihood, NegativeBinomial, PoissonLog
@@ -92,11 +92,7 @@ def probability(interval: float) -> float:
     >>> probability(0.95)
     0.95
     """
-    if isinstance(interval, bool) or not isinstance(interval, Real):
-        raise InputError(f"interval is the probability of an interval, a number such as 0.9; got {interval!r}.")
-    if not 0 < interval < 1:
-        raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
-    return float(interval)
+    return read_number("interval", interval, "is the probability of an interval", above=0, below=1)
 
 
 def ends_of(interval: float) -> tuple[float, float]:

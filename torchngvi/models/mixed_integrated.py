@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.distributed import Processes
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import checks
@@ -37,6 +38,11 @@ class IntegratedMixed(Target):
     temperature = 1.0
 
     def __init__(self, model: MixedLogJoint, learned: Learned | None = None, scales: ScalesPrior | None = None) -> None:
+        read_instance("model", model, MixedLogJoint, "is a mixed model, such as MixedModel(X, y, random)")
+        if learned is not None:
+            read_instance("learned", learned, Learned, "is a likelihood whose parameter is learned, or None")
+        if scales is not None:
+            read_instance("scales", scales, ScalesPrior, "is the prior of standard deviations, or None")
         model.rows.check_one("a model whose random effects are integrated out")
         self.model, self.rows, self.learned = model, model.rows, learned
         self.scales: CovariancePrior = model.covariance_prior if scales is None else scales

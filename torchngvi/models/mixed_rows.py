@@ -235,7 +235,7 @@ def integers(groups: Any, rows: int, like: Tensor) -> Tensor:
     """
     try:
         index = torch.as_tensor(writable(groups))
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(
             f"groups must be integers, one a row; got {type(groups).__name__} ({error}). {_LABELS}"
         ) from error

@@ -18,6 +18,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.interfaces import AdditiveTractable, Change, Curved, Frame, Posterior, Raw
 from torchngvi.models import checks, graphs
@@ -89,6 +90,7 @@ class SoftmaxRegression(AdditiveTractable):
                 f"{len(self.classes)}. Check the target column, or that the split has every class."
             )
         self.coding = tuple(self.classes.tolist())
+        num_nodes = read_size("num_nodes", num_nodes, "counts nodes")
         if num_nodes < 2 * len(self.classes) or num_nodes % 2:
             raise InputError(
                 f"num_nodes must be even, since nodes come in antithetic pairs, and at least twice the number of "

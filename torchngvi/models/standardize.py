@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_tensor
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import Likelihood, link_of
 from torchngvi.posteriors.gaussian import Gaussian
@@ -132,8 +133,8 @@ class Standardization:
         >>> Standardization.of([[2.0, 0.0], [4.0, 0.0]]).scales.tolist()
         [1.0, 1.0]
         """
-        X = torch.as_tensor(X)
-        w = None if weights is None else torch.as_tensor(weights)
+        X = read_tensor("X", X, finite=False)
+        w = None if weights is None else read_tensor("weights", weights, like=X)
         if X.ndim != 2:
             raise InputError(f"X must be (N, D) to be standardised; got shape {tuple(X.shape)}.")
         if not len(X) or (w is not None and not bool((w > 0).any())):

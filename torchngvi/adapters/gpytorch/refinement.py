@@ -29,6 +29,7 @@ from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, log_co
 from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import as_in_predictions, kept_modes
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.arguments import read_instance
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Coordinates, Tangent
@@ -86,6 +87,7 @@ def refine_svgp(
     >>> refine_svgp(model, likelihood, [(x, (x[:, 0] > 0).double())], progress=False).converged
     True
     """
+    read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
     check_order(likelihood, batches)
     forgotten = ""
     with lent_posterior(model), kept_modes(model, likelihood):

@@ -29,6 +29,7 @@ from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.scales import check_start, is_constant
 from torchngvi.adapters.gpytorch.settings import of_run
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.arguments import read_count, read_flag, read_instance, read_list, shown
 from torchngvi.distributed import processes_of, synchronize
 from torchngvi.errors import InputError
 from torchngvi.fitting.loop import Loop
@@ -138,8 +139,9 @@ def train_svgp(
     >>> train_svgp(model, likelihood, (x, torch.sin(3 * x[:, 0])), progress=False).refined.converged
     True
     """
+    read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
     check_order(likelihood, data)
-    callbacks = _checked(callbacks)
+    callbacks, rounds = _checked(callbacks), read_count("rounds", rounds, "counts rounds", at_least=0)
     with lent_posterior(model) as returned:
         model.train()
         likelihood.train()
@@ -229,13 +231,15 @@ def train_svgp_in_batches(
     >>> len(train_svgp_in_batches(model, likelihood, batches, 100, adam, epochs=5, progress=False).losses)
     5
     """
+    read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
     check_order(likelihood, batches)
+    refine = read_flag("refine", refine)
+    epochs = read_count("epochs", epochs, "counts passes over the data", at_least=0)
     processes = None if group is None else processes_of(group)
     with ExitStack() as until_the_end:
         with processes_of(group).together():
             callbacks = _checked(callbacks)
-            if num_data is None or num_data < 1:
-                raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
+            num_data = read_count("num_data", num_data, "counts the rows of an epoch")
             if processes is not None and refine:
                 raise InputError(
                     "refine_svgp passes over all rows in one process, and here they are spread over "
@@ -305,4 +309,8 @@ def _trained(
 def _checked(callbacks: Iterable[Callable[[int, float], Any]]) -> tuple[Callable[[int, float], Any], ...]:
     if callable(callbacks):
         raise InputError("callbacks is a list of functions of the epoch and its loss; put the one you have in a list.")
-    return tuple(callbacks)
+    what = "is a list of functions of the epoch and its loss"
+    functions = read_list("callbacks", callbacks, what)
+    if not all(callable(function) for function in functions):
+        raise InputError(f"callbacks {what}; got {shown(callbacks)}.")
+    return tuple(functions)

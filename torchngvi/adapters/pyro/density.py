@@ -38,6 +38,7 @@ from torchngvi.adapters.pyro.sites import (
 )
 from torchngvi.adapters.pyro.starting import listed, start
 from torchngvi.adapters.pyro.validation import validate
+from torchngvi.arguments import read_callable, read_instance, read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
@@ -73,7 +74,17 @@ class ModelLogJoint(Target):
         latents: Trace | None = None,
         order: Tensor | None = None,
     ) -> None:
+        read_callable("model", model, "is a function or a module that samples")
+        if kwargs is not None:
+            read_instance("kwargs", kwargs, Mapping, "are arguments of the model by name, or None")
+        args = tuple(read_list("args", args, "are the arguments of the model, a tuple"))
         self.model, self.args, self.kwargs = model, args, dict(kwargs or {})
+        if latents is not None:
+            read_instance("latents", latents, Trace, "is a trace of Pyro, or None")
+        if order is not None:
+            what = "is a tensor of the indices of coordinates, (D,), or None"
+            if read_instance("order", order, Tensor, what).ndim != 1 or order.dtype != torch.int64:
+                raise InputError(f"order {what}; got {shown(order)}.")
         self.layout, self.initial = prototype(model, args, self.kwargs, latents, order)
         self._indices: dict[str, Tensor] = {}
         self.enumerates, self.nesting = False, 0

@@ -1,12 +1,13 @@
 """Fitting a guide at once, to its log joint; and what of it the steps of `NaturalSVI` share."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pyro import poutine
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
+from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.finding import factored
@@ -20,6 +21,7 @@ from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, s
 from torchngvi.adapters.pyro.product import AutoProduct, fit_product
 from torchngvi.adapters.pyro.sites import Layout
 from torchngvi.adapters.pyro.validation import refusals
+from torchngvi.arguments import read_callable, read_instance, shown
 from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
@@ -74,6 +76,11 @@ def fit_guide(
     >>> guide.posterior.mean.round(decimals=2), guide.posterior.stddev.round(decimals=2)
     (tensor([3.]), tensor([0.5000]))
     """
+    read_callable("model", model, "is a function or a module that samples")
+    if options is not None:
+        read_instance("options", options, Mapping, "are keywords of torchngvi.fit, such as {'tolerance': 0.1}, or None")
+    if batches is not None and (isinstance(batches, str | bytes | Tensor) or not isinstance(batches, Iterable)):
+        raise InputError(f"batches is a DataLoader or a list, or None; got {shown(batches)}.")
     with Held() as held:
         result = _fitted(model, guide, args, kwargs, dict(options or {}), batches)
     result = held.told(result)

@@ -1,13 +1,13 @@
 """Arguments of the estimators, after a check: numbers, numbers of draws, and seeds by scikit-learn's convention."""
 
-import math
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
+from torchngvi.arguments import is_number, is_size, shown
 from torchngvi.errors import InputError
 from torchngvi.numerics.arrays import check_plain
 
@@ -22,7 +22,10 @@ def validated(estimator: Any, X: Any, *y: Any, **options: Any) -> Any:
     """
     for name, value in (("X", X), *(("y", one) for one in y)):
         _check(name, value, masked=True)
-    found = validate_data(estimator, X, *y, **options)
+    try:
+        found = validate_data(estimator, X, *y, **options)
+    except OverflowError as error:
+        raise InputError(f"X and y must be numbers that float64 holds ({error}).") from error
     for one in y:
         _check("y", one)
     return found
@@ -44,6 +47,8 @@ def labels_of(groups: Any) -> Any:
 
 def _check(name: str, value: Any, *, masked: bool = False) -> None:
     """Refuse an array that does not say all by its numbers; of labels and rows, one with masked entries."""
+    if getattr(value, "requires_grad", False) or getattr(value, "is_meta", False):
+        raise InputError(f"{name} must be an array of numbers; got {shown(value)}. Pass tensor.detach().numpy().")
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     if (masked and not hasattr(value, "filled")) or kind in "OSU":  # scikit-learn looks at the rest itself
         return
@@ -59,7 +64,7 @@ def is_positive(value: object) -> bool:
     >>> is_positive(0.5), is_positive(True), is_positive("a")
     (True, False, False)
     """
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
+    return is_number(value, above=0)
 
 
 def check_sd(name: str, value: object) -> None:
@@ -83,9 +88,9 @@ def checked_count(n_samples: object) -> int:
     >>> checked_count(3)
     3
     """
-    if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 0:
-        raise InputError(f"n_samples is a number of draws; got {n_samples!r}.")
-    return int(n_samples)
+    if not is_size(n_samples, at_least=0):
+        raise InputError(f"n_samples is a number of draws; got {shown(n_samples)}.")
+    return int(n_samples)  # type: ignore[call-overload]
 
 
 def seed_of(random_state: RandomState) -> int:

@@ -19,6 +19,7 @@ from torchngvi.adapters.sklearn.arguments import (
     validated,
 )
 from torchngvi.adapters.table_checks import numeric
+from torchngvi.arguments import read_choice, read_flag
 from torchngvi.diagnostics.dependence import dependences, told_dependences
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
@@ -108,8 +109,7 @@ class BayesianLinear(BaseEstimator):
 
     def _checked(self) -> str | None:
         """Check the settings that all have, and return the word of the prior; None where it is a number."""
-        if self.posterior not in POSTERIORS:
-            raise InputError(f"posterior must be one of {', '.join(POSTERIORS)}; got {self.posterior!r}.")
+        read_choice("posterior", self.posterior, POSTERIORS, f"must be one of {', '.join(POSTERIORS)}")
         word = self.prior_precision if isinstance(self.prior_precision, str) else None
         if word not in WORDS if word is not None else not is_positive(self.prior_precision):
             raise InputError(
@@ -286,6 +286,7 @@ def warn_of_columns(X: Array, estimator: Any, *, copies: bool = True) -> None:
         estimator: with the names of the columns, where they have some.
         copies: whether copies are looked for.
     """
+    read_flag("fit_intercept", estimator.fit_intercept)
     names = [str(name) for name in getattr(estimator, "feature_names_in_", range(X.shape[1]))]
     if copies:
         _warn_of_copies(X, names, estimator.fit_intercept)

@@ -1,6 +1,6 @@
 """Mixed models as estimators of scikit-learn: rows that come in groups, as visits of patients or pupils of schools."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ from torchngvi.adapters.sklearn.arguments import (
 from torchngvi.adapters.sklearn.base import Array, as_covariates, warn_of_columns, with_intercept
 from torchngvi.adapters.table_checks import check_names
 from torchngvi.adapters.words import family_of
+from torchngvi.arguments import read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MixedResult
 from torchngvi.mixed_models.predictions import Prediction
@@ -75,7 +76,10 @@ class _Mixed(BaseEstimator):
     def _parted(self, X: Any, groups: Any) -> tuple[Any, Array]:
         if groups is not None:
             labels = labels_of(groups)
-            rows = X.shape[0] if hasattr(X, "shape") else len(X)  # a sparse matrix has no length
+            shape = getattr(X, "shape", None)  # a sparse matrix has no length
+            if not (shape or hasattr(X, "__len__")) or isinstance(X, type):
+                raise InputError(f"X is a matrix, one row an observation; got {shown(X)}.")
+            rows = shape[0] if shape else len(X)
             if labels.shape != (rows,):
                 raise InputError(f"groups must be one label for each of the {rows} rows; got shape {labels.shape}.")
             return X, labels
@@ -100,13 +104,15 @@ class _Mixed(BaseEstimator):
 
     def _varying(self, X: Array) -> Array:
         """The design of the effects that vary: a column of ones, and the covariates whose slopes vary."""
-        if isinstance(self.slopes, str) or not isinstance(self.slopes, Iterable):
-            raise InputError(f"slopes is a list of columns, such as ['week'], or an empty one; got {self.slopes!r}.")
+        what = "is a list of columns, such as ['week'], or an empty one"
+        slopes = read_list("slopes", self.slopes, what)
+        if not all(isinstance(name, str | Integral) and not isinstance(name, bool) for name in slopes):
+            raise InputError(f"slopes {what}; got {shown(self.slopes)}.")
         names = list(getattr(self, "feature_names_in_", range(X.shape[1])))
-        lacking = [name for name in self.slopes if name not in names]
+        lacking = [name for name in slopes if name not in names]
         if lacking:
             raise InputError(f"slopes names {lacking[0]!r}; the columns are {', '.join(map(str, names))}.")
-        return np.column_stack([np.ones(len(X)), *(X[:, names.index(name)] for name in self.slopes)])
+        return np.column_stack([np.ones(len(X)), *(X[:, names.index(name)] for name in slopes)])
 
     # -------------------------------------------------------------------------------- fitting
 
