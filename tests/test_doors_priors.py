@@ -177,7 +177,7 @@ class TestCommandLine:
         mean = np.linalg.solve(precision, X.T @ frame.gaussian / 0.25)
         np.testing.assert_allclose(coefficients()["mean"], mean, rtol=1e-6)
 
-    @pytest.mark.parametrize("batches", [(), ("--batch-rows", 40)])
+    @pytest.mark.parametrize("batches", [(), ("--batch-rows", "40")])
     def test_categories_without_an_intercept_are_refused(self, batches, capsys):
         """Rows of the baseline had the predictor 0, whatever their mean."""
         frame = table()
@@ -331,7 +331,7 @@ class TestEstimators:
         np.testing.assert_allclose(two.coef_[0], [*one.intercept_, *one.coef_[0]], rtol=1e-6)
         np.testing.assert_allclose(two.coef_sd_, [one.intercept_sd_, *one.coef_sd_], rtol=1e-6)
 
-    @pytest.mark.parametrize("name", ESTIMATORS)
+    @pytest.mark.parametrize("name", ["linear", "linear default", "logistic", "poisson"])
     def test_a_full_set_of_indicators_is_an_intercept(self, name):
         """Levels far from 0 were drawn towards it, and the column beside them lost its slope."""
         frame = table()
