@@ -943,7 +943,7 @@ _MAC_WORD = re.compile(r"[A-Za-z]+[€\x81‚ƒ†‡ˆ‰Š‹Œ\x8dŽ\x8f\x90�
 
 
 class Dialect(NamedTuple):
-    """How the cells of a table of text are told apart and read.
+    """How the cells of a table of text are distinguished and read.
 
     >>> dialect(b"age;dose\\n50;1,5\\n60;2,25\\n", ",", "a.csv")
     Dialect(encoding='utf-8-sig', separator=';', decimal=',', skip=0, shifted=False, mac='')

@@ -26,7 +26,7 @@ class Watch:
             It is that after which `torchngvi.fit` ends: runs that recover had 12 in a row at most.
         climb: how far above its start a loss is far above it, in multiples of |loss| + D at the start, with D the
             number of latent variables (a draw of the loss differs from another by about √D).
-        steep: the same of the squared natural norm of the gradient, where the optimizer is not told the loss, as after
+        steep: the same of the squared natural norm of the gradient, where the optimizer does not see the loss, as after
             ``loss.backward()``, in multiples of that of the first step; and how many times beyond what is far above the
             start a value is said to be so at once.
         steps: the number of steps that have to be so, one for each that was, since single draws of a loss have long

@@ -132,7 +132,7 @@ def _forgotten(target: SparseGP) -> str:
         return ""
     return (
         f"q was found for other rows before, of which {lost / len(before):.0%} are not among the {total} rows given "
-        "now: q is for the rows of this call alone, and what the others told is forgotten. Give the old rows and the "
+        "now: q is for the rows of this call alone, and what the others said is forgotten. Give the old rows and the "
         "new ones together"
     )
 

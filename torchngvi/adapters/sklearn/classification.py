@@ -118,8 +118,8 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
             prior.precision.mul_(2)
             if place is not None and self.intercept_sd is not None:
                 prior.precision[place] = self.intercept_sd**-2
-            elif place is not None:
-                means[:, place] = torch.as_tensor(log_odds(codes, weights))
+            else:
+                means = torch.as_tensor(log_odds(codes, weights))[:, None] * units.level(1.0)
         model = softmax_model(design, codes, prior.precision.numpy(), weights, means.flatten())
         q = self._start(design, NormalPrior(means.flatten(), prior.precision), weights, classes)
         result = fit(q, model, progress=False, examine=False, max_evaluations=self.max_iter, tolerance=self.tol)
