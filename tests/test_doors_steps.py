@@ -28,7 +28,7 @@ from torchngvi import (
     Stein,
 )
 from torchngvi.errors import DivergenceWarning, InputError, RejectedStepError, RejectedStepWarning
-from torchngvi.expectations import PathDerivative
+from torchngvi.expectations import Independent, PathDerivative
 from torchngvi.ifvb import AIFVB, IFVB, MeanFieldGaussian
 from torchngvi.methods import CovarianceGD, NewtonCG, ProximalBBVI, RootGD, SVGDDensity, SymmetricSRVN
 from torchngvi.momentum import Adam
@@ -368,6 +368,27 @@ def refuse(q, opt, where=None, resting=None):
 
 
 @pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
+class TestDrawsOutsideOfTheSupport:
+    def log_joint(self, theta, wall):
+        return torch.where(theta[..., 0] > wall, -torch.inf, -0.5 * theta.square().sum(-1))
+
+    def test_one_of_many_is_no_divergence(self):
+        q = CholeskyGaussian(2, dtype=DTYPE)
+        opt = SRVN(q, lr=0.02, estimator=Stein(Independent(4, torch.Generator().manual_seed(0))))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DivergenceWarning)
+            losses = [float(opt.step(lambda theta: self.log_joint(theta, 2.8))) for _ in range(300)]
+        assert 0 < sum(map(math.isinf, losses)) < 20
+
+    def test_all_of_them_are(self):
+        q = CholeskyGaussian(2, dtype=DTYPE)
+        opt = SRVN(q, lr=0.02, estimator=Stein(Independent(64, torch.Generator().manual_seed(0))))
+        opt.step(lambda theta: self.log_joint(theta, math.inf))
+        with pytest.warns(DivergenceWarning, match="unless the loss itself has grown"):
+            for _ in range(10):
+                opt.step(lambda theta: self.log_joint(theta, -3.0))
+
+
 class TestRejectionsInARow:
     def test_they_end_in_an_error(self):
         """30 are allowed, which `Watch` says, and one that is taken begins the count again."""
