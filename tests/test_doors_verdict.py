@@ -308,6 +308,19 @@ def test_a_margin_keeps_its_budget_and_says_where_there_is_none():
     assert laplace_margin(q, LogJoint(lambda theta: theta.sum(-1) * torch.nan), 0) is None
 
 
+def test_a_margin_where_the_log_joint_raises():
+    """As in `examine`, an error far away is a place without a value."""
+
+    def guarded(theta):
+        if bool((theta > 2).any()):
+            raise ValueError("no such place")
+        return -0.5 * theta.square().sum(-1)
+
+    assert laplace_margin(CholeskyGaussian(2, dtype=F64), LogJoint(guarded), 0) is None
+    with pytest.raises(ValueError, match="no such place"):  # at q itself
+        laplace_margin(CholeskyGaussian(2, mean=torch.full((2,), 5.0), dtype=F64), LogJoint(guarded), 0)
+
+
 def test_a_margin_is_left_out_where_the_evidence_says_that_the_method_does_not_hold():
     """One of two normals has half of the evidence, and margins that end between the two."""
 

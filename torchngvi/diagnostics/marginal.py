@@ -16,6 +16,8 @@ from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.interfaces import Target
+from torchngvi.models.arguments import as_target
+from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _STEP = 0.5  # sds of q, the first
@@ -74,7 +76,7 @@ def laplace_margin(
 
     Returns:
         Mean and standard deviation of the margin; None where it was not followed to both ends, because the budget is
-        used up, the log joint is not finite, or has no maximum over the other coordinates.
+        used up, the log joint is not finite or raises an error there, or has no maximum over the other coordinates.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q = CholeskyGaussian(2, scale=0.5, dtype=torch.float64)  # four times too narrow
@@ -82,6 +84,7 @@ def laplace_margin(
     >>> abs(found.sd - 2.0) < 0.02, abs(found.mean) < 1e-6
     (True, True)
     """
+    target = target if isinstance(target, Guarded) else Guarded(as_target(target))  # far away it need not answer
     search = _Search(q, target, coordinate, max_gradients, over)
     middle = search.settled(torch.zeros_like(search.along))
     if middle is None:
