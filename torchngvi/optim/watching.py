@@ -56,6 +56,9 @@ class Watch:
                 raise InputError(f"{name} of Watch must be positive; got {value!r}.")
 
 
+UNWATCHED = Watch(rejections=torch.inf, climb=torch.inf, steep=torch.inf)  # of runs that are judged otherwise
+
+
 class Seen(NamedTuple):
     """What is known of one step when it has been taken, or not."""
 
