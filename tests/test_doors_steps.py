@@ -383,7 +383,6 @@ def refuse(q, opt, where=None, resting=None):
     opt.step(resting=resting)
 
 
-@pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
 class TestDrawsOutsideOfTheSupport:
     def log_joint(self, theta, wall):
         return torch.where(theta[..., 0] > wall, -torch.inf, -0.5 * theta.square().sum(-1))
@@ -406,6 +405,7 @@ class TestDrawsOutsideOfTheSupport:
             opt.step(lambda theta: self.log_joint(theta, -3.0))
 
 
+@pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
 class TestRejectionsInARow:
     def test_they_end_in_an_error(self):
         """30 are allowed, which `Watch` says, and one that is taken begins the count again."""
