@@ -159,7 +159,12 @@ class MultilevelModel(MultilevelLogJoint):
             )
         factors = zip(self.names, self.rows.factors, strict=True)
         names = self.column_names or asked.numbers(self.rows.p)
-        remarks.warn_of(self.rows.X, {f"the grouping factor {name}": of.n for name, of in factors}, names)
+        remarks.warn_of(
+            self.rows.X,
+            {f"the grouping factor {name}": of.n for name, of in factors},
+            names,
+            self.rows.likelihood.link == "identity",
+        )
         if way != "quadrature":
             return self._over_all(way, _DRAWS if draws is None else draws, seed, progress, budget)
         return self._closed(draws, seed, progress, budget)

@@ -17,13 +17,14 @@ _POINTS = 64  # at which that is looked for
 _NORMAL = 3.92  # standard deviations in the interval of 95 %
 
 
-def warn_of(X: Tensor, groups: Mapping[str, int], names: Sequence[str]) -> None:
+def warn_of(X: Tensor, groups: Mapping[str, int], names: Sequence[str], own_noise: bool = False) -> None:
     """Warn of columns of X that depend on one another, and of factors with hardly any groups.
 
     Args:
         X: the design of the fixed effects, (N, p).
         groups: the number of groups of each factor, by what it is called.
         names: of the columns.
+        own_noise: whether rows have a noise of their own, as measurements have.
     """
     ones = next((place for place, name in enumerate(names) if name.lower() == "intercept"), None)
     found = dependences(X)
@@ -32,6 +33,12 @@ def warn_of(X: Tensor, groups: Mapping[str, int], names: Sequence[str]) -> None:
     for sentence in told_dependences(names, found, ones):
         warnings.warn(f"C{sentence[1:]}", stacklevel=3)
     for name, count in groups.items():
+        if own_noise and count == len(X):
+            warnings.warn(
+                f"{name[0].upper()}{name[1:]} has one row in each group: what differs between groups and what differs "
+                "between rows cannot be told apart, and the priors alone part the two. Is it the column that is meant?",
+                stacklevel=3,
+            )
         if count <= _FEW:
             some = "1 group, which tells" if count == 1 else f"{count} groups, which tell"
             warnings.warn(

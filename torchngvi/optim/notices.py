@@ -49,6 +49,21 @@ def warn_of_divergence(method: str, what: str, rho: Tensor) -> None:
     )
 
 
+def warn_of_falling(method: str, loss: float) -> None:
+    """Warn that a loss falls without bound while its gradient grows.
+
+    Args:
+        method: the name of the optimizer's class.
+        loss: its value.
+    """
+    warn(
+        f"{method}: the loss has fallen to {loss:.3g}, and its gradient grows: the run diverges, since the log joint "
+        "does not confine q. If the function returns -log p, an energy, return its negative; give every parameter a "
+        "proper prior.",
+        DivergenceWarning,
+    )
+
+
 def _domain(q: Posterior) -> str:
     return q.domain if q.framed else f"the domain where {q.domain}"
 

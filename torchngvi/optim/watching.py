@@ -123,7 +123,13 @@ def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | No
     if not may_be_asked(value) or bool(state["far"].isnan().any()):
         far = watch.steep * (value + dim) if seen.lossless else value + watch.climb * (value.abs() + dim)
         state["far"] = torch.where(state["far"].isnan() & far.isfinite(), far, state["far"])
+<<<<<<< HEAD
     high = value > state["far"]  # NaN is no step, and counted as such; an infinite draw says nothing of how far
+=======
+    high = value > state["far"]  # what is not finite is no step, and counted as such
+    if q.framed and fallen(seen, state):
+        high = high | ((value < -state["far"]) & (q.norm2(q.local(seen.start.e)) > watch.steep * dim))
+>>>>>>> main
     if seen.refused is None and may_be_asked(high) and not bool(high.any()) and not bool(state["counts"].any()):
         return None
     rejected, above = state["counts"]
@@ -135,6 +141,12 @@ def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | No
     if seen.resting is not None:
         rejected = torch.where(seen.resting, torch.inf, rejected)
     return torch.stack([rejected.amin(), above.amax()])
+
+
+def fallen(seen: Seen, state: State) -> bool:
+    """Whether a loss that is known is as far below 0 as one that is far above its start is above it."""
+    loss = seen.start.loss
+    return not seen.lossless and may_be_asked(loss) and bool((loss < -state["far"]).any())
 
 
 def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float], said: bool) -> bool:
@@ -155,6 +167,9 @@ def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float
         RejectedStepError: more rejections in a row, of all members, than ``watch.rejections``.
     """
     rejected, above = known
+    if not said and above >= watch.steps and not seen.lossless and bool((seen.start.loss < 0).all()):
+        notices.warn_of_falling(method, float(seen.start.loss.max()))
+        said = True
     if not said and above >= watch.steps:
         what = "the squared natural norm of the gradient was" if seen.lossless else "the loss was"
         notices.warn_of_divergence(method, f"{what} far above its start in {int(above)} of the last steps", seen.rho)
