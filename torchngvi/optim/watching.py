@@ -123,13 +123,9 @@ def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | No
     if not may_be_asked(value) or bool(state["far"].isnan().any()):
         far = watch.steep * (value + dim) if seen.lossless else value + watch.climb * (value.abs() + dim)
         state["far"] = torch.where(state["far"].isnan() & far.isfinite(), far, state["far"])
-<<<<<<< HEAD
     high = value > state["far"]  # NaN is no step, and counted as such; an infinite draw says nothing of how far
-=======
-    high = value > state["far"]  # what is not finite is no step, and counted as such
     if q.framed and fallen(seen, state):
         high = high | ((value < -state["far"]) & (q.norm2(q.local(seen.start.e)) > watch.steep * dim))
->>>>>>> main
     if seen.refused is None and may_be_asked(high) and not bool(high.any()) and not bool(state["counts"].any()):
         return None
     rejected, above = state["counts"]
