@@ -123,14 +123,15 @@ def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | No
     if not may_be_asked(value) or bool(state["far"].isnan().any()):
         far = watch.steep * (value + dim) if seen.lossless else value + watch.climb * (value.abs() + dim)
         state["far"] = torch.where(state["far"].isnan() & far.isfinite(), far, state["far"])
-    high = value > state["far"]  # what is not finite is no step, and counted as such
+    high = value > state["far"]  # NaN is no step, and counted as such; an infinite draw says nothing of how far
     if q.framed and fallen(seen, state):
         high = high | ((value < -state["far"]) & (q.norm2(q.local(seen.start.e)) > watch.steep * dim))
     if seen.refused is None and may_be_asked(high) and not bool(high.any()) and not bool(state["counts"].any()):
         return None
     rejected, above = state["counts"]
     rejected = torch.zeros_like(rejected) if seen.refused is None else (rejected + 1) * seen.refused
-    more = 1 + (watch.steps - 1) * (value > watch.steep * state["far"])  # so far that one is enough
+    enough = value.isfinite() & (value > watch.steep * state["far"])  # so far that one is enough
+    more = 1 + (watch.steps - 1) * enough
     above = torch.where(high, above + more, (above - 1 / watch.memory).clamp_min(0.0))
     state["counts"] = torch.stack([rejected, above])
     if seen.resting is not None:
