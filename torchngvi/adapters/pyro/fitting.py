@@ -116,7 +116,8 @@ def _validated(
     def at_guide() -> poutine.Trace:
         return trace(poutine.replay(model, trace(guide).get_trace(*args, **kwargs))).get_trace(*args, **kwargs)
 
-    found = refusals({"q": at_guide, "the prior": lambda: trace(model).get_trace(*args, **kwargs)})
+    # a scale that is negative at a share .16 of the prior escapes 24 draws of it in 1.5 % of the models
+    found = refusals({"q": (at_guide, 8), "the prior": (lambda: trace(model).get_trace(*args, **kwargs), 24)})
     if found is None:
         return result
     warnings.warn(

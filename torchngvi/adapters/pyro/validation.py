@@ -152,20 +152,19 @@ def validate(
 
 
 @torch.no_grad()
-def refusals(runs: Mapping[str, Callable[[], Trace]], draws: int = 32) -> str | None:
+def refusals(runs: Mapping[str, tuple[Callable[[], Trace], int]]) -> str | None:
     """Run a model at draws of its latents, and count the draws at which it violates a constraint of a parameter.
 
     A scale that is drawn from a Normal is positive at the start of a fit and negative elsewhere.
 
     Args:
-        runs: by what is drawn from, what draws and runs the model, and gives the trace.
-        draws: from each.
+        runs: by what is drawn from, what draws and runs the model, and gives the trace, with the number of draws.
 
     Returns:
         A clause that counts them and quotes Pyro; None where there are none, or where Pyro is set not to look. What a
         model does at values that are not finite is no violation.
     """
-    for source, run in runs.items():
+    for source, (run, draws) in runs.items():
         found = []
         with poutine.block(), torch.random.fork_rng():
             torch.manual_seed(0)
