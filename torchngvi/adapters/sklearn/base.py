@@ -79,13 +79,12 @@ class BayesianLinear(BaseEstimator):
         prior = self._prior(word, design, y, weights, likelihood)
         design = self._scaled(design)
         # about the origin of y, so that residuals of the fit are not differences of large numbers
-        place, origin = self._place(design.shape[1]), torch.zeros_like(prior.mean)
-        if likelihood.link == "identity" and place is not None:
-            origin[place] = prior.mean[place]
+        place = self._place(design.shape[1])
+        origin = prior.mean.clone() if likelihood.link == "identity" else torch.zeros_like(prior.mean)
         about = NormalPrior(prior.mean - origin, prior.precision)
         model = GeneralizedLinear(
             torch.as_tensor(design),
-            torch.as_tensor(y - float(origin.sum())),
+            torch.as_tensor(y) - torch.as_tensor(design) @ origin,
             likelihood,
             prior_precision=about.precision,
             prior_mean=about.mean,
@@ -132,7 +131,8 @@ class BayesianLinear(BaseEstimator):
         if word is not None and self.standardization_ is not None:
             w = np.ones(len(y)) if weights is None else weights
             targets, rows, offset = (torch.as_tensor(part) for part in (y, w, np.zeros(len(y))))
-            location, unit = location_and_unit(targets, likelihood.link, offset, rows)
+            through_0 = self.standardization_.constant is None
+            location, unit = location_and_unit(targets, likelihood.link, offset, rows, through_0=through_0)
             name = "default" if word == AUTO else word
             return named_prior(name, location, unit, self.standardization_, self.intercept_sd)
         unit = 1.0
@@ -278,16 +278,18 @@ def first_scale(design: Array, precision: Array, weights: Array | None) -> float
     return min(float(precision[0]) ** -0.5, 1 / size) if size > 0 else 1.0
 
 
-def warn_of_columns(X: Array, estimator: Any) -> None:
+def warn_of_columns(X: Array, estimator: Any, *, copies: bool = True) -> None:
     """Warn of columns of which nothing is learned: the same in all rows beside an intercept, or copies of others.
 
     Args:
         X: the rows, (n_samples, n_features).
         estimator: with the names of the columns, where they have some.
+        copies: whether copies are looked for.
     """
     read_flag("fit_intercept", estimator.fit_intercept)
     names = [str(name) for name in getattr(estimator, "feature_names_in_", range(X.shape[1]))]
-    _warn_of_copies(X, names, estimator.fit_intercept)
+    if copies:
+        _warn_of_copies(X, names, estimator.fit_intercept)
     same = (X[:1] == X).all(0)
     if not estimator.fit_intercept or len(X) < 2 or not same.any():
         return
