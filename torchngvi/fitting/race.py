@@ -254,7 +254,8 @@ class Race:
         if average is not None and bool((average.steps > 0).all()):
             ok = average.structure.cholesky(average.spread)[1]  # rounding may have made it indefinite
             average.spread = where_members(ok, average.spread, self.q.frame().marginals())
-            places.append(average.posterior().coordinates)
+            if bool(average.structure.cholesky(average.spread)[1].all()):  # and that of q where noise has nearly gone
+                places.append(average.posterior().coordinates)
         return before, put_at_best(self.q, self.target, places, _COMPARED, self.seed + 5)
 
 
