@@ -23,6 +23,9 @@ class BuresWasserstein(Rule):
     of the natural rules are not.  A step so long that I - αG is not positive definite, and reflects q, is not taken.
     The structure of q must admit products of symmetric matrices (dense, block diagonal or diagonal).
 
+    Args:
+        reflecting: take steps that reflect q too, as the papers do.
+
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
     >>> q = CholeskyGaussian(1)  # V = 1
@@ -36,6 +39,9 @@ class BuresWasserstein(Rule):
     natural = False
     full_algebra = True
 
+    def __init__(self, reflecting: bool = False) -> None:
+        self.reflecting = reflecting
+
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """Return the path α -> (I - αG) V (I - αG) of the covariance, with m - αg as its mean."""
         local = q.local(e)
@@ -44,6 +50,8 @@ class BuresWasserstein(Rule):
 
         def at(rho: Tensor) -> Affine:
             M = eye - q.structure.scaled(rho, G)
+            if self.reflecting:
+                return Affine(M, -rho[..., None] * g)
             inside = torch.where(q.structure.cholesky(M)[1], torch.ones_like(rho), torch.nan)
             return Affine(q.structure.scaled(inside, M), -rho[..., None] * g)
 

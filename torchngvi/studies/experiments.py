@@ -110,6 +110,7 @@ def _budget(case: Case, starts: int) -> Budget:
 def _data(case: Case, budget: Budget) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The training and the test rows of a case, float64."""
     if case.data in ("synthetic", "quadratic"):
+        if case.rows:
         budget.require(f"case {case.name!r}", case.rows, case.features)
         X, y = _synthetic(case) if case.data == "synthetic" else quadratic(case.eigenvalues, case.precision)
         count = round(case.test_fraction * len(y))
