@@ -1494,7 +1494,7 @@ def test_wrong_pairs_are_refused():
     for scale, kind in ((0, positive), (math.nan, positive), ("wide", "a number")):
         with raises(f"init_scale is a standard deviation in unconstrained space and must be {kind}; got {scale!r}."):
             AutoGaussian(schools, init_scale=scale)
-    with raises("the model is a function or a module that samples; got Tensor."):
+    with raises("model is a function or a module that samples; got a tensor of shape (12,), torch.float64."):
         AutoGaussian(Y)
     with raises(
         "posterior makes q once its size is known: pass a class such as CholeskyGaussian; got CholeskyGaussian(10"

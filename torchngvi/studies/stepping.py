@@ -81,8 +81,8 @@ def unguarded(optimizer: Optimizer) -> Optimizer:
 class Turned(Rule):
     """A rule along a straight line of mean and root C, with the columns of C' turned so that its diagonal is positive.
 
-    Papers leave the sign of the diagonal free: V' = C'C'ᵀ is the same for either.  The library does not take a step that
-    turns one; a reproduction of a paper does.
+    Papers leave the sign of the diagonal free: V' = C'C'ᵀ is the same for either.  The library does not take a step
+    that turns one; a reproduction of a paper does.
 
     Args:
         rule: one that emits a `Tangent`, such as `NaturalGradient`.
