@@ -403,6 +403,23 @@ def test_copies_are_named(capsys):
         BayesianMixedRegressor("g", draws=100).fit(grouped(bare).drop(columns="y"), bare.y)
 
 
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (lambda x: 0 * x + 3, "Column 2 is the same in all rows, as 0 is"),
+        (lambda x: 0 * x, "Column 2 is the same in all rows, as 0 is"),
+        (lambda x: 2 * x + 1, "Column 2 is 1 in other units, a multiple of it plus a constant"),
+    ],
+)
+def test_columns_of_arrays_that_say_nothing(column, words):
+    """Columns are centred and scaled before they are looked at, so that one that is the same in all rows is 0 there."""
+    rng, ones = np.random.default_rng(0), np.ones(60)
+    x, y = rng.normal(size=60), rng.poisson(2.0, size=60)
+    model = torchngvi.MixedModel(np.stack([ones, x, column(x)], 1), y, (ones[:, None], np.arange(60) // 6), "poisson")
+    with pytest.warns(UserWarning, match=words):
+        model.fit(progress=False, draws=400)
+
+
 def test_groups_that_are_fixed_effects_too():
     table = grouped(clean())
     said = "is both a fixed effect and a grouping factor"

@@ -564,7 +564,7 @@ REFUSALS = {
     ),
     "rows that tell nothing": (
         lambda: MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log", weights=torch.zeros(3)),
-        "no row has a positive weight, of which nothing can be told. Give at least one.",
+        "no row has a positive weight, of which nothing can be learned. Give at least one.",
     ),
     "another q": (
         lambda: fit(CholeskyGaussian(2, dtype=DTYPE), MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log")),

@@ -235,7 +235,7 @@ class TestConstantColumns:
             BayesianLogisticRegression().fit(X, y.where(X.age < 1, "lost"))
         with (
             pytest.warns(UserWarning, match=message),
-            pytest.warns(UserWarning, match="intercept is site in other units"),
+            pytest.warns(UserWarning, match="site is the same in all rows, as intercept is"),
         ):
             BayesianMixedRegressor("ward").fit(X, X.age)
         with warnings.catch_warnings():

@@ -39,7 +39,10 @@ def test_seed_of_a_mixed_model(random, seed):
         (MixedPrior(-1), "fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got -1"),
         (MixedPrior(sd=HalfNormal("a")), "sd must have positive and finite numbers; got HalfNormal(scale='a')."),
         (MixedPrior(sd=HalfNormal(), concentration="a"), "concentration is that of the LKJ density, positive and"),
-        (MixedPrior(precision=3), "precision of a prior is a torchngvi.models.Wishart(dof, scale), or None; got 3."),
+        (
+            MixedPrior(precision=3),
+            "precision of a prior is a torchngvi.models.Wishart(dof, scale), 'kass-natarajan' or None; got 3.",
+        ),
         (
             MixedPrior(precision=Wishart("a", 1.0)),
             "the degrees of freedom of the Wishart prior must exceed r - 1 = 0; ",

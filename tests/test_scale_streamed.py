@@ -294,5 +294,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InputError, match="must hold numbers, stored by rows; got float64 for X"):
         Npy(tmp_path / "F.npy", tmp_path / "y.npy")
     np.save(tmp_path / "z.npy", np.ones(3))
-    with pytest.raises(InputError, match="rows counts the rows of a batch, at least 1; got 0"):
+    with pytest.raises(
+        InputError, match="rows counts the rows of a batch and must be a whole number, at least 1; got 0"
+    ):
         Npy(tmp_path / "X.npy", tmp_path / "z.npy", rows=0)

@@ -301,8 +301,10 @@ class TestSufficientDecreaseAlone:
 
     @pytest.mark.parametrize(("grow", "shrink"), [(1.0, 0.5), (2.0, 1.0), (2.0, 0.0), (math.nan, 0.5), (2.0, math.nan)])
     def test_factors(self, grow, shrink):
-        text = f"grow must exceed 1 and shrink lie in (0, 1); got {grow} and {shrink}."
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        wrong = f"grow is a factor and must be above 1, finite; got {grow}."
+        if grow > 1:
+            wrong = f"shrink is a factor and must be above 0, below 1, finite; got {shrink}."
+        with pytest.raises(InputError, match=f"^{re.escape(wrong)}$"):
             SufficientDecrease(grow=grow, shrink=shrink)
 
 

@@ -566,12 +566,14 @@ class TestRefusals:
             examine(CholeskyGaussian(2, (3,)), normal)
 
     def test_a_posterior_without_a_frame(self):
-        with pytest.raises(PairError, match="reads the mean and the root of a Gaussian posterior; got FlatCholesky.$"):
+        with pytest.raises(
+            PairError, match="examine needs a Gaussian posterior, such as CholeskyGaussian.dim.; got FlatCholesky.$"
+        ):
             examine(FlatCholesky.standard(2), normal)
 
     def test_a_result_holds_the_posterior(self):
         result = fit(CholeskyGaussian(2, dtype=F64), normal, progress=False)
-        with pytest.raises(PairError, match=r"a Gaussian posterior; got FitResult\. Pass its posterior\.$"):
+        with pytest.raises(InputError, match=r"got FitResult first\. Pass its posterior\.$"):
             examine(result, normal)
 
     def test_temperature_zero(self):

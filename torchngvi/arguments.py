@@ -483,6 +483,28 @@ def read_tensor(
     return tensor
 
 
+def read_shares(name: str, value: Any) -> list[float]:
+    """Read levels of quantiles.
+
+    Args:
+        name: the name of the argument.
+        value: what the user gave.
+
+    Returns:
+        The numbers.
+
+    Raises:
+        InputError: no numbers between 0 and 1, both excluded, such as per cent.
+
+    >>> read_shares("quantiles", [0.1, 0.9])
+    [0.1, 0.9]
+    """
+    given = value.tolist() if isinstance(value, Tensor) and value.ndim else value
+    levels = read_list(name, given, "are shares, such as [0.025, 0.975]")
+    what = "are shares, such as 0.025 for 2.5 per cent,"
+    return [read_number(name, level, what, above=0, below=1) for level in levels]
+
+
 def read_instance(
     name: str,
     value: Any,

@@ -14,6 +14,7 @@ import torch
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
 from torchngvi.extras import needing
+from torchngvi.messages import listed
 from torchngvi.mixed_models import MixedModel, MixedResult, MultilevelModel
 from torchngvi.models import Likelihood, MixedPrior, NegativeBinomial, PoissonLog, RandomEffects
 
@@ -122,6 +123,12 @@ class Formula:
                 "For a regression take an estimator of torchngvi.adapters.sklearn, or torchngvi fit on a command line."
             )
         self.columns = columns = columns_of(model, blocks)
+        both = sorted(set(columns.response) & set(columns.predictors))
+        if both:
+            raise InputError(
+                f"{listed(both)} stands on both sides of the formula {formula!r}, and would explain itself. Leave it "
+                "out on the right."
+            )
         names = sorted({name for some in columns for name in some})
         check_there(frame, names)
         table, spaces = stripped(frame[names], columns.groups)

@@ -31,6 +31,7 @@ Array = np.ndarray[Any, Any]
 MOST_LEVELS = 50  # of a column of texts: more are names, not categories
 _LARGEST = 1e140  # entry of a column, whose square is still a number
 _GAPS = 10  # numbers of a range for each that is there, in a numbering with gaps
+_NINES = re.compile(r"-9|-?99+")  # numbers that are used as codes for missing values
 _FEWEST = 10  # rows from which on numbers that differ in every row look like identifiers
 
 
@@ -455,6 +456,57 @@ def of_identifiers(frame: Any, names: Iterable[str], door: Door, zeros: Iterable
     return tuple(found)
 
 
+def of_codes(frame: Any, names: Iterable[str], door: Door) -> tuple[str, ...]:
+    """Find columns of measurements with a number that stands for missing values, such as -999.
+
+    Args:
+        frame: the table.
+        names: the columns that predict.
+        door: the words of the remedies.
+
+    Returns:
+        A note for each: nines that are repeated, farther from all others than these are apart.
+
+    >>> of_codes(pd.DataFrame({"bmi": [21.5, -99.0, 30.1, -99.0]}), ["bmi"], COMMAND)[0][:60]
+    "column 'bmi' holds -99 in 2 rows, far from all its others, a"
+    """
+    found = []
+    for name in names:
+        if getattr(frame[name].dtype, "kind", "O") not in "iuf":
+            continue
+        values = frame[name].dropna().to_numpy(dtype=float)
+        for code in {values.min(), values.max()} if len(values) else ():
+            same = values == code
+            others = values[~same]
+            if not _NINES.fullmatch(f"{code:g}") or same.sum() < 2 or not len(others):
+                continue
+            if np.abs(others - code).min() > max(np.ptp(others), 1.0):
+                found.append(
+                    f"column {name!r} holds {code:g} in {int(same.sum())} rows, far from all its others, as codes for "
+                    f"missing values are, and is taken as a measurement. If it is none: leave these cells empty, or "
+                    f"{door.to_leave_out(name)}"
+                )
+    return tuple(found)
+
+
+def of_copies(frame: Any) -> tuple[str, ...]:
+    """Say that more than half of the rows are copies of others, where a column has decimals, as measurements have.
+
+    >>> of_copies(pd.DataFrame({"x": [0.25, 1.5, 0.25, 1.5]}))[0][:33]
+    '4 of 4 rows are there more than o'
+    """
+    numbers = [frame[name].dropna().to_numpy() for name in frame if getattr(frame[name].dtype, "kind", "O") == "f"]
+    if not any(len(column) and bool((column % 1 != 0).mean() > 0.5) for column in numbers):
+        return ()
+    copies = int(frame.duplicated(keep=False).sum())
+    if 2 * copies <= len(frame):
+        return ()
+    return (
+        f"{copies} of {len(frame)} rows are there more than once, the same in every column, and count as often. If the "
+        "table was put together twice: leave the copies out",
+    )
+
+
 def _is_numbering(column: Any) -> bool:
     """Whether different whole numbers fill their range but for gaps, or all have the same number of digits."""
     low, high = int(column.min()), int(column.max())
@@ -723,7 +775,8 @@ def of_formula(
         texts = not is_number(column) and not isinstance(column.dtype, pd.CategoricalDtype)
         if texts and name not in coded and not any(repr(name) in fault for fault in faults):
             faults += of_levels(name, column.nunique(), door, chosen=False)
-    notes = of_identifiers(found.frame, [name for name in predictors if name not in coded], door, zeros)
+    plain = [name for name in predictors if name not in coded]
+    notes = (*of_identifiers(found.frame, plain, door, zeros), *of_codes(found.frame, plain, door))
     return Cleaned(found.frame, (*of_response.notes, *found.notes, *notes), tuple(faults))
 
 
@@ -868,7 +921,12 @@ def numeric(X: Any) -> tuple[Any, tuple[str, ...]]:
     unnamed = [str(name) for name in X.columns if re.fullmatch(r"Unnamed: \d+(\.\d+)*", str(name))]
     some = [f"column {name!r} had no name in its file, where it numbers the rows" for name in unnamed]
     rest = [name for name in found.frame.columns if str(name) not in unnamed]
-    return found.frame, (*found.notes, *some, *of_identifiers(found.frame, rest, FRAME))
+    return found.frame, (
+        *found.notes,
+        *some,
+        *of_identifiers(found.frame, rest, FRAME),
+        *of_codes(found.frame, rest, FRAME),
+    )
 
 
 # ------------------------------------------------------------------------------------ files of text
@@ -885,7 +943,7 @@ _MAC_WORD = re.compile(r"[A-Za-z]+[€\x81‚ƒ†‡ˆ‰Š‹Œ\x8dŽ\x8f\x90�
 
 
 class Dialect(NamedTuple):
-    """How the cells of a table of text are told apart and read.
+    """How the cells of a table of text are distinguished and read.
 
     >>> dialect(b"age;dose\\n50;1,5\\n60;2,25\\n", ",", "a.csv")
     Dialect(encoding='utf-8-sig', separator=';', decimal=',', skip=0, shifted=False, mac='')

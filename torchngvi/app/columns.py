@@ -13,6 +13,8 @@ from torchngvi.adapters.table_checks import (
     Door,
     cleaned,
     is_number,
+    of_codes,
+    of_copies,
     of_identifiers,
     of_unusable,
     refuse,
@@ -159,6 +161,8 @@ def from_frame(
     notes = (
         *notes,
         *of_identifiers(features, measured, COMMAND, read.zeros),
+        *of_codes(features, measured, COMMAND),
+        *of_copies(frame[[*names, named["target"]]]),
         *(f"{n} missing entries of {c.name} became {c.usual!r}, its commonest level" for c, n in gaps.items() if n),
     )
     return Table(

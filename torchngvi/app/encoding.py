@@ -141,6 +141,28 @@ def _in_order(level: str) -> tuple[float, str]:
     return (np.inf if pd.isna(number) else float(number), level)
 
 
+def check_baselines(encoding: Encoding | None, intercept: bool) -> None:
+    """Check that there is an intercept where levels are relative to a baseline, whose predictor is 0 otherwise.
+
+    Args:
+        encoding: of the table; None for a file without texts.
+        intercept: whether there is one.
+
+    Raises:
+        InputError: categories without an intercept.
+    """
+    categories = () if encoding is None else encoding.categories
+    if intercept or not categories:
+        return
+    first = categories[0]
+    raise InputError(
+        f"{listed([column.name for column in categories])} has levels that are relative to a baseline, and without an "
+        f"intercept there is nothing that says where the baseline lies: rows of {first.name} = {first.baseline} would "
+        "have the predictor 0. Leave --no-intercept out (of a formula the 0), or put a column of 0 and 1 for each "
+        "level into the table."
+    )
+
+
 def check_columns(
     frame: pd.DataFrame,
     needed: Sequence[str],

@@ -333,7 +333,7 @@ def _column(values: Content, name: str, column: Any) -> Column:
     levels, usual = tuple(column[1]), column[2]
     values.require(
         all(isinstance(level, str) for level in levels)
-        and len(set(levels)) == len(levels) != 1
+        and len(set(levels)) == len(levels)
         and isinstance(usual, str)
         and usual in (levels or ("",)),
         name,

@@ -31,7 +31,7 @@ from torchngvi.app.columns import Array, Table, numbers
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Columns, coded_target, require_spread
 from torchngvi.app.encoding import Column as Encoded
-from torchngvi.app.encoding import Encoding, category
+from torchngvi.app.encoding import Encoding, category, check_baselines
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
 from torchngvi.models.likelihoods import link_of
@@ -147,6 +147,7 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     refuse([fault for name, c in columns.items() for fault in _of_categories(name, c, chosen=name in chosen)])
     encoding = Encoding(tuple(_encoded(name, column) for name, column in columns.items()))
     summary = response.summary(coding)
+    check_baselines(encoding, settings.intercept)
     names, units, norm, same = _standardised(columns, encoding, settings)
     fill = np.full(len(names), np.nan)
     fill[: int(settings.intercept)] = 1.0

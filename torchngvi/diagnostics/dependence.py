@@ -53,7 +53,7 @@ def dependences(
     if rows < columns or len(there) < 2:
         return found
     root = torch.linalg.qr(centred[:, there] / lengths[there], mode="r")[1]
-    share = 10 * rounding**0.5  # of a column's size, below which nothing is told apart
+    share = 10 * rounding**0.5  # of a column's size, below which nothing is distinguished
     alone = root.diagonal().abs() > share
     first = alone.nonzero()[:, 0]
     for place in (~alone).nonzero()[:, 0].tolist():

@@ -55,6 +55,7 @@ from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
 
+_RISES = "the log joint rises away from q, so that q is not its fit: does the function return -log p, an energy?"
 _HOPEFUL = 100.0  # effective draws that the second time has to promise
 _ENTRIES = 20_000_000  # of the points at which they ask for gradients, unless one coordinate needs more
 _LOST = 0.05  # share of the draws that may fail
@@ -170,6 +171,7 @@ class _Examination:
         self.marginals = Marginals(self.frame.mean.clone(), q.stddev)
         self.unexamined: list[str] = []
         self.product = 2 * max(settings.confirmed, 2 * q.structure.widest + 2)  # gradients of one of a confirmation
+        self.rises = False  # the log joint, away from q
         self.climbed = 0  # draws of large weight from which modes were searched for
 
     def run(
@@ -194,6 +196,7 @@ class _Examination:
             self.unexamined.append("linear response and tails (q does not fit without them)")
         else:
             residuals = self.residuals(residuals)
+            self.rises = residuals is not None and residuals.rise
             third = self.third(residuals)
             sampled = self.sampled(third) or sampled
             shape = None if third is None else self.shape(third, residuals)
@@ -213,6 +216,8 @@ class _Examination:
         if doubtful is not None:
             self.confirm(doubtful)
         word, reasons = self.judged(shape, sampled, others)
+        if self.rises:
+            word, reasons = NOT, (_RISES, *(reasons if word == NOT else ()))
         effort = Effort(*self.allowed.spent, self.starts, tuple(self.unexamined), self.climbed)
         family = family_of(self.target.target)
         return Verdict(

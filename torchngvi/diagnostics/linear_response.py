@@ -55,6 +55,15 @@ class Residuals(NamedTuple):
         plus, minus = self.residual.chunk(2)
         return self.z[: len(plus)], 0.5 * (plus + minus), 0.5 * (plus - minus)
 
+    @property
+    def rise(self) -> bool:
+        """Whether the mean curvature of the log joint under q is positive, by three standard errors.
+
+        That of the best Gaussian is -1 in each direction of its frame, as the slope 0 of r along z says.
+        """
+        slopes = (self.residual * self.z).mean(-1)
+        return len(slopes) > 1 and bool(slopes.mean() < -1 - 3 * slopes.std() / len(slopes) ** 0.5)
+
 
 @dataclass(frozen=True)
 class ThirdOrder:

@@ -14,8 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count, read_number
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
+from torchngvi.models.arguments import as_target, read_gaussian
+from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _STEP = 0.5  # sds of q, the first
@@ -74,7 +78,11 @@ def laplace_margin(
 
     Returns:
         Mean and standard deviation of the margin; None where it was not followed to both ends, because the budget is
-        used up, the log joint is not finite, or has no maximum over the other coordinates.
+        used up, the log joint is not finite or raises an error there, or has no maximum over the other coordinates.
+
+    Raises:
+        InputError: a batch of posteriors, a coordinate that q has not, a budget that is no number.
+        PairError: a posterior that is no Gaussian.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q = CholeskyGaussian(2, scale=0.5, dtype=torch.float64)  # four times too narrow
@@ -82,6 +90,14 @@ def laplace_margin(
     >>> abs(found.sd - 2.0) < 0.02, abs(found.mean) < 1e-6
     (True, True)
     """
+    q = read_gaussian("laplace_margin", q, target)
+    if q.batch_shape:
+        raise InputError(f"laplace_margin takes one posterior at a time; got a batch of shape {tuple(q.batch_shape)}.")
+    coordinate = read_count("coordinate", coordinate, "counts the coordinates of θ from 0", at_least=0)
+    if coordinate >= q.dim:
+        raise InputError(f"coordinate counts the {q.dim} coordinates of θ from 0; got {coordinate}.")
+    max_gradients = read_number("max_gradients", max_gradients, "is a budget of gradients", at_least=0, infinite=True)
+    target = target if isinstance(target, Guarded) else Guarded(as_target(target))  # far away it need not answer
     search = _Search(q, target, coordinate, max_gradients, over)
     middle = search.settled(torch.zeros_like(search.along))
     if middle is None:

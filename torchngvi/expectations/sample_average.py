@@ -26,7 +26,7 @@ from torch import Tensor
 
 from torchngvi.arguments import read_callable, read_instance
 from torchngvi.expectations.drawing import Drawing, Seen
-from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.draws import Draws, Fixed
 from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 from torchngvi.structures import Forest
 from torchngvi.structures.pattern import Structured, is_whole
@@ -57,7 +57,7 @@ class SampleAverage(Drawing):
     draws: Fixed
 
     def __init__(self, draws: Fixed, watch: Callable[[Seen], None] | None = None) -> None:
-        super().__init__(read_instance("draws", draws, Fixed, "are fixed draws, such as Fixed(16)"))
+        super().__init__(read_instance("draws", draws, Draws, "are fixed draws, such as Fixed(16)"))
         if watch is not None:
             read_callable("watch", watch)
         self.watch = watch

@@ -7,6 +7,7 @@ Where H has negative or vanishing eigenvalues λ they are replaced by max(|λ|, 
 for V, and the result says how many there were at the end.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -143,7 +144,15 @@ def laplace(
             f"the covariance is γ H⁻¹, which needs a positive temperature γ; got {target.temperature}. "
             "At γ = 0 q is a point: minimise the log joint itself."
         )
-    return laplace_within(q, target, tolerance, max_iterations)
+    found = laplace_within(q, target, tolerance, max_iterations)
+    if (bad := int(found.repaired.max())) > 0:
+        warnings.warn(
+            f"where Newton's method ended the log joint has no maximum in {bad} of {q.dim} directions, and the "
+            "standard deviations there are not those of a posterior: its curvature is not negative. Give every "
+            "parameter a proper prior; if the function returns -log p, an energy, return its negative.",
+            stacklevel=3,
+        )
+    return found
 
 
 def usual_tolerance(q: Gaussian) -> float:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
@@ -29,6 +30,8 @@ _FAR = 1e4  # natural-gradient norm from which q begins at the mode
 _NEAR = 1.0  # the same of a convex ℓ, whose mode is found by a few passes without an expectation
 _PASSES = 100  # Newton steps for the mode of a model that is not convex
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
+_DOUBTED = 5  # rejections in a row after which two passes over batches are compared
+_APART = 1e-4  # of a loss, by which two passes over the same rows differ by rounding at most
 _NOISY = (
     "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
 )
@@ -272,6 +275,8 @@ class Steps(Engine):
                 f" The negative ELBO climbed from {self.first_loss:.6g} to {line.loss:.6g}, far above its start: use a "
                 "smaller lr or radius, or neither."
             )
+        if self.target.in_passes and self.stalled == _DOUBTED:
+            _check_passes(self.q, self.target)
         lost = "" if bool((alive & ~members).any()) else self._why_lost(line.loss, alive, members)
         return Standing(
             line,
@@ -329,3 +334,17 @@ class Steps(Engine):
         self.places = state.get("places", False)
         self.rounding.load_state_dict(state.get("rounding", {}))
         self._members = self._alive = None
+
+
+@torch.no_grad()
+def _check_passes(q: Posterior, target: Target) -> None:
+    """Check that two passes over the data see the same rows with the same labels, since steps are found by trial."""
+    if not isinstance(target, TractableTarget):
+        return
+    first, second = (target.negative_elbo(q).double() for _ in range(2))
+    if bool(((first - second).abs() > _APART * (first.abs() + 1)).any()):
+        raise InputError(
+            f"two passes over the batches give the losses {float(first.sum()):.6g} and {float(second.sum()):.6g} at "
+            "the same q: they do not hold the same rows with the same labels. Let one loader give the rows with their "
+            "labels, shuffled together or not at all, and each row once, without a sampler with replacement."
+        )

@@ -198,8 +198,9 @@ class Rounding:
         here = other.snapshot()
         for units in self.units:
             other.restore(Coordinates(here.vector * (1 + units * eps), here.matrix))
-            energy, _ = target.expected_energy(other.probed())  # by values alone: a target may know its own q only
-            losses.append((energy - target.temperature * other.entropy()).to(loss))
+            with torch.no_grad():  # by values alone: a target may know its own q only
+                energy = target.expected_energy(other.probed())[0]
+                losses.append((energy - target.temperature * other.entropy()).to(loss))
         every = torch.stack(losses)
         return near & (gain <= every.amax(0) - every.amin(0))
 

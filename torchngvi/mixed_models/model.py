@@ -190,7 +190,9 @@ class MixedModel(MixedLogJoint):
         X = X if self.processes is None else _root(self.rows.total(X.mT @ X)[0])
         if self.rows.leads:
             names = self.column_names or asked.numbers(self.rows.p)
-            remarks.warn_of(X, {"the grouping factor": self.rows.all_groups}, names)
+            own_noise = self.rows.likelihood.link == "identity"
+            groups = {"the grouping factor": self.rows.all_groups}
+            remarks.warn_of(X, self.rows.columns, groups, names, own_noise)
         if way == "quadrature":
             return self._integrated(nodes, draws, seed, progress, budget)
         q = self.posterior()

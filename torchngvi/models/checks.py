@@ -1,12 +1,13 @@
 """What the models demand of their data, each rule once."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_number, read_tensor
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, ScaleWarning
 from torchngvi.interfaces import FullPrior, Posterior, Prior
 from torchngvi.models.graphs import kept
 from torchngvi.numerics import sparse
@@ -179,6 +180,15 @@ def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
     weights = per_row("weights", value, X)
     if bool((weights < 0).any()):
         raise InputError(f"weights must not be negative; got {float(weights.min()):g}.")
+    if not weights.requires_grad and weights.shape[-1] > 2 and weights.device.type == "cpu":
+        total, largest = weights.sum(-1), weights.amax(-1)
+        if bool(((total - 1).abs() < 1e-4).all()) and bool((largest < 1 - 1e-4).all()):
+            warnings.warn(
+                f"the weights of the {weights.shape[-1]} rows sum to 1, so that all of them together tell as much as "
+                "one row: a weight says how many rows a row counts for. Multiply them by the number of rows.",
+                ScaleWarning,
+                stacklevel=4,
+            )
     return weights
 
 
@@ -268,6 +278,50 @@ def is_whole(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
+def labels(y: Tensor, classes: Any) -> Tensor:
+    """Refuse measurements in the place of labels.
+
+    Args:
+        y: the labels.
+        classes: the classes that the user named, which may be any numbers, or None.
+
+    Returns:
+        The labels.
+
+    Raises:
+        InputError: numbers that are not whole, of classes that are not named.
+
+    >>> labels(torch.tensor([0.0, 1.0]), None)
+    tensor([0., 1.])
+    """
+    broken = y != y.round()
+    if classes is None and bool(broken.any()):
+        raise InputError(
+            f"y must be labels, whole numbers; got {float(y[broken][0]):g} among them. For measurements take "
+            "GeneralizedLinear with family='gaussian'; labels of another kind are named by classes=."
+        )
+    return y
+
+
+def check_no_mask(index: Tensor, rows: int) -> None:
+    """Refuse a mask that is written in the numbers 0 and 1, which would name the first two rows.
+
+    Args:
+        index: row numbers, (B,).
+        rows: the number N of rows.
+
+    Raises:
+        InputError: N numbers, more than two, all of them 0 or 1.
+
+    >>> check_no_mask(torch.tensor([0, 1]), 3)
+    """
+    if 2 < len(index) == rows and index.device.type == "cpu" and bool(((index == 0) | (index == 1)).all()):
+        raise InputError(
+            f"row numbers were expected; got {rows} numbers that are all 0 or 1, as of a mask of the rows. Pass "
+            "mask.nonzero()[:, 0]."
+        )
+
+
 def batch_index(index: Any, X: Tensor) -> Tensor:
     """Read the row numbers of a mini-batch.
 
@@ -293,6 +347,7 @@ def batch_index(index: Any, X: Tensor) -> Tensor:
             f"a mini-batch is a list of at least one row number; got {tensor.dtype} of shape {tuple(tensor.shape)}. "
             "Of a mask, pass mask.nonzero()[:, 0]."
         )
+    check_no_mask(tensor, X.shape[-2])
     if tensor.device.type == "cpu":  # where asking costs nothing
         low, high = int(tensor.min()), int(tensor.max())
         if low < 0 or high >= X.shape[-2]:

@@ -70,7 +70,8 @@ def _signs(y: Tensor) -> Tensor:
     if len(values) == 1:
         raise InputError(
             f"a Bernoulli family needs two classes in y; every one of the {y.numel()} targets is {float(values[0]):g}. "
-            "Check the target column, or that the split has both classes."
+            "Check the target column, or that the split has both classes; of rows that come in batches name both, "
+            "classes=(0, 1)."
         )
     if len(values) > 2:
         raise InputError(

@@ -141,7 +141,7 @@ class IntegratedMixed(Target):
 class InScales(Target):
     """A log joint of globals with standard deviations and partial correlations in the place of some ω.
 
-    One wants it under priors of standard deviations, which reach to 0: see `torchngvi.models.scale_priors`.
+    Use it under priors of standard deviations, which reach to 0: see `torchngvi.models.scale_priors`.
 
     Args:
         target: the log joint of the globals.
@@ -194,8 +194,9 @@ class InScales(Target):
             xi[at] = scales_of_omega(xi[at], size)
         with torch.enable_grad():
             slopes = torch.autograd.functional.jacobian(lambda x: self.globals(x)[0], xi)
-        V = torch.linalg.solve(slopes, torch.linalg.solve(slopes, q.covariance.detach()).mT)
-        return CholeskyGaussian.from_moments(xi, 0.5 * (V + V.mT))
+        size = slopes.abs().amax(-1, keepdim=True)  # so that coordinates in small units are not lost in rounding
+        root = torch.linalg.solve(slopes / size, q.frame().dense().detach() / size)
+        return CholeskyGaussian.from_moments(xi, root @ root.mT)
 
 
 class Valued(Protocol):

@@ -82,7 +82,7 @@ class SoftmaxRegression(AdditiveTractable):
                 f"softmax regression takes one dense matrix X; got shape {tuple(self.X.shape)}, {self.X.layout}. "
                 "Pass X.to_dense(), or fit the members one by one."
             )
-        labels = checks.per_row("y", y, self.X)
+        labels = checks.labels(checks.per_row("y", y, self.X), classes)
         self.classes: Tensor = torch.unique(labels) if classes is None else checks.class_values(classes, labels)
         if len(self.classes) < 2 or labels.ndim > 1:
             raise InputError(
@@ -134,11 +134,7 @@ class SoftmaxRegression(AdditiveTractable):
         return (self.num_classes - 1) * self.X.shape[-1]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move and convert every tensor, with the arguments of ``torch.nn.Module.to``.
-
-        Returns:
-            A new model.
-        """
+        """Move and convert every tensor, with the arguments of ``torch.nn.Module.to``: a new model."""
         new = copy.copy(self)
         for name in ("X", "weights", "classes"):
             setattr(new, name, getattr(self, name).to(*args, **kwargs))
@@ -171,6 +167,10 @@ class SoftmaxRegression(AdditiveTractable):
     def tensors(self) -> tuple[Tensor, ...]:
         """Return every tensor that a value depends on."""
         return (self.X, self.y, self.weights, *self.prior)
+
+    def check(self, q: Posterior) -> None:
+        """Check that q is over these coefficients, as `torchngvi.models.checks.posterior` does."""
+        checks.posterior(q, self.dim, torch.Size(), self.X)
 
     def predictors(
         self,

@@ -166,6 +166,11 @@ class Streamed(AdditiveTractable):
                     f"a batch has the classes {model.coding}, and the first one {self.coding}: each was coded by the "
                     "labels that it happens to hold. Name all classes in the model of a batch: classes=(0, 1)."
                 )
+            if model.prior is not self.prior and not _alike(model.prior, self.prior):
+                raise InputError(
+                    "the model of a batch has another prior than that of the first one: each has the whole prior, "
+                    "which counts once and does not depend on the rows of a batch."
+                )
             yield model
 
     def pieces(self) -> Iterator[AdditiveTractable]:
@@ -240,3 +245,10 @@ class Streamed(AdditiveTractable):
     def known_data(self) -> tuple[Tensor, ...]:
         """Return the tensors of the prior; of the rows the value of the loss tells, in whatever order they come."""
         return tuple(self.prior)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two priors are the same, where asking costs nothing."""
+    parts = list(zip(one, other, strict=False)) if isinstance(one, tuple) and type(one) is type(other) else []
+    tensors = [(a, b) for a, b in parts if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    return all(a.device.type != "cpu" or (a.shape == b.shape and bool(torch.allclose(a, b))) for a, b in tensors)

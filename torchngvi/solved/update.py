@@ -265,6 +265,7 @@ def _numbered(rows: Any, count: int, device: torch.device) -> Tensor:
             f"rows are a list of at least one row number, or a mask of all {count} rows; got {tensor.dtype} of shape "
             f"{tuple(tensor.shape)}."
         )
+    checks.check_no_mask(tensor, count)
     low, high = int(tensor.min()), int(tensor.max())
     if low < 0 or high >= count:
         raise InputError(f"row numbers run from 0 to {count - 1}; got {low if low < 0 else high}.")

@@ -12,7 +12,6 @@ from torchngvi import registry
 from torchngvi.interfaces import Expectation, LogTangent, Move, Path, Posterior, Root, Rule, Tangent
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.optim.watching import UNWATCHED
-from torchngvi.rules import BuresWasserstein
 from torchngvi.stepsizes import Constant
 
 Optimizer = TypeVar("Optimizer", bound=NaturalGradientVI)
@@ -58,8 +57,8 @@ def steps(
 def unguarded(optimizer: Optimizer) -> Optimizer:
     """An optimizer that takes every step as papers print it, and says nothing of a run that diverges.
 
-    A study asks which runs diverge; and a step that turns the sign of a column of the root, see `Turned`, or reflects q
-    is taken, unless a momentum averages the steps.
+    A study asks which runs diverge; and a step that turns the sign of a column of the root is taken, see `Turned`,
+    unless a momentum averages the steps.
 
     Args:
         optimizer: of a run with a learning rate.
@@ -73,8 +72,7 @@ def unguarded(optimizer: Optimizer) -> Optimizer:
     """
     optimizer.watch = UNWATCHED
     if optimizer.momentum is None and not optimizer.step_size.needs_trial:
-        reflects = isinstance(optimizer.rule, BuresWasserstein)
-        optimizer.rule = BuresWasserstein(reflecting=True) if reflects else Turned(optimizer.rule)
+        optimizer.rule = Turned(optimizer.rule)
     return optimizer
 
 

@@ -98,6 +98,12 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
                 f"the inducing points have {features} features; got inputs of shape {tuple(x.shape)}. "
                 "Give x as (rows, features)."
             )
+        own = latents.strategy.inducing_points.dtype
+        if x.is_floating_point() and torch.promote_types(x.dtype, own) != own:
+            raise InputError(
+                f"the inputs are in {x.dtype} and the model is in {own}: call model.double() and "
+                "likelihood.double(), or give the data in the dtype of the model."
+            )
         if y.ndim == 0 or y.shape[row_dimension(y, latents)] != count(x):
             raise InputError(
                 f"a batch has {count(x)} rows of inputs and targets of shape {tuple(y.shape)}: check the shape of the "

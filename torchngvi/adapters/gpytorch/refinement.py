@@ -116,6 +116,15 @@ def refine_svgp(
 _fitted: WeakKeyDictionary[VariationalStrategy, Tensor] = WeakKeyDictionary()
 
 
+def forget_rows(strategy: VariationalStrategy) -> None:
+    """Forget for which rows q was found before: a training begins, with rows of its own.
+
+    Args:
+        strategy: of the model that is trained.
+    """
+    _fitted.pop(strategy, None)
+
+
 def _forgotten(target: SparseGP) -> str:
     """Say where rows for which q was found before are not among those that are given now; keep some of these."""
     assert isinstance(target.batches, list)
@@ -126,13 +135,14 @@ def _forgotten(target: SparseGP) -> str:
     _fitted[target.strategy] = torch.cat([x[:: -(-total // _REMEMBERED)] for x in parts]).clone()
     if before is None or before.shape[-1] != parts[0].shape[-1]:
         return ""
-    before = before.to(parts[0])
+    short = min(before.dtype, parts[0].dtype, key=lambda dtype: torch.finfo(dtype).bits)  # rows may be converted
+    before, parts = before.to(parts[0].device, short), [x.to(short) for x in parts]
     lost = sum(not any(bool((x == row).all(-1).any()) for x in parts) for row in before)
     if not lost:
         return ""
     return (
         f"q was found for other rows before, of which {lost / len(before):.0%} are not among the {total} rows given "
-        "now: q is for the rows of this call alone, and what the others told is forgotten. Give the old rows and the "
+        "now: q is for the rows of this call alone, and what the others said is forgotten. Give the old rows and the "
         "new ones together"
     )
 

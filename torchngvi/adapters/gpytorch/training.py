@@ -23,7 +23,7 @@ from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_op
 from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import forget, kept_modes
-from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
+from torchngvi.adapters.gpytorch.refinement import forget_rows, refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.results import TrainingResult
 from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.scales import check_start, is_constant
@@ -150,6 +150,7 @@ def train_svgp(
         trained = replace(_untrained("because no round was run."), unit="rounds")
         if rounds > 0 and any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters())):
             engine = Rounds(model, likelihood, x, y, rounds)
+            forget_rows(latents.strategy)
             check_start(model, likelihood, x, y)
             trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, returned, progress, checkpoint)
         elif left_open(latents.strategy):
@@ -248,7 +249,8 @@ def train_svgp_in_batches(
             returned = until_the_end.enter_context(lent_posterior(model))
             model.train()
             likelihood.train()
-            q = SparseGP(model, likelihood, []).posterior
+            target = SparseGP(model, likelihood, [])
+            q = target.posterior
             check_optimizer(hyper_optimizer, q, [*model.parameters(), *likelihood.parameters()])
         if processes is not None:  # the same settings on all ranks, and the leader's model, likelihood and draws
             alike = of_run(model, likelihood, (), num_data, hyper_optimizer)
@@ -258,6 +260,7 @@ def train_svgp_in_batches(
             processes.same_draws()
         trained = _untrained("because no epoch was run.")
         if epochs > 0:
+            forget_rows(target.strategy)
             engine = Epochs(model, likelihood, batches, num_data, hyper_optimizer, epochs, processes)
             trained = _trained(engine, joined(Gradients(epochs), stop), callbacks, returned, progress, checkpoint)
         forget(model)

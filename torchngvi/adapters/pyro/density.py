@@ -37,7 +37,7 @@ from torchngvi.adapters.pyro.sites import (
     random_sites,
 )
 from torchngvi.adapters.pyro.starting import listed, start
-from torchngvi.adapters.pyro.validation import validate
+from torchngvi.adapters.pyro.validation import scored, validate, warn_of_sites
 from torchngvi.arguments import read_callable, read_instance, read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
@@ -182,7 +182,8 @@ class ModelLogJoint(Target):
                 f"{method} minimises one objective, and a model that subsamples its data has another in each run. "
                 "Pass all data, or take the steps of NaturalSVI."
             )
-        first, second = self(self.initial), self(self.initial)
+        at = self.initial + 1  # at zero dropout, and rows that are drawn, change nothing
+        first, second = self(at), self(at)
         if bool(((first - second).abs() > 1e3 * torch.finfo(first.dtype).eps * first.abs().clamp_min(1.0)).any()):
             raise InputError(
                 f"{method} minimises one objective, and the model gives {float(first):.6g} and then "
@@ -208,7 +209,7 @@ class ModelLogJoint(Target):
         trace, conditioned = self._traced(values, plate)
         conditioned.check()
         with pyro.validation_enabled(False):
-            trace.compute_log_prob()
+            scored(trace)
         return trace
 
     @torch.no_grad()
@@ -266,6 +267,7 @@ class ModelLogJoint(Target):
         """Not NaN at the initial point."""
         values = self.layout.constrained(self.initial)[0]
         trace = self.trace(values)
+        warn_of_sites(trace, [site.name for site in self.layout.sites], bool(self.args or self.kwargs))
         for site in random_sites(trace):
             if bool(site["log_prob"].isnan().any()):
                 raise InputError(

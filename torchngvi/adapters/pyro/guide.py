@@ -34,7 +34,7 @@ from torchngvi.adapters.pyro.owned import Step
 from torchngvi.adapters.pyro.sites import is_enumerable, latents
 from torchngvi.adapters.pyro.starting import start
 from torchngvi.adapters.pyro.structure import Structure, check_choice, check_plates, made
-from torchngvi.arguments import read_callable, read_instance, read_number
+from torchngvi.arguments import read_callable, read_instance, read_number, read_shares
 from torchngvi.errors import InputError
 from torchngvi.fitting.laplace import laplace
 from torchngvi.interfaces import Posterior
@@ -286,6 +286,10 @@ class AutoGaussian(AutoContinuous):
         """Draw θ, (D,), as the auxiliary site of the guide, through which a loss of Pyro reaches q."""
         fn = LatentGaussian(self.posterior, step=self._step)
         return pyro.sample(f"_{self._pyro_name}_latent", fn, infer={"is_auxiliary": True})
+
+    def quantiles(self, quantiles: Any, *args: Any, **kwargs: Any) -> Any:
+        """The quantiles of each latent, at levels between 0 and 1, as Pyro's guides give them."""
+        return super().quantiles(read_shares("quantiles", quantiles), *args, **kwargs)
 
     def get_base_dist(self) -> TorchDistribution:
         """The standard normal N(0, I), which `get_transform` takes to q."""

@@ -27,7 +27,7 @@ from torchngvi.adapters.pyro.local_layout import PlateLayout
 from torchngvi.adapters.pyro.local_sites import Globals, Sites
 from torchngvi.adapters.pyro.local_steps import Visits
 from torchngvi.adapters.pyro.starting import start
-from torchngvi.arguments import read_callable, read_instance, read_number, read_size
+from torchngvi.arguments import read_callable, read_instance, read_number, read_shares, read_size
 from torchngvi.errors import InputError
 from torchngvi.numerics import small_blocks
 from torchngvi.posteriors import PrecisionCholeskyGaussian
@@ -236,7 +236,9 @@ class AutoLocalGaussian(AutoGuide):
         own = small_blocks.inverse(root).square().sum(-2)
         across = torch.linalg.solve_triangular(top.root, memo.slope, upper=False).square().sum(-2)
         mean = memo.centre - top.mean @ memo.slope
-        z = torch.special.ndtri(torch.as_tensor(list(quantiles), dtype=mean.dtype, device=mean.device))
+        z = torch.special.ndtri(
+            torch.as_tensor(read_shares("quantiles", quantiles), dtype=mean.dtype, device=mean.device)
+        )
         b = mean + z[:, None, None] * (own + across).sqrt()
         g = top.mean + z[:, None] * torch.cholesky_inverse(top.root).diagonal().sqrt()
         return {site.name: site.transform(self.layout.free(site, b, g)) for site in self.layout.sites}

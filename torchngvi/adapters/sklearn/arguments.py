@@ -1,5 +1,6 @@
 """Arguments of the estimators, after a check: numbers, numbers of draws, and seeds by scikit-learn's convention."""
 
+import warnings
 from numbers import Integral
 from typing import Any
 
@@ -22,6 +23,8 @@ def validated(estimator: Any, X: Any, *y: Any, **options: Any) -> Any:
     """
     for name, value in (("X", X), *(("y", one) for one in y)):
         _check(name, value, masked=True)
+    for one in y:
+        _warn_of_order(X, one)
     try:
         found = validate_data(estimator, X, *y, **options)
     except OverflowError as error:
@@ -29,6 +32,47 @@ def validated(estimator: Any, X: Any, *y: Any, **options: Any) -> Any:
     for one in y:
         _check("y", one)
     return found
+
+
+def _warn_of_order(X: Any, y: Any) -> None:
+    """Warn of a y whose index is that of X in another order, since rows are taken as they stand."""
+    rows, labels = (getattr(value, "index", None) for value in (X, y))
+    if rows is None or labels is None or callable(rows) or callable(labels) or len(rows) != len(labels):
+        return
+    if rows.equals(labels) or not rows.is_unique or not rows.sort_values().equals(labels.sort_values()):
+        return
+    warnings.warn(
+        "The index of y is that of X in another order, and rows are taken as they stand, as in all of scikit-learn. "
+        "Put y in the order of X: y.loc[X.index].",
+        stacklevel=4,
+    )
+
+
+def numbers_of(y: Any) -> Any:
+    """The targets of a regression as float64.
+
+    Raises:
+        InputError: texts that are no numbers.
+    """
+    try:
+        return y.astype(np.float64)
+    except ValueError as error:
+        raise InputError(
+            f"y must be numbers ({error}). For classes take BayesianLogisticRegression or BayesianMixedClassifier."
+        ) from error
+
+
+def check_classes_weigh(classes: Any, codes: Any, weights: Any) -> None:
+    """Check that each class has a row whose weight is not 0.
+
+    Raises:
+        InputError: a class all of whose rows have the weight 0.
+    """
+    if weights is None:
+        return
+    for place, total in enumerate(np.bincount(codes, weights, len(classes))):
+        if not total > 0:
+            raise InputError(f"all rows of the class {classes[place]} have the weight 0, as if there were none of it.")
 
 
 def weights_of(sample_weight: Any, X: Any) -> Any:

@@ -79,13 +79,12 @@ class BayesianLinear(BaseEstimator):
         prior = self._prior(word, design, y, weights, likelihood)
         design = self._scaled(design)
         # about the origin of y, so that residuals of the fit are not differences of large numbers
-        place, origin = self._place(design.shape[1]), torch.zeros_like(prior.mean)
-        if likelihood.link == "identity" and place is not None:
-            origin[place] = prior.mean[place]
+        place = self._place(design.shape[1])
+        origin = prior.mean.clone() if likelihood.link == "identity" else torch.zeros_like(prior.mean)
         about = NormalPrior(prior.mean - origin, prior.precision)
         model = GeneralizedLinear(
             torch.as_tensor(design),
-            torch.as_tensor(y - float(origin.sum())),
+            torch.as_tensor(y) - torch.as_tensor(design) @ origin,
             likelihood,
             prior_precision=about.precision,
             prior_mean=about.mean,
@@ -132,7 +131,8 @@ class BayesianLinear(BaseEstimator):
         if word is not None and self.standardization_ is not None:
             w = np.ones(len(y)) if weights is None else weights
             targets, rows, offset = (torch.as_tensor(part) for part in (y, w, np.zeros(len(y))))
-            location, unit = location_and_unit(targets, likelihood.link, offset, rows)
+            through_0 = self.standardization_.constant is None
+            location, unit = location_and_unit(targets, likelihood.link, offset, rows, through_0=through_0)
             name = "default" if word == AUTO else word
             return named_prior(name, location, unit, self.standardization_, self.intercept_sd)
         unit = 1.0

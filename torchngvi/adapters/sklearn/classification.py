@@ -9,7 +9,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of, validated, weights_of
+from torchngvi.adapters.sklearn.arguments import (
+    RandomState,
+    check_classes_weigh,
+    checked_count,
+    generator_of,
+    validated,
+    weights_of,
+)
 from torchngvi.adapters.sklearn.base import AUTO, Array, BayesianLinear, as_covariates, warn_of_columns
 from torchngvi.adapters.sklearn.several import centred, draws_of, log_odds, softmax_model
 from torchngvi.diagnostics.predictive import log_predictive_density
@@ -83,6 +90,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_[0]}; the classifier needs two.")
         weights = weights_of(sample_weight, X)
+        check_classes_weigh(self.classes_, codes, weights)
         if len(self.classes_) > 2:
             return self._fit_several(X, codes, weights)
         self._fit(X, codes.astype(np.float64), weights, BernoulliLogit())
@@ -110,8 +118,8 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
             prior.precision.mul_(2)
             if place is not None and self.intercept_sd is not None:
                 prior.precision[place] = self.intercept_sd**-2
-            elif place is not None:
-                means[:, place] = torch.as_tensor(log_odds(codes, weights))
+            else:
+                means = torch.as_tensor(log_odds(codes, weights))[:, None] * units.level(1.0)
         model = softmax_model(design, codes, prior.precision.numpy(), weights, means.flatten())
         q = self._start(design, NormalPrior(means.flatten(), prior.precision), weights, classes)
         result = fit(q, model, progress=False, examine=False, max_evaluations=self.max_iter, tolerance=self.tol)

@@ -16,6 +16,7 @@ from torchngvi.adapters.sklearn.arguments import (
     checked_count,
     generator_of,
     labels_of,
+    numbers_of,
     seed_of,
     validated,
     weights_of,
@@ -156,6 +157,12 @@ class _Mixed(BaseEstimator):
         check_is_fitted(self)
         rows, labels = self._split(X, groups)
         rows = validated(self, as_covariates(rows), dtype=np.float64, reset=False)
+        kinds = [{isinstance(label, str) for label in some.tolist()} for some in (self.groups_, labels)]
+        if len(labels) and not kinds[0] & kinds[1]:  # as numbers that have become text in a file
+            raise InputError(
+                f"the groups of the fit are as {self.groups_.tolist()[0]!r}, those of these rows as "
+                f"{labels.tolist()[0]!r}, so that all would be new. Convert the column, by astype(int) or astype(str)."
+            )
         number: dict[Any, int] = {label: i for i, label in enumerate(self.groups_.tolist())}
         index = [number.setdefault(label, len(self.groups_) - 1 - len(number)) for label in labels.tolist()]
         return self.result_.predict(
@@ -264,7 +271,7 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         X, labels = self._split(X, groups)
         X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
         weights = weights_of(sample_weight, X)
-        return self._fit(X, y.astype(np.float64), labels, family, weights)
+        return self._fit(X, numbers_of(y), labels, family, weights)
 
     def predict(self, X: Any, groups: Any = None, return_std: bool = False) -> Any:
         """The predictive mean, given the effects of the row's group; of a group that is new, over all that it may have.

@@ -8,7 +8,7 @@ import torch
 from sklearn.base import RegressorMixin
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import is_positive, validated, weights_of
+from torchngvi.adapters.sklearn.arguments import is_positive, numbers_of, validated, weights_of
 from torchngvi.adapters.sklearn.base import Array, BayesianLinear, as_covariates
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
@@ -186,7 +186,7 @@ class BayesianLinearRegression(RegressorMixin, BayesianLinear):
             InputError: noise that is not positive.
         """
         X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
-        y = y.astype(np.float64)
+        y = numbers_of(y)
         weights = weights_of(sample_weight, X)
         auto = isinstance(self.noise, str) and self.noise == "auto"
         if not auto and not is_positive(self.noise):
