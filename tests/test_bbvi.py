@@ -486,7 +486,7 @@ class TestBounds:
             landing_variance(-1.0, 2, 0.0)
         with pytest.raises(InputError, match=r"kurtosis is E u⁴ for E u² = 1 and must be at least 1, finite; got 0\.5"):
             closed_entropy_variance(1.0, 2, 0.0, kurtosis=0.5)
-        with pytest.raises(InputError, match="fisher4 is not negative; got -1"):
+        with pytest.raises(InputError, match=r"fisher4 must be 0 or larger, and finite; got -1\.0"):
             landing_bound(1.0, 1.0, 2, -1.0, 0.1)
 
 

@@ -15,6 +15,7 @@ from torchngvi import (
     SRVN,
     VN,
     CholeskyGaussian,
+    Constant,
     DataLogJoint,
     GeneralizedLinear,
     KLRadius,
@@ -191,10 +192,17 @@ def by_rate(q):
 
 OTHERS = {
     "lr": (lambda q: VN(q, lr=0.5), r"its lr is \[0\.1\], here it is \[0\.5\]\. Remove it, or name another file\.$"),
-    "trials": (lambda q: VN(q), r"its step_size is Constant\(\), here it is SufficientDecrease\(decrease=0\.1, grow=4"),
+    "trials": (
+        lambda q: VN(q),
+        r"its step_size is KLRadius\(radius=0\.2\), here it is SufficientDecrease\(decrease=0\.1, grow=4",
+    ),
     "radius": (
         lambda q: VN(q, lr=0.1, step_size=KLRadius(2.0)),
-        r"is Constant\(\), here it is KLRadius\(radius=2\.0\)",
+        r"is KLRadius\(radius=0\.2\), here it is KLRadius\(radius=2\.0\)",
+    ),
+    "printed": (
+        lambda q: VN(q, lr=0.1, step_size=Constant()),
+        r"is KLRadius\(radius=0\.2\), here it is Constant\(",
     ),
     "method": (lambda q: SRVN(q, lr=0.1), "its rule is VariationalNewton|its method is VN, here it is SRVN"),
     "momentum": (lambda q: VN(q, lr=0.1, loss_scale=2.0), r"its loss_scale is \[1\.0\], here it is \[2\.0\]"),

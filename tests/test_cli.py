@@ -249,9 +249,15 @@ class TestOutputs:
         assert {path.name for path in Path("runs/breast_cancer").iterdir()} == WRITTEN
         assert summary("runs/breast_cancer")["converged"] is False
 
+    @pytest.mark.filterwarnings("always::torchngvi.errors.DivergenceWarning")
+    @pytest.mark.filterwarnings("always::torchngvi.errors.RejectedStepWarning")
     def test_divergence_is_written_too(self, capsys):
-        assert run("--data", "iris", "--success", "virginica", "--method", "srvn", "--lr", 1) == 1
-        assert "not converged, because" in capsys.readouterr().err
+        """The steps of Snngm are as long as lr says, and no bound in nats shortens them."""
+        flags = ("--method", "snngm", "--posterior", "precision", "--lr", 1e60)
+        assert run("--data", "iris", "--success", "virginica", *flags) == 1
+        captured = capsys.readouterr()
+        assert "not converged, because" in captured.err
+        assert "the run diverges" in captured.out
         assert {path.name for path in Path("runs/iris").iterdir()} == WRITTEN
         elbo = summary("runs/iris")["elbo"]  # as large as the last evaluation left it, or nothing JSON could hold
         assert elbo is None or elbo < -1e100

@@ -12,6 +12,7 @@ from small_problems import make_model, make_posterior, same_bits
 
 from torchngvi import SRVN, VN, CholeskyGaussian, NaturalGradientVI, Stein, fit
 from torchngvi.errors import InputError
+from torchngvi.stepsizes import Constant
 
 pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
 
@@ -202,7 +203,7 @@ def test_rejected_steps_in_a_row_go_on_being_counted(tmp_path):
     for stop in (None, 20, None):
         q = CholeskyGaussian(3, scale=0.1, dtype=torch.float64)
         stops, file = [lambda record, stop=stop: record.evaluations == stop], tmp_path / "run.pt" if results else None
-        results.append(quiet(q, model, VN(q, lr=5.0), checkpoint=file, callbacks=stops))
+        results.append(quiet(q, model, VN(q, step_size=Constant(5.0)), checkpoint=file, callbacks=stops))
     assert results[0].reason.startswith("because 30 steps in a row were rejected")
     assert results[1].reason.startswith("because a callback stopped it")
     assert results[2].reason == results[0].reason

@@ -25,6 +25,7 @@ from torchngvi.expectations import Antithetic, Autograd, Quadrature
 from torchngvi.interfaces import FullPrior, Prior
 from torchngvi.models import GaussianNoise, SoftmaxRegression
 from torchngvi.rules import VariationalNewton
+from torchngvi.stepsizes import Constant
 
 
 def precision(seed=7, dim=DIM):
@@ -90,7 +91,7 @@ class TestFullPrior:
         model = GeneralizedLinear(X, y, "gaussian", prior_precision=Lambda, prior_mean=mu)
         for name in ("cholesky", "natural"):
             q = random_posterior(name, (), seed=4)
-            VN(q, lr=1.0).step(model)
+            VN(q, lr=1.0, step_size=Constant()).step(model)
             S = Lambda + X.mT @ X
             close(q.precision, S, IDENTITY)
             close(q.mean, torch.linalg.solve(S, Lambda @ mu + X.mT @ y), IDENTITY)

@@ -34,6 +34,7 @@ from torchngvi.networks import (
 )
 from torchngvi.networks.noise import normals, windows
 from torchngvi.rules import NaturalGradient, Retraction
+from torchngvi.stepsizes import Constant
 from torchngvi.structures import Diagonal
 
 untrained = pytest.mark.filterwarnings("ignore:The posterior has seen no data:UserWarning")
@@ -100,7 +101,8 @@ def test_a_step_is_the_one_of_a_dense_posterior(rule):
     kinds = {NaturalGradient: torchngvi.NaturalGaussian, Retraction: DiagonalGaussian}
     shape = {"structure": Diagonal} if rule is NaturalGradient else {}
     dense = kinds[rule](D, mean=m, scale=sds(q), dtype=torch.float64, **shape)
-    NaturalGradientVI(dense, rule(), lr=rho, estimator=Hessian(2)).step(lambda t: -0.5 * (H * (t - b).square()).sum(-1))
+    opt = NaturalGradientVI(dense, rule(), lr=rho, step_size=Constant(), estimator=Hessian(2))
+    opt.step(lambda t: -0.5 * (H * (t - b).square()).sum(-1))
 
     step = family.natural(like((H * (m - b)) / n, family.mean))
     observed = like(H / n - delta, family.mean)

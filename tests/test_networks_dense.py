@@ -13,6 +13,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Hessian
 from torchngvi.networks import VON, Categorical, GradientNoise, SampledLabels, attach, network, outputs
 from torchngvi.rules import NaturalGradient
+from torchngvi.stepsizes import Constant
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}
 
@@ -60,7 +61,7 @@ def test_a_step_is_that_of_vn():
     def log_joint(t):
         return -0.5 * torch.einsum("...i,ij,...j->...", t - b, H, t - b)
 
-    NaturalGradientVI(other, NaturalGradient(), lr=rho, estimator=Hessian(2)).step(log_joint)
+    NaturalGradientVI(other, NaturalGradient(), lr=rho, step_size=Constant(), estimator=Hessian(2)).step(log_joint)
     rows = [part.mT.unflatten(-1, p.shape) for part, p in zip(half.split(family.sizes), family.mean, strict=True)]
     family.absorb_(family.statistics(rows, 9.0), rho)
     family.refresh_(0.0)

@@ -13,6 +13,7 @@ from torchngvi.errors import PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Cost, Expectation, Raw
 from torchngvi.rules import Geodesic, VariationalNewton
+from torchngvi.stepsizes import Constant
 from torchngvi.studies.papers.open_questions.curves import CURVES, away, begun, optimum, robust, settled, under_noise
 from torchngvi.studies.papers.open_questions.floor import gaussian
 from torchngvi.studies.papers.open_questions.held_flow import HeldFlow
@@ -75,7 +76,7 @@ class TestHeldFlow:
         for t in (0.3, 2.0):
             end = natural_gradient_flow(q, model, [t])
             p = CholeskyGaussian(3, mean=q.mean, scale=q.scale_tril, dtype=DTYPE)
-            NaturalGradientVI(p, HeldFlow(), lr=t).step(model)
+            NaturalGradientVI(p, HeldFlow(), lr=t, step_size=Constant()).step(model)
             near(p.mean, end.mean[-1], 1e-8)
             near(p.covariance, end.covariance[-1], 1e-8)
 

@@ -7,6 +7,7 @@ import torch
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, Snngm
 from torchngvi.expectations import BonnetPrice, Independent, Quadrature
 from torchngvi.momentum import NormalizedMomentum
+from torchngvi.stepsizes import Constant
 from torchngvi.studies.papers import open_questions
 from torchngvi.studies.papers.open_questions import mean_field
 from torchngvi.studies.papers.open_questions.batches import expected, geometric_constant
@@ -219,7 +220,7 @@ class TestMeanField:
         precision = model.X.mT @ model.X + torch.eye(3, dtype=DTYPE)
         q = DiagonalGaussian(3, mean=torch.tensor([1.0, -2.0, 0.5], dtype=DTYPE), scale=0.7, dtype=DTYPE)
         before = q.mean.clone()
-        VN(q, lr=1.0).step(model)
+        VN(q, lr=1.0, step_size=Constant()).step(model)
         D = precision.diagonal()
         expected = (model.X.mT @ model.y - (precision - torch.diag(D)) @ before) / D
         assert q.mean.detach().numpy() == pytest.approx(expected.numpy(), rel=1e-9)

@@ -923,7 +923,7 @@ def test_options_must_be_positive(option, what, value):
 
 
 def test_a_learning_rate_for_each_member():
-    """As one optimizer each; one that is not positive is refused."""
+    """As one optimizer each; one that is negative is refused."""
 
     def take(q, lr):
         loss = 3.0 * (q.mean_probe + q.mean - 1.0).square().sum() - q.entropy().sum()
@@ -938,7 +938,7 @@ def test_a_learning_rate_for_each_member():
         torch.testing.assert_close(together.mean[member], alone.mean, rtol=1e-14, atol=1e-14)
         torch.testing.assert_close(together.scale_tril[member], alone.scale_tril, rtol=1e-14, atol=1e-14)
     assert not torch.equal(together.mean[0], together.mean[1])
-    with refuses(InputError, "lr must be positive; got -0.1."):
+    with refuses(InputError, "lr must not be negative; got -0.1."):
         VN(CholeskyGaussian(2, (2,)), lr=torch.tensor([0.5, -0.1]), step_size=Constant())
 
 

@@ -428,7 +428,7 @@ def test_conjugate_posterior_in_one_step(model, family):
     """Whitened fixed draws are exact for quadratics, and a full step of VN lands on the optimum."""
     guide = AutoGaussian(model, family).setup(X, Y)
     mean, covariance = exact_moments()
-    opt = ngvi.VN(guide.posterior, lr=1.0, estimator=ngvi.Stein(ngvi.Fixed(8)))
+    opt = ngvi.VN(guide.posterior, lr=1.0, step_size=ngvi.Constant(), estimator=ngvi.Stein(ngvi.Fixed(8)))
     density = log_joint(model, X, Y)
     structure = guide.posterior.structure
     for _ in range(1 if structure.widest == structure.dim else 400):
@@ -442,13 +442,14 @@ def test_conjugate_posterior_in_one_step(model, family):
 def test_conjugate_posterior_by_exact_curvature_and_by_random_draws(model):
     mean, covariance = exact_moments()
     guide, density = AutoGaussian(model).setup(X, Y), log_joint(model, X, Y)
-    ngvi.VN(guide.posterior, lr=1.0, estimator=Hessian(2)).step(density)  # a pair of draws has the gradient at the mean
+    full = {"lr": 1.0, "step_size": ngvi.Constant()}
+    ngvi.VN(guide.posterior, **full, estimator=Hessian(2)).step(density)  # a pair of draws has the gradient at the mean
     close(guide.posterior.mean, mean, IDENTITY)
     close(guide.posterior.covariance, covariance, IDENTITY)
 
     # Stein's precision is I + R zᵀ with R = (H - I) z whitened at the start: its error is known
     guide, draws = AutoGaussian(model, init_scale=0.3).setup(X, Y), 4096
-    ngvi.VN(guide.posterior, lr=1.0, estimator=ngvi.Stein(ngvi.Independent(draws))).step(density)
+    ngvi.VN(guide.posterior, **full, estimator=ngvi.Stein(ngvi.Independent(draws))).step(density)
     z = torch.linalg.cholesky(covariance).mT @ torch.linalg.inv(guide.posterior.covariance) @ torch.linalg.cholesky(
         covariance
     ) - torch.eye(3)
@@ -1490,10 +1491,11 @@ def test_wrong_pairs_are_refused():
         NaturalSVI(schools, AutoGaussian(schools), {"lr": 0.1})
     with raises("num_samples must be even"):
         NaturalSVI(schools, AutoGaussian(schools), num_particles=3)
-    for scale in (0, math.nan, "wide"):
-        with raises(f"init_scale is a standard deviation in unconstrained space, positive; got {scale!r}."):
+    positive = "positive and finite"
+    for scale, kind in ((0, positive), (math.nan, positive), ("wide", "a number")):
+        with raises(f"init_scale is a standard deviation in unconstrained space and must be {kind}; got {scale!r}."):
             AutoGaussian(schools, init_scale=scale)
-    with raises("the model is a function or a module that samples; got Tensor."):
+    with raises("model is a function or a module that samples; got a tensor of shape (12,), torch.float64."):
         AutoGaussian(Y)
     with raises(
         "posterior makes q once its size is known: pass a class such as CholeskyGaussian; got CholeskyGaussian(10"

@@ -130,7 +130,8 @@ class NormBelow(Criterion):
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run, as converged, once the norm of every member is within the tolerance."""
-        if not bool(standing.members.all()):
+        diverged = standing.rounded and standing.climb  # what a huge loss hides is no optimum
+        if diverged or not bool(standing.members.all()):
             return None
         least = ", the least that the rounding of the ELBO allows" if standing.rounded else ""
         return Stop(f"natural-gradient norm {standing.record.norm:.2g}{least}.{standing.climb}", converged=True)
@@ -197,11 +198,9 @@ class Rounding:
         here = other.snapshot()
         for units in self.units:
             other.restore(Coordinates(here.vector * (1 + units * eps), here.matrix))
-            with (
-                torch.no_grad()
-            ):  # nor is the copy asked whether it fits: some targets know q as the one that they hold
-                value = target.expected_energy(other.probed())[0] - target.temperature * other.entropy()
-            losses.append(value.to(loss))
+            with torch.no_grad():  # by values alone: a target may know its own q only
+                energy = target.expected_energy(other.probed())[0]
+                losses.append((energy - target.temperature * other.entropy()).to(loss))
         every = torch.stack(losses)
         return near & (gain <= every.amax(0) - every.amin(0))
 

@@ -110,7 +110,8 @@ def _budget(case: Case, starts: int) -> Budget:
 def _data(case: Case, budget: Budget) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The training and the test rows of a case, float64."""
     if case.data in ("synthetic", "quadratic"):
-        budget.require(f"case {case.name!r}", case.rows, case.features)
+        if case.rows:  # a quadratic has as many as its eigenvalues
+            budget.require(f"case {case.name!r}", case.rows, case.features)
         X, y = _synthetic(case) if case.data == "synthetic" else quadratic(case.eigenvalues, case.precision)
         count = round(case.test_fraction * len(y))
         return (X[count:], y[count:]), (X[:count], y[:count])

@@ -3,9 +3,13 @@
 import inspect
 import time
 from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from torch import Tensor
+
 from torchngvi import registry
+from torchngvi.interfaces import Expectation, LogTangent, Move, Path, Posterior, Root, Rule, Tangent
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.optim.watching import UNWATCHED
 from torchngvi.stepsizes import Constant
@@ -50,8 +54,11 @@ def steps(
             yield Look(iteration, seconds, value)
 
 
-def unwatched(optimizer: Optimizer) -> Optimizer:
-    """An optimizer that says nothing of a run that diverges, where a study asks which ones do.
+def unguarded(optimizer: Optimizer) -> Optimizer:
+    """An optimizer that takes every step as papers print it, and says nothing of a run that diverges.
+
+    A study asks which runs diverge; and a step that turns the sign of a column of the root is taken, see `Turned`,
+    unless a momentum averages the steps.
 
     Args:
         optimizer: of a run with a learning rate.
@@ -60,15 +67,57 @@ def unwatched(optimizer: Optimizer) -> Optimizer:
         The same one.
 
     >>> from torchngvi import VN, CholeskyGaussian
-    >>> unwatched(VN(CholeskyGaussian(1), lr=3.0)).watch.rejections
+    >>> unguarded(VN(CholeskyGaussian(1), lr=3.0)).watch.rejections
     inf
     """
     optimizer.watch = UNWATCHED
+    if optimizer.momentum is None and not optimizer.step_size.needs_trial:
+        optimizer.rule = Turned(optimizer.rule)
     return optimizer
 
 
+class Turned(Rule):
+    """A rule along a straight line of mean and root C, with the columns of C' turned so that its diagonal is positive.
+
+    Papers leave the sign of the diagonal free: V' = C'C'ᵀ is the same for either.  The library does not take a step
+    that turns one; a reproduction of a paper does.
+
+    Args:
+        rule: one that emits a `Tangent`, such as `NaturalGradient`.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
+    >>> from torchngvi.expectations import Hessian
+    >>> from torchngvi.rules import NaturalGradient
+    >>> q = CholeskyGaussian(1)
+    >>> opt = NaturalGradientVI(q, Turned(NaturalGradient()), lr=1.0, step_size=Constant(), estimator=Hessian(2))
+    >>> _ = opt.step(lambda theta: -2 * theta.square().sum(-1))  # C' = 1 - ½ · 3
+    >>> q.scale_tril.item(), opt.rejections
+    (0.5, 0)
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.emits, self.natural, self.full_algebra = rule.emits, rule.natural, rule.full_algebra
+
+    def __call__(self, q: Posterior, e: Expectation) -> Path:
+        """Return the path of the rule, whose moves name the new root itself where q holds one of the covariance."""
+        path = self.rule(q, e)
+
+        def at(rho: Tensor) -> Move:
+            move = path.at(rho)
+            if not isinstance(move, Tangent) or isinstance(move, LogTangent) or Root not in q.takes:
+                return move
+            here, change = q.coordinates, move.change
+            return Root(here.vector + change.vector, here.matrix + change.matrix)
+
+        return replace(path, at=at)
+
+
 def printed(name: str, q: Any, lr: float | None, **settings: Any) -> NaturalGradientVI:
-    """The method of that name with its update as the paper prints it: its rate is not bounded, nor is its run watched.
+    """The method of that name with its update as the paper prints it.
+
+    Its rate is not bounded, a step may turn the sign of a column of the root, and its run is not watched.
 
     Args:
         name: a key of `torchngvi.registry.METHODS`.
@@ -86,4 +135,4 @@ def printed(name: str, q: Any, lr: float | None, **settings: Any) -> NaturalGrad
     make = registry.METHODS.get(name)
     if lr is not None and make is not None and "step_size" in inspect.signature(make).parameters:
         settings["step_size"] = Constant()
-    return unwatched(registry.method(name, q, lr, **settings))
+    return unguarded(registry.method(name, q, lr, **settings))

@@ -117,7 +117,7 @@ class NaturalSVI:
             )
         self.model, self.guide, self.optim = model, guide, optim
         self.num_particles, self._draws = num_particles, Antithetic(num_particles)
-        if natural is not None:
+        if natural is not None and not (isinstance(natural, type) and issubclass(natural, NaturalGradientVI)):
             read_callable(
                 "natural", natural, "makes the optimizer of q, such as lambda q: VN(q, lr=0.1)", arguments="q"
             )

@@ -23,7 +23,7 @@ from torchngvi.studies.papers.kim2024.runs import reference_target
 from torchngvi.studies.papers.kim2026.runs import divergence
 from torchngvi.studies.papers.open_questions.problems import MODELS, exact_loss, solved
 from torchngvi.studies.stepping import steps as looks
-from torchngvi.studies.stepping import unwatched
+from torchngvi.studies.stepping import unguarded
 
 _START = 0.3  # C = 0.3 I and m = 0 for all
 MATCHING = "batch and match"
@@ -101,7 +101,7 @@ def _runs(each: Problem, method: str, constant: float, draws: int, runs: int, le
             matching.step(each.target, constant * draws * each.dim / number)
     else:
         make, estimator = METHODS[method]
-        opt = unwatched(make(q, lr=constant, step_size=Constant(), estimator=estimator(Independent(draws, generator))))
+        opt = unguarded(make(q, lr=constant, step_size=Constant(), estimator=estimator(Independent(draws, generator))))
 
         def step(number: int) -> None:
             opt.param_groups[0]["lr"] = constant * min(1.0, 100 / number)

@@ -14,7 +14,7 @@ from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.rules import ProximalRootGradient, VariationalNewton
 from torchngvi.stepsizes import Constant
 from torchngvi.studies.papers.kim2026.transport import ProximalBuresWasserstein
-from torchngvi.studies.stepping import unwatched
+from torchngvi.studies.stepping import unguarded
 from torchngvi.theory.kim2024 import GaussianTarget
 
 GEOMETRIES: dict[str, Callable[[], Rule]] = {
@@ -68,7 +68,7 @@ def steps_to(
     estimator = ESTIMATORS[names[1]](Independent(1, torch.Generator().manual_seed(0)))
     rates = lr[:, None].expand(_STEPS, runs)
     rule = GEOMETRIES[names[0]]()
-    opt = unwatched(NaturalGradientVI(q, rule, lr=rates, step_size=Constant(), estimator=estimator))
+    opt = unguarded(NaturalGradientVI(q, rule, lr=rates, step_size=Constant(), estimator=estimator))
     found: list[tuple[int, float]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RejectedStepWarning)

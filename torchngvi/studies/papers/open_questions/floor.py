@@ -28,7 +28,7 @@ from torchngvi.stepsizes import Constant
 from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.local import Ends, hessian, noise
 from torchngvi.studies.papers.open_questions.problems import MODELS, exact_loss, repeated, solved
-from torchngvi.studies.stepping import unwatched
+from torchngvi.studies.stepping import unguarded
 
 METHODS: dict[str, Any] = {"VN": VN, "SR-VN": SRVN}
 
@@ -107,7 +107,7 @@ def run_floor(
                 known = {"predicted": float(ends.constant(gamma))}
                 for method, bias in biases(covariance, model.dim, gamma).items():
                     q = repeated(star, 4 * runs if full else runs)
-                    opt = unwatched(
+                    opt = unguarded(
                         METHODS[method](q, lr=gamma, step_size=Constant(), estimator=estimator(name, draws))
                     )
                     found = stationary(opt, q, model, int(burn / gamma))

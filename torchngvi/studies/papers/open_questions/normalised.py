@@ -31,6 +31,7 @@ from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.floor import TARGETS, stationary
 from torchngvi.studies.papers.open_questions.local import flattened, hessian
 from torchngvi.studies.papers.open_questions.problems import repeated, solved
+from torchngvi.studies.stepping import unguarded
 
 ESTIMATORS: dict[str, Callable[[Independent], Estimator]] = {
     "Price": BonnetPrice,
@@ -106,7 +107,7 @@ def run_normalised(
 
 def _optimizer(method: str, q: CholeskyGaussian, step: float, estimator: Estimator) -> NaturalGradientVI:
     if method == "SR-VN":
-        return SRVN(q, lr=step, step_size=Constant(), estimator=estimator)
+        return unguarded(SRVN(q, lr=step, step_size=Constant(), estimator=estimator))
     return Snngm(q, lr=step, estimator=estimator, momentum=NormalizedMomentum("riemannian", beta=0.5))
 
 

@@ -26,7 +26,7 @@ from torchngvi.stepsizes import Constant
 from torchngvi.studies import figures, lines
 from torchngvi.studies.papers.mnist import images
 from torchngvi.studies.papers.wu2024.runs import CLAMP, NAMES, band, due
-from torchngvi.studies.stepping import steps, unwatched
+from torchngvi.studies.stepping import steps, unguarded
 
 _LOST = 30.0  # times the starting objective: a run beyond it has diverged
 
@@ -93,11 +93,11 @@ def _logistic(
     estimator: Estimator = Reparametrized(noise) if method == "SGD (r)" else BonnetPrice(noise)
     if method == "NGD (p)":
         q: Gaussian = NaturalGaussian(model.dim, (seeds,), dtype=model.X.dtype)
-        opt: NaturalGradientVI = unwatched(NGVI(q, lr, estimator=estimator))
+        opt: NaturalGradientVI = unguarded(NGVI(q, lr, estimator=estimator))
     else:
         q = CholeskyGaussian(model.dim, (seeds,), dtype=model.X.dtype)
         rule = ProjectedRootGradient(CLAMP)
-        opt = unwatched(NaturalGradientVI(q, rule, lr, step_size=Constant(), estimator=estimator))
+        opt = unguarded(NaturalGradientVI(q, rule, lr, step_size=Constant(), estimator=estimator))
     records: list[pd.DataFrame] = []
     start = math.inf
     with warnings.catch_warnings():
