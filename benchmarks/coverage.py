@@ -16,7 +16,8 @@ alone. Data are drawn again in each replicate; inputs are standard normal. The r
 A share of n intervals has the standard error √(.95 · .05/n): a row agrees with 95 % where it lies within three of them.
 For the logistic row the exact posterior under the same prior is measured beside the fit, by importance weights of 4,000
 draws. A truth at the boundary, an sd of 0, lies in no equal-tailed interval: for it the share of lower ends below .05
-is printed. Replicates whose binary targets are all alike have no information on the slope, and are left out and counted.
+is printed. Replicates whose binary targets are all alike have no information on the slope and
+are left out.
 Each replicate is a line of the file ``--out``, from which an interrupted run goes on.
 """
 
@@ -61,7 +62,7 @@ def logistic(seed):
 
 
 def exact_weights(theta, X, y):
-    """Importance weights of Gaussian draws for the posterior under the default prior, written out anew from its text."""
+    """Importance weights of Gaussian draws for the posterior under the default prior, written from its definition."""
     mean, sd = X.mean(0), X.std(0)
     at_means = theta[:, 0] + theta[:, 1:] @ mean
     share = y.mean()
