@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import softplus
 
 from torchngvi import MixedModel, PrecisionCholeskyGaussian, fit
-from torchngvi.models import FactorTarget
+from torchngvi.models import FactorTarget, MixedPrior
 
 ROWS, NEAR = 5, 0.1
 PROBLEMS = [(1000, 1, 3), (500, 2, 1)]  # groups, effects of each, fixed effects
@@ -37,7 +37,7 @@ def problem(groups, local, fixed, family, seed):
         y = torch.poisson(eta.exp(), generator)
     else:
         y = (torch.rand(len(number), dtype=torch.float64, generator=generator) < eta.sigmoid()).double()
-    model = MixedModel(X[:, :fixed], y, (X[:, :local], number), family)
+    model = MixedModel(X[:, :fixed], y, (X[:, :local], number), family, prior=MixedPrior(10.0, "kass-natarajan"))
     return model, in_factors(model, X.reshape(groups, ROWS, -1), y.reshape(groups, ROWS), local, fixed, family)
 
 
@@ -60,7 +60,7 @@ def in_factors(model, X, y, local, fixed, family):
         return data.sum(-1) - constant + effects
 
     def of_globals(theta):  # (draws, 1, p) -> (draws, 1)
-        return -prior.energy(theta[..., :fixed]) - model.precision.energy(theta[..., fixed:])
+        return -prior.energy(theta[..., :fixed]) - model.covariance_prior.energy(theta[..., fixed:])
 
     return FactorTarget(model.structure, [(0, of_groups), (-1, of_globals)])
 

@@ -6,7 +6,7 @@ Five rows a group.  A linear mixed model with an intercept of each group, with t
 with a covariate of its own in each row, and with an intercept and a slope: `MixedModel.fit` learns the residual sd,
 `statsmodels.MixedLM` is REML.  Then a logistic one with an intercept, 294 groups of about seven rows, whose sd is 4 as
 in the trial of toenail infections (De Backer et al. 1998): `BinomialBayesMixedGLM`, its variational Bayes,
-beside ours; its log sd has the prior N(0, 10²), and ours that of Kass and Natarajan (2006).
+beside ours; its log sd has the prior N(0, 10²), and ours half-t(3, 2.5) of the sd.
 
 With the word toenail the data of that trial follow, and a truth: sixteen chains of `benchmarks/mixed_truths.py`, 4,000
 sweeps each.  For each parameter the error of the mean, in posterior standard deviations, and the ratio of the standard

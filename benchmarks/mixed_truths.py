@@ -23,7 +23,7 @@ import torch
 from torchngvi import MixedModel
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.mixed_models.table import Marginals
-from torchngvi.models import MarginalMixed
+from torchngvi.models import MarginalMixed, MixedPrior
 from torchngvi.models.mixed_prior import root_of, scales_of
 
 CHAINS, DOF = 16, 5.0
@@ -50,7 +50,13 @@ def epilepsy():
     visit = torch.tensor([-0.3, -0.1, 0.1, 0.3], dtype=torch.float64)[column("period").long() - 1]
     one = torch.ones_like(base)
     X = torch.stack([one, base, treated, base * treated, age - age.mean(), visit], -1)
-    model = MixedModel(X, column("y"), (torch.stack([one, visit], -1), codes(column("subject"))), "poisson_log")
+    model = MixedModel(
+        X,
+        column("y"),
+        (torch.stack([one, visit], -1), codes(column("subject"))),
+        "poisson_log",
+        prior=MixedPrior(10.0, "kass-natarajan"),
+    )
     return model, ["intercept", "log base", "treated", "base x treated", "log age", "visit"], ["intercept", "visit"]
 
 
@@ -60,7 +66,12 @@ def toenail():
     months = (months - months.mean()) / months.std()
     one = torch.ones_like(months)
     X = torch.stack([one, treated, months, treated * months], -1)
-    model = MixedModel(X, column("outcome", "moderate or severe"), (one[:, None], codes(column("patientID"))))
+    model = MixedModel(
+        X,
+        column("outcome", "moderate or severe"),
+        (one[:, None], codes(column("patientID"))),
+        prior=MixedPrior(10.0, "kass-natarajan"),
+    )
     return model, ["intercept", "treated", "time", "time x treated"], ["intercept"]
 
 
@@ -107,7 +118,7 @@ class Chains:
 
     def effects(self, b, omega):
         """log p(b_i | ω), (C, n)."""
-        level = omega[:, self.model.precision.diagonal].sum(-1)[:, None]
+        level = omega[:, self.model.covariance_prior.diagonal].sum(-1)[:, None]
         return level - 0.5 * (b @ root_of(omega, self.rows.r)).square().sum(-1)
 
     def chosen(self, name, log_ratio, new, old):
@@ -121,7 +132,7 @@ class Chains:
 
     def sweep(self):
         rows, C = self.rows, CHAINS
-        prior, precision = self.model.fixed.prior, self.model.precision
+        prior, precision = self.model.fixed.prior, self.model.covariance_prior
         # the effects of each group
         new = self.b + self.scale * self.normal(C, rows.n, rows.r)
         ratio = self.effects(new, self.omega) - self.effects(self.b, self.omega)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchngvi import MixedModel
+from torchngvi.models import MixedPrior
 from torchngvi.models.mixed_prior import scales_of
 
 CHAINS, STEPS, SIZE = 16, 8, 0.22
@@ -88,7 +89,9 @@ def main() -> None:
     family = sys.argv[1] if len(sys.argv) > 1 else "negative_binomial"
     iterations = int(sys.argv[2]) if len(sys.argv) > 2 else 3000
     X, y, subject, item = data(family)
-    model = MixedModel(X, y, {"subject": (X, subject), "item": (X[:, :1], item)}, family)
+    model = MixedModel(
+        X, y, {"subject": (X, subject), "item": (X[:, :1], item)}, family, prior=MixedPrior(10.0, "kass-natarajan")
+    )
     begun = time.process_time()
     result = model.fit(progress=False)
     print(f"{family}: {time.process_time() - begun:.1f} s of the processor; {result.method}")

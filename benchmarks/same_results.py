@@ -63,7 +63,7 @@ def problems() -> Iterator[tuple[str, Callable[[], Problem]]]:
         return X, y, (X[:, :local], torch.arange(120) // 6)
 
     def mixed(family: str, local: int) -> Problem:
-        model = ngvi.MixedModel(*groups(family, local), family)
+        model = ngvi.MixedModel(*groups(family, local), family, prior=ngvi.models.MixedPrior(10.0, "kass-natarajan"))
         return model.posterior(), model
 
     def forest(family: str, in_factors: bool) -> Problem:

@@ -34,6 +34,7 @@ from torchngvi.adapters.gpytorch import (
     refinement,
     variational_posteriors,
 )
+from torchngvi.stepsizes import Constant
 
 BATCH = 1024
 GAPS = (1e-2, 1e-3, 1e-4, 1e-5)
@@ -211,7 +212,7 @@ def accuracy(sizes, dtype):
             try:
                 if "direct" in name:
                     target = SparseGP(model, likelihood, [(x, y)])
-                    VN(target.posterior, lr=1.0).step(target)
+                    VN(target.posterior, lr=1.0, step_size=Constant()).step(target)
                 else:
                     parameters = model.variational_parameters() if q else ()
                     natural = gp.optim.NGD(parameters, len(x), 1.0) if q else natural_optimizer(mll, 1.0)

@@ -35,6 +35,7 @@ from torchngvi.adapters.gpytorch import (
     train_svgp_in_batches,
 )
 from torchngvi.fitting import Seconds
+from torchngvi.stepsizes import Constant
 
 MOST = 2**24  # entries of the rows that `train_svgp` takes at once
 
@@ -122,7 +123,7 @@ def first(options):
     loader = torch.utils.data.DataLoader(Rows(options.rows, options.batch), batch_size=None)
     target = SparseGP(model, likelihood, loader)
     target.posterior.double()  # for the sums over all rows
-    natural = VN(target.posterior, lr=1.0)
+    natural = VN(target.posterior, lr=1.0, step_size=Constant())
     natural.step(target)
     target.posterior.float()
     print(f"q has taken a step on all rows, {natural.rejections} rejected", flush=True)

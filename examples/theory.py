@@ -14,6 +14,7 @@ import torch
 from matplotlib.figure import Figure
 
 import torchngvi as ngvi
+from torchngvi.stepsizes import Constant
 
 STEPS = 40
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)  # of each method the largest with which L falls at every step
@@ -82,12 +83,14 @@ def regression():
 def path_of(method, model, rate):
     """Means and losses of a run with a constant rate, from N(0, 1); None where a step left the cone."""
     q = ngvi.CholeskyGaussian(2, mean=torch.tensor([-1.0, -1.0]), dtype=torch.float64)
-    opt = method(q, lr=rate)
+    opt = method(q, lr=rate, step_size=Constant())
     seen = []
     for _ in range(STEPS + 1):
         seen.append((*q.mean.tolist(), model.negative_elbo(q).item()))
         opt.step(model)
-    return torch.tensor(seen, dtype=torch.float64) if opt.rejections == 0 else None
+        if opt.rejections:
+            return None
+    return torch.tensor(seen, dtype=torch.float64)
 
 
 def falling(method, model):

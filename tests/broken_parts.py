@@ -39,6 +39,13 @@ class SaysNatural(RootGradient):
     natural = True
 
 
+class NoSpeed(RootGradient):
+    """A Euclidean gradient whose steps are not as long as their natural norm says."""
+
+    def __call__(self, q, e):
+        return replace(super().__call__(q, e), speed2=None)
+
+
 class OneStepForAll(Rule):
     """Every member goes as far as the first."""
 
@@ -311,10 +318,9 @@ class ForgetsTheBatch(NormalizedMomentum):
 
 
 class Average(Momentum):
-    """Heavy ball under a name of its own, which it does not tell."""
+    """Heavy ball: right."""
 
     needs_natural = False
-    signed: tuple[str, ...] = ()
 
     def init(self, q):
         return {"vector": torch.zeros_like(q.mean_probe), "matrix": torch.zeros_like(q.root_probe)}
@@ -327,16 +333,8 @@ class Average(Momentum):
 class CountsRejections(Average):
     """It starts anew after a rejection, which the optimizer counts."""
 
-    signed = ("matrix",)
-
     def __call__(self, q, change, norm2, state):
         return super().__call__(q, change, norm2, {name: state[name] for name in ("vector", "matrix", "rejections")})
-
-
-class ToldAverage(Average):
-    """The same with its name: right."""
-
-    signed = ("matrix",)
 
 
 # ------------------------------------------------------------------------------------ accelerations

@@ -21,10 +21,15 @@ def libsvm_folder():
 
 
 @pytest.fixture(autouse=True)
-def default_dtype():
-    """What a test makes the default dtype of torch, the next test does not meet."""
+def defaults():
+    """What a test makes the default dtype of torch, or the setting of validation, the next test does not meet."""
+    validated = torch.distributions.Distribution._validate_args
     yield
     torch.set_default_dtype(torch.float32)
+    if torch.distributions.Distribution._validate_args != validated:
+        torch.distributions.Distribution.set_default_validate_args(validated)
+        if "pyro" in sys.modules:
+            sys.modules["pyro"].enable_validation(validated)
 
 
 @pytest.fixture

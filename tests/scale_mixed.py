@@ -77,7 +77,7 @@ def outcome(model, q, result, before):
         "reason": result.reason,
         "sums": model.processes.sums - before,
         "numbers": model.processes.numbers,
-        "prior": model.precision.scale,
+        "prior": torch.cat([*(x.flatten() for x in model.fixed.prior), model.covariance_prior.unit.reshape(1)]),
     }
 
 
@@ -94,7 +94,11 @@ def begun(rank, family, local):
     """Where the fit begins."""
     model = spread(rank, family, local)
     q = model.posterior()
-    return {"q": shared(model, q), "groups": own(model, q), "prior": model.precision.scale}
+    return {
+        "q": shared(model, q),
+        "groups": own(model, q),
+        "prior": torch.cat([*(x.flatten() for x in model.fixed.prior), model.covariance_prior.unit.reshape(1)]),
+    }
 
 
 def answered(rank, family, local, **settings):

@@ -25,6 +25,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
 from torchngvi.interfaces import Cost, Expectation, Framed
 from torchngvi.rules import ProjectedRootGradient, ProjectedSquareRoot, ProximalRootGradient
+from torchngvi.stepsizes import Constant
 from torchngvi.studies.papers.kim2024.complexity import draw_complexity, run_complexity
 from torchngvi.studies.papers.kim2024.floor import correlated, draw_floor, predicted_floor, run_floor
 from torchngvi.studies.papers.kim2024.quadratic_variance import draw_qv, run_qv
@@ -449,7 +450,7 @@ class TestBounds:
             434.99, abs=5e-3
         )
         q = CholeskyGaussian(3, (200_000,), scale=C.expand(200_000, 3, 3))
-        BBVI(q, gamma, 1.0, estimator=PathDerivative(fixed(0))).step(LogJoint(target.log_joint))
+        BBVI(q, gamma, 1.0, estimator=PathDerivative(fixed(0)), step_size=Constant()).step(LogJoint(target.log_joint))
         after = (q.mean.square().sum(-1) + (q.scale_tril - eye(3)).square().sum((-2, -1))) / distance2
         assert abs(float(after.mean()) - 326.5) < z_bound(1) * float(after.std()) / math.sqrt(200_000)
         assert float(after.mean()) > 100 * (1 - gamma)
@@ -649,9 +650,9 @@ class TestRules:
         q = kind(3, batch, mean=randn(*batch, 3, seed=1), scale=torch.ones(3, dtype=F64))
         e = Reparametrized(fixed(0))(q, LogJoint(target.log_joint))
         gradient, (mean, C) = q.euclidean(e), (q.mean.clone(), q.scale_tril.clone())
-        NaturalGradientVI(q, ProjectedRootGradient(floor), rho, estimator=Reparametrized(fixed(0))).step(
-            LogJoint(target.log_joint)
-        )
+        NaturalGradientVI(
+            q, ProjectedRootGradient(floor), rho, estimator=Reparametrized(fixed(0)), step_size=Constant()
+        ).step(LogJoint(target.log_joint))
         close(q.mean, mean - rho * gradient.vector, EXACT)
         free = C - rho * q.structure.to_dense(gradient.matrix)
         for one, image in zip(free.reshape(-1, 3, 3), q.scale_tril.reshape(-1, 3, 3), strict=True):
@@ -669,7 +670,9 @@ class TestRules:
         e = Reparametrized(fixed(0))(q, log_joint)
         gradient, C = q.structure.to_dense(q.euclidean(e).matrix), q.scale_tril.clone()
         x = C - rho * (gradient + torch.diag_embed(gamma / C.diagonal(dim1=-2, dim2=-1)))  # without the entropy
-        NaturalGradientVI(q, ProximalRootGradient(), rho, estimator=Reparametrized(fixed(0))).step(log_joint)
+        NaturalGradientVI(
+            q, ProximalRootGradient(), rho, estimator=Reparametrized(fixed(0)), step_size=Constant()
+        ).step(log_joint)
         new, old = (part.diagonal(dim1=-2, dim2=-1) for part in (q.scale_tril, x))
         close(new - old, rho * gamma / new, 1e-11)
         close(q.scale_tril.tril(-1), x.tril(-1), EXACT)
@@ -685,7 +688,7 @@ class TestRules:
         sizes = torch.linalg.eigvalsh(free)
         floor = float(0.5 * (sizes[0] + sizes[1]))  # clips one of three
         expected = SquareRoot().projected(free, floor)
-        NaturalGradientVI(q, ProjectedSquareRoot(floor), rho, estimator=Quadrature()).step(model)
+        NaturalGradientVI(q, ProjectedSquareRoot(floor), rho, estimator=Quadrature(), step_size=Constant()).step(model)
         close(q.covariance, expected @ expected, IDENTITY)
         # the same gradient as that of the draws
         exact = GaussianTarget(torch.zeros(3, dtype=F64), model.X.mT @ model.X + eye(3)).gradient(SquareRoot(), R[0], R)
@@ -696,10 +699,10 @@ class TestRules:
         # the floor is 1/√L; one draw that sticks the landing, or one without the entropy
         target = LogJoint(lambda theta: -50 * theta.square().sum(-1))
         q = kind(2, dtype=F64)
-        opt = BBVI(q, 1.0, smoothness=16.0)
+        opt = BBVI(q, 1.0, smoothness=16.0, step_size=Constant())
         opt.step(target)
         assert float(q.scale_tril.diagonal().min()) == 0.25
-        proximal = ProximalBBVI(kind(2), 0.1)
+        proximal = ProximalBBVI(kind(2), 0.1, step_size=Constant())
         assert (type(opt.estimator), opt.estimator.draws.num_samples) == (PathDerivative, 1)
         assert (type(proximal.estimator), proximal.estimator.draws.num_samples) == (Reparametrized, 1)
         assert isinstance(proximal.rule, ProximalRootGradient)
@@ -725,13 +728,18 @@ class TestRules:
             with pytest.raises(InputError, match=f"floor is the smallest {what} of the .*root, positive and finite"):
                 rule(0.0)
         with pytest.raises(InputError, match="smoothness is L, the largest curvature of the negative log joint"):
-            BBVI(CholeskyGaussian(2), 0.1, -1.0)
-        for method in (lambda q: BBVI(q, 0.1, 1.0), lambda q: ProximalBBVI(q, 0.1)):
+            BBVI(CholeskyGaussian(2), 0.1, -1.0, step_size=Constant())
+        for method in (
+            lambda q: BBVI(q, 0.1, 1.0, step_size=Constant()),
+            lambda q: ProximalBBVI(q, 0.1, step_size=Constant()),
+        ):
             with pytest.raises(PairError, match="RootGradient moves q by Root, which NaturalGaussian cannot do"):
                 method(NaturalGaussian(2))
         q = DiagonalGaussian(2, dtype=F64)
         with pytest.raises(PairError, match="ProjectedSquareRoot moves a full covariance; got DiagonalGaussian"):
-            NaturalGradientVI(q, ProjectedSquareRoot(1.0), 0.1).step(lambda theta: -theta.square().sum(-1))
+            NaturalGradientVI(q, ProjectedSquareRoot(1.0), 0.1, step_size=Constant()).step(
+                lambda theta: -theta.square().sum(-1)
+            )
 
     def test_a_curvature_that_is_not_finite_leaves_the_cone(self):
         q = CholeskyGaussian(2, dtype=F64)
@@ -744,7 +752,7 @@ class TestRules:
         q = CholeskyGaussian(2, (2,), dtype=F64)
         target = LogJoint(lambda theta: -theta.square().sum(-1) * torch.tensor([1.0, math.nan]).double())
         for rule in (ProjectedSquareRoot(0.1), ProjectedRootGradient(0.1), ProximalRootGradient()):
-            opt = NaturalGradientVI(q, rule, 0.1, estimator=PathDerivative(fixed(0)))
+            opt = NaturalGradientVI(q, rule, 0.1, estimator=PathDerivative(fixed(0)), step_size=Constant())
             with pytest.warns(UserWarning, match="was not taken|not finite"):
                 opt.step(target)
             assert opt.state[q.mean_probe]["rejections"].tolist() == [0, 1]
@@ -777,7 +785,9 @@ class TestConvergence:
         # z = m + Cu with C the triangle of the same V: nothing is left at the optimum, and the floor binds on the way
         target, runs = reference_target(), 20
         q = CholeskyGaussian(5, (runs,), scale=4.0, dtype=F64)
-        opt = NaturalGradientVI(q, ProjectedSquareRoot(0.5), 32 * 9.765625e-4, estimator=PathDerivative(fixed(0)))
+        opt = NaturalGradientVI(
+            q, ProjectedSquareRoot(0.5), 32 * 9.765625e-4, estimator=PathDerivative(fixed(0)), step_size=Constant()
+        )
         trace, lowest = [], 1.0
         for step in range(0, 601, 50):
             shift, V = q.mean - target.mean, q.covariance
@@ -819,7 +829,7 @@ class TestConvergence:
     def test_the_proximal_method_finds_the_same_optimum(self):
         target = random_target(2, 7)
         q = CholeskyGaussian(2, (200,), dtype=F64)
-        opt = ProximalBBVI(q, lr=1.0, estimator=Reparametrized(fixed(0)))
+        opt = ProximalBBVI(q, lr=1.0, estimator=Reparametrized(fixed(0)), step_size=Constant())
         scheduler = LambdaLR(opt, lambda t: 0.1 / (1 + t / 20))
         for _ in range(400):
             opt.step(LogJoint(target.log_joint))

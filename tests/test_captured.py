@@ -13,6 +13,7 @@ from torchngvi import VN, Antithetic, Autograd, CholeskyGaussian, NaturalGaussia
 from torchngvi.errors import InputError, PairError
 from torchngvi.models import SoftmaxRegression
 from torchngvi.optim import CapturedStep
+from torchngvi.stepsizes import Constant
 from torchngvi.structures import arrow, block_diagonal
 
 F64 = torch.float64
@@ -61,7 +62,11 @@ def test_a_captured_step_with_structure(kind, structure):
 @pytest.mark.parametrize("estimator", [lambda: Stein(8), lambda: Stein(Quasi(8)), Autograd])
 def test_draws_are_those_of_the_ordinary_step(estimator):
     target = make_model() if estimator is Autograd else ngvi.LogJoint(log_joint)
-    agree(*both(lambda: VN(make_posterior("cholesky"), lr=0.1, estimator=estimator()), target, 6)[:2])
+    agree(
+        *both(lambda: VN(make_posterior("cholesky"), lr=0.1, estimator=estimator(), step_size=Constant()), target, 6)[
+            :2
+        ]
+    )
 
 
 def test_what_is_known_of_the_curvature_stays_where_it_is():
@@ -80,7 +85,9 @@ def test_rejected_members_are_the_same():
     model = make_model((3,))
     model.X[1] *= 1e3
     with pytest.warns(ngvi.errors.RejectedStepWarning):
-        captured, ordinary, _ = both(lambda: VN(make_posterior("natural", (3,)), lr=3.0), model, 3)
+        captured, ordinary, _ = both(
+            lambda: VN(make_posterior("natural", (3,)), lr=3.0, step_size=Constant()), model, 3
+        )
     agree(captured, ordinary)
     assert captured.rejections > 0
 
@@ -118,7 +125,7 @@ def test_a_learning_rate_is_changed_in_place_or_not_at_all():
     model, ends = make_model(), []
     for captured in (True, False):
         q, lr = make_posterior("cholesky"), torch.tensor(0.5, dtype=F64)
-        opt = VN(q, lr=lr)
+        opt = VN(q, lr=lr, step_size=Constant())
         schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
         step = CapturedStep(opt, model) if captured else None
         for _ in range(5):
@@ -127,7 +134,7 @@ def test_a_learning_rate_is_changed_in_place_or_not_at_all():
         assert float(lr) == 0.5**6
         ends.append(coordinates(q))
     assert same_bits(*ends)
-    step = CapturedStep(VN(make_posterior("cholesky"), lr=0.5), model)
+    step = CapturedStep(VN(make_posterior("cholesky"), lr=0.5, step_size=Constant()), model)
     step()
     step.optimizer.param_groups[0]["lr"] = 0.25
     with pytest.raises(InputError, match="^the learning rate is another than at the first call, and a graph holds it"):
@@ -141,14 +148,16 @@ def test_what_a_graph_cannot_repeat_is_refused():
     with pytest.raises(
         InputError, match=r"^DataLogJoint is read in batches or by several processes, .* Use step\(\)\."
     ):
-        CapturedStep(VN(q, lr=0.1), rows)
+        CapturedStep(VN(q, lr=0.1, step_size=Constant()), rows)
     with pytest.raises(InputError, match="^a norm from draws or mini-batches is small by chance, and cannot end a run"):
-        CapturedStep(VN(q, lr=0.1), ngvi.LogJoint(log_joint), tolerance=1e-3)
+        CapturedStep(VN(q, lr=0.1, step_size=Constant()), ngvi.LogJoint(log_joint), tolerance=1e-3)
     away = CholeskyGaussian(1).to("meta")
     with pytest.raises(InputError, match="^the draws come from a generator on cpu, and q is on meta: a graph would"):
-        CapturedStep(VN(away, lr=0.1, estimator=Stein(Antithetic(4, torch.Generator()))), log_joint)
+        CapturedStep(
+            VN(away, lr=0.1, estimator=Stein(Antithetic(4, torch.Generator())), step_size=Constant()), log_joint
+        )
     with pytest.raises(PairError, match="a captured step belongs to one posterior"):
-        CapturedStep(VN([q, CholeskyGaussian(1)], lr=0.1), log_joint)
+        CapturedStep(VN([q, CholeskyGaussian(1)], lr=0.1, step_size=Constant()), log_joint)
     with pytest.raises(PairError, match=r"^a captured step is that of an optimizer of a posterior, .*; got Adam\.$"):
         CapturedStep(torch.optim.Adam([torch.zeros(1)]), log_joint)
 
@@ -237,7 +246,7 @@ def test_expectation_is_what_was_evaluated_last():
         assert torch.allclose(g, expected.g, atol=1e-12)
         assert torch.allclose(H, expected.H, atol=1e-12)
     q = make_posterior("diagonal")
-    opt = VN(q, lr=0.5)
+    opt = VN(q, lr=0.5, step_size=Constant())
     opt.evaluate(model)
     H = model.expected_energy(q.frame())[1].raw().H
     assert torch.allclose(opt.expectation.H, H.diagonal(), atol=1e-12)

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.structures import block_diagonal
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-WRITTEN = {"posterior.pt", "coefficients.csv", "trace.csv", "summary.json", "fit.png", "config.toml"}
+WRITTEN = {"posterior.pt", "coefficients.csv", "trace.csv", "summary.json", "fit.png", "config.toml", "manifest.json"}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -185,7 +184,8 @@ class TestOutputs:
         residual = y - train @ np.linalg.lstsq(train, y, rcond=None)[0]
         result = summary("runs/diabetes")
         assert result["noise"] == pytest.approx(np.sqrt((residual**2).sum() / (len(y) - 11)))
-        assert result["prior_precision"] == pytest.approx(1 / np.mean(y**2))
+        assert result["prior_precision"] == pytest.approx(1 / (2.5**2 * np.var(y)))
+        assert (result["intercept_mean"], result["intercept_sd"]) == pytest.approx((np.mean(y), 2.5 * np.std(y)))
         assert "is the residual standard deviation of least squares" in unwrapped(capsys.readouterr().out)
 
     def test_settings_written_repeat_the_run(self, cancer):
@@ -458,7 +458,7 @@ BAD_INPUT = {
     "impute": (_csv(GOOD, "--impute", "mean"), "impute must be median; got 'mean'. Leave it out where nothing is"),
     "a word for the prior precision": (
         _csv(GOOD, "--prior-precision", "wide"),
-        "argument --prior-precision: invalid value: 'wide'; give a number, or auto. See torchngvi fit --help.",
+        "argument --prior-precision: invalid value: 'wide'; give a number, default, flat or auto. See torchngvi",
     ),
     "categories of a file without names": (
         lambda: ("--data", _npz(X=np.eye(2), y=[0, 1]), "--categorical", "x1"),
@@ -682,14 +682,19 @@ def test_unknown_flags_of_a_command(command, message, capsys):
     assert capsys.readouterr().err == f"torchngvi: error: {message}\n"
 
 
-def test_the_prior_is_that_of_the_estimator_behind_a_scaler():
-    """Of the same rows: docs/how-to/prior.md says which precision of the estimator is the default here."""
-    assert run("--data", "iris", "--success", "virginica", "--test-fraction", "0", "--tolerance", "1e-8") == 0
-    found = [float(row["fitted_mean"]) for row in coefficients("runs/iris")]
+@pytest.mark.parametrize("precision", [None, "flat", "0.1"])
+def test_the_prior_is_that_of_the_estimator(precision):
+    """Of the same rows, by word; a number is per sd of a column here, and of the estimator behind a scaler."""
+    flags = () if precision is None else ("--prior-precision", precision)
+    assert run("--data", "iris", "--success", "virginica", "--test-fraction", "0", "--tolerance", "1e-8", *flags) == 0
     X, kind = load_iris(return_X_y=True)
-    model = BayesianLogisticRegression(prior_precision=0.1).fit(StandardScaler().fit_transform(X), kind == 2)
-    expected = [*model.intercept_, *model.coef_[0]]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    if precision == "0.1":
+        found = [float(row["fitted_mean"]) for row in coefficients("runs/iris")]
+        model = BayesianLogisticRegression(prior_precision=0.1).fit(StandardScaler().fit_transform(X), kind == 2)
+    else:
+        found = [float(row["mean"]) for row in coefficients("runs/iris")]
+        model = BayesianLogisticRegression(prior_precision=precision or "default").fit(X, kind == 2)
+    np.testing.assert_allclose(found, [*model.intercept_, *model.coef_[0]], rtol=1e-6)
 
 
 def test_several_columns_after_one_flag():
@@ -725,7 +730,7 @@ def test_a_folder_without_permission(capsys, monkeypatch):
     def denied(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tempfile, "mkdtemp", denied)
+    monkeypatch.setattr(Path, "mkdir", denied)
     assert run("--data", "iris", "--success", "setosa") == 2
     error = capsys.readouterr().err
     assert "out must be a folder where files can be written; in " in error
@@ -739,7 +744,8 @@ def test_a_full_disk(capsys, monkeypatch):
     monkeypatch.setattr(torch, "save", full)
     assert run("--data", "iris", "--success", "setosa") == 2
     captured = capsys.readouterr()
-    assert "the results cannot be written into 'runs/iris' ([Errno 28] No space left on device)." in captured.err
+    sentence = "the results cannot be written into 'runs/iris' ([Errno 28] No space left on device), and nothing that"
+    assert sentence in captured.err
     assert "petal length" in captured.out  # the fit is not lost with the disk
     assert "written to no folder" in unwrapped(captured.out)
-    assert list(Path("runs/iris").iterdir()) == []
+    assert list(Path("runs").iterdir()) == []

@@ -236,12 +236,13 @@ def test_a_third_partys_structure(structure):
 
 def test_a_third_partys_momentum():
     """With names of its own for its state."""
-    check_momentum(broken.ToldAverage)
+    check_momentum(broken.Average)
 
 
 BROKEN = [
     (check_rule, broken.Uphill, "slope() must be -dL/dρ at ρ = 0, by finite differences; it is off by 2.0e+00"),
     (check_rule, broken.SaysNatural, "`natural` is said, so the path must start along the natural gradient -(a, P)"),
+    (check_rule, broken.NoSpeed, "length2() must be the squared Fisher length of dq/dρ: say `speed2`; it is off by"),
     (check_rule, broken.OneStepForAll, "batch members must not depend on one another; it is off by 4.4e-01"),
     (check_rule, broken.NeedsMore, "a call (does it need `full_algebra`?) raised AttributeError"),
     (check_structure, broken.WrongMetric, "the dot product of flat(A) and flat(B) must be ½⟨A, B⟩; it is off by"),
@@ -288,7 +289,6 @@ BROKEN = [
     (check_acceleration, broken.ReadsTheStepSize, "init, forget or a call raised KeyError ('reach')"),
     (check_step_size, broken.AcceptsNaN, "judge must reject a NaN"),
     (check_momentum, broken.ForgetsTheBatch, "batch members must not depend on one another; it is off by"),
-    (check_momentum, broken.Average, "`signed` must name the state whose columns turn with those of the root"),
     (check_acceleration, broken.Euclidean, "slope must be ⟨∇L, B∇L⟩ in the metric of q, a·a' + ½⟨P, P'⟩"),
     (check_metric, broken.WritesToItsState, "it must hand back new state, not write to 'P': the step may not be taken"),
     (check_metric, broken.OneMatrixForAll, "batch members must not depend on one another"),

@@ -280,7 +280,7 @@ def test_the_shortest_of_several_limits():
         rhos.append(opt.last.rho)
     assert torch.equal(torch.minimum(*rhos[:2]), rhos[2])
     nan = Shortest(Constant(), KLRadius(1.0))
-    path = type("Path", (), {"norm2": staticmethod(lambda: torch.tensor([torch.nan, 1.0]))})
+    path = type("Path", (), {"length2": staticmethod(lambda: torch.tensor([torch.nan, 1.0]))})
     like = torch.zeros(2)
     assert nan.propose(path, 0.5, like, nan.init(like)).isnan().tolist() == [True, False]
 
@@ -381,7 +381,7 @@ def natural(q, **parts):
         (
             lambda: PreconditionedVI(field(), Adam(), step_size=KLRadius(0.1)),
             PairError,
-            "KLRadius measures steps in the natural norm, which says nothing of the curve of RootGradient",
+            "KLRadius measures steps in the natural norm, which Adam says nothing of. Use Constant() or Clip(5.0).",
         ),
         (
             lambda: SRVN(CholeskyGaussian(2), step_size=SufficientDecrease(), momentum=ExponentialAverage(0.5)),

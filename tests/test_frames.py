@@ -70,7 +70,7 @@ def test_groups_and_effects_of_a_mixed_model():
 def test_columns_of_text_are_named(columns, told):
     with pytest.raises(InputError, match=re.escape(f"X must be numbers; got DataFrame ({told}")):
         GeneralizedLinear(TABLE.assign(**columns), DIED)
-    with pytest.raises(TypeError, match=re.escape(told)):
+    with pytest.raises(InputError, match=re.escape(told)):
         writable(TABLE.assign(**columns))
 
 

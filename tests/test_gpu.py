@@ -15,7 +15,8 @@ import torchngvi as ngvi
 from torchngvi import VN, Antithetic, Stein
 from torchngvi.app import bench
 from torchngvi.cli import main
-from torchngvi.optim import CapturedStep
+from torchngvi.errors import RejectedStepError
+from torchngvi.optim import CapturedStep, Watch
 
 everywhere = pytest.mark.parametrize("device", ["cpu", CUDA])
 F64 = torch.float64
@@ -195,6 +196,32 @@ def test_the_command_line(device, tmp_path, capsys):
     assert f"on {device} (" in table
     assert "The host waits 0 times a step, and 1 times an evaluation of a fit by VN" in table
     assert f"  {device}" in table.splitlines()[-4]  # where E_q[H] is
+
+
+@everywhere
+@pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
+def test_rejections_in_a_row_end_a_run(device):
+    """The error comes once the count has arrived, and no step waits for it."""
+    q = make_posterior("cholesky").to(device)
+    opt, taken = VN(q, lr=0.1), 0
+    opt.watch = Watch(rejections=3)
+
+    def refused():
+        q.mean_probe.grad, q.root_probe.grad = torch.full_like(q.mean_probe, math.nan), torch.zeros_like(q.root_probe)
+        opt.step()
+
+    def until_it_ends():
+        nonlocal taken
+        while taken < 50:
+            taken += 1
+            refused()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+    steps_that_do_not_wait(refused, device)
+    with pytest.raises(RejectedStepError):
+        until_it_ends()
+    assert taken <= 7
 
 
 # ------------------------------------------------------------------------------------ graphs

@@ -34,6 +34,7 @@ from torchngvi.adapters.gpytorch import (  # noqa: E402
     variational_posteriors,
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning  # noqa: E402
+from torchngvi.stepsizes import Constant  # noqa: E402
 
 # orthogonal decoupling builds sparse matrices by deprecated calls of torch
 pytestmark = [
@@ -402,8 +403,8 @@ class TestDirect:
         drop_in = model_with(NGVD(M, mean_init_std=0.0, posterior=family))
         direct = copy.deepcopy(drop_in)
         mll = gp.mlls.VariationalELBO(likelihood, drop_in, num_data=N)
-        natural = natural_optimizer(mll, lr=0.2)
-        natural_direct = VN(SparseGP(direct, likelihood, []).posterior, lr=0.2)
+        natural = natural_optimizer(mll, lr=0.2, step_size=Constant())
+        natural_direct = VN(SparseGP(direct, likelihood, []).posterior, lr=0.2, step_size=Constant())
         for batch in torch.arange(N).split(20):
             gradients = []
             for model in (drop_in, direct):
@@ -627,7 +628,7 @@ class TestFailureTable:
         likelihood.noise = 1e-3
         model = model_with(NGVD(M))
         mll = gp.mlls.VariationalELBO(likelihood, model, num_data=N)
-        natural = natural_optimizer(mll, lr=1.0)
+        natural = natural_optimizer(mll, lr=1.0, step_size=Constant())
         with pytest.warns(RejectedStepWarning, match="left the positive definite cone"):
             step(model, mll, natural, x, 10 * y + 5)
         assert natural.rejections == 1

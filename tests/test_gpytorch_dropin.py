@@ -40,6 +40,7 @@ from torchngvi import (  # noqa: E402
 from torchngvi.adapters.gpytorch import SparseGP, natural_optimizer, refine_svgp, variational_posteriors  # noqa: E402
 from torchngvi.errors import InputError, PairError, RejectedStepWarning  # noqa: E402
 from torchngvi.rules import ProjectedRootGradient  # noqa: E402
+from torchngvi.stepsizes import Constant  # noqa: E402
 
 gp = gpytorch
 v = gp.variational
@@ -278,8 +279,8 @@ class TestMethods:
         x, y = data()
         drop_in, direct = (model_with(NGVD(M, mean_init_std=0.0, posterior=family)) for _ in range(2))
         mll, target = elbo(drop_in), SparseGP(direct, gaussian(0.05), [(x, y)])
-        natural = natural_optimizer(mll, lr=0.01, method=BBVI, smoothness=9.0)
-        exact = NaturalGradientVI(target.posterior, ProjectedRootGradient(1 / 3), lr=0.01)
+        natural = natural_optimizer(mll, lr=0.01, method=BBVI, smoothness=9.0, step_size=Constant())
+        exact = NaturalGradientVI(target.posterior, ProjectedRootGradient(1 / 3), step_size=Constant(0.01))
         for _ in range(3):
             step(drop_in, mll, natural, x, y)
             exact.step(target)
@@ -299,7 +300,7 @@ class TestMethods:
         with pytest.raises(InputError, match="the KL divergence has the weight 17.07 in the loss where the objective"):
             scaler.step(natural)
         natural.zero_grad()
-        natural = VN(variational_posteriors(models[0]), lr=0.3, loss_scale=N)
+        natural = VN(variational_posteriors(models[0]), lr=0.3, step_size=Constant(), loss_scale=N)
         for factor in (1.0, math.inf):
             scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
             scaler.scale(-factor * mll(models[0](x), y)).backward()
@@ -320,7 +321,7 @@ class TestMethods:
         with pytest.raises(InputError, match="IFVB updates a flat posterior.*got CholeskyGaussian. For a"):
             natural_optimizer(mll, method=IFVB)
         text = r"BBVI cannot be built with the options given: missing a required argument: 'smoothness'. Beside mll, "
-        with pytest.raises(InputError, match=text + "lr and method give .* of BBVI, which are smoothness, estimator."):
+        with pytest.raises(InputError, match=text + "lr and method .* are smoothness, step_size, estimator."):
             natural_optimizer(mll, method=BBVI)
         with pytest.raises(InputError, match="NGVI cannot be built with .*: got an unexpected keyword argument 'step"):
             natural_optimizer(mll, method=NGVI, step_size=KLRadius(1.0))

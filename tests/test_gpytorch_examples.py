@@ -64,9 +64,9 @@ def test_the_figure_of_the_rate_goes_where_results_go(tmp_path, monkeypatch):
     """And not to the top of the repository, where it would be committed."""
     folder = tmp_path / "data" / "gp_uci"
     folder.mkdir(parents=True)
-    np.savetxt(folder / "bike_data.csv.gz", np.random.default_rng(0).standard_normal((80, 18)), delimiter=",")
+    np.savetxt(folder / "bike_data.csv.gz", np.random.default_rng(0).standard_normal((100, 18)), delimiter=",")
     monkeypatch.setenv("TORCHNGVI_DATA", str(folder.parent))
     monkeypatch.chdir(tmp_path)
     main = runpy.run_path(str(EXAMPLES.parent / "benchmarks" / "svgp_ngvi.py"))["main"]
-    main(["--rows", "80", "--points", "5", "--steps", "20", "--seeds", "1"])
+    main(["--rows", "100", "--points", "5", "--steps", "20", "--seeds", "1"])
     assert [str(path) for path in Path().rglob("*.png")] == ["runs/svgp_ngvi.png"]

@@ -10,6 +10,7 @@ from test_gpytorch import FULL, NGVD, M, N, data, gaussian, model_with, step  # 
 
 from torchngvi import VN  # noqa: E402
 from torchngvi.adapters.gpytorch import SparseGP, natural_optimizer, variational_posteriors  # noqa: E402
+from torchngvi.stepsizes import Constant  # noqa: E402
 
 gp = gpytorch
 v = gp.variational
@@ -54,7 +55,7 @@ class TestRegression:
         model, likelihood, batches = model_with(NGVD(M, posterior=family), strategy=strategy), gaussian(0.05), draws(12)
         mll = gp.mlls.VariationalELBO(likelihood, model, num_data=N)
         q = variational_posteriors(model)[0]
-        natural = VN(q, lr=1.0) if path == "direct" else natural_optimizer(mll, lr=1.0)
+        natural = VN(q, lr=1.0, step_size=Constant()) if path == "direct" else natural_optimizer(mll, lr=1.0)
         for t, some in enumerate(batches):
             natural.param_groups[0]["lr"] = 2 / (2 + t)
             if path == "direct":
@@ -80,7 +81,7 @@ class TestRegression:
             model = model_with(NGVD(M))
             target = SparseGP(model, gaussian(0.05), [])
             q = target.posterior.initialize_(start, 1.0 + start)
-            natural = VN(q, lr=1.0)
+            natural = VN(q, lr=1.0, step_size=Constant())
             for t, some in enumerate(draws(5)):
                 natural.param_groups[0]["lr"] = 2 / (2 + t)
                 natural.step(SparseGP(model, gaussian(0.05), [(x[some], y[some])], N))

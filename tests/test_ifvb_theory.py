@@ -9,7 +9,7 @@ import torch
 from ifvb_parts import AIFVB, IFVB, PreconditionedVI
 from scipy.special import polygamma
 
-from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, fit, ifvb
+from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, LogJoint, fit, ifvb
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.ifvb import (
     Adam,
@@ -24,6 +24,7 @@ from torchngvi.ifvb import (
     MatrixFree,
     MeanFieldGaussian,
     NormalInverseGamma,
+    Pathwise,
     Recursive,
     ScoreFunction,
     VecGaussian,
@@ -481,3 +482,16 @@ def test_a_run_asks_for_both(method):
     free = ifvb.PreconditionedVI(q, Recursive(2, beta=0.3, warmup=4))
     schedule = torch.optim.lr_scheduler.LambdaLR(free, PowerSchedule(0.75))
     ifvb.run(free, lambda theta: -theta.square().sum(-1), 2, schedule=schedule)
+
+
+def test_the_covariance_of_the_average_falls_with_the_steps():
+    """Cov = F⁻¹ Cov(g) F⁻¹ / s after s steps: the same gradients after four times as many say a quarter."""
+    target, found = LogJoint(lambda theta: -0.5 * (theta - 1).square().sum(-1)), []
+    opt = ifvb.AIFVB(MeanFieldGaussian(torch.ones(2)), 0.01, estimator=Pathwise(3))
+    opt.step(target)
+    for steps in (1, 4):
+        opt.memory["averaging"]["steps"] = steps
+        torch.manual_seed(0)
+        found.append(asymptotic_covariance(opt, target, repeats=20))
+    assert bool((found[0].diagonal() > 0).all())
+    assert torch.allclose(found[0], 4 * found[1], rtol=1e-5)

@@ -27,7 +27,7 @@ from torchngvi.fitting.descent import Descent
 from torchngvi.fitting.fit import _default_tolerance
 from torchngvi.fitting.sight import Sight
 from torchngvi.fitting.starts import Starts
-from torchngvi.models import FactorTarget, GroupedLogJoint, LogJoint, TractableFactors
+from torchngvi.models import FactorTarget, GroupedLogJoint, LogJoint, MixedPrior, TractableFactors
 from torchngvi.models.guarded import Guarded
 from torchngvi.models.guarded_factors import GuardedFactors, in_factors
 from torchngvi.structures import arrow
@@ -44,7 +44,8 @@ def counts():
     X = torch.stack([torch.ones(len(number), dtype=DTYPE), randn(len(number), seed=1)], -1)
     effects = 0.7 * randn(GROUPS, seed=2)
     y = torch.poisson((0.5 * X.sum(-1) + effects[number]).exp(), generator)
-    model = MixedModel(X, y, (X[:, :1], number), "poisson_log")
+    prior = MixedPrior(10.0, "kass-natarajan")  # for the columns as they are
+    model = MixedModel(X, y, (X[:, :1], number), "poisson_log", prior=prior)
     rows, y = X.reshape(GROUPS, ROWS, 2), y.reshape(GROUPS, ROWS)
 
     def of_groups(theta):
@@ -54,7 +55,7 @@ def counts():
         return (y * eta - eta.exp() - torch.lgamma(y + 1)).sum(-1) + effects
 
     def of_globals(theta):
-        return -model.fixed.prior.energy(theta[..., :2]) - model.precision.energy(theta[..., 2:])
+        return -model.fixed.prior.energy(theta[..., :2]) - model.covariance_prior.energy(theta[..., 2:])
 
     return model, FactorTarget(model.structure, [(0, of_groups), (-1, of_globals)])
 

@@ -35,7 +35,8 @@ def model(family, **more):
 
 def test_of_groups_adds_up_and_is_the_density_of_normal_groups():
     """log N(y_i; X_iβ, Z_iΩ⁻¹Z_iᵀ + σ²), with slopes too."""
-    of_all = MarginalMixed(MixedLogJoint(X, Y["gaussian"], (X, G), GaussianNoise(0.5)))
+    prior = MixedPrior(10.0, "kass-natarajan")  # for the columns as they are
+    of_all = MarginalMixed(MixedLogJoint(X, Y["gaussian"], (X, G), GaussianNoise(0.5), prior=prior))
     theta = 0.3 * randn(7, of_all.dim, seed=6)
     found = of_all.of_groups(theta)
     torch.testing.assert_close(found.sum(-1), of_all.data(theta), atol=1e-10, rtol=0)
@@ -116,13 +117,15 @@ def test_against_fits_without_each_group(family):
 
 def test_it_equals_a_model_of_the_other_groups():
     """One that is made of them alone, under a prior of the variance that is given; the group is then a new one."""
-    prior = MixedPrior(sd=HalfNormal(1.0))
+    prior = MixedPrior(10.0, sd=HalfNormal(1.0))
     result = model("poisson", prior=prior).fit(progress=False)
     found = result.leave_one_group_out()
     keep = G != 7
     others = G[keep] - (G[keep] > 7).long()
     less = MixedModel(X[keep], Y["poisson"][keep], (X[keep, :1], others), "poisson", prior=prior).fit(progress=False)
-    alone = MarginalMixed(MixedLogJoint(X[~keep], Y["poisson"][~keep], (X[~keep, :1], G[~keep] - 7), "poisson"), 25)
+    alone = MarginalMixed(
+        MixedLogJoint(X[~keep], Y["poisson"][~keep], (X[~keep, :1], G[~keep] - 7), "poisson", prior=prior), 25
+    )
     log_p = alone.of_groups(less.weighted.theta)[:, 0]
     truth = (less.weighted.weights.log() + log_p).logsumexp(0).item()
     assert found.density[7].item() == pytest.approx(truth, abs=0.03)

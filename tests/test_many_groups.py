@@ -17,6 +17,7 @@ from torchngvi import (
 )
 from torchngvi.interfaces import Local, Path, Trial
 from torchngvi.metrics import QuasiNewton
+from torchngvi.models import MixedPrior
 from torchngvi.rules import NaturalGradient
 from torchngvi.stepsizes import SufficientDecrease
 from torchngvi.stepsizes.lengths import raised
@@ -26,7 +27,7 @@ LOCAL = {"intercept": 1, "slope": 2}
 
 
 @functools.cache
-def model_of(family, effects, groups):
+def model_of(family, effects, groups, prior=None):
     """Five rows a group, two fixed effects, random effects of standard deviation 0.7."""
     generator = torch.Generator().manual_seed(groups)
     number, r = torch.arange(groups).repeat_interleave(5), LOCAL[effects]
@@ -38,7 +39,7 @@ def model_of(family, effects, groups):
         y = torch.poisson(eta.exp(), generator)
     else:
         y = (torch.rand(len(number), dtype=DTYPE, generator=generator) < eta.sigmoid()).to(DTYPE)
-    return MixedModel(X, y, (X[:, :r], number), family)
+    return MixedModel(X, y, (X[:, :r], number), family, prior=prior)
 
 
 def test_leaves():
@@ -105,7 +106,7 @@ def test_pairs_of_long_steps_are_kept_near_the_optimum_of_many_groups(size, kept
     ],
 )
 def test_evaluations_do_not_grow_with_the_groups(family, effects, most, groups):
-    model = model_of(family, effects, groups)
+    model = model_of(family, effects, groups, prior=MixedPrior(10.0, "kass-natarajan"))
     result = fit(model.posterior(), model, tolerance=1e-3, progress=False)
     assert result.converged
     assert result.evaluations <= most

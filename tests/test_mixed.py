@@ -227,10 +227,11 @@ class TestExpectations:
 class TestRows:
     def test_their_order_does_not_matter(self):
         (X, y, (Z, groups), family), settings = problem("poisson", 2, prior=False)
-        model, order = MixedModel(X, y, (Z, groups), family, **settings), torch.arange(len(y)).flip(0)
+        prior = MixedPrior(precision="kass-natarajan")
+        model, order = MixedModel(X, y, (Z, groups), family, prior=prior, **settings), torch.arange(len(y)).flip(0)
         turned = {name: x[order] for name, x in settings.items()}
-        other = MixedModel(X[order], y[order], (Z[order], groups[order]), family, **turned)
-        close(other.precision.scale, model.precision.scale, 1e-10)
+        other = MixedModel(X[order], y[order], (Z[order], groups[order]), family, prior=prior, **turned)
+        close(other.covariance_prior.scale, model.covariance_prior.scale, 1e-10)
         q = near(model)
         close(other.expected_energy(q.frame())[0], model.expected_energy(q.frame())[0], 1e-10)
 
@@ -255,13 +256,15 @@ class TestRows:
         for x, z in zip(*begun, strict=True):
             close(x, z, 1e-10)
 
-    def test_the_default_prior_of_counts(self):
+    def test_the_prior_of_kass_and_natarajan_of_counts(self):
         """An intercept alone: J is the mean number of counts in a group, which Poisson rates sum up to."""
         (X, y, (Z, groups), family), _ = problem("poisson", 1)
-        model = MixedModel(X, y, (Z, groups), family, prior=MixedPrior(1e6))
-        assert model.precision.dof == 1.0
-        close(model.precision.scale, y.sum().reshape(1, 1) / 3, 1e-5)
-        assert model_of("poisson", 2, prior=False).precision.dof == 3.0
+        model = MixedModel(X, y, (Z, groups), family, prior=MixedPrior(1e6, "kass-natarajan"))
+        assert model.covariance_prior.dof == 1.0
+        close(model.covariance_prior.scale, y.sum().reshape(1, 1) / 3, 1e-5)
+        arguments, settings = problem("poisson", 2, prior=False)
+        model = MixedModel(*arguments, prior=MixedPrior(precision="kass-natarajan"), **settings)
+        assert model.covariance_prior.dof == 3.0
 
 
 class TestFits:
@@ -377,13 +380,18 @@ def codes(labels):
     return torch.unique(labels, return_inverse=True)[1]
 
 
+TANS = MixedPrior(10.0, "kass-natarajan")  # the priors of the paper
+
+
 def epilepsy():
     column = table("epil")
     base, treated, age = (column("base") / 4).log(), column("trt", "progabide"), column("age").log()
     visit = torch.tensor([-0.3, -0.1, 0.1, 0.3], dtype=DTYPE)[column("period").long() - 1]
     one = torch.ones_like(base)
     X = torch.stack([one, base, treated, base * treated, age - age.mean(), visit], -1)
-    return MixedModel(X, column("y"), (torch.stack([one, visit], -1), codes(column("subject"))), "poisson_log")
+    return MixedModel(
+        X, column("y"), (torch.stack([one, visit], -1), codes(column("subject"))), "poisson_log", prior=TANS
+    )
 
 
 def toenail():
@@ -392,14 +400,16 @@ def toenail():
     time = (time - time.mean()) / time.std()
     one = torch.ones_like(time)
     X = torch.stack([one, treated, time, treated * time], -1)
-    return MixedModel(X, column("outcome", "moderate or severe"), (one[:, None], codes(column("patientID"))))
+    return MixedModel(
+        X, column("outcome", "moderate or severe"), (one[:, None], codes(column("patientID"))), prior=TANS
+    )
 
 
 def hers():
     column = table("hers")
     one = torch.ones_like(column("age"))
     X = torch.stack([one, *(column(name) for name in ("age", "bmi", "htn", "visit"))], -1)
-    return MixedModel(X, column("response"), (one[:, None], codes(column("id"))))
+    return MixedModel(X, column("response"), (one[:, None], codes(column("id"))), prior=TANS)
 
 
 # the prior's 1/(2S) or S, the bound with and without its constants, global means, most evaluations
@@ -424,7 +434,7 @@ def test_the_data_of_tan(name):
     """
     make, printed, (dropped, bound), means, most = PUBLISHED[name]
     model = make()
-    scale = model.precision.scale
+    scale = model.covariance_prior.scale
     shown = 0.5 / scale.flatten() if len(scale) == 1 else torch.stack([scale[0, 0], scale[0, 1], scale[1, 1]])
     close(shown, torch.tensor(printed, dtype=DTYPE), 6e-5 / max(1.0, printed[0]))
     q = model.posterior()
@@ -434,7 +444,9 @@ def test_the_data_of_tan(name):
     assert -result.loss == pytest.approx(bound, abs=1e-4)
     rows, counts = model.rows, model.rows.y
     constant = 0.5 * rows.n * rows.r * math.log(2 * math.pi) + 0.5 * rows.p * math.log(200 * math.pi)
-    constant += model.precision.log_normaliser + (float(torch.lgamma(counts + 1).sum()) if name == "epilepsy" else 0.0)
+    constant += model.covariance_prior.log_normaliser + (
+        float(torch.lgamma(counts + 1).sum()) if name == "epilepsy" else 0.0
+    )
     assert -result.loss + constant - 0.5 * model.dim * math.log(2 * math.pi) == pytest.approx(dropped, abs=1e-3)
     close(q.mean[-len(means) :], torch.tensor(means, dtype=DTYPE), 6e-4)
 
@@ -552,8 +564,7 @@ REFUSALS = {
     ),
     "rows that tell nothing": (
         lambda: MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log", weights=torch.zeros(3)),
-        "the rows tell nothing of some random effect, which the default prior of Kass and Natarajan needs. Give "
-        "prior=MixedPrior(precision=Wishart(dof, scale)).",
+        "no row has a positive weight, of which nothing can be told. Give at least one.",
     ),
     "another q": (
         lambda: fit(CholeskyGaussian(2, dtype=DTYPE), MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log")),
@@ -602,6 +613,8 @@ class TestManyTargets:
         Y, weights = torch.stack([y, *shuffled]), settings["weights"].repeat(3, 1)
         weights[1, :2] = 0.0  # rows that one of them does not have
         settings = {name: value for name, value in settings.items() if name != "weights"}
+        if not prior:  # that of Kass and Natarajan, which each has for itself
+            settings["prior"] = MixedPrior(10.0, "kass-natarajan")
         many = MixedLogJoint(X, Y, random, likelihood, weights=weights, **settings)
         q = many.posterior()
         assert q.batch_shape == (3,)

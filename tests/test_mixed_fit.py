@@ -89,7 +89,7 @@ class TestQuadrature:
         b, cell = grid(r, 2001 if r == 1 else 281)
         integral, mean, covariance = by_brute_force(model, theta[0], b, cell)
         beta, omega = target.parts(theta[0])
-        expected = integral - model.fixed.prior.energy(beta) - model.precision.energy(omega)
+        expected = integral - model.fixed.prior.energy(beta) - model.covariance_prior.energy(omega)
         assert float(value) == pytest.approx(float(expected), rel=1e-10)
         found = target.moments(theta)
         close(found[0][0], mean, 1e-8)
@@ -100,7 +100,7 @@ class TestQuadrature:
         target, theta = MarginalMixed(model, 61), globals_of(model, 1)
         integral = by_brute_force(model, theta[0], *grid(1, 4001))[0]
         beta, omega = target.parts(theta[0])
-        expected = integral - model.fixed.prior.energy(beta) - model.precision.energy(omega)
+        expected = integral - model.fixed.prior.energy(beta) - model.covariance_prior.energy(omega)
         assert float(target.log_joint(theta)[0]) == pytest.approx(float(expected), rel=1e-6)
 
     @pytest.mark.parametrize("r", [1, 2, 3])
@@ -123,7 +123,7 @@ class TestQuadrature:
             inside = torch.block_diag(*[torch.linalg.inv(W @ W.mT)] * rows.n)
             V = Z.flatten(1) @ inside @ Z.flatten(1).mT + 0.49 * torch.eye(len(rows.y), dtype=DTYPE)
             of = torch.distributions.MultivariateNormal(rows.X @ beta + rows.offset, V)
-            return of.log_prob(rows.y) - model.fixed.prior.energy(beta) - model.precision.energy(omega)
+            return of.log_prob(rows.y) - model.fixed.prior.energy(beta) - model.covariance_prior.energy(omega)
 
         leaf = theta.detach().clone().requires_grad_()
         expected = torch.stack([closed(g) for g in leaf])
@@ -369,12 +369,13 @@ class TestFit:
         """Four groups: the weights of draws from q alone have a k-hat of 0.9."""
         groups, one = torch.arange(20) // 5, torch.ones(20, 1, dtype=DTYPE)
         y = torch.tensor([1.0, 0, 2, 1, 0, 5, 7, 4, 6, 5, 2, 3, 1, 2, 2, 0, 0, 1, 0, 0])
-        result = MixedModel(one, y, (one, groups), "poisson_log").fit(progress=False)
+        prior = MixedPrior(10.0, "kass-natarajan")
+        result = MixedModel(one, y, (one, groups), "poisson_log", prior=prior).fit(progress=False)
         assert isinstance(result.locals, ByQuadrature)
         first, elbo, _ = integrated.weighted(result.posterior, result.locals.target, 4096, 0)
         assert first.k_hat > 0.7
         assert result.k_hat < 0.5
-        assert result.elbo == pytest.approx(elbo, abs=1e-9)
+        assert result.elbo == pytest.approx(elbo, abs=0.1)  # of an eighth of the draws
         sd = result.posterior.stddev
         assert float(result.summary().fixed.sd) > 1.2 * float(sd[0])
 

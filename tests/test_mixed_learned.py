@@ -30,7 +30,7 @@ from torchngvi.models import (
     Wishart,
     mixed_gaussian,
 )
-from torchngvi.models.learned import LEARNED, LearnedNoise, LearnedScale, LearnedSize, scale_of, within
+from torchngvi.models.learned import LEARNED, LearnedNoise, LearnedScale, LearnedSize, within
 from torchngvi.models.mixed_prior import root_of, scales_of
 from torchngvi.models.scale_priors import ScalesPrior
 
@@ -73,9 +73,11 @@ class TestClosedForm:
             W = root_of(omega, r)
             inside = torch.linalg.inv(W @ W.mT)
             sd = float(theta[-1].exp()) if learned else 0.7
-            expected = -float(model.fixed.prior.energy(beta) + model.precision.energy(omega))
+            expected = -float(model.fixed.prior.energy(beta) + model.covariance_prior.energy(omega))
             if learned:
-                half_t = math.log(2) + scipy.stats.t.logpdf(sd, 3, scale=scale_of(model.rows))
+                half_t = math.log(2) + scipy.stats.t.logpdf(
+                    sd, 3, scale=2.5 * float((y - settings["offset"]).std(correction=0))
+                )
                 expected += half_t + math.log(sd)
             for i in range(5):
                 mine = groups == i
@@ -148,7 +150,7 @@ class TestLearned:
         other = MixedLogJoint(*given, learned.at(float(phi.exp())), **settings)
         beta, omega = target.parts(theta[0])
         integral = by_brute_force(other, theta[0, :-1], *grid(1, 4001))[0]
-        expected = integral - model.fixed.prior.energy(beta) - model.precision.energy(omega)
+        expected = integral - model.fixed.prior.energy(beta) - model.covariance_prior.energy(omega)
         expected = expected - learned.prior_energy(phi, target.parameter_prior)
         assert float(target.log_joint(theta)[0]) == pytest.approx(float(expected), rel=1e-6)
 
@@ -179,11 +181,13 @@ class TestLearned:
         few = MixedLogJoint(X[:20], y[::10], (X[:20], groups[::10]), "gaussian")
         assert within(few.rows) == pytest.approx(float((0.5 * y[::10].var(correction=0)).sqrt()), rel=1e-9)
 
-    def test_a_robust_scale(self):
-        X = torch.ones(5, 1, dtype=DTYPE)
-        of = [MixedLogJoint(X, y, (X, [0, 0, 1, 1, 1]), "gaussian").rows for y in ([1, 2, 3, 4, 100], [1, 1, 1, 1, 6])]
-        assert scale_of(of[0]) == pytest.approx(1.4826)
-        assert scale_of(of[1]) == pytest.approx(2.0)
+    def test_the_default_prior_of_noise_has_the_sd_of_y(self):
+        """Half-t with the scale 2.5 s_y, a row of weight 2 being two rows."""
+        X, y, weights = torch.ones(5, 1, dtype=DTYPE), [1.0, 2, 3, 4, 100], [2.0, 1, 1, 1, 0]
+        rows = MixedLogJoint(X, y, (X, [0, 0, 1, 1, 1]), "gaussian", weights=weights).rows
+        assert LearnedNoise().settled(rows).scale == pytest.approx(
+            2.5 * torch.tensor([1.0, 1, 2, 3, 4]).std(correction=0)
+        )
 
 
 class TestPriors:
@@ -242,7 +246,7 @@ class TestPriors:
             plain, other = kind(model), kind(model, scales=prior)
             theta = globals_of(plain)
             omega = plain.parts(theta)[1]
-            change = model.precision.energy(omega) - prior.energy(omega)
+            change = model.covariance_prior.energy(omega) - prior.energy(omega)
             close(other.log_joint(theta) - plain.log_joint(theta), change, 1e-10)
             assert other.settings() != plain.settings()
 
@@ -285,7 +289,7 @@ class TestFit:
         assert result.converged, result.reason
         assert result.k_hat < 0.7
         lines = [torch.linspace(a, b, 61, dtype=DTYPE) for a, b in ((0.5, 3.5), (-1.5, 3.5), (-1.3, 0.2))]
-        against(GaussianMixed(model, model.learned, model.scales), result, lines)
+        against(GaussianMixed(model, model.learned), result, lines)
 
     def test_a_size_against_a_grid(self, counts):
         model, result = counts
@@ -387,13 +391,6 @@ REFUSED = {
         "marginalise='none' fits a Gaussian over all coordinates, which cannot have a residual sd that is learned; use "
         "'quadrature', or give a likelihood with its parameter.",
     ),
-    "a joint fit with sds": (
-        lambda: MixedModel(X3, Y3, (X3, GROUPS3), "poisson_log", prior=MixedPrior(sd=HalfT())).fit(
-            marginalise="response"
-        ),
-        "marginalise='response' fits a Gaussian over all coordinates, which cannot have priors of standard deviations; "
-        "use 'quadrature'.",
-    ),
     "a family": (
         lambda: MixedModel(X3, Y3, (X3, GROUPS3), "cauchy"),
         "family must be one of bernoulli_logit, bernoulli_probit, poisson_log, gaussian, student_t, negative_binomial, "
@@ -408,10 +405,9 @@ REFUSED = {
         lambda: MixedModel(X3, Y3, (X3, GROUPS3), prior=MixedPrior(precision=PRIORS[1], sd=HalfT())),
         "the random effects have one prior: give MixedPrior precision= or sd=, not both.",
     ),
-    "sds over all coordinates": (
-        lambda: MixedLogJoint(X3, Y3, (X3, GROUPS3), "poisson_log", prior=MixedPrior(sd=HalfT())),
-        "priors of standard deviations, MixedPrior(sd=...), are for MixedModel.fit, which integrates random effects "
-        "out; here give precision=Wishart(dof, scale), or None.",
+    "a word for no prior": (
+        lambda: MixedLogJoint(X3, Y3, (X3, GROUPS3), "poisson_log", prior=MixedPrior(precision="wishart")),
+        "precision of a prior is a torchngvi.models.Wishart(dof, scale), 'kass-natarajan' or None; got 'wishart'.",
     ),
     "nothing to hold": (
         lambda: MixedModel(X3, Y3, (X3, GROUPS3), "poisson_log").holding(1.0),
@@ -444,9 +440,10 @@ def test_refusals(name):
 
 
 def test_over_all_coordinates_a_parameter_is_held():
-    """As a log joint over b too: the likelihood is that of an estimate, for q and for the default prior of Ω."""
-    model = MixedModel(X3, Y3, (X3, GROUPS3), "gaussian", prior=MixedPrior(10.0))
-    same = MixedLogJoint(X3, Y3, (X3, GROUPS3), GaussianNoise(within(model.rows)))
+    """As a log joint over b too: the likelihood is that of an estimate, for q and for Kass and Natarajan's prior."""
+    prior = MixedPrior(10.0, "kass-natarajan")
+    model = MixedModel(X3, Y3, (X3, GROUPS3), "gaussian", prior=prior)
+    same = MixedLogJoint(X3, Y3, (X3, GROUPS3), GaussianNoise(within(model.rows)), prior=prior)
     theta = randn(model.dim, seed=1)
     close(model.log_joint(theta), same.log_joint(theta), 1e-12)
 

@@ -67,9 +67,11 @@ class TestReport:
         folder, _, _, said = run
         summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
         assert re.fullmatch(
-            r"fixed effects N\(0, 10\^2\), 1/variance over ward Wishart\(1, scale [\d.]+\)", summary["priors"]
+            r"fixed effects N\(0, 2\.5\^2\) per sd of a column, intercept at the means N\([-\d.]+, 2\.5\^2\), "
+            r"sd over ward half-t\(3, 2\.5\)",
+            summary["priors"],
         )
-        assert f"priors: {summary['priors']}" in said
+        assert f"priors: {summary['priors']}" in " ".join(said.split())
         assert "odds ratios, e to the power of the fixed effects" in said
         table = pd.read_csv(folder / "run" / "parameters.csv")
         fixed = table[table.kind == "fixed effect"]
@@ -85,7 +87,7 @@ class TestReport:
         assert main(["fit", *flags, "--test-fraction", "0.2"]) == 0
         said = capsys.readouterr().out
         assert "ratio" not in said
-        assert "1/variance over day Wishart" in said
+        assert "sd over day half-t(3, " in " ".join(said.split())
         assert "residual sd half-t(3, " in said
         train, test = mixed_scores.parted(table, 0.2, 0)
         result = torchngvi.mixed(flags[3], train).fit(progress=False)
@@ -116,8 +118,8 @@ class TestReport:
     ("family", "prior", "expected"),
     [
         ("negative_binomial", None, "half-t(3, 1)"),
-        ("poisson_log", MixedPrior(sd=HalfNormal(2.0)), "fixed effects N(0, 10^2), sd over ward half-normal(2)"),
-        ("poisson_log", MixedPrior(sd=HalfT(2.0, 0.5)), "fixed effects N(0, 10^2), sd over ward half-t(2, 0.5)"),
+        ("poisson_log", MixedPrior(10.0, sd=HalfNormal(2.0)), "fixed effects N(0, 10^2), sd over ward half-normal(2)"),
+        ("poisson_log", MixedPrior(sd=HalfT(2.0, 0.5)), "intercept N(0.56, 2.5^2), sd over ward half-t(2, 0.5)"),
         ("poisson_log", MixedPrior(2.5, sd=Exponential(3.0)), "N(0, 2.5^2), sd over ward exponential(rate 3)"),
         ("poisson_log", MixedPrior(precision=Wishart(3.0, 2.0)), "1/variance over ward Wishart(3, scale 2)"),
     ],
@@ -134,7 +136,10 @@ def test_priors_of_two_effects():
     model = torchngvi.MixedModel(X, torch.arange(12) % 5, (X, groups), "poisson_log", prior=prior)
     assert described(model).endswith("sd over group half-normal(2), correlations LKJ(2)")
     plain = torchngvi.MixedModel(X, torch.arange(12) % 5, (X, groups), "poisson_log")
-    assert "inverse covariance over group Wishart(3, scale diagonal " in described(plain)
+    assert described(plain).endswith("sd over group half-t(3, 2.5) per sd of a column, correlations LKJ(1)")
+    prior = MixedPrior(precision="kass-natarajan")
+    named = torchngvi.MixedModel(X, torch.arange(12) % 5, (X, groups), "poisson_log", prior=prior)
+    assert "inverse covariance over group Wishart(3, scale diagonal " in described(named)
 
 
 class TestSeparation:

@@ -100,11 +100,12 @@ def test_a_start_needs_no_quadrature(likelihood):
         close(found, truth.detach(), 1e-10)
 
 
-def test_a_linear_model_knows_its_wide_prior_at_once():
+def test_a_linear_model_knows_its_prior_at_once():
     X = torch.ones(8, 1, dtype=DTYPE)
     y = 300 * randn(8, seed=4)
     model = MixedModel(X, y, (X, torch.arange(8) // 2), "gaussian")
-    close(model.fixed.prior.precision, (10 * y.square().mean().sqrt()).square().reciprocal()[None], 1e-12)
+    close(model.fixed.prior.precision, (2.5 * y.std(correction=0)).square().reciprocal()[None], 1e-12)
+    close(model.fixed.prior.mean, y.mean()[None], 1e-12)
 
 
 @pytest.mark.parametrize("name", ["weights", "offset"])

@@ -44,6 +44,7 @@ from torchngvi.models.likelihoods import GaussianNoise, StudentT
 from torchngvi.models.regularized import ExpectedPenalty, Regularized
 from torchngvi.numerics.versions import Versions
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
+from torchngvi.stepsizes import Constant
 
 STEPS = 5
 
@@ -119,12 +120,12 @@ def run(way, opt, q, model, scheduler=None, steps=STEPS):
 def test_the_ways_to_step_agree(method, name, batch, schedule):
     model = make_model(batch, temperature=0.7)
     q0 = make_posterior(name, batch)
-    opt0 = METHODS[method](q0, lr=0.4, estimator=Quadrature())
+    opt0 = METHODS[method](q0, lr=0.4, estimator=Quadrature(), step_size=Constant())
     losses0 = run(by_target, opt0, q0, model, SCHEDULERS[schedule](opt0))
     assert distance(q0, make_posterior(name, batch)) > 0.05
     for label, way in WAYS.items():
         q = make_posterior(name, batch)
-        opt = METHODS[method](q, lr=0.4, estimator=Autograd())
+        opt = METHODS[method](q, lr=0.4, estimator=Autograd(), step_size=Constant())
         losses = run(way, opt, q, model, SCHEDULERS[schedule](opt))
         assert distance(q, q0) < 1e-12, label
         assert torch.allclose(losses, losses0, rtol=1e-12, atol=0), label
@@ -178,7 +179,7 @@ def test_a_closure_and_a_model_agree_after_a_restart_of_q(name):
 def test_step_returns_the_loss_before_the_step(name, lr):
     for batch in BATCHES:
         model, q = make_model(batch), make_posterior(name, batch)
-        opt = VN(q, lr)
+        opt = VN(q, lr, step_size=Constant())
         for way in (by_target, by_closure):
             before = model.negative_elbo(q).detach().sum()
             loss = way(opt, q, model)
@@ -190,8 +191,8 @@ def test_step_returns_the_loss_before_the_step(name, lr):
 
 def test_a_tensor_learning_rate_is_the_number_it_holds():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
-    run(by_target, VN(q, lr=torch.tensor(0.4, dtype=torch.float64)), q, model)
-    run(by_target, VN(q0, lr=0.4), q0, model)
+    run(by_target, VN(q, lr=torch.tensor(0.4, dtype=torch.float64), step_size=Constant()), q, model)
+    run(by_target, VN(q0, lr=0.4, step_size=Constant()), q0, model)
     assert distance(q, q0) < 1e-14
 
 
@@ -206,17 +207,17 @@ def test_loss_scale_undoes_a_division(method, name, way):
             self.negative_elbo = lambda q: model.negative_elbo(q) / 50
 
     q, q0, q1 = (make_posterior(name) for _ in range(3))
-    run(by_target, METHODS[method](q0, lr=0.4), q0, make_model())
-    run(way, METHODS[method](q, lr=0.4, loss_scale=50.0), q, PerDatum(make_model()))
+    run(by_target, METHODS[method](q0, lr=0.4, step_size=Constant()), q0, make_model())
+    run(way, METHODS[method](q, lr=0.4, loss_scale=50.0, step_size=Constant()), q, PerDatum(make_model()))
     assert distance(q, q0) < 1e-12
-    run(way, METHODS[method](q1, lr=0.4), q1, PerDatum(make_model()))
+    run(way, METHODS[method](q1, lr=0.4, step_size=Constant()), q1, PerDatum(make_model()))
     assert distance(q1, q0) > 0.05
 
 
 def test_loss_scale_of_a_group():
     q, q0, model = make_posterior("cholesky"), make_posterior("cholesky"), make_model()
-    opt = VN([{"posterior": q, "loss_scale": 50.0}], lr=0.4)
-    run(by_target, VN(q0, lr=0.4), q0, model)
+    opt = VN([{"posterior": q, "loss_scale": 50.0}], lr=0.4, step_size=Constant())
+    run(by_target, VN(q0, lr=0.4, step_size=Constant()), q0, model)
     for _ in range(STEPS):
         opt.step(lambda: model.negative_elbo(q) / 50)
     assert distance(q, q0) < 1e-12
@@ -275,7 +276,7 @@ def test_stein_and_sticking_the_landing_are_the_same_numbers(method, name, batch
         generator = torch.Generator().manual_seed(3)
         q = make_posterior(name, batch)
         estimator = Stein((Antithetic if draw is antithetic else Independent)(8, generator))
-        opt = METHODS[method](q, lr=0.2, estimator=estimator if way == "target" else None)
+        opt = METHODS[method](q, lr=0.2, estimator=estimator if way == "target" else None, step_size=Constant())
         for _ in range(STEPS):
             if way == "target":
                 opt.step(log_joint)
@@ -400,7 +401,7 @@ def test_members_with_one_objective_are_judged_together():
 
 def test_a_constant_step_takes_one_evaluation_which_a_look_before_it_shares():
     model, q = make_model(kind=CountedModel), make_posterior("cholesky")
-    opt = VN(q, lr=0.3)
+    opt = VN(q, lr=0.3, step_size=Constant())
     for count in range(1, 4):
         status = opt.evaluate(model)
         assert torch.equal(status.loss, opt.step(model))
@@ -628,7 +629,7 @@ def test_another_penalty_is_noticed():
 @pytest.mark.parametrize("lr", [None, 0.1])
 def test_a_step_on_a_target_uses_up_the_gradients_of_a_backward_pass(lr):
     model, q = make_model(), make_posterior("cholesky")
-    opt = VN(q, lr)
+    opt = VN(q, lr, step_size=Constant())
     model.negative_elbo(q).backward()
     opt.step(model)
     assert q.mean_probe.grad is None
@@ -676,7 +677,7 @@ class Reborn(LogJoint.__mro__[1]):
 
 
 def test_a_new_model_at_the_address_of_an_old_one_is_noticed():
-    opt = VN(make_posterior("cholesky"), lr=0.1)
+    opt = VN(make_posterior("cholesky"), lr=0.1, step_size=Constant())
     values = []
     for level in range(20):
         target = Reborn(100.0 * level)
@@ -691,7 +692,7 @@ def test_evaluate_looks_anew_at_a_log_joint():
     # what a function reads beside theta cannot be watched
     data = [0.0]
     target = LogJoint(lambda theta: data[0] - theta.square().sum(-1))
-    opt = VN(make_posterior("cholesky"), lr=0.1)
+    opt = VN(make_posterior("cholesky"), lr=0.1, step_size=Constant())
     first = opt.evaluate(target).loss
     data[0] = 1000.0
     assert opt.evaluate(target).loss < first - 900
@@ -737,7 +738,7 @@ LOG_JOINTS = {
 @pytest.mark.parametrize("kind", LOG_JOINTS)
 def test_a_function_of_theta_is_a_log_joint_and_goes_up(kind):
     q = CholeskyGaussian(DIM, dtype=torch.float64)
-    loss = VN(q, lr=0.5, estimator=Stein(4)).step(LOG_JOINTS[kind])
+    loss = VN(q, lr=0.5, estimator=Stein(4), step_size=Constant()).step(LOG_JOINTS[kind])
     assert torch.allclose(q.mean, torch.full_like(q.mean, 1.0), atol=1e-12)
     assert loss.shape == ()
 
@@ -769,7 +770,7 @@ CLOSURES = {
 @pytest.mark.parametrize("kind", CLOSURES)
 def test_a_function_without_arguments_is_a_loss_and_goes_down(kind):
     q = CholeskyGaussian(DIM, dtype=torch.float64)
-    VN(q, lr=0.5).step(CLOSURES[kind](Falling(q)))
+    VN(q, lr=0.5, step_size=Constant()).step(CLOSURES[kind](Falling(q)))
     assert torch.allclose(q.mean, torch.full_like(q.mean, 1.0), atol=1e-12)
 
 
@@ -793,7 +794,7 @@ EITHER = (
 @pytest.mark.parametrize("kind", AMBIGUOUS)
 def test_a_callable_of_both_kinds_is_refused(kind):
     q = CholeskyGaussian(DIM, dtype=torch.float64)
-    opt = VN(q, lr=0.5, estimator=Stein(4))
+    opt = VN(q, lr=0.5, estimator=Stein(4), step_size=Constant())
     with refuses(InputError, EITHER):
         opt.step(AMBIGUOUS[kind])
     with refuses(InputError, EITHER):
@@ -805,7 +806,7 @@ def test_a_callable_of_both_kinds_is_refused(kind):
 def test_a_callable_of_neither_kind_is_told_so():
     # it needs two arguments: wrapping it as proposed for the ambiguous would not help
     with pytest.raises(InputError) as caught:
-        VN(CholeskyGaussian(DIM), lr=0.5).step(lambda theta, data: rising(theta))
+        VN(CholeskyGaussian(DIM), lr=0.5, step_size=Constant()).step(lambda theta, data: rising(theta))
     assert "cannot tell" not in str(caught.value)
 
 
@@ -814,12 +815,12 @@ def test_what_cannot_be_called_is_refused():
         InputError,
         "step takes a model, a log joint of theta, or a closure that returns the loss; got Tensor.",
     ):
-        VN(CholeskyGaussian(DIM), lr=0.5).step(torch.zeros(()))
+        VN(CholeskyGaussian(DIM), lr=0.5, step_size=Constant()).step(torch.zeros(()))
 
 
 def test_evaluate_refuses_a_closure():
     with refuses(InputError, "this needs a model or a log joint of theta; got a function without arguments."):
-        VN(CholeskyGaussian(DIM), lr=0.5).evaluate(lambda: torch.zeros(()))
+        VN(CholeskyGaussian(DIM), lr=0.5, step_size=Constant()).evaluate(lambda: torch.zeros(()))
 
 
 # ------------------------------------------------------------------------------------ what is refused
@@ -828,15 +829,15 @@ def test_evaluate_refuses_a_closure():
 def test_no_posterior_is_refused():
     text = "the list of posteriors is empty; pass q itself, not q.parameters(): its coordinates are buffers."
     with refuses(InputError, text):
-        VN([], lr=0.1)
+        VN([], lr=0.1, step_size=Constant())
     with refuses(InputError, text):
-        VN(CholeskyGaussian(2).parameters(), lr=0.1)
+        VN(CholeskyGaussian(2).parameters(), lr=0.1, step_size=Constant())
     net = torch.nn.Linear(2, 1)
     with refuses(
         InputError,
         "VN updates posteriors such as CholeskyGaussian(dim); got Linear. Give other parameters to a torch optimizer.",
     ):
-        VN(net, lr=0.1)
+        VN(net, lr=0.1, step_size=Constant())
 
 
 def test_a_closure_that_draws_is_refused_where_steps_are_tried():
@@ -855,7 +856,7 @@ def test_a_closure_that_draws_is_refused_where_steps_are_tried():
     ):
         VN(q).step(closure)
     assert same_bits(q, start)
-    VN(q, lr=0.1).step(closure)
+    VN(q, lr=0.1, step_size=Constant()).step(closure)
 
 
 def test_repr_shows_the_parts():
@@ -878,7 +879,7 @@ def test_what_is_no_posterior_is_refused(method, given, kind):
         f"{method.__name__} updates posteriors such as CholeskyGaussian(dim); got {kind}. "
         "Give other parameters to a torch optimizer.",
     ):
-        method(given, lr=0.1)
+        method(given, lr=0.1, step_size=Constant())
 
 
 def test_a_rule_the_posterior_cannot_follow_is_refused():
@@ -887,7 +888,7 @@ def test_a_rule_the_posterior_cannot_follow_is_refused():
         "BuresWasserstein moves q by Affine, which NaturalGaussian cannot do (it takes Congruence, Tangent). "
         "Use a CholeskyGaussian or a DiagonalGaussian.",
     ):
-        BWGD(NaturalGaussian(2), lr=0.1)
+        BWGD(NaturalGaussian(2), lr=0.1, step_size=Constant())
 
 
 def test_srvn_without_a_root_is_refused():
@@ -898,8 +899,8 @@ def test_srvn_without_a_root_is_refused():
     with refuses(PairError, text):
         SRVN(NaturalGaussian(2))
     with refuses(PairError, text):
-        SRVN([CholeskyGaussian(2), NaturalGaussian(2)], lr=0.1)
-    opt = SRVN(CholeskyGaussian(2), lr=0.1)
+        SRVN([CholeskyGaussian(2), NaturalGaussian(2)], lr=0.1, step_size=Constant())
+    opt = SRVN(CholeskyGaussian(2), lr=0.1, step_size=Constant())
     with refuses(PairError, text):
         opt.add_param_group({"posterior": NaturalGaussian(2)})
 
@@ -911,7 +912,7 @@ def test_options_must_be_positive(option, value, shown):
     with refuses(InputError, text):
         VN(CholeskyGaussian(2), **{"lr": 0.1, option: value})
     with refuses(InputError, text):
-        VN([{"posterior": CholeskyGaussian(2), option: value}], lr=0.1)
+        VN([{"posterior": CholeskyGaussian(2), option: value}], lr=0.1, step_size=Constant())
 
 
 def test_a_learning_rate_for_each_member():
@@ -921,7 +922,7 @@ def test_a_learning_rate_for_each_member():
         loss = 3.0 * (q.mean_probe + q.mean - 1.0).square().sum() - q.entropy().sum()
         loss = loss + 2.0 * q.root_probe.diagonal(dim1=-2, dim2=-1).sum()
         loss.backward()
-        VN(q, lr=lr).step()
+        VN(q, lr=lr, step_size=Constant()).step()
         return q
 
     together = take(CholeskyGaussian(2, (2,), dtype=torch.float64), torch.tensor([0.2, 0.1], dtype=torch.float64))
@@ -931,13 +932,13 @@ def test_a_learning_rate_for_each_member():
         torch.testing.assert_close(together.scale_tril[member], alone.scale_tril, rtol=1e-14, atol=1e-14)
     assert not torch.equal(together.mean[0], together.mean[1])
     with refuses(InputError, "lr must be positive; got -0.1."):
-        VN(CholeskyGaussian(2, (2,)), lr=torch.tensor([0.5, -0.1]))
+        VN(CholeskyGaussian(2, (2,)), lr=torch.tensor([0.5, -0.1]), step_size=Constant())
 
 
 def test_one_posterior_twice_is_refused():
     q = CholeskyGaussian(2)
     with pytest.raises(ValueError, match="some parameters appear in more than one parameter group"):
-        VN([q, q], lr=0.1)
+        VN([q, q], lr=0.1, step_size=Constant())
 
 
 NOISY = (
@@ -966,7 +967,7 @@ def test_acceleration_without_trials_is_refused():
         "Use VN or SRVN with SufficientDecrease(), or leave the metric out."
     )
     with refuses(PairError, text.format("VariationalNewton with Constant")):
-        VN(CholeskyGaussian(2), lr=0.1, metric=QuasiNewton())
+        VN(CholeskyGaussian(2), lr=0.1, metric=QuasiNewton(), step_size=Constant())
     with refuses(PairError, text.format("BuresWasserstein with SufficientDecrease")):
         NaturalGradientVI(CholeskyGaussian(2), BuresWasserstein(), metric=QuasiNewton())
 
@@ -978,16 +979,16 @@ def test_an_estimator_that_cannot_evaluate_the_target_is_refused():
             f"{type(estimator).__name__} evaluates a TractableTarget; got LogJoint. "
             "Leave estimator=None, or use Stein().",
         ):
-            VN(make_posterior("cholesky"), lr=0.1, estimator=estimator).step(log_joint)
+            VN(make_posterior("cholesky"), lr=0.1, estimator=estimator, step_size=Constant()).step(log_joint)
 
 
 def test_without_an_estimator_each_target_gets_its_own():
     q, q0, model = make_posterior("cholesky"), make_posterior("cholesky"), make_model()
-    opt = VN(q, lr=0.1)
+    opt = VN(q, lr=0.1, step_size=Constant())
     opt.step(log_joint)
     q0.load_state_dict(q.state_dict())
     opt.step(model)
-    VN(q0, lr=0.1, estimator=Quadrature()).step(model)
+    VN(q0, lr=0.1, estimator=Quadrature(), step_size=Constant()).step(model)
     assert same_bits(q, q0)
     opt.step(log_joint)
 
@@ -996,9 +997,9 @@ def test_one_target_for_two_posteriors_is_refused():
     q1, q2, model = make_posterior("cholesky"), make_posterior("natural"), make_model()
     text = "{} belongs to one posterior; this optimizer has 2. Use one optimizer each, or loss.backward() and step()."
     with refuses(PairError, text.format("a target")):
-        VN([q1, q2], lr=0.1).step(model)
+        VN([q1, q2], lr=0.1, step_size=Constant()).step(model)
     with refuses(PairError, text.format("a target")):
-        VN([q1, q2], lr=0.1).evaluate(model)
+        VN([q1, q2], lr=0.1, step_size=Constant()).evaluate(model)
     with refuses(PairError, text.format("a closure with SufficientDecrease")):
         VN([q1, q2]).step(lambda: model.negative_elbo(q1) + model.negative_elbo(q2))
 
@@ -1021,8 +1022,8 @@ def test_missing_gradients_are_refused():
     )
     q, other = make_posterior("cholesky"), make_posterior("natural")
     with refuses(InputError, text):
-        VN(q, lr=0.1).step()
-    opt = VN([q, other], lr=0.1)
+        VN(q, lr=0.1, step_size=Constant()).step()
+    opt = VN([q, other], lr=0.1, step_size=Constant())
     start = coordinates(q)
     q.entropy().backward()
     with refuses(InputError, text):
@@ -1042,13 +1043,13 @@ def test_a_closure_without_a_tensor_is_refused():
         with refuses(
             InputError, f"the closure must return the loss, a tensor; got {'NoneType' if got() is None else 'float'}."
         ):
-            VN(q, lr=0.1).step(got)
+            VN(q, lr=0.1, step_size=Constant()).step(got)
 
 
 def test_a_closure_that_forgets_the_posterior_is_refused():
     q = make_posterior("cholesky")
     with refuses(InputError, "the closure's loss does not depend on the posterior: it has no gradient."):
-        VN(q, lr=0.1).step(lambda: make_model().negative_elbo(q).detach())
+        VN(q, lr=0.1, step_size=Constant()).step(lambda: make_model().negative_elbo(q).detach())
 
 
 def test_a_trial_of_several_posteriors_needs_their_losses_apart():
@@ -1066,7 +1067,7 @@ def test_a_trial_of_several_posteriors_needs_their_losses_apart():
 
 def test_the_groups_hold_the_probes_and_the_module_no_parameters():
     q = make_posterior("cholesky")
-    opt = VN(q, lr=0.3)
+    opt = VN(q, lr=0.3, step_size=Constant())
     assert [id(p) for p in opt.param_groups[0]["params"]] == [id(q.mean_probe), id(q.root_probe)]
     assert {k: v for k, v in opt.param_groups[0].items() if k != "params"} == {"lr": 0.3, "loss_scale": 1.0}
     assert opt.posteriors == [q]
@@ -1086,10 +1087,10 @@ def test_posteriors_with_their_own_learning_rates():
     models = make_model(), make_model(seed=1)
     alone = [make_posterior(name) for name in names]
     for q, model, lr in zip(alone, models, (0.2, 0.5), strict=True):
-        run(by_target, NaturalGradientVI(q, VariationalNewton(), lr=lr), q, model)
+        run(by_target, NaturalGradientVI(q, VariationalNewton(), lr=lr, step_size=Constant()), q, model)
     for backward in (False, True):
         together = [make_posterior(name) for name in names]
-        opt = VN([{"posterior": together[0], "lr": 0.2}, together[1]], lr=0.5)
+        opt = VN([{"posterior": together[0], "lr": 0.2}, together[1]], lr=0.5, step_size=Constant())
 
         def loss(posteriors):
             return sum(model.negative_elbo(q) for q, model in zip(posteriors, models, strict=True))
@@ -1109,24 +1110,24 @@ def test_posteriors_with_their_own_learning_rates():
 def test_a_group_added_later():
     q, other, expected = make_posterior("cholesky"), make_posterior("diagonal"), make_posterior("diagonal")
     model = make_model()
-    opt = VN(q, lr=0.2)
+    opt = VN(q, lr=0.2, step_size=Constant())
     opt.add_param_group({"posterior": other, "lr": 0.5})
     opt.step(lambda: model.negative_elbo(q) + model.negative_elbo(other))
-    VN(expected, lr=0.5).step(model)
+    VN(expected, lr=0.5, step_size=Constant()).step(model)
     assert distance(other, expected) < 1e-12
 
 
 def test_a_posterior_the_loss_leaves_out_stays_where_it_is():
     q, other, model = make_posterior("cholesky"), make_posterior("diagonal"), make_model()
     start = coordinates(other)
-    VN([q, other], lr=0.2).step(lambda: model.negative_elbo(q))
+    VN([q, other], lr=0.2, step_size=Constant()).step(lambda: model.negative_elbo(q))
     assert same_bits(other, start)
     assert distance(q, make_posterior("cholesky")) > 0.01
 
 
 def test_zero_grad():
     q = make_posterior("cholesky")
-    opt = VN(q, lr=0.5)
+    opt = VN(q, lr=0.5, step_size=Constant())
     for set_to_none in (True, False):
         (q.rsample((4,)).square().sum() - q.entropy()).backward()
         assert all(p.grad.abs().max() > 0 for p in probes(opt))
@@ -1142,8 +1143,8 @@ def test_two_backward_passes_add():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
     (0.25 * model.negative_elbo(q)).backward()
     (0.75 * model.negative_elbo(q)).backward()
-    VN(q, lr=0.4).step()
-    VN(q0, lr=0.4).step(model)
+    VN(q, lr=0.4, step_size=Constant()).step()
+    VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
 
@@ -1151,7 +1152,7 @@ def test_two_backward_passes_add():
 def test_a_step_uses_its_gradients_up(way):
     """A step after ``backward`` takes the gradients since the last one, whether anybody calls ``zero_grad`` or not."""
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
-    opt, opt0 = VN(q, lr=0.4), VN(q0, lr=0.4)
+    opt, opt0 = VN(q, lr=0.4, step_size=Constant()), VN(q0, lr=0.4, step_size=Constant())
     for index in range(4):
         if way == "closure" and index % 2:
             opt.step(lambda: model.negative_elbo(q))
@@ -1166,7 +1167,7 @@ def test_a_step_uses_its_gradients_up(way):
 def test_one_backward_pass_is_one_step():
     """A second step, of this optimizer or of another over the same q, has no gradient at where q is now."""
     model, q = make_model(), make_posterior("cholesky")
-    opt, other = VN(q, lr=0.2), SRVN(q, lr=0.1)
+    opt, other = VN(q, lr=0.2, step_size=Constant()), SRVN(q, lr=0.1, step_size=Constant())
     model.negative_elbo(q).backward()
     opt.step()
     moved = coordinates(q)
@@ -1177,8 +1178,8 @@ def test_one_backward_pass_is_one_step():
     model.negative_elbo(q).backward()
     other.step()
     q0 = make_posterior("cholesky")
-    VN(q0, lr=0.2).step(model)
-    SRVN(q0, lr=0.1).step(model)
+    VN(q0, lr=0.2, step_size=Constant()).step(model)
+    SRVN(q0, lr=0.1, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
 
@@ -1187,34 +1188,34 @@ def test_a_step_that_is_refused_uses_nothing_up():
     model.negative_elbo(q).backward()
     with pytest.raises(PairError, match="cannot try a step"):
         VN(q).step()
-    VN(q, lr=0.4).step()
-    VN(q0, lr=0.4).step(model)
+    VN(q, lr=0.4, step_size=Constant()).step()
+    VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
 
 def test_a_closure_starts_from_clear_gradients():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
     model.negative_elbo(q).backward()
-    VN(q, lr=0.4).step(lambda: model.negative_elbo(q))
-    VN(q0, lr=0.4).step(model)
+    VN(q, lr=0.4, step_size=Constant()).step(lambda: model.negative_elbo(q))
+    VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
 
 def test_clipped_gradients_are_a_shorter_step():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
-    opt = VN(q, lr=0.4)
+    opt = VN(q, lr=0.4, step_size=Constant())
     model.negative_elbo(q).backward()
     norm = torch.nn.utils.clip_grad_norm_(probes(opt), 0.1)
     assert norm > 0.5
     opt.step()
-    VN(q0, lr=0.4 * 0.1 / float(norm + 1e-6)).step(model)  # torch adds 1e-6 to the norm
+    VN(q0, lr=0.4 * 0.1 / float(norm + 1e-6), step_size=Constant()).step(model)  # torch adds 1e-6 to the norm
     assert distance(q, q0) < 1e-12
 
 
 @pytest.mark.parametrize("way", [by_target, by_closure, by_gradients])
 def test_step_hooks_fire_once_a_step(way):
     q = make_posterior("cholesky")
-    opt = VN(q, lr=0.4)
+    opt = VN(q, lr=0.4, step_size=Constant())
     seen = []
     opt.register_step_pre_hook(lambda o, args, kwargs: seen.append(("pre", o is opt, coordinates(q))))
     opt.register_step_post_hook(lambda o, args, kwargs: seen.append(("post", o is opt, coordinates(q))))
@@ -1226,12 +1227,12 @@ def test_step_hooks_fire_once_a_step(way):
 
 def test_a_grad_scaler():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
-    opt, scaler = VN(q, lr=0.4), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    opt, scaler = VN(q, lr=0.4, step_size=Constant()), torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(model.negative_elbo(q)).backward()
     scaler.unscale_(opt)
     scaler.step(opt)
     scaler.update()
-    VN(q0, lr=0.4).step(model)
+    VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
     opt.zero_grad()
@@ -1261,8 +1262,8 @@ def test_a_scheduler_moves_the_upper_limit_of_trial_steps():
 def test_steps_inside_no_grad(way):
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
     with torch.no_grad():
-        way(VN(q, lr=0.4, estimator=Autograd()), q, model)
-    VN(q0, lr=0.4).step(model)
+        way(VN(q, lr=0.4, estimator=Autograd(), step_size=Constant()), q, model)
+    VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
 
@@ -1271,8 +1272,8 @@ def test_autocast_around_a_step_does_not_touch_its_precision(name):
     model = make_model(dtype=torch.float32)
     q, q0 = (make_posterior(name, dtype=torch.float32) for _ in range(2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        VN(q, lr=0.4).step(model)
-    VN(q0, lr=0.4).step(model)
+        VN(q, lr=0.4, step_size=Constant()).step(model)
+    VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-5
 
 
@@ -1291,7 +1292,7 @@ def test_backward_after_a_step_is_refused_by_torch(name, loss):
         "marginal_variance": lambda: q.marginal_variance(model.X).sum(),
     }
     late = losses[loss]()
-    VN(q, lr=0.4).step(model)
+    VN(q, lr=0.4, step_size=Constant()).step(model)
     with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
         late.backward()
 
@@ -1341,7 +1342,7 @@ REJECTED = (
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_an_indefinite_step_is_not_taken_and_told_once(name):
     q = unit(name)
-    opt, start = VN(q, lr=2.0), coordinates(q)
+    opt, start = VN(q, lr=2.0, step_size=Constant()), coordinates(q)
     with pytest.warns(RejectedStepWarning, match="^" + re.escape(REJECTED.format("VN", "2")) + "$"):
         opt.step(lambda: indefinite(q, CURVED))  # N = 1 + 2 (-1 - 1) < 0
     assert same_bits(q, start)
@@ -1361,12 +1362,12 @@ def test_members_of_a_batch_are_rejected_apart(name):
     q, alone = unit(name, (3,)), unit(name)
     start = coordinates(q)
     curvature = torch.stack([CURVED.abs(), CURVED, CURVED.abs() + 0.5])
-    opt = VN(q, lr=2.0)
+    opt = VN(q, lr=2.0, step_size=Constant())
     with pytest.warns(RejectedStepWarning):
         opt.step(lambda: indefinite(q, curvature))
     assert opt.last.accepted.tolist() == [True, False, True]
     assert opt.rejections == 1
-    VN(alone, lr=2.0).step(lambda: indefinite(alone, curvature[2]))
+    VN(alone, lr=2.0, step_size=Constant()).step(lambda: indefinite(alone, curvature[2]))
     for buffer, old, expected in zip(coordinates(q), start, coordinates(alone), strict=True):
         assert torch.equal(buffer[1], old[1])
         assert torch.allclose(buffer[2], expected, rtol=1e-12)
@@ -1379,7 +1380,7 @@ def test_members_of_a_batch_are_rejected_apart(name):
 @pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_a_gradient_that_is_not_finite_is_not_followed(method, name, batch, probe, value):
     q, model = make_posterior(name, batch), make_model(batch)
-    opt, start = METHODS[method](q, lr=0.3), coordinates(q)
+    opt, start = METHODS[method](q, lr=0.3, step_size=Constant()), coordinates(q)
     model.negative_elbo(q).sum().backward()
     gradient = getattr(q, probe).grad
     spoiled = gradient[1] if batch else gradient
@@ -1400,7 +1401,7 @@ def test_a_gradient_that_is_not_finite_is_not_followed(method, name, batch, prob
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_a_closure_that_returns_nan(name):
     q, model = make_posterior(name), make_model()
-    opt, start = VN(q, lr=0.3), coordinates(q)
+    opt, start = VN(q, lr=0.3, step_size=Constant()), coordinates(q)
     with pytest.warns(RejectedStepWarning):
         loss = opt.step(lambda: math.nan * model.negative_elbo(q))
     assert math.isnan(loss)
@@ -1456,7 +1457,7 @@ def test_a_rejected_trial_is_followed_by_a_shorter_one():
 def test_the_warning_points_at_the_line_that_stepped():
     q = unit("cholesky")
     for way in ("closure", "gradients"):
-        opt = VN(q, lr=2.0)
+        opt = VN(q, lr=2.0, step_size=Constant())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if way == "closure":

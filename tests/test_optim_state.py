@@ -48,11 +48,11 @@ class Run:
         elif kind == "kl radius":
             self.opt = make(self.q, step_size=KLRadius(0.01))
         elif kind == "scheduler":
-            self.opt = make(self.q, lr=0.5)
+            self.opt = make(self.q, lr=0.5, step_size=Constant())
             self.scheduler = lr_scheduler.ExponentialLR(self.opt, 0.7)
         else:
             generator = torch.Generator().manual_seed(seed)
-            self.opt = make(self.q, lr=0.1, estimator=Stein(Antithetic(8, generator)))
+            self.opt = make(self.q, lr=0.1, estimator=Stein(Antithetic(8, generator)), step_size=Constant())
 
     def advance(self, steps):
         for _ in range(steps):
@@ -138,12 +138,12 @@ def test_the_generator_of_the_draws_resumes_in_single_precision():
     for resumed in (False, True):
         q = make_posterior("cholesky", dtype=torch.float32)
         generator = torch.Generator().manual_seed(0)
-        opt = VN(q, lr=0.1, estimator=Stein(Antithetic(8, generator)))
+        opt = VN(q, lr=0.1, estimator=Stein(Antithetic(8, generator)), step_size=Constant())
         opt.step(log_joint)
         if resumed:
             state, weights = opt.state_dict(), q.state_dict()
             q = make_posterior("cholesky", seed=3, dtype=torch.float32)
-            opt = VN(q, lr=0.1, estimator=Stein(Antithetic(8, torch.Generator().manual_seed(99))))
+            opt = VN(q, lr=0.1, estimator=Stein(Antithetic(8, torch.Generator().manual_seed(99))), step_size=Constant())
             q.load_state_dict(weights)
             opt.load_state_dict(state)
         opt.step(log_joint)
@@ -153,8 +153,8 @@ def test_the_generator_of_the_draws_resumes_in_single_precision():
 
 def test_groups_resume_their_options():
     q1, q2 = make_posterior("cholesky"), make_posterior("natural")
-    opt = VN([{"posterior": q1, "lr": 0.2}, {"posterior": q2, "loss_scale": 3.0}], lr=0.5)
-    other = VN([make_posterior("cholesky"), make_posterior("natural")], lr=0.9)
+    opt = VN([{"posterior": q1, "lr": 0.2}, {"posterior": q2, "loss_scale": 3.0}], lr=0.5, step_size=Constant())
+    other = VN([make_posterior("cholesky"), make_posterior("natural")], lr=0.9, step_size=Constant())
     other.load_state_dict(opt.state_dict())
     assert [(g["lr"], g["loss_scale"]) for g in other.param_groups] == [(0.2, 1.0), (0.5, 3.0)]
     for group, q in zip(other.param_groups, other.posteriors, strict=True):
@@ -191,7 +191,7 @@ def test_loading_evaluates_anew():
 class OfTheSameNames(NormalizedMomentum):
     """It calls its state as the optimizer and the other parts call theirs."""
 
-    signed, carried = ("loss",), ("went",)
+    carried = ("went",)
 
     def init(self, q):
         state = super().init(q)
@@ -346,10 +346,10 @@ def test_a_copied_posterior(name, way):
     assert same_bits(other, q)
     assert {id(t) for t in other.buffers()}.isdisjoint({id(t) for t in q.buffers()})
     start = coordinates(q)
-    VN(other, lr=0.5).step(model)
+    VN(other, lr=0.5, step_size=Constant()).step(model)
     assert same_bits(q, start)
     assert torch.equal(q.mean, make_posterior(name).mean)
-    VN(q, lr=0.5).step(model)
+    VN(q, lr=0.5, step_size=Constant()).step(model)
     assert same_bits(q, other)
     assert torch.equal(q.mean, other.mean)
 
@@ -411,12 +411,12 @@ def test_conversion_keeps_the_optimizer_alive(name, batch, convert):
 def test_conversion_between_backward_and_step(name, convert):
     q, q0 = (make_posterior(name, dtype=torch.float32) for _ in range(2))
     model = make_model(dtype=torch.float32)
-    opt = VN(q, lr=0.4)
+    opt = VN(q, lr=0.4, step_size=Constant())
     model.negative_elbo(q).backward()
     CONVERSIONS[convert](q)
     assert q.mean_probe.grad.dtype == q.root_probe.grad.dtype == torch.float64
     opt.step()
-    VN(q0, lr=0.4).step(model)
+    VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, [t.double() for t in q0.coordinates]) < 1e-5
     opt.zero_grad()
     assert q.mean_probe.grad is None
@@ -424,7 +424,7 @@ def test_conversion_between_backward_and_step(name, convert):
 
 def test_an_optimizer_built_after_conversion():
     q, model = CholeskyGaussian(3).double(), make_model()
-    VN(q, lr=0.4).step(lambda: model.negative_elbo(q))
+    VN(q, lr=0.4, step_size=Constant()).step(lambda: model.negative_elbo(q))
     assert q.mean.dtype == torch.float64
 
 
@@ -468,7 +468,7 @@ def test_a_state_dict_shows_the_coordinates_only(name):
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_loading_a_posterior_under_its_optimizer(name, assign):
     q, other, model = make_posterior(name), make_posterior(name, seed=4), make_model()
-    opt = VN(q, lr=0.4)
+    opt = VN(q, lr=0.4, step_size=Constant())
     q.frame()  # NaturalGaussian remembers it
     q.load_state_dict(other.state_dict(), assign=assign)
     assert same_bits(q, other)
@@ -476,11 +476,11 @@ def test_loading_a_posterior_under_its_optimizer(name, assign):
     assert torch.equal(q.covariance, other.covariance)
     expected = make_posterior(name, seed=4)
     opt.step(model)
-    VN(expected, lr=0.4).step(model)
+    VN(expected, lr=0.4, step_size=Constant()).step(model)
     assert same_bits(q, expected)
     model.negative_elbo(q).backward()
     opt.step()
-    VN(expected, lr=0.4).step(model)
+    VN(expected, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, expected) < 1e-12
     assert same_bits(other, make_posterior(name, seed=4)) == (not assign)  # assign takes over the tensors
 

@@ -19,7 +19,7 @@ from torchngvi import (
     Stein,
 )
 from torchngvi.errors import InputError, PairError
-from torchngvi.ifvb import MeanFieldGaussian, Recursive
+from torchngvi.ifvb import Identity, MeanFieldGaussian, Recursive
 from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI, pairs
 from torchngvi.posteriors import Mixture
@@ -70,7 +70,8 @@ REFUSED = [
     lambda: NaturalGradientVI(dense(), BuresWasserstein(), 0.1, momentum=Adam()),
     lambda: NaturalGradientVI(dense(), RootGradient(), 0.1, momentum=NormalizedMomentum()),
     lambda: SRVN(dense(), step_size=KLRadius(0.1), momentum=Adam()),
-    lambda: NaturalGradientVI(dense(), RootGradient(), step_size=KLRadius(0.1)),
+    lambda: NaturalGradientVI(flat(), RootGradient(), step_size=KLRadius(0.1), metric=Identity()),
+    lambda: NaturalGradientVI(flat(), RootGradient(), step_size=KLRadius(0.1)),
     lambda: NaturalGradientVI(dense(), BuresWasserstein(), step_size=Clip(1.0)),
     lambda: NaturalGradientVI(flat(), BuresWasserstein(), 0.1),
     lambda: NaturalGradientVI(arrow(), Retraction(), 0.1),

@@ -49,7 +49,17 @@ from torchngvi.expectations import (
     Reparametrized,
     ScoreFunction,
 )
-from torchngvi.interfaces import Affine, Congruence, FullPrior, LogTangent, Prior, Root, RootTangent, Tangent
+from torchngvi.interfaces import (
+    Affine,
+    Congruence,
+    Coordinates,
+    FullPrior,
+    LogTangent,
+    Prior,
+    Root,
+    RootTangent,
+    Tangent,
+)
 from torchngvi.numerics import linalg, sparse
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
@@ -842,3 +852,16 @@ def test_a_scale_without_coordinates(name, scale):
         q.initialize_(0.0, scale)
     assert q.mean.tolist() == [1.0, 1.0]
     assert q.stddev.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("dim", [2, 70])  # the variances of a large q are bounded by determinant and trace
+@pytest.mark.parametrize("others", [1.0, 1e75])
+def test_a_variance_that_overflows_is_no_step(dim, others):
+    """A positive precision so small that its inverse is not finite: q stays; one that is larger is taken."""
+    sd = torch.full((dim,), others, dtype=torch.float64)
+    sd[0] = 1e150
+    q = NaturalGaussian(dim, scale=sd, dtype=torch.float64)
+    for left, inside in ((1e-310, False), (1e-305, True)):
+        change = torch.zeros(dim, dim, dtype=torch.float64)
+        change[0, 0] = left - 1e-300
+        assert bool(q.moved(Tangent(Coordinates(torch.zeros(dim, dtype=torch.float64), change)))[1]) is inside

@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import torch
 
 import torchngvi
 from torchngvi.app import counts, formula_tables
+from torchngvi.app.contents import Content
 from torchngvi.app.mixed_runs import baselines
 from torchngvi.cli import main
 from torchngvi.errors import InputError
@@ -130,6 +132,7 @@ class TestRefused:
         with pytest.raises(InputError, match=re.escape(message)):
             fitted.predict(change(passengers(9, 5)))
 
+    @pytest.mark.filterwarnings("ignore:.* has no manifest.json")
     def test_missing_where_none_were_filled(self, ship, fitted):
         saved = torch.load(ship / "run" / "posterior.pt", weights_only=True)
         torch.save({**saved, "fill": {}}, ship / "unfilled.pt")
@@ -248,7 +251,8 @@ class TestCounts:
 def test_columns_are_kept_as_they_were():
     frame = pd.DataFrame({"b": [True, False], "i": [1, 2], "f": [0.5, 1.5], "t": ["a", "b"], "m": [1, "x"]})
     frame["c"] = pd.Categorical(["lo", "hi"], ["lo", "hi"], ordered=True)
-    pd.testing.assert_frame_equal(formula_tables.unpacked(formula_tables.packed(frame)), frame)
+    content = Content(Path("posterior.pt"), {"table": formula_tables.packed(frame)})
+    pd.testing.assert_frame_equal(formula_tables.unpacked(content), frame)
 
 
 def test_names_of_classes():

@@ -9,6 +9,7 @@ from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Hessian
 from torchngvi.models import LogJoint
 from torchngvi.rules import BuresWasserstein, ProximalRootGradient
+from torchngvi.stepsizes import Constant
 from torchngvi.studies.papers import kim2026
 from torchngvi.studies.papers.kim2024.runs import optimum, reference_target
 from torchngvi.studies.papers.kim2026.noise import exact_variance
@@ -20,7 +21,7 @@ DTYPE = torch.float64
 
 
 def stepped(rule, lr, target, q):
-    NaturalGradientVI(q, rule, lr=lr, estimator=Hessian(2)).step(target.log_joint)
+    NaturalGradientVI(q, rule, lr=lr, estimator=Hessian(2), step_size=Constant()).step(target.log_joint)
     return q
 
 
@@ -58,7 +59,7 @@ class TestTransport:
         ends = []
         for rule in (ProximalRootGradient(), ProximalBuresWasserstein()):
             q = CholeskyGaussian(3, scale=0.4, dtype=DTYPE)
-            opt = NaturalGradientVI(q, rule, lr=0.1, estimator=Hessian(2))
+            opt = NaturalGradientVI(q, rule, lr=0.1, estimator=Hessian(2), step_size=Constant())
             for _ in range(7):
                 opt.step(target.log_joint)
             ends.append(torch.cat([q.mean, q.covariance.flatten()]))

@@ -204,7 +204,7 @@ class TestRefusals:
             x = pyro.sample("x", dist.Normal(0.0, 1.0))
             pyro.sample("y", dist.Normal(x.mean(), 1.0), obs=torch.tensor(0.0))
 
-        self.refused(stacked, "density of the site 'f' cannot be evaluated at many draws at once .log densities of sha")
+        self.refused(stacked, 'site "f", invalid log_prob shape')
         self.refused(averaged, "density of the site 'y' cannot be evaluated at many draws at once: it is .* alone")
 
         def unfollowed():

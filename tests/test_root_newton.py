@@ -19,7 +19,7 @@ from torchngvi.interfaces import Frame, Local, Trial
 from torchngvi.models import NegativeBinomial, SoftmaxRegression, StudentT
 from torchngvi.numerics.bends import bends
 from torchngvi.rules import RootNewton
-from torchngvi.stepsizes import Backtracking
+from torchngvi.stepsizes import Backtracking, Constant
 from torchngvi.structures import arrow, block_diagonal
 
 DIM, ROWS, GAMMA = 4, 12, 0.8
@@ -242,7 +242,7 @@ class TestSolver:
         q = somewhere("cholesky", DIM)
         opt = NaturalGradientVI(q, RootNewton(), step_size=Backtracking())
         exact = CholeskyGaussian(DIM, dtype=DTYPE)
-        VN(exact, lr=1 / GAMMA).step(model)
+        VN(exact, lr=1 / GAMMA, step_size=Constant()).step(model)
         off = []
         for _ in range(7):
             opt.step(model)
@@ -259,9 +259,20 @@ class TestSolver:
         monkeypatch.setattr(module, "_RESIDUAL", 1e-12)
         model, q = regression("gaussian"), somewhere("cholesky", DIM)
         exact = CholeskyGaussian(DIM, dtype=DTYPE)
-        VN(exact, lr=1 / GAMMA).step(model)
+        VN(exact, lr=1 / GAMMA, step_size=Constant()).step(model)
         NewtonCG(q).step(model)
         close(q.mean, exact.mean, IDENTITY)
+
+    def test_without_entropy_a_step_is_one_of_newton_up_to_the_border(self, monkeypatch):
+        """At temperature 0 the root would shrink to nothing: at ρ = 1 q goes the share `_INSIDE` of that way."""
+        monkeypatch.setattr(module, "_RESIDUAL", 1e-12)
+        model, q = regression("gaussian"), somewhere("cholesky", DIM)
+        e = Quadrature()(q, model)._replace(temperature=0.0)
+        g, H = e.derivative.raw()
+        new, inside = q.moved(RootNewton(most=200)(q, e).at(torch.tensor(1.0, dtype=DTYPE)))
+        assert bool(inside)
+        close(new.vector, q.mean - module._INSIDE * torch.linalg.solve(H, g), 1e-6)
+        close(new.matrix.diagonal(), (1 - module._INSIDE) * q.scale_tril.diagonal(), 1e-6)
 
     def test_curvature_that_is_not_positive_ends_it(self):
         """As for Student's t: no product is divided by a curvature below 0, and the first direction is kept."""

@@ -59,7 +59,7 @@ from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Root
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import QuasiNewton
-from torchngvi.stepsizes import SufficientDecrease
+from torchngvi.stepsizes import Constant, SufficientDecrease
 
 roots = pytest.mark.parametrize("name", ["cholesky", "diagonal"])
 
@@ -302,7 +302,7 @@ def test_gradient_descent_in_v_leaves_the_cone_member_by_member(name):
     rule, rho = RULES["covariance_gradient"](), torch.tensor([1e-3, 1e3, 1e-3, torch.nan], dtype=DTYPE)
     e = Quadrature()(q, model)
     assert q.moved(rule(q, e).at(rho))[1].tolist() == [True, False, True, False]
-    opt, before = NaturalGradientVI(q, rule, lr=1e3), q.covariance
+    opt, before = NaturalGradientVI(q, rule, lr=1e3, step_size=Constant()), q.covariance
     with pytest.warns(match="left the positive definite cone"):
         opt.step(model)
     assert torch.equal(q.covariance, before)
@@ -311,12 +311,13 @@ def test_gradient_descent_in_v_leaves_the_cone_member_by_member(name):
 
 @roots
 def test_symmetric_root_keeps_a_positive_diagonal(name):
-    """Eigenvalues of I - ½ρP below zero are reflected by the rotation, zero is not in the cone."""
+    """A step at which an eigenvalue of I - ½ρP is zero or below leaves the cone."""
     q = POSTERIORS[name](2, dtype=DTYPE)
     W = q.structure.from_dense(torch.diag(torch.tensor([5.0, 1.0], dtype=DTYPE)))
     path = RULES["symmetric_root"]()(q, framed_packet(torch.zeros(2, dtype=DTYPE), W))
-    close(step(q, path.at(every(1.0, ())))[1], torch.eye(2, dtype=DTYPE), EXACT)  # (1 - ½ · 4)² = 1
-    assert not bool(q.moved(path.at(every(0.5, ())))[1])
+    close(step(q, path.at(every(0.4, ())))[1], torch.diag(torch.tensor([0.04, 1.0], dtype=DTYPE)), EXACT)
+    for rho in (0.5, 1.0):  # 1 - ½ρ · 4 = 0 and -1
+        assert not bool(q.moved(path.at(every(rho, ())))[1])
 
 
 # --------------------------------------------------------------------------------------- steps by trial
@@ -373,7 +374,10 @@ def test_named_methods_are_their_rules(method):
     """The same bits after three steps as the rule by hand; without lr steps are found by trial."""
     model = random_model("bernoulli_logit", (2,), 43).target
     q, p = (random_posterior("cholesky", (2,), seed=3) for _ in range(2))
-    named, plain = method(q, lr=1e-3), NaturalGradientVI(p, RULES[METHODS[method]](), lr=1e-3)
+    named, plain = (
+        method(q, lr=1e-3, step_size=Constant()),
+        NaturalGradientVI(p, RULES[METHODS[method]](), lr=1e-3, step_size=Constant()),
+    )
     assert type(named.rule) is RULES[METHODS[method]]
     for _ in range(3):
         named.step(model)
@@ -401,7 +405,7 @@ def test_the_sentence_of_a_refusal():
         "Use a CholeskyGaussian or a DiagonalGaussian."
     )
     with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-        RootGD(NaturalGaussian(DIM), lr=0.1)
+        RootGD(NaturalGaussian(DIM), lr=0.1, step_size=Constant())
 
 
 # --------------------------------------------------------------------------------------- the new verbs
@@ -438,3 +442,38 @@ def test_the_root_move(name, batch):
         q.structure.diagonal(stored)[..., 0] = bad
         assert not bool(q.moved(Root(mean, stored))[1].any())
     assert len(list(members(batch))) == ok.numel()
+
+
+# --------------------------------------------------------------------------------------- values worked out by hand
+
+
+def one_dimension():
+    """q = N(1, 4) with g = 3 and H = 1.25, so that G = H - S = 1."""
+    q = CholeskyGaussian(1, mean=1.0, scale=2.0, dtype=DTYPE)
+    g, H = torch.tensor([3.0], dtype=DTYPE), torch.tensor([[1.25]], dtype=DTYPE)
+    return q, framed_packet(2 * g, 4 * H)  # a = Cg, W = CHC
+
+
+@pytest.mark.parametrize(
+    ("rule", "slope"),
+    [
+        ("covariance_gradient", 9.25),  # g² + ¼ G²
+        ("bures_wasserstein", 13.0),  # g² + (GC)²
+        ("centered_svgd", 25.0),  # g² + B², B = -GV
+        ("svgd", 58.0),  # g² + B², B = -(GV + gm)
+        ("root_gradient", 13.0),  # g² + (GC)²
+        ("newton", 44.0),  # a² + ½ P², P = CGC
+    ],
+)
+def test_slopes_by_hand(rule, slope):
+    q, e = one_dimension()
+    close(RULES[rule]()(q, e).slope(), torch.tensor(slope, dtype=DTYPE), EXACT)
+
+
+@pytest.mark.parametrize("rho", [0.1, 1.0])
+def test_the_retraction_by_hand(rho):
+    """S' = S (1 + ρP + ½ρ²P²) with S = ¼ and P = 4, and m' = m - ρCa."""
+    q, e = one_dimension()
+    mean, covariance = step(q, RULES["retraction"]()(q, e).at(every(rho, ())))
+    close(mean, torch.tensor([1 - 12 * rho], dtype=DTYPE), EXACT)
+    close(1 / covariance, torch.tensor([[0.25 * (1 + 4 * rho + 8 * rho**2)]], dtype=DTYPE), EXACT)

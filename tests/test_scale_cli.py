@@ -74,6 +74,7 @@ def test_all_rows_in_batches_are_a_table_in_memory(family, capsys):
         assert two[name] == (pytest.approx(one[name]) if name == "intercept_sd" else one[name]), name
     assert two["training_rows"] == N
     assert {path.name for path in Path("parts").iterdir()} == {
+        "manifest.json",
         "posterior.pt",
         "coefficients.csv",
         "trace.csv",
@@ -139,7 +140,20 @@ def test_held_out_scores_are_those_of_the_rows():
     frame = table()[["a", "b", "count", "w"]]
     frame.to_csv("all.csv", index=False)
     flags = ["--target", "count", "--weights", "w", "--family", "poisson_log", "--posterior", "natural"]
-    assert run("--data", "all.csv", "--batch-rows", 100, *flags, "--no-standardize", "--no-intercept") == 0
+    assert (
+        run(
+            "--data",
+            "all.csv",
+            "--batch-rows",
+            100,
+            *flags,
+            "--no-standardize",
+            "--no-intercept",
+            "--prior-precision",
+            0.1,
+        )
+        == 0
+    )
     from torchngvi.app import psis
     from torchngvi.app.config import Settings
     from torchngvi.app.streams import held_out

@@ -40,8 +40,9 @@ def test_a_gaussian_over_all_coordinates_is_that_of_one(ranks, family, local):
     """One sum an evaluation, whose length does not tell how many groups there are."""
     first, second, one = both(ranks, "over_all", family, local)
     assert first["converged"]
-    assert_close(first["q"], one["q"], 1e-12)
-    assert_close(torch.cat([first["groups"], second["groups"]]), one["groups"], 1e-12)
+    # centres and scales of columns are sums over ranks, whose rounding the steps of the fit carry on
+    assert_close(first["q"], one["q"], 1e-11)
+    assert_close(torch.cat([first["groups"], second["groups"]]), one["groups"], 1e-11)
     assert first["evaluations"] == one["evaluations"]
     assert first["evaluations"] + START - 1 <= first["sums"] <= first["evaluations"] + START
     size = 2 + local * (local + 1) // 2
@@ -51,7 +52,7 @@ def test_a_gaussian_over_all_coordinates_is_that_of_one(ranks, family, local):
 def test_it_is_the_best_gaussian_of_a_plain_model():
     """The fit over the whole arrow in one process, by other steps."""
     model, spread = cases.part(None, "poisson_log", 1), cases.spread(None, "poisson_log", 1)
-    spread.precision = model.precision
+    spread.covariance_prior = model.covariance_prior
     q, other = model.posterior(), spread.posterior()
     assert fit(q, model, progress=False, tolerance=1e-8).converged
     assert fit(other, spread, progress=False, tolerance=1e-8).converged

@@ -159,7 +159,7 @@ class TestSeveralClasses:
         X, y, *_ = data(rows=40)
         design, precision = np.c_[X, np.ones(40)], np.array([2.0, 2.0, 2.0, 0.01])
         codes = (y == "yes").astype(int)
-        model = softmax_model(design, codes, precision, None)
+        model = softmax_model(design, codes, 2 * precision, None)  # a coefficient of two classes is a difference
         one, two = (CholeskyGaussian(4, dtype=torch.float64) for _ in range(2))
         fit(one, model, progress=False, examine=False, tolerance=1e-8)
         other = GeneralizedLinear(torch.as_tensor(design), torch.as_tensor(codes), prior_precision=precision)
@@ -235,17 +235,17 @@ class TestSeveralClasses:
         (
             BayesianLogisticRegression(prior_precision=0),
             [0, 1, 1],
-            "prior_precision must be positive, or 'auto'; got 0.",
+            "prior_precision must be positive, or one of 'default', 'flat', 'auto'; got 0.",
         ),
         (
             BayesianLinearRegression(prior_precision=[1, 2]),
             [0, 1, 2],
-            "prior_precision must be positive, or 'auto'; got [1, 2].",
+            "prior_precision must be positive, or one of 'default', 'flat', 'auto'; got [1, 2].",
         ),
         (
             BayesianLogisticRegression(prior_precision=True),
             [0, 1, 1],
-            "prior_precision must be positive, or 'auto'; got True.",
+            "prior_precision must be positive, or one of 'default', 'flat', 'auto'; got True.",
         ),
         (
             BayesianPoissonRegression(intercept_sd="a"),

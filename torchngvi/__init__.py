@@ -7,6 +7,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from torchngvi.extras import needing
+
 if TYPE_CHECKING:
     from torchngvi import errors, expectations, fitting, ifvb, models, networks, posteriors, rules, stepsizes
     from torchngvi.averaging import ExpectationAverage
@@ -212,7 +214,8 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Find a name when it is asked for; `mixed` needs the extra "formula", `load` the extra "cli", `to_arviz` ArviZ."""
     if name in _HOME:
-        found = getattr(import_module(_HOME[name]), name)
+        with needing(f"torchngvi.{name}", "cli"):  # of `load`; the modules of adapters name their own
+            found = getattr(import_module(_HOME[name]), name)
     elif name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:

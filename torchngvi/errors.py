@@ -3,9 +3,11 @@
 __all__ = [
     "CalibrationWarning",
     "CheckpointWarning",
+    "DivergenceWarning",
     "InputError",
     "PairError",
     "RankError",
+    "RejectedStepError",
     "RejectedStepWarning",
     "ScaleWarning",
     "TorchngviError",
@@ -29,8 +31,16 @@ class RankError(TorchngviError, RuntimeError):
     """An error on one of several processes, raised on all of them."""
 
 
+class RejectedStepError(TorchngviError, RuntimeError):
+    """So many steps in a row were not taken that q stands still while the loop around it goes on."""
+
+
 class RejectedStepWarning(UserWarning):
     """A step that left the positive definite cone or met a non-finite value, and was not taken."""
+
+
+class DivergenceWarning(UserWarning):
+    """A run with a learning rate whose loss, or gradient, is far above that of its start, and stays there."""
 
 
 class CheckpointWarning(UserWarning):
@@ -42,7 +52,7 @@ class UnsummedRanksWarning(UserWarning):
 
 
 class CalibrationWarning(UserWarning):
-    """What was calibrated is at an end of what was tried, or the noise that was to be learned has not moved."""
+    """What was calibrated is at an end of what was tried, has not moved, or was trained with steps that stayed long."""
 
 
 class ScaleWarning(UserWarning):

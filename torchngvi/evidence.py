@@ -75,7 +75,20 @@ class Evidence(NamedTuple):
         )
         verdict = "found" if self.converged else "not found to the tolerance"
         noise = "" if self.noise is None else f", noise {self.noise:.4g}"
-        return f"prior precision by evidence: {groups or 'as given'}{noise}, {verdict} in {len(self.curve)} fits."
+        said = f"prior precision by evidence: {groups or 'as given'}{noise}, {verdict} in {len(self.curve)} fits."
+        return f"{said} {self.limits}".rstrip()
+
+    @property
+    def limits(self) -> str:
+        """What the groups of `at_limit` say in a sentence, "" where there are none."""
+        start = self.curve[0].precision
+        larger = [group for group in self.at_limit if self.precision[group] > start[group]]
+        smaller = [group for group in self.at_limit if group not in larger]
+        sentences = []
+        for groups, what in ((larger, "effect"), (smaller, "shrinkage")):
+            columns = "of any column" if len(start) == 1 else f"of the columns of group {', '.join(map(str, groups))}"
+            sentences += [f"The data speak for no {what} {columns}."] if groups else []
+        return " ".join(sentences)
 
 
 def prior_by_evidence(

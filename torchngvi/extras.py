@@ -1,6 +1,37 @@
 """How to install an extra of this package, said so that it is true of an installed wheel and of a source tree."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """A block of imports, in which a package that is not installed is named with the extra that brings it.
+
+    Args:
+        what: the module or function that needs it, for the message.
+        extra: the extra.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        ImportError: a package is missing; its name is that of the package.
+
+    >>> with needing("a test", "cli"):  # doctest: +ELLIPSIS
+    ...     import no_such_package
+    Traceback (most recent call last):
+    ImportError: a test needs no_such_package: pip install ...
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if not missing or missing == "torchngvi" or missing in sys.stdlib_module_names:
+            raise
+        raise ImportError(f"{what} needs {missing}: {install(extra)}.", name=missing) from error
 
 
 def install(extra: str) -> str:

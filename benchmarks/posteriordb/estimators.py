@@ -45,6 +45,8 @@ from torchngvi.expectations import (
 )
 from torchngvi.models import LogJoint
 from torchngvi.rules import Retraction
+from torchngvi.stepsizes import Constant
+from torchngvi.studies.stepping import unwatched
 
 from .load import NAMES, Posterior, load
 
@@ -94,7 +96,7 @@ def measured(star: CholeskyGaussian, target: LogJoint, name: str) -> int:
     q = started(star, (len(STEPS), RUNS))
     lr = torch.tensor(STEPS, dtype=star.dtype)[:, None].expand(len(STEPS), RUNS)
     estimator = ESTIMATORS[name](Independent(DRAWS, torch.Generator().manual_seed(1)))
-    opt = NaturalGradientVI(q, Retraction(), lr=lr, estimator=estimator)
+    opt = unwatched(NaturalGradientVI(q, Retraction(), lr=lr, step_size=Constant(), estimator=estimator))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", RejectedStepWarning)
         for count in range(1, LIMIT + 1):

@@ -11,17 +11,20 @@ one error tolerance.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Quadrature
+from torchngvi.extras import needing
 from torchngvi.interfaces import Coordinates, Estimator, Expectation, Target
 from torchngvi.numerics.linalg import cholesky, tril_half
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+
+with needing("torchngvi.adapters.flows", "flows"):
+    import numpy as np
+    from scipy.integrate import solve_ivp
 
 __all__ = ["Flow", "natural_gradient_flow"]
 

@@ -8,16 +8,20 @@ group, has as many columns as there are groups, and is never asked for.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from torchngvi.adapters.grouping import Grouping, blocks_of, term_name
-from torchngvi.adapters.tables import check_dates, check_finite, complete, used
-from torchngvi.adapters.terms import columns_of, described, designs_of, with_response
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
+from torchngvi.extras import needing
 from torchngvi.mixed_models import MixedModel, MultilevelModel
 from torchngvi.models import Likelihood, MixedPrior, RandomEffects
+
+with needing("torchngvi.mixed", "formula"):
+    import numpy as np
+
+    from torchngvi.adapters.grouping import Grouping, blocks_of
+    from torchngvi.adapters.tables import check_dates, check_finite, complete, used
+    from torchngvi.adapters.terms import columns_of, described, designs_of, with_response
 
 __all__ = ["mixed"]
 
@@ -58,9 +62,13 @@ class Formula:
         formula: the response, fixed effects and effects that vary over groups, "y ~ x + (1 + x | group)". Several
             such terms are of crossed or nested groups, "(1 | subject) + (1 | item)"; "(1 | school/class)" is short for
             "(1 | school) + (1 | school:class)". Effects of one term are correlated, those of different terms, and of
-            "(1 + x || group)", are independent. NumPy is ``np`` in it, and ``log``, ``exp``, ``sqrt`` and their kin
-            have their own names. Groups of two columns together are "(1 | school:room)"; "offset(log(exposure))" is
-            added to the linear predictor with coefficient 1; "y[yes]" is 1 where the column y says yes.
+            "(1 + x || group)", are independent. Groups of two columns together are "(1 | school:room)";
+            "offset(log(exposure))" is added to the linear predictor with coefficient 1; "y[yes]" is 1 where the column
+            y says yes. A formula is read, and runs no code: it calls NumPy's functions of numbers, ``log(x)`` or
+            ``np.log(x)``, and ``scale``, ``standardize``, ``center``, ``C``, ``S``, ``T``, ``Sum``, ``Treatment``,
+            ``binary``, ``bs``, ``cr``, ``cc``, ``tp``, ``poly``, ``offset``, ``prop`` and ``I`` of formulae, and no
+            other; operators compute inside a call, ``I(x ** 2)`` or ``{x ** 2}``. Names that are no words stand in
+            backticks, "`body mass`".
         frame: the table, a pandas DataFrame with the columns that the formula names, without missing values in them.
 
     Attributes:
@@ -78,9 +86,9 @@ class Formula:
 
     Raises:
         ImportError: without formulae.
-        InputError: a formula that cannot be read, without a response, without fixed effects or without a grouping
-            factor; columns that the table lacks, that miss values or hold dates; a response that is no number; a term
-            that is not finite.
+        InputError: a formula that cannot be read or calls another function, without a response, without fixed effects
+            or without a grouping factor; columns that the table lacks, that miss values or hold dates; a response that
+            is no number; a term that is not finite.
 
     >>> import pandas
     >>> table = pandas.DataFrame(
@@ -106,16 +114,16 @@ class Formula:
         complete(frame, names)
         check_dates(frame, {*columns.predictors, *columns.response})
         self.table = frame = used(frame[names])
-        self.response, common = formula.split("~")[0].strip(), _sum(model.common_terms)
-        if common == "0":
+        self.response, common = formula.split("~")[0].strip(), list(model.common_terms)
+        if not common:
             raise InputError(f"A mixed model has at least one fixed effect; {formula!r} has none: leave out the 0.")
-        designs = designs_of(formula, f"{self.response} ~ {common}", frame)
+        designs = designs_of(formula, common, model.response, frame)
         self.y = _numbers(designs.response, self.response)
         check_finite(self.response, self.y)
         self._common, self.fixed = designs.common, _labels(designs.common)
         self.groupings: dict[str, Grouping] = {}
         for block in blocks:
-            within = designs_of(formula, _sum(block.terms), frame).common
+            within = designs_of(formula, block.terms, None, frame).common
             self.groupings[block.name] = Grouping(block, within, _labels(within), frame)
         first = next(iter(self.groupings.values()))
         self.random, self.factor, self.levels = first.random, first.block.factor, first.levels
@@ -280,11 +288,6 @@ def _check_varying(made: Formula) -> None:
             f"{name} is {entry:g} in all {len(X)} rows{beside}: nothing can tell its effect. "
             "Leave it out of the formula."
         )
-
-
-def _sum(terms: Any) -> str:
-    names = [term_name(term) for term in terms]
-    return " + ".join(names if "1" in names else ["0", *names])
 
 
 def _numbers(response: Any, name: str) -> np.ndarray:

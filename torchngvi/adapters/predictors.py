@@ -4,6 +4,7 @@ from torch import Tensor
 
 from torchngvi.mixed_models import MixedResult, MultilevelResult
 from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.models.mixed_units import restored
 
 _ALL = slice(None)
 
@@ -25,7 +26,7 @@ def predictors_of(result: MixedResult | MultilevelResult, at: slice = _ALL) -> T
     else:
         several = result.draws().effects
         effects = [(of, several[name]) for name, of in zip(result.model.names, result.model.rows.factors, strict=True)]
-    eta = draws.fixed @ rows.X[at].mT + rows.offset[at]
+    eta = draws.fixed @ restored(rows.X[at], rows.columns).mT + rows.offset[at]
     for of, b in effects:
-        eta = eta + (b.index_select(1, of.groups[at]) * of.Z[at]).sum(-1)
+        eta = eta + (b.index_select(1, of.groups[at]) * restored(of.Z[at], of.within)).sum(-1)
     return eta

@@ -31,11 +31,14 @@ def complete(frame: Any, names: Sequence[str], asking: str = "The formula") -> N
 
 
 def check_dates(frame: Any, names: set[str]) -> None:
-    """Check that no column holds dates or times.
+    """Check that no column holds dates or times, or complex numbers, of which the imaginary part would be lost.
 
     Raises:
         InputError: if one does.
     """
+    for name in sorted(names):
+        if getattr(frame[name].dtype, "kind", "") == "c":
+            raise InputError(f"The column {name} of the table is complex. Take its real part, or its size.")
     dates = [name for name in sorted(names) if getattr(frame[name].dtype, "kind", "") in "mM"]
     if dates:
         name = dates[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from torchngvi.app.names import (
-    AUTO,
+    DEFAULT,
     DISCRETE,
     DTYPES,
     ELSEWHERE,
@@ -20,6 +20,7 @@ from torchngvi.app.names import (
     METHODS,
     PARAMETERS,
     POSTERIORS,
+    PRIORS,
 )
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
@@ -59,8 +60,8 @@ class Settings:
     method: str = "vn"
     posterior: str = "cholesky"
     lr: float | None = None  # without: steps are found by trial
-    prior_precision: float | str | None = None  # without: 0.1, of real numbers 1/mean(y²); or "auto"
-    intercept_sd: float | None = None  # of the intercept's prior; without: 10, of real numbers 10 √mean(y²)
+    prior_precision: float | str | None = None  # without: "default", in the units of the data; "flat", or "auto"
+    intercept_sd: float | None = None  # of the intercept's prior; beside a number above: 10, of reals 10 √mean(y²)
     noise: float | None = None  # sd, Gaussian family, without: residual of least squares; or scale of student_t
     dispersion: float | None = None  # r in the variance mean + mean²/r of negative binomial counts; without: found
     dof: float | None = None  # degrees of freedom of student_t; without: 4
@@ -99,7 +100,7 @@ class Settings:
             if value not in choices:
                 raise InputError(f"{name} must be one of {', '.join(choices)}; got {value!r}.{hint(value, choices)}")
         for name in _POSITIVE:
-            value = None if getattr(self, name) == AUTO and name == "prior_precision" else getattr(self, name)
+            value = None if name == "prior_precision" and self.prior_word else getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InputError(f"{_key(name)} must be positive and finite; got {value:g}.")
         impute_of(self.impute)
@@ -127,6 +128,17 @@ class Settings:
                 raise InputError(f"{name} belongs to family {' and '.join(of)}; {got}.")
         if self.success is not None and not self.has_classes:
             raise InputError(f"success names a class, and family {self.family} has none; use bernoulli_logit.")
+
+    @property
+    def prior_word(self) -> str | None:
+        """The word for the prior, one of `PRIORS`; None where a number is its precision."""
+        value = DEFAULT if self.prior_precision is None else self.prior_precision
+        return value if isinstance(value, str) else None
+
+    @property
+    def scales_columns(self) -> bool:
+        """Whether columns are centred and scaled for the fit; with a prior in the units of the data they always are."""
+        return self.standardize or self.prior_word is not None
 
     @property
     def has_classes(self) -> bool:
@@ -279,9 +291,9 @@ _WORDS: dict[Any, str] = {
 
 
 def _converted(key: str, value: Any, hinted: Any) -> Any:
-    """The value in the type of its field; integers pass for floats, "auto" where it may stand, and nothing else."""
+    """The value in the type of its field; integers pass for floats, words where they may stand, nothing else."""
     if isinstance(hinted, types.UnionType):
-        if value == AUTO and str in get_args(hinted):
+        if value in PRIORS and str in get_args(hinted):
             return value
         hinted = next(option for option in get_args(hinted) if option is not type(None))
     if get_origin(hinted) is tuple:

@@ -6,7 +6,6 @@ The checksum is therefore of the content: shape, classes and the entries to thre
 
 import hashlib
 import os
-import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,7 +15,9 @@ import numpy as np
 from sklearn.datasets import load_svmlight_file
 
 from torchngvi.errors import InputError
+from torchngvi.fitting.checkpoints import write_whole
 from torchngvi.messages import hint
+from torchngvi.numerics.compiling import user_cache
 
 Array = np.ndarray[Any, Any]
 
@@ -110,10 +111,9 @@ def cache() -> Path:
     """The folder where downloads are kept.
 
     Returns:
-        torchngvi in $XDG_CACHE_HOME, or in ~/.cache.
+        torchngvi in $XDG_CACHE_HOME, or in ~/.cache where that is not set or not absolute.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "torchngvi"
+    return user_cache() / "torchngvi"
 
 
 def _found(name: str) -> Path | None:
@@ -148,10 +148,7 @@ def download(url: str, name: str, what: str, place: str) -> Path:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
             data = answer.read()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            part = Path(folder) / path.name
-            part.write_bytes(data)
-            os.replace(part, path)
+        write_whole(path, data)
     except (urllib.error.URLError, OSError) as error:
         raise MissingDataError(
             f"{what} is not here, and {url} cannot be had ({error}). Set TORCHNGVI_DATA to a folder that "

@@ -1,16 +1,18 @@
 """From a table to a design: coded targets, a split, columns standardised by the training rows, an intercept."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from sklearn.model_selection import train_test_split
 
 from torchngvi.app.columns import Array, Table
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
+from torchngvi.models.standardize import Standardization
 
 _MOST_CLASSES = 10  # of a numeric target, before it is taken for counts or measurements
 
@@ -29,10 +31,19 @@ class Columns:
     """The columns of a design and how they were standardised, so that new rows are treated alike."""
 
     names: tuple[str, ...]  # of the columns, the intercept first
-    center: Array  # (D,), subtracted; 0 for the intercept
-    scale: Array  # (D,), divided by; 1 for the intercept and for constant columns
+    units: Standardization  # what is subtracted, what is divided by, and the place of the intercept
     classes: tuple[str, str] | None  # failure and success
     fill: Array  # (D,), for missing entries: the medians of the training rows where they are imputed, else NaN
+
+    @property
+    def center(self) -> Array:
+        """What is subtracted, (D,)."""
+        return self.units.centers.numpy()
+
+    @property
+    def scale(self) -> Array:
+        """What is divided by, (D,)."""
+        return self.units.scales.numpy()
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,7 @@ def prepare(
     test_fraction: float = 0.2,
     seed: int = 42,
     impute: bool = False,
+    in_units: bool = False,
 ) -> Prepared:
     """Split with scikit-learn's train_test_split, standardise by the training rows, add the intercept first.
 
@@ -143,11 +155,13 @@ def prepare(
         table: the data set.
         y: its targets as numbers, (N,).
         classes: the names of failure and success, or None.
-        standardize: whether columns are centred and divided by their standard deviation.
+        standardize: whether columns are centred, where there is an intercept, and divided by their standard deviation.
         intercept: whether a column of ones is added.
         test_fraction: the share of rows that is held out.
         seed: of the split.
         impute: whether missing entries become the median of the training rows.
+        in_units: whether the prior is in the units of the data: a weight counts rows, and a constant column has its
+            value as its scale.
 
     Returns:
         Training and held-out rows.
@@ -166,17 +180,19 @@ def prepare(
         fill = _medians(X[train], names)
         X = np.where(np.isnan(X), fill, X)
     filled = int(np.isnan(table.X).sum())
-    center, scale = _scales(X[train], names) if standardize else (np.zeros(X.shape[1]), np.ones(X.shape[1]))
-    X = (X - center) / scale
     if intercept:
-        X, names = np.column_stack([np.ones(len(X)), X]), ("intercept", *names)
-        center, scale, fill = np.r_[0.0, center], np.r_[1.0, scale], np.r_[1.0, fill]
+        X, names, fill = np.column_stack([np.ones(len(X)), X]), ("intercept", *names), np.r_[1.0, fill]
+    weights = table.weights[train] if in_units and table.weights is not None else None
+    units = unscaled(len(names), intercept)
+    if standardize:
+        units = standardization(X[train], names, weights, in_units=in_units)
+    X = units.standardize(torch.from_numpy(X)).numpy()
 
     def take(rows: Array) -> Rows:
         extras = (None if column is None else column[rows] for column in (table.weights, table.offset))
         return Rows(X[rows], y[rows], *extras)
 
-    return Prepared(names, center, scale, classes, fill, take(train), take(test), filled)
+    return Prepared(names, units, classes, fill, take(train), take(test), filled)
 
 
 def _medians(X: Array, names: Sequence[str]) -> Array:
@@ -190,13 +206,33 @@ def _medians(X: Array, names: Sequence[str]) -> Array:
     return np.nanmedian(X, 0)
 
 
-def _scales(X: Array, names: Sequence[str]) -> tuple[Array, Array]:
-    """The mean and the standard deviation of each column; 1 for a constant one."""
-    constant = X.max(0) == X.min(0)
-    center = np.where(constant, X[0], X.mean(0))
-    scale = np.where(constant, 1.0, X.std(0))
-    require_spread(scale, names)
-    return center, scale
+def standardization(X: Array, names: Sequence[str], weights: Array | None, *, in_units: bool) -> Standardization:
+    """The centre and the scale of each column, and the intercept.
+
+    Args:
+        X: the training rows, (n, D), with the column of ones if there is one.
+        names: of the columns.
+        weights: of the rows, or None.
+        in_units: whether a constant column has its value as its scale; else 1.
+
+    Returns:
+        The standardisation.
+
+    Raises:
+        InputError: a column that cannot be divided by its standard deviation, weights that are all 0.
+    """
+    units = Standardization.of(X, weights)
+    require_spread(units.scales.numpy(), names)
+    if in_units:
+        return units
+    constant = torch.from_numpy(X.max(0) == X.min(0))
+    return replace(units, scales=torch.where(constant, 1.0, units.scales))
+
+
+def unscaled(dim: int, intercept: bool) -> Standardization:
+    """Columns as they are, of which the first may be the intercept."""
+    zeros = torch.zeros(dim, dtype=torch.float64)
+    return Standardization(zeros, zeros + 1, 0 if intercept else None)
 
 
 def require_spread(
@@ -212,8 +248,9 @@ def require_spread(
     Raises:
         InputError: one that is 0.
     """
-    if not scale.all():
-        name = names[int(np.argmin(scale))]
+    square = np.square(scale)
+    if not square.all():
+        name = names[int(np.argmin(square))]
         raise InputError(
             f"column {name!r} differs by so little that its standard deviation rounds to 0. "
             f"Multiply it by a constant, or leave it out (--drop {quote(name)})."

@@ -16,6 +16,8 @@ from torchngvi.fitting.fit import fit
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models import likelihoods as library
 from torchngvi.models.likelihoods import Likelihood, NegativeBinomial, StudentT
+from torchngvi.models.scale_priors import HalfT
+from torchngvi.models.standardize import WIDTH, location_and_unit
 from torchngvi.posteriors.gaussian import Gaussian
 
 FAMILIES: dict[str, type[Likelihood]] = {
@@ -23,12 +25,13 @@ FAMILIES: dict[str, type[Likelihood]] = {
     "negative_binomial": NegativeBinomial,
     "student_t": StudentT,
 }
-_PARAMETERS = {"gaussian": ("noise",), "student_t": ("scale", "dof"), "negative_binomial": ("dispersion",)}
+PARAMETERS = {"gaussian": ("noise",), "student_t": ("scale", "dof"), "negative_binomial": ("dispersion",)}
 
 _LEAST, _MOST = 1e-6, 1e3  # of a dispersion over the mean of counts, and of a scale over its start
 _ROUNDS = 30
 _CLOSE = 1e-4  # of the logarithm of a parameter
 _AT_END = 0.01  # of the same, from an end of its range
+_PRIOR_DOF = 3.0  # as brms
 
 
 class Sought(NamedTuple):
@@ -37,15 +40,19 @@ class Sought(NamedTuple):
     Attributes:
         likelihood: with that parameter.
         fits: how many it took.
-        end: "lower" or "upper" where it is that end of the range in which it was sought, beyond which the ELBO is
-            larger still; else "".
+        end: "lower" or "upper" where the ELBO alone is larger still beyond that end of the range in which it was
+            sought; else "".
         settled: whether the last fits have agreed on it.
+        there: whether the parameter is at that end under its prior too.
+        prior: of the parameter, in words.
     """
 
     likelihood: Likelihood
     fits: int
     end: str
     settled: bool
+    there: bool
+    prior: str
 
 
 def made(family: str, parameters: Mapping[str, float]) -> Likelihood:
@@ -61,7 +68,7 @@ def made(family: str, parameters: Mapping[str, float]) -> Likelihood:
     >>> made("student_t", {"scale": 2.0, "dof": 4.0}).scale
     2.0
     """
-    return FAMILIES[family](**{name: parameters[name] for name in _PARAMETERS.get(family, ())})
+    return FAMILIES[family](**{name: parameters[name] for name in PARAMETERS.get(family, ())})
 
 
 def described(likelihood: Likelihood) -> tuple[str, dict[str, float]]:
@@ -77,7 +84,7 @@ def described(likelihood: Likelihood) -> tuple[str, dict[str, float]]:
     ('negative_binomial', {'dispersion': 3.0})
     """
     family = next(name for name, kind in FAMILIES.items() if isinstance(likelihood, kind))
-    return family, {name: getattr(likelihood, name) for name in _PARAMETERS.get(family, ())}
+    return family, {name: getattr(likelihood, name) for name in PARAMETERS.get(family, ())}
 
 
 def check_targets(
@@ -123,10 +130,11 @@ def open_parameter(
 def maximised(
     q: Gaussian, model: GeneralizedLinear, at: Callable[[float], Likelihood], *, max_evaluations: int
 ) -> Sought:
-    """The parameter of a likelihood, positive, that the ELBO speaks for, by variational EM.
+    """The parameter of a likelihood, positive, that the ELBO and its prior speak for, by variational EM.
 
-    Each round fits q with the parameter as it is, and takes the one that maximises E_q[log p(y | η)] then: neither
-    lowers the ELBO. Where it ends, the ELBO of the best q is stationary in the parameter.
+    Each round fits q with the parameter as it is, and takes the one that maximises E_q[log p(y | η)] + log p(s) then:
+    neither lowers the sum of the ELBO and log p(s). s is the scale of noise, half-t(3, 2.5 s_y), or of counts
+    1/√dispersion, half-t(3, 1), the standard deviation of the gamma factor by which their rates vary.
 
     Args:
         q: where the fits begin; changed.
@@ -145,6 +153,7 @@ def maximised(
     log = math.log(_value(model.likelihood))
     unit = log if isinstance(model.likelihood, StudentT) else math.log(max(1.0, float(y.mean())))
     ends = (unit + math.log(_LEAST), unit + math.log(_MOST))
+    prior, power, said = _prior(model)
     for rounds in range(1, _ROUNDS + 1):  # noqa: B007
         result = fit(q, model, max_evaluations=max_evaluations, progress=False, examine=False)
         e, v = (part.double() for part in predictor_moments(model, q, model.X, model.offset))
@@ -157,14 +166,31 @@ def maximised(
         def loss(x: float, e: Tensor = e, v: Tensor = v) -> float:
             return float((weights * at(math.exp(x)).expected(e, v, y).value).sum())
 
-        new = float(minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-7}).x)
+        def penalized(x: float, loss: Callable[[float], float] = loss) -> float:
+            return loss(x) - float(prior.log_prob(torch.tensor(power * x, dtype=torch.float64).exp()))
+
+        new = _least(penalized, ends)
         model.likelihood = at(math.exp(new))
         settled = result.converged and abs(new - log) < _CLOSE
         if settled or not result.converged:
             break
         log = new
-    near = [end for end, at_ in zip(("lower", "upper"), ends, strict=True) if abs(new - at_) < _AT_END]
-    return Sought(model.likelihood, rounds, "".join(near), settled)
+    alone = _least(loss, ends)
+    near = [end for end, at_ in zip(("lower", "upper"), ends, strict=True) if abs(alone - at_) < _AT_END]
+    there = min(abs(new - at_) for at_ in ends) < _AT_END
+    return Sought(model.likelihood, rounds, "".join(near), settled, there, said)
+
+
+def _least(loss: Callable[[float], float], ends: tuple[float, float]) -> float:
+    return float(minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-7}).x)
+
+
+def _prior(model: GeneralizedLinear) -> tuple[HalfT, float, str]:
+    """The prior of s, the power of the parameter that s is, and both in words."""
+    if not isinstance(model.likelihood, StudentT):
+        return HalfT(_PRIOR_DOF, 1.0), -0.5, f"1/sqrt(dispersion) ~ half-t({_PRIOR_DOF:g}, 1)"
+    scale = WIDTH * location_and_unit(model.y, model.likelihood.link, model.offset, model.weights)[1]
+    return HalfT(_PRIOR_DOF, scale), 1.0, f"scale ~ half-t({_PRIOR_DOF:g}, {scale:.4g})"
 
 
 def _value(likelihood: Likelihood) -> float:

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 from rich.console import Group
-from torch import Tensor
 
 from torchngvi.app import figures, report
 from torchngvi.app.config import Settings, to_dict, to_toml
 from torchngvi.app.design import Columns
 from torchngvi.app.encoding import Column, Encoding
 from torchngvi.app.families import described
-from torchngvi.app.outputs import write_rows
+from torchngvi.app.outputs import write_content, write_rows
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood
+from torchngvi.models.standardize import NormalPrior
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -49,7 +49,7 @@ class Findings:
     columns: Columns
     encoding: Encoding | None  # of a table with named columns
     likelihood: Likelihood
-    prior_precision: Tensor  # (D,)
+    prior: NormalPrior  # of the columns of the fit
     rows: int  # of training
     q: Gaussian | FlatGaussian  # as it was fitted
     result: FitResult
@@ -122,8 +122,8 @@ def numbers(found: Findings, own: Mapping[str, Any]) -> dict[str, Any]:
         "training_rows": found.rows,
         "coefficients": len(found.columns.names),
         "classes": None if classes is None else {"failure": classes[0], "success": classes[1]},
-        "prior_precision": float(found.prior_precision[-1]),
-        "intercept_sd": float(found.prior_precision[0]) ** -0.5 if found.settings.intercept else None,
+        "prior": _prior_line(found),
+        **_prior_numbers(found),
         "baselines": found.baselines,
         "likelihood": described(found.likelihood)[1],
         "noise": found.likelihood.noise if isinstance(found.likelihood, GaussianNoise) else None,
@@ -176,7 +176,7 @@ def show(
 
 def _table(found: Findings) -> Group:
     s = found.settings
-    standardized = found.coefficients if s.standardize else ()
+    standardized = found.coefficients if s.scales_columns else ()
     return report.coefficient_table(found.effects, ratio=RATIOS.get(s.family), standardized=standardized)
 
 
@@ -185,14 +185,20 @@ def _baseline_line(found: Findings) -> str:
     return f"{', '.join(texts)}; the effects of other levels are relative to them" if texts else ""
 
 
+def _prior_numbers(found: Findings) -> dict[str, float | None]:
+    """The precision of the prior of a coefficient, and the mean and standard deviation of that of the intercept."""
+    (mean, precision), place = found.prior, found.columns.units.intercept
+    others = [float(value) for k, value in enumerate(precision) if k != place]
+    return {
+        "prior_precision": others[0] if others else None,
+        "intercept_mean": None if place is None else float(mean[place]),
+        "intercept_sd": None if place is None else float(precision[place]) ** -0.5,
+    }
+
+
 def _prior_line(found: Findings) -> str:
-    s, precision = found.settings, found.prior_precision
-    unit = "per sd of a column" if s.standardize else "per unit of a column"
-    parts = [f"intercept N(0, {float(precision[0]) ** -0.5:.4g}^2)"] if s.intercept else []
-    if len(precision) > len(parts):
-        scale = f"{float(precision[-1]) ** -0.5:.4g}^2"
-        parts.insert(0, f"coefficients N(0, {scale}) {unit} (precision {float(precision[-1]):.4g})")
-    return ", ".join(parts)
+    units = found.columns.units
+    return found.prior.describe(units if found.settings.scales_columns else None, units.intercept)
 
 
 def _method_line(s: Settings, optimizer: NaturalGradientVI | None) -> str:
@@ -255,7 +261,7 @@ def write(found: Findings, summary: Mapping[str, Any], folder: Path) -> None:
     settings, result = found.settings, found.result
     verdict = f"{'converged' if result.converged else 'not converged'} after {result.evaluations} evaluations"
     title = f"{Path(settings.data).name}: {settings.family}, {verdict}"
-    torch.save(saved(found), folder / "posterior.pt")
+    write_content(folder, saved(found))
     write_rows(folder / "coefficients.csv", *_effect_rows(found))
     write_rows(folder / "trace.csv", Record._fields, result.trace)
     text = json.dumps(summary, indent=2, ensure_ascii=False)
@@ -295,8 +301,9 @@ def saved(found: Findings) -> dict[str, Any]:
         "posterior": {name: tensor.clone() for name, tensor in found.q.state_dict().items()},
         "settings": to_dict(found.settings),
         "feature_names": list(columns.names),
-        "center": torch.as_tensor(columns.center),
-        "scale": torch.as_tensor(columns.scale),
+        "center": columns.units.centers,
+        "scale": columns.units.scales,
+        "intercept": columns.units.intercept,
         "classes": None if columns.classes is None else list(columns.classes),
         "fill": torch.as_tensor(columns.fill),
         "columns": [[c.name, list(c.levels), c.usual] for c in encoding.columns],

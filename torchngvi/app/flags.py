@@ -6,13 +6,13 @@ from typing import Any, NoReturn
 
 from torchngvi import __version__
 from torchngvi.app.names import (
-    AUTO,
     DTYPES,
     FAMILIES,
     FLAT_METHODS,
     FLAT_POSTERIORS,
     METHODS,
     POSTERIORS,
+    PRIORS,
     STRUCTURES,
 )
 from torchngvi.errors import InputError
@@ -217,7 +217,11 @@ def _add_data_flags(group: Any) -> None:
     )
     group.add_argument("--n-features", type=int, metavar="D", help="of a svmlight file with empty last columns")
     boolean = argparse.BooleanOptionalAction
-    group.add_argument("--standardize", action=boolean, help="columns to mean 0 and sd 1 (default)")
+    group.add_argument(
+        "--standardize",
+        action=boolean,
+        help="columns to mean 0 and sd 1 (default); no: a number B is per unit of a column",
+    )
     group.add_argument("--intercept", action=boolean, help="add a column of ones (default)")
     group.add_argument(
         "--test-fraction", type=float, metavar="F", help="rows held out, a share (0.2; with --formula 0)"
@@ -241,11 +245,14 @@ def _add_model_flags(group: Any) -> None:
     )
     group.add_argument(
         "--prior-precision",
-        type=_number_or_auto,
+        type=_number_or_word,
         metavar="B",
-        help="of the coefficients' prior N(0, 1/B); auto: the one that the data speak for",
+        help="of the coefficients' prior N(0, 1/B); auto: the one that the data speak for; flat (default: N(0, 2.5^2) "
+        "per sd of a column, times the sd of y where y is a real number)",
     )
-    group.add_argument("--intercept-sd", type=float, metavar="S", help="of the intercept's prior N(0, S^2) (10)")
+    group.add_argument(
+        "--intercept-sd", type=float, metavar="S", help="of the intercept's prior N(0, S^2) (beside a number B: 10)"
+    )
     _add_parameters(group)
     group.add_argument("--temperature", type=float, metavar="G", help="weight of KL(q, prior) (1)")
 
@@ -257,11 +264,12 @@ def _add_parameters(group: Any) -> None:
     group.add_argument("--dof", type=float, metavar="NU", help="degrees of freedom of student_t (4)")
 
 
-def _number_or_auto(text: str) -> float | str:
+def _number_or_word(text: str) -> float | str:
     try:
-        return text if text == AUTO else float(text)
+        return text if text in PRIORS else float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"invalid value: {text!r}; give a number, or {AUTO}") from error
+        words = f"{', '.join(PRIORS[:-1])} or {PRIORS[-1]}"
+        raise argparse.ArgumentTypeError(f"invalid value: {text!r}; give a number, {words}") from error
 
 
 def _add_method_flags(group: Any) -> None:

@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 
 from torchngvi.adapters.terms import FormulaColumns
+from torchngvi.app.contents import Content
 from torchngvi.app.encoding import is_number
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
@@ -112,8 +113,9 @@ def packed(frame: pd.DataFrame) -> list[list[Any]]:
     Returns:
         Of each column its name, its kind, its entries and, of categories, their levels.
 
+    >>> from pathlib import Path
     >>> table = pd.DataFrame({"ward": ["A", "B"], "age": [30.0, 40.0]})
-    >>> bool((unpacked(packed(table)) == table).all(axis=None))
+    >>> bool((unpacked(Content(Path("posterior.pt"), {"table": packed(table)})) == table).all(axis=None))
     True
     """
     return [[str(name), *_packed(column)] for name, column in frame.items()]
@@ -134,22 +136,42 @@ def _plain(values: Any) -> list[Any]:
     return [value if isinstance(value, str | bool | int | float) else str(value) for value in values.tolist()]
 
 
-def unpacked(columns: Sequence[Sequence[Any]]) -> pd.DataFrame:
+def unpacked(values: Content) -> pd.DataFrame:
     """The table of which `packed` was made.
 
     Args:
-        columns: what it gave.
+        values: the content of a run, with what it gave as "table".
 
     Returns:
         The table.
+
+    Raises:
+        InputError: what `packed` does not give.
     """
-    return pd.DataFrame({name: _unpacked(*rest) for name, *rest in columns})
+    columns, found = values.take("table", list), {}
+    for k, column in enumerate(columns):
+        name = f"table[{k}]"
+        right = isinstance(column, list) and len(column) == 4 and type(column[0]) is str and column[0] not in found
+        values.require(right and isinstance(column[3], list), name, "a new name, a kind, entries and levels")
+        found[column[0]] = _unpacked(values, name, *column[1:])
+    values.require(len({len(entries) for entries in found.values()}) == 1, "table", "columns of one length")
+    return pd.DataFrame(found)
 
 
-def _unpacked(kind: str, values: Any, levels: list[Any]) -> Any:
+def _unpacked(values: Content, name: str, kind: Any, entries: Any, levels: list[Any]) -> Any:
+    plain = all(type(value) in (str, bool, int, float) for value in (*levels, *(entries if kind == "texts" else ())))
+    values.require(plain, name, "of texts and numbers")
     if kind in ("ordered", "categories"):
-        return pd.Categorical.from_codes(values.numpy(), levels, ordered=kind == "ordered")
-    return values.numpy() if kind == "numbers" else values
+        codes = values.tensor(name, (None,), torch.int64, of={name: entries})
+        values.require(bool(((codes >= 0) & (codes < len(levels))).all()), name, "of its levels")
+        return pd.Categorical.from_codes(codes.numpy(), levels, ordered=kind == "ordered")
+    values.require(not levels, name, "without levels")
+    if kind == "texts":
+        values.require(isinstance(entries, list) and len(entries) > 0, name, "of entries")
+        return entries
+    dtype: Any = getattr(entries, "dtype", None)
+    values.require(kind == "numbers" and dtype in (torch.bool, torch.int64, torch.float64), name, "of numbers or texts")
+    return values.tensor(name, (None,), dtype, of={name: entries}).numpy()
 
 
 def classes_of(formula: str, y: np.ndarray, table: Mapping[str, Any]) -> tuple[str, str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 
 from torchngvi.adapters.formula import Formula, mixed
@@ -17,7 +16,7 @@ from torchngvi.app.columns import numbers
 from torchngvi.app.config import family_of, file_name, impute_of, seed_of
 from torchngvi.app.findings import HeldOut, held_out_line, held_out_numbers
 from torchngvi.app.formula_tables import Filling
-from torchngvi.app.outputs import OutputFolder, write_rows
+from torchngvi.app.outputs import OutputFolder, write_content, write_rows
 from torchngvi.app.readers import DELIMITED, ending, read_columns
 from torchngvi.app.report import exponential
 from torchngvi.app.runs import too_few_rows
@@ -62,7 +61,6 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
     more += baselines(frame, FormulaColumns.of(flags["formula"]).predictors, result.summary().fixed.names)
     held_out = _held_out(model.formula, result, frame, _filled(test, flags["formula"], fill, weights), weights)
     print(result)
-    print(f"priors: {result.priors}")
     print(f"held out: {held_out_line(held_out)}")
     for note in (*notes, *more):
         print(f"note: {note}")
@@ -73,7 +71,7 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
     told = {"notes": [*notes, *more], "warnings": list(warnings), **held_out_numbers(held_out)}
     with folder.writing() as place:
         _write(place, flags["formula"], result, told)
-        torch.save(saved_formula.content(model.formula, result, fill, dict(flags)), place / "posterior.pt")
+        write_content(place, saved_formula.content(model.formula, result, fill, dict(flags)))
     print(f"written to {folder.path}/; for new rows: torchngvi predict {folder.path} NEW.csv")
     return result
 

@@ -1,20 +1,46 @@
-"""Folders of results: no earlier file is replaced unasked, no link is followed, no file is left half written."""
+"""Folders of results: no earlier file is replaced unasked, no link is followed, and a run is there whole or not at all.
 
+The files of a run are written into a folder beside its place, with a manifest of their digests, and come into that
+place by one rename.  Where an earlier run is there, the two folders change their names in one step, as Linux and macOS
+can.  Where that cannot be, as in the current folder, a mounted one, or on Windows, the new files go into a folder
+``.replacing`` inside, by one rename too, and from there one by one into their places: whoever reads, reads what is in
+``.replacing`` first.  So a process that is killed leaves the old run or the new one.
+"""
+
+import contextlib
 import csv
+import ctypes
+import hashlib
+import io
+import json
 import os
-import tempfile
+import re
+import secrets
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from torchngvi.app.config import file_name
 from torchngvi.errors import InputError
+from torchngvi.fitting.checkpoints import locked, sync
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet would evaluate
 _QUOTE = "'"
+MANIFEST = "manifest.json"
+POSTERIOR = "posterior.pt"
+_REPLACING, _WRITING = ".replacing", ".writing-"
+_LEFT = re.compile(rf"{re.escape(_WRITING)}([0-9a-f]{{16}}|[a-z0-9_]{{8}})")  # and as version 0.2.0 wrote
+# what runs of fit write, with --formula and without: of a run that is replaced, none of them stays
+_OF_A_RUN = (
+    *(POSTERIOR, "summary.json", "config.toml", "coefficients.csv", "trace.csv", "fit.png"),
+    *("parameters.csv", "effects.csv", "effects.png"),
+)
 
 
 class OutputFolder:
@@ -28,6 +54,7 @@ class OutputFolder:
     Raises:
         InputError: a file, a link, a folder without permission, or one that holds files without ``overwrite``.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with OutputFolder(f"{folder}/results").writing() as place:
     ...         write_rows(place / "table.csv", ["name"], [["age"]])
@@ -47,31 +74,297 @@ class OutputFolder:
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """A block with a place to write files; they move into the folder together, when all of them are complete.
+        """A block with a place to write files; all of them come into the folder in one step, when they are complete.
 
-        Where another run has filled the folder since it was checked, they go to the next free name instead.
+        The files that were there and have other names stay, but for those of an earlier run of ``torchngvi fit``. Where
+        another run has filled the folder since it was checked, the files go to the next free name instead. What killed
+        runs have left beside the folder is removed.
 
         Returns:
             A context manager that gives the place.
 
         Raises:
-            InputError: the files cannot be written.
+            InputError: the files cannot be written; what was in the folder is as it was.
         """
         try:
             if not self._ours and _is_taken(self.path):
-                names = (self.path.with_name(f"{self.path.name}-{number}") for number in range(2, 1000))
-                self.path = next(path for path in names if not os.path.lexists(path))
-            self._ours = True
+                self.path = self._free()
             _check(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".writing-", dir=self.path) as part:
-                yield Path(part)
-                for file in Path(part).iterdir():
-                    os.replace(file, self.path / file.name)  # of a link this replaces the link, not what it names
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _settle(self.path)
+            _clean(self.path)
+            _clean(self.path.parent, _beside(self.path))
+            with _place(self.path) as place:
+                yield place
+                digests = {file.name: _digest(file) for file in sorted(place.iterdir()) if file.is_file()}
+                while not _taken_by(place, self.path, digests, replace=self._ours):
+                    self.path = self._free()
+            self._ours = True
         except OSError as error:
             raise InputError(
-                f"the results cannot be written into {str(self.path)!r} ({error}). Choose another folder (--out)."
+                f"the results cannot be written into {str(self.path)!r} ({error}), and nothing that was there has "
+                "changed. Choose another folder (--out)."
             ) from error
+
+    def _free(self) -> Path:
+        """The next name at which nothing is."""
+        path = self.path if self.path.name else self.path.absolute()  # of the current folder
+        names = (path.with_name(f"{path.name}-{number}") for number in range(2, 1000))
+        return next(path for path in names if not os.path.lexists(path))
+
+
+# ------------------------------------------------------------------------------------ one step
+
+
+@contextmanager
+def _place(to: Path) -> Iterator[Path]:
+    """A new folder beside another, or inside it where it cannot be renamed; locked while this process lives."""
+    inside = _stays(to)
+    if inside:
+        to.mkdir(exist_ok=True)
+    lock = -1
+    while True:
+        name = f"{_WRITING}{secrets.token_hex(8)}"
+        place = to / name if inside else to.with_name(_beside(to) + name)
+        try:
+            place.mkdir()
+        except OSError:
+            if inside or not to.is_dir():
+                raise
+            inside = True  # the folder above is not ours to write into
+            continue
+        if to.is_dir():
+            shutil.copymode(to, place)  # a folder that is private stays so
+        lock = locked(place, wait=True)
+        if place.is_dir():
+            break
+        os.close(lock)  # another run has taken it for one that was left, before it was locked
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)  # of a run that has come into its place, the one that was there
+        if lock >= 0:
+            os.close(lock)
+
+
+def _beside(folder: Path) -> str:
+    """How the names of the places beside a folder begin; names may have 255 bytes."""
+    return f".{folder.name.encode()[:200].decode(errors='ignore')}"
+
+
+def _stays(folder: Path) -> bool:
+    """Whether a folder cannot change its name without harm: a mounted one, or one that a shell stands in."""
+    whole = folder.absolute()
+    return os.path.ismount(whole) or (folder.is_dir() and whole.resolve() in (here := Path.cwd(), *here.parents))
+
+
+def _clean(folder: Path, begins: str = "") -> None:
+    """Remove what killed runs have left in a folder, which nobody holds locked."""
+    with contextlib.suppress(OSError):  # nothing there, or nothing that can be seen
+        for path in folder.iterdir():
+            left = path.name.startswith(begins) and _LEFT.fullmatch(path.name.removeprefix(begins)) is not None
+            if left and path.is_dir() and (lock := locked(path, wait=False)) >= 0:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+
+def _taken_by(place: Path, to: Path, digests: dict[str, str], *, replace: bool) -> bool:
+    """Bring the files of a place into a folder, all in one step.
+
+    Args:
+        place: the place.
+        to: the folder.
+        digests: of each of its files.
+        replace: whether files may be there.
+
+    Returns:
+        Whether they are there; not, where others are that may not be replaced.
+    """
+    kept = _kept(to, digests) if replace else []
+    carried = {path.name for path in kept}
+    earlier = {name: digest for name, digest in _manifest(to).items() if name in carried}
+    text = json.dumps({"format": 1, "sha256": {**earlier, **digests}}, indent=2)
+    (place / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    for file in (*place.iterdir(), place):
+        sync(file)
+    if place.parent == to:
+        return (replace or not _is_taken(to)) and _taken_inside(place, to)
+    if not replace or not _is_taken(to):
+        if os.name == "nt" and to.is_dir():  # where no rename takes the place of an empty folder
+            with contextlib.suppress(OSError):
+                os.rmdir(to)
+        try:
+            os.rename(place, to)
+        except OSError as error:
+            if not (to.is_dir() and any(to.iterdir())):
+                raise
+            if not replace:
+                return False
+            raise OSError(error.errno, f"another run has written into {to}") from error
+        sync(to.parent)
+        return True
+    for path in kept:
+        _carry(path, place)
+    sync(place)
+    try:
+        _exchange(place, to)
+    except OSError:
+        for name in carried:
+            _remove(place / name)
+        return _taken_inside(place, to)
+    sync(to.parent)
+    for path in _kept(place, digests):  # what has come into the old folder in the meantime
+        with contextlib.suppress(OSError):
+            _carry(path, to)
+    return True
+
+
+def _kept(folder: Path, digests: dict[str, str]) -> list[Path]:
+    """What stays in a folder that gets files."""
+    gone = {MANIFEST, _REPLACING, *digests, *(_OF_A_RUN if POSTERIOR in digests else ())}
+    there = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in there if path.name not in gone and not _LEFT.fullmatch(path.name)]
+
+
+def _carry(path: Path, to: Path) -> None:
+    """Give a file, a link or a folder a second name in another folder, or a copy where the disk has no such names."""
+    if path.is_dir() and not path.is_symlink():
+        (to / path.name).mkdir(exist_ok=True)
+        shutil.copystat(path, to / path.name)
+        for inner in path.iterdir():
+            _carry(inner, to / path.name)
+    elif not os.path.lexists(to / path.name):
+        try:
+            os.link(path, to / path.name, follow_symlinks=False)
+        except (OSError, NotImplementedError):
+            shutil.copy2(path, to / path.name, follow_symlinks=False)
+            if not path.is_symlink():
+                sync(to / path.name)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _exchange(left: Path, right: Path) -> None:
+    """Let two folders change their names in one step.
+
+    Raises:
+        OSError: this system, or this disk, cannot.
+    """
+    ends = os.fsencode(left.absolute()), os.fsencode(right.absolute())
+    libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform in ("linux", "darwin") else None
+    if hasattr(libc, "renameat2"):
+        failed = libc.renameat2(-100, ends[0], -100, ends[1], 2)  # AT_FDCWD, RENAME_EXCHANGE
+    elif hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(*ends, 2)  # RENAME_SWAP
+    else:
+        raise OSError("no exchange of two folders")
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _taken_inside(place: Path, to: Path) -> bool:
+    """The same where the folder keeps its name: one rename says that the new files are those of the run."""
+    os.rename(place, to / _REPLACING)
+    sync(to)
+    with contextlib.suppress(OSError):  # the new run is there; the next one goes on from here
+        _settle(to)
+    return True
+
+
+def _settle(folder: Path) -> None:
+    """Bring the files of a run that has replaced another one inside its folder into their places."""
+    new = folder / _REPLACING
+    if not new.is_dir():
+        return
+    names = [path.name for path in new.iterdir() if path.name != MANIFEST]
+    if (new / MANIFEST).is_file():
+        if POSTERIOR in _manifest(folder):
+            for name in set(_OF_A_RUN) - set(_manifest(folder)):
+                _remove(folder / name)
+        for name in (*names, MANIFEST):
+            os.replace(new / name, folder / name)
+        sync(folder)
+    new.rmdir()
+
+
+# ------------------------------------------------------------------------------------ digests
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """A file of a run, where it is: in ``.replacing`` if it is there.
+
+    Args:
+        folder: of the run.
+        name: of the file.
+    """
+    new = folder / _REPLACING / name
+    return new if new.is_file() and (new.parent / MANIFEST).is_file() else folder / name
+
+
+def _manifest(folder: Path) -> dict[str, str]:
+    """The digests of the files in a folder; none where they are not there or cannot be read."""
+    try:
+        found = json.loads(file_of(folder, MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        return {name: str(digest) for name, digest in found.items() if Path(name).name == name}  # in the folder
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def write_content(folder: Path, content: dict[str, Any]) -> None:
+    """Write posterior.pt; what cannot be written is an OSError, which torch says in words of its own.
+
+    Args:
+        folder: the place.
+        content: tensors and plain values.
+    """
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    (folder / POSTERIOR).write_bytes(buffer.getvalue())
+
+
+def read_run(run: Path) -> tuple[bytes, tuple[str, ...]]:
+    """The content of posterior.pt in the folder of a run, after a check of all files against their digests.
+
+    Args:
+        run: the folder, or the file.
+
+    Returns:
+        The bytes, and what is to be said of the folder: that it has no digests, or which other files have changed.
+
+    Raises:
+        InputError: no such file, one that cannot be read, or one that is not as the run has written it.
+    """
+    folder, name = (run, POSTERIOR) if run.is_dir() else (run.parent, run.name)
+    path = file_of(folder, name)
+    there, digests = file_of(folder, MANIFEST).is_file() and name == POSTERIOR, _manifest(folder)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read ({error.strerror}). Check its permissions.") from error
+    if not there:
+        said = f"{str(path)!r} has no {MANIFEST}, as runs of version 0.2.0 have none: that it is undamaged is not known"
+        return content, (said,)
+    if digests.get(name) != hashlib.sha256(content).hexdigest():
+        raise InputError(
+            f"{str(path)!r} is damaged: it is not as its run has written it, by the digest in {MANIFEST}. Take a copy "
+            "of the folder, or fit again."
+        )
+    rest = [other for other in digests if other != name and file_of(folder, other).is_file()]
+    changed = [other for other in rest if _digest(file_of(folder, other)) != digests[other]]
+    said = f"{', '.join(changed)} in {str(folder)!r} changed after the run; predictions are those of posterior.pt"
+    return content, (said,) if changed else ()
+
+
+# ------------------------------------------------------------------------------------ names
 
 
 def _named(folder: Path) -> list[Path]:
@@ -95,9 +388,12 @@ def _check(folder: Path) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise InputError(f"out must be a folder; {str(existing)!r} is a file. Choose another name (--out).")
+    begins = "" if existing == folder else _beside(folder)
     try:
-        with tempfile.TemporaryDirectory(dir=existing):
-            pass
+        _clean(existing, begins)
+        trial = existing / f"{begins}{_WRITING}{secrets.token_hex(8)}"
+        trial.mkdir()
+        trial.rmdir()
     except OSError as error:
         raise InputError(
             f"out must be a folder where files can be written; in {str(existing)!r} none can ({error}). "
@@ -106,7 +402,7 @@ def _check(folder: Path) -> None:
 
 
 def _is_taken(folder: Path) -> bool:
-    return folder.exists() and any(folder.iterdir())
+    return folder.exists() and any(not _LEFT.fullmatch(path.name) for path in folder.iterdir())
 
 
 # ------------------------------------------------------------------------------------ csv
@@ -148,11 +444,11 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]])
         writer.writerows([cell(value) for value in row] for row in rows)
 
 
-def write_frame(path: Path, frame: pd.DataFrame) -> None:
+def write_frame(path: Path | io.StringIO, frame: pd.DataFrame) -> None:
     """Write a frame as a csv file; texts are written as `cell` gives them.
 
     Args:
-        path: the file.
+        path: the file, or a text in memory.
         frame: the frame, without its index.
     """
     texts = frame.select_dtypes(exclude="number")

@@ -1,7 +1,7 @@
 """`torchngvi predict`: the predictions for the rows of a table, shown in part and written as csv."""
 
-import os
-import tempfile
+import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torchngvi.app.outputs import write_frame
 from torchngvi.app.readers import read_columns
 from torchngvi.app.saved import load
 from torchngvi.errors import InputError
+from torchngvi.fitting.checkpoints import remove_left, write_whole
 
 _SHOWN = 10  # rows
 
@@ -37,7 +38,9 @@ def run(folder: str, table: str, drop: Sequence[str], out: str | None, overwrite
     Raises:
         InputError: a folder, a table or a file that cannot be used.
     """
-    fitted = load(file_name("RUN", folder))
+    with warnings.catch_warnings(record=True) as said:  # of the folder
+        warnings.simplefilter("always")
+        fitted = load(file_name("RUN", folder))
     path = Path(file_name("TABLE", table))
     to = Path(file_name("out", out)) if out else Path(folder) / f"predictions-{path.name.split('.')[0]}.csv"
     if to.exists() and not overwrite:
@@ -49,7 +52,8 @@ def run(folder: str, table: str, drop: Sequence[str], out: str | None, overwrite
     found = fitted.predict(frame.drop(columns=list(drop)), name=str(path))
     found.insert(0, "row", range(1, len(found) + 1))
     _write(to, found)
-    report.show(_table(found, f"{fitted.told}, with 95% intervals"), Text(f"{len(found)} rows written to {to}"))
+    notes = [Text(f"note: {one.message}") for one in said]
+    report.show(_table(found, f"{fitted.told}, with 95% intervals"), *notes, Text(f"{len(found)} rows written to {to}"))
     return found
 
 
@@ -57,9 +61,10 @@ def _write(to: Path, found: pd.DataFrame) -> None:
     """Under its name only when it is whole."""
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".writing-", dir=to.parent) as part:
-            write_frame(Path(part) / "predictions.csv", found)
-            os.replace(Path(part) / "predictions.csv", to)
+        remove_left(to)
+        text = io.StringIO()
+        write_frame(text, found)
+        write_whole(to, text.getvalue().encode())
     except OSError as error:
         raise InputError(
             f"the predictions cannot be written to {str(to)!r} ({error}). Choose another file (--out)."

@@ -15,24 +15,24 @@ from torchngvi.app.columns import Array, Table
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared, Rows
 from torchngvi.app.encoding import Encoding
-from torchngvi.app.names import AUTO, REAL
+from torchngvi.app.names import AUTO, DEFAULT, REAL
 from torchngvi.app.outputs import OutputFolder
 from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
 from torchngvi.models import GeneralizedLinear
-from torchngvi.models.likelihoods import Likelihood
+from torchngvi.models.likelihoods import Likelihood, link_of
+from torchngvi.models.standardize import NormalPrior, Standardization, TargetSummary, named_prior
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
-_PRIOR_PRECISION = 0.1  # of the families without units, standard deviation 3.2
 _MANY = 500.0  # means in a dispersion from which counts are as good as Poisson's
 _BEYOND = {  # the ends of ranges
     "scale": "most rows are fitted exactly, so that there is no noise to find it from, or none that is finite. Set it",
     "dispersion": "there are hardly any counts but 0 to find it from. Set it",
 }
-_WIDE = 10.0  # standard deviations of an intercept's prior, in the units of the family
+_WIDE = 10.0  # standard deviations of an intercept's prior beside a number for the others, in the units of the family
 
 
 @dataclass(frozen=True)
@@ -101,29 +101,29 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         table,
         y,
         classes,
-        standardize=settings.standardize,
+        standardize=settings.scales_columns,
         intercept=settings.intercept,
         test_fraction=settings.test_fraction,
         seed=settings.seed,
         impute=settings.impute is not None,
+        in_units=settings.prior_word is not None,
     )
     dtype = getattr(torch, settings.dtype)
     likelihood, notes, at = likelihood_of(settings, data.train)
-    precisions, more = prior(settings, len(data.names), float(np.mean(np.square(data.train.y))))
-    notes += more
+    chosen = prior(settings, data.units, float(np.mean(np.square(data.train.y))), summary(settings, data.train))
     if data.filled:
         notes = (*notes, f"{data.filled} missing entries were filled in with medians of the training rows (--impute)")
-    precision = float(precisions[-1])
     model = GeneralizedLinear(
         torch.as_tensor(data.train.X, dtype=dtype),
         data.train.y,
         likelihood,
-        prior_precision=torch.as_tensor(precisions, dtype=dtype),
+        prior_precision=chosen.precision.to(dtype),
+        prior_mean=chosen.mean.to(dtype),
         weights=data.train.weights,
         offset=data.train.offset,
         temperature=settings.temperature,
     )
-    q = start(settings, model.dim, precision, float(np.sqrt(np.square(data.train.X).sum(1).mean())))
+    q = start(settings, chosen, float(np.sqrt(np.square(data.train.X).sum(1).mean())))
     warnings: tuple[str, ...] = ()
     at_limit: tuple[str, ...] = ()
     if at is not None:
@@ -132,16 +132,24 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         warnings, at_limit = tuple(filter(None, [done.warning])), done.at_limit
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
-    notes = (*table.notes, *varying.in_training(data, settings, table.encoding), *notes)
+    notes = (*table.notes, *varying.in_training(data, table.encoding), *notes)
     end = tolerance(settings)
     return Problem(settings, data, model, q, optimizer, end, notes, out, table.encoding, warnings, at_limit)
 
 
-def start(settings: Settings, dim: int, precision: float, row_norm: float) -> Gaussian | FlatGaussian:
-    """Where q starts: predictors with unit standard deviation, coefficients never wider than the prior."""
-    scale = min(precision**-0.5, 1 / row_norm) if row_norm > 0 else precision**-0.5
+def start(settings: Settings, prior: NormalPrior, row_norm: float) -> Gaussian | FlatGaussian:
+    """Where q starts: at the mean of the prior, predictors with unit standard deviation, never wider than the prior."""
+    sd = float(prior.precision[-1]) ** -0.5
+    scale = min(sd, 1 / row_norm) if row_norm > 0 else sd
     dtype = getattr(torch, settings.dtype)
-    return registry.posterior(settings.posterior, dim, structure=settings.structure, scale=scale, dtype=dtype)
+    return registry.posterior(
+        settings.posterior,
+        len(prior.mean),
+        structure=settings.structure,
+        mean=prior.mean.to(dtype),
+        scale=scale,
+        dtype=dtype,
+    )
 
 
 def tolerance(settings: Settings) -> float:
@@ -211,15 +219,16 @@ def completed(
     model.likelihood = found.likelihood
     name, flag = ("scale", "noise") if settings.family == "student_t" else ("dispersion", "dispersion")
     value = getattr(model.likelihood, name)
-    under = " under the usual prior" if settings.prior_precision == AUTO else ""
-    told = f"{name} {value:.4g} is where the ELBO is the largest{under}, found in {found.fits} fits"
+    under = " and the default prior" if settings.prior_precision == AUTO else ""
+    told = f"{name} {value:.4g} is the most probable under {found.prior}{under}, found in {found.fits} fits"
     limit = (name,) if found.end else ()
     if name == "dispersion" and value > _MANY * max(1.0, float(model.y.mean())):
         at_end = f", and {name} {value:.4g} is the upper end of the range in which it is sought" if found.end else ""
         less = "--likelihood poisson says the same with one parameter less"
         return Completed(model, f"the counts vary no more than Poisson's{at_end}: {less}", at_limit=limit)
     if found.end:
-        warning = f"{name} {value:.4g} is the {found.end} end of the range in which it is sought: {_BEYOND[name]}"
+        where = f"the {found.end} end of the range in which it is sought" if found.there else "what its prior says"
+        warning = f"{name} {value:.4g} is {where}: {_BEYOND[name]}"
         return Completed(model, warning=f"{warning} (--{flag}).", at_limit=limit)
     if not found.settled:
         warning = f"{name} {value:.4g} is where the search has ended after {found.fits} fits, before it had settled. "
@@ -227,32 +236,47 @@ def completed(
     return Completed(model, f"{told} (--{flag} sets another)")
 
 
-def prior(settings: Settings, dim: int, mean_square: float) -> tuple[Array, tuple[str, ...]]:
-    """The prior of the coefficients, wide for the intercept; in the families of real numbers in the units of y.
+def prior(settings: Settings, units: Standardization, mean_square: float, targets: TargetSummary) -> NormalPrior:
+    """The prior of the coefficients of the columns of the fit: of a number, or of a word in the units of the data.
 
     Args:
         settings: what is chosen of it.
-        dim: the number D of coefficients, with the intercept.
-        mean_square: the mean of y^2 over the training rows, which the families of real numbers look at.
+        units: of the columns, with the place of the intercept.
+        mean_square: the mean of y^2 over the training rows, beside a number the unit of the families of real numbers.
+        targets: what is read of them.
 
     Returns:
-        The precisions, (D,), the intercept first; and a note where they are found from the data.
+        Means and precisions, (D,).
 
-    >>> prior(Settings(data="iris"), 3, 1.0)
-    (array([0.01, 0.1 , 0.1 ]), ())
+    >>> from torchngvi.app.design import unscaled
+    >>> prior(Settings(data="iris", prior_precision=0.1), unscaled(3, True), 1.0, TargetSummary(9, 0.5, 0.5)).precision
+    tensor([0.0100, 0.1000, 0.1000], dtype=torch.float64)
     """
-    chosen = None if settings.prior_precision == AUTO else settings.prior_precision
-    precision, unit = _PRIOR_PRECISION if chosen is None else float(chosen), 1.0
-    notes: tuple[str, ...] = ()
-    if settings.family in REAL and mean_square > 0:
-        unit = math.sqrt(mean_square)
-        precision = 1 / mean_square if chosen is None else precision
-        if settings.prior_precision is None:
-            notes = (f"prior precision {precision:.3g} is 1/mean(y^2) (--prior-precision sets another)",)
-    precisions = np.full(dim, precision)
+    word = settings.prior_word
+    if word is not None:
+        location, unit = targets.location_and_unit(link_of(settings.family))
+        return named_prior(DEFAULT if word == AUTO else word, location, unit, units, settings.intercept_sd)
+    unit = math.sqrt(mean_square) if settings.family in REAL and mean_square > 0 else 1.0
+    precision = torch.full_like(units.scales, float(settings.prior_precision or 0.0))
     if settings.intercept:
-        precisions[0] = (settings.intercept_sd or _WIDE * unit) ** -2
-    return precisions, notes
+        precision[0] = (settings.intercept_sd or _WIDE * unit) ** -2
+    return NormalPrior(torch.zeros_like(precision), precision)
+
+
+def summary(settings: Settings, train: Rows) -> TargetSummary:
+    """Summarise the targets of the training rows, as the priors in the units of the data read them.
+
+    Args:
+        settings: the family.
+        train: the rows.
+
+    Returns:
+        The summary.
+    """
+    y = torch.as_tensor(train.y)
+    offset = torch.zeros_like(y) if train.offset is None else torch.as_tensor(train.offset)
+    weights = torch.ones_like(y) if train.weights is None else torch.as_tensor(train.weights)
+    return TargetSummary.of(y, link_of(settings.family), offset, weights)
 
 
 def _residual_noise(train: Rows) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 from torchngvi.app import approximation, findings, psis
 from torchngvi.app.findings import Findings
 from torchngvi.app.runs import Outcome
+from torchngvi.models.standardize import NormalPrior
 
 
 def _findings(outcome: Outcome) -> Findings:
@@ -15,7 +16,7 @@ def _findings(outcome: Outcome) -> Findings:
         problem.data,
         problem.encoding,
         problem.model.likelihood,
-        problem.model.prior.precision,
+        NormalPrior(*problem.model.prior[:2]),
         len(problem.data.train.y),
         problem.q,
         outcome.result,

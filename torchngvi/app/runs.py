@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi.app import approximation, devices, families, memory, psis, report
 from torchngvi.app.columns import Array
-from torchngvi.app.design import Columns
 from torchngvi.app.findings import HeldOut
 from torchngvi.app.names import AUTO
 from torchngvi.app.problems import Problem
@@ -74,8 +73,7 @@ def run(problem: Problem) -> Outcome:
         warnings.simplefilter("always", RejectedStepWarning)
         found = _by_evidence(problem) if settings.prior_precision == AUTO else None
         if found is not None:
-            note = str(found) + (" The data speak for no effect of any column." if found.at_limit else "")
-            problem = replace(problem, model=found.model, notes=(*problem.notes, note))
+            problem = replace(problem, model=found.model, notes=(*problem.notes, str(found)))
             model = problem.model
         device = devices.chosen(settings.device, settings.dtype)
         result = _fitted(problem) if device.type == "cpu" else _fitted_on(device, problem)
@@ -89,7 +87,7 @@ def run(problem: Problem) -> Outcome:
         problem,
         result,
         report.coefficients(problem.data.names, q.mean, q.stddev),
-        report.coefficients(problem.data.names, *per_unit(q, problem.data, settings.intercept)),
+        report.coefficients(problem.data.names, *problem.data.units.marginals(q)),
         float(terms.mean()),
         float(terms.std() / math.sqrt(len(terms))),
         () if found is None else found.curve,
@@ -105,27 +103,12 @@ def run(problem: Problem) -> Outcome:
     )
 
 
-def per_unit(q: Gaussian, columns: Columns, intercept: bool) -> tuple[Tensor, Tensor]:
-    """Means and standard deviations of the coefficients of the columns as they are in the table.
-
-    A standardised column (x - c)/s with the coefficient b has b/s per unit of x, and takes b c/s off the intercept.
-    """
-    center, scale = (torch.as_tensor(part, dtype=q.dtype) for part in (columns.center, columns.scale))
-    if not intercept or not bool(center.any()):
-        return q.mean / scale, q.stddev / scale
-    row = -center / scale
-    row[0] = 1.0
-    mean, sd = q.mean / scale, q.stddev / scale
-    mean[0], sd[0] = row @ q.mean, q.frame().rows(row[None]).norm()
-    return mean, sd
-
-
 def _by_evidence(problem: Problem) -> Evidence:
     """The prior precision that the data speak for, and the noise too where it is not given."""
     settings, q = problem.settings, problem.q
-    if not isinstance(q, Gaussian) or problem.model.dim == settings.intercept:
+    columns = [k for k in range(problem.model.dim) if k != problem.data.units.intercept]
+    if not isinstance(q, Gaussian) or not columns:
         raise InputError("prior_precision auto needs coefficients, and a posterior of method vn. Set a number.")
-    columns = range(int(settings.intercept), q.dim)
     noise = settings.family == "gaussian" and settings.noise is None
     start = {name: tensor.clone() for name, tensor in q.state_dict().items()}
     found = prior_by_evidence(q, problem.model, [columns], noise=noise, max_evaluations=settings.max_evaluations)

@@ -1,6 +1,8 @@
 """A fit that was written to a folder, read again: predictions for new rows of a table."""
 
+import io
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +15,11 @@ from torch import Tensor
 from torchngvi import registry
 from torchngvi.adapters.arviz import Predicted, drawn, exported
 from torchngvi.app.columns import numbers, refuse_unusable
-from torchngvi.app.config import Settings, settings_from
+from torchngvi.app.config import Settings
+from torchngvi.app.contents import Content, settings_of
 from torchngvi.app.encoding import Array, Column, Encoding, check_columns, is_number
-from torchngvi.app.families import made
 from torchngvi.app.intervals import outcome_interval
+from torchngvi.app.outputs import POSTERIOR, file_of, read_run
 from torchngvi.app.report import Z95
 from torchngvi.app.runs import as_gaussian
 from torchngvi.diagnostics.predictive import coded, predictive_mean, predictor_moments
@@ -24,6 +27,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import listed
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, StudentT
+from torchngvi.models.standardize import Standardization
 from torchngvi.posteriors.gaussian import Gaussian
 
 if TYPE_CHECKING:
@@ -54,8 +58,7 @@ class Fitted:
     settings: Settings
     posterior: Gaussian  # over the coefficients as fitted, the intercept first
     encoding: Encoding
-    center: Array  # (D,)
-    scale: Array  # (D,)
+    units: Standardization  # of the columns, with the place of the intercept
     fill: Array  # (D,), NaN where nothing is filled in
     classes: tuple[str, str] | None  # failure and success
     likelihood: Likelihood
@@ -146,11 +149,8 @@ class Fitted:
             weights = torch.tensor(numbers(_of_fit(frame, s.weights, "weights", name), "weights"))
         generator = torch.Generator().manual_seed(seed)
         theta = drawn(self.posterior, draws, generator).double()
-        beta = theta / torch.as_tensor(self.scale)
-        names = list(self.encoding.names)
-        if s.intercept:
-            beta[:, 0] -= (beta * torch.as_tensor(self.center)).sum(1)
-            names.insert(0, "intercept")
+        beta = self.units.to_user(theta)
+        names = [*(("intercept",) if s.intercept else ()), *self.encoding.names]
         eta = theta @ X.mT + (0.0 if offset is None else offset)
         rows = Predicted(self.likelihood, eta, coded(self.likelihood, y), weights)
         return exported(beta, names, rows, generator)
@@ -183,7 +183,7 @@ class Fitted:
         refuse_unusable(dict(zip(self.encoding.names, raw.T, strict=True)), {}, impute=s.impute is not None)
         if s.intercept:
             raw = np.column_stack([np.ones(len(raw)), raw])
-        X = (np.where(np.isnan(raw), self.fill, raw) - self.center) / self.scale
+        X = self.units.standardize(torch.from_numpy(np.where(np.isnan(raw), self.fill, raw))).numpy()
         if s.offset is None:
             return X, None
         if not is_number(frame[s.offset]):
@@ -226,6 +226,10 @@ def _inverse_link(likelihood: Likelihood, eta: Tensor) -> Tensor:
 def load(run: str | Path) -> "Fitted | FittedFormula":
     """Read what ``torchngvi fit`` has written, with ``--formula`` or without, to predict with it.
 
+    The file posterior.pt is checked against its digest in manifest.json, and each of its values against what a run can
+    hold, so that a run of a stranger runs no code. A folder without digests, as of version 0.2.0, and other files of it
+    that have changed are a warning.
+
     Args:
         run: the folder of the run, or the file posterior.pt in it.
 
@@ -234,14 +238,15 @@ def load(run: str | Path) -> "Fitted | FittedFormula":
 
     Raises:
         ImportError: a run of a formula, without formulae.
-        InputError: no such folder, a folder or a file of something else, a run of an earlier version.
+        InputError: no such folder, a folder or a file of something else, a run of an earlier version, one that is not
+            as it was written, or that holds what no run holds.
     """
     if not isinstance(run, str | os.PathLike):
         raise InputError(f"load takes the folder of a run, such as 'runs/patients'; got {type(run).__name__}.")
     path = Path(run)
-    path = path / "posterior.pt" if path.is_dir() else path
+    path = file_of(path, POSTERIOR) if path.is_dir() else path
     if not path.is_file():
-        formula = (path.parent / "effects.csv").is_file()
+        formula = path.with_name("effects.csv").is_file()
         raise InputError(
             f"{str(run)!r} is no folder of a run: "
             + (f"there is no {path.name} in it. " if path.parent == Path(run) else "it is not there. ")
@@ -251,41 +256,86 @@ def load(run: str | Path) -> "Fitted | FittedFormula":
                 else "Name the folder that torchngvi fit has written, such as runs/breast_cancer."
             )
         )
+    content, notes = read_run(Path(run) if Path(run).is_dir() else path)
+    for note in notes:
+        warnings.warn(f"{note}.", stacklevel=2)
     try:
-        saved = torch.load(path, weights_only=True)
-        if not isinstance(saved, dict) or not {"formula", "settings"} & set(saved):
-            raise InputError(
-                f"{str(path)!r} is no run of torchngvi fit, which is what load reads. A state dict is read by "
-                "q.load_state_dict(torch.load(path)), into a q that is made as the saved one was."
-            )
-        saved["formula" if "formula" in saved else "columns"]
-    except InputError:
-        raise
-    except KeyError as error:
-        raise InputError(f"{str(path)!r} is of an earlier version, which kept no {error}. Fit again.") from error
+        saved = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:  # of a broken file torch, zipfile and pickle raise anything
         said = (str(error).splitlines() or [""])[0].partition(". ")[0]
         raise InputError(f"{str(path)!r} cannot be read as the posterior of a run ({said}). Fit again.") from error
-    if "formula" in saved:
+    if not isinstance(saved, dict) or not {"formula", "settings"} & set(saved):
+        raise InputError(
+            f"{str(path)!r} is no run of torchngvi fit, which is what load reads. A state dict is read by "
+            "q.load_state_dict(torch.load(path)), into a q that is made as the saved one was."
+        )
+    if "formula" not in saved and "columns" not in saved:
+        raise InputError(f"{str(path)!r} is of an earlier version, which kept no 'columns'. Fit again.")
+    with Content.of(path, saved) as values:
+        if "formula" not in saved:
+            return _read(values)
         from torchngvi.app import saved_formula  # which needs the extra "formula"
 
-        return saved_formula.read(saved)
-    settings = settings_from({key: value for key, value in saved["settings"].items() if value is not None})
-    dtype = getattr(torch, settings.dtype)
-    q = registry.posterior(settings.posterior, len(saved["feature_names"]), structure=settings.structure, dtype=dtype)
-    q.load_state_dict(saved["posterior"])
+        return saved_formula.read(values)
+
+
+def _read(values: Content) -> Fitted:
+    """A fit from the content of its file."""
+    settings = settings_of(values)
+    columns = values.take("columns", list)
+    encoding = Encoding(tuple(_column(values, f"columns[{k}]", column) for k, column in enumerate(columns)))
+    names = (*(["intercept"] if settings.intercept else []), *encoding.names)
+    values.require(values.texts("feature_names") == names, "feature_names", f"those of the columns, {listed(names)}")
+    values.require(len(set(names)) == len(names), "columns", "columns of different names")
+    D, dtype = len(names), getattr(torch, settings.dtype)
+    center = values.tensor("center", (D,))
+    scale = values.tensor("scale", (D,))
+    usual = 0 if settings.intercept else None  # of 0.2.0, which kept no place of it
+    place = values.saved.get("intercept", usual)
+    values.taken.add("intercept")
+    right = place == 0 if settings.intercept else place is None or place in range(D)
+    values.require(type(place) in (int, type(None)) and right, "intercept", "the place of the intercept")
+    others = [k for k in range(D) if k != place]
+    values.require(bool((scale[others] > 0).all() and (scale != 0).all()), "scale", "positive")
+    values.require(place is None or float(center[place]) == 0, "center", "0 of the intercept")
+    values.require(not settings.intercept or float(scale[0]) == 1, "scale", "1 of the intercept")
+    fill = values.tensor("fill", (D,), finite=settings.impute is not None)
+    classes = values.texts("classes") if values.saved["classes"] is not None else values.take("classes", type(None))
+    values.require(
+        (classes is not None) == settings.has_classes and (classes is None or len(set(classes)) == len(classes) == 2),
+        "classes",
+        "two different names" if settings.has_classes else "none, as the family has none",
+    )
+    likelihood = values.likelihood(settings.family)
+    q = registry.posterior(settings.posterior, D, structure=settings.structure, dtype=dtype)
+    values.load("posterior", q)
+    posterior = as_gaussian(q, settings.posterior)
+    moments = torch.stack([posterior.mean, posterior.stddev]).detach()
+    values.require(
+        bool(moments.isfinite().all() and (moments[1] > 0).all()), "posterior", "means and positive standard deviations"
+    )
     return Fitted(
         settings,
-        as_gaussian(q, settings.posterior),
-        Encoding(tuple(Column(name, tuple(levels), usual) for name, levels, usual in saved["columns"])),
-        saved["center"].numpy(),
-        saved["scale"].numpy(),
-        saved["fill"].numpy(),
-        None if saved["classes"] is None else tuple(saved["classes"]),
-        made(settings.family, _parameters(saved)),
+        posterior,
+        encoding,
+        Standardization(center, scale, place),
+        fill.numpy(),
+        classes,  # type: ignore[arg-type]
+        likelihood,
     )
 
 
-def _parameters(saved: dict[str, Any]) -> dict[str, float]:
-    """Those of the likelihood; earlier versions kept the noise alone."""
-    return saved["likelihood"] if "likelihood" in saved else {"noise": saved["noise"]}
+def _column(values: Content, name: str, column: Any) -> Column:
+    """A column of the table, with the levels of a category."""
+    right = isinstance(column, list | tuple) and len(column) == 3 and isinstance(column[0], str)
+    values.require(right and isinstance(column[1], list | tuple), name, "a name, levels and the commonest of them")
+    levels, usual = tuple(column[1]), column[2]
+    values.require(
+        all(isinstance(level, str) for level in levels)
+        and len(set(levels)) == len(levels) != 1
+        and isinstance(usual, str)
+        and usual in (levels or ("",)),
+        name,
+        "different levels, the commonest among them",
+    )
+    return Column(column[0], levels, usual)

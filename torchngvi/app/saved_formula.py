@@ -11,8 +11,10 @@ from torch import Tensor
 from torchngvi.adapters.arviz import Predicted, with_checks
 from torchngvi.adapters.formula import Formula, Rows, SeveralRows
 from torchngvi.app import formula_tables
+from torchngvi.app.config import family_of
+from torchngvi.app.contents import Content
 from torchngvi.app.encoding import check_columns
-from torchngvi.app.families import described, made
+from torchngvi.app.families import FAMILIES, PARAMETERS, described
 from torchngvi.app.formula_tables import Filling
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
@@ -210,18 +212,51 @@ def content(
     }
 
 
-def read(saved: dict[str, Any]) -> FittedFormula:
+def read(values: Content) -> FittedFormula:
     """A fit from the content of its file.
 
     Args:
-        saved: the content.
+        values: the content, each value of which is checked.
 
     Returns:
         The fit.
+
+    Raises:
+        InputError: a value that a run cannot hold, a formula that cannot be read or calls what it may not.
     """
-    table = formula_tables.unpacked(saved["table"])
-    formula, likelihood = Formula(saved["formula"], table), made(saved["family"], saved["likelihood"])
-    classes = formula_tables.classes_of(saved["formula"], formula.y, table) if likelihood.discrete else None
-    fixed, effects, omega, parameter = (saved[name] for name in ("fixed", "effects", "omega", "parameter"))
-    weighted = bool(saved["settings"].get("weights"))
-    return FittedFormula(formula, likelihood, fixed, effects, omega, parameter, saved["fill"], classes, weighted)
+    table = formula_tables.unpacked(values)
+    formula, family = Formula(values.take("formula", str), table), values.take("family", str)
+    values.require(family in FAMILIES, "family", f"one of {', '.join(FAMILIES)}")
+    names = sorted({name for some in formula.columns for name in some})
+    values.require(sorted(table.columns) == names, "table", f"the columns that the formula names, {listed(names)}")
+    likelihood = values.likelihood(family)
+    y = likelihood.checked(torch.tensor(formula.y, dtype=torch.float64))
+    fixed = values.tensor("fixed", (None, len(formula.fixed)))
+    S, groupings = len(fixed), formula.groupings
+    sizes = {name: len(grouping.random) for name, grouping in groupings.items()}
+    effects = values.tensors("effects", {name: (S, len(groupings[name].levels), r) for name, r in sizes.items()})
+    omega = values.tensors("omega", {name: (S, r * (r + 1) // 2) for name, r in sizes.items()})
+    parameter = None
+    if PARAMETERS.get(family):  # which is learned
+        parameter = values.tensor("parameter", (S,))
+        values.require(bool((parameter > 0).all()), "parameter", "positive")
+    else:
+        values.take("parameter", type(None))
+    settings = values.take("settings", dict)
+    _check_settings(values, settings, formula.formula, family)
+    fill = values.take("fill", dict)
+    right = all(type(value) in (int, float, str, bool) and value == value for value in fill.values())  # noqa: PLR0124
+    values.require(right and set(fill) <= set(formula.columns.predictors), "fill", "an entry for each predictor")
+    classes = formula_tables.classes_of(formula.formula, y.numpy(), table) if likelihood.discrete else None
+    return FittedFormula(
+        formula, likelihood, fixed, effects, omega, parameter, fill, classes, bool(settings.get("weights"))
+    )
+
+
+def _check_settings(values: Content, settings: dict[str, Any], formula: str, family: str) -> None:
+    """Check that the flags of a run are those that it can have."""
+    kinds = {"seed": (int,), "progress": (bool,), "test_fraction": (int, float)}
+    for name, value in settings.items():
+        values.require(type(value) in kinds.get(name, (str,)), "settings", f"with another value of {name}")
+    values.require(settings.get("formula") == formula, "settings", "with the formula of the run")
+    values.require(family_of(settings.get("family", "gaussian")) == family, "settings", "with the family of the run")

@@ -15,7 +15,7 @@ from torchngvi.app.frames import Frames
 from torchngvi.app.names import AUTO, REAL
 from torchngvi.app.outputs import OutputFolder
 from torchngvi.app.psis import Proposal
-from torchngvi.app.runs import per_unit, too_few_rows
+from torchngvi.app.runs import too_few_rows
 from torchngvi.app.streams import Designs, first_pass, roles
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
 from torchngvi.errors import InputError
@@ -55,20 +55,20 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
     _check(settings)
     frames = _frames(settings)
     out = OutputFolder(settings.folder, overwrite=overwrite)
-    layout, likelihood = first_pass(frames, settings), _likelihood(settings)
-    precisions, notes = problems.prior(settings, len(layout.names), layout.mean_square)
-    dtype = getattr(torch, settings.dtype)
+    layout, likelihood, dtype = first_pass(frames, settings), _likelihood(settings), getattr(torch, settings.dtype)
+    prior = problems.prior(settings, layout.units, layout.mean_square, layout.summary)
     model = Streamed.linear(
         Designs(frames, layout, settings),
         layout.rows[0],
         likelihood,
         dtype=dtype,
         device=device,
-        prior_precision=torch.as_tensor(precisions, dtype=dtype),
+        prior_precision=prior.precision.to(dtype),
+        prior_mean=prior.mean.to(dtype),
         temperature=settings.temperature,
         classes=(0, 1) if settings.has_classes else None,
     )
-    q = problems.start(settings, len(layout.names), float(precisions[-1]), layout.row_norm).to(device)
+    q = problems.start(settings, prior, layout.row_norm).to(device)
     assert isinstance(q, Gaussian)
     usual = settings.method == "vn" and settings.lr is None  # which begins on a part of the rows
     optimizer = None if usual else registry.method(settings.method, q, settings.lr)
@@ -88,15 +88,15 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
         layout,
         layout.encoding,
         likelihood,
-        torch.as_tensor(precisions),
+        prior,
         layout.rows[0],
         q,
         result,
         report.coefficients(layout.names, q.mean, q.stddev),
-        report.coefficients(layout.names, *per_unit(q, layout, settings.intercept)),
+        report.coefficients(layout.names, *layout.units.marginals(q)),
         _scores(model, q, Designs(frames, layout, settings, train=False)) if layout.rows[1] else None,
         tolerance,
-        (*frames.notes, *varying.told(layout.same), *notes),
+        (*frames.notes, *varying.told(layout.same)),
         too_few_rows(layout.rows[0], layout.positive),
     )
     proposal = _proposal(q, model, settings)

@@ -5,6 +5,7 @@ training rows, and an intercept comes first.  The first pass gathers what that n
 their number, so that every pass holds out the same ones.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from shlex import quote
@@ -21,6 +22,8 @@ from torchngvi.app.encoding import MOST_LEVELS, Encoding, as_levels, category, i
 from torchngvi.app.encoding import Column as Encoded
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
+from torchngvi.models.likelihoods import link_of
+from torchngvi.models.standardize import Standardization, TargetSummary
 
 _TARGETS = 1000  # distinct targets that are remembered
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of the hash of a row (Steele et al. 2014)
@@ -31,35 +34,39 @@ class Column:
     """What a pass has seen of a column, in the training rows: moments of numbers, counts of texts.
 
     >>> column = Column(numeric=True)
-    >>> column.add(pd.Series([1.0, 2.0]), pd.Series([1.0, 2.0]))
-    >>> column.add(pd.Series([3.0]), pd.Series([3.0]))
+    >>> column.add(pd.Series([1.0, 2.0]), pd.Series([1.0, 2.0]), np.ones(2))
+    >>> column.add(pd.Series([3.0]), pd.Series([3.0]), np.ones(1))
     >>> column.count, column.mean, column.square
-    (3, 2.0, 2.0)
+    (3.0, 2.0, 2.0)
     """
 
     numeric: bool
-    count: int = 0
+    count: float = 0.0  # the sum of weights
     mean: float = 0.0
     square: float = 0.0  # sum of squared deviations
     low: float = np.inf
     high: float = -np.inf
     seen: dict[str, int] = field(default_factory=dict)  # of texts, how often each is there, in all rows
-    levels: dict[str, int] = field(default_factory=dict)  # and in the training rows
+    levels: dict[str, float] = field(default_factory=dict)  # and in the training rows, by weight
 
-    def add(self, everything: pd.Series, train: pd.Series) -> None:
+    def add(self, everything: pd.Series, train: pd.Series, weights: Array) -> None:
         """Take in a batch, by the pairwise update of Chan, Golub and LeVeque (1983)."""
+        more = float(weights.sum())
         if not self.numeric:
-            for counts, part in ((self.seen, everything), (self.levels, train)):
-                for level, number in as_levels(part).value_counts(sort=False).items():
-                    counts[str(level)] = counts.get(str(level), 0) + int(number)
-        elif len(train):
-            values = train.to_numpy(dtype=np.float64)
-            mean, more = float(values.mean()), len(values)
+            for level, number in as_levels(everything).value_counts(sort=False).items():
+                self.seen[str(level)] = self.seen.get(str(level), 0) + int(number)
+            levels = as_levels(train).to_numpy()
+            for level, number in pd.Series(weights).groupby(levels, sort=False).sum().items():
+                self.levels[str(level)] = self.levels.get(str(level), 0.0) + float(number)
+        elif more:
+            values = train.to_numpy(dtype=np.float64)[weights > 0]
+            share = weights[weights > 0]
+            mean = float(values[0] + share @ (values - values[0]) / more)
             change, total = mean - self.mean, self.count + more
-            self.square += float(np.square(values - mean).sum()) + change**2 * self.count * more / total
+            self.square += float(share @ np.square(values - mean)) + change**2 * self.count * more / total
             self.mean += change * more / total
             self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
-        self.count += len(train)
+        self.count += more
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class Layout(Columns):
     rows: tuple[int, int]  # training and held out
     positive: int | None  # training rows of positive weight; None where there are no weights
     mean_square: float  # of the targets in the training rows
+    summary: TargetSummary  # of the same
     row_norm: float  # root of the mean square of a training row
     same: tuple[str, ...]  # columns with one entry in all training rows
 
@@ -91,6 +99,7 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     columns: dict[str, Column] = {}
     targets: dict[Any, int] = {}
     start, squares, train, positive = 0, 0.0, 0, 0
+    response = _Response(settings)
     for frame in frames:
         columns = columns if start else roles(frame, settings)
         named = _named(settings)
@@ -101,9 +110,12 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
             if extra["weights"].min() < 0:
                 raise InputError(f"weights must not be negative; column {settings.weights!r} has some that are.")
             positive += int(np.count_nonzero(extra["weights"][~held]))
+        counted = extra["weights"][~held] if "weights" in extra else np.ones(int((~held).sum()))
         for name, column in columns.items():
-            _add(column, frame[name], held, chosen=name in settings.categorical)
+            own = counted if settings.prior_word is not None else np.ones_like(counted)
+            _add(column, frame[name], held, own, chosen=name in settings.categorical)
         y = frame[settings.target]
+        response.add(y[~held], extra["offset"][~held] if "offset" in extra else np.zeros_like(counted), counted)
         if settings.has_classes:
             y = y if is_number(y) else y.astype(str)
             for value in y.unique() if len(targets) < _TARGETS else ():
@@ -120,15 +132,52 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     coding, classes = _coding(targets, settings)
     found = (_encoded(name, column, chosen=name in settings.categorical) for name, column in columns.items())
     encoding = Encoding(tuple(found))
-    names, center, scale, norm, same = _standardised(columns, encoding, settings)
+    summary = response.summary(coding)
+    names, units, norm, same = _standardised(columns, encoding, settings)
     fill = np.full(len(names), np.nan)
     fill[: int(settings.intercept)] = 1.0
     weighted = None if settings.weights is None else positive
     rows = train, start - train
-    return Layout(names, center, scale, classes, fill, encoding, coding, rows, weighted, squares / train, norm, same)
+    return Layout(names, units, classes, fill, encoding, coding, rows, weighted, squares / train, summary, norm, same)
 
 
-def _add(column: Column, entries: pd.Series, held: Array, *, chosen: bool) -> None:
+class _Response:
+    """What the priors read of the targets of the training rows, gathered batch by batch."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.link = settings, link_of(settings.family)
+        self.y, self.offset = Column(numeric=not settings.has_classes), Column(numeric=True)
+        self.rows, self.exposure = 0, -np.inf
+
+    def add(self, y: pd.Series, offset: Array, weights: Array) -> None:
+        """Take in a batch."""
+        if self.settings.has_classes:
+            y = y if is_number(y) else y.astype(str)
+            for value, number in pd.Series(weights).groupby(y.to_numpy()).sum().items():
+                self.y.levels[value] = self.y.levels.get(value, 0.0) + float(number)
+        elif is_number(y):
+            values = y.to_numpy(dtype=np.float64)
+            shown = pd.Series(values - offset if self.link == "identity" else values)
+            self.y.add(shown, shown, weights)
+        self.offset.add(pd.Series(offset), pd.Series(offset), weights)
+        here = weights > 0
+        self.rows += int(here.sum())
+        if here.any():
+            self.exposure = float(np.logaddexp.reduce([self.exposure, *(offset[here] + np.log(weights[here]))]))
+
+    def summary(self, coding: Mapping[Any, float]) -> TargetSummary:
+        """What was gathered."""
+        if not self.offset.count:
+            raise InputError("no training row has a positive weight. Check the column of weights.")
+        exposure = self.exposure - float(np.log(self.offset.count))
+        if self.settings.has_classes:
+            mean = sum(weight * coding[value] for value, weight in self.y.levels.items()) / self.offset.count
+            return TargetSummary(self.rows, mean, math.sqrt(mean * (1 - mean)), self.offset.mean, exposure)
+        sd = 0.0 if self.y.low == self.y.high else math.sqrt(self.y.square / self.y.count)
+        return TargetSummary(self.rows, self.y.mean, sd, self.offset.mean, exposure)
+
+
+def _add(column: Column, entries: pd.Series, held: Array, weights: Array, *, chosen: bool) -> None:
     """Take in the entries of a batch, as long as the column can be used."""
     if not chosen and column.numeric != is_number(entries):
         name = str(entries.name)
@@ -136,7 +185,7 @@ def _add(column: Column, entries: pd.Series, held: Array, *, chosen: bool) -> No
             f"column {name!r} is numbers in some batches and texts in others. Mend it, leave it out "
             f"(--drop {quote(name)}), or take it as categories (--categorical {quote(name)})."
         )
-    column.add(entries, entries[~held])
+    column.add(entries, entries[~held], weights)
     if len(column.seen) > MOST_LEVELS:
         category(str(entries.name), column.seen, chosen=chosen)  # which refuses them
 
@@ -202,25 +251,40 @@ def _coding(targets: dict[Any, int], settings: Settings) -> tuple[dict[Any, floa
 
 def _standardised(
     columns: Mapping[str, Column], encoding: Encoding, settings: Settings
-) -> tuple[tuple[str, ...], Array, Array, float, tuple[str, ...]]:
-    """The names of the design's columns, what is subtracted, what they are divided by, the row norm, and constants."""
+) -> tuple[tuple[str, ...], Standardization, float, tuple[str, ...]]:
+    """The names of the design's columns, how they are centred and scaled, the row norm, and constant columns."""
     moments = [(c.mean, c.square / c.count, c.low, c.low == c.high) for c in columns.values() if c.numeric]
     for kind in encoding.categories:
         column = columns[kind.name]
         shares = [column.levels.get(level, 0) / column.count for level in kind.levels[1:]]
         moments += [(share, share * (1 - share), share, share in (0, 1)) for share in shares]
-    names, count = encoding.names, len(moments)
-    same = tuple(name for name, moment in zip(names, moments, strict=True) if moment[-1])
-    center, scale = np.zeros(count), np.ones(count)
-    if settings.standardize:
-        center = np.array([low if constant else mean for mean, _, low, constant in moments])
-        scale = np.array([1.0 if constant else np.sqrt(variance) for _, variance, _, constant in moments])
-        require_spread(scale, names)
-    mean, variance = np.array([moment[:2] for moment in moments]).T
-    square = float(((variance + np.square(mean - center)) / scale**2).sum())
+    names = encoding.names
     if settings.intercept:
-        names, center, scale = ("intercept", *names), np.r_[0.0, center], np.r_[1.0, scale]
-    return names, center, scale, float(np.sqrt(square + settings.intercept)), same
+        names, moments = ("intercept", *names), [(1.0, 0.0, 1.0, True), *moments]
+    mean, variance, low, same = (np.array(part) for part in zip(*moments, strict=True))
+    constant = same.astype(bool)
+    mean = np.where(constant, low, mean)
+    place = _intercept(mean, constant, settings)
+    alike = tuple(name for k, name in enumerate(names) if constant[k] and k != place)
+    center, scale = np.zeros(len(names)), np.ones(len(names))
+    if settings.scales_columns:
+        of_constant = np.where(mean == 0, 1.0, np.abs(mean)) if settings.prior_word is not None else 1.0
+        scale = np.where(constant, of_constant, np.sqrt(np.where(constant, 0.0, variance)))
+        require_spread(scale, names)
+        if place is not None:
+            center, scale[place] = np.where(np.arange(len(names)) == place, 0.0, mean), mean[place]
+    square = float(((np.where(constant, 0.0, variance) + np.square(mean - center)) / scale**2).sum())
+    units = Standardization(torch.from_numpy(center), torch.from_numpy(scale), place)
+    return names, units, float(np.sqrt(square)), alike
+
+
+def _intercept(mean: Array, constant: Array, settings: Settings) -> int | None:
+    """The place of the intercept, as `Standardization.of` finds it; of columns that are not scaled that of ours."""
+    if settings.intercept:
+        return 0
+    ones, others = (np.flatnonzero(constant & found) for found in (mean == 1, mean != 0))
+    places = [*ones, *others] if settings.scales_columns else []
+    return int(places[0]) if places else None
 
 
 def held_out(start: int, count: int, settings: Settings) -> Array:
@@ -275,7 +339,7 @@ class Designs:
         layout, X = self.layout, self.layout.encoding.design(frame)
         if self.settings.intercept:
             X = np.column_stack([np.ones(len(X)), X])
-        return np.asarray((X - layout.center) / layout.scale)
+        return layout.units.standardize(torch.from_numpy(X)).numpy()
 
     def _targets(self, frame: pd.DataFrame) -> torch.Tensor:
         y = frame[self.settings.target]

@@ -3,28 +3,26 @@
 from collections.abc import Sequence
 
 from torchngvi.app.columns import Array
-from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared
 from torchngvi.app.encoding import Encoding
 from torchngvi.messages import listed
 
 
-def in_training(data: Prepared, settings: Settings, encoding: Encoding | None) -> tuple[str, ...]:
+def in_training(data: Prepared, encoding: Encoding | None) -> tuple[str, ...]:
     """Notes of columns that are the same in all training rows, and of categories with one entry.
 
     Args:
         data: the rows, whose columns are in place.
-        settings: of the run.
         encoding: of the table, where its columns have names.
 
     Returns:
         The notes, or nothing.
     """
-    first = int(settings.intercept)
-    same = zip(data.names[first:], constant(data.train.X)[first:], strict=True)
+    alike = constant(data.train.X).tolist()
+    same = [name for k, name in enumerate(data.names) if alike[k] and k != data.units.intercept]
     alone = [f"{c.name} = {c.levels[0]}" for c in (encoding.categories if encoding else ()) if len(c.levels) == 1]
     notes = (f"the same in all rows, so that there is no column of it: {listed(alone)}",) if alone else ()
-    return notes + told([name for name, alike in same if alike])
+    return notes + told(same)
 
 
 def told(names: Sequence[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from torchngvi.diagnostics.power import Power, power
 from torchngvi.diagnostics.simulations import labels_of, takes
 from torchngvi.diagnostics.uniformity import ALPHA, Uniformity, holm
 from torchngvi.errors import InputError, PairError
+from torchngvi.numerics.arrays import writable
 
 _ROWS = 12  # of the table, and lines of the picture that have a name
 _POWERFUL = 200  # simulations up to which it is said what they could find
@@ -319,7 +320,7 @@ def _ranks(
     """The ranks of a simulation, (Q,); ties are broken at random."""
     truths, values = [*theta], [*sample.mT]
     for name, quantity in quantities.items():
-        truth, value = torch.as_tensor(quantity(theta, data)), torch.as_tensor(quantity(sample, data))
+        truth, value = (torch.as_tensor(writable(quantity(at, data))) for at in (theta, sample))
         if truth.shape != () or value.shape != sample.shape[:1]:
             raise InputError(
                 f"the quantity {name!r} must map theta (D,) to () and (L, D) to (L,); got {tuple(truth.shape)} and "

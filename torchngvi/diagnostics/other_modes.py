@@ -10,6 +10,7 @@ from torchngvi.diagnostics.allowance import Allowance
 from torchngvi.diagnostics.importance import Sampled
 from torchngvi.diagnostics.rule import OtherMode
 from torchngvi.mode import Mode, distinct, find_modes
+from torchngvi.numerics.arrays import writable
 from torchngvi.posteriors.gaussian import Gaussian
 
 MODES = 60  # dimensions below which modes are looked for
@@ -28,7 +29,7 @@ def starting_points(
     starts = min(max(64 // dim, _STARTS[0]), _STARTS[1]) if dim < MODES else 0
     generator = torch.Generator().manual_seed(seed)
     points = 4 * torch.rand(starts, dim, generator=generator, dtype=torch.float64, device="cpu") - 2
-    return torch.as_tensor(around, dtype=at.dtype, device=at.device) + points.to(at)
+    return torch.as_tensor(writable(around), dtype=at.dtype, device=at.device) + points.to(at)
 
 
 def most_of_each(

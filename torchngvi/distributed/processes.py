@@ -23,6 +23,10 @@ from torchngvi.errors import InputError
 _T = TypeVar("_T")
 
 
+def _no_clock() -> float:
+    return 0.0
+
+
 class Processes(Meetings):
     """A group of processes of torch.distributed that fit one posterior together, each with its part of the work.
 
@@ -67,8 +71,29 @@ class Processes(Meetings):
         if world > 1 and torch.distributed.get_backend(group) == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.sums, self.numbers, self.seconds = 0, 0, 0.0
-        self.clock: Callable[[], float] = lambda: 0.0
+        self.clock: Callable[[], float] = _no_clock
         self._end: Ended | None = None  # noted here, to be told
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the clock of a run; a group is of the processes that hold it."""
+        if self.group is not None and self.world > 1:
+            raise InputError(
+                "a group of torch.distributed cannot be pickled or copied: it is of the processes that hold it. Build "
+                "the target again on each of them; without group= the group is that of all processes, and can be."
+            )
+        return {**self.__dict__, "group": None, "clock": _no_clock, "_end": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The same in this process; of several processes, one of as many."""
+        if state["world"] > 1:
+            self.__init__()  # type: ignore[misc]
+            if self.world != state["world"]:
+                raise InputError(
+                    f"this was made by {state['world']} processes, each with its part, and is read by {self.world}. "
+                    "Read it on as many, after torch.distributed.init_process_group."
+                )
+            state = {name: state[name] for name in ("sums", "numbers", "seconds")}
+        self.__dict__.update(state)
 
     @property
     def leads(self) -> bool:

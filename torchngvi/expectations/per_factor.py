@@ -39,13 +39,14 @@ class PerFactor(Estimator):
     >>> import torch
     >>> from torchngvi import VN, PrecisionCholeskyGaussian
     >>> from torchngvi.expectations import Hessian
+    >>> from torchngvi.stepsizes import Constant
     >>> from torchngvi.structures import arrow
     >>> groups, y = arrow(groups=3, local=1, globals=1), torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
     >>> def group(theta):  # b_n, g
     ...     return -0.5 * (y - theta[..., 0]) ** 2 - 0.5 * (theta[..., 0] - theta[..., 1]) ** 2
     >>> target = FactorTarget(groups, [(0, group), (-1, lambda theta: -0.5 * theta[..., 0] ** 2)])
     >>> q = PrecisionCholeskyGaussian(4, structure=groups, dtype=torch.float64)
-    >>> opt = VN(q, lr=1.0, estimator=PerFactor(Hessian(draws=2)))
+    >>> opt = VN(q, lr=1.0, step_size=Constant(), estimator=PerFactor(Hessian(draws=2)))
     >>> loss = [opt.step(target) for _ in range(2)]
     >>> [round(x, 9) for x in q.mean.tolist()]
     [0.4, -0.35, 1.15, 0.3]

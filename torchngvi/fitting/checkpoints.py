@@ -7,6 +7,7 @@ whole under a name of its own and then renamed, so that at every moment there is
 
 import contextlib
 import copy
+import glob
 import hashlib
 import io
 import numbers
@@ -23,6 +24,11 @@ from torch import Tensor
 from torchngvi.distributed import Processes
 from torchngvi.errors import CheckpointWarning, InputError
 from torchngvi.fitting.generators import Generators
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _MAGIC, _FORMAT = b"torchngvi checkpoint, format ", 3
 _DIGEST = 32  # bytes
@@ -194,9 +200,10 @@ def write_whole(path: Path, content: bytes) -> None:
         content: its bytes.
     """
     new = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}.tmp")
-    file = None
+    file, lock = None, -1
     try:
         with new.open("xb") as file:  # neither a file nor a link may be there
+            lock = locked(new, wait=False)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -208,12 +215,64 @@ def write_whole(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
-    with contextlib.suppress(OSError):  # some file systems have no folders to sync; the file is whole either way
-        folder = os.open(path.parent, os.O_RDONLY)
+    finally:
+        if lock >= 0:
+            os.close(lock)
+    sync(path.parent)
+
+
+def remove_left(path: Path) -> None:
+    """Remove what killed processes have left of `write_whole`, which nobody holds locked.
+
+    Args:
+        path: the file that they were writing.
+    """
+    with contextlib.suppress(OSError):  # no such folder, or none that can be read
+        for old in path.parent.glob(f"{glob.escape(path.name[:50])}.{'[0-9a-f]' * 16}.tmp"):
+            if (lock := locked(old, wait=False)) >= 0:
+                os.close(lock)
+                old.unlink(missing_ok=True)
+
+
+def locked(path: Path, *, wait: bool) -> int:
+    """Lock a file or a folder until the descriptor is closed or the process ends, also by a kill.
+
+    Args:
+        path: the file or folder.
+        wait: whether to wait for another process that has locked it.
+
+    Returns:
+        The descriptor; -1 where another process has it, or where this system or disk has no locks.
+    """
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        if fcntl is None:
+            raise OSError
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        if descriptor >= 0:
+            os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk.
+
+    Args:
+        path: the file or folder.
+
+    Raises:
+        OSError: what is in a file cannot be written; some file systems have no folders to sync, which is no error.
+    """
+    folder = path.is_dir()
+    with contextlib.suppress(*([OSError] if folder else [])):
+        descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
         try:
-            os.fsync(folder)
+            os.fsync(descriptor)
         finally:
-            os.close(folder)
+            os.close(descriptor)
 
 
 def _checked(path: str | Path) -> Path:
@@ -229,6 +288,7 @@ def _checked(path: str | Path) -> Path:
         elif path.exists() and not path.is_file():
             what, which = "is no regular file", "of ordinary files"
         else:
+            remove_left(path)
             trial = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}")
             try:
                 write_whole(trial, b"")

@@ -53,7 +53,7 @@ from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, count
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.numerics.inference_mode import tracked
-from torchngvi.optim import NaturalGradientVI
+from torchngvi.optim import NaturalGradientVI, Watch
 from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
@@ -66,7 +66,7 @@ _MANY = 100  # coordinates of a q over a forest from which each is as accurate a
 _BENT = 20  # the same of curves, each of which is known from draws no better
 _PATIENCE = 200  # steps without a new best of the smoothed bound
 _FULL, _WIDE = 200, 500  # coordinates up to which Newton's method is the faster one, with all covariances and with few
-_STALL = 30  # rejected steps in a row after which nothing more is to be had
+_STALL = int(Watch.rejections)  # rejected steps in a row after which nothing more is to be had
 
 
 @tracked

@@ -10,6 +10,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.mode import find_modes, search_points
 from torchngvi.models.arguments import FullPrecision, as_target
+from torchngvi.numerics.arrays import writable
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.mixture import Mixture
 
@@ -74,7 +75,7 @@ def mixture_at_modes(
 
 def _checked(starts: Any, mean: Tensor) -> Tensor:
     """The points, after a check of their shape."""
-    points = torch.as_tensor(starts, dtype=mean.dtype, device=mean.device)
+    points = torch.as_tensor(writable(starts), dtype=mean.dtype, device=mean.device)
     if points.ndim != 2 or points.shape[-1] != len(mean):
         raise InputError(f"starts are points (M, D) with D = {len(mean)}; got shape {tuple(points.shape)}.")
     return points

@@ -26,6 +26,7 @@ from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.pool import Lot, Pool, PooledAverage
 from torchngvi.interfaces import Coordinates
 from torchngvi.methods import VN
+from torchngvi.stepsizes import Constant
 
 _ENTRY = 2.0  # norm² + noise² below which there are sweeps; at twice as much they are given up
 _NEAR = 0.3  # norm² + noise² below which the last step needs no draws of its own
@@ -205,7 +206,8 @@ class Sweeps:
         The weighted mean of ℓ is too noisy to judge them by: its derivative agrees with a and W up to noise only.
         """
         q, gamma = self.q, self.target.temperature or 1.0
-        least, rho, optimizer = _KEPT * average.effective(q, self.target), 1.0, VN(q, lr=1 / gamma, estimator=average)
+        least, rho = _KEPT * average.effective(q, self.target), 1.0
+        optimizer = VN(q, lr=1 / gamma, step_size=Constant(), estimator=average)
         for _ in range(_STEPS):
             if rho < _SHORTEST or bool(point.norm2 <= _SOLVED * point.noise2):
                 break

@@ -131,6 +131,8 @@ class Path:
             once; the optimizer says it to a step size that asks for it by ``needs_tangent``.
         leaves: the number of blocks of coordinates that are independent under q given the others, over which L is about
             a sum; the optimizer says it to a step size that finds its steps by trial.
+        speed2: the squared length of dq/dρ at ρ = 0 in the Fisher metric, (*batch,), of a path that does not follow the
+            natural gradient; None where it is ``norm2``.
 
     >>> import torch
     >>> path = Path(lambda rho: rho, lambda: torch.tensor(4.0), lambda: torch.tensor(4.0))
@@ -143,12 +145,22 @@ class Path:
     slope: Callable[[], Tensor]  # -dL/dρ at 0, (*batch,)
     change2: Callable[[], Tensor] | None = None  # squared length of the change of q's coordinates at ρ = 1, (*batch,)
     leaves: int = 1
+    speed2: Callable[[], Tensor] | None = None  # squared length of dq/dρ at 0 in the Fisher metric; None for norm2
+
+    def length2(self) -> Tensor:
+        """Compute the squared length of dq/dρ at ρ = 0 in the Fisher metric, (*batch,): KL(q'‖q) ≈ ½ρ² of it."""
+        return self.norm2() if self.speed2 is None else self.speed2()
 
     def in_units_of(self, unit: float) -> "Path":
         """Return the same curve with ρ measured in another unit: at 1 it is where this path is at ``unit``."""
         if unit == 1.0:
             return self
-        return Path(lambda rho: self.at(unit * rho), lambda: unit**2 * self.norm2(), lambda: unit * self.slope())
+        return Path(
+            lambda rho: self.at(unit * rho),
+            lambda: unit**2 * self.norm2(),
+            lambda: unit * self.slope(),
+            speed2=lambda: unit**2 * self.length2(),
+        )
 
 
 def once(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -276,25 +276,20 @@ class Acceleration(Metric):
 class Momentum(ABC):
     """An average, over the steps, of the changes of q's own coordinates; abstract.
 
-    Where a step takes a diagonal entry of q's root through zero, q turns that column of the root, so that the diagonal
-    stays positive; the optimizer then turns the same columns of the state tensors that are named in ``signed``.
-
     Attributes:
         needs_natural: whether it normalises natural gradients.
-        signed: the names of the state tensors that average changes of the matrix, in its shape.
-        carried: the names of those that average changes of the vector, to be carried along a manifold.
+        carried: the names of the state tensors that average changes of the vector, to be carried along a manifold.
         of_steps: whether it averages steps that the step size has limited already, and is not limited afterwards.
 
     >>> from torchngvi.momentum import Adam
     >>> from torchngvi import CholeskyGaussian
     >>> q = CholeskyGaussian(2)
-    >>> set(Adam().signed) <= set(Adam().init(q))
+    >>> set(Adam().carried) <= set(Adam().init(q))
     True
     """
 
     needs_natural: bool  # it normalises natural gradients
-    signed: tuple[str, ...]  # names of the state tensors that average changes of the matrix, in its shape
-    carried: tuple[str, ...] = ()  # names of those that average changes of the vector, to be carried on a manifold
+    carried: tuple[str, ...] = ()  # names of the state tensors that average changes of the vector on a manifold
     of_steps: bool = False  # it averages steps as long as the step size lets them be, and is not limited afterwards
 
     @abstractmethod

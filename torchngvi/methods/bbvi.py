@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
-from torchngvi.interfaces import Estimator, Posterior
+from torchngvi.interfaces import Estimator, Posterior, StepSize
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import ProjectedRootGradient, ProximalRootGradient
 
@@ -24,7 +24,8 @@ class BBVI(NaturalGradientVI):
     `VN` or `SRVN`.
 
     Args:
-        posterior, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or `DiagonalGaussian`.
+        posterior, step_size, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or a
+            `DiagonalGaussian`.
         lr: ρ, or 1 with a scheduler that sets it.
         smoothness: L, the largest curvature of the negative log joint.
 
@@ -48,6 +49,7 @@ class BBVI(NaturalGradientVI):
         lr: float | Tensor,
         smoothness: float,
         *,
+        step_size: StepSize | None = None,
         estimator: Estimator | None = None,
         loss_scale: float = 1.0,
     ) -> None:
@@ -56,7 +58,9 @@ class BBVI(NaturalGradientVI):
                 f"smoothness is L, the largest curvature of the negative log joint, positive; got {smoothness:g}."
             )
         rule = ProjectedRootGradient(smoothness**-0.5)
-        super().__init__(posterior, rule, lr, estimator=estimator or PathDerivative(), loss_scale=loss_scale)
+        super().__init__(
+            posterior, rule, lr, step_size=step_size, estimator=estimator or PathDerivative(), loss_scale=loss_scale
+        )
 
 
 class ProximalBBVI(NaturalGradientVI):
@@ -66,7 +70,8 @@ class ProximalBBVI(NaturalGradientVI):
     projection; the default estimator is one draw without the entropy, `Reparametrized`.
 
     Args:
-        posterior, lr, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or `DiagonalGaussian`.
+        posterior, lr, step_size, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or a
+            `DiagonalGaussian`.
 
     Raises:
         PairError: a posterior that holds no root of the covariance.
@@ -80,8 +85,11 @@ class ProximalBBVI(NaturalGradientVI):
         posterior: Posterior | Iterable[Any],
         lr: float | Tensor,
         *,
+        step_size: StepSize | None = None,
         estimator: Estimator | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         estimator = estimator or Reparametrized(Independent(1))
-        super().__init__(posterior, ProximalRootGradient(), lr, estimator=estimator, loss_scale=loss_scale)
+        super().__init__(
+            posterior, ProximalRootGradient(), lr, step_size=step_size, estimator=estimator, loss_scale=loss_scale
+        )

@@ -75,14 +75,16 @@ class Method(NaturalGradientVI):
 class VN(Method):
     """Variational Newton: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g (Khan and Rue 2023; Kumar et al. 2025, Eq 7).
 
-    The first method to try; for conjugate models one step of ρ = 1 is exact.  The arguments are those of `Method`.
+    The first method to try; for conjugate models one step of ρ = 1, unbounded, is exact.  The arguments are those of
+    `Method`.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian
     >>> from torchngvi.models import GeneralizedLinear
+    >>> from torchngvi.stepsizes import Constant
     >>> q = CholeskyGaussian(1, dtype=torch.float64)
     >>> model = GeneralizedLinear(torch.ones(3, 1, dtype=torch.float64), [1.0, 2.0, 3.0], "gaussian")
-    >>> _ = VN(q, lr=1.0).step(model)
+    >>> _ = VN(q, lr=1.0, step_size=Constant()).step(model)
     >>> round(q.mean.item(), 12), round(q.precision.item(), 12)  # 6/4, 3 + 1
     (1.5, 4.0)
     """
@@ -96,9 +98,10 @@ class VN(Method):
 class SRVN(Method):
     """Square-root variational Newton: C' = C - ρ C tril½[CᵀHC - γI], m' = m - ρ C Cᵀg.
 
-    The method is Algorithm 1 and Eq 17 of Kumar et al. (2025), and the update of Tan (2025), Theorem 2.  A constant
-    lr must satisfy lr (W_ii - γ) < 2 (from the printed update: the diagonal changes sign otherwise),
-    so that start and lr have to fit each other.  With ``estimator=PathDerivative()`` it is Algorithm 1b of
+    The method is Algorithm 1 and Eq 17 of Kumar et al. (2025), and the update of Tan (2025), Theorem 2.  With
+    ``step_size=Constant()``, the printed update, lr must satisfy lr (W_ii - γ) < 2 (the diagonal changes sign
+    otherwise, and the step is not taken), so that start and lr have to fit each other; the default `KLRadius` sees to
+    it.  With ``estimator=PathDerivative()`` it is Algorithm 1b of
     Tan on a `CholeskyGaussian`, 1c with blocks of one on a `DiagonalGaussian`, and 2b on a
     `PrecisionCholeskyGaussian`: T' = T + ρ T tril½[P], m' = m - ρ T⁻ᵀa.  The arguments are those of `Method`.
 

@@ -12,8 +12,7 @@ from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.models import Likelihood, MixedPrior
 from torchngvi.models.learned import LEARNED, Learned
 from torchngvi.models.likelihoods import FAMILIES
-from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
-from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.multilevel_prior import prior_of
 from torchngvi.words import BINOMIAL, SHORT, full_name
 
@@ -93,26 +92,6 @@ def check_varies(y: Tensor) -> None:
             f"every target is {float(y[0]):g}, of which no noise can be learned. Check y, or give the "
             "noise, family=GaussianNoise(1.0)."
         )
-
-
-def wide(
-    X: Tensor,  # (N, p)
-    y: Tensor,  # (N,)
-    rows: GroupedRows | None = None,  # which are spread over processes
-) -> float:
-    """A standard deviation of fixed effects that says little in the units of the targets and of the columns of X.
-
-    >>> import torch
-    >>> wide(torch.ones(2, 1), torch.tensor([3.0, 3.0]))
-    30.0
-    """
-    squares, targets = X.square().mean(0), y.square().mean()
-    if rows is not None:
-        squares, targets = (x * (len(y) / rows.all_rows) for x in (squares, targets))
-        squares, targets = rows.total(squares, targets)
-    columns = squares.sqrt()
-    smallest = float(columns[columns > 0].min()) if bool((columns > 0).any()) else 1.0
-    return FIXED_SCALE * max(1.0, float(targets.sqrt()) / smallest)
 
 
 def check_way(way: object, others: Sequence[str] = WAYS) -> None:

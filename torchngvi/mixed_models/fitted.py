@@ -1,7 +1,8 @@
 """What the results of all mixed models have in common: how the fit went, and what may be said of it."""
 
+import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from torchngvi.mixed_models.asked import TELLING
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.table import Marginals
 from torchngvi.models.mixed import MixedLogJoint
+from torchngvi.models.mixed_prior import scales_of
 from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.shapes import number_of_draws
 
+_WIDTH = 100  # of a line of a table
 TRUSTED = 0.7  # k-hat up to which importance weights are believed
 
 
@@ -50,6 +53,7 @@ class Fitted(ABC):
         method: what was computed, in one sentence.
         log_evidence: log p(y) by importance sampling; None where the random effects were not integrated out.
         weighted: draws of the global parameters.
+        random_names: what the random effects are called, of several factors by the name of each.
         joint_of: what makes the Gaussian over all coordinates.
     """
 
@@ -58,6 +62,7 @@ class Fitted(ABC):
     method: str
     log_evidence: float | None
     weighted: Weighted
+    random_names: Any
     joint_of: Callable[[], PrecisionCholeskyGaussian]
 
     @abstractmethod
@@ -118,20 +123,62 @@ class Fitted(ABC):
         Raises:
             InputError: a number of draws that is none.
         """
-        return self.weighted.resampled(number_of_draws(n), generator)
+        theta = self.weighted.resampled(number_of_draws(n), generator)
+        beta, omega, parameter = self._parts(theta)
+        omegas = omega.values() if isinstance(omega, dict) else [omega]
+        return torch.cat([beta, *omegas, *([] if parameter is None else [parameter.log()[:, None]])], -1)
+
+    @abstractmethod
+    def _parts(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> tuple[Tensor, Any, Tensor | None]:
+        """β and ω in the units of the user, and the learned parameter of the likelihood."""
 
     def __str__(self) -> str:
         return str(self.summary())
 
-    def _foot(self, fixed: Marginals, parameter: Marginals | None) -> str:
-        prior_sd = float(self.model.fixed.prior.precision.flatten()[0]) ** -0.5
-        lines = [self.method, *self._separated(fixed.names), *remarks.of_answers(fixed, prior_sd, parameter)]
+    def _foot(self, names: tuple[str, ...], parameter: Marginals | None) -> str:
+        lines = [
+            textwrap.fill(f"priors: {self.priors}", _WIDTH),
+            self.method,
+            *self._separated(names),
+            *self._unbounded(names),
+        ]
+        lines += remarks.of_parameter(parameter)
+        for effects, sd in self._spreads():
+            lines += remarks.of_spreads(effects, sd, self.weighted.weights)
         if not self.converged:
             lines.append(f"NOT CONVERGED: {self.reason}")
         telling = self.log_evidence is not None or self.model.all_dim <= TELLING
         if telling and not self.k_hat < TRUSTED:
             lines.append(f"k-hat {self.k_hat:.2f} is above {TRUSTED}: take means and intervals for rough.")
         return "\n".join(lines)
+
+    def _spreads(self) -> list[tuple[Sequence[str], Tensor]]:
+        """Of each grouping factor what its effects are called, and draws of their standard deviations at the means."""
+        model, theta = self.model, self.weighted.theta
+        if isinstance(model, MultilevelLogJoint):
+            rows, first, named = model.rows, model.rows.beta.start, self.random_names
+            known = zip(model.names, rows.omegas, rows.factors, strict=True)
+            return [
+                (
+                    [f"{effect} over {name}" for effect in named[name]],
+                    scales_of(theta[:, at.start - first : at.stop - first], of.r)[0],
+                )
+                for name, at, of in known
+            ]
+        p, r = model.rows.p, model.rows.r
+        return [(self.random_names, scales_of(theta[:, p : p + r * (r + 1) // 2], r)[0])]
+
+    def _unbounded(self, names: tuple[str, ...]) -> list[str]:
+        """Sentences about fixed effects that hardly anything but the prior bounds."""
+        theta, weights, prior = self.weighted.theta, self.weighted.weights, self.model.fixed.prior
+        beta = theta[:, : len(names)]
+        sd = (weights @ (beta - weights @ beta).square()).sqrt()
+        columns = self.model.rows.columns
+        unit = torch.ones_like(sd) if columns is None else columns.scales.abs().to(sd)
+        return remarks.of_bounds(names, sd / unit, prior.precision.rsqrt() / unit)
 
     def _separated(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Sentences about columns of the fixed effects that separate two classes."""

@@ -19,7 +19,7 @@ from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
 from torchngvi.mixed_models.locals import Conditional, gaussian
 from torchngvi.models import GaussianNoise, MarginalMixed, MixedLogJoint
-from torchngvi.models.mixed_integrated import IntegratedMixed
+from torchngvi.models.mixed_integrated import InScales, IntegratedMixed
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -28,6 +28,7 @@ _MORE = (5, 7, 9)  # of three dimensions and more
 _SETTLED = 0.02  # nats by which the log joint may change from draw to draw with more nodes
 _LOOKED = 16  # draws at which that is looked at
 _FINE, _AGAIN = 0.5, 2  # k-hat from which draws come from their own moments again, and how often
+_PART, _LEAST = 8, 400  # of the draws an eighth, or so many, are looked at before the others
 _WIDER = 1.3  # times the standard deviation of q, which is too narrow
 
 
@@ -86,30 +87,45 @@ def enough_nodes(model: MixedLogJoint, near: Conditional, seed: int = 0) -> int:
 
 
 def integrated(
-    target: IntegratedMixed | GaussianMultilevel, q: Gaussian, draws: int, seed: int, progress: bool, **budget: Any
+    target: IntegratedMixed | GaussianMultilevel,
+    q: Gaussian,
+    draws: int,
+    seed: int,
+    progress: bool,
+    fitted: bool = False,
+    **budget: Any,
 ) -> Integrated:
     """Fit a Gaussian to the posterior of the globals, and weight draws of it.
 
+    Under priors of standard deviations that of several effects of a group is over these and their correlations.
+
     Args:
         target: the log joint of the globals.
-        q: a Gaussian where to begin; it is fitted.
+        q: a Gaussian over the globals where to begin; or one that came of such a fit, ``fitted``.
         draws: the number of weighted draws.
         seed: of all draws.
         progress: show a bar.
+        fitted: whether q came of such a fit.
         budget: of `torchngvi.fit`.
 
     Returns:
         The posterior, its fit, and the draws.
     """
+    turned = InScales(target, target.blocks)
+    seen: Target = turned if turned.blocks else target
+    q = turned.start(q) if turned.blocks and not fitted else q
     with torch.random.fork_rng(devices=[]):  # the fit takes the seed of its draws from torch's generator
         torch.manual_seed(seed)
-        result = fit(q, target, examine=False, progress=progress, **budget)
-    found, elbo, log_evidence = weighted(q, target, draws, seed)
+        result = fit(q, seen, examine=False, progress=progress, **budget)
+    found, elbo, log_evidence = weighted(q, seen, draws, seed, _FINE)
     for again in range(1, _AGAIN + 1):
-        wider = None if found.k_hat < _FINE else _moments_of(found)
-        if wider is None:
+        wider = None if found.k_hat < _FINE and len(found.theta) == draws else _moments_of(found)
+        if wider is None and len(found.theta) == draws:
             break
-        found, _, log_evidence = weighted(wider, target, draws, seed + again)
+        last = again == _AGAIN or wider is None
+        found, _, log_evidence = weighted(wider or q, seen, draws, seed + again, math.inf if last else _FINE)
+    with torch.no_grad():
+        found = found._replace(theta=turned.globals(found.theta)[0])
     return Integrated(target, q, result, found, elbo, log_evidence)
 
 
@@ -121,15 +137,33 @@ def _moments_of(draws: Weighted) -> Gaussian | None:
 
 
 @torch.no_grad()
-def weighted(q: Gaussian, target: Target, draws: int, seed: int) -> tuple[Weighted, float, float]:
-    """Draws from a mixture of q and wider distributions, weighted to the posterior; the ELBO of q; log evidence."""
+def weighted(
+    q: Gaussian, target: Target, draws: int, seed: int, most: float = math.inf
+) -> tuple[Weighted, float, float]:
+    """Draws from a mixture of q and wider distributions, weighted to the posterior; the ELBO of q; log evidence.
+
+    Where the k-hat of an eighth of the draws, at least 400, is above ``most``, that part is returned alone.
+    """
     proposal, frame = Proposal(q, None), q.frame()
     x = proposal.sample(draws, torch.Generator().manual_seed(seed + 1))
-    theta = frame.mean + frame.push(x)
-    log_joint = target.log_joint(theta).nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
-    mixture, own = proposal.log_density(x)
-    smooth = smoothed(log_joint - mixture)
-    elbo = float((log_joint - own)[: draws // 2].mean())
-    log_evidence = float(torch.logsumexp(log_joint - mixture, 0)) - math.log(draws)
+    first = torch.zeros(draws, dtype=torch.bool, device=x.device)
+    first[:: max(1, min(_PART, draws // _LEAST))] = True
+    log_joint, (mixture, own) = x.new_empty(draws), proposal.log_density(x)
+
+    def look(part: Tensor) -> None:
+        theta = frame.mean + frame.push(x[part])
+        log_joint[part] = target.log_joint(theta).nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+
+    look(first)
+    there = first
+    if not bool(first.all()) and float(smoothed((log_joint - mixture)[first]).k_hat) < most:
+        look(~first)
+        there = torch.ones_like(first)
+    theta, log_weights = (frame.mean + frame.push(x))[there], (log_joint - mixture)[there]
+    smooth = smoothed(log_weights)
+    inner = there.clone()
+    inner[draws // 2 :] = False
+    elbo = float((log_joint - own)[inner].mean())
+    log_evidence = float(torch.logsumexp(log_weights, 0)) - math.log(len(theta))
     weights = smooth.log_weights.exp().to(theta)
     return Weighted(theta, weights, float(smooth.k_hat), float(smooth.effective)), elbo, log_evidence

@@ -85,7 +85,7 @@ def leave_one_group_out(
     for group in resolved.nonzero()[:, 0].tolist():
         weights = torch.where(target.rows.groups == group, 0.0, target.rows.weights)
         without = _reweighed(target, weights)
-        found = integrated(without, copy.deepcopy(posterior), len(weighted.theta), seed, False)
+        found = integrated(without, copy.deepcopy(posterior), len(weighted.theta), seed, False, fitted=True)
         again = _of_groups(as_they_are, found.draws.theta)[:, group]
         density[group] = (found.draws.weights.double().log() + again).logsumexp(0)
         evaluations += found.fit.evaluations
@@ -118,7 +118,7 @@ def _marginal(target: IntegratedMixed) -> MarginalMixed:
     """The same log joint group by group; for Gaussian noise by a quadrature that is exact."""
     if isinstance(target, MarginalMixed):
         return target
-    return MarginalMixed(target.model, learned=target.learned, scales=target.scales)
+    return MarginalMixed(target.model, learned=target.learned)
 
 
 def _reweighed(target: Integrated, weights: Tensor) -> Integrated:
@@ -126,7 +126,7 @@ def _reweighed(target: Integrated, weights: Tensor) -> Integrated:
     model = copy.copy(target.model)
     model.rows = copy.copy(model.rows)
     model.rows.weights = weights
-    options: dict[str, Any] = {"learned": target.learned, "scales": target.scales}
+    options: dict[str, Any] = {"learned": target.learned}
     if isinstance(target, MarginalMixed):
         new: Any = MarginalMixed(model, target.nodes, target.start, **options)
     else:

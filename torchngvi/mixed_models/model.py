@@ -5,12 +5,9 @@ import math
 from functools import partial
 from typing import Any, Self, final
 
-import torch
-
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
-from torchngvi.interfaces import Prior
 from torchngvi.mixed_models import asked, remarks, response, starting
 from torchngvi.mixed_models.asked import Marginalise
 from torchngvi.mixed_models.budget import Budget
@@ -21,13 +18,11 @@ from torchngvi.mixed_models.multilevel import MultilevelModel
 from torchngvi.mixed_models.result import MixedResult
 from torchngvi.models import GaussianMixed, GaussianNoise, Likelihood, MarginalMixed, MixedLogJoint, MixedPrior
 from torchngvi.models.arguments import count
-from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import checked_prior
+from torchngvi.models.mixed_units import covariance_prior_of
 from torchngvi.models.multilevel import Several
-from torchngvi.models.scale_priors import ScalesPrior
-from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -55,9 +50,9 @@ class MixedModel(MixedLogJoint):
             learns the residual sd, the scale or the size; or a `Likelihood` whose parameters are held, such as
             ``GaussianNoise(0.1)`` or ``NegativeBinomial(2.0)``. As a log joint over all coordinates the model
             holds what is learned at an estimate, `rows.likelihood`.
-        prior: `torchngvi.models.MixedPrior`; by default N(0, 10²) of each fixed effect, and of Ω the Wishart prior of
-            Kass and Natarajan (2006), see `torchngvi.models.MixedLogJoint`. Priors of standard deviations and
-            correlations are those of `fit`; as a log joint over all coordinates the model has the Wishart prior.
+        prior: `torchngvi.models.MixedPrior`; by default in the units of the data. As a log joint over all coordinates
+            the model then has those of columns that are centred and scaled, see `torchngvi.models.MixedLogJoint`; what
+            `fit` answers is in the units of the user. A column of ones of X is the intercept.
         weights: factors of the log likelihood of each row, (N,), not negative.
         offset: what is added to the linear predictor, (N,), as the logarithm of an exposure.
 
@@ -96,32 +91,21 @@ class MixedModel(MixedLogJoint):
         prior, only = checked_prior(prior), asked.only(random)
         prior = asked.prior_for(prior, random)
         learned = self.learned = asked.learned_of(family, prior)
-        if learned is not None:
-            family = learned.at(1.0)
-        noisy, joint = learned is not None and learned.units, _joint_prior(prior)
-        if noisy:
-            checked = GeneralizedLinear(X, y, family, weights=weights, offset=offset)
-            asked.check_varies(checked.y)
-            if prior.fixed_scale is None and not sparse.is_sparse(checked.X):
-                self.scaled, joint = True, joint._replace(fixed_scale=asked.wide(checked.X, checked.y))
-        super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
-        self.scales = None if prior.sd is None else ScalesPrior(prior.sd, prior.concentration, self.rows.r)
-        if learned is not None:
-            self.value = learned.begin(self.rows)
-            self.rows.likelihood = self.fixed.likelihood = learned.at(self.value)
-            super().settle()  # the usual prior of Ω depends on the likelihood
+        super().__init__(
+            X, y, only, family if learned is None else learned.at(1.0), prior=prior, weights=weights, offset=offset
+        )
+        if learned is not None and learned.units:
+            asked.check_varies(self.rows.y)
 
     def settle(self) -> None:
-        """Set what depends on the data of all processes: scales, a learned parameter, and the usual prior of Ω."""
-        if self.scaled or self.learned is not None:
-            self.fixed = self.rows.fixed = copy.copy(self.fixed)
-        if self.scaled:
-            old, scale = self.fixed.prior, asked.wide(self.fixed.X, self.fixed.y, self.rows)
-            self.fixed.prior = Prior(old.mean, torch.full_like(old.precision, scale**-2))
-        if self.learned is not None:
-            self.value = self.learned.begin(self.rows)
-            self.rows.likelihood = self.fixed.likelihood = self.learned.at(self.value)
+        """Set what depends on the data of all processes: centres and scales of columns, a learned parameter, priors."""
         super().settle()
+        if self.learned is None:
+            return
+        self.fixed = self.rows.fixed = copy.copy(self.fixed)
+        self.value = self.learned.begin(self.rows)
+        self.rows.likelihood = self.fixed.likelihood = self.learned.at(self.value)
+        self.covariance_prior = covariance_prior_of(self.asked, self.rows)  # which may depend on the likelihood
 
     def holding(self, value: float) -> Self:
         """Make the same model, with a learned parameter held at a value in the log joint over all coordinates.
@@ -163,11 +147,10 @@ class MixedModel(MixedLogJoint):
         their posterior, with a k-hat; random effects have their moments given the globals.
 
         Args:
-            marginalise: "quadrature" as above, the default for Gaussian noise, for what only it can fit, which are a
-                learned parameter and priors of standard deviations, and otherwise for r = 1 up to 32,000 rows and for
-                r = 2 up to 12,000, beyond which it takes minutes; "response" for the means of a Gaussian over all
-                coordinates and covariances of the globals by linear response, the default otherwise; "none" for that
-                Gaussian as it is.
+            marginalise: "quadrature" as above, the default for Gaussian noise, for a learned parameter, which only it
+                can fit, and otherwise for r = 1 up to 32,000 rows and for r = 2 up to 12,000, beyond which it takes
+                minutes; "response" for the means of a Gaussian over all coordinates and covariances of the globals by
+                linear response, the default otherwise; "none" for that Gaussian as it is.
             nodes: quadrature nodes in each dimension; by default as many as make no difference, and none where noise
                 is Gaussian.
             draws: the number of weighted draws of the globals, at least 100.
@@ -191,7 +174,7 @@ class MixedModel(MixedLogJoint):
         >>> result.converged, result.k_hat < 0.7
         (True, True)
         >>> low, high = result.summary().sd.low.item(), result.summary().sd.high.item()
-        >>> 0.3 < low < 1.0 < high < 4.0
+        >>> 0.3 < low < 1.5 < high < 8.0  # of four groups
         True
         """
         everyone = self.processes or Processes.alone()
@@ -236,11 +219,10 @@ class MixedModel(MixedLogJoint):
         if count("draws", draws, "counts draws") < _FEWEST:
             raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
         way = self._default() if marginalise is None and nodes is None else marginalise or "quadrature"
-        if way != "quadrature" and (self.learned is not None or self.scales is not None):
-            what = f"a {self.learned.name} that is learned" if self.learned else "priors of standard deviations"
+        if way != "quadrature" and self.learned is not None:
             raise InputError(
-                f"marginalise={way!r} fits a Gaussian over all coordinates, which cannot have {what}; use 'quadrature'"
-                f"{', or give a likelihood with its parameter' if self.learned else ''}."
+                f"marginalise={way!r} fits a Gaussian over all coordinates, which cannot have a {self.learned.name} "
+                "that is learned; use 'quadrature', or give a likelihood with its parameter."
             )
         if way == "response":
             self.rows.check_one_process("linear response")
@@ -250,7 +232,7 @@ class MixedModel(MixedLogJoint):
         """Fit with the random effects integrated out."""
         near: Conditional | None = None
         if isinstance(self.rows.likelihood, GaussianNoise) and nodes is None:
-            closed = GaussianMixed(self, self.learned, self.scales)
+            closed = GaussianMixed(self, self.learned)
             target: IntegratedMixed = closed
             start: Gaussian = starting.of_gaussian(closed)
         else:
@@ -285,7 +267,7 @@ class MixedModel(MixedLogJoint):
             fit(q, model, progress=progress, **budget.left())
             near = Conditional(q)
         nodes = enough_nodes(model, near, seed) if nodes is None else nodes
-        target = MarginalMixed(model, nodes, near.start, learned=self.learned, scales=self.scales)
+        target = MarginalMixed(model, nodes, near.start, learned=self.learned)
         start = near.marginal() if self.learned is None else starting.beside(near, phi, sd)
         return target, start, near
 
@@ -297,19 +279,11 @@ class MixedModel(MixedLogJoint):
         return q
 
     def _default(self) -> Marginalise:
-        only = self.learned is not None or self.scales is not None
-        if only or isinstance(self.rows.likelihood, GaussianNoise):
+        if self.learned is not None or isinstance(self.rows.likelihood, GaussianNoise):
             return "quadrature"
         if self.rows.all_rows <= _ROWS.get(self.rows.r, 0):
             return "quadrature"
         return "response" if self.processes is None else "none"
-
-
-def _joint_prior(prior: MixedPrior) -> MixedPrior:
-    """The prior of the log joint over all coordinates, which has no place for one of standard deviations."""
-    if prior.sd is not None and prior.precision is not None:
-        raise InputError("the random effects have one prior: give MixedPrior precision= or sd=, not both.")
-    return prior._replace(sd=None, likelihood=None)
 
 
 def _exact(found: Integrated, draws: int) -> str:

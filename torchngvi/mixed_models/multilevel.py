@@ -78,22 +78,18 @@ class MultilevelModel(MultilevelLogJoint):
     ) -> None:
         prior = checked_prior(prior)
         learned = self.learned = asked.learned_of(family, prior)
-        if learned is not None:
-            family = learned.at(1.0)
-        joint = prior._replace(likelihood=None)
-        super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
+        super().__init__(
+            X, y, random, family if learned is None else learned.at(1.0), prior=prior, weights=weights, offset=offset
+        )
         if learned is None:
             return
         if learned.units:
             asked.check_varies(self.rows.y)
-        if learned.units and prior.fixed_scale is None:  # which is known once X and y have been checked
-            joint = joint._replace(fixed_scale=asked.wide(self.rows.X, self.rows.y))
-            super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
         self.value = learned.begin(self.leaves)
         self.rows.likelihood = self.fixed.likelihood = learned.at(self.value)
         for of in self.rows.factors:
             of.likelihood = self.rows.likelihood
-        self.priors = self._priors(joint)  # of which the defaults depend on the likelihood
+        self.priors = self._priors(self.rows.factors)  # that of Kass and Natarajan depends on the likelihood
 
     @property
     def leaves(self) -> Any:

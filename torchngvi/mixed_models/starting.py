@@ -9,6 +9,7 @@ from torchngvi.mixed_models.locals import Conditional
 from torchngvi.models import GaussianMixed, MarginalMixed
 from torchngvi.models.learned import within
 from torchngvi.models.mixed_prior import omega_of
+from torchngvi.models.mixed_start import prior_counts
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian
 
@@ -27,21 +28,21 @@ def of_gaussian(target: GaussianMixed) -> CholeskyGaussian:
     Returns:
         A Gaussian over them, with the standard deviations that their numbers of rows and groups suggest.
     """
-    rows, sums, precision = target.rows, target.sums, target.model.precision
+    rows, sums, (known, count) = target.rows, target.sums, prior_counts(target.scales)
     learned = target.learned is not None
     log_sd = math.log(within(rows)) if learned else float(target.log_sd(sums.centre[None])[0])
     noise = sums.weight.new_tensor([log_sd])
     # what the rows of a group say of its effects
     mean_A = rows.total(sums.A.sum(0))[0] / rows.all_groups if rows.processes else sums.A.mean(0)
-    Omega = mean_A * math.exp(-2 * log_sd) + precision.inverse / rows.all_groups
+    Omega = mean_A * math.exp(-2 * log_sd) + known / rows.all_groups
     for _ in range(_ROUNDS):
         root, ok = cholesky(0.5 * (Omega + Omega.mT))
         if not bool(ok):
             break
         theta = torch.cat([sums.centre, omega_of(root), noise[: int(learned)]])[None]
         mean, covariance = (x[0] for x in target.moments(theta))
-        (inside,) = rows.total((precision.inverse if rows.leads else 0.0) + mean.mT @ mean + covariance.sum(0))
-        Omega = (rows.all_groups + precision.dof) * torch.linalg.inv(inside)
+        (inside,) = rows.total((known if rows.leads else 0.0) + mean.mT @ mean + covariance.sum(0))
+        Omega = (rows.all_groups + count) * torch.linalg.inv(inside)
     variance = math.exp(2 * log_sd) + float(torch.linalg.inv(Omega).diagonal().sum())
     gram = target.model.fixed.prior.add_to(rows.total(sums.square[1:, 1:])[0] / variance)
     sds = [gram.diagonal().rsqrt(), torch.full_like(theta[0, rows.p : target.joint_dim], rows.all_groups**-0.5)]

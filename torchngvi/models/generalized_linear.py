@@ -45,7 +45,8 @@ class GeneralizedLinear(LinearTarget):
         family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), for short
             "logistic", "probit", "poisson", "normal", or a `Likelihood` such as ``GaussianNoise(0.1)``,
             ``StudentT(1.0, dof=4)`` or ``NegativeBinomial(2.0)``.
-        prior_precision: Λ of the prior N(prior_mean, Λ⁻¹): a scalar, one a coefficient (D,), or a
+        prior_precision: Λ of the prior N(prior_mean, Λ⁻¹) of the columns as they are, whatever their units;
+            `torchngvi.models.standardize` has priors in the units of the data. A scalar, one a coefficient (D,), or a
             symmetric positive definite matrix (D, D). One diagonal a member of a batch is (*batch, D), or, where that
             would be a matrix, (*batch, 1, D).
         prior_mean: the mean of the prior, a scalar, (D,) or (*batch, D).

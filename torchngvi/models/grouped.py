@@ -10,6 +10,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.factors import FactorTarget
 from torchngvi.models.log_joint import LogJoint, mapped, number
+from torchngvi.numerics.arrays import writable
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.structures import arrow
 
@@ -173,7 +174,7 @@ def _tensor(data: Any) -> Tensor:
     if isinstance(data, Tensor):
         return data
     if hasattr(data, "__array__"):
-        return torch.as_tensor(data.__array__())
+        return torch.as_tensor(writable(data.__array__()))
     whole = torch.as_tensor(data)
     return torch.as_tensor(data, dtype=torch.float64) if whole.is_floating_point() else whole
 

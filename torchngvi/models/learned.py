@@ -17,12 +17,12 @@ from torch import Tensor
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
 from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.scale_priors import HalfT, ScalePrior, checked_scale
+from torchngvi.models.standardize import WIDTH
 from torchngvi.numerics import linalg, small_blocks
 
 _DOF = 4.0  # of Student's t distribution
-_MAD = 1.4826  # standard deviations in the median absolute deviation of a normal distribution
 _SIZE = 2.0  # where a search for the size begins
-_FEW = 1e-3  # of the scale of y: the least residual sd of a start
+_FEW = 1e-3  # of the sd of y: the least residual sd of a start
 _PRIOR_DOF = 3.0
 _RIDGE = 1e-7  # of least squares in a group with few rows, relative
 
@@ -47,8 +47,8 @@ class Learned(ABC):
         self.prior = None if prior is None else checked_scale("likelihood", prior)
 
     def settled(self, rows: GroupedRows) -> ScalePrior:
-        """The prior of s; by default half-t of three degrees of freedom with the scale of the data."""
-        return HalfT(_PRIOR_DOF, scale_of(rows)) if self.prior is None else self.prior
+        """The prior of s; by default half-t of three degrees of freedom with the scale 2.5 s_y."""
+        return HalfT(_PRIOR_DOF, WIDTH * float(rows.unit)) if self.prior is None else self.prior
 
     @abstractmethod
     def begin(self, rows: GroupedRows) -> float:
@@ -161,48 +161,6 @@ LEARNED: dict[str, type[Learned]] = {
 }
 
 
-def scale_of(rows: GroupedRows) -> float:
-    """The scale of y less its offset: 1.4826 times the median absolute deviation, or the sd where that is 0.
-
-    Args:
-        rows: the data.
-
-    Returns:
-        A positive number, 1 where all targets are the same.
-    """
-    y = rows.y - rows.offset
-    if rows.processes is not None:
-        return _scale_of_all(rows, y)
-    mad = _MAD * float((y - y.median()).abs().median())
-    return mad or float(y.std(correction=0)) or 1.0
-
-
-def _scale_of_all(rows: GroupedRows, y: Tensor) -> float:
-    """The same of the rows of all processes, which is found once."""
-    if rows.scale is not None:
-        return rows.scale
-    mad = _MAD * _median((y - _median(y, rows)).abs(), rows)
-    total, square = (float(part) for part in rows.total(y.sum(), y.square().sum()))
-    rows.scale = mad or math.sqrt(max(square / rows.all_rows - (total / rows.all_rows) ** 2, 0.0)) or 1.0
-    return rows.scale
-
-
-def _median(y: Tensor, rows: GroupedRows) -> float:
-    """The lower median of what all processes have, by bisection to the last bit."""
-    assert rows.processes is not None
-    ends = rows.processes.gather((float(y.min()), float(y.max())))
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    middle = low
-    while True:
-        if 2 * int(rows.total((y <= middle).sum())[0]) >= rows.all_rows:
-            high = middle
-        else:
-            low = middle
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            return high
-
-
 def within(rows: GroupedRows) -> float:
     """The residual standard deviation within groups: of y less what X and the rows' own effects Z b can say.
 
@@ -226,7 +184,7 @@ def within(rows: GroupedRows) -> float:
     slope = linalg.pseudo_solve(gram[:-1, :-1], gram[:-1, -1])
     square = float(rows.total((apart[:, -1] - apart[:, :-1] @ slope).square().sum())[0])
     variance = square / free if free > 0 else 0.5 * square / max(1, int(rows.total(there.sum())[0]))
-    return max(math.sqrt(variance), _FEW * scale_of(rows))
+    return max(math.sqrt(variance), _FEW * float(rows.unit))
 
 
 def _projected(Z: Tensor, table: Tensor, rows: GroupedRows) -> Tensor:

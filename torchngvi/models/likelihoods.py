@@ -7,7 +7,7 @@ decrease see one consistent objective.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torchngvi.errors import InputError
 from torchngvi.numerics import normal_tail
 from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square
 from torchngvi.numerics.logistic import softplus
+from torchngvi.words import full_name
 
 ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)] under N(e, v)
 
@@ -30,6 +31,8 @@ class Likelihood(ABC):
         convex: whether -log p(y | η) is convex in η, twice differentiable by torch, as is β of `expected` once.
         self_concordant: whether its third derivative is at most its second.
         continuous: whether y are real numbers, so that p(y | η) is a density.
+        link: "identity", "log", "logit" or "probit", the link of the mean of y, for default priors in the units of the
+            data; "" where it is none of them.
 
     >>> likelihood: Likelihood = PoissonLog()
     >>> eta, variance, y = torch.zeros(1), torch.ones(1), torch.ones(1)
@@ -41,6 +44,7 @@ class Likelihood(ABC):
     discrete: bool
     two_classes = of_softplus = False
     convex = self_concordant = continuous = False
+    link: ClassVar[str] = ""
 
     @abstractmethod
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -86,6 +90,7 @@ class BernoulliLogit(Likelihood):
     0.6931
     """
 
+    link = "logit"
     discrete = True
     convex = self_concordant = True
     two_classes = True
@@ -119,6 +124,7 @@ class BernoulliProbit(Likelihood):
     0.6931
     """
 
+    link = "probit"
     discrete = True
     convex = True
     two_classes = True
@@ -149,6 +155,7 @@ class PoissonLog(Likelihood):
     1.0
     """
 
+    link = "log"
     discrete = False
     convex = self_concordant = True
 
@@ -208,6 +215,7 @@ class NegativeBinomial(Likelihood):
     [1.38629436112, 0.0, 0.5]
     """
 
+    link = "log"
     discrete = False
     convex = self_concordant = True
     of_softplus = True
@@ -263,6 +271,7 @@ class GaussianNoise(Likelihood):
     [-4.0, 4.0]
     """
 
+    link = "identity"
     discrete, continuous = False, True
     convex = self_concordant = True
 
@@ -309,6 +318,7 @@ class StudentT(Likelihood):
     [1.144729885849, 0.0, 2.0]
     """
 
+    link = "identity"
     discrete, continuous = False, True
 
     def __init__(self, scale: float, dof: float) -> None:
@@ -348,3 +358,13 @@ FAMILIES: dict[str, type[Likelihood]] = {
     "poisson_log": PoissonLog,
     "gaussian": GaussianNoise,
 }
+_LINKS = {name: kind.link for name, kind in FAMILIES.items()} | {"negative_binomial": "log", "student_t": "identity"}
+
+
+def link_of(family: str | Likelihood) -> str:
+    """Return the link of a family by its name, or of a likelihood, "" where none is known.
+
+    >>> link_of("poisson"), link_of(StudentT(2.0, 4.0))
+    ('log', 'identity')
+    """
+    return _LINKS.get(full_name(family), "") if isinstance(family, str) else family.link

@@ -19,19 +19,12 @@ from torchngvi.interfaces import Coordinates, Posterior, Prior
 from torchngvi.models import checks
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
-from torchngvi.models.mixed_prior import (
-    Effects,
-    MixedPrior,
-    Precision,
-    checked_prior,
-    derivative,
-    quadratic_terms,
-    root_of,
-)
+from torchngvi.models.mixed_prior import Effects, MixedPrior, check_one_prior, checked_prior, root_of
 from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_spread import SpreadGroups
-from torchngvi.models.mixed_start import information, started
+from torchngvi.models.mixed_start import started
 from torchngvi.models.mixed_summary import MixedSummary, predicted, summarised
+from torchngvi.models.multilevel_prior import derivative, expected_energy
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -39,7 +32,6 @@ from torchngvi.structures import arrow
 from torchngvi.structures.pattern import Structured
 from torchngvi.structures.storage import Part
 
-FIXED_SCALE = 10.0  # prior standard deviation of a fixed effect
 _NARROWER = (1.0, 3.0, 10.0, 30.0, 100.0)  # factors of the root of the precision of a start, as long as they help
 
 
@@ -72,14 +64,19 @@ class MixedLogJoint(SpreadGroups):
         random: `RandomEffects`, or a pair (Z, groups): the design (N, r) and the group of each row.
         family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), or a
             `Likelihood` such as ``GaussianNoise(0.1)`` or ``NegativeBinomial(2.0)``.
-        prior: `MixedPrior`; by default N(0, 10²) of each fixed effect, and of Ω the Wishart prior of Kass and Natarajan
-            (2006): ν = 1, S = J for r = 1, else ν = r + 1, S = J/(r + 1), where J is the mean over groups of
-            Z_iᵀ diag(A'') Z_i at the estimate of β without random effects (under its prior).
+        prior: `MixedPrior`; by default in the units of the data: the columns of X and Z are centred and scaled inside,
+            θ is of these columns, and `summary` and `predict` are in the units of the user. Its precision
+            "kass-natarajan" is the Wishart prior of Kass and Natarajan (2006): ν = 1, S = J for r = 1, else ν = r + 1,
+            S = J/(r + 1), where J is the mean over groups of Z_iᵀ diag(A'') Z_i at the estimate of β without random
+            effects (under its prior).
         weights: factors of the log likelihood of each row, (N,), not negative.
         offset: what is added to the linear predictor, (N,), as the logarithm of an exposure.
 
     Attributes:
         structure: the arrow of θ = (b_1, ..., b_n, β, ω), n blocks of r coordinates before p + r(r + 1)/2 global ones.
+        rows: the data, whose ``columns`` and ``within`` say how X and Z have been centred and scaled, None where a
+            prior that was given is for the columns as they are.
+        covariance_prior: of ω.
 
     Raises:
         InputError: as `torchngvi.GeneralizedLinear`; designs of other numbers of rows, groups that are no numbers
@@ -112,26 +109,20 @@ class MixedLogJoint(SpreadGroups):
         weights: Any = None,
         offset: Any = None,
     ) -> None:
-        prior = checked_prior(prior)
-        fixed_scale = FIXED_SCALE if prior.fixed_scale is None else prior.fixed_scale
-        if prior.sd is not None:
-            raise InputError(
-                "priors of standard deviations, MixedPrior(sd=...), are for MixedModel.fit, which integrates random "
-                "effects out; here give precision=Wishart(dof, scale), or None."
-            )
+        self.asked = prior = checked_prior(prior)
+        check_one_prior(prior)
         if len(random) != 2:
             raise InputError(
                 "random is a pair of a design and groups, RandomEffects(Z, groups); got a "
                 f"{type(random).__name__} of {len(random)} parts."
             )
-        self.fixed = GeneralizedLinear(X, y, family, prior_precision=fixed_scale**-2, weights=weights, offset=offset)
+        scale = 1.0 if prior.fixed_scale is None else prior.fixed_scale
+        self.fixed = GeneralizedLinear(X, y, family, prior_precision=scale**-2, weights=weights, offset=offset)
         self.coding = self.fixed.coding
         self.rows = rows = GroupedRows(self.fixed, random[0], random[1], self.members)
         self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p + rows.r * (rows.r + 1) // 2)
         self.dim = self.structure.dim
-        self.usual = prior.precision is None
-        chosen = information(rows) if prior.precision is None else prior.precision
-        self.precision = Precision(chosen, rows.X, rows.r, rows.batch)
+        self.settle()
 
     # ---------------------------------------------------------------------------- the target
 
@@ -153,12 +144,12 @@ class MixedLogJoint(SpreadGroups):
         data = (rows.weights * rows.likelihood.energy(rows.present(rows.predictor(theta), 0.0), rows.y)).sum(-1)
         effects = 0.5 * (b @ root_of(omega, rows.r)).square().sum((-2, -1)) + self._linear(omega)
         (data_and_effects,) = rows.total(data + effects)
-        return -(data_and_effects + self.fixed.prior.energy(beta) + self.precision.energy(omega))
+        return -(data_and_effects + self.fixed.prior.energy(beta) + self.covariance_prior.energy(omega))
 
     def _linear(self, omega: Tensor) -> Tensor:
         """What normalises the densities of b: (nr/2) log 2π - n Σ_k ω_kk."""
         constant = 0.5 * self.rows.n * self.rows.r * math.log(2 * math.pi)
-        return constant - self.rows.n * omega[..., self.precision.diagonal].sum(-1)
+        return constant - self.rows.n * omega[..., self.covariance_prior.diagonal].sum(-1)
 
     def moments(
         self,
@@ -174,14 +165,11 @@ class MixedLogJoint(SpreadGroups):
         prior = self.fixed.prior
         assert isinstance(prior, Prior)
         spread = 0.5 * (prior.precision * V[..., :p, :p].diagonal(dim1=-2, dim2=-1)).sum(-1)
-        diagonal, powers = self.precision.diagonal, self.precision.powers
-        linear = self._linear(omega) - omega[..., diagonal] @ powers + self.precision.log_normaliser
-        value = value + quadratic_terms(of, self.precision) + prior.energy(beta) + spread + linear
-        d = derivative(of, self.precision)
-        g_omega = d.omega.index_add(-1, diagonal, -(powers + self.rows.n).expand(*d.omega.shape[:-1], -1))
-        g = torch.cat([(row_g[0] + d.b).flatten(-2), row_g[1] + prior.force(beta), g_omega], -1)
+        value = value + prior.energy(beta) + spread + expected_energy(of, self.covariance_prior)
+        d = derivative(of, self.covariance_prior)
+        g = torch.cat([(row_g[0] + d.b).flatten(-2), row_g[1] + prior.force(beta), d.omega], -1)
         bb, border, bebe = row_H
-        bebe = bebe + torch.diag(prior.precision)
+        bebe = bebe + torch.diag_embed(prior.precision)
         between = bebe.new_zeros(*bebe.shape[:-1], d.omega.shape[-1])
         top = torch.cat([torch.cat([bebe, between], -1), torch.cat([between.mT, d.omega_omega], -1)], -2)
         leaves = Part(bb + d.bb, torch.cat([border, d.omega_b], -2))
@@ -218,7 +206,7 @@ class MixedLogJoint(SpreadGroups):
         """
         like, batch = self.rows.X, self.rows.batch
         q = PrecisionCholeskyGaussian(self.dim, batch, structure=self.structure, dtype=like.dtype, device=like.device)
-        mode, root = started(self.rows, self.precision, self.structure)
+        mode, root = started(self.rows, self.covariance_prior, self.structure)
         at, narrowest = q.snapshot()
         best = like.new_full(batch, math.inf)
         going = torch.ones_like(best, dtype=torch.bool)

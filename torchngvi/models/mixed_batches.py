@@ -250,7 +250,7 @@ class MixedInBatches(TractableTarget):
     def _effects(self, m: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """E[½ b_iᵀΩb_i - Σ_k ω_kk] of each group, less (r/2) log 2π of the entropy, and its derivative."""
         r = self.model.rows.r
-        diagonal, w = self.model.precision.diagonal, r + self.model.rows.p
+        diagonal, w = torch.as_tensor(self.model.covariance_prior.diagonal, device=m.device), r + self.model.rows.p
 
         def of(m: Tensor, V: Tensor) -> Tensor:
             parts = m[:, None, :r], m[:, w:], V[:, None, :r, :r], V[:, None, w:, :r], V[:, w:, w:]

@@ -102,7 +102,7 @@ class GaussianMixed(IntegratedMixed):
     Args:
         model: the log joint of all coordinates, with `torchngvi.models.GaussianNoise`.
         learned: `torchngvi.models.learned.LearnedNoise` where the residual sd is learned, else None.
-        scales: the prior of standard deviations and correlations; None for the Wishart prior of the model.
+        scales: the prior of standard deviations and correlations; None for the prior of the model.
 
     >>> from torchngvi.models import MixedLogJoint
     >>> X = torch.ones(4, 1, dtype=torch.float64)
@@ -133,7 +133,7 @@ class GaussianMixed(IntegratedMixed):
         square = ((along @ self.sums.square) * along).sum(-1)
         log_det, quadratic = self._reduced(omega, along, precision)
         of_rows = self.sums.weight * (log_sd + 0.5 * math.log(2 * math.pi)) + 0.5 * precision * square
-        half = omega[:, self.model.precision.diagonal].sum(-1)  # ½ log|Ω|
+        half = omega[:, self.scales.diagonal].sum(-1)  # ½ log|Ω|
         return self.rows.n * half - 0.5 * log_det + 0.5 * precision.square() * quadratic - of_rows
 
     def log_sd(

@@ -4,6 +4,7 @@ The globals are β, ω and, where a parameter of the likelihood is learned, its 
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,7 +16,10 @@ from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import checks
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed import MixedLogJoint
-from torchngvi.models.scale_priors import ScalesPrior
+from torchngvi.models.multilevel_prior import CovariancePrior
+from torchngvi.models.scale_priors import ScalesPrior, omega_of_scales, scales_of_omega
+from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.posteriors.gaussian import Gaussian
 
 
 class IntegratedMixed(Target):
@@ -24,7 +28,7 @@ class IntegratedMixed(Target):
     Args:
         model: the log joint of all coordinates.
         learned: the likelihood of which a parameter is learned; None for that of the model as it is.
-        scales: the prior of standard deviations and correlations; None for the Wishart prior of the model.
+        scales: the prior of standard deviations and correlations; None for the prior of the model.
 
     Attributes:
         dim: p + r(r + 1)/2, and one more where a parameter is learned.
@@ -34,12 +38,19 @@ class IntegratedMixed(Target):
 
     def __init__(self, model: MixedLogJoint, learned: Learned | None = None, scales: ScalesPrior | None = None) -> None:
         model.rows.check_one("a model whose random effects are integrated out")
-        self.model, self.rows, self.learned, self.scales = model, model.rows, learned, scales
+        self.model, self.rows, self.learned = model, model.rows, learned
+        self.scales: CovariancePrior = model.covariance_prior if scales is None else scales
         self.processes = model.processes
         self.in_passes = model.processes is not None  # q is where it should begin: no differences of gradients
         self.joint_dim = self.rows.p + self.rows.r * (self.rows.r + 1) // 2  # of β and ω
         self.dim = self.joint_dim + (learned is not None)
         self.parameter_prior = None if learned is None else learned.settled(self.rows)
+
+    @property
+    def blocks(self) -> list[tuple[slice, int]]:
+        """Where an ω stands of which standard deviations and correlations are the better coordinates."""
+        r = self.rows.r
+        return [(slice(self.rows.p, self.joint_dim), r)] if r > 1 and isinstance(self.scales, ScalesPrior) else []
 
     @property
     @abstractmethod
@@ -86,8 +97,7 @@ class IntegratedMixed(Target):
     def settings(self) -> tuple[object, ...]:
         """Return the settings of the model, what is learned, and the priors."""
         learned = () if self.learned is None else (self.learned.name, *(self.parameter_prior or ()))
-        scales = () if self.scales is None else self.scales.settings()
-        return (*self.model.settings(), *learned, *scales)
+        return (*self.model.settings(), *learned, *self.scales.settings())
 
     def log_joint(self, theta: Tensor) -> Tensor:
         """Compute log p(y, β, ω, φ) with all its constants, (*sample, *batch), differentiable once."""
@@ -101,8 +111,7 @@ class IntegratedMixed(Target):
         if not self.rows.leads:
             return self.data(theta)
         beta, omega = self.parts(theta)
-        prior = self.model.fixed.prior.energy(beta)
-        prior = prior + (self.model.precision if self.scales is None else self.scales).energy(omega)
+        prior = self.model.fixed.prior.energy(beta) + self.scales.energy(omega)
         if self.learned is not None and self.parameter_prior is not None:
             prior = prior + self.learned.prior_energy(theta[..., -1], self.parameter_prior)
         return self.data(theta) - prior
@@ -121,6 +130,66 @@ class IntegratedMixed(Target):
     ) -> Tensor | None:
         """φ (*any,), the logarithm of the learned parameter; None where none is."""
         return None if self.learned is None else theta[..., -1]
+
+
+class InScales(Target):
+    """A log joint of globals with standard deviations and partial correlations in the place of some ω.
+
+    One wants it under priors of standard deviations, which reach to 0: see `torchngvi.models.scale_priors`.
+
+    Args:
+        target: the log joint of the globals.
+        blocks: where each of these ω stands, with the number of its random effects.
+    """
+
+    temperature = 1.0
+
+    def __init__(self, target: "IntegratedMixed | Any", blocks: Sequence[tuple[slice, int]]) -> None:
+        self.target, self.blocks, self.dim = target, tuple(blocks), target.dim
+        self.processes, self.in_passes = target.processes, target.in_passes
+
+    def check(self, q: Posterior) -> None:
+        """Check q as the target does."""
+        self.target.check(q)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return every tensor that a value depends on."""
+        return self.target.tensors()
+
+    def known_data(self) -> tuple[Tensor, ...]:
+        """Return the tensors of the model that tell it from another."""
+        return self.target.known_data()
+
+    def settings(self) -> tuple[object, ...]:
+        """Return the settings of the target."""
+        return ("standard deviations", *self.target.settings())
+
+    def globals(
+        self,
+        xi: Tensor,  # (*any, P)
+    ) -> tuple[Tensor, Tensor]:
+        """Map to the coordinates of the target, (*any, P), with the log determinant of that map, (*any,)."""
+        theta, log_det = xi, xi.new_zeros(xi.shape[:-1])
+        for at, size in self.blocks:
+            omega, more = omega_of_scales(xi[..., at], size)
+            theta = torch.cat([theta[..., : at.start], omega, theta[..., at.stop :]], -1)
+            log_det = log_det + more
+        return theta, log_det
+
+    def log_joint(self, theta: Tensor) -> Tensor:
+        """Compute the log density of these coordinates, (*sample, *batch), differentiable once."""
+        theta, log_det = self.globals(theta)
+        return self.target.log_joint(theta) + log_det
+
+    def start(self, q: Gaussian) -> CholeskyGaussian:
+        """Map a Gaussian over the globals of the target to one over these coordinates, linear about its mean."""
+        xi = q.mean.detach().clone()
+        for at, size in self.blocks:
+            xi[at] = scales_of_omega(xi[at], size)
+        with torch.enable_grad():
+            slopes = torch.autograd.functional.jacobian(lambda x: self.globals(x)[0], xi)
+        V = torch.linalg.solve(slopes, torch.linalg.solve(slopes, q.covariance.detach()).mT)
+        return CholeskyGaussian.from_moments(xi, 0.5 * (V + V.mT))
 
 
 class Valued(Protocol):

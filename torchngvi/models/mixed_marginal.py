@@ -76,7 +76,7 @@ class MarginalMixed(IntegratedMixed):
             With Gaussian noise 3 are exact.
         start: where the search for the modes of b begins, a function of (β, ω) (S, P) -> (n, S, r); by default 0.
         learned: the likelihood of which a parameter is learned; None for that of the model as it is.
-        scales: the prior of standard deviations and correlations; None for the Wishart prior of the model.
+        scales: the prior of standard deviations and correlations; None for the prior of the model.
 
     Raises:
         InputError: fewer than two nodes.
@@ -168,7 +168,7 @@ class MarginalMixed(IntegratedMixed):
         eta = fixed[..., None] + sum(here[..., k] * rows.Z[:, k, None, None] for k in range(r))  # r is small
         data = rows.weights[:, None, None] * self._energy(self._present(eta), self.parameter(theta))
         data = data.new_zeros(rows.n, *data.shape[1:]).index_add(0, rows.groups, data)
-        prior = 0.5 * _squares(points @ W) - omega[:, self.model.precision.diagonal].sum(-1)[:, None]
+        prior = 0.5 * _squares(points @ W) - omega[:, self.scales.diagonal].sum(-1)[:, None]
         # log p(b | ω) has -(r/2) log 2π, which the change of variables to z gives back
         return Integrand(points, self.log_w + 0.5 * self.z.square().sum(-1) + log_volume - data - prior)
 

@@ -38,33 +38,45 @@ class Wishart(NamedTuple):
 class MixedPrior(NamedTuple):
     """The priors of a mixed model: of fixed effects, of the covariance of random effects, and of the likelihood.
 
-    β ~ N(0, fixed_scale² I). The covariance of b has a Wishart prior of its inverse Ω; or, in
-    `torchngvi.MixedModel.fit`, priors of standard deviations and an LKJ prior of correlations. With several grouping
-    factors ``precision``, ``sd`` and ``concentration`` are those of each of them, or dicts from their names.
+    What is not given has a default in the units of the data (`torchngvi.models.mixed_units`), so that another unit or
+    another origin of a column changes no prediction. With several grouping factors ``precision``, ``sd`` and
+    ``concentration`` are those of each of them, or dicts from their names.
 
     Attributes:
-        fixed_scale: the standard deviation of each fixed effect, positive and finite. None for 10; of the families
-            "gaussian" and "student_t", whose targets have units, for ten times the root mean square of the targets over
-            the smallest one of a column of X, where that is more: a prior that says little about any of them.
-        precision: the prior of Ω; None for the default of Kass and Natarajan (2006), whose scale is that of what
-            the data tell of the effects of one group.
-        sd: the prior of the standard deviation of each random effect, in the place of the Wishart prior:
-            `torchngvi.models.HalfNormal`, `HalfT` or `Exponential`, or a sequence of r of them.
+        fixed_scale: the standard deviation of each fixed effect, N(0, fixed_scale²), positive and finite, for the
+            columns as they are, that of ones among them. None for N(0, (2.5 s_y/s_j)²) of the column j, s_j its
+            standard deviation and s_y that of y for the identity link and 1 for others; and for the intercept at the
+            means of the columns N(g(ȳ), (2.5 s_y)²), g the link, with an exposure that of the rate.
+        precision: a Wishart prior of Ω, the inverse covariance of the effects, or "kass-natarajan" for that of Kass
+            and Natarajan (2006), whose scale is that of what the data tell of the effects of one group. It keeps
+            standard deviations away from 0.
+        sd: the prior of the standard deviation of each random effect, for the columns as they are:
+            `torchngvi.models.HalfNormal`, `HalfT` or `Exponential`, or a sequence of r of them. None, where there is
+            no ``precision`` either, for half-t with three degrees of freedom and the scale 2.5 s_y of an intercept, at
+            the means of the columns of its slopes, and 2.5 s_y/s_j of the slope of the column j.
         concentration: beside ``sd``, of the LKJ density |R|^(concentration - 1) of the correlations (Lewandowski,
             Kurowicka and Joe 2009); 1 is uniform over correlation matrices.
         likelihood: the prior of a learned parameter: of the residual sd, of the scale of Student's t distribution, or,
             of negative binomial counts of size s, of 1/√s. None for half-t with three degrees of freedom and the
-            scale of the targets (1.4826 times their median absolute deviation), for 1/√s the scale 1.
+            scale 2.5 s_y, for 1/√s the scale 1.
 
     >>> MixedPrior(fixed_scale=2.5).precision is None
     True
     """
 
     fixed_scale: float | None = None
-    precision: Any = None  # a Wishart
+    precision: Any = None  # a Wishart, or "kass-natarajan"
     sd: object = None  # a prior of a standard deviation, or a sequence of them
     concentration: Any = 1.0  # a number
     likelihood: object = None  # a prior of a standard deviation
+
+    @property
+    def usual(self) -> bool:
+        """Whether the covariance of the random effects has its default prior."""
+        return self.sd is None and self.precision is None
+
+
+KASS_NATARAJAN = "kass-natarajan"
 
 
 def is_positive(value: Any) -> bool:
@@ -102,6 +114,25 @@ def checked_prior(prior: object) -> MixedPrior:
             f"fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got {scale!r}."
         )
     return prior
+
+
+def check_one_prior(prior: MixedPrior, of: str = "the random effects") -> None:
+    """Check that the random effects have one prior.
+
+    Args:
+        prior: of one factor.
+        of: what has the prior, for the error.
+
+    Raises:
+        InputError: if they have two, or one by a word that is not known.
+    """
+    if prior.sd is not None and prior.precision is not None:
+        raise InputError(f"{of} have one prior: give MixedPrior precision= or sd=, not both.")
+    if isinstance(prior.precision, str) and prior.precision != KASS_NATARAJAN:
+        raise InputError(
+            f"precision of a prior is a torchngvi.models.Wishart(dof, scale), {KASS_NATARAJAN!r} or None; got "
+            f"{prior.precision!r}."
+        )
 
 
 class Effects(NamedTuple):
@@ -239,7 +270,10 @@ class Precision:
 
     def __init__(self, prior: Wishart, like: Tensor, size: int, batch: tuple[int, ...] = ()) -> None:
         if not isinstance(prior, Wishart):
-            raise InputError(f"precision of a prior is a torchngvi.models.Wishart(dof, scale), or None; got {prior!r}.")
+            raise InputError(
+                f"precision of a prior is a torchngvi.models.Wishart(dof, scale), {KASS_NATARAJAN!r} or None; got "
+                f"{prior!r}."
+            )
         scale = checks.numbers("the scale of the Wishart prior", prior.scale, like)
         scale = scale.reshape(1, 1) if scale.ndim == 0 else scale
         if scale.shape not in ((size, size), (*batch, size, size)) or not bool(torch.equal(scale, scale.mT)):
@@ -279,6 +313,20 @@ class Precision:
         turned = self.rows @ root_of(omega, self.size)
         quadratic = 0.5 * turned.square().sum((-2, -1))
         return quadratic - omega[..., self.diagonal] @ self.powers + self.log_normaliser
+
+    def expected_energy(
+        self,
+        mean: Tensor,  # of ω, (*batch, q)
+        covariance: Tensor,  # (*batch, q, q)
+    ) -> Tensor:
+        """Compute E[-log p(ω)] under a Gaussian in closed form, (*batch,)."""
+        nothing = mean.new_zeros(*mean.shape[:-1], 1, 1)
+        linear = self.log_normaliser - mean[..., self.diagonal] @ self.powers
+        return self.expected(Effects(nothing, mean, nothing, nothing, covariance)) + linear
+
+    def settings(self) -> tuple[object, ...]:
+        """Return the degrees of freedom."""
+        return (self.dof,)
 
     def expected(self, of: Effects) -> Tensor:
         """E[½ tr(S⁻¹ W Wᵀ)], (*batch,): that of effects known to be s_c."""

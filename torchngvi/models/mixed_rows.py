@@ -10,6 +10,7 @@ from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.models import checks
 from torchngvi.models.generalized_linear import GeneralizedLinear
+from torchngvi.models.standardize import Standardization
 from torchngvi.numerics import sparse
 from torchngvi.numerics.arrays import writable
 from torchngvi.structures.storage import Part
@@ -34,6 +35,9 @@ class GroupedRows:
         processes: those over which the groups are spread, each of which has the rows of its own; None for one process.
         all_groups: the number of groups of all processes.
         all_rows: the number of their rows.
+        columns: how X has been centred and scaled; None where it is as it was given.
+        within: the same of Z.
+        unit: s_y of default priors, the standard deviation of y for the identity link and 1 for any other, (*batch,).
 
     Raises:
         InputError: designs of other numbers of rows, groups that are no numbers 0, ..., n - 1 or have no rows, columns
@@ -48,7 +52,9 @@ class GroupedRows:
     """
 
     processes: Processes | None = None
-    scale: float | None = None  # of the targets of all processes, where it was asked for
+    columns: Standardization | None = None
+    within: Standardization | None = None
+    unit = torch.ones((), dtype=torch.float64)
 
     def __init__(self, fixed: GeneralizedLinear, Z: Any, groups: Any, members: bool = False) -> None:
         self.fixed, self.X, self.likelihood = fixed, fixed.X, fixed.likelihood

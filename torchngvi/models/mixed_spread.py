@@ -15,9 +15,10 @@ from torchngvi.distributed import Processes
 from torchngvi.interfaces import Frame, Framed, Prior, Raw
 from torchngvi.models.by_moments import ByMoments
 from torchngvi.models.generalized_linear import GeneralizedLinear
-from torchngvi.models.mixed_prior import Effects, Precision
+from torchngvi.models.mixed_prior import MixedPrior, Precision
 from torchngvi.models.mixed_rows import GroupedRows
-from torchngvi.models.mixed_start import information
+from torchngvi.models.mixed_units import Levels, covariance_prior_of, set_columns, set_effects
+from torchngvi.models.multilevel_prior import CovariancePrior
 from torchngvi.numerics.versions import settings_of, tensors_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 
@@ -31,18 +32,16 @@ class SpreadGroups(ByMoments):
         dim: the number of coordinates of q here.
         fixed: the model of the same rows without random effects.
         rows: the rows with their groups.
-        precision: the prior of Ω.
-        usual: whether that is made from the data.
-        scaled: whether the prior of fixed effects is made from the data.
+        asked: the prior as the user gave it.
+        covariance_prior: the prior of ω.
         groups_at_once: of a fit in passes over groups, where they are spread over processes; None for one process.
     """
 
     dim: int
     fixed: GeneralizedLinear
     rows: GroupedRows
-    precision: Precision
-    usual: bool
-    scaled = False
+    asked: MixedPrior
+    covariance_prior: CovariancePrior
     groups_at_once: int | None = None
 
     @property
@@ -65,13 +64,19 @@ class SpreadGroups(ByMoments):
         return new
 
     def settle(self) -> None:
-        """Set what depends on the data of all processes: the usual prior of Ω."""
-        if self.usual:
-            self.precision = Precision(information(self.rows), self.rows.X, self.rows.r, self.rows.batch)
+        """Set what depends on the data of all processes: centres and scales of columns, and the priors."""
+        levels = Levels.of(self.rows)
+        self.rows.unit = levels.unit
+        if self.asked.fixed_scale is None:
+            self.fixed = self.rows.fixed = copy.copy(self.fixed)
+            set_columns([self.rows], self.fixed, levels)
+        if self.asked.usual:
+            set_effects(self.rows)
+        self.covariance_prior = covariance_prior_of(self.asked, self.rows)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return every tensor that a value depends on."""
-        prior = (self.precision.scale, *self.fixed.prior)
+        covariance = (self.covariance_prior.scale,) if isinstance(self.covariance_prior, Precision) else ()
         return (
             self.rows.X,
             self.rows.Z,
@@ -79,13 +84,14 @@ class SpreadGroups(ByMoments):
             self.rows.y,
             self.rows.weights,
             self.rows.offset,
-            *prior,
+            *covariance,
+            *self.fixed.prior,
             *tensors_of(self.rows.likelihood),
         )
 
     def settings(self) -> tuple[object, ...]:
-        """Return the settings of the likelihood, and the degrees of freedom of the prior."""
-        return (*settings_of(self.rows.likelihood), self.precision.dof)
+        """Return the settings of the likelihood, and of the prior of ω."""
+        return (*settings_of(self.rows.likelihood), *self.covariance_prior.settings())
 
     def known_data(self) -> tuple[Tensor, ...]:
         """Return the tensors that a value depends on; of groups of other processes the value of the loss tells."""
@@ -106,13 +112,11 @@ class SpreadGroups(ByMoments):
         covariance: Tensor,  # (*any, P, P)
     ) -> Tensor:
         """Compute E[-log p(β) - log p(ω)], the terms that no group has, (*any,)."""
-        p, prior, precision = self.rows.p, self.fixed.prior, self.precision
+        p, prior = self.rows.p, self.fixed.prior
         assert isinstance(prior, Prior)
-        beta, omega, nothing = mean[..., :p], mean[..., p:], mean.new_zeros(*mean.shape[:-1], 1, 1)
         spread = 0.5 * (prior.precision * covariance[..., :p, :p].diagonal(dim1=-2, dim2=-1)).sum(-1)
-        wishart = precision.expected(Effects(nothing, omega, nothing, nothing, covariance[..., p:, p:]))
-        linear = precision.log_normaliser - omega[..., precision.diagonal] @ precision.powers
-        return prior.energy(beta) + spread + wishart + linear
+        of_omega = self.covariance_prior.expected_energy(mean[..., p:], covariance[..., p:, p:])
+        return prior.energy(mean[..., :p]) + spread + of_omega
 
     def _loss(self, q: PrecisionCholeskyGaussian) -> Tensor:
         """The negative ELBO, (*batch,); what is of the globals alone is counted once."""

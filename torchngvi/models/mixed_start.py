@@ -1,4 +1,4 @@
-"""Where a fit of a mixed rows starts, and its default prior: from the data, by weighted least squares.
+"""Where a fit of a mixed model starts, and the prior of Kass and Natarajan: from the data, by weighted least squares.
 
 The start is the mode of the penalised quasi-likelihood in (b, β) given Ω (Breslow and Clayton 1993), with Newton steps
 between updates of Ω = (n + ν)(S⁻¹ + Σ_i (b_i b_iᵀ + V_i))⁻¹, an EM iteration with Laplace's covariances V_i.
@@ -22,6 +22,7 @@ from torchngvi.models.likelihoods import (
 )
 from torchngvi.models.mixed_prior import Effects, Precision, Wishart, derivative, omega_of
 from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.models.multilevel_prior import CovariancePrior
 from torchngvi.numerics import small_blocks
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.linalg import cholesky
@@ -70,6 +71,14 @@ def _softplus_at(mean: Tensor, variance: Tensor) -> Moments:
     return Moments(torch.nn.functional.softplus(mean, threshold=40), slope, slope * (-mean).sigmoid())
 
 
+def prior_counts(prior: CovariancePrior) -> tuple[Tensor | float, float]:
+    """What the prior of Ω adds to the sum of squares of the effects, and to the number of groups, in an EM iteration.
+
+    Of a Wishart prior that is its mode; other priors say little beside the groups, and are left out.
+    """
+    return (prior.inverse, prior.dof) if isinstance(prior, Precision) else (0.0, 0.0)
+
+
 def information(rows: GroupedRows) -> Wishart:
     """Make the prior of Kass and Natarajan (2006) from J, what the rows of a group tell of its effects on average.
 
@@ -88,8 +97,8 @@ def information(rows: GroupedRows) -> Wishart:
     J = 0.5 * (J + J.mT)
     if not bool(cholesky(J)[1].all()):
         raise InputError(
-            "the rows tell nothing of some random effect, which the default prior of Kass and Natarajan needs. "
-            "Give prior=MixedPrior(precision=Wishart(dof, scale))."
+            "the rows tell nothing of some random effect, which the prior of Kass and Natarajan needs. Leave "
+            "precision= out for the default, or give Wishart(dof, scale)."
         )
     return Wishart(1.0, J) if r == 1 else Wishart(r + 1.0, J / (r + 1))
 
@@ -201,22 +210,25 @@ class _Penalised:
         return self.structure.parts(V)[0].square
 
 
-def started(rows: GroupedRows, precision: Precision, structure: Forest) -> Coordinates:
+def started(rows: GroupedRows, prior: CovariancePrior, structure: Forest) -> Coordinates:
     """Mean and root of the precision of a start, over all coordinates."""
+    known, count = prior_counts(prior)
     penalised, like, batch = _Penalised(rows), rows.X, rows.batch
     identity = torch.eye(rows.r, dtype=like.dtype, device=like.device)
     omega, aim = (identity / _FIRST**2).expand(*batch, -1, -1), guessed(rows)
     curvature = row_moments(rows, aim).curvature
     root = penalised.root(curvature, omega)
-    theta = penalised.solved(root, penalised.gathered(curvature * (aim - rows.offset)))
+    nothing = like.new_zeros(*batch, penalised.structure.dim)  # where the penalty is the pull of the prior mean
+    aimed = penalised.gathered(curvature * (aim - rows.offset)) - penalised.penalty(nothing, omega)
+    theta = penalised.solved(root, aimed)
     for _ in range(_ROUNDS):
         _, alpha, curvature = row_moments(rows, rows.predictor(theta))
         root = penalised.root(curvature, omega)
         gradient = penalised.gathered(alpha) + penalised.penalty(theta, omega)
         theta = theta - penalised.clipped(penalised.solved(root, gradient))
         b, V = rows.parts(theta)[0], penalised.locals(root)
-        (square,) = rows.total((precision.inverse if rows.leads else 0.0) + b.mT @ b + V.sum(-3))
-        new = (rows.all_groups + precision.dof) * torch.linalg.inv(square)
+        (square,) = rows.total((known if rows.leads else 0.0) + b.mT @ b + V.sum(-3))
+        new = (rows.all_groups + count) * torch.linalg.inv(square)
         new = 0.5 * (new + new.mT)
         change, omega = torch.linalg.solve(omega, new) - identity, new
         if bool((change.square().sum((-2, -1)) < _SETTLED**2).all()):
@@ -224,7 +236,8 @@ def started(rows: GroupedRows, precision: Precision, structure: Forest) -> Coord
     entries = omega_of(cholesky(omega)[0])
     nothing, q = theta.new_zeros(()), entries.shape[-1]
     unsure = Effects(b, entries, V, nothing.expand(*batch, rows.n, q, rows.r), nothing.expand(*batch, q, q))
-    (H,) = rows.total(derivative(unsure, precision if rows.leads else None).omega_omega)
+    wishart = prior if isinstance(prior, Precision) else None
+    (H,) = rows.total(derivative(unsure, wishart if rows.leads else None).omega_omega)
     factor, ok = cholesky(H)
     plain = H.diagonal(dim1=-2, dim2=-1).clamp_min(1.0).sqrt().diag_embed()
     factor = torch.where(ok[..., None, None], factor, plain)

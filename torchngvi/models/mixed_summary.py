@@ -11,6 +11,8 @@ from torchngvi.errors import InputError
 from torchngvi.models import checks
 from torchngvi.models.mixed_prior import root_of, scales_of
 from torchngvi.models.mixed_rows import GroupedRows, integers
+from torchngvi.models.mixed_units import omega_to_user, rows_of_user, to_user
+from torchngvi.models.standardize import Standardization
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Forest
 
@@ -110,36 +112,48 @@ def summarised(rows: GroupedRows, structure: Forest, q: Gaussian, draws: int, se
     """
     frame = q.frame()
     b, beta, omega = rows.parts(frame.mean)
-    b_variance, beta_variance, _ = rows.parts(frame.variance)
     generator = torch.Generator(omega.device).manual_seed(seed)
     z = torch.randn(draws, omega.shape[-1], generator=generator, dtype=omega.dtype, device=omega.device)
-    around = _omega_root(rows, structure, q) @ z.mT  # (*batch, q, draws), the same draws for all members
-    sd, correlation = scales_of(omega + around.movedim(-1, 0), rows.r)
+    V_b, V = _covariances(rows, structure, q)
+    root = torch.linalg.cholesky(V[..., rows.p :, rows.p :])
+    around = root @ z.mT  # (*batch, q, draws), the same draws for all members
+    sd, correlation = scales_of(omega_to_user(omega + around.movedim(-1, 0), rows.within, rows.r), rows.r)
     ends = torch.tensor([0.025, 0.975], dtype=sd.dtype, device=sd.device)
     some = sd.flatten(1).split(max(1, _AT_ONCE // draws), -1)
     interval = torch.cat([torch.quantile(part, ends, dim=0) for part in some], -1).unflatten(-1, sd.shape[1:])
     return MixedSummary(
-        beta,
-        beta_variance.sqrt(),
+        to_user(beta, rows.columns),
+        _sd_to_user(V[..., : rows.p, : rows.p], rows.columns),
         sd.mean(0),
         sd.std(0),
         interval.movedim(0, -2),
         correlation.mean(0),
         correlation.std(0),
-        b,
-        b_variance.sqrt(),
+        to_user(b, rows.within),
+        _sd_to_user(V_b, rows.within),
     )
 
 
-def _omega_root(rows: GroupedRows, structure: Forest, q: Gaussian) -> Tensor:
-    """A root of the covariance of ω under q, (*batch, q, q)."""
-    frame, p = q.frame(), rows.p
+def _sd_to_user(
+    V: Tensor,  # (*any, D, D)
+    units: Standardization | None,
+) -> Tensor:
+    """The standard deviations of coefficients in the units of the user, (*any, D)."""
+    if units is None:
+        return V.diagonal(dim1=-2, dim2=-1).sqrt()
+    root = units.to_user(torch.linalg.cholesky(V), -2)
+    return torch.linalg.vector_norm(root, dim=-1)
+
+
+def _covariances(rows: GroupedRows, structure: Forest, q: Gaussian) -> tuple[Tensor, Tensor]:
+    """The covariances under q of the effects of each group (*batch, n, r, r), and of the globals (*batch, P, P)."""
+    frame, local = q.frame(), rows.n * rows.r
     if frame.structure == structure:
-        V = structure.parts(frame.marginals())[-1].square[..., 0, :, :]
-        return torch.linalg.cholesky(V[..., p:, p:])
-    start = rows.n * rows.r + p
-    root = frame.dense()[..., start:, :]
-    return torch.linalg.cholesky(root @ root.mT)
+        groups, roots = structure.parts(frame.marginals())
+        return groups.square, roots.square[..., 0, :, :]
+    root = frame.dense()
+    b, g = root[..., :local, :].unflatten(-2, (rows.n, rows.r)), root[..., local:, :]
+    return b @ b.mT, g @ g.mT
 
 
 def predicted(
@@ -174,6 +188,7 @@ def predicted(
             f"new rows need X of shape (M, {rows.p}) and Z of shape (M, {rows.r}); got {tuple(X.shape)} and "
             f"{tuple(Z.shape)}."
         )
+    X, Z = rows_of_user(X, rows.columns), rows_of_user(Z, rows.within)
     generator = torch.Generator(X.device).manual_seed(seed)
     b, beta, omega = rows.parts(q.sample((draws,), generator))
     if groups is not None:

@@ -24,11 +24,11 @@ from torchngvi.models import checks
 from torchngvi.models.by_moments import ByMoments
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
-from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
+from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.mixed_prior import Effects, MixedPrior, Precision, checked_prior, root_of, starts
 from torchngvi.models.mixed_rows import GroupedRows
-from torchngvi.models.mixed_start import information
-from torchngvi.models.multilevel_prior import CovariancePrior, derivative, expected_energy, prior_of, scales_prior
+from torchngvi.models.mixed_units import Levels, covariance_prior_of, set_columns, set_effects
+from torchngvi.models.multilevel_prior import CovariancePrior, derivative, expected_energy, prior_of
 from torchngvi.models.multilevel_rows import MultilevelRows
 from torchngvi.models.multilevel_start import blocks_of, started
 from torchngvi.numerics.inference_mode import tracked
@@ -56,7 +56,7 @@ class MultilevelLogJoint(ByMoments):
             of `RandomEffects`, whose names are then "0", "1", ...
         family: the likelihood, as in `torchngvi.models.MixedLogJoint`.
         prior: `MixedPrior`; ``precision``, ``sd`` and ``concentration`` are those of all factors, or dicts with one
-            entry for each. By default those of `torchngvi.models.MixedLogJoint` for each factor.
+            entry for each. By default in the units of the data, as that of `torchngvi.models.MixedLogJoint`.
         weights: factors of the log likelihood of each row, (N,), not negative.
         offset: what is added to the linear predictor, (N,), as the logarithm of an exposure.
 
@@ -94,20 +94,34 @@ class MultilevelLogJoint(ByMoments):
         weights: Any = None,
         offset: Any = None,
     ) -> None:
-        prior = checked_prior(prior)
-        scale = FIXED_SCALE if prior.fixed_scale is None else prior.fixed_scale
+        self.asked = prior = checked_prior(prior)
+        scale = 1.0 if prior.fixed_scale is None else prior.fixed_scale
         named = by_name(random)
         self.names = tuple(named)
         self.fixed = GeneralizedLinear(X, y, family, prior_precision=scale**-2, weights=weights, offset=offset)
         self.coding = self.fixed.coding
-        self.rows = MultilevelRows([_grouped(self.fixed, name, *named[name]) for name in self.names])
+        factors = [_grouped(self.fixed, name, *named[name]) for name in self.names]
+        levels = Levels.of(factors[0])
+        for of in factors:
+            of.unit = levels.unit
+        if prior.fixed_scale is None:
+            set_columns(factors, self.fixed, levels)
+        for name, of in zip(self.names, factors, strict=True):
+            if prior_of(prior, name, self.names).usual:
+                set_effects(of)
+        self.priors = self._priors(factors)
+        self.rows = MultilevelRows(factors)
         self.structure, self.dim = self.rows.structure, self.rows.dim
-        self.priors = self._priors(prior)
 
-    def _priors(self, prior: MixedPrior) -> list[CovariancePrior]:
-        """The prior of each factor; what is a default depends on the data."""
-        factors = zip(self.names, self.rows.factors, strict=True)
-        return [_prior(prior_of(prior, name, self.names), of, name) for name, of in factors]
+    def _priors(self, factors: Sequence[GroupedRows]) -> list[CovariancePrior]:
+        """The prior of each factor."""
+        return [self._prior(name, of) for name, of in zip(self.names, factors, strict=True)]
+
+    def _prior(self, name: str, of: GroupedRows) -> CovariancePrior:
+        try:
+            return covariance_prior_of(prior_of(self.asked, name, self.names), of)
+        except InputError as error:
+            raise InputError(f"of the grouping factor {name}: {error}") from error
 
     def with_likelihood(self, likelihood: Likelihood) -> Self:
         """The same model with another likelihood."""
@@ -144,8 +158,7 @@ class MultilevelLogJoint(ByMoments):
 
     def settings(self) -> tuple[object, ...]:
         """Return the settings of the likelihood and of the priors."""
-        of_priors = (p.dof if isinstance(p, Precision) else p.settings() for p in self.priors)
-        return (*settings_of(self.rows.likelihood), *of_priors)
+        return (*settings_of(self.rows.likelihood), *(p.settings() for p in self.priors))
 
     def log_joint(self, theta: Tensor) -> Tensor:
         """Compute log p(y, θ) with all its constants, (*sample, *batch)."""
@@ -279,15 +292,5 @@ def by_name(random: Any) -> dict[str, tuple[Any, Any]]:
 def _grouped(fixed: GeneralizedLinear, name: str, Z: Any, groups: Any) -> GroupedRows:
     try:
         return GroupedRows(fixed, Z, groups)
-    except InputError as error:
-        raise InputError(f"of the grouping factor {name}: {error}") from error
-
-
-def _prior(prior: MixedPrior, of: GroupedRows, name: str) -> CovariancePrior:
-    """The prior of Ω of one factor, or of its standard deviations and correlations."""
-    if prior.sd is not None:
-        return scales_prior(prior, of.r, name)
-    try:
-        return Precision(information(of) if prior.precision is None else prior.precision, of.X, of.r)
     except InputError as error:
         raise InputError(f"of the grouping factor {name}: {error}") from error

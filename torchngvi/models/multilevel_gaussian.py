@@ -25,6 +25,7 @@ from torchngvi.models.mixed_prior import root_of, starts
 from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.models.multilevel_patterns import Leaves
 from torchngvi.models.multilevel_start import with_penalties, with_root_penalties
+from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics import linalg
 from torchngvi.structures.pattern import Structured
 
@@ -74,6 +75,12 @@ class GaussianMultilevel(Target):
         self.shift = torch.zeros_like(self.summed)
         self.shift[rows.beta] = prior.force(self.centre)
         self.constant = -float(prior.energy(self.centre))
+
+    @property
+    def blocks(self) -> list[tuple[slice, int]]:
+        """Where an ω stands of which standard deviations and correlations are the better coordinates."""
+        known = zip(self.slices, self.rows.factors, self.model.priors, strict=True)
+        return [(at, of.r) for at, of, prior in known if of.r > 1 and isinstance(prior, ScalesPrior)]
 
     @property
     def cost(self) -> int:

@@ -11,16 +11,12 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.models.mixed_prior import Effects, MixedPrior, Precision, half_squares
+from torchngvi.models.mixed_prior import Effects, MixedPrior, Precision, check_one_prior, half_squares
 from torchngvi.models.mixed_prior import starts as diagonal_of
 from torchngvi.models.scale_priors import ScalesPrior
-from torchngvi.numerics.gauss_hermite import normal_rule
 from torchngvi.numerics.inference_mode import tracked
-from torchngvi.numerics.linalg import cholesky
 
 CovariancePrior = Precision | ScalesPrior
-
-_NODES = {1: 25, 3: 9}  # in each dimension of ω
 
 
 def prior_of(prior: MixedPrior, name: str, names: Sequence[str]) -> MixedPrior:
@@ -53,8 +49,7 @@ def prior_of(prior: MixedPrior, name: str, names: Sequence[str]) -> MixedPrior:
             given = given.get(name, MixedPrior._field_defaults[what])
         chosen[what] = given
     of = prior._replace(**chosen)
-    if of.sd is not None and of.precision is not None:
-        raise InputError(f"the random effects of {name} have one prior: give MixedPrior precision= or sd=, not both.")
+    check_one_prior(of, f"the random effects of {name}")
     return of
 
 
@@ -74,15 +69,7 @@ def expected_energy(of: Effects, prior: CovariancePrior) -> Tensor:
     value = half_squares(of).sum(-1) - n * half_log_det.sum(-1) + constant
     if isinstance(prior, Precision):
         return value + prior.expected(of) - half_log_det @ prior.powers + prior.log_normaliser
-    dim = of.omega.shape[-1]
-    if dim not in _NODES:
-        raise InputError(
-            "priors of standard deviations are integrated over a Gaussian of up to two random effects of a factor; got "
-            f"{r}. Give prior=MixedPrior(precision=Wishart(dof, scale)), or None for the default."
-        )
-    z, log_w = normal_rule(_NODES[dim], dim, of.omega)
-    omega = of.omega + torch.einsum("kj,...ij->k...i", z, cholesky(of.omega_omega)[0])
-    return value + torch.einsum("k,k...->...", log_w.exp(), prior.energy(omega))
+    return value + prior.expected_energy(of.omega, of.omega_omega)
 
 
 @tracked
@@ -101,27 +88,3 @@ def derivative(of: Effects, prior: CovariancePrior) -> Effects:
     leaves = Effects(*(x.detach().clone().requires_grad_() for x in of))
     g_b, g_omega, bb, border, omegas = torch.autograd.grad(expected_energy(leaves, prior).sum(), list(leaves))
     return Effects(g_b, g_omega, bb + bb.mT, border, omegas + omegas.mT)
-
-
-def scales_prior(prior: MixedPrior, size: int, name: str) -> ScalesPrior:
-    """The prior of the standard deviations and correlations of a factor.
-
-    Args:
-        prior: with ``sd``, of one factor.
-        size: r, the number of its random effects.
-        name: of the factor.
-
-    Returns:
-        The prior.
-
-    Raises:
-        InputError: another number of priors, or of other numbers.
-
-    >>> from torchngvi.models import HalfNormal
-    >>> scales_prior(MixedPrior(sd=HalfNormal(2.0)), 1, "item").sd
-    [HalfNormal(scale=2.0)]
-    """
-    try:
-        return ScalesPrior(prior.sd, prior.concentration, size)
-    except InputError as error:
-        raise InputError(f"of the grouping factor {name}: {error}") from error

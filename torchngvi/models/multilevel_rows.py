@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.models.standardize import Standardization
 from torchngvi.structures import Forest
 from torchngvi.structures.pattern import Structured
 
@@ -119,6 +120,11 @@ class MultilevelRows:
         sizes = tuple(factor.r for factor in levels for _ in range(factor.n))
         self.structure = Forest(parents, (*sizes, start - self.root))
         self.bare = Forest(parents, (*sizes, self.beta.stop - self.root))
+
+    @property
+    def columns(self) -> Standardization | None:
+        """How X has been centred and scaled; None where it is as it was given."""
+        return self.factors[0].columns
 
     # ---------------------------------------------------------------------------- coordinates
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Coordinates
-from torchngvi.models.mixed_prior import Effects, Precision, omega_of
-from torchngvi.models.mixed_start import guessed, row_moments
+from torchngvi.models.mixed_prior import Effects, omega_of
+from torchngvi.models.mixed_start import guessed, prior_counts, row_moments
 from torchngvi.models.multilevel_prior import CovariancePrior, derivative
 from torchngvi.models.multilevel_rows import MultilevelRows
 from torchngvi.numerics.linalg import cholesky
@@ -127,14 +127,9 @@ class _Penalised:
 
 
 def updated(b: Tensor, V: Tensor, prior: CovariancePrior) -> Tensor:
-    """Ω by an EM iteration from the means (n, r) and covariances (n, r, r) of the effects; of a Wishart prior its mode.
-
-    Other priors say little beside the groups, and are left out.
-    """
-    inside, count = b.mT @ b + V.sum(0), float(len(b))
-    if isinstance(prior, Precision):
-        inside, count = inside + prior.inverse, count + prior.dof
-    new = count * torch.linalg.inv(inside)
+    """Ω by an EM iteration from the means (n, r) and covariances (n, r, r) of the effects."""
+    known, count = prior_counts(prior)
+    new = (len(b) + count) * torch.linalg.inv(known + b.mT @ b + V.sum(0))
     return 0.5 * (new + new.mT)
 
 
@@ -145,7 +140,9 @@ def started(rows: MultilevelRows, priors: Sequence[CovariancePrior]) -> Coordina
     aim = guessed(rows)
     curvature = row_moments(rows, aim).curvature
     root = penalised.root(curvature, omegas)
-    theta = penalised.solved(root, rows.gathered(curvature * (aim - rows.offset), rows.bare.dim))
+    nothing = like.new_zeros(rows.bare.dim)  # where the penalty is the pull of the prior mean
+    aimed = rows.gathered(curvature * (aim - rows.offset), rows.bare.dim) - penalised.penalty(nothing, omegas)
+    theta = penalised.solved(root, aimed)
     for _ in range(_ROUNDS):
         _, alpha, curvature = row_moments(rows, rows.predictor(theta))
         root = penalised.root(curvature, omegas)

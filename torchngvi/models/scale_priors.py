@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.models.mixed_prior import is_positive, scales_of, starts
+from torchngvi.models.mixed_prior import is_positive, omega_of, scales_of, starts
+from torchngvi.numerics.gauss_hermite import normal_rule
+from torchngvi.numerics.linalg import cholesky
+
+_NODES = {1: 25, 3: 9, 6: 3}  # in each dimension of ω, of one, two and three random effects
+_POINTS = 512  # of which each has its mirror image, in more dimensions
 
 
 class HalfNormal(NamedTuple):
@@ -111,6 +116,8 @@ class ScalesPrior:
         sd: the prior of all standard deviations, or a sequence of r of them.
         concentration: of the LKJ density, positive: 1 is uniform over correlation matrices, more draws them to 0.
         size: r, the number of random effects.
+        unit: what the standard deviations are measured in, positive: the priors are those of τ/unit. One number, or
+            one for each member of a batch, (*batch,).
 
     Raises:
         InputError: another number of priors, or numbers that are not positive and finite.
@@ -120,14 +127,15 @@ class ScalesPrior:
     -1.0
     """
 
-    def __init__(self, sd: object, concentration: float, size: int) -> None:
+    def __init__(self, sd: object, concentration: float, size: int, unit: float | Tensor = 1.0) -> None:
         given = list(sd) if isinstance(sd, Sequence) and not isinstance(sd, ScalePrior) else [sd] * size
         if len(given) != size:
             raise InputError(f"sd must be one prior, or one for each of the {size} random effects; got {len(given)}.")
         self.sd = [checked_scale("sd", one) for one in given]
         if not is_positive(concentration):
             raise InputError(f"concentration is that of the LKJ density, positive and finite; got {concentration!r}.")
-        self.concentration, self.size = float(concentration), size
+        self.concentration, self.size, self.diagonal = float(concentration), size, starts(size)
+        self.unit = torch.as_tensor(unit, dtype=torch.float64)
         self.log_normaliser = 0.0  # log Z
         for k in range(1, size):
             rest = size - k
@@ -137,17 +145,111 @@ class ScalesPrior:
 
     def energy(
         self,
-        omega: Tensor,  # (*any, q)
+        omega: Tensor,  # (*any, *batch, q)
     ) -> Tensor:
-        """-log p(ω), (*any,)."""
-        r, (tau, _) = self.size, scales_of(omega, self.size)
-        log_tau, diagonal = tau.log().sum(-1), omega[..., starts(r)]
+        """-log p(ω), (*any, *batch)."""
+        (tau, _), unit = scales_of(omega, self.size), self.unit.to(omega)
+        log_tau, diagonal = tau.log().sum(-1), omega[..., self.diagonal]
         half = diagonal.sum(-1)  # ½ log|Ω|
         log_R = -2 * (half + log_tau)
-        jacobian = -r * log_tau - 2 * (r + 1) * half + sum((r - k + 1) * diagonal[..., k] for k in range(r))
-        of_sd = sum(prior.log_prob(tau[..., k]) for k, prior in enumerate(self.sd))
+        jacobian = _to_scales(log_tau, diagonal)
+        of_sd = sum(prior.log_prob(tau[..., k] / unit) - unit.log() for k, prior in enumerate(self.sd))
         return -(of_sd + (self.concentration - 1) * log_R - self.log_normaliser + jacobian)
+
+    def expected_energy(
+        self,
+        mean: Tensor,  # of ω, (*batch, q)
+        covariance: Tensor,  # (*batch, q, q)
+    ) -> Tensor:
+        """Compute E[-log p(ω)] under a Gaussian, (*batch,), by quadrature, differentiable in both.
+
+        Up to two random effects it is a grid of Gauss-Hermite nodes, with three a coarser one; with more, where a grid
+        would be too large, the average over fixed points that have the moments of the Gaussian.
+        """
+        z, log_w = _rule(mean.shape[-1], mean)
+        omega = mean + torch.einsum("kj,...ij->k...i", z, cholesky(covariance)[0])
+        return torch.einsum("k,k...->...", log_w.exp(), self.energy(omega))
 
     def settings(self) -> tuple[object, ...]:
         """Return the numbers of the priors."""
-        return (*((type(one).__name__, *one) for one in self.sd), self.concentration)
+        unit = tuple(self.unit.flatten().tolist())
+        return (*((type(one).__name__, *one) for one in self.sd), self.concentration, *unit)
+
+
+def _rule(dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and log weights for expectations over ω under a standard normal distribution."""
+    if dim in _NODES:
+        return normal_rule(_NODES[dim], dim, like)
+    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(_POINTS, dtype=torch.float64)
+    z = torch.special.ndtri(sobol.clamp(1e-9, 1 - 1e-9))
+    z = torch.cat([z, -z])
+    z = torch.linalg.solve_triangular(torch.linalg.cholesky(z.mT @ z / len(z)), z.mT, upper=False).mT
+    return z.to(like), torch.full((len(z),), -math.log(len(z)), dtype=like.dtype, device=like.device)
+
+
+def omega_of_scales(
+    xi: Tensor,  # (*any, q)
+    size: int,  # r
+) -> tuple[Tensor, Tensor]:
+    """Map ξ, the logarithms of standard deviations and the partial correlations on Fisher's scale, to ω.
+
+    Where a standard deviation may be 0 the entries below the diagonal of W grow as its inverse, and ω is far from
+    Gaussian; ξ is not.  R = U Uᵀ with U upper triangular, whose rows come from the last effect backwards by canonical
+    partial correlations tanh(z) (Lewandowski, Kurowicka and Joe 2009), and W = (diag(τ) U)⁻ᵀ.
+
+    Args:
+        xi: log τ (r of them) and z, (*any, r(r + 1)/2).
+        size: r.
+
+    Returns:
+        ω (*any, r(r + 1)/2), and log |∂ω/∂ξ|, (*any,).
+
+    >>> omega, log_det = omega_of_scales(torch.tensor([0.5]), 1)
+    >>> omega.item(), log_det.item()
+    (-0.5, 0.0)
+    """
+    log_tau, z = xi[..., :size], xi[..., size:]
+    rows, of_correlations, place = [], torch.zeros_like(log_tau[..., 0]), 0
+    for k in range(size):  # of L, the factor of the correlations in reversed order
+        own = z[..., place : place + k]
+        place += k
+        log_left = 2 * (math.log(2) - own.abs() - torch.nn.functional.softplus(-2 * own.abs()))  # log(1 - tanh² z)
+        zeros = xi.new_zeros(*xi.shape[:-1], size - k)
+        scale = (0.5 * torch.cat([zeros[..., :1], log_left.cumsum(-1)], -1)).exp()
+        rows.append(torch.cat([own.tanh() * scale[..., :-1], scale[..., -1:], zeros[..., 1:]], -1))
+        powers = 1 + 0.5 * (size - 2 - torch.arange(k, dtype=xi.dtype, device=xi.device))
+        of_correlations = of_correlations + (powers * log_left).sum(-1)
+    U = torch.stack(rows, -2).flip(-1, -2)
+    eye = torch.eye(size, dtype=xi.dtype, device=xi.device)
+    root = torch.linalg.solve_triangular(log_tau.exp()[..., None] * U, eye.expand_as(U), upper=True).mT
+    omega, total = omega_of(root), log_tau.sum(-1)
+    return omega, total + of_correlations - _to_scales(total, omega[..., starts(size)])
+
+
+def _to_scales(
+    log_tau: Tensor,  # Σ log τ_k, (*any,)
+    diagonal: Tensor,  # ω_kk, (*any, r)
+) -> Tensor:
+    """log |∂(τ, R)/∂ω|, (*any,)."""
+    r = diagonal.shape[-1]
+    powers = torch.arange(r + 1, 1, -1, dtype=diagonal.dtype, device=diagonal.device) - 2 * (r + 1)
+    return -r * log_tau + diagonal @ powers
+
+
+def scales_of_omega(
+    omega: Tensor,  # (*any, q)
+    size: int,  # r
+) -> Tensor:
+    """The inverse of `omega_of_scales`: ξ of ω, (*any, q).
+
+    >>> omega = torch.tensor([0.3, -0.7, 0.2])
+    >>> torch.allclose(omega_of_scales(scales_of_omega(omega, 2), 2)[0], omega)
+    True
+    """
+    tau, correlation = scales_of(omega, size)
+    L = torch.linalg.cholesky(correlation.flip(-1, -2))
+    parts = [tau.log()]
+    for k in range(1, size):
+        left = (1 - torch.cat([torch.zeros_like(L[..., k, :1]), L[..., k, : k - 1]], -1).square().cumsum(-1)).sqrt()
+        parts.append(torch.atanh((L[..., k, :k] / left).clamp(-1 + 1e-12, 1 - 1e-12)))
+    return torch.cat(parts, -1)

@@ -11,6 +11,7 @@ from torchngvi.distributed.prints import shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Additive, AdditiveTractable, Frame, FullPrior, Prior, Raw, Sites, Target
 from torchngvi.models.mixed import MixedLogJoint
+from torchngvi.models.mixed_prior import Precision
 from torchngvi.models.summands import nothing
 
 _ALIKE = (
@@ -64,13 +65,17 @@ def part_of(local: Part | None, num_data: int, processes: Processes) -> "Part | 
 def _facts(local: Additive | MixedLogJoint) -> dict[str, Any]:
     """What a rank says of its part."""
     if isinstance(local, MixedLogJoint):
-        rows, own, scales = local.rows, local.fixed.prior, getattr(local, "scales", None)
-        wishart = "the usual one" if local.usual else f"{local.precision.dof:g}, {shown(local.precision.scale)}"
+        rows, own, asked = local.rows, local.fixed.prior, local.asked
         alone: dict[str, Any] = {"rows": len(rows.y), "alone": True, "number of random effects": rows.r}
-        alone["prior of the random effects"] = wishart if scales is None else str(scales.settings())
+        alone["prior of the random effects"] = _prior_of_effects(local)
         if getattr(local, "learned", None) is not None:  # it begins elsewhere on each rank
             alone["settings of the likelihood"] = {}
-        return {**_facts(local.fixed), "model": type(local).__name__, **alone, "prior": None if local.scaled else own}
+        return {
+            **_facts(local.fixed),
+            "model": type(local).__name__,
+            **alone,
+            "prior": None if asked.fixed_scale is None else own,
+        }
     prior = local.prior if isinstance(local.prior, tuple) else None  # a Gaussian
     dtype = None if prior is None else prior.mean.dtype
     likelihood = getattr(local, "likelihood", None)
@@ -87,6 +92,16 @@ def _facts(local: Additive | MixedLogJoint) -> dict[str, Any]:
         "rows": getattr(local, "num_data", None),
         "alone": not isinstance(local, AdditiveTractable) or not local.prior_alone or prior is None,
     }
+
+
+def _prior_of_effects(local: MixedLogJoint) -> str:
+    """The prior of the random effects as it was asked for: one that depends on the data is made of those of all."""
+    asked, prior = local.asked, local.covariance_prior
+    if asked.usual or isinstance(asked.precision, str):
+        return f"{asked.precision or 'the default one'}, {asked.concentration:g}"
+    if isinstance(prior, Precision):
+        return f"{prior.dof:g}, {shown(prior.scale)}"
+    return str(prior.settings())
 
 
 def _numbers_of(part: object) -> dict[str, float | str]:

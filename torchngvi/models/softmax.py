@@ -41,8 +41,8 @@ class SoftmaxRegression(AdditiveTractable):
     Args:
         X: the design, (N, D), dense. Add a column of ones for an intercept.
         y: the class labels, (N,), any numbers.
-        prior_precision: of all (K - 1) D coefficients, class by class: a scalar, (K - 1) D numbers,
-            or a matrix.
+        prior_precision: of all (K - 1) D coefficients of columns as they are, class by class, 1 by default: a scalar,
+            (K - 1) D numbers, or a matrix.
         prior_mean: the mean of the prior, a scalar or (K - 1) D numbers.
         weights: factors of the log likelihood of each row, (N,), not negative.
         temperature: γ, the weight of KL(q‖prior).

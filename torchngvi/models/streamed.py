@@ -6,6 +6,7 @@ batch and a few D x D matrices in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, final
 
 import torch
@@ -17,8 +18,23 @@ from torchngvi.models.data_log_joint import check_batches, counted, over_a_pass,
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.models.summands import assembled, in_frame, summands, with_prior
+from torchngvi.numerics.arrays import writable
 
 _PARTS = 8  # batches from which the rows of a start are taken, where any of them can be read
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """What makes a generalised linear model of a batch; a class of the module, so that models can be pickled."""
+
+    family: str | Likelihood
+    dtype: torch.dtype
+    device: torch.device | str | None
+    options: dict[str, Any]
+
+    def __call__(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> Any:
+        X = torch.as_tensor(writable(X)).to(device=self.device, dtype=self.dtype)
+        return GeneralizedLinear(X, y, self.family, weights=weights, offset=offset, **self.options)
 
 
 @final
@@ -36,6 +52,9 @@ class Streamed(AdditiveTractable):
         num_data: the number of rows of a pass, which every pass checks.
         model: makes a model of a batch, with the whole prior: it is called with the parts of a tuple, or with those of
             a dict by name.  Name the classes of labels, ``classes=(0, 1)``: a batch need not hold all of them.
+
+    A model is pickled with its batches: a reader of `torchngvi.adapters.files` by the names of its files, a list with
+    its rows.  Of ``model`` pickle takes functions of a module; `Streamed.linear` has one.
 
     Raises:
         InputError: batches that cannot be iterated over again; on use, another number of rows, a batch that is no
@@ -94,12 +113,7 @@ class Streamed(AdditiveTractable):
         >>> Streamed.linear([batch], 2, classes=(0, 1), prior_precision=2.0).dim
         2
         """
-
-        def model(X: Tensor, y: Tensor, weights: Tensor | None = None, offset: Tensor | None = None) -> Any:
-            X = torch.as_tensor(X).to(device=device, dtype=dtype)
-            return GeneralizedLinear(X, y, family, weights=weights, offset=offset, **options)
-
-        return cls(batches, num_data, model)
+        return cls(batches, num_data, _Linear(family, dtype, device, options))
 
     @property
     def dim(self) -> int | None:

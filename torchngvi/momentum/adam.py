@@ -38,7 +38,6 @@ class Adam(Momentum):
     """
 
     needs_natural = False
-    signed = ("mean_matrix",)
     carried = ("mean_vector",)
 
     def __init__(self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:

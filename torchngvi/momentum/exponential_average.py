@@ -33,7 +33,6 @@ class ExponentialAverage(Momentum):
 
     needs_natural = False
     of_steps = True
-    signed = ("mean_matrix",)
     carried = ("mean_vector",)
 
     def __init__(self, weight: float = 0.9) -> None:

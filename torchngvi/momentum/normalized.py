@@ -47,7 +47,6 @@ class NormalizedMomentum(Momentum):
     """
 
     needs_natural = True
-    signed = ("mean_matrix",)
     carried = ("mean_vector",)
 
     def __init__(self, norm: str = "euclidean", *, beta: float = 0.9, bias_correction: bool = True) -> None:

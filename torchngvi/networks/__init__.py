@@ -3,7 +3,14 @@
 from torchngvi.networks.attached import Attachment, attach
 from torchngvi.networks.calibration import Calibrated, calibrate
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, GradientNoise, Reparametrized, SampledLabels
-from torchngvi.networks.likelihoods import Bernoulli, Categorical, Gaussian, OutputLikelihood
+from torchngvi.networks.laplace import LaplaceResult
+from torchngvi.networks.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    OutputLikelihood,
+)
 from torchngvi.networks.posterior import NetworkGaussian, network
 from torchngvi.networks.predictions import Predictive, log_prob, outputs, predictive
 from torchngvi.networks.radii import ChosenRadius, choose_radius
@@ -22,6 +29,8 @@ __all__ = [
     "ExampleGradients",
     "Gaussian",
     "GradientNoise",
+    "HeteroscedasticGaussian",
+    "LaplaceResult",
     "NetworkGaussian",
     "OutputLikelihood",
     "Predictive",

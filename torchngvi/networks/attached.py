@@ -5,9 +5,10 @@ step     the optimizer moves the mean as it moves any parameter
 after    the move is shortened to a radius, q takes it, and the parameters take the next draw
 """
 
+import functools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -17,11 +18,25 @@ from torch.optim import Optimizer
 
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks import kernels
-from torchngvi.networks.curvatures import Curvature, SampledLabels
+from torchngvi.networks.curvatures import Curvature, ExampleGradients, SampledLabels
 from torchngvi.networks.finite import all_finite, share_within, zero_where_
 from torchngvi.networks.hooks import refuse_replaced
-from torchngvi.networks.optimizers import check, closure_of, note_lr, refuse_wrapped, share_of_lr, unscale_
+from torchngvi.networks.optimizers import (
+    calls_first,
+    check,
+    closure_of,
+    draws_before,
+    forget_start,
+    is_within_its_own_step,
+    largest_lr,
+    note_start,
+    planned_share,
+    refuse_wrapped,
+    share_of_lr,
+    unscale_,
+)
 from torchngvi.networks.posterior import NetworkGaussian
+from torchngvi.networks.watch import Watch, outputs_in
 
 _SHARE = 0.04  # the default radius is this over the square root of the number of steps, in nats a datum
 
@@ -39,9 +54,11 @@ def attach(
 
     The optimizer moves the mean with the gradient of the mean loss at a draw plus δm; q shortens the move to
 
-        κ = ½ dmᵀ(H + δ) dm ≤ r f²   nats a datum, f = lr/its largest value,
+        κ = ½ dmᵀ(H + δ) dm ≤ r f²   nats a datum,   f = min(½(1 + cos πt/S), lr/its largest value),
 
-    so that a learning rate that is large enough (1, say) has no other part than its schedule, and no step is too long.
+    after t of S steps, and multiplies it by f, so that a learning rate that is large enough (1, say) needs no schedule,
+    no step is too long, and the last ones are short.  Of the planned schedule and one of the optimizer the smaller
+    factor holds, never the product.  After S steps f stays what it was at the last, and a warning follows at 1.5 S.
     The default is r = 0.04/√steps, chosen on validation data of eight tasks; it is too long for some, and
     :func:`torchngvi.networks.choose_radius` finds a better one by short trials.  The diagonal of H says too little of a
     move of weights whose inputs move together, so that a long radius is longer than it says, and a noise that is
@@ -52,10 +69,10 @@ def attach(
         optimizer: any optimizer of torch over the network's parameters, or several that share them, but for LBFGS; the
             weight decay of the parameters of q is 0, as the prior takes its place.
         q: the posterior, from :func:`torchngvi.network`.
-        steps: the number of optimizer steps that the training will take, for the default radius; the start of q is
-            forgotten over 0.3 of them, 100 at least and 1,000 at most.
+        steps: the number S of optimizer steps that the training will take, for the default radius and the schedule; the
+            start of q is forgotten over 0.3 of them, 100 at least and 1,000 at most.
         radius: the longest move of a step in nats a datum, in place of the default; ``math.inf`` sets none.  Without
-            steps the start is forgotten over 100 observations of the curvature.
+            steps nothing falls but the rate, and the start is forgotten over 100 observations of the curvature.
         curvature: how the curvature is observed; `SampledLabels()` by default.
         fused: whether the hooks of a step go through compiled loops on a CPU, which read each weight fewer times.  They
             are compiled in half a second by the C compiler of the machine, and equal the other ones to rounding; they
@@ -67,7 +84,9 @@ def attach(
     Raises:
         InputError: for another kind of argument, if neither steps nor radius is given, if an optimizer has
             weight decay for a parameter of q, maximises, or is LBFGS, if a parameter of q is in none of them, or if
-            fused loops are wanted and there is no C compiler.
+            fused loops are wanted and there is no C compiler.  A step raises it for a layer that joins later.
+
+    What a script shows of other slips, such as a sum for a mean or a second optimizer, is a `UserWarning`, once.
 
     >>> import torchngvi
     >>> model = torch.nn.Linear(2, 3)
@@ -104,7 +123,7 @@ def attach(
     for family in q.each():
         family.fused = fused
     q.plan_(steps, curvature.every)
-    return Attachment(optimizers, q, length, curvature)
+    return Attachment(optimizers, q, length, curvature, steps=steps)
 
 
 def _are_optimizers(given: Any) -> bool:
@@ -150,6 +169,7 @@ class Attachment:
         radius: the longest move, in nats a datum.
         curvature: how the curvature is observed.
         prior_in_gradient: whether δm is added to the gradients; an optimizer that adds it itself says no.
+        steps: of the training, over which radius and moves fall to zero by themselves; None for no such schedule.
 
     Attributes:
         skipped: the steps whose gradients or move were not finite, and which did not move the mean, a 0-d tensor.
@@ -162,6 +182,7 @@ class Attachment:
         radius: float,
         curvature: Curvature,
         prior_in_gradient: bool = True,
+        steps: int | None = None,
     ) -> None:
         refuse_replaced(q.model, q.names, q.parameters_of_network)
         if any(tensor.is_inference() for tensor in q.buffers()):
@@ -169,25 +190,28 @@ class Attachment:
                 "The posterior was made within torch.inference_mode(), which makes tensors that no step may change; "
                 "call torchngvi.network outside of it."
             )
-        self.q, self.radius, self.curvature = q, float(radius), curvature
+        self.q, self.radius, self.curvature, self.steps = q, float(radius), curvature, steps
         self.prior_in_gradient, self.fused = prior_in_gradient, any(family.fused for family in q.each())
         self.optimizers = list(optimizers)
+        self.watch = Watch(q, self.optimizers, steps, not isinstance(curvature, ExampleGradients))
         self.stepped: list[Optimizer] = []
         self._scaled = False
         device = q.parameters_of_network[0].device
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self._unusable: bool | Tensor = False
+        self._known: list[tuple[dict[str, Any], bool]] = []
         self._warned = False  # of the steps that were not taken since the last one that was
         self.handles: list[Any] = []
         for opt in self.optimizers:
             self.handles += [opt.register_step_pre_hook(self.before), opt.register_step_post_hook(self.after)]
         self.handles.append(q.model.register_forward_hook(self.after_forward))
         for group in self._groups():
-            note_lr(group)
+            note_start(group, q.draw)
         q.agree_()
         curvature.begin(q)
         self.seen = q.observed
-        q.sampling = True
+        self._first = False  # whether a closure is called for the first time in a step, around the mean
+        q.sampling, q.ending = True, self.doubt
         q.settle(q.model.training)
 
     @torch.compiler.disable
@@ -197,8 +221,14 @@ class Attachment:
         Args:
             module, arguments, output: as torch gives them.
         """
-        if self.handles and module.training and not self.q.pinned:
-            self.curvature.after_forward(self.q, output)
+        if not self.handles or not module.training or (self.q.pinned and not self._first):
+            return
+        observed = self.q.observed
+        self.curvature.after_forward(self.q, output)
+        if torch.is_grad_enabled() and not torch.jit.is_tracing():
+            outputs = outputs_in(output, getattr(self.curvature, "output", None))
+            if isinstance(outputs, Tensor) and outputs.requires_grad:
+                self.watch.after_forward(outputs, self.curvature.labels if self.q.observed > observed else None)
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -211,16 +241,67 @@ class Attachment:
             optimizer, arguments, keywords: as torch gives them.
 
         Returns:
-            Arguments with a closure that only returns the loss, where there was one: it is called here, at the draw.
+            Arguments with another closure, where there was one.  It evaluates the loss at the draw; for an optimizer
+            that calls it once, before it does anything else, that is done here.
 
         Raises:
-            InputError: if a gradient is sparse.
+            InputError: if a gradient is sparse, or of a parameter that has joined later.
         """
+        if is_within_its_own_step(optimizer):
+            return None
         if optimizer in self.stepped:
             self.finish()
-        closure = closure_of(arguments, keywords)
-        loss = None if closure is None else closure()
+        closure, q = closure_of(arguments, keywords), self.q
+        first = calls_first(optimizer)
+        loss = closure() if closure is not None and first else None
+        self.watch.before_step(optimizer, 0 if self.steps is None else self.taken)
+        if closure is None or first:
+            used = self._usable(optimizer)
+            self.curvature.before_step(q, used)
+            self.watch.say_of_gradients(used, len(self.optimizers) > 1)
+            q.mean_(used if self.prior_in_gradient else None)
+            self._refresh()
+        else:
+            q.mean_()
+        q.unfinished = self.finish
+        return None if closure is None else ((optimizer, _Closure(self, optimizer, closure, loss, first)), {})
+
+    @torch.no_grad()
+    def evaluate(self, optimizer: Optimizer, closure: Callable[[], Any], first: bool) -> Any:
+        """Evaluate a closure within a step, at the draw around what the parameters hold, and add the prior's part.
+
+        Args:
+            optimizer: whose step it is.
+            closure: of the script.
+            first: whether it is the first time in this step, which the curvature looks at.
+
+        Returns:
+            What the closure returned.
+        """
         q = self.q
+        held = {name: p.detach().clone() for name, p in zip(q.names, q.parameters_of_network, strict=True)}
+        for family in q.each():
+            family.disturb_(q.seed, q.draw, q.temperature**0.5)
+        torch.clear_autocast_cache()
+        self._first, q.pinned, q.unfinished = first, True, None
+        try:
+            loss = closure()
+        finally:
+            self._first, q.pinned, q.unfinished = False, False, self.finish
+            torch._foreach_copy_([p.detach() for p in q.parameters_of_network], list(held.values()))
+            torch.clear_autocast_cache()
+            q.written.count += 1
+        self.watch.others.refuse_joined(optimizer)
+        used = self._usable(optimizer)
+        if first:
+            self.curvature.before_step(q, used)
+        if self.prior_in_gradient:
+            for name, gradient in used.items():
+                gradient.add_(held[name], alpha=q.prior[name])
+        return loss
+
+    def _usable(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """The gradients of an optimizer's parameters of q by name, unscaled, and zero where they are not finite."""
         used = {name: p.grad for name, p in self._moved_by(optimizer) if p.grad is not None}
         gradients = list(used.values())
         if any(g.is_sparse for g in gradients):
@@ -233,13 +314,13 @@ class Attachment:
         zero_where_(gradients, bad)
         self._unusable = self._unusable | (bool(bad) if bad.device.type == "cpu" else bad)
         self._scaled = self._scaled or hasattr(optimizer, "found_inf")
-        self.curvature.before_step(q, used)
-        q.mean_(used if self.prior_in_gradient else None)
-        if q.observed != self.seen:  # only now: until here the draw could have been needed again
-            q.refresh_()
-            self.seen = q.observed
-        q.unfinished = self.finish
-        return None if closure is None else ((optimizer, lambda: loss), {})
+        return used
+
+    def _refresh(self) -> None:
+        """Let the covariance follow what was observed; only when the draw is not needed again."""
+        if self.q.observed != self.seen:
+            self.q.refresh_()
+            self.seen = self.q.observed
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -249,6 +330,8 @@ class Attachment:
         Args:
             optimizer, arguments, keywords: as torch gives them.
         """
+        if is_within_its_own_step(optimizer):
+            return
         self.stepped.append(optimizer)
         if len(self.stepped) == len(self.optimizers):
             self.finish()
@@ -256,11 +339,19 @@ class Attachment:
     @torch.no_grad()
     def finish(self) -> None:
         """Take the move, no longer than the radius, and go on to the next draw."""
-        q, length = self.q, self.radius * self._share() ** 2
-        share, usable = share_within(length, q.divergence(), self._unusable)
+        q, largest = self.q, self._largest_()
+        self._refresh()
+        length = self.radius * (largest * self._share()) ** 2 if largest else 0.0
+        share, usable = share_within(length, q.divergence(), self._unusable, largest)
+        self.watch.shortened = self.watch.shortened or not isinstance(share, float) or share < largest
         self._report(usable)
         q.unfinished, self._scaled, self.stepped = None, False, []
         q.next_draw_(share)
+        self.watch.after_step()
+
+    def doubt(self) -> str | None:
+        """Return what to say of predictions after a training whose steps have not become short, or None."""
+        return self.watch.doubt(self.radius, self.taken, self._share(), max(map(largest_lr, self._groups())))
 
     def _moved_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of q that an optimizer has, with their names."""
@@ -290,14 +381,41 @@ class Attachment:
         )
 
     def _share(self) -> float:
-        """f = lr/its largest value, the largest one of all groups with parameters of q."""
+        """g = lr/its largest value, the largest one of all groups with parameters of q."""
         return max(map(share_of_lr, self._groups()))
+
+    @property
+    def taken(self) -> int:
+        """The steps that the training has taken."""
+        return self.q.draw - draws_before(self._groups())
+
+    def _largest_(self) -> float:
+        """The share of the moves under the smaller one of two schedules, that of the rate, g, and the planned one, f.
+
+        The optimizer has scaled its moves by g, so that min(f, g)/g is left.  Where the rates of groups fall apart, the
+        moves of those that have fallen further are stretched here, so that each has its own smaller one in the end.
+        """
+        planned, groups = planned_share(self.taken, self.steps), self._groups()
+        shares = [share_of_lr(group) for group in groups]
+        largest = max(shares)
+        if planned >= largest:
+            return 1.0
+        for group, share in zip(groups, shares, strict=True):
+            if 0 < share < largest:
+                own = set(group["params"])
+                each = zip(self.q.parameters_of_network, self.q.mean.values(), strict=True)
+                for p, m in ((p, m) for p, m in each if p in own):
+                    p.sub_(m).mul_(min(largest / planned, largest / share)).add_(m)
+        return planned / largest
 
     def _groups(self) -> list[dict[str, Any]]:
         """The groups of the optimizers with parameters of q."""
-        of_q = set(map(id, self.q.parameters_of_network))
         groups = [group for opt in self.optimizers for group in opt.param_groups]
-        return [group for group in groups if any(id(p) in of_q for p in group["params"])]
+        known = self._known  # looked up once, as long as no group joins or is loaded
+        if len(known) != len(groups) or any(group is not own for group, (own, _) in zip(groups, known, strict=True)):
+            of_q = set(self.q.parameters_of_network)
+            self._known = known = [(group, not of_q.isdisjoint(group["params"])) for group in groups]
+        return [group for group, has in known if has]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside q and the optimizers: nothing but what the curvature remembers."""
@@ -332,8 +450,30 @@ class Attachment:
     def remove(self) -> None:
         """Let the optimizers go: the network trains as without q from then on, from its mean."""
         self.q.finish_step()
+        said = self.doubt()
+        self.q.ending = None if said is None else functools.partial(str, said)
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
+        for group in self._groups():
+            forget_start(group)
         self.q.sampling = False
         self.q.settle(self.q.model.training)
+
+
+class _Closure:
+    """The closure that a step is given in the place of the script's: each call is at the draw, wherever the mean is."""
+
+    def __init__(
+        self, attachment: Attachment, optimizer: Optimizer, closure: Callable[[], Any], loss: Any, known: bool
+    ) -> None:
+        self.attachment, self.optimizer, self.closure = attachment, optimizer, closure
+        self.loss, self.known, self.first = loss, known, not known
+
+    def __call__(self) -> Any:
+        """Return the loss, and leave its gradients with the prior's part."""
+        if self.known:
+            self.known = False
+            return self.loss
+        first, self.first = self.first, False
+        return self.attachment.evaluate(self.optimizer, self.closure, first)

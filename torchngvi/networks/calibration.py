@@ -75,7 +75,7 @@ def calibrate(
     >>> model = torch.nn.Linear(1, 2)
     >>> q = torchngvi.network(model, num_data=20)
     >>> x = torch.zeros(20, 1)
-    >>> q.laplace([(x, torch.arange(20) % 2)])
+    >>> _ = q.laplace([(x, torch.arange(20) % 2)])
     >>> found = torchngvi.calibrate(q, [(x, torch.arange(20) % 2)], largest=0.05)
     >>> q.temperature == found.temperature
     True
@@ -136,9 +136,9 @@ def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str
             "the scale of the noise is not that of the labels, or the loss is not that of the likelihood. Train with "
             "networks.Gaussian(scale).loss(output, y), with another scale or one that is learned."
         )
-    doubt = q.likelihood.doubt()
-    if doubt is not None:
-        yield doubt
+    for doubt in (q.likelihood.doubt(), None if q.ending is None else q.ending()):
+        if doubt is not None:
+            yield doubt
 
 
 def _rising(values: list[float]) -> bool:

@@ -1,6 +1,7 @@
 """Lists of tensors that may not be finite, without a wait for a device."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,31 @@ def all_finite(tensors: list[Tensor]) -> Tensor:
         return torch.tensor(all(math.isfinite(tensor.sum(dtype=dtype)) for tensor in tensors), device="cpu")
     norms = torch._foreach_norm(tensors, 2, dtype)
     return torch.stack([norm.to(norms[0]) for norm in norms]).isfinite().all()
+
+
+class Fetched:
+    """Numbers on their way from a device, which are read when they have arrived, without a wait for it.
+
+    Args:
+        numbers: a tensor.
+
+    >>> Fetched(torch.ones(2)).read()
+    [1.0, 1.0]
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._event: Any = None
+        if numbers.device.type == "cuda":
+            self._here = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
+            self._here.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._here = numbers.cpu()
+
+    def read(self) -> Any:
+        """Return the numbers, or None as long as they have not arrived."""
+        return self._here.tolist() if self._event is None or self._event.query() else None
 
 
 def squared_norm(norms: list[Tensor]) -> Tensor:
@@ -85,13 +111,16 @@ def add_share_(tensors: list[Tensor], moves: list[Tensor], share: float | Tensor
         torch._foreach_add_(tensors, moves, alpha=share)
 
 
-def share_within(length: float, kl: Tensor, bad: bool | Tensor) -> tuple[float | Tensor, bool | Tensor]:
+def share_within(
+    length: float, kl: Tensor, bad: bool | Tensor, largest: float = 1.0
+) -> tuple[float | Tensor, bool | Tensor]:
     """Return the share of a move that is no longer than a length, and whether the move is usable.
 
     Args:
         length: in the units of the divergence.
         kl: the divergence of the whole move, a 0-d tensor.
         bad: whether the move is not usable for another reason.
+        largest: share, whatever the divergence.
 
     Returns:
         Numbers where kl is on the CPU, else 0-d tensors, without a wait for the device.
@@ -102,6 +131,6 @@ def share_within(length: float, kl: Tensor, bad: bool | Tensor) -> tuple[float |
     if kl.device.type == "cpu":
         whole = float(kl)
         usable = math.isfinite(whole) and not bad
-        return (min(1.0, math.sqrt(length / max(whole, _TINY))) if usable else 0.0), usable
+        return (min(largest, math.sqrt(length / max(whole, _TINY))) if usable else 0.0), usable
     fine = kl.isfinite() & ~bad
-    return torch.where(fine, (length / kl.clamp_min(_TINY)).sqrt().clamp(max=1.0), 0.0), fine
+    return torch.where(fine, (length / kl.clamp_min(_TINY)).sqrt().clamp(max=largest), 0.0), fine

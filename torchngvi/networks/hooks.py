@@ -6,18 +6,24 @@ load_state_dict()       what was loaded becomes the mean
 """
 
 import copy
+import sys
+import weakref
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from torchngvi.errors import InputError
+from torchngvi.networks.predictions import warn_caller
 
 
 class Held(Protocol):
     """What the hooks need of a posterior over a network."""
 
     sampling: bool
+    pinned: bool
+    written: "Written"
     parameters_of_network: list[nn.Parameter]
 
     @property
@@ -36,6 +42,68 @@ class Held(Protocol):
 
     def finish_step(self) -> None:
         """End a step that is under way."""
+
+
+class Written:
+    """The writes of draws and means into the parameters of a network, between which others may read and change them.
+
+    Attributes:
+        count: of the writes, by which a change by something else can be noticed.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._averages: list[tuple[weakref.ref[AveragedModel], int]] = []  # with their numbers of updates
+
+    def add(self, average: AveragedModel) -> None:
+        """Look from now on at an average of the weights, which takes what the parameters hold.
+
+        Args:
+            average: that has begun to copy the network.
+        """
+        self._averages.append((weakref.ref(average), 0))
+
+    def note(self, drawn: bool) -> None:
+        """Note that the parameters are about to be written, and say once that an average has taken in a draw.
+
+        Args:
+            drawn: whether they hold a draw of a training until then.
+        """
+        self.count += 1
+        for k, (reference, count) in enumerate(self._averages):
+            average = reference()
+            if average is None:
+                continue
+            known = average.n_averaged
+            now = int(known) if known.device.type == "cpu" else known._version
+            self._averages[k] = reference, now
+            if drawn and now == count + 1:
+                self._averages = []
+                warn_caller(
+                    "AveragedModel has averaged what the parameters hold, which is a draw of the weights in training. "
+                    "Call update_parameters within `with q.at_mean():`, so that it averages their means."
+                )
+                return
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has written nothing, and is averaged by nothing."""
+        return type(self), ()
+
+
+def _exporting() -> bool:
+    """Whether torch.export is at work."""
+    return torch.compiler.is_exporting()
+
+
+def _averaging() -> AveragedModel | None:
+    """The AveragedModel that is copying a network for itself, if one is."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
+        if isinstance(owner, AveragedModel):
+            return owner
+        frame = frame.f_back
+    return None
 
 
 class _AfterStateDict:
@@ -82,8 +150,20 @@ class Hooks:
         Args:
             module, arguments: as torch gives them.
         """
-        if self.q is not None:
+        if self.q is None:
+            return
+        state = torch._C._get_tracing_state()
+        if self.q.sampling and self.q.model.training and not self.q.pinned and (state is not None or _exporting()):
+            raise InputError(
+                "The network is traced or exported in training, where it holds a draw of its weights, another one for "
+                "each step. Call model.eval() first, after which it holds their mean, or q.release(), after which it "
+                "is any other network."
+            )
+        torch._C._set_tracing_state(None)  # type: ignore[attr-defined]  # what is written into the weights is no part of the network
+        try:
             self.q.settle(self.q.model.training)
+        finally:
+            torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
     def after_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
         """Put the means in the place of draws.
@@ -138,6 +218,9 @@ class Hooks:
         copied.q, copied.owned, copied.handles = None, {}, []
         if self.q is None:
             return copied
+        average = _averaging()
+        if average is not None:
+            self.q.written.add(average)
         if id(self.q) in memo:
             copied.q, copied.owned = memo[id(self.q)], copy.deepcopy(self.owned, memo)
             return copied

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.numerics.compiling import CompilerError, cache, shared_library
+from torchngvi.numerics.compiling import CompilerError, cache, private, shared_library
 
 _FLAGS = ("-O3", "-ffp-contract=off", "-fno-fast-math")  # whatever flags the compiler is named with
 _SOURCE = """
@@ -94,7 +94,7 @@ def _built() -> ctypes.CDLL:
         try:
             folder = cache()
         except (CompilerError, OSError, RuntimeError):  # of others, read-only, no home
-            folder = Path(scratch)
+            folder = private(Path(scratch))
         return ctypes.CDLL(str(shared_library("step", _SOURCE, _FLAGS, (), folder)))
 
 

@@ -5,7 +5,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,16 +43,49 @@ class AtMean(Protocol):
         """The families of the posterior."""
 
 
-def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None) -> None:
+class LaplaceResult(NamedTuple):
+    """What `NetworkGaussian.laplace` made, and how wide it is.
+
+    Attributes:
+        labels: whose curvature was averaged.
+        num_data: N, by which that mean is multiplied.
+        temperature: T of q; the standard deviations are √T of those of the Laplace approximation of the posterior.
+
+    >>> LaplaceResult(labels=200, num_data=200, temperature=0.05)
+    LaplaceResult(labels=200, num_data=200, temperature=0.05: standard deviations are 0.224 of the posterior's;
+        torchngvi.calibrate(q, loader) chooses a temperature, and q.temper_(1.0) takes the posterior itself)
+    """
+
+    labels: int
+    num_data: int
+    temperature: float
+
+    def __repr__(self) -> str:
+        """Say how wide the posterior is that was made, and what to do about it."""
+        wide = ": standard deviations are the posterior's"
+        if self.temperature != 1:
+            wide = (
+                f": standard deviations are {self.temperature**0.5:.3g} of the posterior's;\n    torchngvi.calibrate("
+                "q, loader) chooses a temperature, and q.temper_(1.0) takes the posterior itself"
+            )
+        numbers = f"labels={self.labels:,}, num_data={self.num_data:,}, temperature={self.temperature:g}"
+        return f"LaplaceResult({numbers}{wide})"
+
+
+def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None) -> int:
     """Give each family of q its part of the curvature at the weights that the network holds.
 
     Args:
         q: the posterior.
         loader, labels, read: as in `NetworkGaussian.laplace`.
 
+    Returns:
+        The number of labels in the loader.
+
     Raises:
         InputError: as there; q is then as it was.
     """
+    count = 0
     families = list(q.each())
     last = max(family.passes for family in families) - 1
     moving = [family for family in families if family.passes > 1]
@@ -61,7 +94,7 @@ def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | N
         for family in moving:
             family.restart_(q.observed > 0)
         for number in range(last + 1):
-            totals = curvature_of(q, loader, labels, read, number == 0)
+            totals, count = curvature_of(q, loader, labels, read, number == 0)
             for family, curvature in zip(families, totals, strict=True):
                 if number == last or family.passes > 1:
                     family.settle_(curvature)
@@ -69,9 +102,12 @@ def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | N
         for buffer, held in before:
             buffer.copy_(held)
         raise
+    return count
 
 
-def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None, first: bool = True) -> Totals:
+def curvature_of(
+    q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None, first: bool = True
+) -> tuple[Totals, int]:
     """Return the generalised Gauss-Newton matrix a label, H = Σᵢ E[gᵢgᵢᵀ]/n, at the weights that the network holds.
 
     gᵢ is the gradient of -log p of a label that the network itself predicts.
@@ -82,7 +118,7 @@ def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Rea
         first: whether this is the first pass, in which the warnings are given.
 
     Returns:
-        Of each family its part of H, as its `settle_` takes it; None for what is frozen.
+        Of each family its part of H, as its `settle_` takes it; None for what is frozen.  And the number of labels.
 
     Raises:
         InputError: as there.
@@ -115,11 +151,11 @@ def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Rea
             "The curvature of the data at the weights of the network is not finite, and the posterior is as it was; "
             "look at the weights and at the inputs."
         )
-    if not first:
-        return totals
-    _tell_of_frozen(q)
-    _tell_of_number(q, round(float(counts) * ranks() / (labels or 1)))
-    return totals
+    number_of_labels = round(float(counts) * ranks() / (labels or 1))
+    if first:
+        _tell_of_frozen(q)
+        _tell_of_number(q, number_of_labels)
+    return totals, number_of_labels
 
 
 def _of_batch(

@@ -63,7 +63,7 @@ def read_number(given: Any) -> int:
     100
     """
     if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
-        raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {given!r}.")
+        raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {shown(given)}.")
     return int(given)
 
 
@@ -83,7 +83,7 @@ def read_temperature(given: Any) -> float:
     1.0
     """
     if not is_number(given) or not 0 <= float(given) < math.inf:
-        raise InputError(f"temperature is 0 or larger, and finite; got {given!r}.")
+        raise InputError(f"temperature is 0 or larger, and finite; got {shown(given)}.")
     return float(given)
 
 
@@ -175,6 +175,32 @@ def matched(names: list[str], given: Mapping[str, Value], what: str) -> dict[str
     return chosen
 
 
+def named_by(structure: Structure, name: str) -> bool:
+    """Return whether a structure gives a parameter a family.
+
+    Args:
+        structure: as in :func:`torchngvi.network`.
+        name: of the parameter.
+
+    >>> named_by("diagonal", "body.weight"), named_by({"head.*": "dense"}, "body.weight")
+    (True, False)
+    """
+    return isinstance(structure, str) or any(fnmatch.fnmatchcase(name, pattern) for pattern in structure)
+
+
+def shown(given: Any) -> str:
+    """Return how an error shows an argument: a tensor or an array by its shape alone.
+
+    Args:
+        given: it.
+
+    >>> shown(nn.Linear(3, 2).weight), shown(-1.0)
+    ('a Parameter of shape (2, 3)', '-1.0')
+    """
+    shape = getattr(given, "shape", None)
+    return f"a {type(given).__name__} of shape {tuple(shape)}" if shape else repr(given)
+
+
 def fan_in(model: nn.Module, name: str) -> int:
     """Return the number of inputs that a parameter's layer sums over.
 
@@ -243,7 +269,11 @@ def families(model: nn.Module, num_data: int, structure: Structure, prior: Prior
         if name not in priors:
             raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
         if not is_number(priors[name]) or not 0 < float(priors[name]) < math.inf:
-            raise InputError(f"prior_precision is larger than 0 and finite; got {priors[name]!r} for {name}.")
+            raise InputError(
+                f"prior_precision is larger than 0 and finite; got {shown(priors[name])} for {name}. It is one number, "
+                "or one for each pattern of names, as {'head.*': 1.0, '*': 10.0}, and the same for all weights of a "
+                "parameter."
+            )
     kinds = {
         name: "diagonal" if kind == "kronecker" and not _is_matrix(parameters[name]) else kind
         for name, kind in kinds.items()

@@ -54,6 +54,18 @@ class OutputLikelihood(ABC):
         """
         return None
 
+    def as_classes(self, output: Tensor, is_gradient: bool = False) -> Tensor | None:
+        """Return the outputs as logits of classes, the last dimension, or a gradient at them as one at these logits.
+
+        Args:
+            output: what the network returned, or the gradient of a loss at it.
+            is_gradient: which of the two.
+
+        Returns:
+            (*labels, classes), where -log p(y | output) is -log softmax at the class y; None, the default, for others.
+        """
+        return None
+
     @abstractmethod
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return log p(y | output) of every label, without a sum over labels.
@@ -122,6 +134,10 @@ class Categorical(OutputLikelihood):
             )
         return output.movedim(dim, -1)
 
+    def as_classes(self, output: Tensor, is_gradient: bool = False) -> Tensor:
+        """Return the outputs with the classes last; see the base class."""
+        return self._rows(output)
+
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw classes by the largest of logits with Gumbel noise; see the base class."""
         logits = _full(self._rows(output))
@@ -158,6 +174,10 @@ class Bernoulli(OutputLikelihood):
     >>> Bernoulli().moments(torch.zeros(1))[0].item()
     0.5
     """
+
+    def as_classes(self, output: Tensor, is_gradient: bool = False) -> Tensor:
+        """Return the logits of 1 and 0, of which the second is 0; see the base class."""
+        return torch.stack([output, -output if is_gradient else torch.zeros_like(output)], -1)
 
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw labels by comparing with uniform noise; see the base class."""
@@ -295,6 +315,79 @@ class Gaussian(OutputLikelihood):
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output and the variance of the noise; see the base class."""
         return output, (self.factor * self._scale(output)).square().expand_as(output)
+
+    def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the variance of the means, and the mean variance; see the base class."""
+        return means.var(0, correction=0), given.mean(0)
+
+
+class HeteroscedasticGaussian(OutputLikelihood):
+    """Numbers with Gaussian noise whose standard deviation is an output, too: means, and logarithms of deviations.
+
+    The loss is the mean of ½(y - μ)²/s² + log s, with (μ, log s) the two halves of the last dimension of the output
+    (Nix and Weigend 1994): a head of two columns for one number a row.  It is for noise that depends on the input.
+
+    >>> noise = HeteroscedasticGaussian()
+    >>> output = torch.tensor([[1.0, 0.0], [2.0, math.log(0.5)]])  # means 1 and 2, standard deviations 1 and ½
+    >>> noise.moments(output)[1].tolist()
+    [[1.0], [0.25]]
+    >>> noise.loss(output, torch.tensor([[1.0], [2.0]])).item()  # half of log ½
+    -0.3465735912322998
+    """
+
+    factors = Gaussian.factors
+
+    def _parts(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and logarithms of standard deviations."""
+        if not isinstance(output, Tensor) or output.ndim < 2 or output.shape[-1] % 2:
+            got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise InputError(
+                "outputs of HeteroscedasticGaussian are the means and then the logarithms of the standard deviations, "
+                f"(rows, 2) for one number a row; got {got}."
+            )
+        mean, log_scale = _full(output).chunk(2, -1)
+        return mean, log_scale
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of a training step, the mean of -log p(y | output) without its constant ½ log 2π.
+
+        Args:
+            output: of the network, with its graph, (..., 2 columns).
+            y: the labels, (..., columns).
+
+        Returns:
+            A number.
+
+        Raises:
+            InputError: for outputs without a second half, or labels of another shape than one half.
+        """
+        mean, log_scale = self._parts(output)
+        check_labels(torch.Size([1, *mean.shape]), y)
+        return (0.5 * ((y - mean) / log_scale.exp()).square() + log_scale).mean()
+
+    def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the label μ + s ε; see the base class."""
+        mean, log_scale = self._parts(output)
+        noise = torch.empty_like(mean, requires_grad=False).normal_(generator=generator)
+        y = mean.detach() + log_scale.detach().exp() * noise
+        return 0.5 * ((y - mean) / log_scale.exp()).square() + log_scale
+
+    def curvature_terms(self, output: Tensor) -> Tensor:
+        """Return μ/s, with s held, and √2 log s: the Fisher information is diag(1/s², 2); see the base class."""
+        mean, log_scale = self._parts(output)
+        return torch.stack([mean / log_scale.detach().exp(), math.sqrt(2) * log_scale], -1)
+
+    def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the normal log density; see the base class."""
+        mean, log_scale = self._parts(output)
+        check_labels(mean.shape, y)
+        log_scale = log_scale + math.log(self.factor)
+        return -0.5 * ((y - mean) / log_scale.exp()).square() - log_scale - 0.5 * math.log(2 * math.pi)
+
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and the variances of the noise; see the base class."""
+        mean, log_scale = self._parts(output)
+        return mean, (self.factor * log_scale.exp()).square()
 
     def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Return the variance of the means, and the mean variance; see the base class."""

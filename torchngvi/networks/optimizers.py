@@ -1,5 +1,7 @@
 """What a posterior asks of the optimizers of torch that move its mean, and reads from them."""
 
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +12,8 @@ from torch.optim import Optimizer
 from torchngvi.errors import InputError
 from torchngvi.networks.layout import refuse_sharded
 
-_PEAK, _FIRST = "largest_lr", "first_lr"  # kept in the parameter group, hence in checkpoints of the optimizer
+# kept in the parameter group, hence in checkpoints of the optimizer
+_PEAK, _FIRST, _BEGUN = "largest_lr", "first_lr", "draws_before"
 
 
 def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]) -> None:
@@ -28,20 +31,15 @@ def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter
         kind = type(opt).__name__
         if isinstance(opt, torch.optim.LBFGS):
             raise InputError(
-                "LBFGS evaluates its closure several times a step, at the mean and not at a draw; take an optimizer "
-                "that needs one gradient a step."
+                "LBFGS evaluates its closure several times a step and compares gradients from step to step, and here "
+                "each step has another draw and is shortened afterwards; take an optimizer that remembers no steps, "
+                "such as AdamW."
             )
         for group in opt.param_groups:
             if not of_q.intersection(group["params"]):
                 continue
             held |= set(group["params"])
-            if group.get("weight_decay", 0.0):
-                raise InputError(
-                    f"{kind} has weight_decay={group['weight_decay']} for parameters of q, and the prior takes its "
-                    "place; set weight_decay=0.0 for them and say prior_precision= of torchngvi.network."
-                )
-            if group.get("maximize", False):
-                raise InputError(f"{kind} has maximize=True; a posterior needs the loss, -log p, and minimises it.")
+            check_options(kind, group)
     missing = [name for name, p in parameters.items() if p not in held]
     if missing:
         for opt in optimizers:
@@ -53,6 +51,25 @@ def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter
             f"{', ...' if len(missing) > 4 else ''} that q is over; give the optimizer all of model.parameters(), or "
             "several optimizers in a list."
         )
+
+
+def check_options(kind: str, group: Mapping[str, Any]) -> None:
+    """Refuse options of a group with parameters of q that would make other steps than the posterior needs.
+
+    Args:
+        kind: of the optimizer, for the error.
+        group: of parameters.
+
+    Raises:
+        InputError: for weight decay, or a loss that is maximised.
+    """
+    if group.get("weight_decay", 0.0):
+        raise InputError(
+            f"{kind} has weight_decay={group['weight_decay']} for parameters of q, and the prior takes its place; set "
+            "weight_decay=0.0 for them and say prior_precision= of torchngvi.network."
+        )
+    if group.get("maximize", False):
+        raise InputError(f"{kind} has maximize=True; a posterior needs the loss, -log p, and minimises it.")
 
 
 def refuse_wrapped(given: Any) -> None:
@@ -97,19 +114,85 @@ def closure_of(arguments: tuple, keywords: Mapping[str, Any]) -> Callable[[], An
     return None if closure is None else torch.enable_grad()(closure)
 
 
-def note_lr(group: dict[str, Any]) -> None:
-    """Let a group remember the learning rate that it has before the first step, which a warm-up may then lower.
+def is_within_its_own_step(optimizer: Optimizer) -> bool:
+    """Return whether the step of an optimizer is within another one of its own, whose class called ``super().step()``.
+
+    Args:
+        optimizer: whose hooks run.
+    """
+    if sum("step" in kind.__dict__ for kind in type(optimizer).__mro__ if kind is not Optimizer) < 2:
+        return False
+    frame, count = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame = frame.f_back
+        hooked = frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == "torch.optim.optimizer"
+        count += hooked and frame.f_locals.get("self") is optimizer
+    return count > 1
+
+
+def calls_first(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is known to call a closure once, and before it changes any parameter.
+
+    Args:
+        optimizer: one of torch or of this library does; another one may step aside first, as SAM does.
+
+    >>> calls_first(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    True
+    """
+    return type(optimizer).__module__.startswith(("torch.optim.", "torchngvi."))
+
+
+def note_start(group: dict[str, Any], draw: int) -> None:
+    """Let a group remember where a training begins: the learning rate, which a warm-up may then lower, and the draw.
+
+    What a checkpoint of the optimizer has brought already stays.
 
     Args:
         group: of parameters.
+        draw: the number of the present draw of the posterior.
 
     >>> group = {"lr": 0.5}
-    >>> note_lr(group)
+    >>> note_start(group, draw=3)
     >>> group["lr"] = 0.1
-    >>> share_of_lr(group)
-    0.2
+    >>> share_of_lr(group), draws_before([group])
+    (0.2, 3)
     """
     group[_FIRST] = max(float(group["lr"]), group.get(_FIRST, 0.0))
+    group.setdefault(_BEGUN, draw)
+
+
+def forget_start(group: dict[str, Any]) -> None:
+    """Let a group forget what :func:`note_start` and :func:`share_of_lr` have left in it, when a training is over.
+
+    Args:
+        group: of parameters.
+    """
+    for name in (_PEAK, _FIRST, _BEGUN):
+        group.pop(name, None)
+
+
+def draws_before(groups: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of draws that a posterior had made before the training of these groups began.
+
+    Args:
+        groups: of parameters; one of an earlier release remembers none, whose training began with the first draw.
+    """
+    return min((group[_BEGUN] for group in groups if _BEGUN in group), default=0)
+
+
+def planned_share(taken: int, steps: int | None) -> float:
+    """Return the factor f = ½(1 + cos(πt/S)) of the radius and the moves in a training of S steps, after t of them.
+
+    It is that of ``CosineAnnealingLR(optimizer, S)``, but stays after the last planned step what it was there.
+
+    Args:
+        taken: t, the steps taken so far.
+        steps: S, or None where it is not known, for no schedule.
+
+    >>> planned_share(0, 100), planned_share(50, 100), planned_share(99, 100) == planned_share(200, 100)
+    (1.0, 0.5, True)
+    """
+    return 1.0 if steps is None else 0.5 * (1 + math.cos(math.pi * min(max(taken, 0), steps - 1) / steps))
 
 
 def share_of_lr(group: dict[str, Any]) -> float:
@@ -127,10 +210,21 @@ def share_of_lr(group: dict[str, Any]) -> float:
     >>> share_of_lr(group), group["largest_lr"]
     (0.25, 2.0)
     """
-    lr = float(group["lr"])
+    group[_PEAK] = largest_lr(group)
+    return float(group["lr"]) / group[_PEAK] if group[_PEAK] > 0 else 0.0
+
+
+def largest_lr(group: Mapping[str, Any]) -> float:
+    """Return the largest learning rate that a group has had or that its schedule says it will have.
+
+    Args:
+        group: of parameters.
+
+    >>> largest_lr({"lr": 0.1, "max_lr": 0.3})
+    0.3
+    """
     first = group["initial_lr"] if "initial_lr" in group else group.get(_FIRST, 0.0)
-    group[_PEAK] = max(lr, group.get(_PEAK, 0.0), float(first), group.get("max_lr", 0.0))
-    return lr / group[_PEAK] if group[_PEAK] > 0 else 0.0
+    return max(float(group["lr"]), group.get(_PEAK, 0.0), float(first), group.get("max_lr", 0.0))
 
 
 def unscale_(optimizer: Optimizer, gradients: list[Tensor]) -> None:

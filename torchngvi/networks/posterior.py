@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchngvi.errors import InputError
 from torchngvi.networks.hooks import refuse_replaced
-from torchngvi.networks.laplace import settle_
+from torchngvi.networks.laplace import LaplaceResult, settle_
 from torchngvi.networks.layout import PriorPrecision, Structure
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
 from torchngvi.networks.predictions import Predictive, log_prob, predictive
@@ -50,6 +50,8 @@ class NetworkGaussian(NetworkWeights):
     ) -> None:
         self.likelihood = read_likelihood(likelihood)
         super().__init__(model, num_data, structure, prior_precision, temperature, seed)
+        self.structure = structure
+        self.ending: Callable[[], str | None] | None = None  # what to say of a training that may have ended too early
 
     def __repr__(self) -> str:
         """Name the families with their numbers of weights, the likelihood, and how far the training is."""
@@ -102,7 +104,7 @@ class NetworkGaussian(NetworkWeights):
         """
         return log_prob(self, inputs, y, samples, read)
 
-    def laplace(self, loader: Iterable[Any], labels: int | None = None, read: Read | None = None) -> None:
+    def laplace(self, loader: Iterable[Any], labels: int | None = None, read: Read | None = None) -> LaplaceResult:
         """Make q the Laplace approximation at the weights that the network has, which stay as they are.
 
         One wants it for a network that has been trained already, by any loop and without a posterior: its weights are
@@ -113,7 +115,9 @@ class NetworkGaussian(NetworkWeights):
         H the generalised Gauss-Newton matrix a datum, Jᵢ the derivatives of the outputs and Λᵢ the Hessian of -log p in
         them; of it the family takes the diagonal or its blocks (MacKay 1992; Ritter, Botev and Barber 2018), and a
         Kronecker family makes the product that is nearest in KL(q‖N(m, V)), by five passes.  The
-        network is evaluated in evaluation mode, at its mean.  :func:`calibrate` then chooses T on validation data.
+        network is evaluated in evaluation mode, at its mean.  T is the temperature of q, 0.05 unless
+        :func:`torchngvi.network` was given another one, so that the standard deviations are 4.5 times smaller than
+        those of the posterior itself, at T = 1; :func:`calibrate` chooses T on validation data.
         An optimizer that is attached goes on from this covariance.
 
         Args:
@@ -124,6 +128,9 @@ class NetworkGaussian(NetworkWeights):
                 class; or the number of labels that are drawn for each output, 1 for many classes or large networks.
             read: where the tensor of outputs is in what the network returns.
 
+        Returns:
+            How many labels there were, and how wide q is.
+
         Raises:
             InputError: if the loader is empty, or can be read only once for a Kronecker family, labels is less than 1,
                 or the curvature is not finite.
@@ -131,15 +138,17 @@ class NetworkGaussian(NetworkWeights):
         >>> model = nn.Linear(2, 3)
         >>> q = network(model, num_data=20, temperature=1.0)
         >>> q.laplace([(torch.zeros(20, 2), torch.zeros(20))])
+        LaplaceResult(labels=20, num_data=20, temperature=1: standard deviations are the posterior's)
         >>> q.variance["weight"].unique()  # inputs of zero say nothing of their weights: the prior's
         tensor([1.])
         """
         refuse_replaced(self.model, self.names, self.parameters_of_network)
         self.agree_()  # on what the network has
         with self.at_mean():
-            settle_(self, loader, labels, read)
+            count = settle_(self, loader, labels, read)
             self._seen.clear()
             self.observed = max(self.observed, SETTLED)
+        return LaplaceResult(count, self.num_data, self.temperature)
 
     def release(self) -> None:
         """Take the hooks off the network, whose parameters then hold the mean like those of any other network."""
@@ -233,8 +242,8 @@ def network(
             independent weights are too wide in most networks: the fit suffers from their noise.  0 trains without
             noise: the parameters hold the mean, and what is left is an optimizer whose steps have a radius.
             :func:`calibrate` chooses it anew after the training, on validation data.
-        likelihood: what the outputs say of the labels: "categorical", "bernoulli", ``networks.Gaussian(scale)`` or an
-            `OutputLikelihood`.
+        likelihood: what the outputs say of the labels: "categorical", "bernoulli", ``networks.Gaussian(scale)``,
+            ``networks.HeteroscedasticGaussian()`` or an `OutputLikelihood`.
         seed: of the noise; the same in all processes that train together.
 
     Returns:

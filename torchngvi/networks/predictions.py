@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchngvi.errors import InputError
 from torchngvi.networks.likelihoods import OutputLikelihood
 
-_PACKAGE = __name__.rpartition(".")[0]
+_PASSED_OVER = (__name__.rpartition(".")[0], "torch.", "contextlib", "functools")  # frames that no caller wrote
 
 
 class Drawn(Protocol):
@@ -72,6 +72,31 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the script that led here, through whatever frames of torch and of this package.
+
+    Args:
+        sentence: of the warning.
+        kind: of it.
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PASSED_OVER):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, kind, stacklevel=level)
+
+
+def called_by(module: str) -> bool:
+    """Return whether a module is among the callers.
+
+    Args:
+        module: its name.
+    """
+    frame = sys._getframe().f_back
+    while frame is not None and frame.f_globals.get("__name__") != module:
+        frame = frame.f_back
+    return frame is not None
+
+
 def warn_of_no_data(q: Drawn) -> None:
     """Warn of a posterior that has observed no curvature, where the caller of the library asks for predictions.
 
@@ -80,15 +105,10 @@ def warn_of_no_data(q: Drawn) -> None:
     """
     if q.observed:
         return
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(
+    warn_caller(
         "The posterior has seen no data: its standard deviations are those that it starts from, and its uncertainty "
         "says nothing. Train it with an optimizer and torchngvi.attach, load its own state with that of the network, "
-        "or, if the network is trained already, call q.laplace(loader).",
-        UserWarning,
-        stacklevel=level,
+        "or, if the network is trained already, call q.laplace(loader)."
     )
 
 

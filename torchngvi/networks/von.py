@@ -162,7 +162,7 @@ class VON(NaturalMomentum):
         super().__init__(_posterior(model, num_data, bayesian), lr, beta)
         curvature = SampledLabels() if curvature is None else curvature
         self.q.plan_(steps, curvature.every)
-        self.attachment = Attachment([self], self.q, length, curvature, prior_in_gradient=False)
+        self.attachment = Attachment([self], self.q, length, curvature, prior_in_gradient=False, steps=steps)
 
 
 class IVON(NaturalMomentum):

@@ -17,7 +17,7 @@ from torchngvi.distributed import average_over_ranks_, same_on_ranks_
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite, zero_where_
-from torchngvi.networks.hooks import Hooks, posterior_of, refuse_replaced
+from torchngvi.networks.hooks import Hooks, Written, posterior_of, refuse_replaced
 from torchngvi.networks.layout import PriorPrecision, Structure, families, read_number, read_temperature, unwrapped
 from torchngvi.networks.noise import read_seed, seed_of
 
@@ -67,6 +67,7 @@ class NetworkWeights(nn.Module):
         self._seen: list[tuple[Family, list[Tensor | None], float | Tensor]] = []  # what waits for the step
         self.unfinished: Callable[[], None] | None = None  # ends a step that one of several optimizers left out
         self.sampling, self.pinned, self.holds_draw = False, False, False
+        self.written = Written()
         self.refresh_()
         self._hooks = Hooks(self)
         self.register_load_state_dict_pre_hook(_before_loading)
@@ -94,8 +95,6 @@ class NetworkWeights(nn.Module):
     def _named(self, lists: list[list[Tensor]]) -> dict[str, Tensor]:
         return dict(zip(self.names, (tensor for part in lists for tensor in part), strict=True))
 
-    # what the parameters of the network hold
-
     def mean_(self, gradients: Mapping[str, Tensor] | None = None) -> None:
         """Write the mean into the parameters of the network, where they hold a draw.
 
@@ -104,6 +103,7 @@ class NetworkWeights(nn.Module):
         """
         if not self.holds_draw and gradients is None:
             return
+        self.written.note(self.holds_draw and self.sampling and not self.pinned)
         with torch.no_grad():
             for family in self.each():
                 if self.holds_draw:
@@ -126,6 +126,7 @@ class NetworkWeights(nn.Module):
         Where they held the mean and something else has changed it, that is the mean.
         """
         spread = self.temperature**0.5
+        self.written.note(self.holds_draw and self.sampling and not self.pinned)
         for family in self.each():
             family.follow_()
             if share is not None:
@@ -217,8 +218,6 @@ class NetworkWeights(nn.Module):
         for family in self.each():
             family.take_(share)
         self.mean_()
-
-    # the curvature
 
     def observe_(self, gradients: Sequence[Tensor | None], scale: float, rate: float) -> None:
         """Observe the curvature scale · g gᵀ: its running mean moves, and the covariance with it at the next step.
@@ -326,7 +325,7 @@ class NetworkWeights(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle of q has: it is attached to no optimizer."""
-        return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None}
+        return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None, "ending": None}
 
 
 def _before_loading(q: NetworkWeights, *given: Any) -> None:

@@ -142,26 +142,67 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def cache() -> Path:
-    """The folder of the libraries, which nobody but the user can write to.
+def user_cache() -> Path:
+    """The folder of the user for files that can be made again.
 
     Returns:
-        Its path.
+        $XDG_CACHE_HOME; without it, or where it is not absolute, which the specification of these names says to
+        ignore, ~/.cache.
 
     Raises:
-        CompilerError: if others can write to it, or this system does not tell who can.
+        RuntimeError: if the user has no home.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+
+
+def cache() -> Path:
+    """The folder of the libraries, in which and above which nobody but the user and root can change anything.
+
+    Returns:
+        Its path, without links.
+
+    Raises:
+        CompilerError: if others can write to it or to a folder above, or this system does not tell who can.
         OSError: if it cannot be made.
         RuntimeError: if the user has no home.
     """
     if sys.platform == "win32":
         raise CompilerError("who can write to a folder is not known on Windows")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    base.mkdir(parents=True, exist_ok=True)
-    folder = base
+    folder = user_cache()
+    folder.mkdir(parents=True, exist_ok=True)
     for name in ("torchngvi", "kernels"):
         folder = folder / name
         folder.mkdir(mode=0o700, exist_ok=True)
         trusted(folder)
+    return private(folder)
+
+
+def private(folder: Path) -> Path:
+    """A folder to load code from: what is loaded is what was checked, as nobody else can change a name on the way.
+
+    Every folder up to the root belongs to the user or to root, and others cannot write to it, or, but for the folder
+    itself, its sticky bit is set, as that of /tmp: then nobody can rename or remove what belongs to another.
+
+    Args:
+        folder: the folder.
+
+    Returns:
+        Its path, without links.
+
+    Raises:
+        CompilerError: if it is not so.
+        OSError: if the folder is not there.
+    """
+    folder = trusted(folder.resolve(strict=True))
+    for path in folder.parents:
+        status = path.lstat()
+        others = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+        if others or status.st_uid not in (0, os.getuid()):
+            raise CompilerError(
+                f"{path} can be written to by others, and so what is in it can be replaced; set XDG_CACHE_HOME to a "
+                "folder that is private up to the root"
+            )
     return folder
 
 

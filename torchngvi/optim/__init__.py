@@ -3,5 +3,6 @@
 from torchngvi.optim.captured import CapturedStep
 from torchngvi.optim.optimizer import NaturalGradientVI
 from torchngvi.optim.records import Evaluation, Heading, Report, Status
+from torchngvi.optim.watching import Watch
 
-__all__ = ["CapturedStep", "Evaluation", "Heading", "NaturalGradientVI", "Report", "Status"]
+__all__ = ["CapturedStep", "Evaluation", "Heading", "NaturalGradientVI", "Report", "Status", "Watch"]

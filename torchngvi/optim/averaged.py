@@ -1,10 +1,8 @@
 """The path of a momentum: along the average of the changes that the rule has asked for."""
 
-import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Coordinates, LogTangent, Momentum, Move, Path, Posterior, Tangent, where_members
-from torchngvi.optim.trial import Proposal
+from torchngvi.interfaces import Coordinates, Momentum, Move, Path, Posterior, Tangent, where_members
 
 State = dict[str, Tensor]
 
@@ -35,28 +33,4 @@ def averaged(momentum: Momentum, q: Posterior, path: Path, share: Tensor, state:
     def at(rho: Tensor) -> Move:
         return kind(Coordinates(rho[..., None] * change.vector, q.structure.scaled(rho, change.matrix)))
 
-    return Path(at, path.norm2, path.slope), memory
-
-
-def turned(momentum: Momentum, q: Posterior, step: Proposal, memory: State) -> State:
-    """The state of the momentum in the coordinates that q has after a step.
-
-    A posterior keeps the diagonal of its root positive by changing the sign of columns; the columns of the averaged
-    changes have to change sign with them.
-
-    Args:
-        momentum: the part whose attribute ``signed`` names the entries of the state that are turned.
-        q: the posterior before the step.
-        step: the step that is about to be taken.
-        memory: the state of the momentum after this step.
-
-    Returns:
-        The state, with the columns of the named entries turned.
-    """
-    if isinstance(step.move, LogTangent):  # its diagonal stays positive
-        return memory
-    assert isinstance(step.move, Tangent)
-    diagonal = q.structure.diagonal(q.coordinates.matrix + step.move.change.matrix)
-    columns = (diagonal < 0) & step.inside[..., None]
-    sign = torch.where(columns, -torch.ones_like(diagonal), torch.ones_like(diagonal))
-    return memory | {name: q.structure.scale_columns(memory[name], sign) for name in momentum.signed}
+    return Path(at, path.norm2, path.slope, speed2=path.length2), memory

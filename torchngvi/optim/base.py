@@ -11,6 +11,7 @@ from torchngvi.models.arguments import real
 from torchngvi.optim import pairs
 from torchngvi.optim.records import Report
 from torchngvi.optim.state import State, complete, converted
+from torchngvi.optim.watching import Pending, Seen, Watch, counted, read_later, speak
 from torchngvi.renamed import warn_renamed
 
 
@@ -31,12 +32,15 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     last: Report | None = None
     _cache: Any = None  # what is known of q as it is now
     _warned = False  # of a step that was not taken
+    _diverges = False  # and that was said
+    watch: Watch = Watch()
+    _pending: dict[int, Pending | None]  # counts on their way from an accelerator
     _asked_ranks = False
     _repeats = False  # the closure was seen to give the same loss twice
 
     _kept = (  # by a copy or a pickle, beside what torch keeps
         *("rule", "step_size", "estimator", "metric", "momentum", "posteriors"),
-        *("evaluations", "gradients", "values", "_found", "_warned", "_asked_ranks", "_repeats"),
+        *("evaluations", "gradients", "values", "_found", "_warned", "_asked_ranks", "_repeats", "_diverges", "watch"),
     )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -92,6 +96,20 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         """The number of steps that were not taken so far, over all posteriors and batch members."""
         return sum(int(s["rejections"].sum()) for s in self.state.values() if "rejections" in s)
 
+    def _look(self, index: int, seen: Seen) -> None:
+        """Count what goes wrong in a row, and say so where it is much.
+
+        Raises:
+            RejectedStepError: more rejections in a row, of all members, than ``watch.rejections``.
+        """
+        q, state = self.posteriors[index], self._state(index)["watch"]
+        counts = counted(self.watch, q, seen, state)
+        if counts is None:
+            return
+        known, self._pending[index] = read_later(counts, self._pending.get(index))
+        if known is not None:
+            self._diverges = speak(self.watch, type(self).__name__, q, seen, known, self._diverges)
+
     # -------------------------------------------------------------------------------- state
 
     def _state(self, index: int) -> State:
@@ -115,6 +133,9 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             "step_size": self.step_size.init(like),
             "estimator": {},
         }
+        if not self.step_size.needs_trial:  # what is far above the start, and how often in a row it was so
+            counts = torch.stack([torch.zeros_like(like)] * 2)
+            fresh["watch"] = {"far": torch.full_like(like, torch.nan), "counts": counts}
         if self.metric is not None:
             fresh["metric"] = self.metric.init(q)
         if self.momentum is not None:
@@ -165,12 +186,16 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         """The param groups as torch prints them, followed by the names of the parts."""
         parts = (self.rule, self.step_size, self.estimator, self.metric, self.momentum)
-        names = ", ".join(type(part).__name__ for part in parts if part is not None)
+        names = ", ".join(
+            repr(part) if part is self.step_size and type(part).__repr__ is not object.__repr__ else type(part).__name__
+            for part in parts
+            if part is not None
+        )
         return f"{super().__repr__()[:-1].rstrip()}\n    parts: {names}\n)"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{name: getattr(self, name) for name in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._cache = self.last = None
+        self._cache, self.last, self._pending = None, None, {}
         super().__setstate__(state)

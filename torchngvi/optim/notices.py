@@ -1,4 +1,4 @@
-"""What the optimizer warns of, each once, at the line of the user that stepped."""
+"""What the optimizer says, each once, at the line of the user that stepped: its warnings, and why it gives up."""
 
 import sys
 import warnings
@@ -6,8 +6,51 @@ import warnings
 from torch import Tensor
 
 from torchngvi.distributed import Processes, ranks
-from torchngvi.errors import RejectedStepWarning, UnsummedRanksWarning
+from torchngvi.errors import DivergenceWarning, RejectedStepError, RejectedStepWarning, UnsummedRanksWarning
 from torchngvi.interfaces import Posterior
+
+
+def give_up(method: str, q: Posterior, rows: int, rho: Tensor) -> None:
+    """Raise because q stands still: the last steps were all rejected.
+
+    Args:
+        method: the name of the optimizer's class.
+        q: the posterior.
+        rows: the number of steps in a row that were rejected.
+        rho: the last step size, (*batch,).
+
+    Raises:
+        RejectedStepError: always.
+    """
+    remedy = "step_size=KLRadius(0.1), or IBLR, none of whose steps leaves the cone"
+    if not q.framed:
+        remedy = "a limit such as step_size=Clip(5.0)"
+    raise RejectedStepError(
+        f"{method}: {rows} steps in a row left {_domain(q)} or were not finite, the last of size "
+        f"{float(rho.max()):.3g}: q has stood still, while whatever else the loop trains has moved on. Check that the "
+        f"loss is finite; use a smaller lr, {remedy}. "
+        "With opt.watch = torchngvi.optim.Watch(rejections=...) more of them are allowed."
+    )
+
+
+def warn_of_divergence(method: str, what: str, rho: Tensor) -> None:
+    """Warn that a run is far above its start.
+
+    Args:
+        method: the name of the optimizer's class.
+        what: what has climbed, with its values.
+        rho: the last step size, (*batch,).
+    """
+    warn(
+        f"{method}: {what}: the run diverges, at steps of size "
+        f"{float(rho.max()):.3g}. Begin again from the start with a smaller lr, or with step_size=KLRadius() in place "
+        "of Constant(); VN and SRVN without an lr find their steps by trial.",
+        DivergenceWarning,
+    )
+
+
+def _domain(q: Posterior) -> str:
+    return q.domain if q.framed else f"the domain where {q.domain}"
 
 
 def warn_of_rejection(method: str, q: Posterior, rho: Tensor) -> None:
@@ -18,12 +61,11 @@ def warn_of_rejection(method: str, q: Posterior, rho: Tensor) -> None:
         q: the posterior that was left as it is.
         rho: the step size that was tried, (*batch,).
     """
-    domain, remedy = q.domain, "or VN or SRVN without one, which find their steps by trial"
+    remedy = "or VN or SRVN without one, which find their steps by trial"
     if not q.framed:
-        domain = f"the domain where {domain}"
         remedy = "a limit such as step_size=Clip(5.0), or a metric with a larger eps or warmup"
     warn(
-        f"{method}: a step of size {float(rho.max()):.3g} left {domain} or was not "
+        f"{method}: a step of size {float(rho.max()):.3g} left {_domain(q)} or was not "
         "finite; q was left as it is, and steps like it will be skipped without another warning. "
         f"Use a smaller lr, {remedy}.",
         RejectedStepWarning,

@@ -45,14 +45,14 @@ from torchngvi.interfaces import (
 from torchngvi.metrics.quasi_newton import QuasiNewton
 from torchngvi.models.arguments import FullPrecision, classify
 from torchngvi.numerics.inference_mode import tracked
-from torchngvi.optim import gradients, notices, pairs
-from torchngvi.optim.averaged import averaged, turned
+from torchngvi.optim import gradients, notices, pairs, watching
+from torchngvi.optim.averaged import averaged
 from torchngvi.optim.evaluating import EvaluatingOptimizer
 from torchngvi.optim.records import Evaluation, Heading, Report
 from torchngvi.optim.state import State
 from torchngvi.optim.trial import measured, proposed, together, tried, usable
 from torchngvi.renamed import renamed
-from torchngvi.stepsizes import Constant, SufficientDecrease
+from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 
 class NaturalGradientVI(EvaluatingOptimizer):
@@ -65,9 +65,12 @@ class NaturalGradientVI(EvaluatingOptimizer):
         posterior: a `Posterior`, an iterable of them, or of dicts with the key "posterior" and
             options of their own, as torch's param groups.
         rule: the curve that a step follows, from `torchngvi.rules`.
-        lr: the step size; without it, steps are found by trial (`SufficientDecrease`), up to 1/γ, the
+        lr: the learning rate; without it, steps are found by trial (`SufficientDecrease`), up to 1/γ, the
             full Newton step.
-        step_size: a control from `torchngvi.stepsizes`; lr is then its upper limit, 1 if not given.
+        step_size: a control from `torchngvi.stepsizes`; lr is then its upper limit, 1 if not given.  By default, where
+            lr is given, `KLRadius()`: steps of that rate, none of which moves q by more than 0.2 nats.  ``Constant()``
+            is the rate without that bound, the update as papers print it; it is the default with a momentum, whose
+            averages are of one length, and for metrics without natural norm.
         estimator: how E_q[ℓ] is obtained; by default `Quadrature` where the target allows it,
             otherwise `Stein()`.
         metric: the part that bends the gradient before the rule follows it.  `QuasiNewton` memory, or `SiteNewton`, is
@@ -78,15 +81,20 @@ class NaturalGradientVI(EvaluatingOptimizer):
             needs a learning rate.
         loss_scale: the factor on the gradients of a closure's loss, N for a loss divided by N.
 
+    Attributes:
+        watch: when a run with a learning rate says that it diverges or ends with an error, a `Watch`; set another one
+            to have it otherwise.
+
     Raises:
-        InputError: an lr or a loss_scale that is not positive, no posterior.
+        InputError: an lr or a loss_scale that is not positive, an lr beside the rate of a `Constant`, no posterior.
         PairError: parts that cannot work together.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> from torchngvi.rules import VariationalNewton
+    >>> from torchngvi.stepsizes import Constant
     >>> q, model = CholeskyGaussian(1), GeneralizedLinear(torch.eye(1), [2.0], "gaussian")
-    >>> _ = NaturalGradientVI(q, VariationalNewton(), lr=1.0).step(model)
+    >>> _ = NaturalGradientVI(q, VariationalNewton(), lr=1.0, step_size=Constant()).step(model)
     >>> round(q.mean.item(), 4), round(q.variance.item(), 4)  # the posterior is N(1, ½)
     (1.0, 0.5)
     """
@@ -108,14 +116,21 @@ class NaturalGradientVI(EvaluatingOptimizer):
         if isinstance(posterior, Posterior) or not isinstance(posterior, Iterable):
             posterior = [posterior]
         groups = [g if isinstance(g, dict) else {"posterior": g} for g in posterior]
+        if isinstance(step_size, Constant) and step_size.rate is not None:
+            if lr is not None:
+                raise InputError(
+                    f"the learning rate is given twice, lr={lr} and step_size={step_size}. Leave one of them out."
+                )
+            lr = step_size.rate
         framed = all(getattr(group.get("posterior"), "framed", True) for group in groups)
         by_trial = lr is None and step_size is None and momentum is None and rule.natural
         if metric is None and by_trial and framed:
             metric = QuasiNewton()
         self.rule, self.metric, self.momentum = rule, metric, momentum
-        self.step_size = step_size or (SufficientDecrease() if lr is None else Constant())
         self.estimator = estimator
+        self.step_size = step_size or (SufficientDecrease() if lr is None else self._bounded(framed))
         self.posteriors = []
+        self._pending = {}
         self._found = lr is None
         pairs.refuse(pairs.AMONG_PARTS, self._parts())
         if not groups:
@@ -123,6 +138,12 @@ class NaturalGradientVI(EvaluatingOptimizer):
                 "the list of posteriors is empty; pass q itself, not q.parameters(): its coordinates are buffers."
             )
         super().__init__(groups, {"lr": 1.0 if lr is None else lr, "loss_scale": loss_scale})
+
+    def _bounded(self, framed: bool) -> StepSize:
+        """The default where a rate is given: a bound in nats, wherever the length of a step has such a measure."""
+        averaged = self.momentum is not None and not self.momentum.of_steps
+        natural = self.rule.natural if self.metric is None else self.metric.natural
+        return KLRadius() if not averaged and (natural or (framed and self.metric is None)) else Constant()
 
     # -------------------------------------------------------------------------------- step
 
@@ -231,7 +252,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
             with q.settled():
                 zero = torch.zeros_like(q.mean_probe[..., 0])
                 e = gradients.packet(q, zero, self.param_groups[index]["loss_scale"])
-                self._advance(index, Evaluation(e.value, e), self._heading(index, e), None, resting=resting)
+                heading = self._heading(index, e)
+                self._advance(index, Evaluation(e.value, e), heading, None, resting=resting, lossless=True)
 
     @torch.no_grad()
     def step_untried(self, target: Target) -> None:
@@ -254,6 +276,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         evaluate: Callable[[], Evaluation] | None,  # at q as it then is; None where nothing is tried
         coupled: bool = False,
         resting: Tensor | None = None,  # the members that stay where they are, (*batch,)
+        lossless: bool = False,  # the loss is not known, as after loss.backward()
     ) -> Evaluation | None:
         """From one posterior along its heading: average, propose, move, judge, remember; what holds after a trial."""
         q, lr, state = self.posteriors[index], self.param_groups[index]["lr"], self._state(index)
@@ -270,10 +293,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
         proposal = proposed(q, path, rho)
         if resting is not None:
             proposal = proposal._replace(inside=proposal.inside & ~resting)
-        if self.momentum is not None:
-            average = turned(self.momentum, q, proposal, average)
-            if resting is not None:
-                average = {name: where_members(resting, state["momentum"][name], new) for name, new in average.items()}
+        if self.momentum is not None and resting is not None:
+            average = {name: where_members(resting, state["momentum"][name], new) for name, new in average.items()}
 
         result, accepted = None, proposal.inside
         if evaluate is None or not self.step_size.needs_trial:
@@ -285,7 +306,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
             )
             own.update(control)
             state["loss"] = result.loss
-        everyone = known_everywhere(accepted)
+        everyone, refused = known_everywhere(accepted), None
         if not everyone:
             refused = ~accepted if resting is None else ~(accepted | resting)
             if not self.step_size.needs_trial:
@@ -297,6 +318,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
             state["metric"].update(heading.memory)
             state["went"] = rho if everyone else torch.where(accepted, rho, 0.0)
         self.last = Report(rho, accepted)
+        if not self.step_size.needs_trial:
+            self._look(index, watching.Seen(start, heading, rho, refused, resting, lossless))
         return result
 
     def _rho(self, q: Posterior, path: Path, lr: float | Tensor, state: State) -> Tensor:

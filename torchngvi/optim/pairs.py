@@ -108,9 +108,8 @@ AMONG_PARTS: list[Refusal] = [
         "learning rate, for example lr=0.001.",
     ),
     (
-        lambda p: p.step_size.needs_natural and not p.natural,
-        "{step_size} measures steps in the natural norm, which says nothing of the curve of {rule}. Use a constant lr, "
-        "or SufficientDecrease().",
+        lambda p: p.step_size.needs_natural and p.metric is not None and not p.natural,
+        "{step_size} measures steps in the natural norm, which {metric} says nothing of. Use Constant() or Clip(5.0).",
     ),
     (
         lambda p: p.step_size.needs_tangent and not p.straight,
@@ -138,6 +137,11 @@ WITH_POSTERIOR: list[Refusal] = [
     (
         lambda p: p.metric is not None and not p.accelerates and p.q.framed,
         "{metric} reads a flat vector and its scores, which {q} does not have. Use QuasiNewton(), or leave it out.",
+    ),
+    (
+        lambda p: p.step_size.needs_natural and not p.natural and not p.q.framed,
+        "{step_size} measures steps in the natural norm, which is not known of the curve of {rule} for {q}. Use "
+        "Clip(5.0), or a metric such as Exact().",
     ),
     (
         lambda p: p.accelerates and not p.q.framed,

@@ -96,7 +96,7 @@ class CovarianceRoot(Gaussian):
             case Root(vector, new):
                 pass
             case _:
-                vector, new = tangent_moved(structure, here, move)
+                (vector, new), in_cone = tangent_moved(structure, here, move)
         new, ok = structure.positive_root(new)
         return Coordinates(vector, new), structure.everywhere(ok & in_cone & self._proper(vector, new))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates
+from torchngvi.numerics.arrays import writable
 from torchngvi.posteriors.covariance_root import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import Shape, sizes
@@ -113,7 +114,7 @@ class Mixture(WeightedGaussians):
         components.restore(Coordinates(*(torch.stack(part) for part in places)))
         if elbos is None:
             return cls(components)
-        values = torch.as_tensor(elbos, dtype=first.dtype, device=first.device)
+        values = torch.as_tensor(writable(elbos), dtype=first.dtype, device=first.device)
         if values.shape != (len(gaussians),) or not bool(values.isfinite().all()):
             raise InputError(f"elbos has one finite number a Gaussian, {len(gaussians)} of them; got {elbos}.")
         return cls(components, values.softmax(0))

@@ -108,7 +108,7 @@ class PrecisionCholeskyGaussian(PrecisionGaussian):
                 new = structure.matmul(root, lower)
                 vector = mean + structure.tsolve(new, structure.solve(lower, force))
             case _:
-                vector, new = tangent_moved(structure, here, move)
+                (vector, new), in_cone = tangent_moved(structure, here, move)
         new, ok = structure.positive_root(new)
         inverse = structure.inverse(new)
         return Tested.of(vector, new, root=inverse), structure.everywhere(ok & in_cone & self._proper(vector, inverse))

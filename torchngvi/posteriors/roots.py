@@ -32,8 +32,11 @@ def tangent_moved(
     structure: Pattern,
     here: Coordinates,  # m and a triangular root Λ
     move: Move,
-) -> Coordinates:
+) -> tuple[Coordinates, Tensor]:
     """Move mean and root along a tangent: Λ + change, the diagonal by its logarithm where the move is a `LogTangent`.
+
+    A step that takes a diagonal entry of Λ through zero has left the domain: on the way there a variance was zero, or
+    infinite, and with the sign of its column turned back q' would be at a point that the gradient says nothing of.
 
     Args:
         structure: the pattern of q.
@@ -41,7 +44,7 @@ def tangent_moved(
         move: a `Tangent`, whose change is that of Λ; or a `LogTangent`, with the change of log Λ_ii on the diagonal.
 
     Returns:
-        The new mean and root; along a `LogTangent` the diagonal of the root has the signs that it had.
+        The new mean and root, and the members (*batch,) for which the diagonal of the root is positive.
 
     Raises:
         NotImplementedError: another move, which a posterior that takes it makes by itself.
@@ -50,15 +53,20 @@ def tangent_moved(
     >>> from torchngvi.structures import Dense
     >>> here = Coordinates(torch.zeros(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
     >>> change = Coordinates(torch.ones(2), torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
-    >>> tangent_moved(Dense(2), here, LogTangent(change)).matrix.tolist()
-    [[1.0, 0.0], [4.0, 4.0]]
+    >>> new, positive = tangent_moved(Dense(2), here, LogTangent(change))
+    >>> new.matrix.tolist(), positive.item()
+    ([[1.0, 0.0], [4.0, 4.0]], True)
+    >>> tangent_moved(Dense(2), here, Tangent(Coordinates(torch.ones(2), -2 * torch.eye(2))))[1].item()
+    False
     """
     match move:
         case LogTangent((vector, matrix)):
             diagonal = structure.diagonal(here.matrix) * structure.diagonal(matrix).exp()
-            return Coordinates(here.vector + vector, structure.with_diagonal(here.matrix + matrix, diagonal))
+            new = Coordinates(here.vector + vector, structure.with_diagonal(here.matrix + matrix, diagonal))
+            return new, (diagonal > 0).all(-1)
         case Tangent((vector, matrix)):
-            return Coordinates(here.vector + vector, here.matrix + matrix)
+            root = here.matrix + matrix
+            return Coordinates(here.vector + vector, root), (structure.diagonal(root) > 0).all(-1)
     raise NotImplementedError  # `takes` refuses it before
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Posterior
+from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.conversions import ConvertibleGaussian
 from torchngvi.posteriors.shapes import Shape, sizes
@@ -166,7 +167,7 @@ class Warped(Posterior):
         >>> DiagonalGaussian(1, mean=1.0).warped().quantile([0.5]).tolist()
         [[1.0]]
         """
-        at = torch.as_tensor(levels, dtype=self.dtype, device=self.device).reshape(-1)
+        at = torch.as_tensor(writable(levels), dtype=self.dtype, device=self.device).reshape(-1)
         if not bool(((at > 0) & (at < 1)).all()):
             raise InputError(f"levels are probabilities between 0 and 1; got {at.tolist()}.")
         if self.inside:

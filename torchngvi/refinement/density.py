@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.errors import InputError
+from torchngvi.numerics.arrays import writable
 
 _DRAWS = 16_384  # of moments and quantiles that have no closed form
 _SEED = 0
@@ -83,7 +84,7 @@ class Density(nn.Module, ABC):
             InputError: a level outside of (0, 1).
         """
         draws = self._draws()
-        at = torch.as_tensor(levels, dtype=draws.dtype, device=draws.device).reshape(-1)
+        at = torch.as_tensor(writable(levels), dtype=draws.dtype, device=draws.device).reshape(-1)
         if not bool(((at > 0) & (at < 1)).all()):
             raise InputError(f"levels are probabilities between 0 and 1; got {at.tolist()}.")
         return draws.quantile(at, dim=0)

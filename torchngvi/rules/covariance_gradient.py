@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
+from torchngvi.rules.lengths import covariance_speed2
 from torchngvi.structures import FullAlgebra
 
 
@@ -50,4 +51,4 @@ class CovarianceGradient(Rule):
             # dL/dρ = -|g|² + ½ tr(G V̇) = -|g|² - ¼‖G‖²_F
             return structure.dot(g, g) + 0.25 * structure.norm2(G)
 
-        return Path(at, lambda: q.norm2(local), slope)
+        return Path(at, lambda: q.norm2(local), slope, speed2=lambda: covariance_speed2(q, g, 0.5 * G))

@@ -11,6 +11,7 @@ from typing import final
 from torch import Tensor
 
 from torchngvi.interfaces import Coordinates, Expectation, LogTangent, Path, Posterior, Rule
+from torchngvi.rules.lengths import root_speed2
 
 
 @final
@@ -40,4 +41,8 @@ class LogRootGradient(Rule):
         def slope() -> Tensor:
             return structure.dot(vector, vector) + structure.entries_norm2(gradient)
 
-        return Path(at, lambda: q.norm2(q.local(e)), slope)
+        def speed2() -> Tensor:
+            root = structure.diagonal(q.coordinates.matrix)
+            return root_speed2(q, Coordinates(vector, structure.with_diagonal(matrix, diagonal * root)))
+
+        return Path(at, lambda: q.norm2(q.local(e)), slope, speed2=speed2)

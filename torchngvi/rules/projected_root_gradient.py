@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
+from torchngvi.rules.lengths import root_speed2
 
 
 @final
@@ -62,4 +63,4 @@ class ProjectedRootGradient(Rule):
             # where the floor does not bind
             return structure.dot(gradient.vector, gradient.vector) + structure.entries_norm2(gradient.matrix)
 
-        return Path(at, lambda: q.norm2(q.local(e)), slope)
+        return Path(at, lambda: q.norm2(q.local(e)), slope, speed2=lambda: root_speed2(q, gradient))

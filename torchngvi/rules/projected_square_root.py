@@ -14,6 +14,7 @@ from torch import Tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
 from torchngvi.numerics.linalg import eigh
+from torchngvi.rules.lengths import covariance_speed2
 from torchngvi.structures import FullAlgebra
 
 
@@ -80,4 +81,8 @@ class ProjectedSquareRoot(Rule):
         def slope() -> Tensor:
             return structure.dot(g, g) + structure.entries_norm2(gradient)
 
-        return Path(at, lambda: q.norm2(local), slope)
+        def speed2() -> Tensor:
+            half = gradient @ R
+            return covariance_speed2(q, g, half + half.mT)
+
+        return Path(at, lambda: q.norm2(local), slope, speed2=speed2)

@@ -12,6 +12,7 @@ from typing import final
 from torch import Tensor
 
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
+from torchngvi.rules.lengths import root_speed2
 
 
 @final
@@ -50,4 +51,4 @@ class ProximalRootGradient(Rule):
         def slope() -> Tensor:
             return structure.dot(gradient.vector, gradient.vector) + structure.entries_norm2(gradient.matrix)
 
-        return Path(at, lambda: q.norm2(q.local(e)), slope)
+        return Path(at, lambda: q.norm2(q.local(e)), slope, speed2=lambda: root_speed2(q, gradient))

@@ -13,6 +13,7 @@ from typing import final
 from torch import Tensor
 
 from torchngvi.interfaces import Coordinates, Expectation, Path, Posterior, RootTangent, Rule
+from torchngvi.rules.lengths import root_speed2
 
 
 @final
@@ -46,4 +47,4 @@ class RootGradient(Rule):
             # dL/dρ = -|∂L/∂m|² - ‖∂L/∂Λ‖²_F
             return structure.dot(gradient.vector, gradient.vector) + structure.entries_norm2(gradient.matrix)
 
-        return Path(at, lambda: q.norm2(q.local(e)), slope)
+        return Path(at, lambda: q.norm2(q.local(e)), slope, speed2=lambda: root_speed2(q, gradient))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Congruence, Expectation, Frame, Local, Path, Posterior, Rule, once
+from torchngvi.rules.lengths import triangular_speed2
 from torchngvi.rules.root_system import Direction, conjugate_gradients, hessian, still_solved
 from torchngvi.structures import FullAlgebra
 
@@ -80,7 +81,12 @@ class RootNewton(Rule):
 
         gradient = Direction(local.a, structure.tril(local.P))
         slope = once(lambda: -unit * gradient.dot(move(), structure))
-        return Path(at, once(lambda: q.norm2(local)), slope)
+
+        def speed2() -> Tensor:
+            delta, T = move()
+            return unit**2 * triangular_speed2(structure, delta, T)
+
+        return Path(at, once(lambda: q.norm2(local)), slope, speed2=speed2)
 
     def _solved(self, q: Posterior, e: Expectation, local: Local, frame: Frame) -> Direction:
         """The direction of Newton, cut short before it leaves the cone."""

@@ -13,6 +13,7 @@ from typing import final
 from torch import Tensor
 
 from torchngvi.interfaces import Affine, Expectation, Path, Posterior, Rule
+from torchngvi.rules.lengths import map_speed2
 from torchngvi.structures import FullAlgebra
 
 
@@ -53,4 +54,4 @@ class SVGD(Rule):
             # dL/dε = gᵀ(Bm - g) + tr(GBV) = -|g|² - ‖B‖²_F
             return structure.dot(g, g) + structure.entries_norm2(B)
 
-        return Path(at, lambda: q.norm2(local), slope)
+        return Path(at, lambda: q.norm2(local), slope, speed2=lambda: map_speed2(q, velocity, B))

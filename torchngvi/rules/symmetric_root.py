@@ -7,6 +7,7 @@ order of the coordinates of θ, as it does on the triangular root.
 
 from typing import final
 
+import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
@@ -18,8 +19,8 @@ class SymmetricRoot(Rule):
     """SR-VN with the symmetric half of P in the place of the triangular one.
 
     The step is V' = C (I - ½ρP)² Cᵀ and m' = m - ρCa, of which the triangular root is found by a QR decomposition.  One
-    wants it where the steps of SR-VN should not depend on the order of the coordinates of θ.  The structure of q must
-    admit products of symmetric matrices.
+    wants it where the steps of SR-VN should not depend on the order of the coordinates of θ.  A step so long that
+    I - ½ρP is not positive definite is not taken.  The structure of q must admit products of symmetric matrices.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -42,8 +43,9 @@ class SymmetricRoot(Rule):
 
         def at(rho: Tensor) -> Root:
             factor = eye - structure.scaled(0.5 * rho, local.P)
+            inside = torch.where(structure.cholesky(factor)[1], torch.ones_like(rho), torch.nan)
             root = structure.lower_root(structure.matmul(frame.root, factor))
-            return Root(frame.mean - rho[..., None] * push, root)
+            return Root(frame.mean - rho[..., None] * push, structure.scaled(inside, root))
 
         norm2 = q.norm2(local)
         return Path(at, lambda: norm2, lambda: norm2)

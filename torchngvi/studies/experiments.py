@@ -25,11 +25,12 @@ from torchngvi.expectations import Antithetic, MonteCarlo, PiecewiseBound, Quadr
 from torchngvi.interfaces import Estimator
 from torchngvi.models import GeneralizedLinear, Regularized
 from torchngvi.models.likelihoods import Likelihood
+from torchngvi.models.standardize import NormalPrior
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.studies import bounds
 from torchngvi.studies.papers.mnist import pair
 from torchngvi.studies.settings import PENALTIES, Case, Contender, Experiment
-from torchngvi.studies.stepping import steps
+from torchngvi.studies.stepping import printed, steps
 
 _LOST = 1e12  # nats above which a difference of energies is rounding
 _NEWTON_STEPS = 500  # to the optimum, from which gaps are counted
@@ -62,35 +63,39 @@ def build(case: Case, starts: int = 1) -> Problem:
         MissingDataError: a data set that is not to be had.
     """
     (X, y), (X_test, y_test) = _data(case, _budget(case, starts))
-    precision, notes = _prior(case, X, y)
-    likelihood, more = _likelihood(case, X, y, precision)
-    model = GeneralizedLinear(X, y, likelihood, prior_precision=precision)
-    held_out = GeneralizedLinear(X_test, y_test, likelihood, prior_precision=precision) if len(y_test) else None
+    prior = _prior(case, X, y)
+    mean, precision = prior
+    likelihood, notes = _likelihood(case, X, y, prior)
+    model = GeneralizedLinear(X, y, likelihood, prior_precision=precision, prior_mean=mean)
+    held_out = None
+    if len(y_test):
+        held_out = GeneralizedLinear(X_test, y_test, likelihood, prior_precision=precision, prior_mean=mean)
     target: GeneralizedLinear | Regularized = model
     if case.penalty:
         target = Regularized(model, PENALTIES[case.penalty](case.penalty_strength))
-    return Problem(target, model, held_out, _estimator(case), (*more, *notes))
+    return Problem(target, model, held_out, _estimator(case), notes)
 
 
-def _prior(case: Case, X: Tensor, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-    """The precisions of the prior, (D,), and a note where they are found from the data."""
+def _prior(case: Case, X: Tensor, y: Tensor) -> NormalPrior:
+    """The prior of the coefficients of columns that are standardised already."""
     if case.as_fit:
-        precisions, notes = problems.prior(case.of_fit, X.shape[1], float(y.square().mean()))
-        return torch.as_tensor(precisions), notes
+        units = design.unscaled(X.shape[1], case.intercept)
+        summary = problems.summary(case.of_fit, Rows(X.numpy(), y.numpy(), None, None))
+        return problems.prior(case.of_fit, units, float(y.square().mean()), summary)
     precision = torch.full(X.shape[1:], case.precision, dtype=torch.float64)
     if case.intercept and case.intercept_sd is not None:
         precision[0] = case.intercept_sd**-2
-    return precision, ()
+    return NormalPrior(torch.zeros_like(precision), precision)
 
 
-def _likelihood(case: Case, X: Tensor, y: Tensor, precision: Tensor) -> tuple[Likelihood, tuple[str, ...]]:
+def _likelihood(case: Case, X: Tensor, y: Tensor, prior: NormalPrior) -> tuple[Likelihood, tuple[str, ...]]:
     """The likelihood with the parameter that ``torchngvi fit`` has, and a note where that is found from the data."""
     settings = case.of_fit
     likelihood, notes, at = problems.likelihood_of(settings, Rows(X.numpy(), y.numpy(), None, None))
     if at is None:
         return likelihood, notes
-    model = GeneralizedLinear(X, y, likelihood, prior_precision=precision)
-    q = problems.start(settings, model.dim, float(precision[-1]), float(X.square().sum(1).mean().sqrt()))
+    model = GeneralizedLinear(X, y, likelihood, prior_precision=prior.precision, prior_mean=prior.mean)
+    q = problems.start(settings, prior, float(X.square().sum(1).mean().sqrt()))
     done = problems.completed(settings, model, q, at)
     return done.model.likelihood, (*notes, done.note or done.warning)
 
@@ -206,7 +211,7 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
     q = start(case, contender, problem, experiment)
     noise = torch.Generator().manual_seed(case.seed)
     estimator = MonteCarlo(Antithetic(contender.draws, noise)) if contender.draws else problem.estimator
-    optimizer = registry.method(contender.method, q, contender.lr, estimator=estimator)
+    optimizer = printed(contender.method, q, contender.lr, estimator=estimator)
     due = np.unique(np.r_[0, np.geomspace(1, case.iterations, case.points // 2).round(),
                           np.linspace(0, case.iterations, case.points // 2).round()].astype(int))  # fmt: skip
 

@@ -1,8 +1,16 @@
-"""The one loop of the studies: step, and look where it is due."""
+"""The one loop of the studies: step, and look where it is due; and the optimizers of the papers, without bounds."""
 
+import inspect
+import math
 import time
 from collections.abc import Callable, Container, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from torchngvi import registry
+from torchngvi.optim import NaturalGradientVI, Watch
+from torchngvi.stepsizes import Constant
+
+Optimizer = TypeVar("Optimizer", bound=NaturalGradientVI)
 
 
 class Look(NamedTuple):
@@ -40,3 +48,42 @@ def steps(
         seconds += time.process_time() - begin
         if due is None or iteration in due:
             yield Look(iteration, seconds, value)
+
+
+def unwatched(optimizer: Optimizer) -> Optimizer:
+    """An optimizer that says nothing of a run that diverges, where a study asks which ones do.
+
+    Args:
+        optimizer: of a run with a learning rate.
+
+    Returns:
+        The same one.
+
+    >>> from torchngvi import VN, CholeskyGaussian
+    >>> unwatched(VN(CholeskyGaussian(1), lr=3.0)).watch.rejections
+    inf
+    """
+    optimizer.watch = Watch(rejections=math.inf, climb=math.inf, steep=math.inf)
+    return optimizer
+
+
+def printed(name: str, q: Any, lr: float | None, **settings: Any) -> NaturalGradientVI:
+    """The method of that name with its update as the paper prints it: its rate is not bounded, nor is its run watched.
+
+    Args:
+        name: a key of `torchngvi.registry.METHODS`.
+        q: the posterior that it moves.
+        lr: its learning rate; without one it finds its steps by trial.
+        settings: further arguments of its class.
+
+    Returns:
+        The optimizer.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> printed("srvn", CholeskyGaussian(1), 0.1).step_size
+    Constant()
+    """
+    make = registry.METHODS.get(name)
+    if lr is not None and make is not None and "step_size" in inspect.signature(make).parameters:
+        settings["step_size"] = Constant()
+    return unwatched(registry.method(name, q, lr, **settings))

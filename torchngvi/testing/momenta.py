@@ -35,11 +35,6 @@ class Changes(NamedTuple):
     change: Coordinates
     norm2: Tensor  # (*batch,)
 
-    def turned(self, q: Posterior, signs: Tensor) -> "Changes":
-        """Return the changes with the columns of the root turned by these signs."""
-        vector, matrix = self.change
-        return Changes(Coordinates(vector, q.structure.scale_columns(matrix, signs)), self.norm2)
-
     def times(self, factor: float) -> "Changes":
         """Return the changes times a number, beside the same norm."""
         return Changes(Coordinates(factor * self.change.vector, factor * self.change.matrix), self.norm2)
@@ -59,8 +54,8 @@ def check_momentum(
     """Check that a momentum keeps the contract of `Momentum`, in the coordinates of every posterior.
 
     Its state must begin with the batch, and be returned, not written to.  Members must not depend on one another.  The
-    average must be odd in the changes, go along changes that repeat, and be zero where they are.  `signed` must name
-    all of the state whose columns turn with those of the root, and a run must resume from the state of its optimizer.
+    average must be odd in the changes, go along changes that repeat, and be zero where they are, and a run must resume
+    from the state of its optimizer.
 
     Args:
         factory: makes the momentum, for example its class.
@@ -82,8 +77,6 @@ def check_momentum(
                 _state(here, factory(), q, given)
                 outs, _ = _run(here, factory(), q, given)
                 _direction(here, factory, q, given, outs)
-                if RootTangent in q.takes:
-                    _columns(here, factory(), q, given, outs[-1])
                 for index in {(0,) * len(batch), tuple(size - 1 for size in batch)} if batch else ():
                     one = made(posterior, at.member(index))
                     alone, _ = _run(here, factory(), one, [step.member(index) for step in given])
@@ -130,9 +123,6 @@ def _state(claim: Claim, momentum: Momentum, q: Posterior, given: list[Changes])
     for name, value in state.items():
         right = value.shape[: len(q.batch_shape)] == q.batch_shape and value.dtype == like.dtype
         claim.holds(right, f"its state {name!r} must begin with the batch {tuple(q.batch_shape)}, in the dtype of q")
-    for name in momentum.signed:
-        right = name in state and state[name].shape == q.root_probe.shape
-        claim.holds(right, f"`signed` must name state in the shape of q's matrix; {name!r} is not")
     _step(momentum, q, given[0], state)  # indices of the structure are made once, from positions on the host
     before = {name: value.clone() for name, value in state.items()}
     with NoReads():
@@ -157,18 +147,6 @@ def _direction(
     batch = len(q.batch_shape)
     along = sum((x * y).flatten(batch).sum(-1) for x, y in zip(same[-1], given[0].change, strict=True))
     claim.holds((along > 0).all(), "the average of one change, again and again, must go along it")  # type: ignore[union-attr]
-
-
-def _columns(claim: Claim, momentum: Momentum, q: Posterior, given: list[Changes], expected: Coordinates) -> None:
-    """Before the last step, the columns of the root and of the state in `signed` are turned."""
-    signs = torch.where(normal(*q.batch_shape, q.dim, seed=90) > 0, 1.0, -1.0).to(q.mean_probe.dtype)
-    signs[..., 0] = -1.0
-    _, state = _run(claim, momentum, q, given[:-1])
-    state |= {name: q.structure.scale_columns(state[name], signs) for name in momentum.signed}
-    out, _ = _step(momentum, q, given[-1].turned(q, signs), state)
-    sentence = "`signed` must name the state whose columns turn with those of the root, and no other"
-    claim.close(sentence, out.matrix, q.structure.scale_columns(expected.matrix, signs), IDENTITY)
-    claim.close(sentence, out.vector, expected.vector, IDENTITY)
 
 
 def _resume(claim: Claim, factory: Callable[[], Momentum], q: Posterior) -> None:

@@ -33,10 +33,11 @@ def check_rule(
     """Check that a rule keeps the contract of `Rule` and `Path`, on every posterior that takes its moves.
 
     It is tried on quadratic problems of several temperatures and batches.  The path must begin at q, `slope()` must be
-    -dL/dρ there, by finite differences, and `norm2()` the squared natural norm of ∇L.  `natural` must be told truly,
-    and the moves be of the kind `emits`.  Nothing of q or of the packet may be written to, members must not depend on
-    one another, and float32 must stay float32.  Posteriors whose structure lacks the products of a `FullAlgebra` are
-    left out if the rule asks for it, and so are those that it refuses by a `PairError`.
+    -dL/dρ there, by finite differences, `norm2()` the squared natural norm of ∇L, and `length2()` the squared length of
+    dq/dρ in the Fisher metric.  `natural` must be told truly, and the moves be of the kind `emits`.  Nothing of q or of
+    the packet may be written to, members must not depend on one another, and float32 must stay float32.  Posteriors
+    whose structure lacks the products of a `FullAlgebra` are left out if the rule asks for it, and so are those that it
+    refuses by a `PairError`.
 
     Args:
         factory: makes the rule, for example its class.
@@ -124,9 +125,11 @@ def _start_of_the_path(claim: Claim, rule: Rule, q: Posterior, path: Path, probl
         for part in (0, 1)
     ]
     inverse = torch.linalg.inv(q.frame().dense())
-    off = max(
-        relative_error(matvec(inverse, velocity[0]), -a),
-        relative_error(inverse @ velocity[1] @ inverse.mT, -P),
+    u, Q = matvec(inverse, velocity[0]), inverse @ velocity[1] @ inverse.mT
+    off = max(relative_error(u, -a), relative_error(Q, -P))
+    fisher = u.square().sum(-1) + 0.5 * Q.square().sum((-2, -1))
+    claim.close(
+        "length2() must be the squared Fisher length of dq/dρ: say `speed2`", path.length2(), fisher, DIFFERENCE
     )
     if rule.natural:
         claim.holds(

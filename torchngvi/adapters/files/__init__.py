@@ -10,9 +10,12 @@ each of several processes its part.  To read ahead, hand a reader to a ``DataLoa
 worker.  Parquet needs the extra "parquet".
 """
 
-from torchngvi.adapters.files.npy import Npy
-from torchngvi.adapters.files.parquet import Parquet
-from torchngvi.adapters.files.reader import Reader
-from torchngvi.adapters.files.texts import Csv
+from torchngvi.extras import needing
+
+with needing("torchngvi.adapters.files", "parquet"):
+    from torchngvi.adapters.files.npy import Npy
+    from torchngvi.adapters.files.parquet import Parquet
+    from torchngvi.adapters.files.reader import Reader
+    from torchngvi.adapters.files.texts import Csv
 
 __all__ = ["Csv", "Npy", "Parquet", "Reader"]

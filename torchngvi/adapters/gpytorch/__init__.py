@@ -6,12 +6,15 @@ several tasks or latent functions, steps from the derivatives of each datum, wit
 factor of the covariance (`SparseGP`, `train_svgp`, `train_svgp_in_batches`, `refine_svgp`).
 """
 
-from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, variational_posteriors
-from torchngvi.adapters.gpytorch.optimizer import natural_optimizer
-from torchngvi.adapters.gpytorch.refinement import refine_svgp
-from torchngvi.adapters.gpytorch.results import TrainingResult
-from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
-from torchngvi.adapters.gpytorch.training import train_svgp, train_svgp_in_batches
+from torchngvi.extras import needing
+
+with needing("torchngvi.adapters.gpytorch", "gpytorch"):
+    from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, variational_posteriors
+    from torchngvi.adapters.gpytorch.optimizer import natural_optimizer
+    from torchngvi.adapters.gpytorch.refinement import refine_svgp
+    from torchngvi.adapters.gpytorch.results import TrainingResult
+    from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+    from torchngvi.adapters.gpytorch.training import train_svgp, train_svgp_in_batches
 
 __all__ = [
     "NaturalGradientVariationalDistribution",

@@ -28,6 +28,24 @@ def count(
     return x.shape[-1 if x.ndim == 1 else -2]
 
 
+def check_num_data(num_data: float, rows: int) -> None:
+    """Check that a batch has no more rows than all of the data.
+
+    Args:
+        num_data: the number of rows of the whole data, as it was given.
+        rows: of a batch.
+
+    Raises:
+        InputError: more rows.
+    """
+    if rows > num_data:
+        raise InputError(
+            f"num_data counts the rows of the whole data, and is {num_data:g} where one batch has {rows} rows: the KL "
+            f"divergence would weigh {rows / num_data:.3g} times as much as it should, or more. Give "
+            "len(train_x), and not the number of batches."
+        )
+
+
 def row_dimension(
     y: Tensor,
     latents: Latents,

@@ -4,6 +4,7 @@ K_ZZ = L Lᵀ is factored once for as long as its entries do not change; a_n = L
 """
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -133,11 +134,23 @@ def evaluated() -> Iterator[None]:
     try:
         yield
     except (NanError, NotPSDError, torch.linalg.LinAlgError) as error:
+        if _is_dense(error):
+            raise InputError(
+                "forward gives MultivariateNormal its kernel matrix as a dense tensor, which torch factors without "
+                "jitter, and it is not positive definite to rounding. Give the lazy matrix, self.covar_module(x) "
+                "without to_dense() or evaluate(), or linear_operator.to_linear_operator(K) of a dense K."
+            ) from error
         raise InputError(
             "GPyTorch cannot factor the kernel matrix, as it does to evaluate a sum with a linear kernel: it is not "
             "finite, or not positive definite to rounding. Check the inputs, the inducing points and the "
             "hyper-parameters for NaN, infinities and length scales of zero, or use float64."
         ) from error
+
+
+def _is_dense(error: BaseException) -> bool:
+    """Whether an error was raised where torch's own MultivariateNormal factors a covariance that is a tensor."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == "torch.distributions.multivariate_normal" for frame, _ in frames)
 
 
 @evaluated()

@@ -146,6 +146,29 @@ def _marginals(
     return MultitaskMultivariateNormal(mean, DiagLinearOperator(variance.flatten(-2)))
 
 
+def one_function(model: Any, likelihood: Any) -> str | None:
+    """Say where a softmax sees one function in the place of one for each class.
+
+    Args:
+        model: the model.
+        likelihood: its likelihood.
+
+    Returns:
+        A sentence; None of any other model.
+    """
+    outer: Any = getattr(model, "variational_strategy", None)
+    inner: Any = getattr(outer, "base_variational_strategy", None)
+    tasks = isinstance(outer, IndependentMultitaskVariationalStrategy) and inner is not None
+    if not (tasks and isinstance(likelihood, SoftmaxLikelihood) and inner._variational_distribution.batch_shape == ()):
+        return None
+    shape = f"torch.Size([{outer.num_tasks}])"
+    return (
+        f"all {outer.num_tasks} latent values of a datum are one function, since the strategy within the "
+        f"{type(outer).__name__} has no batch of functions: a softmax over equal values cannot separate classes. Give "
+        f"the variational distribution, the mean and the kernel batch_shape={shape}."
+    )
+
+
 def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
     """The latent functions of a model, with their q started as GPyTorch would.
 
@@ -192,6 +215,8 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
         )
     q.check_autocast()
     check_shapes(strategy)
+    if (same := one_function(model, likelihood)) is not None:
+        raise PairError(f"{same[0].upper()}{same[1:]}")
     latents: Latents
     if outer is strategy:
         latents = _One(strategy)

@@ -29,7 +29,7 @@ from torchngvi.errors import RejectedStepWarning
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.methods import IBLR, VN, Method
 from torchngvi.optim.notices import warn
-from torchngvi.stepsizes import KLRadius
+from torchngvi.stepsizes import Constant, KLRadius
 
 _NOISE = 0.05  # nats per datum that the noise of a mini-batch may cost at first
 _CAP = 0.5  # longest natural step on a part of the data
@@ -52,7 +52,9 @@ class NaturalSteps:
         self.conjugate = conjugate(target.likelihood)
         # where curvature may be negative the form that stays positive definite, in short steps
         self.optimizer: Method = (
-            VN(self.q, lr=1.0) if log_concave(target.likelihood) else IBLR(self.q, lr=1.0, step_size=KLRadius(_RADIUS))
+            VN(self.q, lr=1.0, step_size=Constant())
+            if log_concave(target.likelihood)
+            else IBLR(self.q, lr=1.0, step_size=KLRadius(_RADIUS))
         )
         self.log_rho: Tensor | None = None
         self.force: Tensor | None = None  # of the batch before

@@ -1,29 +1,36 @@
 """An optimizer of this library for the usual loop of GPyTorch, whatever the strategy and the objective."""
 
 import inspect
+import warnings
 from typing import Any
 
 import torch
+from gpytorch.mlls import PredictiveLogLikelihood
 from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
 from torch import Tensor
 
+from torchngvi.adapters.gpytorch.batches import check_num_data
 from torchngvi.adapters.gpytorch.distribution import (
     NaturalGradientVariationalDistribution,
     distributions_of,
     variational_posteriors,
 )
+from torchngvi.adapters.gpytorch.energies import log_concave
+from torchngvi.adapters.gpytorch.latents import one_function
 from torchngvi.adapters.gpytorch.memory import forget
-from torchngvi.errors import InputError
-from torchngvi.methods import VN
+from torchngvi.errors import InputError, ScaleWarning
+from torchngvi.methods import IBLR, VN
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.stepsizes import Constant, KLRadius
 
 _SAME = 1e-3  # relative error at which two weights of the KL divergence differ
+_RADIUS = 0.5  # nats a step under a PredictiveLogLikelihood, as that of NaturalSVI
 
 
 def natural_optimizer(
     mll: _ApproximateMarginalLogLikelihood,
     lr: float | Tensor = 0.1,
-    method: type[NaturalGradientVI] = VN,
+    method: type[NaturalGradientVI] | None = None,
     *,
     hyper_optimizer: torch.optim.Optimizer | None = None,
     **options: Any,
@@ -40,7 +47,11 @@ def natural_optimizer(
         mll: `VariationalELBO`, `PredictiveLogLikelihood`, `GammaRobustVariationalELBO`, or a
             `DeepApproximateMLL` over one of them.
         lr: the step size; a torch scheduler may change it.
-        method: `VN`, `SRVN`, `IBLR`, `NGVI`, ...; or `BBVI`, whose steps are Euclidean in the coordinates of q.
+        method: `VN`, `SRVN`, `IBLR`, `NGVI`, ...; or `BBVI`, whose steps are Euclidean in the coordinates of q. By
+            default `VN`, and for a `PredictiveLogLikelihood`, whose curvature may be negative, `IBLR` with
+            ``step_size=KLRadius(0.5)``, of which no step leaves the positive definite cone.
+            Steps of `VN` at rates up to 1 have no bound where the likelihood is log-concave, for they cannot overshoot;
+            all others, and those of deep GPs, are bounded as in `NaturalGradientVI`.
         hyper_optimizer: the optimizer of the hyper-parameters in a loop that is to stay as it is: after each of its
             steps q takes one too, so that nothing else need call ``natural.step()``.  A later `natural_optimizer` for
             the same model takes the place of this one.
@@ -89,14 +100,24 @@ def natural_optimizer(
             f"the objective has num_data = {mll.num_data} and beta = {mll.beta}: the number of data and the weight of "
             "the KL divergence must be larger than 0."
         )
+    if method is None:
+        predictive = isinstance(getattr(mll, "base_mll", mll), PredictiveLogLikelihood)
+        method = IBLR if predictive else VN
+        options = {"step_size": KLRadius(_RADIUS), **options} if predictive else options
     _check_method(method, options)
+    if (same := one_function(mll.model, mll.likelihood)) is not None:
+        warnings.warn(same, ScaleWarning, stacklevel=2)
     if hyper_optimizer is not None:
         check_hyper_optimizer(hyper_optimizer)
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
     groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
+    combines = float(torch.as_tensor(lr).max()) <= 1 and not hasattr(mll, "base_mll") and log_concave(mll.likelihood)
+    if method is VN and combines:  # natural parameters go to a convex combination, which needs no bound
+        options = {"step_size": Constant()} | options
     optimizer = method(groups, lr=lr, **options)
     optimizer.zero_grad()  # of passes before it
     _check_scale_once(optimizer, mll)
+    _check_rows_once(mll)
     optimizer.register_step_post_hook(lambda *_: forget(mll.model))
     _step_with(hyper_optimizer, optimizer, distributions_of(mll.model))
     return optimizer
@@ -156,6 +177,18 @@ def _check_method(method: Any, options: dict[str, Any]) -> None:
             f"{method.__name__} cannot be built with the options given: {error}. Beside mll, lr and method give "
             f"natural_optimizer options of {method.__name__}, which are {', '.join(known)}."
         ) from error
+
+
+def _check_rows_once(mll: _ApproximateMarginalLogLikelihood) -> None:
+    """At the first pass, ask whether the batch has no more rows than the objective says that there are in all."""
+    inner = getattr(mll, "base_mll", mll)
+
+    def checked(approximate_dist_f: Any, target: Any, **options: Any) -> Tensor:
+        inner.__dict__.pop("_log_likelihood_term", None)
+        check_num_data(mll.num_data, approximate_dist_f.event_shape[0])
+        return inner._log_likelihood_term(approximate_dist_f, target, **options)
+
+    inner._log_likelihood_term = checked
 
 
 def _check_scale_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikelihood) -> None:

@@ -182,7 +182,8 @@ class ProfiledELBO:
         point = self._at(projection, t, c) or self._at(projection, nothing, nothing)
         if point is None:
             raise InputError(
-                "the ELBO is not finite at the prior: check the targets, the inputs and the hyper-parameters."
+                "the ELBO is not finite at the prior: check the targets, the inputs and the hyper-parameters"
+                f"{self._outside(projection)}."
             )
         for _ in range(_STEPS):
             following = self._stepped(projection, point)
@@ -201,6 +202,18 @@ class ProfiledELBO:
         e, v, _ = projection.moments(frame)
         _, alpha, beta = self._moments(e, v)
         return beta * e - alpha, beta
+
+    def _outside(self, projection: Projection) -> str:
+        """Name the targets that have no finite log density at the prior; nothing where all have one."""
+        v = projection.variance + projection.rows.square().sum(-1)
+        rows = (~self._moments(projection.mean, v).value.isfinite()).nonzero().flatten().tolist()
+        if not rows:
+            return ""
+        return (
+            f": {len(rows)} of {len(self.y)} targets have no finite expected log density under "
+            f"{type(self.target.likelihood).__name__}, the first of them {float(self.y[rows[0]]):g}, in row {rows[0]} "
+            "of those that were looked at; move such targets into the support of the likelihood, or leave them out"
+        )
 
     def _stepped(self, projection: Projection, point: _Point) -> _Point | None:
         """The q after a natural step, the longest of 1, ½, ¼, ... at which the ELBO is not lower."""

@@ -13,11 +13,15 @@ verdict.
 
 import contextlib
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
+from gpytorch.variational import VariationalStrategy
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, check_order, pairs, row_dimension
@@ -36,6 +40,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 _FIRST = 8  # the first visit is to a part of the data of one in so many
 _AT_THE_PRIOR = 1.0  # nats from the prior within which q has seen no data
 _ROWS = 1024  # of a visit, or M if that is more: a visit factors S once
+_REMEMBERED = 16  # rows by which a later call sees whether the rows of an earlier one are given again
 _PIECE = 4  # visits for which the kernel is evaluated at once
 
 
@@ -82,12 +87,14 @@ def refine_svgp(
     True
     """
     check_order(likelihood, batches)
+    forgotten = ""
     with lent_posterior(model), kept_modes(model, likelihood):
         model.train()
         likelihood.train()
         as_in_predictions(model)  # where hyper-parameters stay, q is for the function that predicts
         target = SparseGP(model, likelihood, [])
         target.batches = _pieces(batches, target)
+        forgotten = _forgotten(target)
         with restored_dtype(target.posterior) as q:
             # beside a small noise float32 loses the prior, which is 1 in S
             q.double()
@@ -97,7 +104,35 @@ def refine_svgp(
                 q.initialize_(visited.mean, q.kept_covariance(visited.scale_tril))
             steps = VN(q) if log_concave(likelihood) else IBLR(q)
             result = fit(q, target, steps, tolerance=tolerance, max_evaluations=max_evaluations, progress=progress)
+        if forgotten:
+            warnings.warn(f"{forgotten}.", stacklevel=3)
+            return replace(result, reason=f"{result.reason.rstrip('.')}; {forgotten}.")
     return result
+
+
+# of each strategy some of the rows for which q was found last
+_fitted: WeakKeyDictionary[VariationalStrategy, Tensor] = WeakKeyDictionary()
+
+
+def _forgotten(target: SparseGP) -> str:
+    """Say where rows for which q was found before are not among those that are given now; keep some of these."""
+    assert isinstance(target.batches, list)
+    if not target.batches or target.batches[0][0].ndim != 2:
+        return ""
+    before, parts = _fitted.get(target.strategy), [x for x, _ in target.batches]
+    total = sum(len(x) for x in parts)
+    _fitted[target.strategy] = torch.cat([x[:: -(-total // _REMEMBERED)] for x in parts]).clone()
+    if before is None or before.shape[-1] != parts[0].shape[-1]:
+        return ""
+    before = before.to(parts[0])
+    lost = sum(not any(bool((x == row).all(-1).any()) for x in parts) for row in before)
+    if not lost:
+        return ""
+    return (
+        f"q was found for other rows before, of which {lost / len(before):.0%} are not among the {total} rows given "
+        "now: q is for the rows of this call alone, and what the others told is forgotten. Give the old rows and the "
+        "new ones together"
+    )
 
 
 @contextlib.contextmanager

@@ -13,12 +13,14 @@ class TrainingResult(FitResult):
     the rows of the last round, less the log priors.  ``reason`` says why training ended, and nothing that the
     hyper-parameters have converged.  ``refined`` is the result of the search for the best q at the last of them, where
     there was one: ``converged``, ``verdict`` and ``certificate`` are of that q, and ``converged`` is false without it.
+    ``found`` is "constant" where `train_svgp` ended with a function that says nothing of the targets.
     """
 
     rejections: int = 0  # natural steps that were not taken
     refined: FitResult | None = None  # the verdict on q, where asked
     interrupted: bool = False  # from the keyboard, within an epoch or a round that is not counted
     unit: str = "epochs"  # or "rounds", of `train_svgp`
+    found: str = "function"  # or "constant": `train_svgp` ended no better than a constant function
 
     @property
     def losses(self) -> list[float]:
@@ -56,6 +58,7 @@ class TrainingResult(FitResult):
             last += f", {self.losses[-2] - self.losses[-1]:.2g} less than {before} before"
         if self.unit == "epochs":
             last += f", {self.rejections} natural steps not taken"
+        last += ", no better than a constant function" if self.found == "constant" else ""
         verdict = f"; q {of_q}" if of_q else ""
         stopped = ", then interrupted" if self.interrupted else ""
         return f"{len(self.losses)} {self.unit}{stopped}, {last}{verdict}"

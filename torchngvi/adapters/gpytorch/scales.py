@@ -10,12 +10,16 @@ import math
 import warnings
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import BernoulliLikelihood, FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
+from gpytorch.settings import min_variance
+from linear_operator.operators import DiagLinearOperator
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.energies import conjugate
+from torchngvi.adapters.gpytorch.energies import conjugate, energy
 from torchngvi.adapters.gpytorch.kernels import evaluated
 from torchngvi.errors import PairError, ScaleWarning
 
@@ -58,39 +62,53 @@ def check_start(
         )
 
 
-def check_end(
+def is_constant(
     likelihood: Likelihood,
     y: Tensor,  # (N,)
     loss: float,
-) -> None:
-    """Warn where a fit with one Gaussian noise, or of two classes, is no better than a constant function.
+) -> bool:
+    """Whether a fit is no better than a constant function, with a warning where it is not.
 
     Args:
-        likelihood: the likelihood.
+        likelihood: the likelihood, as it was learnt.
         y: the targets, (N,).
         loss: the negative ELBO per datum.
+
+    Returns:
+        True where the best constant function, under the noise that the likelihood may have, does as well.
     """
     constant = _of_a_constant(likelihood, y.double())
-    if loss > constant - _NO_BETTER:
-        warnings.warn(
-            f"the negative ELBO per datum, {loss:.4f}, is no better than that of a constant function"
-            f"{' with noise' if conjugate(likelihood) else ''}, {constant:.4f}. If the inputs tell something about the "
-            "targets, the length scale or the output scale began far from the data: standardise inputs and targets, or "
-            "set them first.",
-            ScaleWarning,
-            stacklevel=4,
-        )
+    if not loss > constant - _NO_BETTER:
+        return False
+    warnings.warn(
+        f"the negative ELBO per datum, {loss:.4f}, is no better than that of a constant function"
+        f"{' with noise' if conjugate(likelihood) else ''}, {constant:.4f}. If the inputs tell something about the "
+        "targets, the length scale or the output scale began far from the data: standardise inputs and targets, or "
+        "set them first.",
+        ScaleWarning,
+        stacklevel=4,
+    )
+    return True
 
 
+@torch.no_grad()
 def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
-    """The negative log likelihood per datum of the best constant function; infinite where none is known."""
-    if conjugate(likelihood) and not isinstance(likelihood, FixedNoiseGaussianLikelihood):
-        variance = float(y.var(correction=0))
-        return 0.5 * math.log(2 * math.pi * math.e * variance) if variance > 0.0 else math.inf
-    share = float((y == 1).double().mean())
-    if isinstance(likelihood, BernoulliLikelihood) and 0.0 < share < 1.0:
-        return -share * math.log(share) - (1 - share) * math.log(1 - share)
-    return math.inf
+    """The negative log likelihood per datum of the best constant function; infinite where every target is the same.
+
+    A noise that is learnt follows the constant; every other parameter of the likelihood is as it is.
+    """
+    if bool((y == y[0]).all()):
+        return math.inf
+    if conjugate(likelihood) and any(p.requires_grad for p in likelihood.parameters()):
+        return 0.5 * math.log(2 * math.pi * math.e * float(y.var(correction=0)))
+    nothing = torch.full_like(y, 2 * min_variance.value(y.dtype))  # the function itself is certain
+
+    def at(value: float) -> float:
+        return float(energy(likelihood, y, MultivariateNormal(value + 0.0 * y, DiagLinearOperator(nothing))).mean())
+
+    reach = 10.0 + float(y.abs().max())
+    found = minimize_scalar(at, bounds=(-reach, reach), method="bounded")
+    return found.fun if math.isfinite(found.fun) else math.inf
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
+from torchngvi.adapters.gpytorch.batches import Batch, check_num_data, count, pairs
 from torchngvi.adapters.gpytorch.energies import conjugate, energy, log_concave
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, covariance, kernels
 from torchngvi.adapters.gpytorch.latents import latents_of
@@ -60,6 +60,7 @@ class SparseGP(TractableTarget):
     >>> import gpytorch
     >>> from torchngvi import VN
     >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
+    >>> from torchngvi.stepsizes import Constant
     >>> class Model(gpytorch.models.ApproximateGP):
     ...     def __init__(self, Z):
     ...         q = NaturalGradientVariationalDistribution(len(Z))
@@ -70,7 +71,7 @@ class SparseGP(TractableTarget):
     >>> x = torch.linspace(-2, 2, 50).double()[:, None]
     >>> model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.GaussianLikelihood().double()
     >>> target = SparseGP(model, likelihood, [(x, torch.sin(3 * x[:, 0]))])
-    >>> opt = VN(target.posterior, lr=1.0)
+    >>> opt = VN(target.posterior, lr=1.0, step_size=Constant())
     >>> _ = opt.step(target)  # exact for a Gaussian likelihood
     >>> bool(opt.evaluate(target).norm2 < 1e-12)
     True
@@ -271,7 +272,11 @@ class SparseGP(TractableTarget):
         return Prior(like.new_zeros(()), like.new_ones(like.shape[-1]))
 
     def _share(self) -> float:
-        return 1.0 if self.num_data is None else self.num_data / (self._all_rows or self._rows)
+        if self.num_data is None:
+            return 1.0
+        rows = self._all_rows or self._rows
+        check_num_data(self.num_data, rows)
+        return self.num_data / rows
 
     def _projections(self, dtype: torch.dtype) -> Iterator[tuple[Kernels | None, Projection, Tensor]]:
         """Of every batch; those without a graph are kept while nothing changes, where they fit."""

@@ -26,7 +26,7 @@ from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.results import TrainingResult
 from torchngvi.adapters.gpytorch.rounds import Rounds
-from torchngvi.adapters.gpytorch.scales import check_end, check_start
+from torchngvi.adapters.gpytorch.scales import check_start, is_constant
 from torchngvi.adapters.gpytorch.settings import of_run
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.distributed import processes_of, synchronize
@@ -155,8 +155,9 @@ def train_svgp(
         forget(model)
         if trained.interrupted:
             return trained
-        if trained.losses:
-            check_end(likelihood, y, trained.losses[-1])
+        if trained.losses and is_constant(likelihood, y, trained.losses[-1]):
+            reason = f"{trained.reason.rstrip('.')}; what was found is no better than a constant function."
+            trained = replace(trained, found="constant", reason=reason)
         return trained.refined_by(refine_svgp(model, likelihood, [(x, y)], progress=progress))
 
 

@@ -23,14 +23,17 @@ True
 1.5
 """
 
-from torchngvi.adapters.pyro.centring import Centred, centred
-from torchngvi.adapters.pyro.density import ModelLogJoint, log_joint
-from torchngvi.adapters.pyro.distribution import LatentGaussian
-from torchngvi.adapters.pyro.fitting import fit_guide
-from torchngvi.adapters.pyro.guide import AutoGaussian
-from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
-from torchngvi.adapters.pyro.product import AutoProduct
-from torchngvi.adapters.pyro.svi import NaturalSVI
+from torchngvi.extras import needing
+
+with needing("torchngvi.adapters.pyro", "pyro"):
+    from torchngvi.adapters.pyro.centring import Centred, centred
+    from torchngvi.adapters.pyro.density import ModelLogJoint, log_joint
+    from torchngvi.adapters.pyro.distribution import LatentGaussian
+    from torchngvi.adapters.pyro.fitting import fit_guide
+    from torchngvi.adapters.pyro.guide import AutoGaussian
+    from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
+    from torchngvi.adapters.pyro.product import AutoProduct
+    from torchngvi.adapters.pyro.svi import NaturalSVI
 
 __all__ = [
     "AutoGaussian",

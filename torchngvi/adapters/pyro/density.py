@@ -9,7 +9,9 @@ enumeration are summed out.
 How many θ are evaluated at once is in `batching`.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Self, final
 
@@ -35,6 +37,7 @@ from torchngvi.adapters.pyro.sites import (
     random_sites,
 )
 from torchngvi.adapters.pyro.starting import listed, start
+from torchngvi.adapters.pyro.validation import validate
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
@@ -91,6 +94,9 @@ class ModelLogJoint(Target):
         noise = torch.randn(POINTS, self.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         points = self.initial + _SPREAD * noise.to(self.initial)
         self._check_supports(points[0])
+        self.validate("at its initial point")
+        for point in points:
+            self.validate("at a draw about its initial point", point)
         self.batched_by, self._batched = best_way(self, points)
         self.draws_at_once = draws_at_once(largest, self.initial, Target.draws_at_once)
 
@@ -194,13 +200,31 @@ class ModelLogJoint(Target):
             trace.compute_log_prob()
         return trace
 
-    def _traced(self, values: Values, plate: pyro.plate | None = None) -> tuple[Trace, Conditioned]:
+    @torch.no_grad()
+    def validate(self, where: str, theta: Tensor | None = None) -> None:
+        """Run the model at θ (D,), by default the initial one, under Pyro's own validation.
+
+        Args:
+            where: what θ is, for the message.
+            theta: the point.
+
+        Raises:
+            InputError: what Pyro refuses, see `torchngvi.adapters.pyro.validation`.
+        """
+        values = self.layout.constrained(self.initial if theta is None else theta)[0]
+        room = self.nesting if self.enumerates else math.inf  # further dimensions on the left are of enumerated sites
+        validate(lambda: self._traced(values, validated=True)[0], room, where)
+
+    def _traced(
+        self, values: Values, plate: pyro.plate | None = None, validated: bool = False
+    ) -> tuple[Trace, Conditioned]:
         model = self.model
         if self.enumerates:
             model = Enumerated(-1 - self.nesting - (plate is not None))(model)
         model = model if plate is None else plate(model)
         conditioned = Conditioned(values, self.layout.shapes, self._indices)
-        with pyro.validation_enabled(False), poutine.trace() as tracer, conditioned:
+        quiet = nullcontext() if validated else pyro.validation_enabled(False)
+        with quiet, poutine.trace() as tracer, conditioned:
             model(*self.args, **self.kwargs)
         return tracer.trace, conditioned
 
@@ -228,7 +252,7 @@ class ModelLogJoint(Target):
         return trace, largest.numbers
 
     def _check_density(self) -> None:
-        """Not NaN at the initial point, and data within their supports, where Pyro is set to look."""
+        """Not NaN at the initial point."""
         values = self.layout.constrained(self.initial)[0]
         trace = self.trace(values)
         for site in random_sites(trace):
@@ -237,7 +261,6 @@ class ModelLogJoint(Target):
                     f"the log density of the model is NaN at its initial point, at the site {site['name']!r}. "
                     "Look for missing data or parameters out of range there, or choose another init_loc_fn."
                 )
-        self._traced(values)[0].compute_log_prob()
 
     def _check_supports(self, theta: Tensor) -> None:
         """The supports must be those of the prototype."""

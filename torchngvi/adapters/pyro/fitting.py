@@ -1,8 +1,11 @@
 """Fitting a guide at once, to its log joint; and what of it the steps of `NaturalSVI` share."""
 
+import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
+from pyro import poutine
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
@@ -16,6 +19,7 @@ from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, subsampled_plate
 from torchngvi.adapters.pyro.product import AutoProduct, fit_product
 from torchngvi.adapters.pyro.sites import Layout
+from torchngvi.adapters.pyro.validation import refusals
 from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
@@ -72,7 +76,32 @@ def fit_guide(
     """
     with Held() as held:
         result = _fitted(model, guide, args, kwargs, dict(options or {}), batches)
-    return held.told(result)
+    result = held.told(result)
+    return result if batches is not None else _validated(result, model, guide, args, kwargs)
+
+
+def _validated(
+    result: FitResult,
+    model: Callable[..., Any],
+    guide: AutoGaussian | AutoLocalGaussian | AutoProduct,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> FitResult:
+    """The result, whose reason says at how many draws from q and from the prior Pyro refuses the model."""
+    trace = poutine.trace
+
+    def at_guide() -> poutine.Trace:
+        return trace(poutine.replay(model, trace(guide).get_trace(*args, **kwargs))).get_trace(*args, **kwargs)
+
+    found = refusals({"q": at_guide, "the prior": lambda: trace(model).get_trace(*args, **kwargs)})
+    if found is None:
+        return result
+    warnings.warn(
+        f"{found}. The fit took the density there for zero, or for what the distribution makes of it. Give the latent "
+        "sites supports that keep to the constraints, such as LogNormal or HalfNormal for a scale.",
+        stacklevel=3,
+    )
+    return replace(result, reason=f"{result.reason.rstrip('.')}; {found}.")
 
 
 def _fitted(

@@ -13,6 +13,7 @@ wanted as derivatives at u = 1, t = 0, because each term has a latent vector b_i
 The cost does not depend on the number of members beyond one run of the model, so that a model is run as it is written.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast, final
 
@@ -25,7 +26,8 @@ from torch import Tensor
 
 from torchngvi.adapters.pyro.batching import POINTS, best_way
 from torchngvi.adapters.pyro.local_layout import PlateLayout, weighted
-from torchngvi.adapters.pyro.sites import Scored, Values, is_enumerated, is_subsampled
+from torchngvi.adapters.pyro.sites import Conditioned, Scored, Values, is_enumerated, is_subsampled
+from torchngvi.adapters.pyro.validation import validate
 from torchngvi.errors import InputError
 from torchngvi.numerics.inference_mode import tracked
 
@@ -101,6 +103,7 @@ class PlateDensity:
         layout.weights = 0.5 + torch.rand(layout.members + 1, generator=generator, dtype=torch.float64).to(theta)
         self.nesting = self._nesting(theta)
         self._check_separate(points[0])
+        self._validate(theta)
         self.batched_by, self._batched = best_way(cast(Any, self), points)
 
     def _nesting(self, theta: Tensor) -> int:
@@ -130,6 +133,20 @@ class PlateDensity:
                 "range there, or choose another init_loc_fn."
             )
         return max((-frame.dim for frame in frames if frame.dim is not None), default=0)
+
+    @torch.no_grad()
+    def _validate(self, theta: Tensor) -> None:
+        """Pyro's own validation of the model at the start, on all members of the plate, a subsample at a time."""
+        values, layout = self.layout.constrained(theta)[0], self.layout
+        for index in torch.arange(layout.size, device=theta.device).split(layout.members):
+            index = index if len(index) == layout.members else self.index
+
+            def run(index: Tensor = index) -> poutine.Trace:
+                with poutine.trace() as tracer, Conditioned(values, layout.shapes, {layout.plate: index}):
+                    self.model(*self.args, **self.kwargs)
+                return tracer.trace
+
+            validate(run, math.inf, f"at its start, on some members of the plate {layout.plate!r}")
 
     def _check_separate(self, theta: Tensor) -> None:
         """Terms of a member, and those outside the plate, may have no slope in the latents of other members.

@@ -120,6 +120,8 @@ def pass_over_plate(
     name, members, size = plate
     prior, rows, portion = _portions(model, guide, args, kwargs, name)
     order = torch.randperm(members, generator=torch.Generator().manual_seed(0))
+    for portion.index in order.split(size):
+        rows.on(*args, **kwargs).validate(f"at its initial point, on some members of the plate {name!r}")
 
     def log_likelihood(theta: Tensor, index: Tensor) -> Tensor:
         portion.index = index
@@ -162,6 +164,8 @@ def pass_over_batches(
         rows.on(*_positional(batch, args), **_named(batch, kwargs))
         return _without_jacobian(rows, theta)
 
+    for number, batch in enumerate(batches, 1):
+        rows.on(*_positional(batch, args), **_named(batch, kwargs)).validate(f"at its initial point, on batch {number}")
     if sizes[0] > 1:
         _check_sum(log_likelihood, prior.initial[None], first, sizes[0])
     return DataLogJoint(log_likelihood, prior.log_joint, batches, sum(sizes)), prior.layout

@@ -4,6 +4,7 @@ Pyro's record of dependencies (`pyro.infer.inspect.get_dependencies`) says which
 with its scale and mask, at draws of these that stand on the left of all plates, is a `torchngvi.models.SiteFactor`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from torch import Tensor
 from torchngvi.adapters.pyro.location_scale import unwrapped
 from torchngvi.adapters.pyro.sites import check_size, is_subsampled, random_sites
 from torchngvi.adapters.pyro.starting import start
+from torchngvi.adapters.pyro.validation import validate
 from torchngvi.errors import InputError
 from torchngvi.models import SiteFactor
 from torchngvi.posteriors import Product
@@ -76,6 +78,13 @@ def read(
         for site in sites
     }
     nesting = max((len(site["fn"].batch_shape) for site in sites), default=0)
+    conditioned = pyro.poutine.condition(model, data={site["name"]: site["value"] for site in random_sites(trace)})
+    with torch.no_grad():
+        validate(
+            lambda: pyro.poutine.block(pyro.poutine.trace(conditioned).get_trace)(*args, **kwargs),
+            math.inf,
+            "at its start",
+        )
     return Call(model, args, kwargs, trace, {name: sites for name, sites in reads.items() if sites}, nesting)
 
 

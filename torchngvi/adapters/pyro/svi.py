@@ -271,7 +271,11 @@ class NaturalSVI:
             else:
                 self._density = density_of(self.model, self.guide, args, kwargs)
             return self._density
-        return self._density.on(*args, **kwargs)
+        before = (self._density.args, self._density.kwargs)
+        density = self._density.on(*args, **kwargs)
+        if not _are_same(before, (args, kwargs)):
+            density.validate("with the arguments of this step")
+        return density
 
 
 class _Parameters(Messenger):
@@ -284,6 +288,15 @@ class _Parameters(Messenger):
     def _pyro_post_param(self, msg: Any) -> None:
         value = msg["value"]
         self.met.add(value.unconstrained() if hasattr(value, "unconstrained") else value)
+
+
+def _are_same(old: tuple[tuple[Any, ...], dict[str, Any]], new: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether two calls of a model have the same objects as arguments."""
+    (args, kwargs), (new_args, new_kwargs) = old, new
+    if len(args) != len(new_args) or kwargs.keys() != new_kwargs.keys():
+        return False
+    pairs = [*zip(args, new_args, strict=True), *((kwargs[name], new_kwargs[name]) for name in kwargs)]
+    return all(one is other for one, other in pairs)
 
 
 def _usual(q: Gaussian) -> NaturalGradientVI:

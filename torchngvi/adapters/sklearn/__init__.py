@@ -5,9 +5,12 @@ over the coefficients, so that ``predict(X, return_std=True)`` and `sample_poste
 scikit-learn is in the extra "sklearn".
 """
 
-from torchngvi.adapters.sklearn.classification import BayesianLogisticRegression
-from torchngvi.adapters.sklearn.mixed import BayesianMixedClassifier, BayesianMixedRegressor
-from torchngvi.adapters.sklearn.regression import BayesianLinearRegression, BayesianPoissonRegression, QuasiCounts
+from torchngvi.extras import needing
+
+with needing("torchngvi.adapters.sklearn", "sklearn"):
+    from torchngvi.adapters.sklearn.classification import BayesianLogisticRegression
+    from torchngvi.adapters.sklearn.mixed import BayesianMixedClassifier, BayesianMixedRegressor
+    from torchngvi.adapters.sklearn.regression import BayesianLinearRegression, BayesianPoissonRegression, QuasiCounts
 
 __all__ = [
     "BayesianLinearRegression",

@@ -2,13 +2,55 @@
 
 import math
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from torchngvi.errors import InputError
+from torchngvi.numerics.arrays import check_plain
 
 RandomState = int | np.random.RandomState | None  # by scikit-learn's convention, see `seed_of`
+
+
+def validated(estimator: Any, X: Any, *y: Any, **options: Any) -> Any:
+    """What scikit-learn's ``validate_data`` makes of the rows, after a check that nothing of them is masked.
+
+    Raises:
+        InputError: masked entries, which scikit-learn takes as they are, and a complex y.
+    """
+    for name, value in (("X", X), *(("y", one) for one in y)):
+        _check(name, value, masked=True)
+    found = validate_data(estimator, X, *y, **options)
+    for one in y:
+        _check("y", one)
+    return found
+
+
+def weights_of(sample_weight: Any, X: Any) -> Any:
+    """The weights of rows, after scikit-learn's check and that of `validated`; None where there are none."""
+    if sample_weight is None:
+        return None
+    _check("sample_weight", sample_weight)
+    return _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+
+
+def labels_of(groups: Any) -> Any:
+    """The labels of groups as an array, none of them masked."""
+    _check("groups", groups, masked=True)
+    return np.asarray(groups)
+
+
+def _check(name: str, value: Any, *, masked: bool = False) -> None:
+    """Refuse an array that does not say all by its numbers; of labels and rows, one with masked entries."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    if (masked and not hasattr(value, "filled")) or kind in "OSU":  # scikit-learn looks at the rest itself
+        return
+    try:
+        check_plain(value)
+    except InputError as error:
+        raise InputError(f"{name} must be numbers; got {type(value).__name__} ({error}).") from error
 
 
 def is_positive(value: object) -> bool:

@@ -7,10 +7,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, is_positive
+from torchngvi.adapters.sklearn.arguments import (
+    RandomState,
+    check_sd,
+    checked_count,
+    generator_of,
+    is_positive,
+    validated,
+)
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -18,19 +25,24 @@ from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood
+from torchngvi.models.standardize import WIDTHS, NormalPrior, Standardization, location_and_unit, named_prior
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 
 Array = np.ndarray[Any, Any]
 _SHOWN = 10  # columns in a warning
+AUTO = "auto"
+WORDS = (*WIDTHS, AUTO)  # for a prior precision
 POSTERIORS = {"cholesky": CholeskyGaussian, "diagonal": DiagonalGaussian}
 
 
 class BayesianLinear(BaseEstimator):
     """What the three estimators share: one linear predictor, its prior, and its Gaussian posterior."""
 
-    _wide: ClassVar[float] = 10.0  # standard deviations of the intercept's prior, in the units of the family
+    _wide: ClassVar[float] = 10.0  # sds of the intercept's prior where a number is given, in the units of the family
 
     posterior_: CholeskyGaussian | DiagonalGaussian
+    standardization_: Standardization | None
+    prior_: str
     evidence_: Evidence | None
     coef_: Array
     intercept_: Any  # a number, of a classifier (1,) or (K,)
@@ -39,7 +51,7 @@ class BayesianLinear(BaseEstimator):
     def __init__(
         self,
         *,
-        prior_precision: float | str = 1.0,
+        prior_precision: float | str = "default",
         fit_intercept: bool = True,
         intercept_sd: float | None = None,
         posterior: str = "cholesky",
@@ -57,55 +69,115 @@ class BayesianLinear(BaseEstimator):
 
     def _fit(self, X: Array, y: Array, weights: Array | None, likelihood: Likelihood, *, noise: bool = False) -> Self:
         """Fit the posterior, of the prior that is given or with one by evidence."""
-        auto = self._checked()
+        word = self._checked()
         warn_of_constants(X, self)
         design = self._with_intercept(X)
-        unit = (
-            max(math.sqrt(np.average(np.square(y), weights=weights)), 1e-100)
-            if isinstance(likelihood, GaussianNoise)
-            else 1.0
-        )
-        precision = np.full(design.shape[1], unit**-2 if auto else float(self.prior_precision))
-        if self.fit_intercept:
-            precision[-1] = (self.intercept_sd or self._wide * unit) ** -2
+        self.standardization_ = None if word is None else self._units(design, weights)
+        prior = self._prior(word, design, y, weights, likelihood)
+        design = self._scaled(design)
+        # about the origin of y, so that residuals of the fit are not differences of large numbers
+        place, origin = self._place(design.shape[1]), torch.zeros_like(prior.mean)
+        if likelihood.link == "identity" and place is not None:
+            origin[place] = prior.mean[place]
+        about = NormalPrior(prior.mean - origin, prior.precision)
         model = GeneralizedLinear(
-            torch.as_tensor(design), torch.as_tensor(y), likelihood, prior_precision=precision, weights=weights
+            torch.as_tensor(design),
+            torch.as_tensor(y - float(origin.sum())),
+            likelihood,
+            prior_precision=about.precision,
+            prior_mean=about.mean,
+            weights=weights,
         )
-        start = first_scale(design, precision, weights)
-        q = POSTERIORS[self.posterior](design.shape[1], scale=start, dtype=torch.float64)
+        q = self._start(design, about, weights)
         self.evidence_ = None
-        if auto or noise:
-            columns = [range(X.shape[1])] if auto else []
+        if word == AUTO or noise:
+            columns = [[k for k in range(design.shape[1]) if k != place]] if word == AUTO else []
             self.evidence_ = prior_by_evidence(
                 q, model, columns, noise=noise, max_evaluations=self.max_iter, fit_tolerance=self.tol
             )
             model, result = self.evidence_.model, self.evidence_.result
+            if limits := self.evidence_.limits:
+                warnings.warn(f"{limits} (prior_precision='auto')", stacklevel=3)
         else:
             result = fit(q, model, progress=False, examine=False, max_evaluations=self.max_iter, tolerance=self.tol)
-        self._keep(model, result, q, X.shape[1])
+        with torch.no_grad():
+            q.mean.add_(origin)
+        self._keep(model, NormalPrior(prior.mean, model.prior.precision), result, q, X.shape[1])
         return self
 
-    def _checked(self) -> bool:
-        """Check the settings that all have; whether the prior is to be found by evidence."""
+    def _checked(self) -> str | None:
+        """Check the settings that all have, and return the word of the prior; None where it is a number."""
         if self.posterior not in POSTERIORS:
             raise InputError(f"posterior must be one of {', '.join(POSTERIORS)}; got {self.posterior!r}.")
-        auto = isinstance(self.prior_precision, str) and self.prior_precision == "auto"
-        if not auto and not is_positive(self.prior_precision):
-            raise InputError(f"prior_precision must be positive, or 'auto'; got {self.prior_precision!r}.")
+        word = self.prior_precision if isinstance(self.prior_precision, str) else None
+        if word not in WORDS if word is not None else not is_positive(self.prior_precision):
+            raise InputError(
+                f"prior_precision must be positive, or one of {', '.join(map(repr, WORDS))}; got "
+                f"{self.prior_precision!r}."
+            )
         check_sd("intercept_sd", self.intercept_sd)
-        return auto
+        return word
+
+    def _units(self, design: Array, weights: Array | None) -> Standardization:
+        """The columns' centres and scales; our column of ones is the intercept, or a column of ones that is given."""
+        place = design.shape[1] - 1 if self.fit_intercept else None
+        return Standardization.of(torch.as_tensor(design), weights, intercept=place)
+
+    def _prior(
+        self, word: str | None, design: Array, y: Array, weights: Array | None, likelihood: Likelihood
+    ) -> NormalPrior:
+        """The prior of a number, per unit of the columns, or of a word in the units of the data."""
+        if word is not None and self.standardization_ is not None:
+            w = np.ones(len(y)) if weights is None else weights
+            targets, rows, offset = (torch.as_tensor(part) for part in (y, w, np.zeros(len(y))))
+            location, unit = location_and_unit(targets, likelihood.link, offset, rows)
+            name = "default" if word == AUTO else word
+            return named_prior(name, location, unit, self.standardization_, self.intercept_sd)
+        unit = 1.0
+        if isinstance(likelihood, GaussianNoise):
+            unit = max(math.sqrt(np.average(np.square(y), weights=weights)), 1e-100)
+        return self._numbered(design.shape[1], unit)
+
+    def _numbered(self, dim: int, unit: float) -> NormalPrior:
+        """The prior whose precision is a number, with a wide one of the intercept."""
+        precision = torch.full((dim,), float(self.prior_precision), dtype=torch.float64)
+        if self.fit_intercept:
+            precision[-1] = (self.intercept_sd or self._wide * unit) ** -2
+        return NormalPrior(torch.zeros_like(precision), precision)
+
+    def _start(
+        self, design: Array, prior: NormalPrior, weights: Array | None, classes: int = 2
+    ) -> CholeskyGaussian | DiagonalGaussian:
+        """The posterior that the fit begins with, at the mean of the prior."""
+        scale = first_scale(design, prior.precision.numpy(), weights)
+        dim = (classes - 1) * design.shape[1]
+        return POSTERIORS[self.posterior](dim, mean=prior.mean, scale=scale, dtype=torch.float64)
+
+    def _place(self, dim: int) -> int | None:
+        """The place of the intercept among the columns of the fit."""
+        if self.standardization_ is not None:
+            return self.standardization_.intercept
+        return dim - 1 if self.fit_intercept else None
 
     def _keep(
-        self, model: GeneralizedLinear, result: FitResult, q: CholeskyGaussian | DiagonalGaussian, columns: int
+        self,
+        model: GeneralizedLinear,
+        prior: NormalPrior,
+        result: FitResult,
+        q: CholeskyGaussian | DiagonalGaussian,
+        columns: int,
     ) -> None:
         """The attributes of the fit, by scikit-learn's names where it has them."""
-        mean, sd = q.mean.numpy().copy(), q.stddev.numpy().copy()
+        units, place = self.standardization_, self._place(model.dim)
+        found = (q.mean, q.stddev) if units is None else units.marginals(q)
+        mean, sd = (part.numpy().copy() for part in found)
         self.posterior_ = q
         self.likelihood_ = model.likelihood
         self.coef_, self.coef_sd_ = mean[:columns], sd[:columns]
         self.intercept_ = float(mean[-1]) if self.fit_intercept else 0.0
         self.intercept_sd_ = float(sd[-1]) if self.fit_intercept else 0.0
-        self.prior_precision_ = float(model.prior.precision[0])
+        self.prior_ = prior.describe(units, place)
+        self.prior_precision_ = float(prior.precision[int(place == 0 and model.dim > 1)])
         self.elbo_ = -result.loss
         self.converged_ = result.converged
         self.n_iter_ = max(result.evaluations, 1)
@@ -114,13 +186,24 @@ class BayesianLinear(BaseEstimator):
         """The design with a column of ones at its end."""
         return with_intercept(X, self.fit_intercept)
 
+    def _scaled(self, design: Array) -> Array:
+        """The design in the units of the fit."""
+        if self.standardization_ is None:
+            return design
+        found: Array = self.standardization_.standardize(torch.as_tensor(design)).numpy()
+        return found
+
+    def _design(self, X: Array) -> Tensor:
+        """The design of new rows in the units of the fit."""
+        return torch.as_tensor(self._scaled(self._with_intercept(X)))
+
     # -------------------------------------------------------------------------------- predicting
 
     def _moments(self, X: Any) -> tuple[Tensor, Tensor, Array]:
         """Mean and variance of the linear predictor of each row, and the rows."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        return *predictor_moments(self._model(), self.posterior_, torch.as_tensor(self._with_intercept(X))), X
+        X = validated(self, X, dtype=np.float64, reset=False)
+        return *predictor_moments(self._model(), self.posterior_, self._design(X)), X
 
     def _model(self) -> GeneralizedLinear:
         """A model with the likelihood of the fit; its two rows are not looked at."""
@@ -131,9 +214,7 @@ class BayesianLinear(BaseEstimator):
     def _expected(self, X: Any) -> Array:
         """The predictive mean of each row."""
         _, _, rows = self._moments(X)
-        found: Array = predictive_mean(
-            self._model(), self.posterior_, torch.as_tensor(self._with_intercept(rows))
-        ).numpy()
+        found: Array = predictive_mean(self._model(), self.posterior_, self._design(rows)).numpy()
         return found
 
     def sample_posterior(self, n_samples: int = 1000, random_state: RandomState = None) -> Array:
@@ -147,8 +228,13 @@ class BayesianLinear(BaseEstimator):
             (n_samples, n_features), with the intercept as a last column where there is one.
         """
         check_is_fitted(self)
-        draws: Array = self.posterior_.sample((checked_count(n_samples),), generator=generator_of(random_state)).numpy()
-        return draws
+        draws = self.posterior_.sample((checked_count(n_samples),), generator=generator_of(random_state))
+        return self._in_user_units(draws)
+
+    def _in_user_units(self, draws: Tensor) -> Array:
+        """Draws of the coefficients of the fit, (..., D), as those of the columns as they are."""
+        found: Array = (draws if self.standardization_ is None else self.standardization_.to_user(draws)).numpy()
+        return found
 
 
 def with_intercept(X: Array, there: bool) -> Array:

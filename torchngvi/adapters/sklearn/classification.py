@@ -6,31 +6,36 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of
-from torchngvi.adapters.sklearn.base import POSTERIORS, Array, BayesianLinear, first_scale, warn_of_constants
-from torchngvi.adapters.sklearn.several import centred, draws_of, softmax_model
+from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of, validated, weights_of
+from torchngvi.adapters.sklearn.base import AUTO, Array, BayesianLinear, warn_of_constants
+from torchngvi.adapters.sklearn.several import centred, draws_of, log_odds, softmax_model
+from torchngvi.diagnostics.predictive import log_predictive_density
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.models import SoftmaxRegression
 from torchngvi.models.likelihoods import BernoulliLogit
+from torchngvi.models.standardize import NormalPrior, named_prior
 
 
 class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
     """Logistic regression of two or more classes with a Gaussian posterior over the coefficients.
 
-    The prior is N(0, 1/prior_precision) of each coefficient and N(0, 10²) of the intercept; columns of different units
-    go through ``StandardScaler`` first. Of more than two classes it is the softmax likelihood, each class has
-    coefficients of its own, and that prior is the one of the difference between any two classes, so that none of them
-    is a baseline. Probabilities are averaged over the posterior, not taken at its mean.
+    Columns are centred and scaled inside, so that their units and origins do not matter: the prior is N(0, (2.5/s)²) of
+    the coefficient of a column with the standard deviation s, and N(logit of the share of successes, 2.5²) of the
+    intercept at the means of the columns (see `torchngvi.models.standardize`). Of more than two classes it is the
+    softmax likelihood, each class has coefficients of its own, and that prior is the one of the difference between any
+    two classes, so that none of them is a baseline. Probabilities are averaged over the posterior, not taken at its
+    mean.
 
     Args:
-        prior_precision: of each coefficient; of two classes also "auto" for the one that the data speak for, see
-            `torchngvi.prior_by_evidence`.
-        fit_intercept: whether there is an intercept.
-        intercept_sd: the standard deviation of its prior; 10 by default.
+        prior_precision: "default", "flat", or of two classes "auto" for the one that the data speak for, see
+            `torchngvi.prior_by_evidence`. A number is that of each coefficient per unit of its column, as 1/C of
+            scikit-learn's ``LogisticRegression`` is; then nothing is scaled.
+        fit_intercept: whether there is an intercept. Without it nothing is centred, unless X has a column of ones.
+        intercept_sd: the standard deviation of its prior N(0, intercept_sd²); beside a number 10 by default.
         posterior: "cholesky", all correlations; or "diagonal" for very many columns.
         max_iter: the budget of evaluations of gradient and curvature.
         tol: on the natural-gradient norm.
@@ -41,8 +46,11 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
             (K,), which sum to zero over the classes.
         coef_sd_, intercept_sd_: its standard deviations, of two classes (n_features,) and a number, of more as the
             means.
-        posterior_: the posterior itself; of more than two classes over the differences to the first.
-        prior_precision_, evidence_: the precision that was used, and how it was found.
+        posterior_: the posterior itself, over the coefficients of the columns of the fit; of more than two classes over
+            the differences to the first.
+        standardization_: how the columns of the fit are made of those of X; None where a number is the precision.
+        prior_: the prior in a line.
+        prior_precision_, evidence_: the precision that was used in the units of the fit, and how it was found.
         elbo_, converged_, n_iter_: the evidence lower bound, whether it is at its maximum, and the evaluations.
 
     >>> X = np.random.default_rng(0).normal(size=(100, 2))
@@ -69,12 +77,12 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         Raises:
             InputError: one class, or a prior by evidence with more than two.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = validated(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_[0]}; the classifier needs two.")
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weights = weights_of(sample_weight, X)
         if len(self.classes_) > 2:
             return self._fit_several(X, codes, weights)
         self._fit(X, codes.astype(np.float64), weights, BernoulliLogit())
@@ -83,33 +91,45 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
 
     def _fit_several(self, X: Array, codes: Array, weights: Array | None) -> Self:
         """Fit the softmax likelihood of more than two classes."""
-        if self._checked():
+        word = self._checked()
+        if word == AUTO:
             raise InputError(
                 "Only binary classification is supported. The type of the target is multiclass. It is so with "
                 "prior_precision='auto': choose a number, for instance by sklearn.model_selection.GridSearchCV."
             )
         warn_of_constants(X, self)
         design = self._with_intercept(X)
-        precision = np.full(design.shape[1], float(self.prior_precision))
-        if self.fit_intercept:
-            precision[-1] = (self.intercept_sd or self._wide) ** -2
-        model = softmax_model(design, codes, precision, weights)
-        q = POSTERIORS[self.posterior](model.dim, scale=first_scale(design, precision, weights), dtype=torch.float64)
+        classes, units = len(self.classes_), None if word is None else self._units(design, weights)
+        self.standardization_ = units
+        design = self._scaled(design)
+        place, means = self._place(design.shape[1]), torch.zeros(classes - 1, design.shape[1], dtype=torch.float64)
+        if word is None or units is None:
+            prior = self._numbered(design.shape[1], 1.0)
+        else:  # of the difference of any two classes what it is of two
+            prior = named_prior(word, 0.0, 1.0, units)
+            prior.precision.mul_(2)
+            if place is not None and self.intercept_sd is not None:
+                prior.precision[place] = self.intercept_sd**-2
+            elif place is not None:
+                means[:, place] = torch.as_tensor(log_odds(codes, weights))
+        model = softmax_model(design, codes, prior.precision.numpy(), weights, means.flatten())
+        q = self._start(design, NormalPrior(means.flatten(), prior.precision), weights, classes)
         result = fit(q, model, progress=False, examine=False, max_evaluations=self.max_iter, tolerance=self.tol)
-        mean, sd = centred(q, len(self.classes_))
+        mean, sd = centred(q, classes, units)
         columns = X.shape[1]
         self.posterior_, self.evidence_ = q, None
         self.coef_, self.coef_sd_ = mean[:, :columns], sd[:, :columns]
-        absent = np.zeros(len(self.classes_))
+        absent = np.zeros(classes)
         self.intercept_ = mean[:, -1] if self.fit_intercept else absent
         self.intercept_sd_ = sd[:, -1] if self.fit_intercept else absent
-        self.prior_precision_ = float(self.prior_precision)
+        self.prior_ = f"of each class: {prior.describe(units, place)}"
+        self.prior_precision_ = float(prior.precision[int(place == 0 and design.shape[1] > 1)])
         self.elbo_, self.converged_, self.n_iter_ = -result.loss, result.converged, max(result.evaluations, 1)
         return self
 
     def _softmax(self, X: Any) -> tuple[SoftmaxRegression, Tensor]:
         """A model with the classes of the fit, whose rows are not looked at, and the design of new rows."""
-        design = torch.as_tensor(self._with_intercept(validate_data(self, X, dtype=np.float64, reset=False)))
+        design = self._design(validated(self, X, dtype=np.float64, reset=False))
         codes = np.arange(len(self.classes_))
         empty = np.zeros((len(codes), design.shape[1]))
         return softmax_model(empty, codes, np.ones(design.shape[1]), None), design
@@ -138,15 +158,18 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
             X: the rows, (n_samples, n_features).
 
         Returns:
-            Of two classes the posterior mean of the linear predictor, (n_samples,), positive where the second is
-            likelier; of more the logarithms of `predict_proba`, (n_samples, K).
+            Of two classes the log odds of the second, averaged over the posterior as those of `predict_proba`,
+            (n_samples,); of more the logarithms of `predict_proba`, (n_samples, K).
         """
         check_is_fitted(self)
         if len(self.classes_) > 2:
             with np.errstate(divide="ignore"):
                 scores: Array = np.log(self.predict_proba(X).clip(0))
             return scores
-        found: Array = self._moments(X)[0].numpy()
+        design = self._design(validated(self, X, dtype=np.float64, reset=False))
+        no = torch.zeros(len(design), dtype=design.dtype)
+        success, failure = (log_predictive_density(self._model(), self.posterior_, design, y) for y in (no + 1, no))
+        found: Array = (success - failure).numpy()
         return found
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -186,11 +209,12 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         check_is_fitted(self)
         if len(self.classes_) == 2:
             return super().sample_posterior(n_samples, random_state)
-        return draws_of(self.posterior_, len(self.classes_), checked_count(n_samples), generator_of(random_state))
+        drawn = draws_of(self.posterior_, len(self.classes_), checked_count(n_samples), generator_of(random_state))
+        return self._in_user_units(torch.as_tensor(drawn))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = self.prior_precision != "auto"
+        tags.classifier_tags.multi_class = self.prior_precision != AUTO
         return tags
 
 

@@ -8,9 +8,18 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, seed_of
+from torchngvi.adapters.sklearn.arguments import (
+    RandomState,
+    check_sd,
+    checked_count,
+    generator_of,
+    labels_of,
+    seed_of,
+    validated,
+    weights_of,
+)
 from torchngvi.adapters.sklearn.base import Array, warn_of_constants, with_intercept
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
@@ -64,7 +73,7 @@ class _Mixed(BaseEstimator):
 
     def _parted(self, X: Any, groups: Any) -> tuple[Any, Array]:
         if groups is not None:
-            labels = np.asarray(groups)
+            labels = labels_of(groups)
             rows = X.shape[0] if hasattr(X, "shape") else len(X)  # a sparse matrix has no length
             if labels.shape != (rows,):
                 raise InputError(f"groups must be one label for each of the {rows} rows; got shape {labels.shape}.")
@@ -80,7 +89,7 @@ class _Mixed(BaseEstimator):
             if self.groups not in X:
                 raise InputError(f"groups names the column {self.groups!r}; X has {', '.join(map(str, X.columns))}.")
             return X.drop(columns=self.groups), X[self.groups].to_numpy()
-        rows = np.asarray(X)
+        rows = labels_of(X)
         if not isinstance(self.groups, Integral) or rows.ndim != 2 or not -rows.shape[1] <= self.groups < rows.shape[1]:
             raise InputError(
                 f"groups={self.groups!r} is no column of an array of shape {rows.shape}: give its number, or a frame."
@@ -137,7 +146,7 @@ class _Mixed(BaseEstimator):
         """Predict new rows; each label that the fit had not is a group of its own, drawn from the distribution."""
         check_is_fitted(self)
         rows, labels = self._split(X, groups)
-        rows = validate_data(self, rows, dtype=np.float64, reset=False)
+        rows = validated(self, rows, dtype=np.float64, reset=False)
         number: dict[Any, int] = {label: i for i, label in enumerate(self.groups_.tolist())}
         index = [number.setdefault(label, len(self.groups_) - 1 - len(number)) for label in labels.tolist()]
         return self.result_.predict(
@@ -160,7 +169,7 @@ class _Mixed(BaseEstimator):
             the effects of the groups and their standard deviations beside.
         """
         check_is_fitted(self)
-        theta = self.result_.weighted.resampled(checked_count(n_samples), generator_of(random_state))
+        theta = self.result_.sample(checked_count(n_samples), generator_of(random_state))
         drawn: Array = theta[:, : self.result_.model.rows.p].double().numpy()
         return drawn
 
@@ -179,7 +188,8 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         family: "gaussian", whose noise is learned, "poisson", "negative_binomial" or "student_t".
         slopes: the columns whose coefficients vary over groups too, by name, or by number once the groups are out.
         fit_intercept: whether there is an intercept that all groups share.
-        prior_sd: the prior standard deviation of each coefficient; wide in the units of the data by default.
+        prior_sd: the prior standard deviation of each coefficient; by default 2.5 standard deviations of y over one of
+            the column, and for the intercept about the mean of y.
         draws: the number of weighted draws of what all groups share; predictions are averages over 1,000 of them.
         random_state: the seed of all draws, a ``RandomState`` of NumPy, or None for a fresh seed at each fit.
 
@@ -243,8 +253,8 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         """
         family = family_of(self.family, FAMILIES)
         X, labels = self._split(X, groups)
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        X, y = validated(self, X, y, dtype=np.float64, y_numeric=True)
+        weights = weights_of(sample_weight, X)
         return self._fit(X, y.astype(np.float64), labels, family, weights)
 
     def predict(self, X: Any, groups: Any = None, return_std: bool = False) -> Any:
@@ -305,12 +315,12 @@ class BayesianMixedClassifier(ClassifierMixin, _Mixed):
                 columns; and as `torchngvi.MixedModel`.
         """
         X, labels = self._split(X, groups)
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = validated(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) != 2:
             raise InputError(f"a mixed classifier has two classes; y has {len(self.classes_)}.")
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weights = weights_of(sample_weight, X)
         return self._fit(X, codes.astype(np.float64), labels, "bernoulli_logit", weights)
 
     def predict_proba(self, X: Any, groups: Any = None) -> Array:

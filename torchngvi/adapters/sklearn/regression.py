@@ -6,13 +6,13 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import is_positive
+from torchngvi.adapters.sklearn.arguments import is_positive, validated, weights_of
 from torchngvi.adapters.sklearn.base import Array, BayesianLinear
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
+from torchngvi.models.standardize import mean_and_sd
 from torchngvi.numerics.gaussian_integrals import Moments
 
 
@@ -25,6 +25,7 @@ class QuasiCounts(Likelihood):
     """
 
     discrete = False
+    link = "log"
     _poisson: ClassVar[PoissonLog] = PoissonLog()
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -47,10 +48,14 @@ class QuasiCounts(Likelihood):
 class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
     """Poisson regression of counts, with the logarithmic link and a Gaussian posterior over the coefficients.
 
+    Columns are centred and scaled inside, as by `BayesianLogisticRegression`, and the prior of the intercept at the
+    means of the columns is N(log of the mean count, 2.5²).
+
     Args:
-        prior_precision: of each coefficient, or "auto" for the one that the data speak for.
-        fit_intercept: whether there is an intercept.
-        intercept_sd: the standard deviation of its prior; 10 by default.
+        prior_precision: "default", "flat", or "auto" for the one that the data speak for. A number is that of each
+            coefficient per unit of its column; then nothing is scaled.
+        fit_intercept: whether there is an intercept. Without it nothing is centred, unless X has a column of ones.
+        intercept_sd: the standard deviation of its prior N(0, intercept_sd²); beside a number 10 by default.
         posterior: "cholesky", all correlations; or "diagonal" for very many columns.
         max_iter: the budget of evaluations of gradient and curvature.
         tol: on the natural-gradient norm.
@@ -80,11 +85,11 @@ class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
         Raises:
             InputError: a negative target.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validated(self, X, y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
         if (y < 0).any():
             raise InputError(f"y must be counts, not negative; got {float(y.min()):g} among them.")
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weights = weights_of(sample_weight, X)
         return self._fit(X, y, weights, QuasiCounts())
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -111,18 +116,24 @@ class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
 
 def _spread(y: Array, weights: Array | None) -> float:
     """The standard deviation of y, positive also where all are equal."""
-    deviation = math.sqrt(np.average(np.square(y - np.average(y, weights=weights)), weights=weights))
-    return max(deviation, 1e-6 * float(np.abs(y).max()), 1e-12)
+    _, sd = mean_and_sd(torch.as_tensor(y), None if weights is None else torch.as_tensor(weights))
+    return float(sd) or 1e-6 * float(np.abs(y).max()) or 1.0
 
 
 class BayesianLinearRegression(RegressorMixin, BayesianLinear):
     """Linear regression with Gaussian noise and the exact posterior over the coefficients.
 
+    Columns are centred and scaled inside, as by `BayesianLogisticRegression`.
+
     Args:
-        prior_precision: of each coefficient, or "auto" for the one that the data speak for, the default.
+        prior_precision: "auto" for the one that the data speak for, shared by the coefficients per standard deviation
+            of a column; "default" for N(0, (2.5 s_y/s)²) of the coefficient of a column, s and s_y the standard
+            deviations of the column and of y; or "flat". A number is that of each coefficient per unit of its column;
+            then nothing is scaled.
         noise: the standard deviation of y about its mean, or "auto" for the one that the data speak for.
-        fit_intercept: whether there is an intercept.
-        intercept_sd: the standard deviation of its prior; by default 10 times the root mean square of y.
+        fit_intercept: whether there is an intercept. Without it nothing is centred, unless X has a column of ones.
+        intercept_sd: the standard deviation of its prior N(0, intercept_sd²); by default the prior at the means of the
+            columns is N(mean of y, (2.5 s_y)²), beside a number N(0, s²) with 10 times the root mean square of y.
         posterior: "cholesky", all correlations; or "diagonal" for very many columns.
         max_iter: the budget of evaluations of gradient and curvature.
         tol: on the natural-gradient norm.
@@ -174,9 +185,9 @@ class BayesianLinearRegression(RegressorMixin, BayesianLinear):
         Raises:
             InputError: noise that is not positive.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validated(self, X, y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weights = weights_of(sample_weight, X)
         auto = isinstance(self.noise, str) and self.noise == "auto"
         if not auto and not is_positive(self.noise):
             raise InputError(f"noise must be a positive standard deviation, or 'auto'; got {self.noise!r}.")

@@ -17,9 +17,11 @@ class Curvature:
 
     Attributes:
         every: steps from one observation to the next.
+        labels: in the outputs that were observed last, or None.
     """
 
     every = 1
+    labels: int | None = None
 
     def begin(self, q: NetworkGaussian) -> None:
         """Prepare q for this estimator, once, when the optimizer is attached.

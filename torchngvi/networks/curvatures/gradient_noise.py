@@ -39,6 +39,7 @@ class GradientNoise(Curvature):
         if not 0 <= beta < 1:
             raise InputError(f"beta is at least 0 and less than 1; got {beta}.")
         self.batch_size, self.beta = batch_size, float(beta)
+        self.labels = int(batch_size)
         self.running: dict[str, Tensor] = {}
 
     def begin(self, q: NetworkGaussian) -> None:

@@ -57,10 +57,18 @@ class SampledLabels(Curvature):
         outputs = _outputs(output) if self.output is None else tensor_by(self.output, output, "output")
         if not outputs.requires_grad:
             return
+        if torch._C._functorch.is_functorch_wrapped_tensor(outputs):
+            raise InputError(
+                "The network is called under a transform of torch.func (grad, vmap or another one) in training, within "
+                "which SampledLabels cannot pass back through its outputs. Call loss.backward() outside of it; or take "
+                "curvature=GradientNoise(batch_size), which needs the gradients alone; or call the network within "
+                "`with q.at_mean():` or after model.eval(), where it holds the mean."
+            )
         labels = generator(outputs.device, q.seed, q.draw, f"labels of rank {rank()}")
         with torch.autocast(outputs.device.type, enabled=False):
             losses = q.likelihood.sampled_losses(outputs, labels)
-        self._warn_of_many(losses.numel(), q.num_data)
+        self.labels = losses.numel()
+        self._warn_of_many(self.labels, q.num_data)
         scale = _HALF_SCALE if outputs.dtype == torch.float16 else 1.0
         gradients: dict[Tensor, Tensor] = {}
         for single in (False, True):

@@ -137,6 +137,15 @@ class Family(nn.Module, ABC):
         drawn = torch._foreach_add(self.mean, self.colored(self.noise(seed, draw)), alpha=spread)
         torch._foreach_copy_(self._held(), list(drawn))
 
+    def disturb_(self, seed: int, draw: int, spread: float) -> None:
+        """Add the noise √T C ε of a draw to what the parameters hold.
+
+        Args:
+            seed, draw: of the noise.
+            spread: √T.
+        """
+        torch._foreach_add_(self._held(), self.colored(self.noise(seed, draw)), alpha=spread)
+
     def departure(self) -> Tensor:
         """Return |C⁻¹ dm|², a number, of how far the parameters are from the mean that they held."""
         return squared_norm(list(torch._foreach_norm(self.whitened(self._moves()))))

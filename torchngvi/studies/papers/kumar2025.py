@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from torchngvi import registry
 from torchngvi.app import report
 from torchngvi.app.fonts import drawable
 from torchngvi.app.outputs import OutputFolder, write_frame
@@ -20,11 +19,12 @@ from torchngvi.expectations import Quadrature
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.stepsizes import Constant
 from torchngvi.studies import comparison, experiments, figures, lines
 from torchngvi.studies.papers import Study
 from torchngvi.studies.papers.digits import run_digits, show_digits
 from torchngvi.studies.settings import Case, Contender, Experiment, replaced
-from torchngvi.studies.stepping import steps
+from torchngvi.studies.stepping import printed, steps
 
 _GAP = 1e-6  # nats above the minimum at which a run on the quadratic counts as done
 _LOST = 1e6  # nats above it at which a step was too long
@@ -87,7 +87,7 @@ def run_quadratic(experiment: Experiment) -> pd.DataFrame:
 def _minimum(model: GeneralizedLinear) -> float:
     """The minimum of the loss, by VN, whose one step of 1 is exact."""
     q = CholeskyGaussian(2, dtype=torch.float64)
-    VN(q, 1.0).step(model)
+    VN(q, 1.0, step_size=Constant()).step(model)
     return _loss(q, model)
 
 
@@ -102,7 +102,7 @@ def _path(
     """Mean, covariance and gap after each step, until the gap is below 1e-6 nats or the budget is spent."""
     mean = torch.tensor([experiment.start_sd, experiment.start_sd], dtype=torch.float64)
     q = CholeskyGaussian(2, mean=mean, scale=experiment.start_scale, dtype=torch.float64)
-    optimizer = registry.method(contender.method, q, lr)
+    optimizer = printed(contender.method, q, lr)
     rows = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RejectedStepWarning)  # a step too long, of those tried
@@ -208,7 +208,7 @@ def run_time(experiment: Experiment) -> pd.DataFrame:
         problem = experiments.build(replaced(case, features=dim))
         posteriors = [CholeskyGaussian(dim, scale=experiment.start_scale, dtype=torch.float64) for _ in case.methods]
         optimizers = [
-            registry.method(contender.method, q, contender.lr, estimator=problem.estimator)
+            printed(contender.method, q, contender.lr, estimator=problem.estimator)
             for contender, q in zip(case.methods, posteriors, strict=True)
         ]
         count = max(10, min(case.iterations, int(5e9 / (4 * dim**3 + 4 * case.rows * dim**2 + 1e6))))

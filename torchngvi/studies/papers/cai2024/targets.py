@@ -16,12 +16,14 @@ from torchngvi.interfaces import Target
 from torchngvi.methods import SRVN, VN
 from torchngvi.models import GeneralizedLinear, LogJoint
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.stepsizes import Constant
 from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.cai2024.matching import BatchAndMatch
 from torchngvi.studies.papers.kim2024.runs import reference_target
 from torchngvi.studies.papers.kim2026.runs import divergence
 from torchngvi.studies.papers.open_questions.problems import MODELS, exact_loss, solved
 from torchngvi.studies.stepping import steps as looks
+from torchngvi.studies.stepping import unwatched
 
 _START = 0.3  # C = 0.3 I and m = 0 for all
 MATCHING = "batch and match"
@@ -99,7 +101,7 @@ def _runs(each: Problem, method: str, constant: float, draws: int, runs: int, le
             matching.step(each.target, constant * draws * each.dim / number)
     else:
         make, estimator = METHODS[method]
-        opt = make(q, lr=constant, estimator=estimator(Independent(draws, generator)))
+        opt = unwatched(make(q, lr=constant, step_size=Constant(), estimator=estimator(Independent(draws, generator))))
 
         def step(number: int) -> None:
             opt.param_groups[0]["lr"] = constant * min(1.0, 100 / number)

@@ -11,6 +11,8 @@ from torchngvi.models import LogJoint
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.stepsizes import Constant
+from torchngvi.studies.stepping import unwatched
 from torchngvi.theory.kim2024 import (
     GaussianTarget,
 )
@@ -60,7 +62,7 @@ class Runs:
     ) -> None:
         self.target, self.q, self.star = target, q, _star(target, q)
         self.log_joint = LogJoint(target.log_joint)
-        self.opt = BBVI(q, gamma, smoothness, estimator=estimator)
+        self.opt = unwatched(BBVI(q, gamma, smoothness, step_size=Constant(), estimator=estimator))
 
     def advance(self, steps: int) -> None:
         """Take so many steps of every run."""

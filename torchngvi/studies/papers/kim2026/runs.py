@@ -12,7 +12,9 @@ from torchngvi.interfaces import Estimator, Rule, Target
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.rules import ProximalRootGradient, VariationalNewton
+from torchngvi.stepsizes import Constant
 from torchngvi.studies.papers.kim2026.transport import ProximalBuresWasserstein
+from torchngvi.studies.stepping import unwatched
 from torchngvi.theory.kim2024 import GaussianTarget
 
 GEOMETRIES: dict[str, Callable[[], Rule]] = {
@@ -64,7 +66,9 @@ def steps_to(
     q = CholeskyGaussian(dim, (_STEPS, runs), dtype=torch.float64)
     lr = longest * _RATIO ** torch.arange(_STEPS, dtype=torch.float64)
     estimator = ESTIMATORS[names[1]](Independent(1, torch.Generator().manual_seed(0)))
-    opt = NaturalGradientVI(q, GEOMETRIES[names[0]](), lr=lr[:, None].expand(_STEPS, runs), estimator=estimator)
+    rates = lr[:, None].expand(_STEPS, runs)
+    rule = GEOMETRIES[names[0]]()
+    opt = unwatched(NaturalGradientVI(q, rule, lr=rates, step_size=Constant(), estimator=estimator))
     found: list[tuple[int, float]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RejectedStepWarning)

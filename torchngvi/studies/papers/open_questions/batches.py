@@ -18,6 +18,7 @@ import torch
 
 from torchngvi.expectations import BonnetPrice, Independent
 from torchngvi.methods import VN
+from torchngvi.stepsizes import Constant
 from torchngvi.studies import lines
 from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.local import Ends, hessian, noise
@@ -94,7 +95,7 @@ def run_batches(
             predicted = expected(ends, schedule, float((exact_loss(q, model) - least).mean()), draws)
             for spent, mean in predicted:
                 gamma, batch = schedule(t)
-                VN(q, lr=gamma, estimator=BonnetPrice(Independent(batch, generator))).step(model)
+                VN(q, lr=gamma, step_size=Constant(), estimator=BonnetPrice(Independent(batch, generator))).step(model)
                 t += 1
                 if spent < 1.15 * last and spent < draws:
                     continue

@@ -28,10 +28,12 @@ from torchngvi.models.likelihoods import StudentT
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.rules import Geodesic, LocalExponential, NaturalGradient, Retraction, VariationalNewton
+from torchngvi.stepsizes import Constant
 from torchngvi.studies.figures import blank_figure, color, save, style
 from torchngvi.studies.papers.open_questions.floor import gaussian
 from torchngvi.studies.papers.open_questions.held_flow import HeldFlow
 from torchngvi.studies.papers.open_questions.problems import exact_loss, few, repeated
+from torchngvi.studies.stepping import unwatched
 
 CURVES: dict[str, Callable[[], Rule]] = {
     "VN": VariationalNewton,
@@ -81,7 +83,7 @@ def optimum(model: GeneralizedLinear) -> CholeskyGaussian:
     """
     q = CholeskyGaussian(model.dim, dtype=torch.float64)
     fit(q, model, progress=False)
-    opt = NaturalGradientVI(q, Retraction(), lr=0.5)
+    opt = NaturalGradientVI(q, Retraction(), lr=0.5, step_size=Constant())
     for _ in range(_POLISH):
         opt.step(model)
     return q
@@ -109,7 +111,7 @@ def away(name: str, model: GeneralizedLinear, start: CholeskyGaussian, steps: in
     exact = CholeskyGaussian(start.dim, mean=end.mean[-1], scale=torch.linalg.cholesky(end.covariance[-1]),
                              dtype=start.dtype)  # fmt: skip
     q = CholeskyGaussian(start.dim, mean=start.mean, scale=start.scale_tril, dtype=start.dtype)
-    opt = NaturalGradientVI(q, CURVES[name](), lr=1 / steps)
+    opt = unwatched(NaturalGradientVI(q, CURVES[name](), lr=1 / steps, step_size=Constant()))
     for _ in range(steps):
         opt.step(model)
     return float((2 * q.kl(exact).detach()).clamp_min(0).sqrt()) if not opt.rejections else float("nan")
@@ -130,7 +132,7 @@ def settled(name: str, model: GeneralizedLinear, start: CholeskyGaussian, least:
         A number, or "leaves" (a step left the cone), "rises" (L or a number in it has no bound), "stays" (neither).
     """
     q = CholeskyGaussian(start.dim, mean=start.mean, scale=start.scale_tril, dtype=start.dtype)
-    opt = NaturalGradientVI(q, CURVES[name](), lr=rho)
+    opt = unwatched(NaturalGradientVI(q, CURVES[name](), lr=rho, step_size=Constant()))
     for count in range(1, most + 1):
         opt.step(model)
         gap = float(exact_loss(q, model)) - least
@@ -163,7 +165,7 @@ def under_noise(
     """
     q = repeated(begun(star, 2.0), runs)
     estimator = ClosedEntropyStein(Independent(draws, torch.Generator().manual_seed(0)))
-    opt = NaturalGradientVI(q, CURVES[name](), lr=rho, estimator=estimator)
+    opt = unwatched(NaturalGradientVI(q, CURVES[name](), lr=rho, step_size=Constant(), estimator=estimator))
     total = torch.zeros(runs, dtype=q.dtype)
     for count in range(length):
         opt.step(model)

@@ -24,9 +24,11 @@ from torchngvi.methods import SRVN, VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.stepsizes import Constant
 from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.local import Ends, hessian, noise
 from torchngvi.studies.papers.open_questions.problems import MODELS, exact_loss, repeated, solved
+from torchngvi.studies.stepping import unwatched
 
 METHODS: dict[str, Any] = {"VN": VN, "SR-VN": SRVN}
 
@@ -105,7 +107,9 @@ def run_floor(
                 known = {"predicted": float(ends.constant(gamma))}
                 for method, bias in biases(covariance, model.dim, gamma).items():
                     q = repeated(star, 4 * runs if full else runs)
-                    opt = METHODS[method](q, lr=gamma, estimator=estimator(name, draws))
+                    opt = unwatched(
+                        METHODS[method](q, lr=gamma, step_size=Constant(), estimator=estimator(name, draws))
+                    )
                     found = stationary(opt, q, model, int(burn / gamma))
                     gap, away = found["loss"] - least, found["log_det"] - volume
                     rows.append({

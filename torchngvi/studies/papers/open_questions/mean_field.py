@@ -19,6 +19,7 @@ from torchngvi.expectations import BonnetPrice, Independent, Quadrature
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import DiagonalGaussian
+from torchngvi.stepsizes import Constant
 from torchngvi.studies import lines
 from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.floor import gaussian
@@ -96,7 +97,7 @@ def full_step_factor(star: DiagonalGaussian, model: GeneralizedLinear, count: in
     factor = 0.0
     for _ in range(20 * count):
         q = shifted(star, 1e-4 * u / u.norm())
-        VN(q, lr=1.0).step(model)
+        VN(q, lr=1.0, step_size=Constant()).step(model)
         sd = star.stddev.detach()
         u = torch.cat([(q.mean - star.mean) / sd, math.sqrt(2) * (q.stddev / sd).log()], -1).detach()
         factor = float(u.norm()) / 1e-4
@@ -116,7 +117,9 @@ def run_mean_field(
         known = {"lowest": float(eigenvalues[0]), "highest": float(eigenvalues[-1]),
                  "full_step": full_step_factor(star, model)}  # fmt: skip
         q = DiagonalGaussian(model.dim, (4 * runs if full else runs,), dtype=torch.float64)
-        opt = VN(q, lr=1.0, estimator=BonnetPrice(Independent(2, torch.Generator().manual_seed(0))))
+        opt = VN(
+            q, lr=1.0, step_size=Constant(), estimator=BonnetPrice(Independent(2, torch.Generator().manual_seed(0)))
+        )
 
         def step(number: int, opt: VN = opt, model: GeneralizedLinear = model) -> None:
             opt.param_groups[0]["lr"] = FACTOR / (number - 1 + SHIFT)

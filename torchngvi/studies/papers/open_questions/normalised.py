@@ -26,6 +26,7 @@ from torchngvi.models import GeneralizedLinear
 from torchngvi.momentum import NormalizedMomentum
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.stepsizes import Constant
 from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.floor import TARGETS, stationary
 from torchngvi.studies.papers.open_questions.local import flattened, hessian
@@ -105,7 +106,7 @@ def run_normalised(
 
 def _optimizer(method: str, q: CholeskyGaussian, step: float, estimator: Estimator) -> NaturalGradientVI:
     if method == "SR-VN":
-        return SRVN(q, lr=step, estimator=estimator)
+        return SRVN(q, lr=step, step_size=Constant(), estimator=estimator)
     return Snngm(q, lr=step, estimator=estimator, momentum=NormalizedMomentum("riemannian", beta=0.5))
 
 

@@ -11,6 +11,7 @@ from torchngvi.fitting.fit import fit
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.stepsizes import Constant
 
 _POLISH = 60  # full exact steps after a fit: they contract where J has its eigenvalues in (0, 2)
 
@@ -71,7 +72,7 @@ def solved(model: GeneralizedLinear) -> tuple[CholeskyGaussian, Tensor]:
     """
     q = CholeskyGaussian(model.dim, dtype=torch.float64)
     fit(q, model, progress=False)
-    opt = VN(q, lr=1.0)
+    opt = VN(q, lr=1.0, step_size=Constant())
     for _ in range(_POLISH):
         opt.step(model)
     return q, exact_loss(q, model)

@@ -23,6 +23,7 @@ from torchngvi.interfaces import Expectation
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.stepsizes import Constant
 from torchngvi.studies import lines
 from torchngvi.studies.figures import blank_figure, color, legend, save, style
 from torchngvi.studies.papers.open_questions.local import Ends, hessian, noise
@@ -69,7 +70,7 @@ def ratios(q: CholeskyGaussian, model: GeneralizedLinear, least: Tensor) -> dict
     """
     e, full = Quadrature()(q, model), copied(q)
     gap = q.loss(e) - least
-    VN(full, lr=1.0).step(model)
+    VN(full, lr=1.0, step_size=Constant()).step(model)
     return {"gap": gap, "natural": 0.5 * q.norm2(q.local(e)) / gap, "bregman": q.kl(full) / gap}
 
 
@@ -107,7 +108,7 @@ def run_rate(
 
 def _runs(model: GeneralizedLinear, least: Tensor, runs: int, length: int, points: int) -> pd.DataFrame:
     q = CholeskyGaussian(model.dim, (runs,), dtype=torch.float64)
-    opt = VN(q, lr=1.0, estimator=BonnetPrice(Independent(1, torch.Generator().manual_seed(0))))
+    opt = VN(q, lr=1.0, step_size=Constant(), estimator=BonnetPrice(Independent(1, torch.Generator().manual_seed(0))))
     due = {0, *np.geomspace(1, length, points).round().astype(int).tolist()}
     before: CholeskyGaussian | None = None
 

@@ -20,7 +20,7 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import ProjectedRootGradient
-from torchngvi.stepsizes import theorem_schedule
+from torchngvi.stepsizes import Constant, theorem_schedule
 from torchngvi.studies import figures
 from torchngvi.studies.papers.wu2024.runs import CLAMP, NAMES, band, due
 from torchngvi.studies.stepping import steps
@@ -54,7 +54,7 @@ def run_regression(
         X, y = data[version]
         model = GeneralizedLinear(X, y, "gaussian")
         exact = NaturalGaussian(model.dim, dtype=torch.float64)
-        VN(exact, lr=1.0).step(model)
+        VN(exact, lr=1.0, step_size=Constant()).step(model)
         limit = limiting_variance(model, exact, batch)
         for method in methods:
             length = (full_iterations if full else iterations) if method == "SGD" else iterations
@@ -75,7 +75,7 @@ def _regression(
         schedule: Callable[[int], float] = theorem_schedule
     else:
         q = CholeskyGaussian(model.dim, (seeds,), dtype=torch.float64)
-        opt = NaturalGradientVI(q, ProjectedRootGradient(CLAMP), lr=1.0)
+        opt = NaturalGradientVI(q, ProjectedRootGradient(CLAMP), lr=1.0, step_size=Constant())
         schedule = _bike_step
     scheduler, average = LambdaLR(opt, schedule), ExpectationAverage(q)
     weights = torch.full((seeds, batch), len(model.X) / batch, dtype=torch.float64)

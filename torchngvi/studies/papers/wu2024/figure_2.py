@@ -22,10 +22,11 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import ProjectedRootGradient
+from torchngvi.stepsizes import Constant
 from torchngvi.studies import figures, lines
 from torchngvi.studies.papers.mnist import images
 from torchngvi.studies.papers.wu2024.runs import CLAMP, NAMES, band, due
-from torchngvi.studies.stepping import steps
+from torchngvi.studies.stepping import steps, unwatched
 
 _LOST = 30.0  # times the starting objective: a run beyond it has diverged
 
@@ -92,10 +93,11 @@ def _logistic(
     estimator: Estimator = Reparametrized(noise) if method == "SGD (r)" else BonnetPrice(noise)
     if method == "NGD (p)":
         q: Gaussian = NaturalGaussian(model.dim, (seeds,), dtype=model.X.dtype)
-        opt: NaturalGradientVI = NGVI(q, lr, estimator=estimator)
+        opt: NaturalGradientVI = unwatched(NGVI(q, lr, estimator=estimator))
     else:
         q = CholeskyGaussian(model.dim, (seeds,), dtype=model.X.dtype)
-        opt = NaturalGradientVI(q, ProjectedRootGradient(CLAMP), lr, estimator=estimator)
+        rule = ProjectedRootGradient(CLAMP)
+        opt = unwatched(NaturalGradientVI(q, rule, lr, step_size=Constant(), estimator=estimator))
     records: list[pd.DataFrame] = []
     start = math.inf
     with warnings.catch_warnings():

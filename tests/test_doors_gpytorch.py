@@ -1,0 +1,197 @@
+"""Slips at the doors to GPyTorch models: each is right, or said in a sentence that names the cause."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+gpytorch = pytest.importorskip("gpytorch")
+
+from torchngvi import VN  # noqa: E402
+from torchngvi.adapters.gpytorch import (  # noqa: E402
+    NaturalGradientVariationalDistribution,
+    SparseGP,
+    natural_optimizer,
+    refine_svgp,
+    train_svgp,
+    train_svgp_in_batches,
+)
+from torchngvi.errors import InputError, PairError, ScaleWarning  # noqa: E402
+
+
+class Model(gpytorch.models.ApproximateGP):
+    """A sparse GP; of several tasks over one shared function where ``tasks`` is given."""
+
+    def __init__(self, Z, kernel=None, tasks=None, dense=False):
+        strategy = gpytorch.variational.VariationalStrategy(
+            self, Z.clone(), NaturalGradientVariationalDistribution(len(Z)), learn_inducing_locations=False
+        )
+        if tasks is not None:
+            strategy = gpytorch.variational.IndependentMultitaskVariationalStrategy(strategy, num_tasks=tasks)
+        super().__init__(strategy)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = kernel or gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+        self.dense = dense
+
+    def forward(self, x):
+        K = self.covar_module(x)
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), K.to_dense() if self.dense else K)
+
+
+X = torch.linspace(0.0, 1.0, 100)[:, None]
+WAVE = torch.sin(6 * X[:, 0])
+
+
+def noise_fixed_at(value):
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-6))
+    likelihood.noise = value
+    likelihood.raw_noise.requires_grad_(False)
+    return likelihood
+
+
+class TestTheEndAtAConstant:
+    def test_a_fixed_noise_is_no_constant(self):
+        """Under a noise of 1e-5 a constant costs thousands of nats a row, and no free noise is there to help it."""
+        model, likelihood = Model(X[::5]), noise_fixed_at(1e-5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ScaleWarning)
+            result = train_svgp(model, likelihood, (X, WAVE), progress=False)
+        assert result.found == "function"
+        model.eval()
+        assert (model(X).mean - WAVE).square().mean().sqrt() < 0.01
+
+    @pytest.mark.parametrize(
+        ("likelihood", "draw"),
+        [
+            (gpytorch.likelihoods.GaussianLikelihood, torch.randn),
+            (lambda: noise_fixed_at(1.0), torch.randn),
+            (gpytorch.likelihoods.BernoulliLikelihood, lambda n: (torch.rand(n) < 0.3).float()),
+            (gpytorch.likelihoods.PoissonLikelihood, lambda n: torch.poisson(torch.full((n,), 2.0))),
+        ],
+        ids=["noise", "fixed noise", "classes", "counts"],
+    )
+    def test_targets_that_no_input_tells(self, likelihood, draw):
+        torch.manual_seed(0)
+        inputs = torch.randn(200, 2).double()
+        model = Model(inputs[:15]).double()
+        with pytest.warns(ScaleWarning, match="no better than that of a constant function"):
+            result = train_svgp(model, likelihood().double(), (inputs, draw(200).double()), progress=False)
+        assert result.found == "constant"
+        assert "no better than a constant function" in result.reason
+        assert "no better than a constant function" in str(result)
+
+    def test_counts_that_an_input_tells(self):
+        torch.manual_seed(0)
+        model = Model(X[::10].double()).double()
+        counts = torch.poisson((2 * WAVE.double() + 1).exp())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ScaleWarning)
+            result = train_svgp(model, gpytorch.likelihoods.PoissonLikelihood(), (X.double(), counts), progress=False)
+        assert result.found == "function"
+
+
+class TestTheNumberOfRows:
+    def loop(self, num_data, steps=1):
+        model, likelihood = Model(X[::10]), gpytorch.likelihoods.GaussianLikelihood()
+        mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)
+        natural = natural_optimizer(mll)
+        for _ in range(steps):
+            loss = -mll(model(X), WAVE)
+            loss.backward()
+            natural.step()
+        return mll
+
+    def test_the_number_of_batches_in_its_place(self):
+        with pytest.raises(InputError, match="num_data .* is 10 where one batch has 100 rows"):
+            self.loop(10)
+        model = Model(X[::10])
+        target = SparseGP(model, gpytorch.likelihoods.GaussianLikelihood(), [(X, WAVE)], num_data=10)
+        with pytest.raises(InputError, match="is 10 where one batch has 100 rows"):
+            VN(target.posterior, lr=1.0).step(target)
+
+    def test_the_right_number_leaves_the_objective_as_it_was(self):
+        mll = self.loop(100, 2)
+        assert "_log_likelihood_term" not in vars(mll)
+
+
+class TestRowsThatAreForgotten:
+    def test_new_rows_alone(self):
+        x, y = X.double(), WAVE.double()
+        model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.GaussianLikelihood().double()
+        refine_svgp(model, likelihood, [(x, y)], progress=False)
+        with pytest.warns(UserWarning, match="q was found for other rows before, of which 100% are not among the 20"):
+            result = refine_svgp(model, likelihood, [(x[:20] + 2.0, y[:20])], progress=False)
+        assert "forgotten" in result.reason
+
+    def test_old_and_new_rows_together_and_in_another_order(self):
+        x, y = X.double(), WAVE.double()
+        model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.GaussianLikelihood().double()
+        refine_svgp(model, likelihood, [(x, y)], progress=False)
+        order = torch.randperm(100)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            refine_svgp(
+                model, likelihood, [(x[order[:50]], y[order[:50]]), (x[order[50:]], y[order[50:]])], progress=False
+            )
+            result = refine_svgp(
+                model, likelihood, [(torch.cat([x, x[:20] + 2.0]), torch.cat([y, y[:20]]))], progress=False
+            )
+        assert "forgotten" not in result.reason
+
+
+class TestOneFunctionUnderASoftmax:
+    @pytest.mark.parametrize("mixing", [True, False])
+    def test_it_cannot_separate_classes(self, mixing):
+        classes = torch.arange(100) % 5
+        model = Model(X[::10], tasks=5)
+        likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_features=5, num_classes=5, mixing_weights=mixing)
+        adam = torch.optim.Adam(model.parameters(), lr=0.01)
+        with pytest.raises(PairError, match="cannot separate classes. Give .*batch_shape=torch.Size..5"):
+            train_svgp_in_batches(model, likelihood, [(X, classes)], 100, adam, progress=False)
+        mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=100)
+        with pytest.warns(ScaleWarning, match="cannot separate classes"):
+            natural_optimizer(mll)
+
+
+class TestThePredictiveObjective:
+    def run(self, lr, **options):
+        torch.manual_seed(0)
+        x = torch.linspace(-2.0, 2.0, 200)[:, None]
+        y = torch.sin(3 * x[:, 0]) + 0.3 * torch.randn(200)
+        model, likelihood = Model(x[::10]), gpytorch.likelihoods.GaussianLikelihood()
+        mll = gpytorch.mlls.PredictiveLogLikelihood(likelihood, model, num_data=200)
+        adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
+        natural = natural_optimizer(mll, lr=lr, **options)
+        for _ in range(60):
+            adam.zero_grad()
+            loss = -mll(model(x), y)
+            loss.backward()
+            natural.step()
+            adam.step()
+        return loss.item(), natural
+
+    @pytest.mark.parametrize("lr", [0.1, 1.0])
+    def test_every_step_is_taken(self, lr):
+        """VN at a rate of 1 stands still here, at a loss of 35.8, while Adam moves the hyper-parameters."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loss, natural = self.run(lr)
+        assert loss < 0.5
+        assert type(natural).__name__ == "IBLR"
+
+
+class TestTheCauseIsNamed:
+    def test_a_dense_kernel_matrix(self):
+        model = Model(X[::10], dense=True)
+        with pytest.raises(InputError, match="forward gives MultivariateNormal its kernel matrix as a dense tensor"):
+            train_svgp(model, gpytorch.likelihoods.GaussianLikelihood(), (X, WAVE), progress=False)
+
+    def test_shares_of_zero_and_one(self):
+        shares = torch.sigmoid(WAVE)
+        shares[3], shares[40] = 0.0, 1.0
+        with pytest.raises(InputError, match="2 of 100 targets .* under BetaLikelihood, the first of them [01],"):
+            train_svgp(Model(X[::10]), gpytorch.likelihoods.BetaLikelihood(), (X, shares), progress=False)
+        inside = shares.clamp(0.01, 0.99)
+        result = train_svgp(Model(X[::10]), gpytorch.likelihoods.BetaLikelihood(), (X, inside), progress=False)
+        assert math.isfinite(result.losses[-1])

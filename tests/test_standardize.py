@@ -1,0 +1,123 @@
+"""Centring, scaling, and the maps between coefficients of standardised columns and of columns as they are."""
+
+import math
+
+import pytest
+import torch
+
+from torchngvi import CholeskyGaussian, DiagonalGaussian, PrecisionCholeskyGaussian
+from torchngvi.errors import InputError
+from torchngvi.models.likelihoods import GaussianNoise, Likelihood
+from torchngvi.models.standardize import Standardization, default_scales, mean_and_sd
+
+
+def design(seed=0, rows=50):
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(rows, 4, generator=generator, dtype=torch.float64)
+    X[:, 1] = 1.0
+    return X
+
+
+def test_the_map_keeps_the_linear_predictor_both_ways():
+    X = design() * torch.tensor([1e-9, 1.0, 1e9, 3.0]) + torch.tensor([5e-9, 0.0, 1e9, -7.0])
+    units = Standardization.of(X)
+    a = torch.tensor([0.3, -1.0, 0.7, 2.0], dtype=torch.float64)
+    assert units.intercept == 1
+    torch.testing.assert_close(X @ units.to_user(a), units.standardize(X) @ a)
+    torch.testing.assert_close(units.from_user(units.to_user(a)), a)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1e9, 1e-200, 1e200])
+@pytest.mark.parametrize("shift", [0.0, 1e6])
+def test_standardised_columns_do_not_know_their_units(scale, shift):
+    whole = torch.round(design() * 2**10) / 2**10  # so that a shift of 2^20 loses nothing
+    plain = Standardization.of(whole).standardize(whole)
+    moved = whole.clone()
+    moved[:, 0] = (whole[:, 0] + 2**20 * bool(shift)) * scale
+    found = Standardization.of(moved).standardize(moved)
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-9 if shift else 1e-14)
+
+
+def test_constant_columns_and_zeros_divide_by_no_zero():
+    X = torch.tensor([[1.0, 0.1, 0.0, 4.0], [1.0, 0.1, 0.0, 6.0], [1.0, 0.1, 0.0, 5.0]], dtype=torch.float64)
+    units = Standardization.of(X)
+    assert units.intercept == 0
+    assert units.scales.tolist()[:3] == [1.0, 0.1, 1.0]
+    assert units.standardize(X)[:, 1:3].abs().max() == 0
+    assert Standardization.of(X[:, 1:]).intercept == 0  # a constant serves where there is no column of ones
+    assert Standardization.of(X[:, 2:]).intercept is None
+
+
+def test_without_an_intercept_nothing_is_centred():
+    units = Standardization.of(design()[:, [0, 2]] + 3)
+    assert units.intercept is None
+    assert units.centers.tolist() == [0.0, 0.0]
+
+
+def test_weights_count_rows():
+    X, weights = design(rows=6), torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0, 1.0])
+    torch.testing.assert_close(
+        mean_and_sd(X, weights), mean_and_sd(X.repeat_interleave(weights.long(), 0)), rtol=1e-13, atol=1e-13
+    )
+    X[2] = 1e30  # a row that is not there
+    assert float(Standardization.of(X, weights).scales.max()) < 10
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, PrecisionCholeskyGaussian, DiagonalGaussian])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_a_gaussian_goes_to_the_units_of_the_user_and_back(kind, intercept):
+    X = design() * torch.tensor([1e-3, 1.0, 50.0, 3.0]) + torch.tensor([1.0, 0.0, 1e3, 0.0])
+    X = X if intercept else X[:, [0, 2, 3]]
+    units, dim = Standardization.of(X), X.shape[1]
+    q = kind(dim, mean=torch.arange(dim).double(), scale=0.3, dtype=torch.float64)
+    mean, root = units.gaussian_to_user(q.mean, q.frame().dense())
+    assert root.triu(1).abs().max() == 0
+    to_user = units.to_user(torch.eye(dim, dtype=torch.float64)).mT
+    torch.testing.assert_close(root @ root.mT, to_user @ q.covariance @ to_user.mT)
+    found, sd = units.marginals(q)
+    torch.testing.assert_close(found, mean)
+    torch.testing.assert_close(sd, root.norm(dim=1))
+    back = units.gaussian_from_user(mean, root)
+    torch.testing.assert_close(back[0], q.mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(back[1] @ back[1].mT, q.covariance, rtol=1e-9, atol=1e-9)
+
+
+def test_the_scales_of_the_default_priors():
+    X = design()
+    y = 3 + 5 * X[:, 0]
+    scales, s = default_scales(X, y, GaussianNoise(1.0)), X.std(0, correction=0)
+    assert scales.unit == pytest.approx(float(y.std(correction=0)))
+    assert scales.location == pytest.approx(float(y.mean()))
+    torch.testing.assert_close(scales.sd[[0, 2, 3]], 2.5 * scales.unit / s[[0, 2, 3]])
+    assert float(scales.sd[1]) == pytest.approx(2.5 * scales.unit)
+    counts, exposure = torch.poisson(torch.full((50,), 3.0)).double(), torch.linspace(1, 9, 50).double()
+    rate = default_scales(X, counts, "poisson", offset=exposure.log())
+    assert rate.location == pytest.approx(math.log(float(counts.sum() / exposure.sum())))
+    assert rate.unit == 1
+    assert default_scales(X, (X[:, 0] > 0).double(), "probit").location == pytest.approx(
+        float(torch.special.ndtri((X[:, 0] > 0).double().mean()))
+    )
+
+
+@pytest.mark.parametrize("family", ["logistic", "probit", "poisson", "gaussian", "negative_binomial", "student_t"])
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_targets_that_are_all_equal_leave_finite_scales(family, value):
+    scales = default_scales(design(), torch.full((50,), value), family)
+    assert math.isfinite(scales.location)
+    assert 0 < scales.unit < 10
+
+
+def test_a_link_that_is_not_known_has_the_location_0():
+    class Own(Likelihood):
+        def energy(self, eta, y):
+            raise NotImplementedError
+
+        expected = checked = energy
+
+    assert default_scales(design(), torch.ones(50), Own())[:2] == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("X", "weights"), [(torch.ones(3), None), (torch.ones(3, 1), torch.zeros(3))])
+def test_what_cannot_be_standardised_is_refused(X, weights):
+    with pytest.raises(InputError):
+        Standardization.of(X, weights)

@@ -1,0 +1,107 @@
+"""Pyro's own validation of a model, before a fit: what `pyro.infer.SVI` refuses at a step is refused here.
+
+The many evaluations of a fit run without these checks, since some of them draw at once what Pyro validates draw by
+draw.  So the model runs as Pyro's losses run it, under the setting of `pyro.enable_validation`, at the start of the
+fit and at draws about it; a model that was validated there and is given other data is validated again.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from pyro import poutine
+from pyro.distributions import is_validation_enabled as checks_distributions
+from pyro.infer.util import is_validation_enabled as checks_inference
+from pyro.poutine.trace_struct import Trace
+from pyro.util import check_site_shape
+
+from torchngvi.adapters.pyro.sites import random_sites
+from torchngvi.errors import InputError
+
+
+def is_validated() -> bool:
+    """Whether the user's setting asks for any of Pyro's checks."""
+    return checks_distributions() or checks_inference()
+
+
+def refusal(
+    run: Callable[[], Trace],
+    nesting: float,
+) -> str | None:
+    """Run a model once as a loss of Pyro does, and give what Pyro has against it.
+
+    Args:
+        run: runs the model at some values of its latents, and gives the trace.
+        nesting: the number of dimensions of its plates; further ones on the left are those of enumerated sites.
+
+    Returns:
+        Pyro's sentence on shapes against plates, observations outside of their supports, or parameters that violate
+        their constraints; None where Pyro has nothing against the model, or is set not to look.
+    """
+    if not is_validated():
+        return None
+    try:
+        trace = run()
+        trace.compute_log_prob()
+        for site in random_sites(trace) if checks_inference() else ():
+            check_site_shape(site, nesting)  # type: ignore[arg-type]  # infinity, as Trace_ELBO has it
+    except InputError:
+        raise
+    except ValueError as error:
+        lines = [line.rstrip() for line in str(error).split("Trace Shapes:")[0].splitlines()]
+        return "\n".join(line for line in lines if line)
+    return None
+
+
+def validate(
+    run: Callable[[], Trace],
+    nesting: float,
+    where: str,
+) -> None:
+    """Check that Pyro's validation passes a model.
+
+    Args:
+        run: see `refusal`.
+        nesting: see `refusal`.
+        where: what the values of the latents are, for the message.
+
+    Raises:
+        InputError: what Pyro refuses, in Pyro's words.
+    """
+    found = refusal(run, nesting)
+    if found is not None:
+        raise InputError(
+            f"Pyro's validation refuses the model {where}:\n{found}\n"
+            "A fit would go on from a density that is not the one meant. Correct the model or its data; "
+            "pyro.enable_validation(False) switches these checks off, here as in Pyro."
+        )
+
+
+@torch.no_grad()
+def refusals(runs: Mapping[str, Callable[[], Trace]], draws: int = 32) -> str | None:
+    """Run a model at draws of its latents, and count the draws at which it violates a constraint of a parameter.
+
+    A scale that is drawn from a Normal is positive at the start of a fit and negative elsewhere.
+
+    Args:
+        runs: by what is drawn from, what draws and runs the model, and gives the trace.
+        draws: from each.
+
+    Returns:
+        A clause that counts them and quotes Pyro; None where there are none, or where Pyro is set not to look. What a
+        model does at values that are not finite is no violation.
+    """
+    for source, run in runs.items():
+        found = []
+        with poutine.block(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            for _ in range(draws):
+                try:
+                    found.append(refusal(run, math.inf))
+                except Exception:  # far away a model need not run
+                    found.append(None)
+        breached = [each for each in found if each and "Expected parameter" in each and "nan" not in each]
+        if breached:
+            words = " ".join(breached[0].split())
+            return f"Pyro's validation refuses the model at {len(breached)} of {draws} draws from {source}: {words}"
+    return None
