@@ -1,6 +1,6 @@
 """The verdict on fits whose true errors are known: how often it is right, and what it costs.
 
-    python -m benchmarks.verdicts [--half fresh] [--seeds 3] [--only NAMES] [--fits FOLDER]
+    python -m benchmarks.verdicts [--half fresh] [--seeds 3] [--only NAMES] [--fits FOLDER] [--least 5000]
 
 One line a target and seed: the word; the worst error of a log sd (below 0 q is too narrow) and of a mean in true sds;
 what importance sampling ("s") and linear response say of the worst coordinate; k-hat and effective draws; the number of
@@ -23,11 +23,13 @@ import torch
 
 from benchmarks.truths import targets
 from torchngvi import CholeskyGaussian, fit
-from torchngvi.diagnostics import examine
+from torchngvi.diagnostics import ExaminationSettings, examine
+from torchngvi.fitting import examined
 
 LIMITS = (math.log(1.3), 0.3)  # of a log sd, of a mean in sds
 FAR = (math.log(1.5), 0.5)  # the same where "about right" is a miss too
 Z = 1.96  # of an interval
+VALUE = 0.4  # of a gradient
 K_HAT = 0.7  # above which a fit is called bad by it alone
 SETTLED = 0.01  # relative change of the ELBO below which it is called converged
 
@@ -46,6 +48,7 @@ def fitted(target, seed, folder):
     known = {
         "converged": result.converged,
         "gradients": result.gradients,
+        "cost": result.gradients + VALUE * result.values,
         "change": abs(losses[-1] - losses[0]) / max(abs(losses[-1]), 1e-300) if len(losses) > 1 else math.inf,
         "word": result.verdict.word,
     }
@@ -111,14 +114,14 @@ def row(target, seed, folder):
         "k-hat > 0.7": "fits" if alone else "does not fit",
         "an ELBO that has settled": "fits" if known["change"] < SETTLED else "does not fit",
     }
-    return line, (target.half, level, words)
+    return line, (target.half, level, words, known["cost"])
 
 
 def counted(found):
-    """The counts of each part of the suite, by who says the word."""
+    """The counts of each part of the suite, by who says the word, and what all fits with their examinations cost."""
     for half in sorted({each[0] for each in found}):
         for who in found[0][2]:
-            count = Counter((level, words[who]) for part, level, words in found if part == half)
+            count = Counter((level, words[who]) for part, level, words, _ in found if part == half)
             right = sum(number for (level, _), number in count.items() if level == "right")
             wrong = sum(count.values()) - right
             fits = count["wrong", "fits"] + count["far off", "fits"]
@@ -130,6 +133,8 @@ def counted(found):
             for level in ("far off", "wrong", "right"):
                 words = (f"{number} {key[1]}" for key, number in sorted(count.items()) if key[0] == level)
                 print(f"    {level}: {', '.join(words)}")
+        cost = sum(cost for part, _, _, cost in found if part == half)
+        print(f"{half}, cost of all fits with their examinations: {cost:.0f} gradients")
 
 
 def main():
@@ -139,7 +144,10 @@ def main():
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", nargs="+", default=[], help="parts of names")
     parser.add_argument("--fits", type=Path, help="a folder that keeps the fits for the next run")
+    parser.add_argument("--least", type=float, help="what an examination may cost after a fit that took less")
     options = parser.parse_args()
+    if options.least is not None:
+        examined._SETTINGS = ExaminationSettings(least=options.least)
     torch.set_num_threads(1)
     if options.fits:
         options.fits.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = [
     {"errors"},
     {"extras", "messages", "numerics", "words"},
+    {"arguments"},
     {"distributed"},
     {"structures", "renamed"},
     {"interfaces"},

@@ -659,7 +659,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("estimator", [Hessian, HessianVector])
     def test_chunk(self, estimator):
-        text = "chunk is the number of copies of theta in one call, at least 1; got 0."
+        text = "chunk is the number of copies of theta in one call and must be a whole number, at least 1; got 0."
         with pytest.raises(InputError, match=exactly(text)):
             estimator(chunk=0)
 
@@ -704,7 +704,7 @@ class TestOneTheta:
 
     @WAYS
     def test_not_a_function(self, way):
-        with pytest.raises(InputError, match=exactly("LogJoint takes a function of theta; got int.")):
+        with pytest.raises(InputError, match=exactly("LogJoint takes a function of theta; got 3.")):
             way(3)
 
     @WAYS
@@ -847,6 +847,8 @@ def test_parts_of_another_kind(options, text):
 @pytest.mark.parametrize("name", ["lr", "loss_scale"])
 @pytest.mark.parametrize("value", ["x", [0.1], True])
 def test_a_step_must_be_a_number(name, value):
-    text = f"{name} is a number, or a tensor with one entry a member; got {value!r}."
+    what = {"lr": "a number, or a tensor with one entry a member", "loss_scale": "the factor on the gradients"}[name]
+    must = "" if name == "lr" else " and must be a number"
+    text = f"{name} is {what}{must}; got {value!r}."
     with pytest.raises(InputError, match=exactly(text)):
         VN(CholeskyGaussian(DIM), **{"lr": 0.1, name: value})

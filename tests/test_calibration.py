@@ -334,7 +334,7 @@ def test_many_simulations_do_not_say_what_they_could_find():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"runs": 0}, "at least one simulation and one draw; got runs=0, draws=99"),
+        ({"runs": 0}, "runs counts simulations and must be a whole number, at least 1; got 0"),
         ({"names": ["a"]}, "names must have one for each of the 2 coordinates; got 1"),
         ({"fit": lambda y: torch.zeros(5, 2)}, r"must give 99 draws of 2 coordinates; got \(5, 2\)"),
         ({"quantities": {"sum": lambda theta, y: theta}}, "the quantity 'sum' must map theta"),
@@ -348,7 +348,9 @@ def test_refusals(options, text):
 
 
 def test_refusals_of_a_prior_and_a_fit():
-    with pytest.raises(InputError, match=r"prior must return one theta, \(D,\); got shape \(2, 2\)"):
+    with pytest.raises(
+        InputError, match=r"prior must return one theta, a tensor of numbers \(D,\); got a tensor of shape \(2, 2\)"
+    ):
         simulation_based_calibration(lambda generator: torch.zeros(2, 2), simulate, exact)
     with pytest.raises(PairError, match=r"fit must return something that can be sampled.*got str"):
         calibration(2, lambda y: "no")

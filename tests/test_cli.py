@@ -26,6 +26,7 @@ from torchngvi.app.config import Settings, settings_from, to_toml
 from torchngvi.app.toml import read_toml
 from torchngvi.cli import main, parser
 from torchngvi.extras import install
+from torchngvi.messages import shown
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.structures import block_diagonal
 
@@ -90,7 +91,7 @@ class TestOutputs:
             rows = list(csv.DictReader(file))
         losses = [float(row["loss"]) for row in rows]
         assert losses[-1] == -summary(cancer)["elbo"]
-        assert losses[0] > losses[-1] + 100
+        assert losses[0] > losses[-1] + 5  # from the mode on
         assert int(rows[-1]["evaluations"]) == summary(cancer)["evaluations"]
 
     def test_saved_posterior_reloads_and_gives_the_table(self, cancer):
@@ -170,8 +171,9 @@ class TestOutputs:
         assert result["evaluations"] == 2
         out = capsys.readouterr().out
         bmi = next(line for line in out.splitlines() if line.split()[:1] == ["bmi"]).split()
-        assert (bmi[1], bmi[-1]) == (f"{float(rows[3]['mean']):.2f}", f"{mean[3]:.3f}")
-        assert "and a Gaussian fits. k-hat of q: 0.00, worth 512 of 512 draws." in unwrapped(out)
+        assert (bmi[1], bmi[-1]) == (shown(float(rows[3]["mean"])), shown(mean[3]))
+        assert "and a Gaussian fits. " in unwrapped(out)
+        assert "k-hat" not in out
         assert (result["k_hat"], result["k_hat_draws"]) == (0.0, 512)
         assert (result["gaussian"], result["gaussian_reasons"], result["other_modes"]) == ("fits", [], 0)
         assert {row["name"] for row in result["gaussian_worst"]} <= {row["name"] for row in rows}
@@ -329,7 +331,7 @@ class TestOutputs:
     def test_progress_goes_to_standard_error(self, capsys):
         assert main(["fit", "--data", "iris", "--success", "setosa"]) == 0
         captured = capsys.readouterr()
-        assert "VN:" in captured.err
+        assert "NewtonCG:" in captured.err
         assert "VN:" not in captured.out
 
     def test_as_a_program(self, tmp_path):

@@ -148,7 +148,13 @@ class TestLogistic:
     ("q", "estimators", "repeats", "error", "text"),
     [
         (CholeskyGaussian(3, (2,)), None, 5, InputError, r"at one Gaussian; got a batch of the shape \(2,\)"),
-        (CholeskyGaussian(3), None, 1, InputError, "repeats must be at least 2, .* got 1"),
+        (
+            CholeskyGaussian(3),
+            None,
+            1,
+            InputError,
+            "repeats counts calls of a variance and must be .* at least 2; got 1",
+        ),
         (CholeskyGaussian(3), [Stein(2), Stein(4)], 5, InputError, "two estimators are called 'Stein'"),
         (CholeskyGaussian(3), [LeastSquaresStein(8)], 5, InputError, "got none such among LeastSquaresStein"),
         (

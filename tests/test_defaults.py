@@ -1,6 +1,7 @@
 """The default, without a learning rate, where it was once seen to fail."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -169,15 +170,11 @@ def test_a_model_of_another_kind_is_refused_in_words(name):
 
 
 def test_a_batch_must_hold_somebody():
-    with pytest.raises(InputError, match=r"^batch_shape must hold at least one posterior; got \(0,\)\.$"):
-        CholeskyGaussian(2, (0,))
-    with pytest.raises(
-        InputError, match=r"^batch_shape must be a tuple of integers, \(\) for one posterior; got \(2\.5,\)\.$"
-    ):
-        CholeskyGaussian(2, (2.5,))
+    for batch in ((0,), (2.5,), 2):
+        text = f"batch_shape must be a tuple of integers of at least 1, () for one posterior; got {batch!r}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            CholeskyGaussian(2, batch)
     assert CholeskyGaussian(2, (np.int64(3),)).mean.shape == (3, 2)
-    with pytest.raises(InputError, match=r"^batch_shape must be a tuple of integers, \(\) for one posterior; got 2\.$"):
-        CholeskyGaussian(2, 2)
 
 
 def test_a_changed_prior_is_noticed():

@@ -148,7 +148,7 @@ class TestLogPredictiveDensity:
             (torch.ones(2, 2), torch.ones(3), None, r"y must have one entry a row of X, 2; got shape \(3,\)"),
             (torch.ones(2, 2), torch.ones(2), torch.ones(3), r"offset must have one entry a row of X, 2; got .*\(3,\)"),
             (torch.ones(2, 2), torch.tensor([1.0, 2.0]), None, "coded 0/1 or -1/\\+1, the success last; got 1, 2"),
-            (torch.tensor([[1.0, math.nan]]), torch.ones(1), None, "X and offset must be finite"),
+            (torch.tensor([[1.0, math.nan]]), torch.ones(1), None, "X must be finite"),
         ],
     )
     def test_what_is_refused(self, X, y, offset, message):
@@ -249,7 +249,9 @@ class TestSampling:
         assert torch.equal(weights, log_weights(q, target, 600, generator(13)))
 
     def test_one_draw_is_refused(self):
-        with pytest.raises(InputError, match="num_samples must be at least 2"):
+        with pytest.raises(
+            InputError, match="num_samples counts draws of a mean and its error and must be a whole number, at least 2"
+        ):
             elbo(posterior([0.0], [1.0]), lambda theta: theta.sum(-1), 1)
 
     def test_predictor_moments(self):

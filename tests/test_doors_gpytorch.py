@@ -81,6 +81,25 @@ class TestTheEndAtAConstant:
         assert "no better than a constant function" in result.reason
         assert "no better than a constant function" in str(result)
 
+    def test_a_noise_with_a_lower_bound(self):
+        """A constant may have no smaller noise than the fit: its own would be 0.12 here."""
+        model = Model(X[::5].double()).double()
+        bound = gpytorch.constraints.GreaterThan(0.3)
+        likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=bound).double()
+        wave = 0.5 * torch.sin(20 * X[:, 0].double())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ScaleWarning)
+            result = train_svgp(model, likelihood, (X.double(), wave), progress=False)
+        assert result.found == "function"
+
+    def test_classes_without_noise(self):
+        """The end is looked at within rounding, on a copy of q, which the model does not know."""
+        model, x = Model(X[::5].double()).double(), X.double()
+        labels = (torch.sin(6 * x[:, 0]) > 0).double()
+        result = train_svgp(model, gpytorch.likelihoods.BernoulliLikelihood().double(), (x, labels), progress=False)
+        assert result.refined is not None
+        assert result.refined.converged
+
     def test_counts_that_an_input_tells(self):
         torch.manual_seed(0)
         model = Model(X[::10].double()).double()
@@ -138,6 +157,23 @@ class TestRowsThatAreForgotten:
                 model, likelihood, [(torch.cat([x, x[:20] + 2.0]), torch.cat([y, y[:20]]))], progress=False
             )
         assert "forgotten" not in result.reason
+
+    def test_a_training_begins_anew(self):
+        """Folds of a cross-validation, and rows in another dtype, are no rows that were forgotten."""
+        x, y = X.double(), WAVE.double()
+        model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.GaussianLikelihood().double()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for fold in range(2):
+                kept = torch.arange(100) % 2 == fold
+                result = train_svgp(model, likelihood, (x[kept], y[kept]), rounds=1, progress=False)
+                assert "forgotten" not in result.refined.reason
+            result = refine_svgp(
+                model.float(), likelihood.float(), [(x[kept].float(), y[kept].float())], progress=False
+            )
+            assert "forgotten" not in result.reason
+            result = refine_svgp(model.double(), likelihood.double(), [(x[kept], y[kept])], progress=False)
+            assert "forgotten" not in result.reason
 
 
 class TestOneFunctionUnderASoftmax:

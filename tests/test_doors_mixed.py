@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -298,13 +299,62 @@ class TestInvariance:
         )
         assert np.abs(ours - theirs).max() < 1e-3
 
-    @pytest.mark.parametrize("scale", [1e-6, 1e6])
+    @pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e6, 1e12])
     def test_the_unit_of_y(self, scale):
         table = visits()
         (ours, _), (theirs, _) = (
             predicted(some, "y ~ x + (1 + x | g)", "gaussian") for some in (table, table.assign(y=scale * table.y))
         )
         assert float(((scale * ours.mean - theirs.mean) / theirs.sd).abs().max()) < 0.01
+
+
+class TestProducts:
+    """The prior of a product of columns is per sd of the product, most of which is that of a factor far from 0."""
+
+    @pytest.mark.parametrize("product", ["sex * x", "sex + x + I(x ** 2)"])
+    def test_a_year_in_a_product_is_said(self, product):
+        table = visits().assign(sex=["f", "m", "m"] * 30, x=lambda t: t.x + 2010)
+        with pytest.warns(UserWarning, match=r"is a product of columns that lie far from 0: all but 0\.000"):
+            mixed(f"y ~ {product} + (1 | g)", table).fit(**QUICK)
+
+    def test_a_product_about_the_mean_is_not(self):
+        table = visits().assign(sex=["f", "m", "m"] * 30, x=lambda t: t.x + 2010)
+        table["y"] += 0.8 * (table.sex == "m") * (table.x - 2010)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = mixed("y ~ sex * center(x) + (1 | g)", table).fit(**QUICK).summary().fixed
+        assert abs(float(found.mean[-1]) - 0.8) < 2.5 * float(found.sd[-1])
+
+
+class TestWithoutIntercept:
+    """A full set of indicators is an intercept in other coordinates: levels may lie far from 0, and years are years."""
+
+    @pytest.mark.parametrize("random", ["(1 | g)", "(1 + x | g)", "(1 | g) + (1 | kind)"])
+    @pytest.mark.parametrize(("y", "family"), [("y", "gaussian"), ("count", "poisson"), ("event", "bernoulli")])
+    def test_the_means_of_levels_are_those_of_a_model_with_one(self, y, family, random):
+        if "kind" in random and family != "gaussian":
+            random = "(1 | g)"
+        table = visits().assign(sex=["f", "m", "m"] * 30, x=lambda t: t.x + 2010, y=lambda t: t.y + 1000)
+        theirs, with_one = predicted(table, f"{y} ~ 1 + sex + x + {random}", family)
+        ours, result = predicted(table, f"{y} ~ 0 + sex + x + {random}", family)
+        assert float(((ours.mean - theirs.mean) / theirs.sd).abs().max()) < 0.2  # two fits of 400 draws each
+        found, other = result.summary().fixed, with_one.summary().fixed
+        close(found.mean[-1] / other.sd[-1], other.mean[-1] / other.sd[-1], 0.2)
+        assert "for each of the 2 levels" in " ".join(str(result).split())
+
+    def test_the_prior_is_about_the_mean_of_y(self):
+        levels = torch.eye(3, dtype=DTYPE).repeat(4, 1)
+        y, groups = 1000 + randn(12, seed=1), torch.arange(12) // 4
+        model = MixedModel(levels, y, (torch.ones(12, 1, dtype=DTYPE), groups), "gaussian")
+        close(model.rows.X @ model.fixed.prior.mean, y.mean().expand(12), 1e-9)
+
+    def test_through_0(self):
+        """Where no coefficients make a constant, s_y is the size of y."""
+        x = torch.linspace(1.5, 1.9, 24, dtype=DTYPE)[:, None]
+        y = 40 * x[:, 0] + 0.5 * randn(24, seed=1)
+        model = MixedModel(x, y, (torch.ones(24, 1, dtype=DTYPE), torch.arange(24) // 4), "gaussian")
+        close(model.fixed.prior.precision.rsqrt(), 2.5 * y.square().mean().sqrt()[None], 1e-9)
+        assert abs(float(model.fit(**QUICK).summary().fixed.mean) - 40) < 1.5
 
 
 # ------------------------------------------------------------------------------------ what is explicit

@@ -172,9 +172,19 @@ class TestCommandLine:
         frame = table().drop(columns="kind")
         run(frame, "gaussian", "--no-intercept", "--noise", 0.5)
         X = frame[["x", "z"]].to_numpy()
-        precision = X.T @ X / 0.25 + np.diag((2.5 * frame.gaussian.std(ddof=0) / X.std(0)) ** -2)
+        size = np.square(frame.gaussian).mean() ** 0.5  # the line goes through 0
+        precision = X.T @ X / 0.25 + np.diag((2.5 * size / X.std(0)) ** -2)
         mean = np.linalg.solve(precision, X.T @ frame.gaussian / 0.25)
         np.testing.assert_allclose(coefficients()["mean"], mean, rtol=1e-6)
+
+    @pytest.mark.parametrize("batches", [(), ("--batch-rows", "40")])
+    def test_categories_without_an_intercept_are_refused(self, batches, capsys):
+        """Rows of the baseline had the predictor 0, whatever their mean."""
+        frame = table()
+        frame.to_csv("rows.csv", index=False)
+        flags = ["--data", "rows.csv", "--target", "bernoulli", "--no-intercept", "--no-progress", *batches]
+        assert main(["fit", *flags]) == 2
+        assert "there is nothing that says where the baseline lies" in " ".join(capsys.readouterr().err.split())
 
     def test_flat_is_the_estimate_without_a_prior(self):
         frame = table().drop(columns="kind")
@@ -320,6 +330,20 @@ class TestEstimators:
         two = BayesianLogisticRegression(fit_intercept=False).fit(np.c_[np.ones(80), X], y)
         np.testing.assert_allclose(two.coef_[0], [*one.intercept_, *one.coef_[0]], rtol=1e-6)
         np.testing.assert_allclose(two.coef_sd_, [one.intercept_sd_, *one.coef_sd_], rtol=1e-6)
+
+    @pytest.mark.parametrize("name", ["linear", "linear default", "logistic", "poisson"])
+    def test_a_full_set_of_indicators_is_an_intercept(self, name):
+        """Levels far from 0 were drawn towards it, and the column beside them lost its slope."""
+        frame = table()
+        years = frame.x.to_numpy() + 2010
+        levels = np.stack([frame.kind == level for level in sorted(set(frame.kind))], 1).astype(float)
+        y = targets(name, frame)
+        if name.startswith("linear"):
+            y = y + 1000
+        one, other = np.c_[years, levels[:, 1:]], np.c_[years, levels]
+        plain = predictions(ESTIMATORS[name]().fit(one, y), one)
+        found = predictions(ESTIMATORS[name](fit_intercept=False).fit(other, y), other)
+        np.testing.assert_allclose(found[0], plain[0], rtol=0, atol=0.3 * float(np.mean(plain[1])))
 
     def test_columns_that_are_constant_or_zero(self):
         frame = table()

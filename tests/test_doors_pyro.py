@@ -108,6 +108,7 @@ class TestObservations:
 
 
 class TestShapes:
+    @pytest.mark.filterwarnings("ignore:the plate 'rows' repeats the observation")
     @pytest.mark.parametrize("guide", [AutoGaussian, AutoProduct])
     def test_a_column_of_observations(self, guide):
         """y (n, 1) against a mean (n,) makes n² terms of n rows."""
@@ -153,7 +154,7 @@ class TestConstraints:
 class TestTheUsersSetting:
     def test_switched_off_as_in_pyro(self):
         x, y = a_line()
-        with pyro.validation_enabled(False):
+        with pyro.validation_enabled(False), pytest.warns(UserWarning, match="repeats the observation of the site 'y'"):
             assert fitted(line, x, y[:, None]).converged
 
     def test_it_is_as_before_after_a_fit(self):

@@ -842,7 +842,7 @@ class TestArrays:
         frame = pd.DataFrame({"y": data["y"], "x": data["X"][:, 0], "g": data["groups"]})
         with pytest.raises(InputError, match="an array has 1 masked entries"):
             mixed("y ~ x + (1 | g)", frame, "bernoulli", weights=masked_at(data["w"]))
-        with pytest.raises(InputError, match="The column x of the table is complex"):
+        with pytest.raises(InputError, match=r"column 'x' is complex\. Take its real part"):
             mixed("y ~ x + (1 | g)", frame.assign(x=as_complex(frame.x)), "bernoulli")
         gaps = frame.convert_dtypes()
         gaps.loc[3, "x"] = pd.NA
@@ -1006,3 +1006,20 @@ def test_a_checkpoint_killed_at_any_point_of_its_writing(at, tmp_path):
     assert file.read_bytes() in (b"old", b"new")
     remove_left(file)
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+
+
+class TestClassesOfABinaryMixedModel:
+    """The classes of a saved run are those of the table, and not the signs that the likelihood computes with."""
+
+    def test_they_are_those_of_the_table(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        generator = np.random.default_rng(0)
+        table = pd.DataFrame({"x": generator.normal(size=60), "g": np.arange(60) % 6})
+        table["y"] = (table["x"] + generator.normal(size=60) > 0).astype(int)
+        table.to_csv("t.csv", index=False)
+        told = ["--formula", "y ~ x + (1 | g)", "--family", "bernoulli", "--out", "run"]
+        assert main(["fit", "--data", "t.csv", *told, "--no-progress"]) == 0
+        assert main(["predict", "run", "t.csv", "--out", "p.csv"]) == 0
+        found = pd.read_csv("p.csv")
+        assert set(found["class"]) == {0, 1}
+        assert ((found["probability"] > 0.5) == (found["class"] == 1)).all()

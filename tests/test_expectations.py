@@ -353,16 +353,16 @@ class TestStein:
     @pytest.mark.parametrize(
         ("draws", "count", "rule"),
         [
-            (lambda count: count, 3, "even, since the draws come in antithetic pairs"),
-            (lambda count: count, 0, "even, since the draws come in antithetic pairs"),
-            (Antithetic, -2, "even, since the draws come in antithetic pairs"),
-            (Fixed, 3, "even, since the draws come in antithetic pairs"),
-            (Independent, 0, "at least 1"),
-            (Quasi, 0, "at least 1"),
+            (lambda count: count, 3, "must be even, since the draws come in antithetic pairs"),
+            (lambda count: count, 0, "must be even, since the draws come in antithetic pairs"),
+            (Antithetic, -2, "must be even, since the draws come in antithetic pairs"),
+            (Fixed, 3, "must be even, since the draws come in antithetic pairs"),
+            (Independent, 0, "counts draws and must be a whole number, at least 1"),
+            (Quasi, 0, "counts draws and must be a whole number, at least 1"),
         ],
     )
     def test_number_of_samples(self, draws, count, rule):
-        with pytest.raises(InputError, match=f"^{re.escape(f'num_samples must be {rule}; got {count}.')}$"):
+        with pytest.raises(InputError, match=f"^{re.escape(f'num_samples {rule}; got {count}.')}$"):
             Stein(draws(count))
         assert Stein(Independent(1)).draws.num_samples == 1
 
@@ -476,7 +476,7 @@ class TestGeneralizedLinear:
             close(Quadrature()(q, other).derivative.raw().H, Quadrature()(q, one).derivative.raw().H, EXACT)
 
     X, y = torch.ones(5, 2), torch.arange(5.0)
-    TEMPERATURE = "temperature is the weight of KL(q‖prior), finite and not negative"
+    TEMPERATURE = "temperature is the weight of KL(q‖prior) and must be 0 or larger, and finite"
 
     @pytest.mark.parametrize(
         ("X", "y", "options", "text"),
@@ -515,19 +515,19 @@ class TestGeneralizedLinear:
                 X,
                 y,
                 {"temperature": -0.5},
-                "temperature is the weight of KL(q‖prior), finite and not negative; got -0.5.",
+                "temperature is the weight of KL(q‖prior) and must be 0 or larger, and finite; got -0.5.",
             ),
             (
                 X,
                 y,
                 {"temperature": math.nan},
-                "temperature is the weight of KL(q‖prior), finite and not negative; got nan.",
+                "temperature is the weight of KL(q‖prior) and must be 0 or larger, and finite; got nan.",
             ),
             (
                 X,
                 y,
                 {"temperature": math.inf},
-                "temperature is the weight of KL(q‖prior), finite and not negative; got inf.",
+                "temperature is the weight of KL(q‖prior) and must be 0 or larger, and finite; got inf.",
             ),
             (
                 X,
@@ -587,7 +587,7 @@ class TestGeneralizedLinear:
 
     @pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf])
     def test_noise(self, noise):
-        text = f"noise is a standard deviation, positive and finite; got {noise}."
+        text = f"noise is a standard deviation and must be positive and finite; got {noise}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             GaussianNoise(noise)
 
@@ -603,7 +603,7 @@ class TestGeneralizedLinear:
 
 class TestLogJoint:
     def test_not_a_function(self):
-        with pytest.raises(InputError, match=r"^LogJoint takes a function of theta; got int\.$"):
+        with pytest.raises(InputError, match=r"^LogJoint takes a function of theta; got 3\.$"):
             LogJoint(3)
 
     def test_not_a_tensor(self):
@@ -633,7 +633,7 @@ class TestLogJoint:
 
     @pytest.mark.parametrize("gamma", [-1.0, math.nan, math.inf])
     def test_temperature(self, gamma):
-        text = f"temperature is the weight of the entropy, finite and not negative; got {gamma}."
+        text = f"temperature is the weight of the entropy and must be 0 or larger, and finite; got {gamma}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             LogJoint(lambda theta: theta.sum(-1), temperature=gamma)
 

@@ -251,10 +251,10 @@ class TestRefusals:
         text = f"a FactorTarget is over a Forest, as arrow(...) gives it; got {Dense(3)!r}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             FactorTarget(Dense(3), [(0, torch.sum)])
-        for factors, kinds in (([], []), ([(2, torch.sum)], [2])):
+        for factors, got in (([], "[]"), ([(2, torch.sum)], f"the kinds [2]. The kinds are {ARROW}")):
             text = (
                 "factors are pairs of a kind of nodes, from 0 to 1 or -1 of the last, and a term, at least one; got "
-                f"the kinds {kinds}. The kinds are {ARROW}."
+                f"{got}."
             )
             with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
                 FactorTarget(ARROW, factors)

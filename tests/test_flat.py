@@ -388,18 +388,34 @@ def natural(q, **parts):
             PairError,
             "ExponentialAverage goes where the steps before have gone; SufficientDecrease needs the direction",
         ),
-        (lambda: Clip(0.0), InputError, "norm is the largest norm of a direction, positive; got 0.0"),
+        (lambda: Clip(0.0), InputError, "norm is the largest norm of a direction and must be positive; got 0.0"),
         (lambda: Shortest(), InputError, "Shortest compares the steps of one step size or more; got none"),
         (
             lambda: Shortest(Clip(1.0), SufficientDecrease()),
             PairError,
             "Shortest compares steps before they are taken, and SufficientDecrease finds its own by trial",
         ),
-        (lambda: ExponentialAverage(1.0), InputError, "weight is that of the past and must lie in [0, 1); got 1.0"),
-        (lambda: PowerSchedule(1.5), InputError, "alpha is the power of the decay, in [0, 1]; got 1.5"),
-        (lambda: PowerSchedule(0.5, -1.0), InputError, "offset is c' of c/(c' + k)^alpha and must not be negative"),
-        (lambda: PowerSchedule()(-1), InputError, "t counts the steps taken, from 0; got -1"),
-        (lambda: FlatCholesky.standard(0), InputError, "dim is the number of coordinates of theta, at least 1; got 0"),
+        (
+            lambda: ExponentialAverage(1.0),
+            InputError,
+            "weight is that of the past and must be at least 0, below 1, finite; got 1.0",
+        ),
+        (
+            lambda: PowerSchedule(1.5),
+            InputError,
+            "alpha is the power of the decay and must be at least 0, at most 1, finite; got 1.5",
+        ),
+        (lambda: PowerSchedule(0.5, -1.0), InputError, "offset is c' of c/(c' + k)^alpha and must be 0 or larger"),
+        (
+            lambda: PowerSchedule()(-1),
+            InputError,
+            "t counts the steps taken and must be a whole number, at least 0; got -1",
+        ),
+        (
+            lambda: FlatCholesky.standard(0),
+            InputError,
+            "dim is the number of coordinates of theta and must be a whole number, at least 1; got 0",
+        ),
         (
             lambda: LowerBound(bound).log_joint(torch.zeros(1, 2)),
             PairError,
@@ -410,7 +426,11 @@ def natural(q, **parts):
             PairError,
             "ClosedForm evaluates a LowerBound; got LogJoint",
         ),
-        (lambda: Recursive(warmup=-1), InputError, "warmup counts scores before the first step, not negative; got -1"),
+        (
+            lambda: Recursive(warmup=-1),
+            InputError,
+            "warmup counts scores before the first step and must be a whole number, at least 0; got -1",
+        ),
     ],
 )
 def test_pairs_and_values(build, error, message):

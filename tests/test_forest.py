@@ -340,11 +340,14 @@ class TestConstructors:
                 lambda: arrow(local=1, globals=1),
                 "say how many groups there are, groups=n, or give local= one number for each group.",
             ),
-            (lambda: arrow(groups=0, local=1, globals=1), "groups must be positive integers, at least one; got 0."),
-            (lambda: arrow(local=[], globals=1), "local must be positive integers, at least one; got none."),
+            (
+                lambda: arrow(groups=0, local=1, globals=1),
+                "groups counts groups and must be a whole number, at least 1; got 0.",
+            ),
+            (lambda: arrow(local=[], globals=1), "local must be positive integers, at least one; got []."),
             (
                 lambda: arrow(groups=2, local=1, globals=True),
-                "globals must be positive integers, at least one; got True.",
+                "globals is a number of parameters and must be a whole number, at least 1; got True.",
             ),
             (
                 lambda: nested(local=[1]),
@@ -356,7 +359,10 @@ class TestConstructors:
                 "the parents of level 1 must be numbers from 0 to 1 of the nodes of the next level, at least one; got "
                 "0 to 2.",
             ),
-            (lambda: nested([0], local=[1, 1], globals=-1), "globals is a number of parameters, 0 or more; got -1."),
+            (
+                lambda: nested([0], local=[1, 1], globals=-1),
+                "globals is a number of parameters and must be a whole number, at least 0; got -1.",
+            ),
             (
                 lambda: forest(parents=[-1], sizes=[]),
                 "a forest needs one parent and one size a node, at least one; got 1 parents and 0 sizes.",

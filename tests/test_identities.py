@@ -613,7 +613,7 @@ class TestQuasiNewton:
 
     @pytest.mark.parametrize("memory", [0, -1])
     def test_memory(self, memory):
-        text = f"memory is the number of pairs kept, at least 1; got {memory}."
+        text = f"memory is the number of pairs kept and must be a whole number, at least 1; got {memory}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             QuasiNewton(memory)
 

@@ -685,20 +685,22 @@ def test_a_singular_fisher_matrix_is_not_stepped_along():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"alpha": 1.1}, r"alpha is the power of the decay, in \[0, 1\]; got 1.1"),
-        ({"alpha": -0.1, "beta": 0.1}, r"alpha is the power of the decay, in \[0, 1\]; got -0.1"),
-        ({"beta": 0.5}, r"beta must lie in \(0, alpha - 1/2\), so below 1/2; got 0.5"),
-        ({"beta": 0.0}, r"beta must lie in \(0, alpha - 1/2\), so below 1/2; got 0.0"),
-        ({"eps": 0.0}, r"eps of H_0 = eps I must be positive"),
-        ({"c_beta": -1.0}, r"c_beta must not be negative"),
-        ({"samples": 0}, r"samples is a number of draws, at least 1; got 0"),
-        ({"lr": 0.0}, r"lr must be positive; got 0"),
-        ({"lr": math.nan}, r"lr must be positive; got nan"),
-        ({"offset": -1.0}, r"offset is c' of .* must not be negative; got -1.0"),
-        ({"warmup": -1}, r"warmup counts scores before the first step, not negative; got -1"),
-        ({"clip": -1.0}, r"norm is the largest norm of a direction, positive; got -1.0"),
-        ({"radius": -1.0}, r"radius is a KL divergence in nats, larger than 0; got -1.0"),
-        ({"momentum": 1.0}, r"weight is that of the past and must lie in \[0, 1\); got 1.0"),
+        ({"alpha": 1.1}, r"alpha is the power of the decay and must be at least 0, at most 1, finite; got 1.1"),
+        (
+            {"alpha": -0.1, "beta": 0.1},
+            r"alpha is the power of the decay and must be at least 0, at most 1, finite; got -0.1",
+        ),
+        ({"beta": 0.5}, r"beta lies in \(0, alpha - 1/2\) and must be above 0, below 0\.5, finite; got 0.5"),
+        ({"beta": 0.0}, r"beta lies in \(0, alpha - 1/2\) and must be above 0, below 0\.5, finite; got 0.0"),
+        ({"eps": 0.0}, r"eps is that of H_0 = eps I, None for the scale of the scores, and must be positive"),
+        ({"c_beta": -1.0}, r"c_beta must be 0 or larger"),
+        ({"samples": 0}, r"samples counts draws and must be a whole number, at least 1; got 0"),
+        ({"lr": math.nan}, r"lr is a number.*; got nan"),
+        ({"offset": -1.0}, r"offset is c' of .* must be 0 or larger, and finite; got -1.0"),
+        ({"warmup": -1}, r"warmup counts scores before the first step and must be a whole number, at least 0; got -1"),
+        ({"clip": -1.0}, r"norm is the largest norm of a direction and must be positive; got -1.0"),
+        ({"radius": -1.0}, r"radius is a KL divergence in nats and must be positive; got -1.0"),
+        ({"momentum": 1.0}, r"weight is that of the past and must be at least 0, below 1, finite; got 1.0"),
     ],
 )
 def test_ranges(arguments, message):
@@ -711,11 +713,15 @@ def test_ranges(arguments, message):
     ("build", "error", "message"),
     [
         (lambda: AIFVB(gaussian(), w=-1.0), InputError, r"w is the power of the logarithm.*got -1.0"),
-        (lambda: AIFVB(gaussian(), burn_in=-1), InputError, r"burn_in counts steps, not negative; got -1"),
+        (
+            lambda: AIFVB(gaussian(), burn_in=-1),
+            InputError,
+            r"burn_in counts steps and must be a whole number, at least 0; got -1",
+        ),
         (
             lambda: PreconditionedVI(gaussian(), Exact(), alpha=1.5),
             InputError,
-            r"alpha is the power.*\[0, 1\]; got 1.5",
+            r"alpha is the power.* at most 1, finite; got 1.5",
         ),
         (lambda: ifvb.IFVB(torch.zeros(2)), InputError, r"IFVB updates a flat posterior of torchngvi.ifvb.*got Tensor"),
         (lambda: IFVB(Beta(torch.ones(2)), estimator=Pathwise(3)), PairError, r"Pathwise.*Use ControlVariate"),
@@ -724,7 +730,11 @@ def test_ranges(arguments, message):
             PairError,
             r"the average of points of the manifold of OrthogonalFlow is no point of it. Use IFVB",
         ),
-        (lambda: ScoreFunction(0), InputError, r"draws is the number B of draws of the log joint, at least 1; got 0"),
+        (
+            lambda: ScoreFunction(0),
+            InputError,
+            r"draws is the number B of draws of the log joint and must be a whole number, at least 1; got 0",
+        ),
         (lambda: ControlVariate(1), InputError, r"at least 2; got 1"),
         (lambda: Pathwise(0), InputError, r"at least 1; got 0"),
         (
@@ -968,7 +978,7 @@ def test_an_exact_gradient_leaves_nothing_open():
 
 def test_uncertainty_refuses():
     q = gaussian()
-    with pytest.raises(InputError, match=r"needs at least 2 repeats; got 1"):
+    with pytest.raises(InputError, match=r"repeats counts gradients of a covariance .* at least 2; got 1"):
         asymptotic_covariance(AIFVB(q), log_joint, 1)
     with pytest.raises(InputError, match=r"no step was taken yet"):
         asymptotic_covariance(AIFVB(q), log_joint)

@@ -372,7 +372,10 @@ class TestWhatAGroupIsGiven:
         with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
             GroupedLogJoint(school, shared, SCHOOLS, **numbers)
         if name == "local" and given:
-            with pytest.raises(InputError, match=r"^local must be positive integers, at least one; got 2\.0\.$"):
+            with pytest.raises(
+                InputError,
+                match=r"^local is a number of parameters and must be a whole number, at least 1; got 2\.0\.$",
+            ):
                 arrow(groups=3, local=given, globals=1)
 
     def test_parts_of_another_size(self):

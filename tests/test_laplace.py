@@ -115,6 +115,7 @@ def test_it_is_a_start_for_vn():
     assert starts[1] < 0.1 * starts[0]
 
 
+@pytest.mark.filterwarnings("ignore:where Newton.s method ended the log joint has no maximum")
 class TestRepair:
     """Where the Hessian is indefinite, singular, or not to be had."""
 

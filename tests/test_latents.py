@@ -519,7 +519,7 @@ REFUSALS = {
     "no function": (lambda: marginal(3, 2, AT), "marginal takes a function of theta and the latents; got int."),
     "no latents": (
         lambda: marginal(flat, 0, AT),
-        "latents is their number, at least 1, or a vector to begin from; got 0.",
+        "latents is their number, or a vector to begin from, and must be a whole number, at least 1; got 0.",
     ),
     "a table of latents": (
         lambda: marginal(flat, torch.zeros(2, 2), AT),
@@ -625,7 +625,7 @@ REFUSALS = {
     ),
     "a number of latents that is none": (
         lambda: marginal(flat, 12.0, AT),
-        "latents is their number, an integer, or a vector to begin from; got 12.0.",
+        "latents is their number, or a vector to begin from, and must be a whole number, at least 1; got 12.0.",
     ),
     "one latent too many": (
         lambda: marginal(lambda theta, u: -(u - torch.ones(300)).square().sum(-1), 301, AT, pattern=[]),

@@ -136,9 +136,9 @@ def test_a_fit_over_all_coordinates_is_refused():
     with pytest.raises(InputError, match=r"needs the likelihood of each group.*fit with marginalise='quadrature'"):
         result.leave_one_group_out()
     integrated = model("poisson").fit(progress=False)
-    with pytest.raises(InputError, match="worst bounds a k-hat, and is not negative; got nan"):
+    with pytest.raises(InputError, match="worst bounds a k-hat and must be 0 or larger; got nan"):
         integrated.leave_one_group_out(worst=math.nan)
-    with pytest.raises(InputError, match="worst bounds a k-hat, and is not negative; got high"):
+    with pytest.raises(InputError, match="worst bounds a k-hat and must be a number; got 'high'"):
         integrated.leave_one_group_out(worst="high")
     with pytest.raises(InputError, match="seed"):
         integrated.leave_one_group_out(seed="a")

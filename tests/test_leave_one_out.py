@@ -242,7 +242,7 @@ class TestRefusals:
 
     def test_arguments(self):
         model = MODELS["logistic"]()
-        with pytest.raises(InputError, match="flag bounds ν², which is not negative; got -1"):
+        with pytest.raises(InputError, match="flag bounds ν² and must be 0 or larger; got -1"):
             leave_one_out(fitted(model), model, flag=-1)
         with pytest.raises(InputError, match="at the temperature 1; this model has 0.5"):
             leave_one_out(fitted(model), MODELS["logistic"](temperature=0.5))

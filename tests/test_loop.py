@@ -136,8 +136,11 @@ class TestCriteria:
             (lambda: Unimproved(0), "Unimproved counts steps without a new best and must be a whole number"),
             (lambda: Stalled(0), "Stalled counts rejected steps and must be a whole number, at least 1"),
             (lambda: NormBelow(-1.0), "tolerance bounds the natural-gradient norm and must be positive and finite"),
-            (lambda: SlopeBelow(block=0), "block counts iterations, at least 1; got 0."),
-            (lambda: SlopeBelow(blocks=1), "a line needs at least 2 blocks; got 1."),
+            (lambda: SlopeBelow(block=0), "block counts iterations and must be a whole number, at least 1; got 0."),
+            (
+                lambda: SlopeBelow(blocks=1),
+                "blocks counts the averages in a line and must be a whole number, at least 2; got 1.",
+            ),
         ],
     )
     def test_refused(self, make, text):

@@ -538,7 +538,8 @@ REFUSALS = {
     ),
     "no pair": (
         lambda: MixedModel(X3, Y3, X3, "poisson_log"),
-        "random is a pair of a design and groups, RandomEffects(Z, groups); got a Tensor of 3 parts.",
+        "random is a pair of a design and groups, RandomEffects(Z, groups); got a tensor of shape (3, 1), "
+        "torch.float64.",
     ),
     "a batch": (
         lambda: MixedModel(X3.expand(2, 3, 1), Y3, (X3, [0, 1, 1]), "poisson_log"),
@@ -564,7 +565,7 @@ REFUSALS = {
     ),
     "rows that tell nothing": (
         lambda: MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log", weights=torch.zeros(3)),
-        "no row has a positive weight, of which nothing can be told. Give at least one.",
+        "no row has a positive weight, of which nothing can be learned. Give at least one.",
     ),
     "another q": (
         lambda: fit(CholeskyGaussian(2, dtype=DTYPE), MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log")),

@@ -294,7 +294,7 @@ class TestFit:
         assert torch.equal(
             result.sample(9, torch.Generator().manual_seed(1)), result.sample(9, torch.Generator().manual_seed(1))
         )
-        with pytest.raises(InputError, match=r"^n is a number of draws, such as 1000; got 0\.$"):
+        with pytest.raises(InputError, match=r"^n is a number of draws and must be a whole number"):
             result.sample(0)
 
     def test_against_a_grid_over_the_globals(self):
@@ -527,11 +527,12 @@ OF_A_FIT = {
     ),
     "few draws": (
         lambda m: m.fit(draws=99),
-        "draws must be at least 100, which say something about a tail; got 99.",
+        "draws counts draws, which are to say something about a tail, and must be a whole number, at least 100; got "
+        "99.",
     ),
     "one node": (
         lambda m: MarginalMixed(m, 1),
-        "nodes is the number of quadrature nodes in each dimension, at least 2; got 1.",
+        "nodes is the number of quadrature nodes in each dimension and must be a whole number, at least 2; got 1.",
     ),
 }
 OF_A_RESULT = {
@@ -539,11 +540,11 @@ OF_A_RESULT = {
     "names of groups": (lambda r: r.named(groups=["ann"]), "groups must be 12 names, one for each; got 1."),
     "an interval": (
         lambda r: r.summary(95),
-        "interval is the probability of an interval, between 0 and 1; got 95.",
+        "interval is the probability of an interval and must be above 0, below 1, finite; got 95.",
     ),
     "a kind": (
         lambda r: r.predict([[1.0, 0.0]], [[1.0, 0.0]], kind="median"),
-        "kind must be one of mean, linear, response; got 'median'.",
+        "kind must be one of mean, linear, response; got 'median'. Did you mean 'mean'?",
     ),
     "width": (
         lambda r: r.predict([[1.0]], [[1.0, 0.0]]),
@@ -593,7 +594,7 @@ class TestRefusals:
 
 @pytest.mark.parametrize("given", ["0.9", True, None, [0.9]])
 def test_an_interval_that_is_no_number(fitted, given):
-    sentence = f"interval is the probability of an interval, a number such as 0.9; got {given!r}."
+    sentence = f"interval is the probability of an interval and must be a number; got {given!r}."
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         fitted[1].summary(given)
     assert fitted[1].summary(np.float32(0.5)).interval == 0.5

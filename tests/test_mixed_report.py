@@ -225,6 +225,13 @@ class TestConstantColumns:
             torchngvi.mixed("age ~ site + (1 | ward)", patients(40).assign(site=3))
         torchngvi.mixed("age ~ 0 + site + (1 | ward)", patients(40).assign(site=3))  # an intercept by another name
 
+    def test_mixed_models_of_arrays(self):
+        X = torch.tensor([[1.0, 0.1 * k, 3.0] for k in range(20)], dtype=torch.float64)
+        random = torch.ones(20, 1, dtype=torch.float64), torch.arange(20) % 4
+        message = "^Column 2 is the same in all rows, as 0 is: .* Leave one of them out.$"
+        with pytest.warns(UserWarning, match=message):
+            torchngvi.MixedModel(X, X[:, 1].round().remainder(2), random, "bernoulli").fit(progress=False)
+
     def test_estimators(self):
         X = patients(40)[["age", "ward"]].assign(site=3.0)
         message = r"The same in all 40 rows, so that the prior alone says what the coefficient is: column site = 3\. "
@@ -233,7 +240,10 @@ class TestConstantColumns:
             BayesianLogisticRegression().fit(X, y)
         with pytest.warns(UserWarning, match=message):
             BayesianLogisticRegression().fit(X, y.where(X.age < 1, "lost"))
-        with pytest.warns(UserWarning, match=message), pytest.warns(UserWarning, match="have rank 2"):
+        with (
+            pytest.warns(UserWarning, match=message),
+            pytest.warns(UserWarning, match="site is the same in all rows, as intercept is"),
+        ):
             BayesianMixedRegressor("ward").fit(X, X.age)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -255,16 +255,16 @@ def test_means_of_new_targets():
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_parameters(bad):
     for make, text in (
-        (lambda: StudentT(bad, 4.0), f"scale is that of the noise, positive and finite; got {bad}."),
+        (lambda: StudentT(bad, 4.0), f"scale is that of the noise and must be positive and finite; got {bad}."),
         (
             lambda: StudentT(1.0, bad),
-            f"dof is the degrees of freedom, positive and finite; got {bad}. "
-            "Use GaussianNoise(scale) for the limit of many.",
+            f"dof is the degrees of freedom (GaussianNoise(scale) is the limit of many) and must be positive and "
+            f"finite; got {bad}.",
         ),
         (
             lambda: NegativeBinomial(bad),
-            f"dispersion is r in the variance mean + mean²/r, positive and finite; got {bad}. "
-            "Use family='poisson_log' for r without limit.",
+            f"dispersion is r in the variance mean + mean²/r (family='poisson_log' is r without limit) and must "
+            f"be positive and finite; got {bad}.",
         ),
     ):
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):

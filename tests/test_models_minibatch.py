@@ -246,10 +246,13 @@ class TestMonteCarlo:
 
     @pytest.mark.parametrize(
         ("draws", "count", "rule"),
-        [(lambda count: count, 3, "even, since the draws come in antithetic pairs"), (Independent, 0, "at least 1")],
+        [
+            (lambda count: count, 3, "must be even, since the draws come in antithetic pairs"),
+            (Independent, 0, "counts draws and must be a whole number, at least 1"),
+        ],
     )
     def test_number_of_samples(self, draws, count, rule):
-        with pytest.raises(InputError, match=f"^{re.escape(f'num_samples must be {rule}; got {count}.')}$"):
+        with pytest.raises(InputError, match=f"^{re.escape(f'num_samples {rule}; got {count}.')}$"):
             MonteCarlo(draws(count))
 
     def test_stein_on_minibatches(self):

@@ -70,7 +70,7 @@ class TestPenalties:
     @pytest.mark.parametrize("strength", [0.0, -1.0, math.nan, math.inf])
     @penalties
     def test_strength(self, penalty, strength):
-        text = f"strength multiplies the regulariser, positive and finite; got {strength}."
+        text = f"strength multiplies the regulariser and must be positive and finite; got {strength}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             penalty(strength)
 

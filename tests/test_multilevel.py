@@ -295,7 +295,7 @@ class TestSample:
             torch.testing.assert_close(draws.std(0), marginals.sd, rtol=1e-2, atol=0)
         again = [result.sample(9, torch.Generator().manual_seed(1)) for _ in range(2)]
         assert torch.equal(*again)
-        with pytest.raises(InputError, match=r"^n is a number of draws, such as 1000; got 0\.$"):
+        with pytest.raises(InputError, match=r"^n is a number of draws and must be a whole number"):
             result.sample(0)
 
 
@@ -359,9 +359,7 @@ class TestFormulas:
         mixed("y ~ x + (1 + x || school)", table).model.posterior()  # nested in itself
 
     def test_dates(self, table):
-        with pytest.raises(
-            InputError, match=r"^The column day of the table holds dates or times \(datetime64.*dt\.days"
-        ):
+        with pytest.raises(InputError, match=r"^column 'day' holds dates or times such as '2026-01-01.*dt\.days"):
             Formula("y ~ day + (1 | school)", table)
 
     def test_a_fit(self, table, result):
@@ -452,7 +450,10 @@ class TestRefusals:
         for settings, sentence in (
             ({"marginalise": "quadrature"}, "is done where noise is Gaussian; the likelihood is PoissonLog"),
             ({"marginalise": "all"}, "marginalise must be quadrature, response or none; got 'all'"),
-            ({"draws": 10}, "draws must be at least 100"),
+            (
+                {"draws": 10},
+                "draws counts draws, which are to say something about a tail, and must be a whole number, at least 100",
+            ),
             ({"max_seconds": 0}, "max_seconds bounds the time and must be positive"),
         ):
             with pytest.raises(InputError, match=sentence):
@@ -488,7 +489,7 @@ class TestRemarks:
     def test_columns_that_depend(self):
         X, y, _, a, b = data()
         twice = torch.cat([X, X[:, 1:]], 1)
-        sentence = r"^The 3 columns of the fixed effects have rank 2: they depend .* Leave a column out\.$"
+        sentence = r"^Column 2 is 1 in other units, a multiple of it plus a constant: the data cannot .* Leave one of"
         for random in ((X[:, :1], a), {"a": (X[:, :1], a), "b": (X[:, :1], b)}):
             with pytest.warns(UserWarning, match=sentence):
                 MixedModel(twice, y, random, "poisson_log").fit(**QUICK)

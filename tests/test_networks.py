@@ -828,8 +828,8 @@ def test_calibrate_finds_the_temperature():
     ("arguments", "text"),
     [
         ({"num_data": 0}, "num_data is the number of labels"),
-        ({"temperature": -0.1}, "temperature is 0 or larger, and finite; got -0.1"),
-        ({"temperature": "1"}, "temperature is 0 or larger, and finite; got '1'"),
+        ({"temperature": -0.1}, "temperature must be 0 or larger, and finite; got -0.1"),
+        ({"temperature": "1"}, "temperature must be a number; got '1'"),
         ({"structure": "block"}, "structure is one of"),
         ({"structure": {"body.*": "diagonal"}}, "fits none of the parameters"),
         ({"prior_precision": -1.0}, "prior_precision is larger than 0"),
@@ -840,8 +840,8 @@ def test_calibrate_finds_the_temperature():
         ({"prior_precision": None}, "prior_precision is larger than 0 and finite; got None for 0.weight"),
         ({"prior_precision": "1"}, "prior_precision is larger than 0 and finite; got '1' for 0.weight"),
         ({"likelihood": ["categorical"]}, r"likelihood is .* got \['categorical'\]"),
-        ({"seed": None}, "seed is an integer, .* got None"),
-        ({"seed": 0.5}, "seed is an integer, .* got 0.5"),
+        ({"seed": None}, "seed is an integer of less than 63 bits, .* got None"),
+        ({"seed": 0.5}, "seed is an integer of less than 63 bits, .* got 0.5"),
     ],
 )
 def test_posteriors_that_cannot_be(arguments, text):
@@ -878,10 +878,10 @@ def test_optimizers_that_cannot_be():
     with pytest.raises(InputError, match="steps is the number .*; got inf"):  # of which the radius would be 0
         attach(adamw(model), q, steps=math.inf)
     for steps in (1.5, True):
-        with pytest.raises(InputError, match=f"^steps is the number of optimizer steps .* 1 or more; got {steps}.$"):
+        with pytest.raises(InputError, match=f"^steps is the number of optimizer steps .* at least 1; got {steps}.$"):
             attach(adamw(model), q, steps=steps)
     for radius in (0.0, "long", True):
-        with pytest.raises(InputError, match=f"radius is a length in nats a datum, larger than 0; got {radius!r}"):
+        with pytest.raises(InputError, match=f"radius is a length in nats a datum and must be .*; got {radius!r}"):
             attach(adamw(model), q, radius=radius)
     with pytest.raises(InputError, match="attach takes an optimizer .* got a NetworkGaussian and a AdamW"):
         attach(q, adamw(model), steps=10)
@@ -904,32 +904,41 @@ def test_numbers_that_cannot_be():
         (lambda: q.predict(data(2)[0], samples="3"), "samples is the number of draws .* got '3'"),
         (lambda: network("net", 100), "made of a torch.nn.Module; got a str"),
         (lambda: Gaussian("a"), "scale is the standard deviation of the noise, larger than 0; got 'a'"),
-        (lambda: Gaussian(torch.ones(2)), r"scale is the standard deviation of the noise, larger than 0; got tensor"),
-        (lambda: q.temper_(math.inf), "temperature is 0 or larger"),
-        (lambda: q.temper_("1"), "temperature is 0 or larger, and finite; got '1'"),
+        (lambda: Gaussian(torch.ones(2)), r"scale is the standard .* larger than 0; got a tensor of shape \(2,\)"),
+        (lambda: q.temper_(math.inf), "temperature must be 0 or larger"),
+        (lambda: q.temper_("1"), "temperature must be a number; got '1'"),
         (lambda: SampledLabels(every=0), "every is the number of steps"),
         (lambda: SampledLabels(every=2.5), "every is the number of steps .* got 2.5"),
-        (lambda: IVON(mlp(), 100, 0.1, hess_init=-1.0), "hess_init is the curvature to begin with, .* got -1.0"),
+        (
+            lambda: IVON(mlp(), 100, 0.1, hess_init=-1.0),
+            "hess_init is the curvature to begin with and must be 0 or larger, .* got -1.0",
+        ),
         (lambda: IVON(mlp(), 100, 0.1, betas=(0.9, 1.0)), r"betas are two numbers, .* got \(0.9, 1.0\)"),
         (lambda: VOGN(mlp(), 100, 0.1, weight_decay=0.0), "weight_decay is δ, the precision .* got 0.0"),
-        (lambda: IVON(mlp(), "a", 0.1), "num_data is the number of labels in the training data, .* got 'a'"),
+        (lambda: IVON(mlp(), "a", 0.1), "num_data is the number of labels in the training data and must be .* got 'a'"),
         (lambda: q.log_prob(data(2)[0], [0, 1]), "labels are a tensor, with one label for each output; got a list"),
         (lambda: q.log_prob(data(2)[0], torch.zeros(2)), r"integers from 0 to 2; got torch.float32. Say y.long\(\)"),
         (lambda: GradientNoise(0), "batch_size is the number of labels"),
-        (lambda: GradientNoise(1, beta=1.0), "beta is at least 0"),
-        (lambda: Reparametrized(0.0), "rate is larger than 0"),
-        (lambda: ExampleGradients(2.0), "rate is larger than 0"),
+        (lambda: GradientNoise(1, beta=1.0), "beta must be at least 0, below 1, .* got 1.0"),
+        (lambda: Reparametrized(0.0), "rate must be above 0, at most 1, .* got 0.0"),
+        (lambda: ExampleGradients(2.0), "rate must be above 0, at most 1, .* got 2.0"),
         (lambda: VOGN(mlp(), 100, 0.1).backward(torch.zeros(())), "losses are those of the single examples"),
         (lambda: VOGN(mlp(), 100, 0.1).step(), "needs the losses of single examples"),
         (lambda: Gaussian(0.0), "scale is the standard deviation"),
         (lambda: VON(q, 100, steps=10), "num_data is a part of the posterior already"),
         (lambda: VON(mlp(), steps=10), "num_data, the number of labels in the training data, is missing"),
         (lambda: VON(mlp(), 100, lr=-1.0, steps=10), "lr is 0 or larger"),
-        (lambda: VON(mlp(), 100, beta=1.0, steps=10), "beta is at least 0"),
+        (lambda: VON(mlp(), 100, beta=1.0, steps=10), "beta must be at least 0, below 1, .* got 1.0"),
         (lambda: calibrate(q, []), "loader of validation data is empty"),
         (lambda: calibrate(q, (pair for pair in [data(2)])), "empty; it is gone through once a temperature"),
-        (lambda: calibrate(q, [data(2)], largest=-1.0), "largest is the temperature to begin with, .* got -1.0"),
-        (lambda: calibrate(q, [data(2)], largest="4"), "largest is the temperature to begin with, .* got '4'"),
+        (
+            lambda: calibrate(q, [data(2)], largest=-1.0),
+            "largest is the temperature to begin with and must be .* got -1.0",
+        ),
+        (
+            lambda: calibrate(q, [data(2)], largest="4"),
+            "largest is the temperature to begin with and must be .* got '4'",
+        ),
         (lambda: calibrate(q, [torch.zeros(2, 4)]), "gives pairs"),
         (lambda: calibrate(q, data(2)), r"gives pairs .* One batch is a loader in a list: \[\(x, y\)\]"),
         (lambda: calibrate(q, [(torch.full((2, 4), torch.nan), torch.zeros(2).long())]), "not finite at any"),

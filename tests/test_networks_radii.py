@@ -77,13 +77,17 @@ def test_what_cannot_be():
 
     with pytest.raises(InputError, match=r"choose_radius takes a function train\(steps, radius\) .*; got a float"):
         choose_radius(0.1, 100)
-    with pytest.raises(InputError, match="steps is the number of optimizer steps of the training, 1 or more; got 0"):
+    with pytest.raises(
+        InputError,
+        match="steps is the number of optimizer steps of the training and must be a whole number, at least 1; got 0",
+    ):
         choose_radius(fine, 0)
     for factors in ((), (1.0, 0.0), (math.inf,), ("1",)):
         with pytest.raises(InputError, match="factors are of the default radius, one at least, larger than 0; got"):
             choose_radius(fine, 100, factors)
-    for share in (0, 1.5, True):
-        with pytest.raises(InputError, match=f"that a trial takes, above 0 and at most 1; got {share}"):
+    for share, bounds in ((0, "above 0, at most 1, finite"), (1.5, "above 0, at most 1, finite"), (True, "a number")):
+        text = f"share of the steps that a trial takes and must be {bounds}; got {share}"
+        with pytest.raises(InputError, match=text):
             choose_radius(fine, 100, share=share)
     with pytest.raises(InputError, match="None of the 3 trainings of choose_radius returned a finite negative log"):
         choose_radius(lambda steps, radius: math.nan, 100)

@@ -733,16 +733,20 @@ class TestRate:
 
     def test_refusals(self):
         q = NaturalGaussian(1)
-        with pytest.raises(InputError, match=r"gamma is the step that was taken, in \(0, 1\]; got 2"):
+        with pytest.raises(
+            InputError, match=r"gamma is the step that was taken and must be above 0, at most 1, finite; got 2"
+        ):
             gradient_variance(q, q, 2.0)
         for bound in (rate_bound, sharp_rate_bound):
-            with pytest.raises(InputError, match=r"V is a variance, not negative; got -1\.0"):
+            with pytest.raises(InputError, match=r"V is a variance and must be 0 or larger, and finite; got -1\.0"):
                 bound(-1.0, 0)
-            with pytest.raises(InputError, match="T counts steps from 0; got -1"):
+            with pytest.raises(InputError, match="T counts steps and must be a whole number, at least 0; got -1"):
                 bound(1.0, -1)
-        with pytest.raises(InputError, match="T counts steps from 0; got -1"):
+        with pytest.raises(InputError, match="T counts steps and must be a whole number, at least 0; got -1"):
             covariance_factor(-1)
-        with pytest.raises(InputError, match="batch is the number of rows of a step, at least 1; got 0"):
+        with pytest.raises(
+            InputError, match="batch is the number of rows of a step and must be a whole number, at least 1; got 0"
+        ):
             limiting_variance(regression(), exact_posterior(regression()), 0)
         with pytest.raises(
             PairError, match="these constants are of a linear regression with one data set; got Bernoull"
@@ -826,7 +830,9 @@ class TestSchedulesAndRange:
         assert steps == [1.0, 2 / 3, 0.5]
         assert [harmonic_schedule(t) for t in range(3)] == [1.0, 0.5, 1 / 3]
         for schedule in (theorem_schedule, harmonic_schedule):
-            with pytest.raises(InputError, match="t counts the steps taken, from 0; got -1"):
+            with pytest.raises(
+                InputError, match="t counts the steps taken and must be a whole number, at least 0; got -1"
+            ):
                 schedule(-1)
 
     def test_steps_outside_the_unit_interval_are_refused(self):

@@ -249,7 +249,9 @@ class TestNotConjugate:
 
 class TestRefusals:
     def test_draws(self):
-        with pytest.raises(InputError, match="number of values of the log joint, at least 3; got 2"):
+        with pytest.raises(
+            InputError, match=r"draws counts values of the log joint and must be a whole number, at least 3; got 2\."
+        ):
             StatisticRegression(2)
         with pytest.raises(PairError, match="fits 4 statistics and a constant to 5 draws. Give it 6 at least"):
             NGVI(Dirichlet(torch.ones(4)), estimator=StatisticRegression(5))

@@ -870,7 +870,7 @@ def test_repr_shows_the_parts():
     [
         (VN, torch.nn.Linear(2, 1).parameters(), "Parameter"),
         (SRVN, [torch.nn.Linear(2, 1)], "Linear"),
-        (VN, [{"params": [torch.zeros(2)]}], "NoneType"),
+        (VN, None, "NoneType"),
     ],
 )
 def test_what_is_no_posterior_is_refused(method, given, kind):
@@ -905,10 +905,17 @@ def test_srvn_without_a_root_is_refused():
         opt.add_param_group({"posterior": NaturalGaussian(2)})
 
 
-@pytest.mark.parametrize(("value", "shown"), [(0.0, "0"), (-0.5, "-0.5"), (float("nan"), "nan")])
-@pytest.mark.parametrize("option", ["lr", "loss_scale"])
-def test_options_must_be_positive(option, value, shown):
-    text = f"{option} must be positive; got {shown}."
+@pytest.mark.parametrize(
+    ("option", "value", "what"),
+    [
+        ("lr", -0.5, "is a number, or a tensor with one entry a member, 0 or larger"),
+        ("lr", float("nan"), "is a number, or a tensor with one entry a member"),
+        ("loss_scale", -0.5, "is the factor on the gradients and must be positive and finite"),
+        ("loss_scale", float("nan"), "is the factor on the gradients and must be positive and finite"),
+    ],
+)
+def test_options_must_be_positive(option, what, value):
+    text = f"{option} {what}; got {value}."
     with refuses(InputError, text):
         VN(CholeskyGaussian(2), **{"lr": 0.1, option: value})
     with refuses(InputError, text):

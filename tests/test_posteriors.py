@@ -457,14 +457,14 @@ class TestErrors:
     @posteriors
     @pytest.mark.parametrize("dim", [0, -1, 2.0, True, "3", None])
     def test_dim(self, name, dim):
-        text = f"dim is the number of latent variables, an integer of at least 1; got {dim!r}."
+        text = f"dim is the number of latent variables and must be a whole number, at least 1; got {dim!r}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             POSTERIORS[name](dim)
 
     @posteriors
     @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex128])
     def test_dtype(self, name, dtype):
-        text = f"a Gaussian posterior needs a floating-point dtype; got {dtype!r}. Pass dtype=torch.float64."
+        text = f"dtype must be a floating-point dtype, such as torch.float64, or None; got {dtype!r}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             POSTERIORS[name](2, dtype=dtype)
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
@@ -472,7 +472,7 @@ class TestErrors:
 
     @posteriors
     def test_the_name_of_a_dtype(self, name):
-        text = "a Gaussian posterior needs a floating-point dtype; got 'float64'. Pass dtype=torch.float64."
+        text = "dtype must be a floating-point dtype, such as torch.float64, or None; got 'float64'."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             POSTERIORS[name](2, dtype="float64")
 
@@ -521,10 +521,10 @@ class TestErrors:
     @pytest.mark.parametrize("argument", ["mean", "scale"])
     def test_not_finite(self, name, bad, argument):
         values = torch.tensor([1.0, bad, bad])
-        text = f"{argument} must be finite; got 2 NaN or infinite entries."
+        text = f"{argument} must be finite; got 2 NaN or infinite of 3 entries."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             POSTERIORS[name](3, **{argument: values})
-        with pytest.raises(InputError, match=f"^{argument} must be finite; got 1 NaN or infinite entries.$"):
+        with pytest.raises(InputError, match=f"^{argument} must be finite; got 1 NaN or infinite of 1 entries.$"):
             POSTERIORS[name](3, **{argument: bad})
 
     @posteriors

@@ -125,7 +125,10 @@ class TestRefused:
             (lambda f: f.to_numpy(), "predict takes a pandas DataFrame with the columns of the fit; got ndarray."),
             (lambda f: f.head(0), "the table has no rows to predict. Check the file."),
             (lambda f: f.assign(deck="Z"), "The new rows do not fit"),
-            (lambda f: f.assign(age="old"), "is not of the kind that it was in the fit"),
+            (
+                lambda f: f.assign(age="old"),
+                "column 'age' held numbers when the model was fitted; got texts",
+            ),
         ],
     )
     def test_in_predicting(self, fitted, change, message):

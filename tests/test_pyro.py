@@ -738,6 +738,7 @@ def test_laplace_is_that_of_pyro():
     close(ours.posterior.covariance, q.covariance_matrix, IDENTITY)
 
 
+@pytest.mark.filterwarnings("ignore:where Newton.s method ended")
 def test_laplace_repairs_and_says_so():
     def flat():  # the Hessian vanishes at the mode of b
         a = pyro.sample("a", dist.Normal(0, 2))

@@ -427,9 +427,12 @@ def test_models_that_it_is_not_for(changes, message):
 
 def test_refusals_of_the_guide_and_its_fit():
     model, y, _, _ = gaussian(6, 3)
-    with pytest.raises(InputError, match="the model is a function or a module that samples; got int"):
+    with pytest.raises(InputError, match=r"model is a function or a module that samples; got 3\."):
         AutoLocalGaussian(3, "groups")
-    with pytest.raises(InputError, match="init_scale is a standard deviation in unconstrained space, positive; got 0"):
+    with pytest.raises(
+        InputError,
+        match="init_scale is a standard deviation in unconstrained space and must be positive and finite; got 0",
+    ):
         AutoLocalGaussian(model, "groups", init_scale=0)
     with pytest.raises(InputError, match="num_particles is even and at least 2 \\(r \\+ 1\\) = 4, .* got 3"):
         AutoLocalGaussian(model, "groups", num_particles=3).setup(y)

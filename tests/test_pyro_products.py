@@ -223,7 +223,7 @@ class TestRefusals:
         self.refused(joined, "site 'y' joins members of a plate of 'x', of shape .3,., which AutoProduct takes one by")
 
     def test_use(self):
-        with pytest.raises(InputError, match="a function or a module that samples; got int"):
+        with pytest.raises(InputError, match=r"model is a function or a module that samples; got 3\."):
             AutoProduct(3)
         with pytest.raises(InputError, match="no posterior before it has seen the model"):
             _ = AutoProduct(normal).posterior

@@ -39,7 +39,10 @@ def test_seed_of_a_mixed_model(random, seed):
         (MixedPrior(-1), "fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got -1"),
         (MixedPrior(sd=HalfNormal("a")), "sd must have positive and finite numbers; got HalfNormal(scale='a')."),
         (MixedPrior(sd=HalfNormal(), concentration="a"), "concentration is that of the LKJ density, positive and"),
-        (MixedPrior(precision=3), "precision of a prior is a torchngvi.models.Wishart(dof, scale), or None; got 3."),
+        (
+            MixedPrior(precision=3),
+            "precision of a prior is a torchngvi.models.Wishart(dof, scale), 'kass-natarajan' or None; got 3.",
+        ),
         (
             MixedPrior(precision=Wishart("a", 1.0)),
             "the degrees of freedom of the Wishart prior must exceed r - 1 = 0; ",
@@ -100,12 +103,12 @@ class TestCapturedStep:
 
     @pytest.mark.parametrize("tolerance", [float("nan"), -1.0, float("inf")])
     def test_tolerance(self, tolerance):
-        message = "tolerance bounds the natural-gradient norm, and is positive and finite, or 0 for no such stop; got"
-        with pytest.raises(InputError, match=re.escape(f"{message} {tolerance}.")):
+        message = "tolerance bounds the natural-gradient norm, 0 for no such stop, and must be 0 or larger, and finite"
+        with pytest.raises(InputError, match=re.escape(f"{message}; got {tolerance}.")):
             CapturedStep(VN(CholeskyGaussian(2)), self.model, tolerance=tolerance)
 
     def test_tolerance_that_is_no_number(self):
-        message = "tolerance bounds the natural-gradient norm and must be a number; got 'a'."
+        message = "tolerance bounds the natural-gradient norm, 0 for no such stop, and must be a number; got 'a'."
         with pytest.raises(InputError, match=message):
             CapturedStep(VN(CholeskyGaussian(2)), self.model, tolerance="a")
 

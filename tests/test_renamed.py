@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from torchngvi import CholeskyGaussian, NaturalGaussian, ifvb, stepsizes
+from torchngvi import CholeskyGaussian, MixedModel, NaturalGaussian, ifvb, stepsizes
 from torchngvi.errors import InputError
 from torchngvi.fitting import Evaluations, engine
 from torchngvi.fitting.loop import Loop
@@ -158,3 +158,10 @@ def test_keywords_of_ifvb_that_are_parts_now(method, keyword, place):
 def test_the_preconditioner_of_old():
     with pytest.raises(InputError, match=r"^PreconditionedVI: radius= has moved. Write step_size=KLRadius"):
         ifvb.PreconditionedVI(beta(), ifvb.Identity(), radius=0.1)
+
+
+def test_the_prior_of_the_covariance_of_a_mixed_model():
+    X = torch.ones(6, 1, dtype=torch.float64)
+    model = MixedModel(X, [3, 4, 0, 1, 2, 6], (X, [0, 0, 1, 1, 2, 2]), "poisson_log")
+    with pytest.warns(FutureWarning, match="MixedModel: precision is now called covariance_prior"):
+        assert model.precision is model.covariance_prior

@@ -421,7 +421,7 @@ class TestBacktracking:
 
     @pytest.mark.parametrize("share", [0.0, 0.5, -1.0])
     def test_a_share_out_of_range(self, share):
-        text = f"decrease is a share of the promised decrease, in (0, 0.5); got {share}."
+        text = f"decrease is a share of the promised decrease and must be above 0, below 0.5, finite; got {share}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             Backtracking(share)
 
@@ -531,7 +531,10 @@ class TestFits:
 class TestRefusals:
     def test_no_products(self):
         with pytest.raises(
-            InputError, match=re.escape("most is the number of products in one step, at least 1; got 0.")
+            InputError,
+            match=re.escape(
+                "most is the number of products in one step and must be a whole number, at least 1; got 0."
+            ),
         ):
             RootNewton(0)
 

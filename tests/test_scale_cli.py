@@ -222,7 +222,7 @@ REFUSED = {
     "categorical": ([*ROWS, "--categorical", "b"], "categorical column 'b' is not in the data."),
     "spoilt": (
         ["--data", "spoilt*.csv", "--target", "y"],
-        "column 'a' is numbers except for 1 of 5 rows, the first 'old'. Mend them",
+        "column 'a' is numbers except for 1 of 5 rows, the first 'old'. Correct them",
     ),
     "text weights": (
         ["--data", "s_*.csv", "--target", "y", "--weights", "w"],

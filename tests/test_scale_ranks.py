@@ -98,8 +98,8 @@ def test_a_whole_fit_of_a_log_joint(ranks, name):
     assert two["reason"] == one["reason"]
 
 
-def test_the_leader_says_whether_a_log_joint_is_quick(ranks):
-    """The check after a fit asks for the same on both, whatever their clocks say."""
+def test_an_examination_on_two_ranks_is_that_on_one(ranks):
+    """The check after a fit asks for the same calls, and has the same word."""
     two, one = both(ranks, "examined")
     assert two["word"] == one["word"]
     assert two["effort"] == one["effort"]

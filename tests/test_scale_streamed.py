@@ -170,7 +170,10 @@ def test_nothing_as_large_as_the_data_is_made():
 ONE = torch.ones(2, 1), torch.tensor([0.0, 1.0])
 REFUSED = {
     "iterator": (lambda: Streamed.linear(iter([ONE]), 2), "batches must be iterable for one pass after another"),
-    "no rows": (lambda: Streamed.linear([ONE], 0), "num_data counts the rows of a pass, at least 1; got 0."),
+    "no rows": (
+        lambda: Streamed.linear([ONE], 0),
+        "num_data counts the rows of a pass and must be a whole number, at least 1; got 0.",
+    ),
     "no batches": (lambda: Streamed.linear([], 2), "there are no batches. Check the files"),
     "log joint": (
         lambda: Streamed([ONE], 2, lambda X, y: X),
@@ -291,5 +294,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InputError, match="must hold numbers, stored by rows; got float64 for X"):
         Npy(tmp_path / "F.npy", tmp_path / "y.npy")
     np.save(tmp_path / "z.npy", np.ones(3))
-    with pytest.raises(InputError, match="rows counts the rows of a batch, at least 1; got 0"):
+    with pytest.raises(
+        InputError, match="rows counts the rows of a batch and must be a whole number, at least 1; got 0"
+    ):
         Npy(tmp_path / "X.npy", tmp_path / "z.npy", rows=0)

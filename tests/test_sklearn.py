@@ -277,7 +277,7 @@ def test_refused(estimator, y, message):
 
 @pytest.mark.parametrize("count", [-1, 1.5, True, "a"])
 def test_refused_numbers_of_draws(count):
-    X = np.arange(12.0).reshape(6, 2)
+    X = np.arange(12.0).reshape(6, 2) ** 2
     for model in (BayesianLinearRegression().fit(X, X[:, 0]), BayesianLogisticRegression().fit(X, [0, 1, 2] * 2)):
         with pytest.raises(InputError, match=f"^{re.escape(f'n_samples is a number of draws; got {count!r}.')}$"):
             model.sample_posterior(count)

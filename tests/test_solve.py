@@ -342,7 +342,9 @@ class TestRefusals:
             solve(q, GeneralizedLinear(X, Y, StudentT(1.0, dof=4)))
 
     def test_posteriors(self):
-        with pytest.raises(PairError, match="a Gaussian over a structure with all products: dense, diagonal or blocks"):
+        with pytest.raises(
+            InputError, match="solve takes a posterior first, such as CholeskyGaussian.* got Linear first"
+        ):
             solve(torch.nn.Linear(1, 1), GeneralizedLinear(X, Y))
 
     def test_a_fit_that_does_not_get_there(self, monkeypatch):

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, PrecisionCholeskyGaussian
+from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood
+from torchngvi.models.mixed_units import standardized
 from torchngvi.models.standardize import Standardization, default_scales, mean_and_sd
 
 
@@ -121,3 +123,40 @@ def test_a_link_that_is_not_known_has_the_location_0():
 def test_what_cannot_be_standardised_is_refused(X, weights):
     with pytest.raises(InputError):
         Standardization.of(X, weights)
+
+
+def with_levels(rows=60):
+    x = design(rows=rows)[:, :1] + 2010.0
+    return torch.cat([x, torch.eye(3, dtype=torch.float64)[torch.arange(rows) % 3], x > 2010], 1).double()
+
+
+def test_a_full_set_of_indicators_takes_the_shift():
+    X = with_levels()
+    units, a = Standardization.of(X), torch.tensor([0.3, -1.0, 0.7, 2.0, 0.1], dtype=torch.float64)
+    assert (units.intercept, units.indicators) == (None, (1, 2, 3))
+    assert units.centers[1:4].tolist() == [0.0] * 3
+    assert float(units.centers[0]) > 2000
+    torch.testing.assert_close(X @ units.to_user(a), units.standardize(X) @ a)
+    torch.testing.assert_close(units.from_user(units.to_user(a)), a)
+    torch.testing.assert_close(units.standardize(X) @ units.level(7.0), torch.full((60,), 7.0, dtype=torch.float64))
+    q = CholeskyGaussian(5, mean=a, scale=0.5, dtype=torch.float64)
+    mean, root = units.gaussian_to_user(a, q.frame().dense())
+    for one, other in zip(units.marginals(q), (mean, root.norm(dim=-1)), strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("places", "found"), [([0, 1, 2], ()), ([1, 2], ()), ([4, 1, 2, 3], (1, 2, 3)), ([1, 2, 3, 1, 2], (0, 1, 2))]
+)
+def test_what_is_no_full_set(places, found):
+    assert Standardization.of(with_levels()[:, places]).indicators == found
+
+
+def test_a_full_set_is_found_by_several_processes_and_again():
+    X, weights = with_levels(), torch.ones(60, dtype=torch.float64)
+    plain = Standardization.of(X)
+    once, units = standardized(X, None, weights, Processes.alone())
+    again, same = standardized(once, units, weights, None)
+    for columns, found in ((once, units), (again, same)):
+        assert found.indicators == (1, 2, 3)
+        torch.testing.assert_close(columns, plain.standardize(X), rtol=0, atol=1e-9)

@@ -144,7 +144,7 @@ class TestKLRadius:
 
     @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan])
     def test_radius(self, radius):
-        text = f"radius is a KL divergence in nats, larger than 0; got {radius}."
+        text = f"radius is a KL divergence in nats and must be positive; got {radius}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             KLRadius(radius)
 
@@ -289,20 +289,22 @@ class TestSufficientDecreaseAlone:
 
     @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan])
     def test_radius(self, radius):
-        text = f"radius is a KL divergence in nats, larger than 0; got {radius}."
+        text = f"radius is a KL divergence in nats and must be positive; got {radius}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             SufficientDecrease(radius)
 
     @pytest.mark.parametrize("decrease", [0.0, 0.5, -0.1, math.nan])
     def test_decrease(self, decrease):
-        text = f"decrease is a share of the promised decrease, in (0, 0.5); got {decrease}."
+        text = f"decrease is a share of the promised decrease and must be above 0, below 0.5, finite; got {decrease}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             SufficientDecrease(decrease=decrease)
 
     @pytest.mark.parametrize(("grow", "shrink"), [(1.0, 0.5), (2.0, 1.0), (2.0, 0.0), (math.nan, 0.5), (2.0, math.nan)])
     def test_factors(self, grow, shrink):
-        text = f"grow must exceed 1 and shrink lie in (0, 1); got {grow} and {shrink}."
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        wrong = f"grow is a factor and must be above 1, finite; got {grow}."
+        if grow > 1:
+            wrong = f"shrink is a factor and must be above 0, below 1, finite; got {shrink}."
+        with pytest.raises(InputError, match=f"^{re.escape(wrong)}$"):
             SufficientDecrease(grow=grow, shrink=shrink)
 
 

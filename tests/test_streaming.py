@@ -753,8 +753,8 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"log_likelihood": 3}, "log_likelihood must be a function; got int."),
-            ({"log_prior": None}, "log_prior must be a function; got NoneType."),
+            ({"log_likelihood": 3}, "log_likelihood must be a function; got 3."),
+            ({"log_prior": None}, "log_prior must be a function; got None."),
             (
                 {"batches": iter([torch.ones(6)])},
                 "batches must be iterable for one pass after another, a DataLoader or a list; got list_iterator.",
@@ -767,10 +767,10 @@ class TestErrors:
                 {"batches": 6},
                 "batches must be iterable for one pass after another, a DataLoader or a list; got int.",
             ),
-            ({"num_data": 0}, "num_data counts the rows of a pass, at least 1; got 0."),
+            ({"num_data": 0}, "num_data counts the rows of a pass and must be a whole number, at least 1; got 0."),
             (
                 {"temperature": -1.0},
-                "temperature is the weight of the entropy, finite and not negative; got -1.0.",
+                "temperature is the weight of the entropy and must be 0 or larger, and finite; got -1.0.",
             ),
         ],
     )

@@ -198,7 +198,7 @@ class TestBlockDiagonal:
 
     @pytest.mark.parametrize("sizes", [[], [0, 2], [True, 2], [1.0, 2]])
     def test_sizes(self, sizes):
-        text = f"the sizes of blocks are positive integers, at least one; got {sizes}."
+        text = f"sizes of blocks are positive integers, at least one; got {sizes}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             block_diagonal(sizes)
 

@@ -249,13 +249,13 @@ BAD_FILES = {
         "a.csv",
         "a,b,y\n1,,2\n,,3\n3,1,4\n",
         {},
-        "column 'b' has missing or infinite entries in 2 of 3 rows (and 1 more column has some)",
+        "column 'b' has missing or infinite entries in 2 of 3 rows (and 1 of 'a')",
     ),
     "missing in three": (
         "a.csv",
         "a,b,c,y\n1,,2,1\n,,3,2\n3,1,,3\n",
         {},
-        "column 'b' has missing or infinite entries in 2 of 3 rows (and 2 more columns have some)",
+        "column 'b' has missing or infinite entries in 2 of 3 rows (and 1 of 'a', 1 of 'c')",
     ),
     "one name twice": (
         "a.csv",
@@ -319,7 +319,7 @@ BAD_FILES = {
         "a.csv",
         "Customer ID,y\n" + "".join(f"P{i},{i}\n" for i in range(60)),
         {},
-        "or dates, not categories. Leave it out (--drop 'Customer ID').",
+        "or dates, not categories. Leave it out (--drop 'Customer ID'), or model",
     ),
     "long ids": (
         "a.csv",

@@ -754,8 +754,8 @@ class TestSnngm:
         ("options", "text"),
         [
             ({"norm": "max"}, "norm is one of euclidean, riemannian; got 'max'."),
-            ({"beta": 1.0}, "beta is the weight of the past, at least 0 and below 1; got 1.0."),
-            ({"beta": -0.1}, "beta is the weight of the past, at least 0 and below 1; got -0.1."),
+            ({"beta": 1.0}, "beta is the weight of the past and must be at least 0, below 1, finite; got 1.0."),
+            ({"beta": -0.1}, "beta is the weight of the past and must be at least 0, below 1, finite; got -0.1."),
         ],
     )
     def test_refused_settings(self, options, text):
@@ -806,9 +806,9 @@ class TestAdam:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"betas": (0.9, 1.0)}, "betas are weights of the past, at least 0 and below 1; got (0.9, 1.0)."),
-            ({"betas": (-0.1, 0.9)}, "betas are weights of the past, at least 0 and below 1; got (-0.1, 0.9)."),
-            ({"eps": 0.0}, "eps must be positive; got 0."),
+            ({"betas": (0.9, 1.0)}, "betas are two weights of the past, at least 0 and below 1; got (0.9, 1.0)."),
+            ({"betas": (-0.1, 0.9)}, "betas are two weights of the past, at least 0 and below 1; got (-0.1, 0.9)."),
+            ({"eps": 0.0}, "eps must be positive and finite; got 0.0."),
         ],
     )
     def test_refused_settings(self, options, text):
@@ -1058,9 +1058,9 @@ class TestSlopeStop:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"block": 0}, "block and max_steps count iterations, at least 1; got 0 and 100000."),
-            ({"max_steps": 0}, "block and max_steps count iterations, at least 1; got 1000 and 0."),
-            ({"blocks": 1}, "a line needs at least 2 blocks; got 1."),
+            ({"block": 0}, "block counts iterations and must be a whole number, at least 1; got 0."),
+            ({"max_steps": 0}, "max_steps counts iterations and must be a whole number, at least 1; got 0."),
+            ({"blocks": 1}, "blocks counts the averages in a line and must be a whole number, at least 2; got 1."),
         ],
     )
     def test_refused_settings(self, options, text):

@@ -13,6 +13,7 @@ from test_tan import Given, InTurn, log_joint, slope
 from torchngvi import SRVN, CholeskyGaussian, LogJoint, PrecisionCholeskyGaussian, RootGD, Snngm
 from torchngvi.expectations import Independent, PathDerivative
 from torchngvi.interfaces import Coordinates
+from torchngvi.stepsizes import Constant
 from torchngvi.structures import arrow, block_diagonal
 from torchngvi.testing.matrices import root_in
 
@@ -128,7 +129,7 @@ class TestPrintedAlgorithms:
         m, root, rho = randn(DIM, seed=1), root_in(structure, (), 2), 0.05
         z = randn(5, DIM, seed=3)
         q = posterior(kind, structure, m, root)
-        opt = (SRVN if natural else RootGD)(q, lr=rho, estimator=PathDerivative(InTurn(z)))
+        opt = (SRVN if natural else RootGD)(q, step_size=Constant(rho), estimator=PathDerivative(InTurn(z)))
         for one in z:
             opt.step(log_joint)
             mean_step, root_step = printed(root, one, m, slope, natural)
@@ -177,7 +178,9 @@ class TestPrintedAlgorithms:
         p = torch.tensor([0.3, -0.7, 1.1], dtype=DTYPE)
         q = posterior(PrecisionCholeskyGaussian, arrow(groups=2, local=1, globals=1), torch.zeros(3, dtype=DTYPE), T)
         one = PathDerivative(Given(torch.tensor([[1.0, -2.0, 0.5]], dtype=DTYPE)))
-        (SRVN if natural else RootGD)(q, lr=0.125, estimator=one).step(LogJoint(lambda theta: theta @ p))
+        (SRVN if natural else RootGD)(q, step_size=Constant(0.125), estimator=one).step(
+            LogJoint(lambda theta: theta @ p)
+        )
         vector, entries = (torch.tensor(x, dtype=DTYPE) for x in self.GOLDEN[natural])
         change = (q.precision_tril - T)[[0, 1, 2, 2, 2], [0, 1, 0, 1, 2]]
         close(q.mean, 0.125 * vector, EXACT)

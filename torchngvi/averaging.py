@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeVar, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count, read_flag, read_number
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import where_members
 from torchngvi.posteriors.flat import ExponentialFamily
@@ -153,11 +154,9 @@ class Averaging:
     """
 
     def __init__(self, w: float = 2.0, burn_in: int = 0, *, metric_at_average: bool = True) -> None:
-        if not (w >= 0 and math.isfinite(w)):
-            raise InputError(f"w is the power of the logarithm in the weights, not negative; got {w}.")
-        if not burn_in >= 0:
-            raise InputError(f"burn_in counts steps, not negative; got {burn_in}.")
-        self.w, self.burn_in, self.metric_at_average = float(w), burn_in, metric_at_average
+        self.w = read_number("w", w, "is the power of the logarithm in the weights", at_least=0)
+        self.burn_in = read_count("burn_in", burn_in, "counts steps", at_least=0)
+        self.metric_at_average = read_flag("metric_at_average", metric_at_average)
 
     def update(
         self,

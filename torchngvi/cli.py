@@ -25,22 +25,24 @@ _EXTRAS |= {"formulae": "formula", "pyarrow": "parquet", "gpytorch": "gpytorch",
 # what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
 _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
 # modules that read input
-_READERS = tuple(
-    f"torchngvi.app.{name}"
-    for name in (
-        "config",
-        "toml",
-        "datasets",
-        "tables",
-        "readers",
-        "columns",
-        "design",
-        "dialects",
-        "encoding",
-        "frames",
-        "saved",
-        "streams",
-    )
+_READERS = (
+    "torchngvi.adapters.table_checks",
+    *(
+        f"torchngvi.app.{name}"
+        for name in (
+            "config",
+            "toml",
+            "datasets",
+            "tables",
+            "readers",
+            "columns",
+            "design",
+            "encoding",
+            "frames",
+            "saved",
+            "streams",
+        )
+    ),
 )
 
 

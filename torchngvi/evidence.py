@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count, read_flag, read_instance, read_list, read_number, read_sizes
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Prior
 from torchngvi.models import GeneralizedLinear
+from torchngvi.models.arguments import read_gaussian
 from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -132,6 +134,9 @@ def prior_by_evidence(
     >>> found.converged, round(found.precision[0], 3)  # 1/(θ̂² - sd²) of least squares
     (True, 1.115)
     """
+    tolerance = read_number("tolerance", tolerance, "bounds the change of log τ at the end", above=0)
+    max_rounds = read_count("max_rounds", max_rounds, "counts fits")
+    noise = read_flag("noise", noise)
     options = {"max_evaluations": max_evaluations, "tolerance": fit_tolerance}
     search = _Search(q, model, _checked(q, model, groups, noise), noise, options)
     start = x = search.start()
@@ -164,19 +169,21 @@ def _checked(
     q: Gaussian, model: GeneralizedLinear, groups: Sequence[Sequence[int]] | None, noise: bool
 ) -> list[Tensor]:
     """The coordinates of each group."""
+    q = read_gaussian("prior_by_evidence", q, model)
+    model = read_instance("model", model, GeneralizedLinear, "is a GeneralizedLinear", other=q)
     if q.batch_shape or model.y.ndim > 1:
         raise InputError("a prior by evidence is found for one posterior at a time. Fit the members one by one.")
     if not isinstance(model.prior, Prior):
         raise InputError("a prior by evidence has a diagonal precision; the model's is a matrix. Pass (D,).")
     if noise and not isinstance(model.likelihood, GaussianNoise):
         raise InputError(f"noise=True is for Gaussian noise; the likelihood is {type(model.likelihood).__name__}.")
-    listed = [list(range(model.dim))] if groups is None else [list(group) for group in groups]
+    what = f"must be lists of different coordinates from 0 to {model.dim - 1}, none empty"
+    given = [range(model.dim)] if groups is None else read_list("groups", groups, what)
+    listed = [read_sizes("groups", group, what, at_least=0) for group in given]
     members = [member for group in listed for member in group]
-    within = all(0 <= member < model.dim for member in members)
+    within = all(member < model.dim for member in members)
     if not (listed or noise) or not all(listed) or len(set(members)) < len(members) or not within:
-        raise InputError(
-            f"groups must be lists of different coordinates from 0 to {model.dim - 1}, none empty; got {listed}."
-        )
+        raise InputError(f"groups {what}; got {[list(group) for group in listed]}.")
     return [torch.as_tensor(group) for group in listed]
 
 

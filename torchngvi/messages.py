@@ -1,10 +1,29 @@
-"""Parts of messages: listed names, and questions such as 'Did you mean ..?'; PyTorch is not needed for them."""
+"""Parts of messages: numbers, lists of names, questions such as 'Did you mean ..?'; they do not need PyTorch."""
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 SHOWN = 20  # names in a message at most
+
+
+def shown(value: float) -> str:
+    """A number as all tables print it: four significant digits whatever its size, and no exponent in usual units.
+
+    Args:
+        value: the number.
+
+    Returns:
+        Its text.
+
+    >>> [shown(value) for value in (0.000966, 24.6667, 31234.5, 2.5e9, math.inf)]
+    ['0.000966', '24.67', '31234', '2.5e+09', 'beyond 1e308']
+    """
+    size = abs(value)
+    if math.isinf(size):
+        return "beyond 1e308" if value > 0 else "below -1e308"
+    return f"{value:.0f}" if 9999.5 <= size < 999999.5 else f"{value:.4g}"
 
 
 def listed(names: Sequence[str]) -> str:

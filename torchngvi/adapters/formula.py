@@ -5,6 +5,7 @@ row.  Only these are made.  The block design that formulae would make of the sec
 group, has as many columns as there are groups, and is never asked for.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,14 +14,25 @@ import torch
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
 from torchngvi.extras import needing
-from torchngvi.mixed_models import MixedModel, MultilevelModel
-from torchngvi.models import Likelihood, MixedPrior, RandomEffects
+from torchngvi.messages import listed
+from torchngvi.mixed_models import MixedModel, MixedResult, MultilevelModel
+from torchngvi.models import Likelihood, MixedPrior, NegativeBinomial, PoissonLog, RandomEffects
 
 with needing("torchngvi.mixed", "formula"):
     import numpy as np
 
-    from torchngvi.adapters.grouping import Grouping, blocks_of
-    from torchngvi.adapters.tables import check_dates, check_finite, complete, used
+    from torchngvi.adapters import table_checks
+    from torchngvi.adapters.grouping import Grouping, blocks_of, term_name
+    from torchngvi.adapters.table_checks import (
+        FORMULA,
+        as_numbers,
+        check_finite,
+        check_there,
+        complete,
+        is_number,
+        stripped,
+        used,
+    )
     from torchngvi.adapters.terms import columns_of, described, designs_of, with_response
 
 __all__ = ["mixed"]
@@ -82,6 +94,7 @@ class Formula:
         factor: the name of the first grouping factor.
         levels: labels of its groups, in the order of their numbers.
         columns: the columns of the table that it names, by their part: `FormulaColumns`.
+        notes: sentences about cells that were read in a way that one may not expect.
         table: these columns.
 
     Raises:
@@ -110,10 +123,19 @@ class Formula:
                 "For a regression take an estimator of torchngvi.adapters.sklearn, or torchngvi fit on a command line."
             )
         self.columns = columns = columns_of(model, blocks)
+        both = sorted(set(columns.response) & set(columns.predictors))
+        if both:
+            raise InputError(
+                f"{listed(both)} stands on both sides of the formula {formula!r}, and would explain itself. Leave it "
+                "out on the right."
+            )
         names = sorted({name for some in columns for name in some})
-        complete(frame, names)
-        check_dates(frame, {*columns.predictors, *columns.response})
-        self.table = frame = used(frame[names])
+        check_there(frame, names)
+        table, spaces = stripped(frame[names], columns.groups)
+        found = table_checks.of_formula(formula, table, columns.response, columns.predictors, FORMULA)
+        table_checks.refuse([*table_checks.of_missing(frame, names), *found.faults])
+        self.notes = (*spaces, *found.notes)
+        self.table = frame = used(found.frame)
         self.response, common = formula.split("~")[0].strip(), list(model.common_terms)
         if not common:
             raise InputError(f"A mixed model has at least one fixed effect; {formula!r} has none: leave out the 0.")
@@ -121,6 +143,7 @@ class Formula:
         self.y = _numbers(designs.response, self.response)
         check_finite(self.response, self.y)
         self._common, self.fixed = designs.common, _labels(designs.common)
+        self.common_names = [term_name(term) for term in model.common_terms]
         self.groupings: dict[str, Grouping] = {}
         for block in blocks:
             within = designs_of(formula, block.terms, None, frame).common
@@ -146,8 +169,11 @@ class Formula:
         Raises:
             InputError: columns that the table lacks or that miss values, or a category that the fit had not.
         """
-        there = hasattr(frame, "columns")
-        complete(frame, [*self.columns.predictors, *(key for key in self.columns.groups if there and key in frame)])
+        there, predictors = hasattr(frame, "columns"), self.columns.predictors
+        check_there(frame, [*predictors, *(key for key in self.columns.groups if there and key in frame)])
+        frame = as_numbers(frame, [name for name in predictors if is_number(self.table[name])])
+        frame = stripped(frame, [name for name in (*predictors, *self.columns.groups) if name in frame])[0]
+        complete(frame, [*predictors, *(key for key in self.columns.groups if key in frame)])
         parts = [self._common, *(grouping.within for grouping in self.groupings.values())]
         try:
             with np.errstate(all="ignore"):  # what is not finite is refused by name
@@ -194,6 +220,7 @@ class TableModel(NamedTuple):
 
     formula: Formula
     model: MixedModel | MultilevelModel
+    asked: str = ""  # whether an offset is meant to be a logarithm
 
     def __repr__(self) -> str:
         return f"TableModel({self.formula.formula!r}, {len(self.formula.y)} rows)"
@@ -212,12 +239,16 @@ class TableModel(NamedTuple):
             InputError: as `torchngvi.MixedModel.fit`.
         """
         made = self.formula
-        if isinstance(self.model, MixedModel):
+        try:
+            result = self.model.fit(**settings)
+        except InputError as error:
+            raise InputError(f"{error} {self.asked}") from error if self.asked else error
+        if isinstance(result, MixedResult):
             labels = [str(level) for level in made.levels]
-            return self.model.fit(**settings).named(made.fixed, made.random, labels, made.of, made.factor)
+            return result.named(made.fixed, made.random, labels, made.of, made.factor)
         random = {name: grouping.random for name, grouping in made.groupings.items()}
         groups = {name: [str(level) for level in grouping.levels] for name, grouping in made.groupings.items()}
-        return self.model.fit(**settings).named(made.fixed, random, groups, made.of)
+        return result.named(made.fixed, random, groups, made.of)
 
 
 def mixed(
@@ -264,6 +295,8 @@ def mixed(
         raise InputError(f"prior is a torchngvi.models.MixedPrior, or None; got {type(prior).__name__}.")
     made = Formula(formula, frame)
     _check_varying(made)
+    for note in (*made.notes, *_of_groups(made)):
+        warnings.warn(f"{note[0].upper()}{note[1:]}.", stacklevel=2)
     if isinstance(weights, str):
         complete(frame, [weights], "weights")
         weights = frame[weights].to_numpy()
@@ -273,7 +306,34 @@ def mixed(
     effects = rows.random if isinstance(rows, SeveralRows) else one
     X = torch.as_tensor(rows.X, dtype=torch.float64)
     model = MixedModel(X, made.y, effects, family, prior=prior, weights=weights, offset=rows.offset)
-    return TableModel(made, model)
+    model.column_names = tuple(made.fixed)
+    asked = _of_exposure(made, model)
+    if asked:
+        warnings.warn(asked, stacklevel=2)
+    return TableModel(made, model, asked)
+
+
+def _of_exposure(made: Formula, model: MixedModel | MultilevelModel) -> str:
+    """The question whether an offset is meant to be a logarithm, where counts have a logarithmic link."""
+    name = table_checks.offset_alone(made.formula)
+    if name is None or name not in made.table or not isinstance(model.rows.likelihood, PoissonLog | NegativeBinomial):
+        return ""
+    return table_checks.of_exposure(name, made.table[name].to_numpy(), made.y, f"offset(log({name}))") or ""
+
+
+def _of_groups(made: Formula) -> list[str]:
+    """Notes of grouping factors whose groups are categories of the fixed effects too."""
+    fixed = {"".join(name.split()) for name in made.common_names}
+    found = []
+    for grouping in made.groupings.values():
+        factor = grouping.block.factor
+        categories = len(grouping.block.keys) == 1 and not is_number(made.table[grouping.block.keys[0]])
+        if "Intercept" in grouping.random and (f"C({factor})" in fixed or (categories and factor in fixed)):
+            found.append(
+                f"{factor} is both a fixed effect and a grouping factor: its levels explain all that (1 | {factor}) "
+                "could, and the priors alone part the two. Leave one of them out"
+            )
+    return found
 
 
 def _check_varying(made: Formula) -> None:

@@ -35,8 +35,10 @@ def examined(result: FitResult, q: Gaussian, problem: Problem) -> FitResult:
 
 
 def sentence(result: FitResult, proposal: Proposal) -> str:
-    """What the line says: words, the worst coefficient, and k-hat of q with its effective draws beside it."""
-    return f"{result.approximation} k-hat of q: {proposal}." + ("" if result.converged else " (Before convergence.)")
+    """What the line says: the word and what to do; k-hat of q only where no verdict was reached, which has it too."""
+    known = result.examination is not None
+    said = result.approximation if known else f"{result.approximation} k-hat of q: {proposal}."
+    return said + ("" if result.converged else " (Before convergence.)")
 
 
 def numbers(verdict: Verdict | None) -> dict[str, Any]:

@@ -151,6 +151,11 @@ class Settings:
         return self.posterior in POSTERIORS and self.method in METHODS
 
     @property
+    def by_usual_steps(self) -> bool:
+        """Whether the steps are the usual ones of `torchngvi.fit`, which begin at the mode or on some of the rows."""
+        return self.method == "vn" and self.lr is None
+
+    @property
     def folder(self) -> Path:
         """The folder of the results: ``out``, or runs/<name of the data>."""
         name = Path(self.data).name.split(".")[0]

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from torchngvi.adapters.table_checks import COMMAND, as_levels, as_numbers, is_number, of_levels, refuse
 from torchngvi.app.memory import Budget
 from torchngvi.errors import InputError
 from torchngvi.messages import SHOWN, hint, listed
 
 Array = np.ndarray[Any, Any]
-
-MOST_LEVELS = 50  # of a column of texts
 
 
 class Column(NamedTuple):
@@ -75,8 +74,7 @@ class Encoding:
             InputError: texts among numbers, or a level that was not there when the encoding was learned.
         """
         numbers = [column.name for column in self.columns if not column.levels]
-        for name in numbers:
-            _refuse_texts(frame[name])
+        frame = as_numbers(frame, numbers)
         parts = [frame[numbers].to_numpy(dtype=np.float64)]
         for column in self.categories:
             entries = as_levels(frame[column.name]).fillna(column.usual)
@@ -95,7 +93,7 @@ def learned(features: pd.DataFrame, categorical: Iterable[str], budget: Budget) 
     """The encoding of a table: texts are categories, and so are columns that are named as such.
 
     Args:
-        features: the columns that predict, without missing names.
+        features: the columns that predict, whose cells `torchngvi.adapters.table_checks.cleaned` has looked at.
         categorical: columns of numbers that are categories.
         budget: the memory that the run may take.
 
@@ -103,58 +101,36 @@ def learned(features: pd.DataFrame, categorical: Iterable[str], budget: Budget) 
         The encoding.
 
     Raises:
-        InputError: a column that is neither, or one that the table lacks; too little memory.
+        InputError: too many levels, or too little memory.
     """
     categorical = set(categorical)
-    columns = []
+    columns, faults = [], []
     for name in features.columns:
         if is_number(features[name]) and name not in categorical:
             columns.append(Column(name))
-        else:
-            counts = as_levels(features[name]).value_counts(sort=False)  # without missing entries
-            columns.append(category(name, counts.to_dict(), chosen=name in categorical))
+            continue
+        counts = as_levels(features[name]).value_counts(sort=False)  # without missing entries
+        faults += of_levels(name, len(counts), COMMAND, chosen=name in categorical)
+        columns.append(category(name, counts.to_dict()))
+    refuse(faults)
     width = sum(max(1, len(column.levels) - 1) for column in columns)
     budget.require("the table", len(features), width)
     return Encoding(tuple(columns))
 
 
-def category(name: str, counts: Mapping[str, int], *, chosen: bool) -> Column:
-    """The levels of a column, after a check that it looks like one of categories.
+def category(name: str, counts: Mapping[str, int]) -> Column:
+    """The levels of a column of categories.
 
     Args:
         name: of the column.
         counts: its entries as `as_levels` gives them, in the order in which they came, and how often each is there.
-        chosen: whether it was named as one of categories.
 
     Returns:
         The column.
 
-    Raises:
-        InputError: numbers except for a few texts, or too many levels.
-
-    >>> category("ward", {"B": 2, "A": 1}, chosen=False)
+    >>> category("ward", {"B": 2, "A": 1})
     Column(name='ward', levels=('A', 'B'), usual='B')
     """
-    numeric = pd.to_numeric(pd.Series(list(counts), dtype=object), errors="coerce").notna()
-    texts = [level for level, number in zip(counts, numeric, strict=True) if not number]
-    rows, bad = sum(counts.values()), sum(counts[level] for level in texts)
-    if not chosen and 0 < bad < 0.5 * rows:
-        raise InputError(
-            f"column {name!r} is numbers except for {bad} of {rows} rows, the first {texts[0]!r}. "
-            f"Mend them, leave the column out (--drop {quote(name)}), or take it as categories "
-            f"(--categorical {quote(name)})."
-        )
-    if len(counts) > MOST_LEVELS and chosen:
-        raise InputError(
-            f"column {name!r} has {len(counts)} different values, more than the {MOST_LEVELS} of a category at most. "
-            f"Leave it out (--drop {quote(name)}), or model it as groups that are alike, "
-            f'--formula "... + (1 | {name})".'
-        )
-    if len(counts) > MOST_LEVELS:
-        raise InputError(
-            f"text column {name!r} has {len(counts)} different values, more than {MOST_LEVELS}: it looks like names "
-            f"or dates, not categories. Leave it out (--drop {quote(name)})."
-        )
     levels = sorted(counts, key=_in_order)
     return Column(name, tuple(levels), max(levels, key=lambda level: counts[level]))
 
@@ -165,38 +141,26 @@ def _in_order(level: str) -> tuple[float, str]:
     return (np.inf if pd.isna(number) else float(number), level)
 
 
-def as_levels(column: pd.Series) -> pd.Series:
-    """The entries as texts, equal numbers alike however they were written; missing ones stay so.
+def check_baselines(encoding: Encoding | None, intercept: bool) -> None:
+    """Check that there is an intercept where levels are relative to a baseline, whose predictor is 0 otherwise.
 
-    >>> as_levels(pd.Series([1.0, 2.5])).tolist()
-    ['1', '2.5']
+    Args:
+        encoding: of the table; None for a file without texts.
+        intercept: whether there is one.
+
+    Raises:
+        InputError: categories without an intercept.
     """
-    if is_number(column) and not pd.api.types.is_bool_dtype(column):
-        texts = column.map(lambda value: f"{value:.15g}")
-    else:
-        texts = column.astype(str).str.strip()
-    return texts.astype(object).where(column.notna(), None)
-
-
-def is_number(column: pd.Series) -> bool:
-    """Whether a column holds numbers, or truth values, which count as 0 and 1.
-
-    >>> is_number(pd.Series([True])), is_number(pd.Series(["a"]))
-    (True, False)
-    """
-    return bool(pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
-
-
-def _refuse_texts(column: pd.Series) -> None:
-    if is_number(column) or column.isna().all():
+    categories = () if encoding is None else encoding.categories
+    if intercept or not categories:
         return
-    numbers = pd.to_numeric(column, errors="coerce")
-    bad = column[numbers.isna() & column.notna()]
-    if len(bad):
-        raise InputError(
-            f"column {column.name!r} held numbers when the model was fitted; got texts such as {bad.iloc[0]!r} in "
-            f"{len(bad)} of {len(column)} rows. Correct those rows."
-        )
+    first = categories[0]
+    raise InputError(
+        f"{listed([column.name for column in categories])} has levels that are relative to a baseline, and without an "
+        f"intercept there is nothing that says where the baseline lies: rows of {first.name} = {first.baseline} would "
+        "have the predictor 0. Leave --no-intercept out (of a formula the 0), or put a column of 0 and 1 for each "
+        "level into the table."
+    )
 
 
 def check_columns(

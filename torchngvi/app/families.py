@@ -17,7 +17,7 @@ from torchngvi.models import GeneralizedLinear
 from torchngvi.models import likelihoods as library
 from torchngvi.models.likelihoods import Likelihood, NegativeBinomial, StudentT
 from torchngvi.models.scale_priors import HalfT
-from torchngvi.models.standardize import WIDTH, location_and_unit
+from torchngvi.models.standardize import WIDTH, Standardization, location_and_unit
 from torchngvi.posteriors.gaussian import Gaussian
 
 FAMILIES: dict[str, type[Likelihood]] = {
@@ -189,7 +189,10 @@ def _prior(model: GeneralizedLinear) -> tuple[HalfT, float, str]:
     """The prior of s, the power of the parameter that s is, and both in words."""
     if not isinstance(model.likelihood, StudentT):
         return HalfT(_PRIOR_DOF, 1.0), -0.5, f"1/sqrt(dispersion) ~ half-t({_PRIOR_DOF:g}, 1)"
-    scale = WIDTH * location_and_unit(model.y, model.likelihood.link, model.offset, model.weights)[1]
+    size = model.X.abs().amax(0)  # by which a full set of indicators is one again
+    through_0 = Standardization.of(model.X / torch.where(size > 0, size, 1.0), model.weights).constant is None
+    unit = location_and_unit(model.y, model.likelihood.link, model.offset, model.weights, through_0=through_0)[1]
+    scale = WIDTH * unit
     return HalfT(_PRIOR_DOF, scale), 1.0, f"scale ~ half-t({_PRIOR_DOF:g}, {scale:.4g})"
 
 

@@ -5,10 +5,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
 from rich.console import Group
+from rich.text import Text
 
 from torchngvi.app import figures, report
 from torchngvi.app.config import Settings, to_dict, to_toml
@@ -171,7 +173,19 @@ def show(
         ("written to", f"{folder}/" if folder else "no folder"),
     ]
     good = result.converged and not found.warnings
-    report.show(_table(found), report.summary_block(_title(found), lines, good=good))
+    report.show(*_classes(found), _table(found), report.summary_block(_title(found), lines, good=good))
+
+
+def _classes(found: Findings) -> list[Text]:
+    """Which class is predicted: the first line of a result with classes."""
+    if found.columns.classes is None:
+        return []
+    failure, success = found.columns.classes
+    if found.settings.success:
+        return [Text(f"Predicted is {success!r} against {failure!r}.")]
+    order = "" if found.encoding is None or found.settings.target is None else ", the class that sorts last"
+    turned = f"--positive {quote(failure)} predicts the other"
+    return [Text(f"Predicted is {success!r} against {failure!r}{order}; {turned}.")]
 
 
 def _table(found: Findings) -> Group:

@@ -169,7 +169,9 @@ def _add_experiments(commands: Any) -> None:
         help="vn srvn bwgd=1e-3; without =LR steps are found by trial",
     )
     compare.add_argument("--target", metavar="COLUMN", help="the column to predict")
-    compare.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
+    compare.add_argument(
+        "--success", "--positive", dest="success", metavar="CLASS", help="the class to predict, against all others"
+    )
     compare.add_argument(
         "--likelihood", "--family", dest="family", metavar="FAMILY", help="as for fit (bernoulli_logit)"
     )
@@ -205,7 +207,13 @@ def _add_data_flags(group: Any) -> None:
         "--batch-rows", type=int, metavar="N", help="rows of csv, tsv or Parquet files in memory at once (100000)"
     )
     group.add_argument("--target", metavar="COLUMN", help="the column to predict")
-    group.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
+    group.add_argument(
+        "--success",
+        "--positive",
+        dest="success",
+        metavar="CLASS",
+        help="the class to predict, against all others (of two the one that sorts last)",
+    )
     group.add_argument("--weights", metavar="COLUMN", help="row weights")
     group.add_argument("--offset", metavar="COLUMN", help="added to the linear predictor")
     group.add_argument("--drop", metavar="COLUMN", nargs="+", action=_Several, help="columns to leave out")

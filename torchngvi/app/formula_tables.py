@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from torchngvi.adapters.table_checks import is_number
 from torchngvi.adapters.terms import FormulaColumns
 from torchngvi.app.contents import Content
-from torchngvi.app.encoding import is_number
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
 

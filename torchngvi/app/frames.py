@@ -6,10 +6,10 @@ from pathlib import Path
 import pandas as pd
 
 from torchngvi.adapters.files.reader import found
+from torchngvi.adapters.table_checks import check_names, check_rows, without_unnamed
 from torchngvi.app.readers import (
     DELIMITED,
     ending,
-    names_of,
     parsed,
     readable,
     readable_parquet,
@@ -67,9 +67,12 @@ class Frames:
 
 
 def _of_text(path: Path, rows: int) -> Iterator[pd.DataFrame]:
-    with readable(path), parsed(path, text_dialect(path), chunksize=rows) as frames:
+    how = text_dialect(path)
+    with readable(path), parsed(path, how, chunksize=rows) as frames:
         for frame in frames:
-            frame.columns = names_of(frame)
+            check_rows(frame, how, repr(str(path)))
+            frame, _ = without_unnamed(frame)
+            frame.columns = check_names(frame.columns)
             yield frame
 
 

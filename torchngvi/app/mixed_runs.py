@@ -1,6 +1,7 @@
 """`torchngvi fit --formula`: a mixed model of a table, with its answers printed and written into a folder."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from torchngvi.adapters import table_checks
 from torchngvi.adapters.formula import Formula, mixed
+from torchngvi.adapters.table_checks import FORMULA
 from torchngvi.adapters.terms import FormulaColumns
 from torchngvi.app import counts, formula_tables, mixed_scores, saved_formula
-from torchngvi.app.columns import numbers
+from torchngvi.app.columns import Read, numbers
 from torchngvi.app.config import family_of, file_name, impute_of, seed_of
 from torchngvi.app.findings import HeldOut, held_out_line, held_out_numbers
 from torchngvi.app.formula_tables import Filling
@@ -53,10 +56,16 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
     path, seed = table_of(flags), seed_of(flags.get("seed", 0))
     folder = OutputFolder(flags.get("out", f"runs/{path.name.partition('.')[0]}"), overwrite=overwrite)
     family, weights = family_of(flags.get("family", "gaussian")), flags.get("weights")
-    whole, notes = read_columns(path)
+    columns = FormulaColumns.of(flags["formula"])
+    read = read_columns(path)
+    whole, notes = _looked_at(flags["formula"], columns, read)
     train, test = mixed_scores.parted(whole, float(flags.get("test_fraction", 0.0)), seed)
     frame, fill, more = _prepared(train, flags["formula"], impute_of(flags.get("impute")) is not None, weights)
-    model = mixed(flags["formula"], frame, family, weights=weights)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = mixed(flags["formula"], frame, family, weights=weights)
+    said = {note.lower().rstrip(".") for note in notes}
+    more += tuple(text for w in caught if (text := str(w.message)).lower().rstrip(".") not in said)
     result = model.fit(seed=seed, progress=flags.get("progress", True))
     more += baselines(frame, FormulaColumns.of(flags["formula"]).predictors, result.summary().fixed.names)
     held_out = _held_out(model.formula, result, frame, _filled(test, flags["formula"], fill, weights), weights)
@@ -65,15 +74,25 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
     for note in (*notes, *more):
         print(f"note: {note}")
     unsaid = () if "family" in flags else counts.not_gaussian(frame, model.formula.response)
-    warnings = (*too_few_rows(len(model.formula.y), None), *unsaid, *counts.overdispersed(result))
-    for warning in warnings:
+    cautions = (*too_few_rows(len(model.formula.y), None), *unsaid, *counts.overdispersed(result))
+    for warning in cautions:
         print(f"warning: {warning}")
-    told = {"notes": [*notes, *more], "warnings": list(warnings), **held_out_numbers(held_out)}
+    told = {"notes": [*notes, *more], "warnings": list(cautions), **held_out_numbers(held_out)}
     with folder.writing() as place:
         _write(place, flags["formula"], result, told)
         write_content(place, saved_formula.content(model.formula, result, fill, dict(flags)))
     print(f"written to {folder.path}/; for new rows: torchngvi predict {folder.path} NEW.csv")
     return result
+
+
+def _looked_at(formula: str, columns: FormulaColumns, read: Read) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The table with numbers where cells stand for numbers, and notes of it."""
+    table_checks.check_there(read.frame, [*columns.predictors, *columns.response, *columns.groups])
+    door = FORMULA._replace(keeps_texts=False)
+    response, predictors = columns.response, columns.predictors
+    found = table_checks.of_formula(formula, read.frame, response, predictors, door, comma=read.comma, zeros=read.zeros)
+    table_checks.refuse(found.faults)
+    return found.frame, (*read.notes, *found.notes)
 
 
 def table_of(flags: Mapping[str, Any]) -> Path:

@@ -48,6 +48,7 @@ PARAMETERS = {
 REAL = ("gaussian", "student_t")  # with the units of the target
 DOF = 4.0  # of student_t
 DISCRETE = ("bernoulli_logit", "bernoulli_probit")  # of two classes
+COUNTS = ("poisson_log", "negative_binomial")  # with the logarithmic link
 AUTO = "auto"  # the prior precision that the data speak for
 DEFAULT = "default"  # the prior in the units of the data
 PRIORS = (DEFAULT, "flat", AUTO)  # words for a prior precision

@@ -41,7 +41,7 @@ def as_regression(flags: Mapping[str, Any]) -> dict[str, Any] | None:
         raise InputError(
             f"{', '.join(others)} cannot be combined with --formula, which says the same. Leave out what it says."
         )
-    frame, _ = read_columns(table_of(flags))
+    frame = read_columns(table_of(flags)).frame
     said = _said(formula, terms, frame)
     used = {said["target"], flags.get("weights"), *said.pop("predictors"), said.get("offset")}
     drop = [name for name in frame.columns if name not in used]

@@ -18,6 +18,7 @@ from torchngvi.app.readers import read_columns
 from torchngvi.app.saved import load
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import remove_left, write_whole
+from torchngvi.messages import shown
 
 _SHOWN = 10  # rows
 
@@ -45,7 +46,7 @@ def run(folder: str, table: str, drop: Sequence[str], out: str | None, overwrite
     to = Path(file_name("out", out)) if out else Path(folder) / f"predictions-{path.name.split('.')[0]}.csv"
     if to.exists() and not overwrite:
         raise InputError(f"{str(to)!r} is there already. Say --overwrite to replace it, or name another file (--out).")
-    frame, _ = read_columns(path)
+    frame = read_columns(path).frame
     lacking = [name for name in drop if name not in frame]
     if lacking:
         raise InputError(f"drop column {lacking[0]!r} is not in {str(path)!r}. Leave it out.")
@@ -76,6 +77,6 @@ def _table(found: pd.DataFrame, title: str) -> Group:
     for name in found.columns:
         table.add_column(name, justify="left" if name == "class" else "right")
     for row in found.head(_SHOWN).itertuples(index=False):
-        table.add_row(*(Text(f"{value:.4g}" if isinstance(value, float) else str(value)) for value in row))
+        table.add_row(*(Text(shown(value) if isinstance(value, float) else str(value)) for value in row))
     more = f", the first {_SHOWN} of {len(found)} rows" if len(found) > _SHOWN else ""
     return Group(Text(f"{title}{more}", style="bold"), table)

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from torchngvi import registry
+from torchngvi.adapters import table_checks
 from torchngvi.app import design, devices, families, memory, tables, varying
 from torchngvi.app.columns import Array, Table
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared, Rows
-from torchngvi.app.encoding import Encoding
-from torchngvi.app.names import AUTO, DEFAULT, REAL
+from torchngvi.app.encoding import Encoding, check_baselines
+from torchngvi.app.names import AUTO, COUNTS, DEFAULT, REAL
 from torchngvi.app.outputs import OutputFolder
 from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
@@ -94,6 +95,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         impute=settings.impute is not None,
         budget=memory.Budget(settings.posterior, settings.structure, trial),
     )
+    check_baselines(table.encoding, settings.intercept)
     out = OutputFolder(settings.folder, overwrite=overwrite)  # named after the data, which are wrong more often
     y, classes = design.coded_target(table, classes=settings.has_classes, success=settings.success)
     _check_rows(settings, table, y)
@@ -133,6 +135,10 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
     notes = (*table.notes, *varying.in_training(data, table.encoding), *notes)
+    if settings.offset is not None and table.offset is not None and settings.family in COUNTS:
+        of_log = table_checks.of_exposure(settings.offset, table.offset, y, f"the logarithm of {settings.offset}")
+        warnings += (of_log,) if of_log else ()
+    warnings += varying.copies(data)
     end = tolerance(settings)
     return Problem(settings, data, model, q, optimizer, end, notes, out, table.encoding, warnings, at_limit)
 
@@ -254,7 +260,7 @@ def prior(settings: Settings, units: Standardization, mean_square: float, target
     """
     word = settings.prior_word
     if word is not None:
-        location, unit = targets.location_and_unit(link_of(settings.family))
+        location, unit = targets.location_and_unit(link_of(settings.family), through_0=units.constant is None)
         return named_prior(DEFAULT if word == AUTO else word, location, unit, units, settings.intercept_sd)
     unit = math.sqrt(mean_square) if settings.family in REAL and mean_square > 0 else 1.0
     precision = torch.full_like(units.scales, float(settings.prior_precision or 0.0))

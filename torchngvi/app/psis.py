@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchngvi.diagnostics.psis import hidden, smoothed
+from torchngvi.diagnostics.psis import smoothed
 from torchngvi.diagnostics.verdict import Verdict
 
 _GOOD = 0.5  # k̂ below which q is close to the exact posterior
@@ -15,10 +15,8 @@ _ENOUGH = 1000  # draws from which k̂ is known to better than ± 0.2
 class Proposal(NamedTuple):
     """What Pareto-smoothed importance weights say of draws from q.
 
-    Where nearly all weights are equal, k̂ is that of the few others, as in `torchngvi.diagnostics.psis.worth`.
-
     >>> print(Proposal(0.6, 511.6, 512))
-    0.60, worth 512 of 512 draws, all but a few of equal weight, and these may hide more
+    0.60, worth 512 of 512 draws
     """
 
     k_hat: float
@@ -28,8 +26,7 @@ class Proposal(NamedTuple):
     def __str__(self) -> str:
         if math.isnan(self.k_hat):
             return "not available (the log joint is not finite at some draws of q)"
-        text = f"{self.k_hat:.2f}, worth {self.effective:.0f} of {self.draws} draws"
-        return text if self.k_hat < _GOOD else text + hidden(self.effective, self.draws)
+        return f"{self.k_hat:.2f}, worth {self.effective:.0f} of {self.draws} draws"
 
 
 def proposal(

@@ -9,6 +9,8 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,19 @@ import numpy as np
 import pandas as pd
 from sklearn import datasets
 
+from torchngvi.adapters.table_checks import (
+    ZERO,
+    Dialect,
+    check_names,
+    dialect,
+    led_by_zeros,
+    of_unusable,
+    refuse,
+    settled,
+    without_unnamed,
+)
 from torchngvi.app import memory
-from torchngvi.app.columns import Array, Table, kept, refuse_unusable
-from torchngvi.app.dialects import Dialect, dialect
+from torchngvi.app.columns import Array, Read, Table, kept
 from torchngvi.app.memory import Budget
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
@@ -32,11 +44,12 @@ def _opened(path: Path) -> Any:
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def _require_memory_for_text(path: Path, separator: str) -> None:
+def _require_memory_for_text(path: Path, separator: str) -> bool:
     """Go through a file piece by piece, as far as memory would suffice to read it whole; a few bytes may unpack to any
-    number.
+    number. Say whether a zero leads some cell.
     """
     need, size, separators, lines, header, free = 0, 0, 0, 0, 0, memory.available()
+    zero = False
     mark = separator.encode()
     with _opened(path) as file:
         while need <= free and (chunk := file.read(_CHUNK)):
@@ -44,8 +57,10 @@ def _require_memory_for_text(path: Path, separator: str) -> None:
             header += 0 if lines else chunk.split(b"\n", 1)[0].count(mark)
             separators += chunk.count(mark)
             lines += chunk.count(b"\n")
+            zero = zero or ZERO.search(chunk) is not None
             need = memory.of_text(size, separators + lines, header)
     memory.require(need, f"reading {str(path)!r}, {size} bytes of text or more,", "Use a smaller file.")
+    return zero
 
 
 def ending(path: Path) -> str:
@@ -57,7 +72,7 @@ def ending(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def read_delimited(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def read_delimited(path: Path) -> Read:
     """Read a table of text; spaces around the names of its columns are dropped.
 
     Its separator is found (a comma, a semicolon, a tab or a bar), and so are decimal commas, and whether it is in UTF-8
@@ -67,43 +82,34 @@ def read_delimited(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
         path: a csv or tsv file, perhaps with .gz.
 
     Returns:
-        The table, and notes on what is unusual about it.
+        The table, and what is unusual about it.
 
     Raises:
-        InputError: no table, no column names, too little memory.
+        InputError: no table, no column names, two of the same name, rows with more fields than names, too little
+            memory.
     """
     with readable(path):
         found = text_dialect(path)
-        _require_memory_for_text(path, found.separator)
+        zero = _require_memory_for_text(path, found.separator)
         try:
             frame = parsed(path, found)
         except UnicodeDecodeError:  # beyond what was looked at
             found = found._replace(encoding="cp1252")
             frame = parsed(path, found)
-    frame.columns = names_of(frame)
-    return frame, text_notes(path, found)
-
-
-def names_of(frame: pd.DataFrame) -> list[str]:
-    """The names of the columns as texts, without spaces around them; two that are the same are refused.
-
-    >>> names_of(pd.DataFrame({"age ": [1], 2: [1]}))
-    ['age', '2']
-    """
-    names = frame.columns.astype(str).str.strip()
-    if names.has_duplicates:
-        twice = names[names.duplicated()][0]
-        raise InputError(
-            f"two columns of the table are named {twice!r}, without the spaces around their names. Rename one of them."
-        )
-    return list(names)
+        frame = settled(frame, found, partial(parsed, path, found), repr(str(path)))
+        zeros = led_by_zeros(frame, partial(parsed, path, found)) if zero else ()
+    frame, notes = without_unnamed(frame)
+    frame.columns = check_names(frame.columns)
+    comma = found.separator == ";" or found.decimal == ","
+    return Read(frame, (*text_notes(path, found), *notes), tuple(name.strip() for name in zeros), comma)
 
 
 def text_dialect(path: Path) -> Dialect:
     """How a table of text is written, found from its first lines."""
     with readable(path), _opened(path) as file:
         start = file.read(_START) + file.readline() + file.readline()  # whole lines, of a wide table two
-    if b"\0" in start[:4096]:
+        start += b"\0" * (start[:2] == b"\xff\xfe" and len(start) % 2)  # the second byte of a line's end
+    if b"\0" in start[:4096] and start[:2] not in (b"\xff\xfe", b"\xfe\xff"):
         raise InputError(f"{str(path)!r} is no table of text: it holds binary data. Save it as csv.")
     return dialect(start, DELIMITED.get(ending(path), ","), str(path))
 
@@ -122,13 +128,14 @@ def readable(path: Path) -> Iterator[None]:
         raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{str(path)!r} is no table of text in UTF-8 or Latin-1 ({error}). Save it as csv in UTF-8."
+            f"{str(path)!r} is no table of text in UTF-8 or Latin-1 ({error}), perhaps in Mac Roman. Save it as "
+            "csv in UTF-8."
         ) from error
     except (pd.errors.ParserError, OSError, EOFError, zlib.error) as error:
         raise InputError(f"{str(path)!r} cannot be read as a table: {str(error).strip()}.") from error
 
 
-def parsed(path: Path, found: Dialect, **options: int) -> Any:
+def parsed(path: Path, found: Dialect, **options: Any) -> Any:
     """A table of text that is written in this way, or with ``chunksize`` a reader of its batches."""
     return pd.read_csv(
         path,
@@ -136,6 +143,7 @@ def parsed(path: Path, found: Dialect, **options: int) -> Any:
         sep=found.separator,
         decimal=found.decimal,
         encoding=found.encoding,
+        skiprows=found.skip,
         skipinitialspace=True,
         low_memory=False,
     )
@@ -175,21 +183,23 @@ def readable_parquet(path: Path) -> Iterator[None]:
 
 
 def without_nullable(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with names that are texts, and with numbers that may be missing as float64."""
-    frame.columns = names_of(frame)
+    """The frame with names that are texts, and with numbers that may be missing, and decimal ones, as float64."""
+    frame.columns = check_names(frame.columns)
     nullable = [name for name in frame.columns if pd.api.types.is_extension_array_dtype(frame[name].dtype)]
     numbers = [name for name in nullable if pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    objects = [name for name in frame.columns if frame[name].dtype == object]
+    numbers += [name for name in objects if isinstance(next(iter(frame[name].dropna()), None), Decimal)]
     return frame.astype(dict.fromkeys(numbers, np.float64))
 
 
-def read_columns(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def read_columns(path: Path) -> Read:
     """Read a table with named columns: csv, tsv or parquet.
 
     Args:
         path: the file.
 
     Returns:
-        The table, and notes on what is unusual about it.
+        The table, and what is unusual about it.
 
     Raises:
         InputError: no such file, or not readable.
@@ -197,7 +207,7 @@ def read_columns(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}. Check the path.")
     if ending(path) == ".parquet":
-        return read_parquet(path), ()
+        return Read(*without_unnamed(read_parquet(path)))
     if ending(path) not in DELIMITED:
         raise InputError(f"a table of named columns is a csv, tsv or parquet file; got {str(path)!r}. Save it as csv.")
     return read_delimited(path)
@@ -242,7 +252,7 @@ def read_svmlight(
     budget.require(repr(str(path)), *X.shape)
     names = tuple(f"x{index + 1}" for index in range(X.shape[1]))
     table = Table(X.toarray(), y, names, "target")
-    refuse_unusable({**dict(zip(names, table.X.T, strict=True)), "target": y}, None)
+    refuse(of_unusable({**dict(zip(names, table.X.T, strict=True)), "target": y}, None))
     return table
 
 
@@ -333,7 +343,7 @@ def read_npz(
     )
     named = {"target": keys["y"], **{role: keys[role] for role in extra}}
     used = {**dict(zip(table.names, table.X.T, strict=True)), keys["y"]: y}
-    refuse_unusable({**used, **{keys[role]: column for role, column in extra.items()}}, named, impute=impute)
+    refuse(of_unusable({**used, **{keys[role]: column for role, column in extra.items()}}, named, impute=impute))
     return table
 
 

@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from torchngvi.messages import shown
+
 Z95 = 1.959963984540054  # half width of the central 95% of N(0, 1)
 _MOST_ROWS = 60
 _FILE_WIDTH = 120  # columns
@@ -80,8 +82,8 @@ def coefficient_table(
     Returns:
         A group of rich, to be printed by `show`.
     """
-    shown = most_certain(rows, _MOST_ROWS)
-    title = "Coefficients" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} coefficients, clearest signs"
+    kept = most_certain(rows, _MOST_ROWS)
+    title = "Coefficients" if len(kept) == len(rows) else f"{len(kept)} of {len(rows)} coefficients, clearest signs"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("column", overflow="fold", max_width=32)
     for heading in ("per unit", "sd", "2.5%", "97.5%", *((ratio, "2.5%", "97.5%") if ratio else ())):
@@ -89,11 +91,11 @@ def coefficient_table(
     if standardized:
         table.add_column("per sd", justify="right")
     scaled = {row.name: row.mean for row in standardized}
-    for row in shown:
+    for row in kept:
         cells = [*row[1:], *(exponential(x) for x in (row.mean, row.low, row.high) if ratio)]
-        texts = [_number(value) for value in cells]
+        texts = [shown(value) for value in cells]
         if standardized:
-            texts.append(_number(scaled[row.name]))
+            texts.append(shown(scaled[row.name]))
         table.add_row(Text(row.name), *texts, style="bold" if row.low > 0 or row.high < 0 else "")
     return Group(Text(title, style="bold"), table)
 
@@ -105,16 +107,6 @@ def exponential(x: float) -> float:
     (1.0, inf)
     """
     return math.exp(x) if x < 709.0 else math.inf
-
-
-def _number(value: float) -> str:
-    """Three or more significant digits, without an exponent where it can be read."""
-    size = abs(value)
-    if math.isinf(size):
-        return "beyond 1e308"
-    if size >= 1e5 or 0 < size < 1e-4:
-        return f"{value:.2e}"
-    return f"{value:.{0 if size >= 1e4 else 1 if size >= 1e3 else 2 if size >= 100 else 3}f}"
 
 
 def summary_block(title: str, lines: Sequence[tuple[str, str]], *, good: bool) -> Panel:

@@ -134,7 +134,7 @@ def _fitted(problem: Problem) -> FitResult:
         return fit(
             q,
             problem.model,
-            problem.optimizer,
+            None if settings.by_usual_steps else problem.optimizer,
             tolerance=problem.tolerance,
             max_evaluations=settings.max_evaluations,
             progress=settings.progress,

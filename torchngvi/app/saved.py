@@ -14,10 +14,11 @@ from torch import Tensor
 
 from torchngvi import registry
 from torchngvi.adapters.arviz import Predicted, drawn, exported
-from torchngvi.app.columns import numbers, refuse_unusable
+from torchngvi.adapters.table_checks import is_number, of_unusable, refuse
+from torchngvi.app.columns import numbers
 from torchngvi.app.config import Settings
 from torchngvi.app.contents import Content, settings_of
-from torchngvi.app.encoding import Array, Column, Encoding, check_columns, is_number
+from torchngvi.app.encoding import Array, Column, Encoding, check_columns
 from torchngvi.app.intervals import outcome_interval
 from torchngvi.app.outputs import POSTERIOR, file_of, read_run
 from torchngvi.app.report import Z95
@@ -180,7 +181,7 @@ class Fitted:
         frame = frame.rename(columns=str)
         _refuse_missing(frame, self.columns if s.impute is None else self.columns[len(self.encoding.columns) :], name)
         raw = self.encoding.design(frame)
-        refuse_unusable(dict(zip(self.encoding.names, raw.T, strict=True)), {}, impute=s.impute is not None)
+        refuse(of_unusable(dict(zip(self.encoding.names, raw.T, strict=True)), {}, impute=s.impute is not None))
         if s.intercept:
             raw = np.column_stack([np.ones(len(raw)), raw])
         X = self.units.standardize(torch.from_numpy(np.where(np.isnan(raw), self.fill, raw))).numpy()
@@ -332,7 +333,7 @@ def _column(values: Content, name: str, column: Any) -> Column:
     levels, usual = tuple(column[1]), column[2]
     values.require(
         all(isinstance(level, str) for level in levels)
-        and len(set(levels)) == len(levels) != 1
+        and len(set(levels)) == len(levels)
         and isinstance(usual, str)
         and usual in (levels or ("",)),
         name,

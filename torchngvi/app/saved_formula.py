@@ -230,7 +230,7 @@ def read(values: Content) -> FittedFormula:
     names = sorted({name for some in formula.columns for name in some})
     values.require(sorted(table.columns) == names, "table", f"the columns that the formula names, {listed(names)}")
     likelihood = values.likelihood(family)
-    y = likelihood.checked(torch.tensor(formula.y, dtype=torch.float64))
+    likelihood.checked(torch.tensor(formula.y, dtype=torch.float64))
     fixed = values.tensor("fixed", (None, len(formula.fixed)))
     S, groupings = len(fixed), formula.groupings
     sizes = {name: len(grouping.random) for name, grouping in groupings.items()}
@@ -247,7 +247,7 @@ def read(values: Content) -> FittedFormula:
     fill = values.take("fill", dict)
     right = all(type(value) in (int, float, str, bool) and value == value for value in fill.values())  # noqa: PLR0124
     values.require(right and set(fill) <= set(formula.columns.predictors), "fill", "an entry for each predictor")
-    classes = formula_tables.classes_of(formula.formula, y.numpy(), table) if likelihood.discrete else None
+    classes = formula_tables.classes_of(formula.formula, formula.y, table) if likelihood.discrete else None
     return FittedFormula(
         formula, likelihood, fixed, effects, omega, parameter, fill, classes, bool(settings.get("weights"))
     )

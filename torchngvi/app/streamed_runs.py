@@ -70,8 +70,7 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
     )
     q = problems.start(settings, prior, layout.row_norm).to(device)
     assert isinstance(q, Gaussian)
-    usual = settings.method == "vn" and settings.lr is None  # which begins on a part of the rows
-    optimizer = None if usual else registry.method(settings.method, q, settings.lr)
+    optimizer = None if settings.by_usual_steps else registry.method(settings.method, q, settings.lr)
     tolerance = problems.tolerance(settings)
     result = fit(
         q,

@@ -15,11 +15,23 @@ import numpy as np
 import pandas as pd
 import torch
 
-from torchngvi.app.columns import Array, Table, numbers, refuse_unusable
+from torchngvi.adapters.table_checks import (
+    COMMAND,
+    MOST_LEVELS,
+    Look,
+    as_levels,
+    is_number,
+    look_at,
+    of_levels,
+    of_look,
+    of_unusable,
+    refuse,
+)
+from torchngvi.app.columns import Array, Table, numbers
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Columns, coded_target, require_spread
-from torchngvi.app.encoding import MOST_LEVELS, Encoding, as_levels, category, is_number
 from torchngvi.app.encoding import Column as Encoded
+from torchngvi.app.encoding import Encoding, category, check_baselines
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
 from torchngvi.models.likelihoods import link_of
@@ -103,7 +115,8 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     for frame in frames:
         columns = columns if start else roles(frame, settings)
         named = _named(settings)
-        refuse_unusable({name: frame[name].to_numpy() for name in (*columns, *named.values())}, named, fillable=False)
+        used = {name: frame[name].to_numpy() for name in (*columns, *named.values())}
+        refuse(of_unusable(used, named, fillable=False))
         extra = {role: numbers(frame[name], role) for role, name in named.items() if role != "target"}
         held = held_out(start, len(frame), settings)
         if "weights" in extra:
@@ -130,9 +143,11 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     if train == 0:
         raise InputError(f"there are {start} rows, none of them for training. Check the files.")
     coding, classes = _coding(targets, settings)
-    found = (_encoded(name, column, chosen=name in settings.categorical) for name, column in columns.items())
-    encoding = Encoding(tuple(found))
+    chosen = set(settings.categorical)
+    refuse([fault for name, c in columns.items() for fault in _of_categories(name, c, chosen=name in chosen)])
+    encoding = Encoding(tuple(_encoded(name, column) for name, column in columns.items()))
     summary = response.summary(coding)
+    check_baselines(encoding, settings.intercept)
     names, units, norm, same = _standardised(columns, encoding, settings)
     fill = np.full(len(names), np.nan)
     fill[: int(settings.intercept)] = 1.0
@@ -187,11 +202,23 @@ def _add(column: Column, entries: pd.Series, held: Array, weights: Array, *, cho
         )
     column.add(entries, entries[~held], weights)
     if len(column.seen) > MOST_LEVELS:
-        category(str(entries.name), column.seen, chosen=chosen)  # which refuses them
+        refuse(_of_categories(str(entries.name), column, chosen=chosen))
 
 
-def _encoded(name: str, column: Column, *, chosen: bool) -> Encoded:
-    return Encoded(name) if column.numeric else category(name, column.seen, chosen=chosen)
+def _of_categories(name: str, column: Column, *, chosen: bool) -> list[str]:
+    """What is wrong with a column of texts; numbers with separators are not read in batches, each by itself."""
+    if column.numeric:
+        return []
+    look = Look("texts") if chosen else look_at(column.seen)
+    if look.kind == "styled":
+        first = "write them without separators of thousands and with decimal points"
+        return [f"column {name!r} holds numbers such as {look.example!r}. {COMMAND.remedies(name, first)}"]
+    fault = of_look(name, look, COMMAND)
+    return [fault] if fault else of_levels(name, len(column.seen), COMMAND, chosen=chosen)
+
+
+def _encoded(name: str, column: Column) -> Encoded:
+    return Encoded(name) if column.numeric else category(name, column.seen)
 
 
 def _named(settings: Settings) -> dict[str, str]:

@@ -71,9 +71,9 @@ def read_table(
     elif not path.is_file():
         raise InputError(f"data must be a file; {data!r} is a folder. Name one file in it.")
     elif end in DELIMITED or end == ".parquet":
-        frame, notes = read_columns(path)
-        table = from_frame(frame, columns, drop, budget, categorical=categorical, impute=impute)
-        table = replace(table, notes=(*notes, *table.notes))
+        read = read_columns(path)
+        table = from_frame(read.frame, columns, drop, budget, categorical=categorical, impute=impute, read=read)
+        table = replace(table, notes=(*read.notes, *table.notes))
     elif list(categorical):
         raise InputError(f"categorical names columns of a csv, tsv or parquet file; {data!r} is none. Leave it out.")
     elif end in _SVMLIGHT:

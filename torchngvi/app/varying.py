@@ -1,10 +1,14 @@
-"""Columns of a table that are the same in all rows: they tell nothing beside an intercept, and are told by name."""
+"""Columns of a table that tell nothing of their own: the same in all rows, or copies of others, by their names."""
 
 from collections.abc import Sequence
+
+import numpy as np
+import torch
 
 from torchngvi.app.columns import Array
 from torchngvi.app.design import Prepared
 from torchngvi.app.encoding import Encoding
+from torchngvi.diagnostics.dependence import Dependence, dependences, told_dependences
 from torchngvi.messages import listed
 
 
@@ -23,6 +27,24 @@ def in_training(data: Prepared, encoding: Encoding | None) -> tuple[str, ...]:
     alone = [f"{c.name} = {c.levels[0]}" for c in (encoding.categories if encoding else ()) if len(c.levels) == 1]
     notes = (f"the same in all rows, so that there is no column of it: {listed(alone)}",) if alone else ()
     return notes + told(same)
+
+
+def copies(data: Prepared) -> tuple[str, ...]:
+    """Warnings of columns that are others in other units, or sums of multiples of them, in the training rows.
+
+    Args:
+        data: the rows, whose columns are in place.
+
+    Returns:
+        The warnings, or nothing.
+    """
+    place, there = data.units.intercept, ~constant(data.train.X)
+    if place is not None:
+        there[place] = True
+    found = dependences(torch.from_numpy(np.where(there, data.train.X, 0.0)))
+    if place is not None:  # columns may be about their means, where each is a multiple without a constant
+        found = [Dependence(column, tuple({place, *of})) for column, of in found]
+    return told_dependences(data.names, found, place)
 
 
 def told(names: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ the densities of new rows, `compare_estimators` the noise of a gradient; `simula
 of fitting on simulated data.
 """
 
+from torchngvi.diagnostics.allowance import ExaminationSettings
 from torchngvi.diagnostics.calibration import Calibration, simulation_based_calibration
 from torchngvi.diagnostics.certificate import Certificate, certificate
 from torchngvi.diagnostics.confirmation import Confirmed, confirm
@@ -20,6 +21,7 @@ from torchngvi.diagnostics.linear_response import (
     third_order,
     third_order_of_values,
 )
+from torchngvi.diagnostics.marginal import Margin, laplace_margin
 from torchngvi.diagnostics.monte_carlo import Estimate, Extremes, elbo, log_weights
 from torchngvi.diagnostics.power import Power
 from torchngvi.diagnostics.predictive import (
@@ -41,7 +43,9 @@ __all__ = [
     "Estimate",
     "EstimatorComparison",
     "EstimatorRow",
+    "ExaminationSettings",
     "Extremes",
+    "Margin",
     "Power",
     "Residuals",
     "Smoothed",
@@ -57,6 +61,7 @@ __all__ = [
     "examine",
     "holm",
     "k_hat",
+    "laplace_margin",
     "log_expected_likelihood",
     "log_predictive_density",
     "log_weights",

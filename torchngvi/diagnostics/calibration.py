@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_callable, read_count, read_instance, read_names, read_seed, read_size, shown
 from torchngvi.diagnostics.figures import calibration_figure, new_figure
 from torchngvi.diagnostics.power import Power, power
 from torchngvi.diagnostics.simulations import labels_of, takes
@@ -239,10 +240,16 @@ def simulation_based_calibration(
     >>> print(simulation_based_calibration(prior, simulate, fit, runs=50))  # doctest: +ELLIPSIS
     calibration over 50 of 50 simulations: nothing speaks against it in 1 quantity, and so many would find an sd 1.6 ...
     """
-    _check(runs, draws, seed, resume)
-    takes("prior", prior, "generator")
-    takes("simulate", simulate, "theta, generator")
-    quantities = dict(quantities or {})
+    runs = read_count("runs", runs, "counts simulations")
+    draws = read_size("draws", draws, "counts draws of each posterior")
+    seed = read_seed("seed", seed)
+    _check(draws, seed, resume)
+    takes("prior", read_callable("prior", prior, "is a function of a generator that draws θ"), "generator")
+    takes("simulate", read_callable("simulate", simulate, "is a function of θ and a generator"), "theta, generator")
+    read_callable("fit", fit, "is a function of the data that returns a posterior")
+    quantities = _checked_quantities(quantities)
+    if names is not None:
+        names = read_names("names", names, "are those of the coordinates, a list of texts")
     done = resume or Calibration((), torch.zeros(0, 0, dtype=torch.long, device="cpu"), draws, 0, seed)
     labels, ranks, failed, unconverged = done.names, list(done.ranks), dict(done.failed), done.unconverged
     interrupted, i, cause = False, done.runs, None
@@ -282,9 +289,18 @@ def _quantities(count: int) -> str:
     return "1 quantity" if count == 1 else f"{count} quantities"
 
 
-def _check(runs: int, draws: int, seed: int, resume: Calibration | None) -> None:
-    if runs < 1 or draws < 1:
-        raise InputError(f"calibration needs at least one simulation and one draw; got runs={runs}, draws={draws}.")
+def _checked_quantities(quantities: Mapping[str, Quantity] | None) -> dict[str, Quantity]:
+    """The quantities by name, after a check."""
+    what = "are functions of θ and the data by name, such as {'mean': lambda theta, data: theta.mean(-1)}"
+    given = {} if quantities is None else dict(read_instance("quantities", quantities, Mapping, what))
+    if not all(isinstance(name, str) and callable(function) for name, function in given.items()):
+        raise InputError(f"quantities {what}; got {shown(quantities)}.")
+    return given
+
+
+def _check(draws: int, seed: int, resume: Calibration | None) -> None:
+    if resume is not None:
+        read_instance("resume", resume, Calibration, "is what was found before, a Calibration, or None")
     if resume is not None and (resume.draws, resume.seed) != (draws, seed):
         raise InputError(
             f"what is resumed had draws={resume.draws} and seed={resume.seed}; got draws={draws} and seed={seed}. "

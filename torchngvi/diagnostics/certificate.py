@@ -27,6 +27,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Framed, LinearTarget, Posterior, Prior, Target, TractableTarget
 from torchngvi.interfaces.targets import AdditiveTractable
+from torchngvi.models.arguments import as_target, read_posterior
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.self_concordance import row_constants
@@ -107,6 +108,7 @@ def certificate(q: Posterior, target: Target) -> Certificate:
     >>> bool(certificate(q, model).bound < 1e-6)
     True
     """
+    q, target = read_posterior("certificate", q, target), as_target(target)
     why = _unfit(q, target)
     if why:
         return Certificate.none(why)

@@ -16,9 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_callable, read_number, read_sizes
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
+from torchngvi.models.arguments import as_target, read_gaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures.pattern import Structured
 
@@ -193,6 +196,15 @@ def confirm(
     >>> abs(found.log_sd.item() - 0.5 * math.log(1 + 0.5 / a)) < 0.02
     True
     """
+    q, target = read_gaussian("confirm", q, target), as_target(target)
+    what = f"are indices of coordinates from 0 to {q.dim - 1}"
+    given = coordinates.tolist() if isinstance(coordinates, Tensor) and not coordinates.is_meta else coordinates
+    indices = read_sizes("coordinates", given, what, at_least=0, none=False)
+    if max(indices) >= q.dim:
+        raise InputError(f"coordinates {what}; got {list(indices)}.")
+    coordinates = torch.tensor(indices, device=q.device)
+    read_callable("over", over, "is a function that says whether the time is over", arguments="")
+    max_gradients = read_number("max_gradients", max_gradients, "is a budget", above=0, infinite=True)
     A = Response(q, target, Fixed(num_samples, seed))
     b = A.pull(coordinates)
     dim, K = q.dim, len(b)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_generator, read_list, read_size, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import (
     BonnetPrice,
@@ -32,7 +33,7 @@ from torchngvi.expectations.drawing import Drawing
 from torchngvi.interfaces import Cost, Estimator, Target
 from torchngvi.interfaces.packets import Local
 from torchngvi.messages import hint
-from torchngvi.models import LogJoint
+from torchngvi.models.arguments import as_target, read_gaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DRAWN: tuple[type[Drawing], ...] = (
@@ -150,14 +151,14 @@ def compare_estimators(
     >>> found["Stein"].variance, found["ClosedEntropyStein"].variance > 0.1, found["Hessian"].cost
     (0.0, True, Cost(gradients=8, hessians=8, values=0))
     """
+    q, model = read_gaussian("compare_estimators", q, target), as_target(target)
+    draws, generator = read_size("draws", draws, "counts draws"), read_generator("generator", generator, q.device)
     if q.batch_shape:
         raise InputError(
             f"estimators are compared at one Gaussian; got a batch of the shape {tuple(q.batch_shape)}. "
             "Compare them at one of its members."
         )
-    if repeats < 2:
-        raise InputError(f"repeats must be at least 2, so that there is a variance; got {repeats}.")
-    model = target if isinstance(target, Target) else LogJoint(target)
+    repeats = read_size("repeats", repeats, "counts calls of a variance", at_least=2)
     chosen = _defaults(q, model, draws, generator) if estimators is None else _named(estimators)
     calls = {name: _calls(q, model, estimator, repeats) for name, estimator in chosen.items()}
     variances = {name: _variance(q, gradients) for name, (gradients, _) in calls.items()}
@@ -201,6 +202,10 @@ def _defaults(q: Gaussian, model: Target, draws: int, generator: torch.Generator
 
 def _named(estimators: Mapping[str, Estimator] | Sequence[Estimator]) -> dict[str, Estimator]:
     """Estimators by their name, by default that of their class."""
+    what = "are estimators in a list, or by name, such as {'few draws': Stein(8)}"
+    listed = estimators.values() if isinstance(estimators, Mapping) else read_list("estimators", estimators, what)
+    if not listed or not all(isinstance(estimator, Estimator) for estimator in listed):
+        raise InputError(f"estimators {what}; got {shown(estimators)}.")
     if isinstance(estimators, Mapping):
         return dict(estimators)
     names = [type(estimator).__name__ for estimator in estimators]

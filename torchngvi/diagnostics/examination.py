@@ -1,8 +1,9 @@
 """Does a Gaussian fit?  The examination of a q that is at its optimum: a verdict with the numbers behind it.
 
-A fit that has converged has found the best Gaussian.  Four numbers speak of the rest:
+A fit that has converged has found the best Gaussian.  Five numbers speak of the rest:
     linear response       the standard deviations that q ought to have, `linear_response` and `confirmation`
     importance weights    moments of the density from a proposal as wide as that, `importance`
+    margins               of coordinates of which the weights may know too little, by Laplace's method, `marginal`
     tails                 fourth derivatives, which the third order cannot see
     other modes           where draws of q never come
 """
@@ -13,8 +14,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count, read_instance, read_list, read_seed, read_tensor, shown
 from torchngvi.derivatives import energy_and_gradient
-from torchngvi.diagnostics.allowance import Allowance
+from torchngvi.diagnostics.allowance import Allowance, ExaminationSettings
 from torchngvi.diagnostics.confirmation import confirm
 from torchngvi.diagnostics.importance import Sampled, corrected_moments
 from torchngvi.diagnostics.linear_response import (
@@ -24,13 +26,17 @@ from torchngvi.diagnostics.linear_response import (
     third_order,
     third_order_of_values,
 )
+from torchngvi.diagnostics.marginal import Margin, laplace_margin
 from torchngvi.diagnostics.other_modes import MODES, found_from, most_of_each, others_than, starting_points
 from torchngvi.diagnostics.rule import (
     LIMITS,
     NOT,
-    WIDE,
     Marginals,
+    OtherMode,
     Shape,
+    agrees,
+    doubted,
+    in_doubt,
     judge,
     plain,
     trusted,
@@ -38,29 +44,24 @@ from torchngvi.diagnostics.rule import (
     useful,
 )
 from torchngvi.diagnostics.verdict import Effort, Verdict, family_of
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.mode import Mode
-from torchngvi.models.arguments import FullPrecision, as_target, count
+from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
 from torchngvi.models.guarded import VALUE, Guarded
-from torchngvi.models.warped import unwarped
+from torchngvi.models.warped import WarpedTarget, unwarped
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
 
-_GLANCE = 1024  # draws of q and as wide as q that may suffice after a fit
-_VALUES, _MORE_VALUES = 4096, 16_384  # draws of the importance weights, at first and where those do not decide
+_RISES = "the log joint rises away from q, so that q is not its fit: does the function return -log p, an energy?"
 _HOPEFUL = 100.0  # effective draws that the second time has to promise
-_MIRRORED = 1024  # values of the third order where there are no gradients for it
-_FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
-_CONFIRMED = 512  # draws of a confirmation
-_PRODUCTS = 4  # of a coordinate, for which the budget has to suffice
-_AT_ONCE = 5  # coordinates that are confirmed together
 _ENTRIES = 20_000_000  # of the points at which they ask for gradients, unless one coordinate needs more
 _LOST = 0.05  # share of the draws that may fail
 _WIDEST = 2000  # dimensions up to which M is formed
 _MORE = "more importance weights"
+_USUAL = ExaminationSettings()
 
 
 @tracked
@@ -74,6 +75,7 @@ def examine(
     around: Tensor | float = 0.0,  # (D,)
     max_gradients: int = 50_000,
     seed: int = 0,
+    settings: ExaminationSettings = _USUAL,
 ) -> Verdict:
     """Say whether the family of q fits the density that q was fitted to.
 
@@ -87,7 +89,8 @@ def examine(
             weights they are in any case, where weights are not to be believed.
         around: where that search starts, at points of U(-2, 2) added to it: the mean that q had before the fit.
         max_gradients: a budget; what it does not reach is said in the verdict.
-        seed: of all draws.
+        seed: of all draws; the same q, log joint, seed and budget have the same verdict, whatever the machine does.
+        settings: how many calls of the log joint each part takes.
 
     Returns:
         The verdict, which holds all numbers and prints as a table.
@@ -102,21 +105,27 @@ def examine(
     >>> verdict.word, verdict.effort.gradients < 1000
     ('fits', True)
     """
-    q, target = unwarped(q, as_target(target))
-    if not isinstance(q, Gaussian):
-        inside = " Pass its posterior." if hasattr(type(q), "posterior") else ""  # a result, a guide
-        raise PairError(f"examine reads the mean and the root of a Gaussian posterior; got {type(q).__name__}.{inside}")
+    q, target = unwarped(read_posterior("examine", q, target), as_target(target))
+    q = read_gaussian("examine", q)
+    around = read_tensor("around", around, like=q.mean_probe)
+    if around.shape not in ((), (q.dim,)):
+        raise InputError(f"around must be a scalar or ({q.dim},); got shape {tuple(around.shape)}.")
+    seed = read_seed("seed", seed)
+    read_instance("settings", settings, ExaminationSettings, "are those of an examination, ExaminationSettings()")
+    what = "are those of the density, a list of torchngvi.mode.Mode, or None"
+    if modes is not None and not all(isinstance(mode, Mode) for mode in read_list("modes", modes, what)):
+        raise InputError(f"modes {what}; got {shown(modes)}.")
     if q.batch_shape:
         raise InputError(f"examine takes one posterior at a time; got a batch of shape {tuple(q.batch_shape)}.")
     if target.temperature == 0:
         raise InputError(
             "examine compares q with the density exp(log joint / temperature); got temperature 0, where there is none."
         )
-    budget = count("max_gradients", max_gradients, "is a budget of gradients")
+    budget = read_count("max_gradients", max_gradients, "is a budget of gradients")
     if residuals is not None:
         _check_residuals(q, residuals)
     with FullPrecision(q.device.type):
-        return _Examination(q, Allowance(Guarded(target), budget), seed).run(residuals, modes, around)
+        return _Examination(q, Allowance(Guarded(target), budget), seed, settings).run(residuals, modes, around)
 
 
 @tracked
@@ -129,17 +138,22 @@ def examine_fitted(
     starts: int = 0,  # from which these were searched
     around: Tensor | float = 0.0,  # (D,)
     seed: int = 0,
+    settings: ExaminationSettings = _USUAL,
 ) -> Verdict:
     """As `examine`, at the end of a fit: within an allowance, and no dearer than it need be.
 
-    1,024 values come first, whose time says whether the log joint is quick. Where they say plainly that q fits, or are
+    1,024 values come first. Where they say plainly that q fits, or are
     believed and there is no room for linear response and as many again, nothing more is asked but other modes.
     """
     with FullPrecision(q.device.type):
-        return _Examination(q, allowed, seed, starts).run(None, modes, around, glance=True)
+        return _Examination(q, allowed, seed, settings, starts).run(None, modes, around, glance=True)
 
 
 def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
+    what = "are antithetic draws and what remains there, torchngvi.diagnostics.Residuals(z, residual)"
+    read_instance("residuals", residuals, Residuals, what)
+    for part in residuals:
+        read_instance("residuals", part, Tensor, what)
     shapes = [tuple(part.shape) for part in residuals]
     if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][1] != q.dim:
         raise InputError(f"residuals must be draws and residuals of shape (S, {q.dim}) each; got {shapes}.")
@@ -148,12 +162,16 @@ def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
 class _Examination:
     """One q, a budget, and what was left out."""
 
-    def __init__(self, q: Gaussian, allowed: Allowance, seed: int, starts: int = 0) -> None:
+    def __init__(
+        self, q: Gaussian, allowed: Allowance, seed: int, settings: ExaminationSettings, starts: int = 0
+    ) -> None:
         self.q, self.target, self.allowed, self.seed, self.starts = q, allowed.target, allowed, seed, starts
+        self.settings, self.margins = settings, dict[int, Margin]()
         self.frame = q.frame()
         self.marginals = Marginals(self.frame.mean.clone(), q.stddev)
         self.unexamined: list[str] = []
-        self.product = 2 * max(_CONFIRMED, 2 * q.structure.widest + 2)  # gradients of one of a confirmation
+        self.product = 2 * max(settings.confirmed, 2 * q.structure.widest + 2)  # gradients of one of a confirmation
+        self.rises = False  # the log joint, away from q
         self.climbed = 0  # draws of large weight from which modes were searched for
 
     def run(
@@ -166,60 +184,83 @@ class _Examination:
     ) -> Verdict:
         """The cheap numbers first; then modes, whose search has an end; then what is left for confirmations."""
         self.target.log_joint(self.frame.mean[None])  # raises as it would alone; later failures are found draw by draw
-        sampled = third = None
-        if glance and self.allowed.affords(_GLANCE):
-            with self.allowed.widened_if_quick():
-                sampled = self._sampled(None, _GLANCE, self.seed + 7)
+        sampled = shape = None
+        if glance and self.allowed.affords(self.settings.glance):
+            sampled = self._sampled(None, self.settings.glance, self.seed + 7)
         if sampled is not None and plain(self.marginals, sampled):
             self.unexamined.append("linear response and tails (importance weights leave no doubt)")
         elif trusted(sampled) and not self._affords_more():
+            self.follow(sampled)
             self.unexamined += [f"{what} ({self.allowed})" for what in ("linear response and tails", _MORE)]
         elif glance and judge(self.marginals, None, None, others_than(self.q, modes or (), sampled))[0] == NOT:
             self.unexamined.append("linear response and tails (q does not fit without them)")
         else:
             residuals = self.residuals(residuals)
+            self.rises = residuals is not None and residuals.rise
             third = self.third(residuals)
             sampled = self.sampled(third) or sampled
-        shape = None if third is None else self.shape(third, residuals)
+            shape = None if third is None else self.shape(third, residuals)
+            self.follow(sampled, shape)
         doubtful = None if trusted(sampled) else shape
         if glance and modes is None:  # the search is the dearest part of all
-            if doubtful is not None and judge(self.marginals, None, sampled, ())[0] != NOT:  # without the third order
+            if doubtful is not None and self.judged(None, sampled)[0] != NOT:  # without the third order
                 self.confirm(doubtful)
             doubtful = None
-            if judge(self.marginals, shape, sampled, ())[0] == NOT:
+            if self.judged(shape, sampled)[0] == NOT:
                 modes = ()
                 self.unexamined.append("other modes (q does not fit without them)")
         found = [*(self.search(around) if modes is None else modes)]
         others = others_than(self.q, found, sampled)
-        if judge(self.marginals, shape, sampled, others)[0] != NOT:
+        if self.judged(shape, sampled, others)[0] != NOT:
             others = others_than(self.q, found + self.uphill(sampled), sampled)
         if doubtful is not None:
             self.confirm(doubtful)
-        word, reasons = judge(self.marginals, shape, sampled, others)
+        word, reasons = self.judged(shape, sampled, others)
+        if self.rises:
+            word, reasons = NOT, (_RISES, *(reasons if word == NOT else ()))
         effort = Effort(*self.allowed.spent, self.starts, tuple(self.unexamined), self.climbed)
         family = family_of(self.target.target)
-        return Verdict(word, reasons, self.marginals, shape, sampled, others, effort, family=family)
+        return Verdict(
+            word, reasons, self.marginals, shape, sampled, others, effort, family=family, margins=self.margins
+        )
+
+    def judged(
+        self, shape: Shape | None, sampled: Sampled | None, others: Sequence[OtherMode] = ()
+    ) -> tuple[str, tuple[str, ...]]:
+        """The word and its reasons by what was found so far."""
+        return judge(self.marginals, shape, sampled, others, self.measured)
+
+    @property
+    def measured(self) -> dict[int, float]:
+        """log(sd of a margin / sd of q), by coordinate."""
+        return {k: math.log(margin.sd / float(self.marginals.sd[k])) for k, margin in self.margins.items()}
 
     def _affords_more(self) -> bool:
         """Whether there is room for residuals, or the values in their place, and for weights by what these say."""
-        residuals, values = (max(fewest, _EACH * self.q.dim) for fewest in (_FEWEST, _MIRRORED))
+        asked = self.settings
+        residuals, values = (
+            max(fewest, asked.residuals_each * self.q.dim) for fewest in (asked.residuals, asked.mirrored)
+        )
         values = math.ceil(residuals / VALUE) if residuals <= self.allowed.left else values
-        return self.allowed.affords(values + _GLANCE)
+        return self.allowed.affords(values + asked.glance)
 
     # -------------------------------------------------------------------------------- importance sampling
 
     def sampled(self, third: ThirdOrder | None) -> Sampled | None:
         """From a proposal as wide as linear response says; once more with more draws where the first do not decide."""
         matrix = None if third is None else third.matrix
-        draws = int(min(self.allowed.values_left, _VALUES)) // 4 * 4
-        if draws < _GLANCE:
+        draws = int(min(self.allowed.values_left, self.settings.draws)) // 4 * 4
+        if draws < self.settings.glance:
             self.unexamined.append(f"{_MORE} ({self.allowed})")
             return None
         found = self._sampled(matrix, draws, self.seed + 1)
-        if found is not None and 4 * found.corrected.effective >= _HOPEFUL and undecided(self.marginals, found):
-            spare = self.allowed.values_left - self.product * _PRODUCTS / VALUE  # of one coordinate
-            draws = int(min(self.allowed.values_left if spare < 2 * _VALUES else spare, _MORE_VALUES)) // 4 * 4
-            more = self._sampled(matrix, draws, self.seed + 6) if draws >= 2 * _VALUES else None
+        self.follow(found)
+        hopeful = found is not None and 4 * found.corrected.effective >= _HOPEFUL
+        if found is not None and hopeful and undecided(self.marginals, found, self.measured):
+            twice = 2 * self.settings.draws
+            spare = self.allowed.values_left - self.product * self.settings.products / VALUE  # of one coordinate
+            draws = int(min(self.allowed.values_left if spare < twice else spare, self.settings.more_draws)) // 4 * 4
+            more = self._sampled(matrix, draws, self.seed + 6) if draws >= twice else None
             self.unexamined += [] if more else [f"{_MORE} ({self.allowed})"]
             found = more or found
         if found is None:
@@ -234,11 +275,28 @@ class _Examination:
         """Moments by so many draws."""
         return corrected_moments(self.q, self.target, matrix, num_samples=draws, seed=seed, over=self.allowed.over)
 
+    def follow(self, sampled: Sampled | None, shape: Shape | None = None) -> None:
+        """Margins of coordinates of which the weights may have found too little, until one is beyond the limit.
+
+        A warped posterior has its standard deviations outside of the space that it is examined in.
+        """
+        if sampled is None or not self.target.comparable or isinstance(self.target.target, WarpedTarget):
+            return
+        for k in doubted(self.marginals, sampled, shape)[: self.settings.margins]:
+            if k in self.margins:
+                continue
+            most = min(self.allowed.left, self.product * self.settings.products)  # no dearer than a confirmation
+            margin = laplace_margin(self.q, self.target, k, max_gradients=most, over=self.allowed.over)
+            if margin is not None and agrees(margin, sampled):
+                self.margins[k] = margin
+                if margin.sd >= math.exp(LIMITS[1]) * float(self.marginals.sd[k]):
+                    return
+
     # -------------------------------------------------------------------------------- residuals
 
     def residuals(self, given: Residuals | None) -> Residuals | None:
         """As many as the third order needs: those given, or new ones; without pairs at which the log joint fails."""
-        wanted = max(_FEWEST, _EACH * self.q.dim)
+        wanted = max(self.settings.residuals, self.settings.residuals_each * self.q.dim)
         if given is None or len(given.z) < wanted:
             if wanted > self.allowed.left:
                 return given
@@ -267,7 +325,7 @@ class _Examination:
             return third_order(residuals.z, residuals.residual, structure)
         if self.unexamined and "linear response" in self.unexamined[-1]:
             return None
-        mirrored = max(_MIRRORED, _EACH * dim)
+        mirrored = max(self.settings.mirrored, self.settings.residuals_each * dim)
         if structure.widest == dim and self.allowed.affords(mirrored):
             z = Fixed(mirrored, self.seed + 3)(self.frame.mean)
             theta = self.frame.mean + self.frame.push(z)
@@ -291,13 +349,11 @@ class _Examination:
         if not self.target.comparable:
             self.unexamined.append("a confirmation (the log joint gives other values at the same theta)")
             return
-        likely = shape.log_sd.abs() + WIDE * shape.standard_error
-        order = likely.argsort(descending=True)
-        waiting = order[likely[order] >= LIMITS[0]]
-        most, at_once = max(1, min(_AT_ONCE, _ENTRIES // (self.product * self.q.dim))), 1
+        waiting = torch.tensor(in_doubt(shape), dtype=torch.long, device=shape.log_sd.device)
+        most, at_once = max(1, min(self.settings.at_once, _ENTRIES // (self.product * self.q.dim))), 1
         while len(waiting):
             some, waiting, at_once = waiting[:at_once], waiting[at_once:], most
-            affordable = self.allowed.left // (self.product * _PRODUCTS)
+            affordable = self.allowed.left // (self.product * self.settings.products)
             some, dropped = some[:affordable], len(some[affordable:]) + len(waiting)
             found = None
             if len(some):

@@ -40,6 +40,7 @@ class Corrected(NamedTuple):
     effective: float  # draws
     sd_k_hat: Tensor | None = None  # of the weighted squares that make up an sd, where it is most in doubt, (D,)
     skewness: Tensor | None = None  # third moments in cubes of the sd, (D,)
+    log_evidence: float = math.nan  # log ∫ p^(1/γ)
 
 
 class FromQ(NamedTuple):
@@ -147,7 +148,8 @@ def weighted_moments(
     skewness = w @ (deviation / sd).pow(3)
     mean, sd, mean_error, log_sd_error, own = (part.to(theta) for part in (mean, sd, mean_error, log_sd_error, own))
     quality = float(smooth.k_hat), float(smooth.effective)
-    return Corrected(mean, sd, mean_error, log_sd_error, *quality, own, skewness.to(theta))
+    evidence = float(log_weights.double().logsumexp(0)) - math.log(len(log_weights))
+    return Corrected(mean, sd, mean_error, log_sd_error, *quality, own, skewness.to(theta), evidence)
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance, read_tensor, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame
 from torchngvi.numerics.linalg import eigh
@@ -53,6 +54,15 @@ class Residuals(NamedTuple):
         """The noise z, and the even and the odd part of the residual, (S/2, D) each."""
         plus, minus = self.residual.chunk(2)
         return self.z[: len(plus)], 0.5 * (plus + minus), 0.5 * (plus - minus)
+
+    @property
+    def rise(self) -> bool:
+        """Whether the mean curvature of the log joint under q is positive, by three standard errors.
+
+        That of the best Gaussian is -1 in each direction of its frame, as the slope 0 of r along z says.
+        """
+        slopes = (self.residual * self.z).mean(-1)
+        return len(slopes) > 1 and bool(slopes.mean() < -1 - 3 * slopes.std() / len(slopes) ** 0.5)
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,11 @@ def response_log_sd(
 
 def _spectral(frame: Frame, M: Tensor) -> tuple[Tensor, Tensor]:
     """C u_j for each eigenvector u_j of M, (..., D, D) by rows, and 1/(1 - λ_j), (..., D)."""
+    read_instance("frame", frame, Frame, "is the one of a posterior, q.frame()", other=M)
+    dim = frame.mean.shape[-1]
+    M = read_tensor("M", M, like=frame.mean, finite=False)
+    if M.shape[-2:] != (dim, dim):
+        raise InputError(f"M must be (..., {dim}, {dim}); got shape {tuple(M.shape)}.")
     values, vectors, _ = eigh(M)
     return frame.push(vectors.mT), 1 / (1 - values).clamp_min(_FLOOR)
 
@@ -168,6 +183,12 @@ def third_order(
     """
     _check_pairs(z, residuals)
     structure = Dense(z.shape[-1]) if structure is None else structure
+    read_instance("structure", structure, Pattern, "is a pattern of torchngvi.structures, or None")
+    if structure.dim != z.shape[-1] or residuals.shape != z.shape:
+        raise InputError(
+            f"z, residuals and the structure are of one number of coordinates; got {tuple(z.shape)}, "
+            f"{tuple(residuals.shape)} and {structure}."
+        )
     if not structure.closed:
         raise InputError(
             f"the third order needs second derivatives that are the identity within the pattern of q; {structure} is "
@@ -218,6 +239,7 @@ def third_order_of_values(
     >>> abs(found.eigenvalue - 0.5) < 3 * found.noise
     True
     """
+    log_weights = read_tensor("log_weights", log_weights, shape=(None,))
     _check_pairs(z, log_weights[:, None])
     plus, minus = log_weights.chunk(2)
     half, odd = z[: len(plus)], 0.5 * (plus - minus)
@@ -241,6 +263,10 @@ def third_order_of_values(
 
 
 def _check_pairs(z: Tensor, others: Tensor) -> None:
+    for name, part in (("z", z), ("the values at z", others)):
+        what = "must be a tensor of real numbers"
+        if not read_instance(name, part, Tensor, what).is_floating_point() or part.is_meta or not part.ndim:
+            raise InputError(f"{name} {what}; got {shown(part)}.")
     if z.ndim != 2 or len(z) % 2 or len(z) < 4 * _GROUPS or len(others) != len(z):
         raise InputError(
             f"the third order needs antithetic draws z (S, D), S even and at least {4 * _GROUPS}, and as many values; "

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
-from torchngvi.models import LogJoint
+from torchngvi.models.arguments import as_target, read_gaussian, read_posterior
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DRAWS_AT_ONCE = 256  # draws a call of the log joint: bounds the memory, not the result
@@ -61,7 +62,7 @@ def log_weights(
     >>> log_weights(CholeskyGaussian(2), lambda theta: -0.5 * theta.square().sum(-1), 4).round(decimals=3)
     tensor([1.8380, 1.8380, 1.8380, 1.8380])
     """
-    model = target if isinstance(target, Target) else LogJoint(target)
+    model = as_target(target)
     if model.temperature == 0:
         raise InputError(
             "log weights compare q with the density exp(log joint / temperature); got temperature 0, where there is "
@@ -73,8 +74,8 @@ def log_weights(
 
 def _at_draws(q: Gaussian, model: Target, num_samples: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Draws (S, *batch, D) and their log joint (S, *batch)."""
-    if num_samples < 2:
-        raise InputError(f"num_samples must be at least 2, so that there is a standard error; got {num_samples}.")
+    read_posterior("an estimate by draws", q, model)
+    num_samples = read_size("num_samples", num_samples, "counts draws of a mean and its error", at_least=2)
     draws = q.sample((num_samples,), generator)
     return draws, torch.cat([model.log_joint(part) for part in draws.split(_DRAWS_AT_ONCE)])
 
@@ -108,7 +109,7 @@ def elbo(
     >>> round(found.estimate.item(), 5), found.standard_error.item() < 1e-6
     (-1.0, True)
     """
-    model = target if isinstance(target, Target) else LogJoint(target)
+    model = as_target(target)
     draws, log_joint = _at_draws(q, model, num_samples, generator)
     terms = log_joint - model.temperature * q.log_prob(draws)
     return Estimate(terms.mean(0), terms.std(0) / math.sqrt(num_samples))
@@ -129,7 +130,7 @@ class Extremes:
     """
 
     def __init__(self, q: Gaussian) -> None:
-        self.q = q
+        self.q = read_gaussian("Extremes", q)
         self.xi_l = self.lambda_min = math.inf
         self.xi_u = self.lambda_max = 0.0
         self()

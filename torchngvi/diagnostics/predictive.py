@@ -9,10 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance, read_tensor
 from torchngvi.errors import InputError
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, PoissonLog, StudentT
-from torchngvi.numerics.arrays import writable
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NODES_AT_ONCE = 2_000_000  # rows times nodes of the quadrature
@@ -48,17 +48,25 @@ def predictor_moments(
     >>> mean.item(), variance.item()
     (2.0, 8.0)
     """
+    _check(model, q)
     frame = q.frame()
-    X = torch.as_tensor(writable(X), dtype=frame.mean.dtype, device=frame.mean.device)
+    X = read_tensor("X", X, like=frame.mean, remedy=_REMEDY)
     if X.ndim < 2 or X.shape[-1] != model.dim:
         raise InputError(f"X must have the {model.dim} columns of the fitted design; got shape {tuple(X.shape)}.")
-    offset = torch.zeros_like(X[..., 0]) if offset is None else offset.to(X)
+    offset = torch.zeros_like(X[..., 0]) if offset is None else read_tensor("offset", offset, like=X, remedy=_REMEDY)
     if offset.shape[-1:] != X.shape[-2:-1]:
         raise InputError(f"offset must have one entry a row of X, {X.shape[-2]}; got shape {tuple(offset.shape)}.")
-    if not bool(torch.isfinite(X).all() & torch.isfinite(offset).all()):
-        raise InputError("X and offset must be finite; got NaN or infinite entries. Drop or impute those rows.")
     mean = (X @ frame.mean[..., None])[..., 0] + offset
     return mean, frame.rows(X).square().sum(-1).expand(mean.shape)
+
+
+_REMEDY = "Drop or impute those rows."
+
+
+def _check(model: object, q: object) -> None:
+    """Check that the first two arguments are a regression and a Gaussian."""
+    read_instance("model", model, GeneralizedLinear, "is the GeneralizedLinear that q was fitted to", other=q)
+    read_instance("q", q, Gaussian, "is a Gaussian posterior", other=model)
 
 
 def log_predictive_density(
@@ -92,7 +100,7 @@ def log_predictive_density(
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     mean, variance = predictor_moments(model, q, X, offset)
-    y = coded(model.likelihood, torch.as_tensor(writable(y), dtype=mean.dtype, device=mean.device))
+    y = coded(model.likelihood, read_tensor("y", y, like=mean, remedy=_REMEDY))
     if y.ndim == 0 or y.shape[-1] != mean.shape[-1]:
         raise InputError(f"y must have one entry a row of X, {mean.shape[-1]}; got shape {tuple(y.shape)}.")
     flat = [x.double().expand(mean.shape).reshape(-1) for x in (mean, variance.sqrt(), y)]
@@ -172,16 +180,23 @@ def accuracy(
     >>> accuracy(model, CholeskyGaussian(2, mean=1.0), torch.eye(2), torch.tensor([0.0, 1.0])).item()
     0.5
     """
+    _check(model, q)
     if not model.likelihood.discrete:
         raise InputError(
             f"accuracy needs a likelihood of classes; got {type(model.likelihood).__name__}. "
             "Use log_predictive_density."
         )
     mean, _ = predictor_moments(model, q, X, offset)
-    hits = (coded(model.likelihood, torch.as_tensor(writable(y), dtype=mean.dtype, device=mean.device)) * mean > 0).to(
-        mean.dtype
-    )
-    return hits.mean(-1) if weights is None else (hits * weights).sum(-1) / weights.sum(-1)
+    y = coded(model.likelihood, read_tensor("y", y, like=mean, remedy=_REMEDY))
+    if y.ndim == 0 or y.shape[-1] != mean.shape[-1]:
+        raise InputError(f"y must have one entry a row of X, {mean.shape[-1]}; got shape {tuple(y.shape)}.")
+    hits = (y * mean > 0).to(mean.dtype)
+    if weights is None:
+        return hits.mean(-1)
+    weights = read_tensor("weights", weights, like=mean)
+    if weights.ndim == 0 or weights.shape[-1] != mean.shape[-1]:
+        raise InputError(f"weights must have one entry a row, {mean.shape[-1]}; got shape {tuple(weights.shape)}.")
+    return (hits * weights).sum(-1) / weights.sum(-1)
 
 
 def coded(
@@ -204,6 +219,8 @@ def coded(
     >>> coded(BernoulliLogit(), torch.tensor([0.0, 1.0, 1.0])).tolist()
     [-1.0, 1.0, 1.0]
     """
+    read_instance("likelihood", likelihood, Likelihood, "is one of torchngvi.models, such as BernoulliLogit()")
+    y = read_tensor("y", y, remedy=_REMEDY)
     if not likelihood.discrete:
         return likelihood.checked(y)
     if bool(((y == 0) | (y == 1)).all()):
@@ -243,6 +260,10 @@ def log_expected_likelihood(
     >>> log_expected_likelihood(BernoulliProbit(), e, s, torch.ones(2).double()).exp()  # Φ(e/√(1 + s²))
     tensor([0.9332, 0.5199], dtype=torch.float64)
     """
+    read_instance("likelihood", likelihood, Likelihood, "is one of torchngvi.models, such as BernoulliLogit()")
+    mean = read_tensor("mean", mean, shape=(None,), finite=False)
+    sd = read_tensor("sd", sd, like=mean, shape=mean.shape, finite=False)
+    y = read_tensor("y", y, like=mean, shape=mean.shape, finite=False)
 
     def h(z: Tensor, *, rows: slice = slice(None)) -> Tensor:
         shape = (-1,) + (1,) * (z.ndim - 1)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_tensor
 from torchngvi.errors import InputError
 
 USELESS = 0.7  # k̂ above which weights are of no use
@@ -67,7 +68,8 @@ def smoothed(
     >>> result.k_hat.item(), round(result.effective.item(), 6)
     (0.0, 200.0)
     """
-    count = len(log_weights)
+    log_weights = read_tensor("log_weights", log_weights, finite=False)
+    count = len(log_weights) if log_weights.ndim else 1
     if count < _FEWEST:
         raise InputError(f"k-hat needs at least {_FEWEST} draws; got {count}. Raise num_samples.")
     size = torch.where(log_weights.isfinite(), log_weights.abs(), 0.0).amax(0).clamp_min(1.0)
@@ -98,17 +100,9 @@ def worth(k: float, effective: float, draws: int) -> str:
     'worth 4000 of 4096 draws, all but a few of equal weight, and these may hide more (their k-hat is 1.40)'
     """
     text = f"worth {effective:.0f} of {draws} draws"
-    few = hidden(effective, draws) if k >= USELESS else ""
-    return f"{text}{few} (their k-hat is {k:.2f})" if few else f"{text}, k-hat {k:.2f}"
-
-
-def hidden(effective: float, draws: int) -> str:
-    """The clause on weights that are nearly all equal, whose k̂ is that of the few others; "" where they are not.
-
-    >>> hidden(511.6, 512), hidden(300.0, 512)
-    (', all but a few of equal weight, and these may hide more', '')
-    """
-    return ", all but a few of equal weight, and these may hide more" if effective >= _NEARLY_ALL * draws else ""
+    if k >= USELESS and effective >= _NEARLY_ALL * draws:
+        return f"{text}, all but a few of equal weight, and these may hide more (their k-hat is {k:.2f})"
+    return f"{text}, k-hat {k:.2f}"
 
 
 def k_hat(

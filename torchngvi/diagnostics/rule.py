@@ -1,11 +1,13 @@
 """The rule: from the numbers of an examination to one of three words, with its reasons.
 
 Limits are on the logarithm of a standard deviation: a fit is called wrong where one is off by more than 30 per cent,
-log 1.3 = 0.26, or a mean by more than 0.3 of them.  As no estimate decides at one limit, there are two.
+log 1.3 = 0.26, or a mean by more than 0.3 of them.  As no estimate decides at one limit, there are two.  A lower bound
+is no estimate: where a standard deviation is at least 30 per cent too small, q does not fit.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from torchngvi.diagnostics.confirmation import LARGEST
 from torchngvi.diagnostics.importance import Corrected, Sampled
-from torchngvi.diagnostics.psis import worth
+from torchngvi.diagnostics.marginal import Margin
 
 FITS, ABOUT, NOT, UNSEEN = "fits", "about right", "does not fit", "not examined"
 WORDS = (FITS, ABOUT, NOT)
@@ -21,19 +23,27 @@ _SMALL = "times too small"  # of a standard deviation, in a clause
 _MEAN = ": mean off by "
 
 LIMITS = (0.2, 0.35)  # of a log sd, and of a mean in sds: "fits" up to the first, "does not fit" from the second on
+_WRONG = math.log(1.3)  # of a log sd, of which it is known that there may be more
 _TAILS = (0.95, 1.15)  # of -κ
 _EFFECTIVE = 200.0  # draws from which importance weights are believed
 _K_HAT = 0.7  # below which they are
 _WILD = (0.6, 0.7)  # of the k-hat of an sd: from the first on there may be more, from the second on more draws help
 WIDE = 2.0  # standard errors
 _NOTED = 0.1  # log sd from which a wild one is looked at again
+_DOUBTED = (
+    0.4  # k-hat of an sd from which its margin is asked for: it is known to about 0.1, and above 0.5 errors are not
+)
+_SEEN = 2.0  # standard errors below what draws have found up to which a margin is believed
 _WILD_LIMIT = 0.15  # of a log sd up to which q fits where there may be more
 _PLAIN = (0.5, 0.1)  # k-hat of the wider proposal, and nats from the posterior, below which q fits plainly
 _USEFUL = 100.0  # draws from which what they find speaks against q, though there may be more
 _SHOWN = 4  # coordinates of a mode that are printed
 _BEYOND = 0.7  # log sd from which the third order decides alone where importance weights are of no use
 _SKEWED = (0.05, 0.15)  # nats of skewness along the axes, and their share of all, from which a warp is offered
+_AGREED = 0.2  # nats a coordinate up to which the evidence by Laplace's method is that of the weights
 _CLEAR = 1.0  # standard errors by which weights that are not believed must be beyond a limit
+
+_NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 def name_of(names: Sequence[str], k: int) -> str:
@@ -163,16 +173,58 @@ def unsure(sampled: Sampled | None) -> bool:
     return sampled is not None and bool(_wild(sampled.corrected, _WILD[1]).any())
 
 
-def undecided(marginals: Marginals, sampled: Sampled) -> bool:
+def undecided(marginals: Marginals, sampled: Sampled, measured: Mapping[int, float] = _NOTHING) -> bool:
     """Whether more draws may change the word.
 
     Either a standard deviation may be below the first limit or above the second, by two standard errors, or it is not
-    far from q's, and has an error that is not to be believed.
+    far from q's, and has an error that is not to be believed; and its margin was not measured.
     """
     found = sampled.corrected
     size, error = log_ratio(marginals, found).abs(), WIDE * found.log_sd_error
     both = (size - error < LIMITS[0]) & (size + error > LIMITS[1])
-    return bool((both | (_wild(found, _WILD[1]) & (size > _NOTED) & (size < LIMITS[1]))).any())
+    wild = _wild(found, _WILD[1]) & (size > _NOTED) & (size < LIMITS[1])
+    return bool(((both | wild) & ~_known(marginals, found, measured)[1]).any())
+
+
+def _known(marginals: Marginals, found: Corrected, measured: Mapping[int, float]) -> tuple[Tensor, Tensor]:
+    """The log sds of margins, minus infinity elsewhere, and where they are believed, (D,) each.
+
+    A margin that does not see what draws have found is not.
+    """
+    own = torch.full_like(found.sd, -math.inf)
+    for k, value in measured.items():
+        own[k] = value
+    return own, own >= log_ratio(marginals, found) - _SEEN * found.log_sd_error
+
+
+def doubted(marginals: Marginals, sampled: Sampled, shape: Shape | None) -> list[int]:
+    """Coordinates of which the weights find an sd too small, and may not have found all of it; the worst first.
+
+    Where the weights are of no use, those that linear response has in doubt.
+    """
+    if not useful(sampled):
+        return [] if shape is None else in_doubt(shape)
+    found = sampled.corrected
+    log_sd = log_ratio(marginals, found)
+    sizes = log_sd - (0.0 if trusted(sampled) else _CLEAR) * found.log_sd_error
+    if bool((sizes >= LIMITS[1]).any()):
+        return []
+    asked = log_sd >= _NOTED
+    asked &= _wild(found, _DOUBTED) | (not trusted(sampled))
+    order = log_sd.argsort(descending=True)
+    return [k for k in order.tolist() if bool(asked[k])]
+
+
+def agrees(margin: Margin, sampled: Sampled) -> bool:
+    """Whether Laplace's method has the evidence of importance weights, about, without which its margins say nothing."""
+    apart = margin.log_evidence - sampled.corrected.log_evidence
+    return abs(apart) <= _AGREED * len(sampled.corrected.sd)
+
+
+def in_doubt(shape: Shape) -> list[int]:
+    """Coordinates whose response may be above the first limit, by two standard errors, the worst first."""
+    likely = shape.log_sd.abs() + WIDE * shape.standard_error
+    return [k for k in likely.argsort(descending=True).tolist() if float(likely[k]) >= LIMITS[0]]
 
 
 def log_ratio(marginals: Marginals, corrected: Corrected) -> Tensor:
@@ -185,17 +237,21 @@ def judge(
     shape: Shape | None,
     sampled: Sampled | None,
     modes: Sequence[OtherMode],
+    measured: Mapping[int, float] = _NOTHING,
 ) -> tuple[str, tuple[str, ...]]:
     """The word and its reasons.
 
     Importance sampling decides where it is trusted. Where it is not, what it finds is less than what there is: linear
-    response and tails count as well, and q is "about right" at best. Modes are what none of them sees.
+    response and tails count as well, and q is "about right" at best. Modes are what none of them sees. A standard
+    deviation of which there may be more than weights have found is "at least" so much too small, and at least 1.3 times
+    is "does not fit"; one that was measured as well is what is larger.
 
     Args:
         marginals: means and standard deviations of q.
         shape: linear response and tails, or None.
         sampled: what importance sampling has found, or None.
         modes: other modes of the density.
+        measured: by coordinate, log(sd of its margin by Laplace's method / sd of q).
 
     Returns:
         One of the four words, and the clauses that speak against q, the worst first.
@@ -204,9 +260,9 @@ def judge(
     >>> judge(Marginals(torch.zeros(1), torch.ones(1)), None, None, ())
     ('not examined', ('no importance weights to tell more',))
     """
-    findings = _by_sampling(marginals, sampled) + _by_modes(marginals, modes, sampled)
+    findings = _by_sampling(marginals, sampled, measured) + _by_modes(marginals, modes, sampled)
     if not trusted(sampled):
-        findings += _by_response(marginals, shape, sampled) + _by_tails(shape) + _unsettled(sampled)
+        findings += _by_response(marginals, shape, sampled, measured) + _by_tails(shape) + _unsettled(sampled)
     findings = sorted((one for one in findings if one.grade), key=lambda one: (-one.grade, -one.size))
     highest = findings[0].grade if findings else 0
     if shape is None and not trusted(sampled) and highest < 2:
@@ -219,29 +275,35 @@ def _unsettled(sampled: Sampled | None) -> list[Finding]:
     """That importance sampling does not say that q fits."""
     if sampled is None:
         return [Finding(1, 0.0, "no importance weights to tell more")]
-    found = sampled.corrected
-    weights = worth(found.k_hat, found.effective, sampled.draws)
-    return [Finding(1, 0.0, f"importance weights do not tell more: {weights}")]
+    return [Finding(1, 0.0, "importance weights do not tell more")]
 
 
-def _by_sampling(marginals: Marginals, sampled: Sampled | None) -> list[Finding]:
-    """The standard deviation and the mean that importance weights move most."""
+def _by_sampling(marginals: Marginals, sampled: Sampled | None, measured: Mapping[int, float]) -> list[Finding]:
+    """The standard deviation and the mean that importance weights, or a margin that was measured, move most."""
     if not useful(sampled):
-        return []
+        return [
+            Finding(grade(value, LIMITS), value, f"{marginals.name(k)}: {_times(value)}", marginals.name(k))
+            for k, value in measured.items()
+        ]
     assert sampled is not None
     found = sampled.corrected
-    log_sd = log_ratio(marginals, found)
+    log_sd, (own, known) = log_ratio(marginals, found), _known(marginals, found, measured)
     shift = (found.mean - marginals.mean) / found.sd
     error = found.mean_error / found.sd
     margin = 0.0 if trusted(sampled) else _CLEAR
     sizes, shifts = log_sd.abs() - margin * found.log_sd_error, shift.abs() - margin * error
-    grades = (sizes >= _limit(found)).int() + (sizes >= LIMITS[1]).int()
+    sizes = torch.where(known, sizes.maximum(own), sizes)
+    more = ~known & (_wild(found, _WILD[0]) | (not trusted(sampled)))
+    beyond = more & (log_sd - _CLEAR * found.log_sd_error >= _WRONG)
+    limit = torch.where(known, LIMITS[0], _limit(found))
+    grades = (sizes >= limit).int() + (sizes >= LIMITS[1]).int()
+    grades = torch.where(beyond, 2, grades)
     k, j = int((10 * grades + sizes.nan_to_num(0.0)).argmax()), int(shifts.nan_to_num(0.0).argmax())
     first, second = float(sizes[k]), float(shifts[j])
+    size = max(float(log_sd[k]), float(own[k])) if bool(known[k]) else float(log_sd[k])
+    bound = "at least " if bool(more[k]) and int(grades[k]) == 2 else ""
     return [
-        Finding(
-            int(grades[k]), first, f"{marginals.name(k)}: {_times(float(log_sd[k]), 'at least ')}", marginals.name(k)
-        ),
+        Finding(int(grades[k]), first, f"{marginals.name(k)}: {_times(size, bound)}", marginals.name(k)),
         Finding(grade(second, LIMITS), second, f"{marginals.name(j)}{_MEAN}about {float(shift[j].abs()):.2g} sd"),
     ]
 
@@ -253,19 +315,23 @@ def _times(log_sd: float, bound: str = "") -> str:
     return f"sd about {math.exp(-log_sd):.2g} times too large"
 
 
-def _by_response(marginals: Marginals, shape: Shape | None, sampled: Sampled | None) -> list[Finding]:
+def _by_response(
+    marginals: Marginals, shape: Shape | None, sampled: Sampled | None, measured: Mapping[int, float]
+) -> list[Finding]:
     """The worst coordinate by linear response.
 
     Without a confirmation the third order may overshoot, and is no more than a doubt; but for a factor of two, beyond
     its errors, where no draw of any proposal comes near what q has missed. Not where some coordinate was confirmed: the
-    worst of the third order were, and it has said more of them than there is.
+    worst of the third order were, and it has said more of them than there is. Where their margins were measured it says
+    nothing alone.
     """
     if shape is None:
         return []
     size = torch.where(shape.singular, LARGEST, shape.log_sd.abs())
-    alone = sampled is not None and not useful(sampled) and not bool(shape.confirmed.any())
+    known = bool(shape.confirmed.any()) or bool(measured)
+    alone = sampled is not None and not useful(sampled) and not known
     beyond = (size - WIDE * shape.standard_error >= _BEYOND) & alone
-    size = torch.where(shape.confirmed | beyond, size, size.clamp_max(LIMITS[1] - 1e-6))
+    size = torch.where(shape.confirmed | beyond, size, size.clamp_max(0.0 if measured else LIMITS[1] - 1e-6))
     k = int(size.argmax())
     value = float(size[k])
     clause = f"sd at least 3 {_SMALL}, by linear response" if value >= LARGEST else _times(float(shape.log_sd[k]))

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 
 
@@ -56,8 +57,8 @@ def labels_of(
     >>> labels_of(torch.zeros(2), None, {"log likelihood": None}, ())
     ('theta[0]', 'theta[1]', 'log likelihood')
     """
-    if theta.ndim != 1:
-        raise InputError(f"prior must return one theta, (D,); got shape {tuple(theta.shape)}.")
+    if not isinstance(theta, Tensor) or theta.ndim != 1 or not theta.is_floating_point():
+        raise InputError(f"prior must return one theta, a tensor of numbers (D,); got {shown(theta)}.")
     if names is not None and len(names) != len(theta):
         raise InputError(f"names must have one for each of the {len(theta)} coordinates; got {len(names)}.")
     coordinates = tuple(names) if names is not None else tuple(f"theta[{i}]" for i in range(len(theta)))

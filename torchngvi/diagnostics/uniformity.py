@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_tensor
+
 ALPHA = 0.05  # chance that anything at all is flagged where everything is calibrated
 _LEVELS = 20  # at which the distribution function is looked at, with its end
 _CANDIDATES = 64  # of a band's level at once
@@ -145,6 +147,7 @@ def holm(
     >>> holm(torch.tensor([0.01, 0.04, 0.03])).tolist()
     [0.029999999329447746, 0.05999999865889549, 0.05999999865889549]
     """
+    p_values = read_tensor("p_values", p_values, shape=(None,))
     ordered, order = p_values.sort()
     raised = ordered * torch.arange(len(ordered), 0, -1, dtype=ordered.dtype, device=ordered.device)
     return torch.empty_like(p_values).scatter(0, order, raised.cummax(0).values.clamp_max(1.0))

@@ -1,8 +1,8 @@
 """What an examination of q found: the word, the numbers behind it, and the table that is printed."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from torchngvi.diagnostics.confirmation import LARGEST
 from torchngvi.diagnostics.figures import verdict_figure
 from torchngvi.diagnostics.importance import Sampled
+from torchngvi.diagnostics.marginal import Margin
 from torchngvi.diagnostics.psis import worth
 from torchngvi.diagnostics.rule import (
     ABOUT,
@@ -59,6 +60,7 @@ class Verdict:
         coordinates: what would give other coordinates, a clause from who knows the model; empty where nobody does.
         family: what q is the best of, in words.  Of a warped one linear response and modes are in the space of its
             base, before it is bent.
+        margins: by coordinate, its margin by Laplace's method where importance weights may know too little of it.
 
     >>> import torch
     >>> marginals = Marginals(torch.zeros(1), torch.ones(1), ("mu",))
@@ -79,6 +81,7 @@ class Verdict:
     effort: Effort
     coordinates: str = ""
     family: str = GAUSSIAN
+    margins: Mapping[int, Margin] = field(default_factory=dict)
 
     @classmethod
     def none(cls, why: str) -> Self:
@@ -186,6 +189,8 @@ class Verdict:
             ]
         if self.shape is not None:
             parts.append(f"linear response: top eigenvalue {self.shape.eigenvalue:.2g}")
+        for k, margin in self.margins.items():
+            parts.append(f"sd of {self.marginals.name(k)} along its margin, by Laplace's method: {margin.sd:.4g}")
         started = [f"{self.effort.starts} starts in U(-2, 2)"] if self.effort.starts else []
         started += [f"{self.effort.climbed} draws of large weight"] if self.effort.climbed else []
         if started:

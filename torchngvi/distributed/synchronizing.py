@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.distributed.processes import Processes
 
 
@@ -68,6 +69,7 @@ def sum_gradients(optimizer: torch.optim.Optimizer, group: Any = None) -> Any:
     >>> handle = sum_gradients(VN(CholeskyGaussian(1), lr=0.1))
     >>> handle.remove()
     """
+    read_instance("optimizer", optimizer, torch.optim.Optimizer, "is an optimizer, such as VN(q, lr=0.1)")
     processes = group if isinstance(group, Processes) else Processes(group)
     held = list(itertools.chain.from_iterable(entry["params"] for entry in optimizer.param_groups))
 

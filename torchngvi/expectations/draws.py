@@ -17,6 +17,17 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import (
+    LARGEST_SIZE,
+    is_size,
+    read_flag,
+    read_generator,
+    read_instance,
+    read_seed,
+    read_size,
+    read_sizes,
+    shown,
+)
 from torchngvi.errors import InputError
 from torchngvi.numerics.seeds import whole_numbers
 from torchngvi.structures import Forest
@@ -82,7 +93,8 @@ class Independent(Draws):
     comparable, independent, mirrored = False, True, False
 
     def __init__(self, num_samples: int, generator: torch.Generator | None = None) -> None:
-        self.num_samples, self.generator = _positive(num_samples), generator
+        self.num_samples = read_size("num_samples", num_samples, "counts draws")
+        self.generator = read_generator("generator", generator)
 
     def __call__(self, like: Tensor) -> Tensor:
         """Return new draws z, (S, *batch, D)."""
@@ -111,7 +123,7 @@ class Antithetic(Draws):
     comparable, independent, mirrored = False, True, True
 
     def __init__(self, num_samples: int, generator: torch.Generator | None = None) -> None:
-        self.num_samples, self.generator = _even(num_samples), generator
+        self.num_samples, self.generator = _even(num_samples), read_generator("generator", generator)
 
     def __call__(self, like: Tensor) -> Tensor:
         """Return new draws z, (S, *batch, D), the second half of which mirrors the first."""
@@ -142,8 +154,8 @@ class Quasi(Draws):
     generator: torch.Generator
 
     def __init__(self, num_samples: int, seed: int = 0) -> None:
-        self.num_samples = _positive(num_samples)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.num_samples = read_size("num_samples", num_samples, "counts draws")
+        self.generator = torch.Generator().manual_seed(read_seed("seed", seed))
 
     def __call__(self, like: Tensor) -> Tensor:
         """Return draws z, (S, *batch, D), scrambled anew."""
@@ -208,8 +220,11 @@ class Fixed(Draws):
         apart: bool = False,
         pattern: Forest | None = None,
     ) -> None:
-        self.num_samples, self.seed, self.left_out = _even(num_samples), seed, tuple(left_out)
-        self.apart, self.pattern = apart, pattern
+        self.num_samples, self.seed = _even(num_samples), read_seed("seed", seed)
+        self.left_out = read_sizes("left_out", left_out, "are numbers of pairs of draws, from 0 on", at_least=0)
+        self.apart, self.pattern = read_flag("apart", apart), pattern
+        if pattern is not None:
+            read_instance("pattern", pattern, Forest, "is a forest of torchngvi.structures, or None")
         self._kept: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}  # by the members and D
 
     def __call__(self, like: Tensor) -> Tensor:
@@ -278,22 +293,18 @@ def as_draws(draws: Draws | int) -> Draws:
     """
     if isinstance(draws, Draws):
         return draws
-    if isinstance(draws, bool) or not isinstance(draws, int):
+    if not is_size(draws, at_least=-LARGEST_SIZE):
         raise InputError(
-            f"draws must be a number of antithetic draws, or draws such as Independent(16); got {draws!r}."
+            f"draws must be a number of antithetic draws, or draws such as Independent(16); got {shown(draws)}."
         )
     return Antithetic(draws)
 
 
-def _positive(num_samples: int) -> int:
-    if num_samples < 1:
-        raise InputError(f"num_samples must be at least 1; got {num_samples}.")
-    return num_samples
-
-
 def _even(num_samples: int) -> int:
-    if num_samples < 1 or num_samples % 2:
-        raise InputError(f"num_samples must be even, since the draws come in antithetic pairs; got {num_samples}.")
+    if not is_size(num_samples) or num_samples % 2:
+        raise InputError(
+            f"num_samples must be even, since the draws come in antithetic pairs; got {shown(num_samples)}."
+        )
     return num_samples
 
 

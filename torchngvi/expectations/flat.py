@@ -17,6 +17,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_generator, read_size
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Cost, Estimator, Expectation, Framed, Posterior, Target
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -43,9 +44,8 @@ class GradientEstimator(Estimator):
     least = 1  # draws
 
     def __init__(self, draws: int, generator: torch.Generator | None = None) -> None:
-        if not (isinstance(draws, int) and draws >= self.least):
-            raise InputError(f"draws is the number B of draws of the log joint, at least {self.least}; got {draws}.")
-        self.draws, self.generator = draws, generator
+        self.draws = read_size("draws", draws, "is the number B of draws of the log joint", at_least=self.least)
+        self.generator = read_generator("generator", generator)
 
     def check(self, q: Posterior) -> None:
         """Check that q is a flat posterior.

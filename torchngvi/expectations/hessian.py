@@ -7,8 +7,8 @@
 
 from typing import final
 
+from torchngvi.arguments import read_size
 from torchngvi.derivatives import mean_hessian
-from torchngvi.errors import InputError
 from torchngvi.expectations.drawing import Drawing
 from torchngvi.expectations.draws import Draws
 from torchngvi.interfaces import Cost, Expectation, Posterior, Raw, Target
@@ -67,6 +67,4 @@ def checked_chunk(chunk: int) -> int:
     >>> checked_chunk(3)
     3
     """
-    if chunk < 1:
-        raise InputError(f"chunk is the number of copies of theta in one call, at least 1; got {chunk}.")
-    return chunk
+    return read_size("chunk", chunk, "is the number of copies of theta in one call")

@@ -11,6 +11,7 @@ from typing import Self, final
 
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.errors import PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.quadrature import Quadrature
@@ -55,7 +56,8 @@ class PerFactor(Estimator):
     needs = FactorTarget
 
     def __init__(self, estimator: Estimator) -> None:
-        self.estimator = estimator
+        what = "is that of the factors, such as Stein(16)"
+        self.estimator = read_instance("estimator", estimator, Estimator, what, error=PairError)
         self.comparable, self.unbiased = estimator.comparable, estimator.unbiased
         self.generator = getattr(estimator, "generator", None)  # the optimizer saves its state
 

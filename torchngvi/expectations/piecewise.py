@@ -20,6 +20,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import is_number, is_size, read_flag, read_list, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Cost, Estimator, Expectation, LinearTarget, Marginals, Posterior, Target
 from torchngvi.numerics.gaussian_integrals import Moments, in_blocks
@@ -72,14 +73,14 @@ class PiecewiseBound(Estimator):
 
     def __init__(self, pieces: int = 20, *, clip: bool = False, table: Sequence[Sequence[float]] | None = None) -> None:
         if table is None:
-            if pieces % 2 or not 2 <= pieces <= 100:
+            if not is_size(pieces, at_least=2) or pieces % 2 or pieces > 100:
                 raise InputError(
-                    f"pieces must be even, half of them on each side of 0, and from 2 to 100; got {pieces}."
+                    f"pieces must be even, half of them on each side of 0, and from 2 to 100; got {shown(pieces)}."
                 )
             self.pieces = best_pieces(pieces)
         else:
             self.pieces = _checked(table)
-        self.clip = clip
+        self.clip = clip = read_flag("clip", clip)
         self.comparable = not clip
 
     @property
@@ -303,7 +304,11 @@ def _gap(piece: Piece) -> float:
 
 
 def _checked(table: Sequence[Sequence[float]]) -> tuple[Piece, ...]:
-    pieces = tuple(Piece(*map(float, row)) for row in table)
+    what = "has rows (low, high, a, b, c) of numbers"
+    rows = [read_list("table", row, what) for row in read_list("table", table, what)]
+    if not all(len(row) == len(Piece._fields) and all(is_number(x, infinite=True) for x in row) for row in rows):
+        raise InputError(f"table {what}; got {shown(table)}.")
+    pieces = tuple(Piece(*map(float, row)) for row in rows)
     joined = all(left.high == right.low for left, right in zip(pieces, pieces[1:], strict=False))
     ends = len(pieces) >= 2 and pieces[0].low == -math.inf and pieces[-1].high == math.inf
     if not (ends and joined and pieces[0].a == 0 and pieces[-1].a == 0):

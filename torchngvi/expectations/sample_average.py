@@ -24,8 +24,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_callable, read_instance
 from torchngvi.expectations.drawing import Drawing, Seen
-from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.draws import Draws, Fixed
 from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 from torchngvi.structures import Forest
 from torchngvi.structures.pattern import Structured, is_whole
@@ -56,7 +57,9 @@ class SampleAverage(Drawing):
     draws: Fixed
 
     def __init__(self, draws: Fixed, watch: Callable[[Seen], None] | None = None) -> None:
-        super().__init__(draws)
+        super().__init__(read_instance("draws", draws, Draws, "are fixed draws, such as Fixed(16)"))
+        if watch is not None:
+            read_callable("watch", watch)
         self.watch = watch
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:

@@ -13,7 +13,8 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError, PairError
+from torchngvi.arguments import read_generator, read_size
+from torchngvi.errors import PairError
 from torchngvi.expectations.flat import GradientEstimator, integrand
 from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 from torchngvi.numerics.least_squares import shortest_fit
@@ -52,10 +53,10 @@ class StatisticRegression(GradientEstimator):
     unbiased = False
 
     def __init__(self, draws: int | None = None, generator: torch.Generator | None = None) -> None:
-        if draws is not None and not (isinstance(draws, int) and draws >= 3):
-            raise InputError(f"draws is a number of values of the log joint, at least 3; got {draws}.")
+        if draws is not None:
+            draws = read_size("draws", draws, "counts values of the log joint", at_least=3)
         self._asked = draws
-        self.draws, self.generator = _LEAST if draws is None else draws, generator
+        self.draws, self.generator = _LEAST if draws is None else draws, read_generator("generator", generator)
 
     def check(self, q: Posterior) -> None:
         """Check that q is an exponential family with fewer statistics than there are draws.

@@ -1,8 +1,9 @@
 """What the user hands to a run to be called after each record."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
+from torchngvi.arguments import read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import Record
 
@@ -19,10 +20,9 @@ def checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
     Raises:
         InputError: something that is no function, or a function that is not in a list.
     """
-    functions = tuple(callbacks) if isinstance(callbacks, Iterable) else None
-    if functions is None or not all(callable(function) for function in functions):
-        raise InputError(
-            f"callbacks is a list of functions that take the Record of a step; got {callbacks!r}. Of one function f "
-            "pass [f]."
-        )
+    what = "is a list of functions that take the Record of a step"
+    one = " Of one function f pass [f]." if callable(callbacks) else ""
+    functions = () if one else tuple(read_list("callbacks", callbacks, what))
+    if one or not all(callable(function) for function in functions):
+        raise InputError(f"callbacks {what}; got {shown(callbacks)}.{one}")
     return functions

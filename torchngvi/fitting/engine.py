@@ -41,6 +41,7 @@ class Standing(NamedTuple):
     spent: tuple[int, int]  # evaluations and gradients after that
     tolerance: float = 0.0  # on the norm
     stalled: int = 0  # steps in a row that were rejected
+    rounded: bool = False  # some of the members are so near that rounding hides what a step could gain
     settled: bool = False  # the norm is within the tolerance, and the engine goes on to confirm it
     best: float = math.inf  # smallest smoothed value of a run that watches one
     idle: int = 0  # steps since then

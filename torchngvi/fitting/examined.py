@@ -1,8 +1,8 @@
 """After a fit of a log joint: does a Gaussian fit?  That q is the best of them does not say so.
 
-The examination of `torchngvi.diagnostics` takes from the log joint what the fit has taken at most, or 16,000 gradients
-where they are quick, and what the budgets of the run have left.  It draws from generators of its own, and leaves q and
-those of torch alone.
+The examination of `torchngvi.diagnostics` takes from the log joint what the fit has taken at most, or what
+`ExaminationSettings` allows where that is more, and what the budgets of the run have left.  It draws from generators of
+its own, and leaves q and those of torch alone.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchngvi.diagnostics.allowance import Allowance
+from torchngvi.diagnostics.allowance import Allowance, ExaminationSettings
 from torchngvi.diagnostics.examination import examine_fitted
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import TorchngviError
@@ -23,7 +23,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
 
 _FEWEST = 1025 * VALUE  # cost below which nothing can be told
-_UNMINDED = 16_000.0  # cost that nobody minds where the log joint is quick
+_SETTINGS = ExaminationSettings()
 
 
 class Examined(NamedTuple):
@@ -59,7 +59,7 @@ def _examined(
     over: Callable[[], bool],
 ) -> Examined:
     left = most - target.cost
-    allowed = Allowance(target, 2**62, min(target.cost, left), over, quick=min(_UNMINDED, left))
+    allowed = Allowance(target, 2**62, min(_SETTINGS.cost_after(target.cost), left), over)
     if over() or allowed.cost < _FEWEST:
         return Examined(None, "the budget of the run is used up")
     known = starts.looked and bool(starts.modes)
@@ -72,6 +72,7 @@ def _examined(
                 starts=starts.others if known else 0,
                 around=around,
                 seed=starts.seed + 11,
+                settings=_SETTINGS,
             )
     except (TorchngviError, RuntimeError, ArithmeticError) as error:  # the fit is not lost for it
         return Examined(None, str(error).rstrip("."))

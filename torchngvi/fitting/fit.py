@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count, read_flag, read_number, read_path
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.callbacks import checked_callbacks
@@ -50,7 +51,7 @@ from torchngvi.fitting.warped import WarpedAverages
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
-from torchngvi.models.arguments import as_target, count
+from torchngvi.models.arguments import as_target, read_posterior
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import NaturalGradientVI, Watch
@@ -144,11 +145,16 @@ def fit(
     >>> result.converged, round(result.loss, 4)
     (True, 1.3865)
     """
-    _check_posterior(q)
-    target = as_target(target)
+    q, target = read_posterior("fit", q, target), as_target(target)
     processes = target.processes or Processes.alone()
     processes.same_draws()
-    checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
+    examine = read_flag("examine", examine)
+    if tolerance is not None:
+        tolerance = read_number("tolerance", tolerance, "bounds the natural-gradient norm", above=0)
+        if tolerance**2 == 0:
+            raise InputError(f"tolerance bounds the natural-gradient norm; got {tolerance!r}, whose square is 0.")
+    checkpoint = None if checkpoint is None else read_path("checkpoint", checkpoint, "is the path of a file, or None")
+    checkpoint_every = read_count("checkpoint_every", checkpoint_every, "counts steps")
     callbacks = checked_callbacks(callbacks)
     if batch_size is not None:
         batch_size = _checked_batch_size(q, target, batch_size)
@@ -238,16 +244,6 @@ def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
     return NewtonCG(q) if newton else VN(q)
 
 
-def _check_posterior(q: object) -> None:
-    if isinstance(q, type):
-        raise InputError(f"fit takes a posterior; got the class {q.__name__}. Make one of it: {q.__name__}(dim).")
-    if not isinstance(q, Posterior):
-        raise InputError(
-            f"fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got "
-            f"{type(q).__name__} first."
-        )
-
-
 def _check_in_batches(optimizer: object, batch_size: int | None) -> None:
     if optimizer is not None or batch_size is not None:
         raise InputError("batch_groups= has its own steps and its own batches; leave optimizer= and batch_size= out.")
@@ -279,4 +275,4 @@ def _checked_batch_size(q: Posterior, target: Target, batch_size: int) -> int:
             "batch_size is for one posterior of a GeneralizedLinear model; give a log joint its batches by "
             "DataLogJoint."
         )
-    return count("batch_size", batch_size, "counts rows")
+    return read_count("batch_size", batch_size, "counts rows")

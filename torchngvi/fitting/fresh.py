@@ -27,9 +27,9 @@ class Fresh(NamedTuple):
 
     @property
     def kept(self) -> str:
-        """What importance sampling would keep, with k-hat where that is a rough number."""
-        rough = f", a rough number (k-hat {self.k_hat:.2f})" if self.k_hat >= _ROUGH and self.share < _NEARLY else ""
-        return f"importance sampling would keep {self.share:.0%} of them{rough}"
+        """What importance sampling would keep, about where k-hat says that it is a rough number."""
+        rough = "about " if self.k_hat >= _ROUGH and self.share < _NEARLY else ""
+        return f"importance sampling would keep {rough}{self.share:.0%} of them"
 
     def __str__(self) -> str:
         return f"on {DRAWS} fresh draws the ELBO is {float(self.elbo.sum()):.6g} ± {float(self.error.norm()):.1g}"

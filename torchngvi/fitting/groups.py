@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import copied
@@ -17,7 +18,6 @@ from torchngvi.fitting.steps import Steps
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Coordinates, Posterior, Target
 from torchngvi.methods import VN
-from torchngvi.models.arguments import count
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_batches import MixedInBatches
 from torchngvi.optim import Status
@@ -45,7 +45,7 @@ class PassesOverGroups(Steps):
     def __init__(self, q: Posterior, model: Target, batch_groups: int, stop: Criterion) -> None:
         processes = model.processes or Processes.alone()
         with processes.together():
-            groups = count("batch_groups", batch_groups, "counts groups")
+            groups = read_count("batch_groups", batch_groups, "counts groups")
             if not isinstance(model, MixedLogJoint) or not isinstance(q, Gaussian):
                 raise InputError("batch_groups is for a Gaussian q of a MixedModel; leave it out for other targets.")
             model.rows.check_one("a fit in batches of groups")

@@ -7,18 +7,20 @@ Where H has negative or vanishing eigenvalues λ they are replaced by max(|λ|, 
 for V, and the result says how many there were at the end.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count, read_number
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError
 from torchngvi.fitting.newton_search import put_at, search
 from torchngvi.interfaces import Framed, Target, TractableTarget
 from torchngvi.models import GeneralizedLinear, TractableFactors
-from torchngvi.models.arguments import as_target, bound, count
+from torchngvi.models.arguments import as_target, read_gaussian
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.linalg import eigh
@@ -133,16 +135,24 @@ def laplace(
     >>> bool(result.converged), round(q.mean.exp().item(), 9), round(q.variance.item(), 9)
     (True, 3.0, 0.333333333)
     """
-    target = as_target(target)
+    q, target = read_gaussian("laplace", q, target), as_target(target)
     tolerance = usual_tolerance(q) if tolerance is None else tolerance
-    tolerance = bound("tolerance", tolerance, "bounds the Newton decrement")
-    max_iterations = count("max_iterations", max_iterations, "counts Newton steps")
+    tolerance = read_number("tolerance", tolerance, "bounds the Newton decrement", above=0)
+    max_iterations = read_count("max_iterations", max_iterations, "counts Newton steps")
     if not target.temperature > 0:
         raise InputError(
             f"the covariance is γ H⁻¹, which needs a positive temperature γ; got {target.temperature}. "
             "At γ = 0 q is a point: minimise the log joint itself."
         )
-    return laplace_within(q, target, tolerance, max_iterations)
+    found = laplace_within(q, target, tolerance, max_iterations)
+    if (bad := int(found.repaired.max())) > 0:
+        warnings.warn(
+            f"where Newton's method ended the log joint has no maximum in {bad} of {q.dim} directions, and the "
+            "standard deviations there are not those of a posterior: its curvature is not negative. Give every "
+            "parameter a proper prior; if the function returns -log p, an energy, return its negative.",
+            stacklevel=3,
+        )
+    return found
 
 
 def usual_tolerance(q: Gaussian) -> float:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_flag
 from torchngvi.distributed import Ended, Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
@@ -101,7 +102,7 @@ class Loop:
             self.file = Checkpoint(checkpoint, engine.settings(), device, engine.batches, processes)
             self.file.apart = engine.apart if processes.world > 1 else ()
         self.trace: list[Record] = []
-        self.progress = progress and processes.leads
+        self.progress = read_flag("progress", progress) and processes.leads
         self._kept: _Kept | None = None
         self._stop: Stop | None = None
         self._ended = False  # by an interrupt

@@ -1,16 +1,15 @@
 """Where a mixture starts: one component at each mode that a search finds, as wide as the curvature says there."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_seed, read_tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.mode import find_modes, search_points
-from torchngvi.models.arguments import FullPrecision, as_target
-from torchngvi.numerics.arrays import writable
+from torchngvi.models.arguments import FullPrecision, as_target, read_posterior
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.mixture import Mixture
 
@@ -53,11 +52,17 @@ def mixture_at_modes(
     >>> result.converged, mixture
     (True, Mixture(2 x CholeskyGaussian, D = 1, weights 0.75, 0.25))
     """
+    read_posterior("mixture_at_modes", q, target)
     if not isinstance(q, Gaussian) or q.batch_shape:
         got = f"a batch of shape {tuple(q.batch_shape)}" if isinstance(q, Gaussian) else type(q).__name__
         raise InputError(f"mixture_at_modes looks around one Gaussian, such as CholeskyGaussian(3); got {got}.")
     target, mean = as_target(target), q.frame().mean
-    points = _checked(starts, mean) if starts is not None else search_points(mean, q.stddev, seed)
+    what, shape = f"are points (M, D) with D = {len(mean)}", (None, len(mean))
+    points = (
+        search_points(mean, q.stddev, read_seed("seed", seed))
+        if starts is None
+        else (read_tensor("starts", starts, what, like=mean, shape=shape))
+    )
     with FullPrecision(q.device.type):
         found = find_modes(target, torch.cat([mean[None], points]), 200 + 20 * q.dim)
     modes = [mode for mode in found if mode is not None and mode.found]
@@ -71,11 +76,3 @@ def mixture_at_modes(
     if type(mixture.components) is type(q) and mixture.components.structure == q.structure:
         return mixture
     return Mixture(type(q).from_posterior(mixture.components, structure=q.structure), mixture.weights)
-
-
-def _checked(starts: Any, mean: Tensor) -> Tensor:
-    """The points, after a check of their shape."""
-    points = torch.as_tensor(writable(starts), dtype=mean.dtype, device=mean.device)
-    if points.ndim != 2 or points.shape[-1] != len(mean):
-        raise InputError(f"starts are points (M, D) with D = {len(mean)}; got shape {tuple(points.shape)}.")
-    return points

@@ -21,16 +21,17 @@ from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.mixture_words import GONE, Seen
 from torchngvi.fitting.records import Record
-from torchngvi.interfaces import Local, RootTangent, Rule, Target
+from torchngvi.interfaces import Local, RootTangent, Rule, StepSize, Target
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.mixture_integrand import MixtureIntegrand
 from torchngvi.numerics.host import on_host
 from torchngvi.numerics.seeds import drawn_seed
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.optim.watching import UNWATCHED
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.mixture import Mixture
 from torchngvi.rules import LocalExponential, Retraction, VariationalNewton
-from torchngvi.stepsizes import KLRadius
+from torchngvi.stepsizes import Constant, KLRadius
 
 _TRUST = 0.7  # Fisher length of a step, of each component and of the weights
 _REST = 5  # steps before the weights move
@@ -92,12 +93,13 @@ class MixtureSteps(Engine):
         self.mixture, self.target, self.tolerance = q, target, tolerance
         self.integrand = MixtureIntegrand(q, target)
         self.trust = torch.inf if trust is None else trust
-        step_size = None if trust is None else KLRadius(0.5 * trust**2)
+        step_size: StepSize = Constant() if trust is None else KLRadius(0.5 * trust**2)
         rule = usual_rule(q.components) if rule is None else rule
         self.draws = max(draws, 2 * q.components.structure.widest + 2)
         self.most_draws = max(_MOST, self.draws)
         self.seed = drawn_seed()
         self.optimizer = NaturalGradientVI(q.components, rule, 1.0, step_size=step_size, estimator=self._estimator())
+        self.optimizer.watch = UNWATCHED  # the mean of the last ELBOs judges the run
         self.evaluations = self.gradients = self.values = self.steps = 0
         self.elbos: list[float] = []  # of the last steps with this ρ and these draws
         self.origin = q.components.frame().mean.clone()

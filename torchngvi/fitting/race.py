@@ -26,6 +26,7 @@ from torchngvi.expectations.draws import Antithetic, Fixed
 from torchngvi.interfaces import Coordinates, Rule, where_members
 from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.optim.watching import UNWATCHED
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import LocalExponential, Retraction
 from torchngvi.stepsizes import KLRadius
@@ -253,7 +254,8 @@ class Race:
         if average is not None and bool((average.steps > 0).all()):
             ok = average.structure.cholesky(average.spread)[1]  # rounding may have made it indefinite
             average.spread = where_members(ok, average.spread, self.q.frame().marginals())
-            places.append(average.posterior().coordinates)
+            if bool(average.structure.cholesky(average.spread)[1].all()):  # and that of q where noise has nearly gone
+                places.append(average.posterior().coordinates)
         return before, put_at_best(self.q, self.target, places, _COMPARED, self.seed + 5)
 
 
@@ -324,4 +326,7 @@ def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: floa
 def _stochastic(q: Gaussian, lr: float, draws: int, radius: float, generator: torch.Generator) -> NaturalGradientVI:
     """Steps that stay in the cone: IBLR, or in patterns that are not closed under products a triangular exponential."""
     rule: Rule = Retraction() if q.structure.closed else LocalExponential()
-    return NaturalGradientVI(q, rule, lr, step_size=KLRadius(radius), estimator=Stein(Antithetic(draws, generator)))
+    estimator = Stein(Antithetic(draws, generator))
+    optimizer = NaturalGradientVI(q, rule, lr, step_size=KLRadius(radius), estimator=estimator)
+    optimizer.watch = UNWATCHED  # the race judges its rates, and drops those that run away
+    return optimizer

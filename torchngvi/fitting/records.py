@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_names
 from torchngvi.diagnostics.certificate import Certificate, certificate
 from torchngvi.diagnostics.examination import examine
 from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
@@ -199,10 +200,11 @@ class FitResult:
         Raises:
             InputError: another number of names than of coordinates.
         """
+        names = read_names("names", names, "are those of the coordinates, a list of texts")
         if isinstance(self.posterior, Gaussian | Warped) and len(names) != self.posterior.dim:
             raise InputError(f"names must have one entry a coordinate, {self.posterior.dim}; got {len(names)}.")
         examination = None if self.examination is None else self.examination.named(names)
-        return replace(self, names=tuple(names), examination=examination)
+        return replace(self, names=names, examination=examination)
 
 
 def _kind(q: Gaussian | Warped) -> str:
@@ -250,6 +252,30 @@ def _why_not(result: FitResult) -> str:
     if not target.temperature:
         return "at temperature 0 there is no density"
     return _LATER
+
+
+def read_result(door: str, result: Any) -> FitResult:
+    """Check that what stands in the place of the result of a fit is one.
+
+    Args:
+        door: the name of the function that takes it first, for the refusal.
+        result: what the user gave.
+
+    Returns:
+        The result.
+
+    Raises:
+        InputError: if it is something else, such as the posterior.
+
+    >>> read_result("forget", 3)
+    Traceback (most recent call last):
+    torchngvi.errors.InputError: forget takes the result of a fit first, as fit(q, model) returns it; got int first.
+    """
+    if not isinstance(result, FitResult):
+        raise InputError(
+            f"{door} takes the result of a fit first, as fit(q, model) returns it; got {type(result).__name__} first."
+        )
+    return result
 
 
 def record(

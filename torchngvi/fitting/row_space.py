@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
@@ -59,6 +60,7 @@ class RowSpace:
     """
 
     def __init__(self, model: GeneralizedLinear) -> None:
+        read_instance("model", model, GeneralizedLinear, "is a GeneralizedLinear with few rows")
         X, prior = model.X, model.prior
         if X.ndim != 2 or model.y.ndim != 1:
             raise InputError(f"RowSpace takes one data set; got X {tuple(X.shape)} and y {tuple(model.y.shape)}.")

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count, read_number
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Standing, Stop
 from torchngvi.fitting.records import Record
@@ -39,11 +40,9 @@ class SlopeBelow(Criterion):
     """
 
     def __init__(self, slope: float = 0.01, block: int = 1000, blocks: int = 3) -> None:
-        if block < 1:
-            raise InputError(f"block counts iterations, at least 1; got {block}.")
-        if blocks < 2:
-            raise InputError(f"a line needs at least 2 blocks; got {blocks}.")
-        self.block, self.blocks, self.slope = block, blocks, slope
+        self.block = read_count("block", block, "counts iterations")
+        self.blocks = read_count("blocks", blocks, "counts the averages in a line", at_least=2)
+        self.slope = read_number("slope", slope, "is in nats a block")
         self.means: list[float] = []
         self.steps = 0
         self._bounds: list[Tensor] = []  # of the block that is not full, read once it is
@@ -132,10 +131,8 @@ class SlopeStop(SlopeBelow):
     """
 
     def __init__(self, block: int = 1000, blocks: int = 3, slope: float = 0.01, max_steps: int = 100_000) -> None:
-        if block < 1 or max_steps < 1:
-            raise InputError(f"block and max_steps count iterations, at least 1; got {block} and {max_steps}.")
         super().__init__(slope, block, blocks)
-        self.max_steps = max_steps
+        self.max_steps = read_count("max_steps", max_steps, "counts iterations")
 
     def __call__(self, record: Record) -> bool:
         """Whether to end the run of `fit`, whose bound is minus the loss of the record."""

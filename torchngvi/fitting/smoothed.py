@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from torchngvi.arguments import read_callable, read_count, read_instance, read_size, read_tensor, shown
 from torchngvi.errors import InputError
 from torchngvi.expectations.flat import integrand
 from torchngvi.fitting import fingerprints
@@ -26,7 +27,7 @@ from torchngvi.fitting.stopping import Criterion, Evaluations, Unimproved, joine
 from torchngvi.interfaces import Target
 from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.models import LogJoint
-from torchngvi.models.arguments import FullPrecision, classify, count
+from torchngvi.models.arguments import FullPrecision, classify
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.renamed import renamed
@@ -86,7 +87,7 @@ def run(
     converged, the smoothed value has not improved for 20 steps. Its best, ..., is put back. Negative ELBO ...
     """
     for name, number in (("max_steps", max_steps), ("patience", patience)):
-        count(name, number, "counts steps")
+        read_count(name, number, "counts steps")
     if isinstance(optimizer, IFVB | AIFVB) and isinstance(schedule, LambdaLR):
         for power in schedule.lr_lambdas:
             if isinstance(power, PowerSchedule):
@@ -127,8 +128,15 @@ class SmoothedSteps(Engine):
         window: int = 100,
         tolerance: float = 0.0,
     ) -> None:
-        (flat,) = optimizer.posteriors
-        assert isinstance(flat, FlatPosterior)
+        read_instance("optimizer", optimizer, NaturalGradientVI, "is one of a flat posterior, such as IFVB(q)")
+        if schedule is not None:
+            what = "moves the learning rate of the optimizer, as torch.optim.lr_scheduler does"
+            read_instance("schedule", schedule, LRScheduler, what)
+        if monitor is not None:
+            read_callable("monitor", monitor, "is a function that returns a number", arguments="")
+        flat = optimizer._only_posterior("run")
+        read_instance("posterior", flat, FlatPosterior, "of run is a flat one, such as Beta(vector)")
+        assert isinstance(flat, FlatPosterior)  # for the types alone
         self.flat = flat
         super().__init__(flat)
         if flat.batch_shape:
@@ -138,7 +146,7 @@ class SmoothedSteps(Engine):
         self.target = prepared if isinstance(prepared, Target) else classify(prepared)
         self.batches = getattr(self.target, "batches", ())
         self.remedy = ""
-        self.window = count("window", window, "counts steps")
+        self.window = read_count("window", window, "counts steps")
         self.steps, self.draws = 0, 0  # the second of the log joint
         self.tolerance, self.small = tolerance, 0  # steps in a row whose norm is within it
         self.values: deque[float] = deque(maxlen=self.window)
@@ -199,11 +207,11 @@ class SmoothedSteps(Engine):
     def _monitored(self, monitor: Callable[[], float]) -> float:
         """The monitored value with the estimate in the posterior; λ is put back."""
         if not isinstance(self.optimizer, AIFVB):
-            return float(monitor())
+            return _number(monitor())
         iterate = self.flat.vector.detach().clone()
         try:
             self._put(self._estimate())
-            return float(monitor())
+            return _number(monitor())
         finally:
             self._put(iterate)
 
@@ -306,6 +314,18 @@ def lower_bound(
     >>> value.item(), error.item()  # q is the uniform density
     (0.0, 0.0)
     """
+    q = read_instance("q", q, FlatPosterior, "is a flat posterior, such as Beta(vector)", other=log_joint)
+    draws = read_size("draws", draws, "counts draws")
+    if at is not None:
+        at = read_tensor("at", at, like=q.vector, shape=(*[None] * (q.vector.ndim - 1), q.size))
     theta = q.sample(draws, generator, at)
     h = integrand(q, LogJoint(log_joint), theta, at)
     return h.mean(0), h.std(0) / math.sqrt(draws)
+
+
+def _number(value: object) -> float:
+    """What a monitor has returned, as a float, which may be NaN."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"monitor must return a number; got {shown(value)}.") from error

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
@@ -13,7 +14,7 @@ from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.irls import WIDE, has_start, start_at_mode
 from torchngvi.fitting.laplace import laplace_within, usual_tolerance
 from torchngvi.fitting.records import record
-from torchngvi.fitting.stopping import Criterion
+from torchngvi.fitting.stopping import Criterion, Rounding
 from torchngvi.fitting.streaming import start_in_passes, stream_rows
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.models import GeneralizedLinear
@@ -29,6 +30,8 @@ _FAR = 1e4  # natural-gradient norm from which q begins at the mode
 _NEAR = 1.0  # the same of a convex ℓ, whose mode is found by a few passes without an expectation
 _PASSES = 100  # Newton steps for the mode of a model that is not convex
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
+_DOUBTED = 5  # rejections in a row after which two passes over batches are compared
+_APART = 1e-4  # of a loss, by which two passes over the same rows differ by rounding at most
 _NOISY = (
     "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
 )
@@ -83,6 +86,7 @@ class Steps(Engine):
         self._spent: tuple[int, int] | None = None  # by the run that is gone on from, with the evaluation made again
         self._alive: Tensor | None = None  # members whose loss and norm are finite, where q was evaluated; (*batch,)
         self._members: Tensor | None = None  # converged there, (*batch,)
+        self.rounding = Rounding()
 
     def begin(self) -> None:
         """One pass over mini-batches, where it is wanted; or a fit to some of the rows."""
@@ -131,8 +135,13 @@ class Steps(Engine):
             elif not bool((norm <= self.tolerance)[alive].all()):
                 refuted = self._why_refuted(on_average, norm, alive)
         self._members, self._alive = (norm <= self.tolerance) & known, alive
+        rounded = False
+        if self.exact and self.rounding.asked(norm, self._members, alive):
+            near = self.rounding.hides(self.q, self.target, status.loss, norm)
+            rounded = bool((near & ~self._members).any())
+            self._members = self._members | near
         standing = self._standing(status.loss, norm, loss, spent)
-        return standing._replace(lost=standing.lost or refuted)
+        return standing._replace(lost=standing.lost or refuted, rounded=rounded)
 
     def _at_the_mode(self, status: Status) -> Status:
         """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation.
@@ -266,6 +275,8 @@ class Steps(Engine):
                 f" The negative ELBO climbed from {self.first_loss:.6g} to {line.loss:.6g}, far above its start: use a "
                 "smaller lr or radius, or neither."
             )
+        if self.target.in_passes and self.stalled == _DOUBTED:
+            _check_passes(self.q, self.target)
         lost = "" if bool((alive & ~members).any()) else self._why_lost(line.loss, alive, members)
         return Standing(
             line,
@@ -311,6 +322,7 @@ class Steps(Engine):
             "remedy": self.remedy,
             "first_loss": self.first_loss,
             "places": self.places,
+            "rounding": self.rounding.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -320,4 +332,19 @@ class Steps(Engine):
         self.step, self.stalled, self.remedy = state["step"], state["stalled"], state["remedy"]
         self.first_loss, self._spent = state["first_loss"], state.get("spent")
         self.places = state.get("places", False)
+        self.rounding.load_state_dict(state.get("rounding", {}))
         self._members = self._alive = None
+
+
+@torch.no_grad()
+def _check_passes(q: Posterior, target: Target) -> None:
+    """Check that two passes over the data see the same rows with the same labels, since steps are found by trial."""
+    if not isinstance(target, TractableTarget):
+        return
+    first, second = (target.negative_elbo(q).double() for _ in range(2))
+    if bool(((first - second).abs() > _APART * (first.abs() + 1)).any()):
+        raise InputError(
+            f"two passes over the batches give the losses {float(first.sum()):.6g} and {float(second.sum()):.6g} at "
+            "the same q: they do not hold the same rows with the same labels. Let one loader give the rows with their "
+            "labels, shuffled together or not at all, and each row once, without a sampler with replacement."
+        )

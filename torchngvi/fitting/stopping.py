@@ -3,14 +3,19 @@
 ``NormBelow(1e-5) | Evaluations(1000) | Seconds(60) | SlopeBelow(0.01)`` is one criterion.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from torchngvi.arguments import read_count, read_number
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Standing, Stop
-from torchngvi.models.arguments import bound, count
+from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
 
 
 class Criterion(ABC):
@@ -106,7 +111,9 @@ class _Either(Criterion):
 class NormBelow(Criterion):
     """The run has converged: the natural-gradient norm of every batch member is known to be within the tolerance.
 
-    If the norm is estimated from draws, three standard errors are added, and the engine confirms it by fresh draws.
+    If the norm is estimated from draws, three standard errors are added, and the engine confirms it by fresh draws.  A
+    norm ν promises at most ½ν² nats: where steps no longer help, and the loss at neighbours of q that only rounding
+    tells apart differs by more, as the one of counts of 10⁸ and more does, the run has converged too.
 
     Args:
         tolerance: the bound on the norm of ∇L/γ, positive.
@@ -119,13 +126,92 @@ class NormBelow(Criterion):
     """
 
     def __init__(self, tolerance: float) -> None:
-        self.tolerance = bound("tolerance", tolerance, "bounds the natural-gradient norm")
+        self.tolerance = read_number("tolerance", tolerance, "bounds the natural-gradient norm", above=0)
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run, as converged, once the norm of every member is within the tolerance."""
         if not bool(standing.members.all()):
             return None
-        return Stop(f"natural-gradient norm {standing.record.norm:.2g}.{standing.climb}", converged=True)
+        least = ", the least that the rounding of the ELBO allows" if standing.rounded else ""
+        return Stop(f"natural-gradient norm {standing.record.norm:.2g}{least}.{standing.climb}", converged=True)
+
+
+class Rounding:
+    """What the rounding of a loss hides: a run whose steps could gain no more has converged, whatever its tolerance.
+
+    A natural-gradient norm ν promises at most ½ν² nats.  Where it stays as it is, the loss is looked at on neighbours
+    of q, some units in the last place of its mean away, whose losses differ by rounding alone.
+
+    Args:
+        patience: evaluations in a row without a norm of half the size, after which it is looked at, and again after
+            twice as many; the least with which a single rejected step is not taken for it.
+        units: how many units in the last place the neighbours are away: beyond the rounding of the products that a
+            linear predictor is made of, and far below any standard deviation that can be resolved.
+
+    >>> Rounding().asked(torch.tensor([0.1]), torch.tensor([False]), torch.tensor([True]))
+    False
+    """
+
+    def __init__(self, patience: int = 2, units: Sequence[int] = (-8, -4, 4, 8)) -> None:
+        self.patience, self.units = patience, tuple(units)
+        self._best, self._idle = math.inf, 0
+
+    def asked(
+        self,
+        norm: Tensor,  # (*batch,)
+        members: Tensor,  # bool, (*batch,)
+        alive: Tensor,  # bool, (*batch,)
+    ) -> bool:
+        """Whether rounding is to be looked at: the norms of those that have not converged do not fall."""
+        moving = alive & ~members
+        if not bool(moving.any()):
+            return False
+        size = float(norm[moving].max())
+        if size < 0.5 * self._best:
+            self._best, self._idle = size, 0
+            return False
+        self._idle += 1
+        times = self._idle // self.patience
+        return self._idle % self.patience == 0 and times & (times - 1) == 0
+
+    def hides(
+        self,
+        q: Posterior,
+        target: Target,
+        loss: Tensor,  # (*batch,)
+        norm: Tensor,  # (*batch,)
+    ) -> Tensor:
+        """Say of which members, (*batch,), rounding hides what a step could gain.
+
+        Args:
+            q: the posterior, which stays as it is.
+            target: one that knows the loss to rounding; of others nothing is hidden.
+            loss: at q.
+            norm: the natural-gradient norm there.
+        """
+        gain, eps = 0.5 * norm.square(), torch.finfo(q.mean_probe.dtype).eps
+        near = gain <= eps**0.5 * loss.abs().clamp_min(1.0)  # else there is something to gain
+        if not (bool(near.any()) and isinstance(target, TractableTarget)):
+            return torch.zeros_like(near)
+        other, losses = copy.deepcopy(q), [loss]
+        here = other.snapshot()
+        for units in self.units:
+            other.restore(Coordinates(here.vector * (1 + units * eps), here.matrix))
+            with (
+                torch.no_grad()
+            ):  # nor is the copy asked whether it fits: some targets know q as the one that they hold
+                value = target.expected_energy(other.probed())[0] - target.temperature * other.entropy()
+            losses.append(value.to(loss))
+        every = torch.stack(losses)
+        return near & (gain <= every.amax(0) - every.amin(0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The smallest norm so far, and the evaluations since."""
+        return {"best": self._best, "idle": self._idle}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave; without one begin."""
+        self._best, self._idle = state_dict.get("best", math.inf), state_dict.get("idle", 0)
 
 
 class Evaluations(Criterion):
@@ -142,7 +228,7 @@ class Evaluations(Criterion):
     """
 
     def __init__(self, most: int) -> None:
-        self.evaluations = count("max_evaluations", most, "is a budget of expectations")
+        self.evaluations = read_count("max_evaluations", most, "is a budget of expectations")
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once the budget is used up."""
@@ -172,7 +258,7 @@ class Gradients(Criterion):
     """
 
     def __init__(self, most: int) -> None:
-        self.most_gradients = self.most = count("Gradients", most, "is a budget of gradients")
+        self.most_gradients = self.most = read_count("Gradients", most, "is a budget of gradients")
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once the budget is used up."""
@@ -212,7 +298,7 @@ class Seconds(Criterion):
     """
 
     def __init__(self, most: float) -> None:
-        self.most = bound("Seconds", most, "is a budget of time")
+        self.most = read_number("Seconds", most, "is a budget of time", above=0)
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once the time is over."""
@@ -240,7 +326,7 @@ class Stalled(Criterion):
     """
 
     def __init__(self, steps: int) -> None:
-        self.steps = count("Stalled", steps, "counts rejected steps")
+        self.steps = read_count("Stalled", steps, "counts rejected steps")
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once so many steps in a row were rejected."""
@@ -269,7 +355,7 @@ class Unimproved(Criterion):
     """
 
     def __init__(self, steps: int) -> None:
-        self.steps = count("Unimproved", steps, "counts steps without a new best")
+        self.steps = read_count("Unimproved", steps, "counts steps without a new best")
         self._rejections: list[int] = []  # so far, at the last steps
 
     def asked(self, standing: Standing) -> Stop | None:

@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from torchngvi.arguments import read_number
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import StatisticRegression
 from torchngvi.fitting import reasons
@@ -14,7 +15,6 @@ from torchngvi.fitting.engine import Standing
 from torchngvi.fitting.smoothed import SmoothedSteps
 from torchngvi.interfaces import Target
 from torchngvi.methods.ifvb import IFVB
-from torchngvi.models.arguments import bound
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat import ExponentialFamily
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -55,7 +55,7 @@ def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> Smoo
     """
     if isinstance(q, ExponentialFamily):
         usual = _TOLERANCE.get(q.dtype, _COARSE)
-        tolerance = usual if tolerance is None else bound("tolerance", tolerance, "bounds the norm")
+        tolerance = usual if tolerance is None else read_number("tolerance", tolerance, "bounds the norm", above=0)
         steps = NaturalGradientVI(
             q, NaturalGradient(), _FIRST, step_size=KLRadius(_TRUST), estimator=StatisticRegression()
         )

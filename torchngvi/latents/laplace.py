@@ -15,6 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.latents.chain import Layout
@@ -78,7 +79,7 @@ class MarginalLaplace(Target):
     temperature = 1.0
 
     def __init__(self, log_joint: Joint, latents: int | Tensor, at: Tensor, pattern: Any = None) -> None:
-        if not callable(log_joint):
+        if not callable(log_joint) or isinstance(log_joint, type):
             raise InputError(f"marginal takes a function of theta and the latents; got {type(log_joint).__name__}.")
         self.at = _vector("at", at, None)
         start = _start(latents, self.at)
@@ -289,12 +290,8 @@ def _vector(name: str, value: Any, like: Tensor | None) -> Tensor:
 
 def _start(latents: Any, at: Tensor) -> Tensor:
     """Where the search for the first mode begins, (D,)."""
-    if isinstance(latents, float):
-        raise InputError(f"latents is their number, an integer, or a vector to begin from; got {latents}.")
-    if isinstance(latents, int) and not isinstance(latents, bool):
-        if latents < 1:
-            raise InputError(f"latents is their number, at least 1, or a vector to begin from; got {latents}.")
-        return at.new_zeros(latents)
+    if isinstance(latents, int | float):
+        return at.new_zeros(read_size("latents", latents, "is their number, or a vector to begin from,"))
     return _vector("latents", latents, at)
 
 

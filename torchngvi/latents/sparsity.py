@@ -79,7 +79,7 @@ def _pairs(pattern: Any, dim: int) -> Tensor:
         return pattern.to_sparse_coo().coalesce().indices().mT
     try:
         table = torch.as_tensor(pattern)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{_FORMS}; got {type(pattern).__name__}.") from error
     if table.numel() == 0:
         return torch.zeros(0, 2, dtype=torch.long, device="cpu")

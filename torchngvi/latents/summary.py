@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.latents.modes import Modes
 from torchngvi.models.checks import numbers
@@ -118,6 +119,8 @@ def thetas_of(
     >>> thetas_of([1.0, 2.0], torch.zeros(2), 8, None).tolist()
     [[1.0, 2.0]]
     """
+    if isinstance(source, type):
+        raise InputError(f"theta is a posterior, a result or values; got {shown(source)}.")
     posterior = getattr(source, "posterior", source)
     if hasattr(posterior, "sample"):
         shape: Any = (draws,) if hasattr(posterior, "batch_shape") else draws  # densities of refine take a number

@@ -1,12 +1,11 @@
 """Black-box VI by projected and by proximal stochastic gradients: constructor calls of `NaturalGradientVI`."""
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_number
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
 from torchngvi.interfaces import Estimator, Posterior, StepSize
 from torchngvi.optim import NaturalGradientVI
@@ -53,13 +52,16 @@ class BBVI(NaturalGradientVI):
         estimator: Estimator | None = None,
         loss_scale: float = 1.0,
     ) -> None:
-        if not (smoothness > 0 and math.isfinite(smoothness)):
-            raise InputError(
-                f"smoothness is L, the largest curvature of the negative log joint, positive; got {smoothness:g}."
-            )
+        what = "is L, the largest curvature of the negative log joint,"
+        smoothness = read_number("smoothness", smoothness, what, above=0)
         rule = ProjectedRootGradient(smoothness**-0.5)
         super().__init__(
-            posterior, rule, lr, step_size=step_size, estimator=estimator or PathDerivative(), loss_scale=loss_scale
+            posterior,
+            rule,
+            lr,
+            step_size=step_size,
+            estimator=PathDerivative() if estimator is None else estimator,
+            loss_scale=loss_scale,
         )
 
 
@@ -89,7 +91,7 @@ class ProximalBBVI(NaturalGradientVI):
         estimator: Estimator | None = None,
         loss_scale: float = 1.0,
     ) -> None:
-        estimator = estimator or Reparametrized(Independent(1))
+        estimator = Reparametrized(Independent(1)) if estimator is None else estimator
         super().__init__(
             posterior, ProximalRootGradient(), lr, step_size=step_size, estimator=estimator, loss_scale=loss_scale
         )

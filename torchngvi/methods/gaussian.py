@@ -14,6 +14,7 @@ from torch import Tensor
 from torchngvi.errors import PairError
 from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.optim.pairs import posteriors_of
 from torchngvi.posteriors import NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.renamed import renamed
 from torchngvi.rules import (
@@ -265,7 +266,7 @@ class Snngm(Method):
         estimator: Estimator | None = None,
         loss_scale: float = 1.0,
     ) -> None:
-        items = posterior if isinstance(posterior, Iterable) and not isinstance(posterior, Posterior) else [posterior]
+        items = posteriors_of(posterior)
         groups: list[dict[str, Any]] = [dict(item) if isinstance(item, dict) else {"posterior": item} for item in items]
         known = [group for group in groups if isinstance(group.get("posterior"), Posterior)]
         for group in known:
@@ -281,7 +282,7 @@ class Snngm(Method):
             known[0]["lr"] if known else 1.0,  # of groups added later
             step_size=step_size,
             estimator=estimator,
-            momentum=momentum or NormalizedMomentum(*norms),
+            momentum=NormalizedMomentum(*norms) if momentum is None else momentum,
             loss_scale=loss_scale,
         )
 

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.averaging import Averaging
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.flat import ControlVariate, GradientEstimator, Pathwise
 from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Posterior, StepSize
 from torchngvi.metrics import Preconditioner, Recursive
-from torchngvi.optim import Evaluation, NaturalGradientVI
+from torchngvi.optim import Evaluation, NaturalGradientVI, pairs
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.renamed import moved, renamed, warn_renamed
 from torchngvi.rules import RootGradient
@@ -83,6 +84,7 @@ class PreconditionedVI(NaturalGradientVI):
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
+        pairs.check_kinds(metric=metric, step_size=step_size)
         super().__init__(
             posterior,
             RootGradient(),
@@ -213,7 +215,7 @@ class IFVB(PreconditionedVI):
     ) -> None:
         super().__init__(
             posterior,
-            metric or Recursive(beta=_BETA),
+            Recursive(beta=_BETA) if metric is None else metric,
             lr,
             estimator=estimator,
             step_size=step_size,
@@ -261,6 +263,10 @@ class AIFVB(IFVB):
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
+        if averaging is not None:
+            read_instance(
+                "averaging", averaging, Averaging, "is one of torchngvi.ifvb.Averaging, or None", error=PairError
+            )
         self.averaging = averaging or Averaging()
         super().__init__(
             posterior,

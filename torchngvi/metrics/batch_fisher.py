@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_generator
 from torchngvi.errors import InputError
 from torchngvi.metrics.damped import check_damping, damped_solve
 from torchngvi.metrics.preconditioner import Preconditioner, State, check_count, finite_rows
@@ -39,7 +40,7 @@ class BatchFisher(Preconditioner):
 
     def __init__(self, samples: int = 50, rho: float = 0.01, *, generator: torch.Generator | None = None) -> None:
         self.samples, self.rho = check_count("samples", samples), check_damping(rho)
-        self.generator = generator
+        self.generator = read_generator("generator", generator)
 
     def fresh(self, q: FlatPosterior) -> State:
         """Return a batch of no scores.

@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance, read_list
 from torchngvi.errors import InputError
 from torchngvi.metrics.preconditioner import Preconditioner, State, check_count
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -45,6 +46,8 @@ class Blocks(Preconditioner):
     """
 
     def __init__(self, rule: Preconditioner, sizes: Sequence[int]) -> None:
+        read_instance("rule", rule, Preconditioner, "is one that learns from scores, such as Recursive()")
+        sizes = read_list("sizes", sizes, "lists the length of each block")
         if rule.samples == 0 or isinstance(rule, Blocks):
             raise InputError(f"Blocks splits a rule that learns from scores; got {type(rule).__name__}.")
         if not sizes:

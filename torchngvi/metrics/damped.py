@@ -8,7 +8,7 @@ With n < D the n x n matrix suffices: x = (g - Φᵀ(nδI + ΦΦᵀ)⁻¹Φg)/δ
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_number
 from torchngvi.posteriors.flat.flat_posterior import solve_symmetric
 
 
@@ -27,9 +27,7 @@ def check_damping(rho: float) -> float:
     >>> check_damping(1)
     1.0
     """
-    if not rho >= 0:
-        raise InputError(f"rho is the damping in units of the mean eigenvalue, not negative; got {rho}.")
-    return float(rho)
+    return read_number("rho", rho, "is the damping in units of the mean eigenvalue", at_least=0)
 
 
 def damped_solve(

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_size
 from torchngvi.metrics.preconditioner import State
 from torchngvi.metrics.recursion import AT_ONCE, Recursion, downdate
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -50,9 +50,8 @@ class MatrixFree(Recursion):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(samples, eps=eps, c_beta=c_beta, beta=beta, warmup=warmup, generator=generator)
-        self.keep = keep
-        if keep is not None and keep < 2 * samples:
-            raise InputError(f"keep counts the vectors of at least one iteration, {2 * samples}; got {keep}.")
+        what = "counts the vectors of one iteration or more"
+        self.keep = None if keep is None else read_size("keep", keep, what, at_least=2 * self.samples)
 
     def fresh(self, q: FlatPosterior) -> State:
         """Return a recursion of no vectors."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_size
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Bent, Local, Metric, Posterior
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -148,9 +149,7 @@ def check_warmup(warmup: int | None) -> int | None:
     >>> check_warmup(0)
     0
     """
-    if warmup is not None and not warmup >= 0:
-        raise InputError(f"warmup counts scores before the first step, not negative; got {warmup}.")
-    return warmup
+    return None if warmup is None else read_size("warmup", warmup, "counts scores before the first step", at_least=0)
 
 
 def _flat(metric: Preconditioner, q: Posterior) -> FlatPosterior:
@@ -197,6 +196,4 @@ def check_count(name: str, value: int) -> int:
     >>> check_count("samples", 3)
     3
     """
-    if not (isinstance(value, int) and value >= 1):
-        raise InputError(f"{name} is a number of draws, at least 1; got {value}.")
-    return value
+    return read_size(name, value, "counts draws")

@@ -19,7 +19,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_size
 from torchngvi.interfaces import Acceleration, Bent, Local, Posterior, may_be_asked, where_members
 from torchngvi.stepsizes.lengths import raised
 from torchngvi.structures import Pattern
@@ -54,9 +54,7 @@ class QuasiNewton(Acceleration):
     """
 
     def __init__(self, memory: int = 5) -> None:
-        if memory < 1:
-            raise InputError(f"memory is the number of pairs kept, at least 1; got {memory}.")
-        self.memory = memory
+        self.memory = read_size("memory", memory, "is the number of pairs kept")
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """Return an empty memory of pairs (s, y), with the last gradient and direction."""

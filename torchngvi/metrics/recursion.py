@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_generator, read_number
 from torchngvi.metrics.preconditioner import Preconditioner, State, check_count, check_warmup, finite_rows
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -43,13 +43,12 @@ class Perturbation:
 
     def __init__(self, samples: int, eps: float | None, c_beta: float | None, beta: float) -> None:
         self.samples = check_count("samples", samples)
-        if eps is not None and not eps > 0:
-            raise InputError(f"eps of H_0 = eps I must be positive, or None for the scale of the scores; got {eps}.")
-        if c_beta is not None and not c_beta >= 0:
-            raise InputError(f"c_beta must not be negative; got {c_beta}.")
-        if not 0 < beta < 0.5:
-            raise InputError(f"beta must lie in (0, alpha - 1/2), so below 1/2; got {beta}.")
-        self.eps, self.c_beta, self.beta = eps, c_beta, float(beta)
+        if eps is not None:
+            eps = read_number("eps", eps, "is that of H_0 = eps I, None for the scale of the scores,", above=0)
+        if c_beta is not None:
+            c_beta = read_number("c_beta", c_beta, at_least=0)
+        beta = read_number("beta", beta, "lies in (0, alpha - 1/2)", above=0, below=0.5)
+        self.eps, self.c_beta, self.beta = eps, c_beta, beta
 
     def init(self, like: Tensor) -> State:
         """Start a recursion for vectors of the shape, dtype and device of ``like``, (*batch, D).
@@ -123,7 +122,8 @@ class Recursion(Preconditioner):
         generator: torch.Generator | None = None,
     ) -> None:
         self.perturbation = Perturbation(samples, eps, c_beta, beta)
-        self.samples, self.warmup, self.generator = samples, check_warmup(warmup), generator
+        self.samples, self.warmup = self.perturbation.samples, check_warmup(warmup)
+        self.generator = read_generator("generator", generator)
 
     @abstractmethod
     def times(

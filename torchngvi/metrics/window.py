@@ -5,8 +5,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_generator, read_number
 from torchngvi.errors import InputError
-from torchngvi.metrics.damped import check_damping, damped_solve
+from torchngvi.metrics.damped import damped_solve
 from torchngvi.metrics.preconditioner import Preconditioner, State, check_count, check_warmup, finite_rows
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
@@ -49,12 +50,10 @@ class Window(Preconditioner):
         generator: torch.Generator | None = None,
     ) -> None:
         self.keep, self.samples = check_count("keep", keep), check_count("samples", samples)
-        if samples > keep:
+        if self.samples > self.keep:
             raise InputError(f"samples are new scores among the {keep} kept; got {samples}.")
-        if not rho > 0:
-            raise InputError(f"rho must be positive: a window has fewer scores than D; got {rho}.")
-        self.rho = check_damping(rho)
-        self.warmup, self.generator = check_warmup(warmup), generator
+        self.rho = read_number("rho", rho, "is the damping, since a window has fewer scores than D,", above=0)
+        self.warmup, self.generator = check_warmup(warmup), read_generator("generator", generator)
 
     def fresh(self, q: FlatPosterior) -> State:
         """Return a window of no scores."""

@@ -1,11 +1,11 @@
 """What a user asks of a mixed model, read and put into words: families, priors, ways to the posterior."""
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any, Literal
 
 from torch import Tensor
 
+from torchngvi.arguments import read_choice, read_seed
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
 from torchngvi.mixed_models.integrated import Weighted
@@ -100,8 +100,8 @@ def check_way(way: object, others: Sequence[str] = WAYS) -> None:
     Raises:
         InputError: another word.
     """
-    if way is not None and way not in others:
-        raise InputError(f"marginalise must be quadrature, response or none; got {way!r}.")
+    if way is not None:
+        read_choice("marginalise", way, others, "must be quadrature, response or none")
 
 
 def seed_of(seed: object) -> int:
@@ -113,9 +113,7 @@ def seed_of(seed: object) -> int:
     >>> seed_of(3)
     3
     """
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or abs(int(seed)) >= _SEEDS:
-        raise InputError(f"seed is that of all draws, a whole number such as 0, of less than 63 bits; got {seed!r}.")
-    return int(seed)
+    return read_seed("seed", seed, "is that of all draws, a whole number such as 0, of less than 63 bits")
 
 
 def numbers(size: int) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from torchngvi.models.arguments import bound, count
+from torchngvi.arguments import read_count, read_number
 
 _LEAST = 1e-3  # seconds that a fit still has when the time is over: one evaluation
 
@@ -23,8 +23,8 @@ class Budget:
     """
 
     def __init__(self, max_evaluations: int = 1000, max_seconds: float | None = None) -> None:
-        self.evaluations = count("max_evaluations", max_evaluations, "counts evaluations")
-        seconds = None if max_seconds is None else bound("max_seconds", max_seconds, "bounds the time")
+        self.evaluations = read_count("max_evaluations", max_evaluations, "counts evaluations")
+        seconds = None if max_seconds is None else read_number("max_seconds", max_seconds, "bounds the time", above=0)
         self.end = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> dict[str, Any]:

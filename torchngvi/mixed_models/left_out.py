@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_number
 from torchngvi.diagnostics.left_out import LeftOut
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.errors import InputError
@@ -68,8 +69,7 @@ def leave_one_group_out(
             "leave_one_group_out needs the likelihood of each group, its random effects integrated out, and this fit "
             "has a Gaussian over all coordinates: fit with marginalise='quadrature'."
         )
-    if not isinstance(worst, int | float) or not worst >= 0:
-        raise InputError(f"worst bounds a k-hat, and is not negative; got {worst}.")
+    worst = read_number("worst", worst, "bounds a k-hat", at_least=0, infinite=True)
     target, seed = locals.target, asked.seed_of(seed)
     target.rows.check_one_process("leaving groups out")
     there = weighted.weights > 0

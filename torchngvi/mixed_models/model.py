@@ -5,6 +5,9 @@ import math
 from functools import partial
 from typing import Any, Self, final
 
+from torch import Tensor, finfo
+
+from torchngvi.arguments import read_size
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
@@ -17,13 +20,13 @@ from torchngvi.mixed_models.locals import ByQuadrature, Conditional
 from torchngvi.mixed_models.multilevel import MultilevelModel
 from torchngvi.mixed_models.result import MixedResult
 from torchngvi.models import GaussianMixed, GaussianNoise, Likelihood, MarginalMixed, MixedLogJoint, MixedPrior
-from torchngvi.models.arguments import count
 from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import checked_prior
 from torchngvi.models.mixed_units import covariance_prior_of
 from torchngvi.models.multilevel import Several
 from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -75,6 +78,7 @@ class MixedModel(MixedLogJoint):
         return super().__new__(cls)
 
     members = False  # what `fit` answers is of one set of targets
+    column_names: tuple[str, ...] = ()  # of X, where a formula has made it
 
     @tracked
     def __init__(
@@ -182,10 +186,13 @@ class MixedModel(MixedLogJoint):
             budget = Budget(max_evaluations, max_seconds)
             way, seed = self._way(marginalise, nodes, draws), asked.seed_of(seed)
         everyone.agree(marginalise=way, nodes=nodes, draws=draws, seed=seed)
-        X = self.rows.X  # or, of several processes, its Gram matrix, which has the same rank
-        X = X if self.processes is None else self.rows.total(X.mT @ X)[0]
+        X = self.rows.X  # or, of several processes, a root of its Gram matrix
+        X = X if self.processes is None else _root(self.rows.total(X.mT @ X)[0])
         if self.rows.leads:
-            remarks.warn_of(X, {"the grouping factor": self.rows.all_groups})
+            names = self.column_names or asked.numbers(self.rows.p)
+            own_noise = self.rows.likelihood.link == "identity"
+            groups = {"the grouping factor": self.rows.all_groups}
+            remarks.warn_of(X, self.rows.columns, groups, names, own_noise)
         if way == "quadrature":
             return self._integrated(nodes, draws, seed, progress, budget)
         q = self.posterior()
@@ -216,8 +223,7 @@ class MixedModel(MixedLogJoint):
         asked.check_way(marginalise)
         if nodes is not None and marginalise in ("response", "none"):
             raise InputError(f"nodes are those of marginalise='quadrature'; got marginalise={marginalise!r}.")
-        if count("draws", draws, "counts draws") < _FEWEST:
-            raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
+        read_size("draws", draws, "counts draws, which are to say something about a tail,", at_least=_FEWEST)
         way = self._default() if marginalise is None and nodes is None else marginalise or "quadrature"
         if way != "quadrature" and self.learned is not None:
             raise InputError(
@@ -284,6 +290,13 @@ class MixedModel(MixedLogJoint):
         if self.rows.all_rows <= _ROWS.get(self.rows.r, 0):
             return "quadrature"
         return "response" if self.processes is None else "none"
+
+
+def _root(gram: Tensor) -> Tensor:
+    """A root R of a Gram matrix, RᵀR, which may be singular."""
+    sizes = gram.diagonal().sqrt().clamp_min(finfo(gram.dtype).tiny)
+    values, vectors, _ = eigh(gram / sizes[:, None] / sizes)
+    return values.clamp_min(0.0).sqrt()[:, None] * vectors.mT * sizes
 
 
 def _exact(found: Integrated, draws: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
@@ -18,8 +19,7 @@ from torchngvi.mixed_models.integrated import Weighted, integrated
 from torchngvi.mixed_models.multilevel_joint import GivenGlobals, drawn, moments_of, profiled
 from torchngvi.mixed_models.multilevel_result import Effects, MultilevelResult
 from torchngvi.models import GaussianNoise, Likelihood, MixedPrior
-from torchngvi.models.arguments import count
-from torchngvi.models.mixed_prior import checked_prior
+from torchngvi.models.mixed_prior import checked_prior, units_of
 from torchngvi.models.multilevel import MultilevelLogJoint, Several
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.models.multilevel_start import started
@@ -91,6 +91,8 @@ class MultilevelModel(MultilevelLogJoint):
             of.likelihood = self.rows.likelihood
         self.priors = self._priors(self.rows.factors)  # that of Kass and Natarajan depends on the likelihood
 
+    column_names: tuple[str, ...] = ()  # of X, where a formula has made it
+
     @property
     def leaves(self) -> Any:
         """The rows with the groups of the largest factor."""
@@ -145,8 +147,8 @@ class MultilevelModel(MultilevelLogJoint):
         """
         budget, seed = Budget(max_evaluations, max_seconds), asked.seed_of(seed)
         asked.check_way(marginalise)
-        if draws is not None and count("draws", draws, "counts draws") < _FEWEST:
-            raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
+        if draws is not None:
+            read_size("draws", draws, "counts draws, which are to say something about a tail,", at_least=_FEWEST)
         noisy = isinstance(self.rows.likelihood, GaussianNoise)
         way = ("quadrature" if noisy else "response") if marginalise is None else marginalise
         if way == "quadrature" and not noisy:
@@ -155,8 +157,10 @@ class MultilevelModel(MultilevelLogJoint):
                 f"where noise is Gaussian; the likelihood is {type(self.rows.likelihood).__name__}. Leave it out, or "
                 "use 'response'."
             )
-        factors = zip(self.names, self.rows.factors, strict=True)
-        remarks.warn_of(self.rows.X, {f"the grouping factor {name}": of.n for name, of in factors})
+        groups = {f"the grouping factor {name}": of.n for name, of in zip(self.names, self.rows.factors, strict=True)}
+        names = self.column_names or asked.numbers(self.rows.p)
+        own_noise = self.rows.likelihood.link == "identity"
+        remarks.warn_of(self.rows.X, self.rows.columns, groups, names, own_noise)
         if way != "quadrature":
             return self._over_all(way, _DRAWS if draws is None else draws, seed, progress, budget)
         return self._closed(draws, seed, progress, budget)
@@ -190,12 +194,14 @@ class MultilevelModel(MultilevelLogJoint):
         """A Gaussian over the variance parameters where some EM steps lead, as wide as numbers of groups suggest."""
         rows = self.rows
         omega = started(rows, self.priors).vector[rows.bare.dim :]
-        like = torch.ones_like(omega)
-        sds = [like[: at.stop - at.start] * of.n**-0.5 for at, of in zip(rows.omegas, rows.factors, strict=True)]
-        mean = [omega]
+        own = torch.empty_like(omega)
+        for at, of in zip(rows.omegas, rows.factors, strict=True):
+            here = slice(at.start - rows.bare.dim, at.stop - rows.bare.dim)
+            own[here] = units_of(omega[here], of.r) * of.n**-0.5
+        mean, sds = [omega], [own]
         if self.learned is not None:
-            mean.append(like.new_tensor([math.log(self.value)]))
-            sds.append(like.new_tensor([(2 * len(rows.y)) ** -0.5]))
+            mean.append(omega.new_tensor([math.log(self.value)]))
+            sds.append(omega.new_tensor([(2 * len(rows.y)) ** -0.5]))
         return CholeskyGaussian.from_moments(torch.cat(mean), torch.cat(sds).square().diag())
 
     def _over_all(self, way: str, draws: int, seed: int, progress: bool, budget: Budget) -> MultilevelResult:

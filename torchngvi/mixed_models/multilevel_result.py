@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_seed, read_size
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import exports, predictions
@@ -217,9 +218,9 @@ class MultilevelResult(Fitted):
             Equally likely draws; the same ones for the same arguments.
         """
         rows, names = self.model.rows, self.model.names
-        count = min(_DRAWS, max(100, _HELD // rows.beta.start)) if count is None else count
+        count = min(_DRAWS, max(100, _HELD // rows.beta.start)) if count is None else read_size("count", count)
         if (count, seed) not in self._kept:
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(read_seed("seed", seed))
             theta = self.weighted.resampled(count, generator)
             beta, omegas, parameter = self._parts(theta)
             b = self.locals.draw(theta, generator)
@@ -271,7 +272,7 @@ class MultilevelResult(Fitted):
                 f"None where they are new; got {got}."
             )
         interval, draws = probability(interval), self.draws(seed=seed)
-        generator, eta = torch.Generator().manual_seed(seed + 2), None
+        generator, eta = torch.Generator().manual_seed(read_seed("seed", seed) + 2), None
         for name, of in self._factors().items():
             try:
                 Z, groups = random[name]

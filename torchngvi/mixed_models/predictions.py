@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_choice
 from torchngvi.errors import InputError
 from torchngvi.mixed_models.table import ends_of
 from torchngvi.models import (
@@ -29,8 +30,7 @@ def check_kind(kind: str) -> None:
     Raises:
         InputError: another word.
     """
-    if kind not in KINDS:
-        raise InputError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}.")
+    read_choice("kind", kind, KINDS, f"must be one of {', '.join(KINDS)}")
 
 
 _HUGE = 1e15  # a mean of counts whose integers float64 holds
@@ -90,7 +90,7 @@ class NewRows(NamedTuple):
             InputError: designs of another width, groups that are none of the data, offsets of another length.
         """
         X, Z = checks.numbers("X", X, rows.X), checks.numbers("Z", Z, rows.X)
-        if not len(X):
+        if not X.ndim or not len(X):
             raise InputError("a prediction is of at least one row; the table, or X, has none.")
         if X.shape[1:] != (rows.p,) or Z.shape != (len(X), rows.r):
             raise InputError(

@@ -48,7 +48,8 @@ def _of_fixed(model: MixedLogJoint | MultilevelLogJoint) -> list[str]:
     sd = float(prior.precision.flatten()[0]) ** -0.5
     if columns is None:
         return [f"fixed effects N(0, {sd:.4g}^2)"]
-    said = [f"fixed effects N(0, {sd:.3g}^2) per sd of a column"] if _slopes(columns) else []
+    about = columns.said_level(prior.mean.reshape(-1, len(columns.scales))[0], 3)
+    said = [f"fixed effects N(0, {sd:.3g}^2) per sd of a column{about}"] if _slopes(columns) else []
     if columns.intercept is not None:
         at = float(prior.mean.flatten()[columns.intercept])
         where = " at the means" if said else ""

@@ -6,32 +6,57 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from torchngvi.diagnostics.dependence import Dependence, dependences, told_dependences
 from torchngvi.mixed_models.table import Marginals
+from torchngvi.models.standardize import Standardization
 
 _FEW = 2  # groups
 _HEAVY = 5.0  # standard deviations that are so many times those of a normal distribution with the same interval
 _PRIOR = 0.5  # share of the standard deviation of the prior that a posterior has where the data say little
 _AT_ZERO = 0.15  # share of its largest value that the density of a standard deviation has at 0 where it may be 0
 _POINTS = 64  # at which that is looked for
+_OWN = 0.1  # share of a column outside of the others, below which 2.5 s_y over the whole is 0.25 s_y over that part
+_PRODUCTS = (":", "**")  # in the name of a product or a power of columns
+_NONE = 1e-12  # of the longest column, a column that is 0 but for the rounding of a root of its Gram matrix
 _NORMAL = 3.92  # standard deviations in the interval of 95 %
 
 
-def warn_of(X: Tensor, groups: Mapping[str, int]) -> None:
+def warn_of(
+    X: Tensor,
+    units: Standardization | None,
+    groups: Mapping[str, int],
+    names: Sequence[str],
+    own_noise: bool = False,
+) -> None:
     """Warn of columns of X that depend on one another, and of factors with hardly any groups.
 
     Args:
         X: the design of the fixed effects, (N, p).
+        units: how its columns are centred and scaled; None where they are not.
         groups: the number of groups of each factor, by what it is called.
+        names: of the columns.
+        own_noise: whether rows have a noise of their own, as measurements have.
     """
-    lengths = torch.linalg.vector_norm(X, dim=0)
-    rank = int(torch.linalg.matrix_rank(X / lengths.clamp_min(torch.finfo(X.dtype).tiny)))
-    if rank < X.shape[1]:
-        warnings.warn(
-            f"The {X.shape[1]} columns of the fixed effects have rank {rank}: they depend on one another, and the "
-            "prior alone tells their effects apart. Leave a column out.",
-            stacklevel=3,
-        )
+    ones = next((place for place, name in enumerate(names) if name.lower() == "intercept"), None)
+    found = dependences(X)
+    if units is not None and units.intercept is not None:
+        # columns are about their means, where each is a multiple without a constant, and one that is constant is 0
+        ones = units.intercept
+        found = [Dependence(column, tuple(sorted({ones, *of}))) for column, of in found]
+        size = torch.linalg.vector_norm(X, dim=0)
+        found += [Dependence(place, (ones,)) for place in torch.nonzero(size <= _NONE * size.max())[:, 0].tolist()]
+    for sentence in told_dependences(names, found, ones):
+        warnings.warn(f"C{sentence[1:]}", stacklevel=3)
+    if units is not None and not found:
+        for sentence in of_products(names, own_shares(X)):
+            warnings.warn(sentence, stacklevel=3)
     for name, count in groups.items():
+        if own_noise and count == len(X):
+            warnings.warn(
+                f"{name[0].upper()}{name[1:]} has one row in each group: what differs between groups and what differs "
+                "between rows cannot be told apart, and the priors alone part the two. Is it the column that is meant?",
+                stacklevel=3,
+            )
         if count <= _FEW:
             some = "1 group, which tells" if count == 1 else f"{count} groups, which tell"
             warnings.warn(
@@ -39,6 +64,42 @@ def warn_of(X: Tensor, groups: Mapping[str, int]) -> None:
                 "prior decides. Make it a fixed effect.",
                 stacklevel=3,
             )
+
+
+def own_shares(
+    X: Tensor,  # (N, p)
+) -> Tensor:
+    """Which share of the length of each column lies outside of the others, (p,), of columns that are independent.
+
+    >>> own_shares(torch.tensor([[1.0, 3.0], [0.0, 4.0]], dtype=torch.float64)).tolist()
+    [0.8, 0.8]
+    """
+    root = torch.linalg.qr(X.double() / torch.linalg.vector_norm(X.double(), dim=0), mode="r").R
+    eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+    inverse, info = torch.linalg.inv_ex(root) if root.shape[0] == root.shape[1] else (eye, root.new_zeros(()))
+    inverse = inverse if not bool(info) else eye
+    return 1 / torch.linalg.vector_norm(inverse, dim=1)
+
+
+def of_products(names: Sequence[str], own: Tensor) -> list[str]:
+    """Sentences about products and powers of columns that lie far from 0, which their default prior draws to 0.
+
+    Args:
+        names: of the columns.
+        own: the share of each that lies outside of the others, (p,).
+
+    >>> of_products(["x", "x:z"], torch.tensor([0.5, 0.001]))[0].partition(":")[0]
+    'Column x'
+    >>> of_products(["x", "x:z"], torch.tensor([0.5, 0.9]))
+    []
+    """
+    return [
+        f"Column {name} is a product of columns that lie far from 0: all but {share:.1g} of its standard deviation is "
+        "in the other columns. Its default prior is per standard deviation of the whole column, and draws its "
+        "coefficient to 0. Write center(x) for a column x that lies far from 0, in the product and by itself."
+        for name, share in zip(names, own.tolist(), strict=True)
+        if share < _OWN and any(sign in name for sign in _PRODUCTS)
+    ]
 
 
 def of_bounds(names: Sequence[str], sd: Tensor, prior_sd: Tensor) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_seed, read_size
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import exports, predictions
 from torchngvi.mixed_models.fitted import Fitted
@@ -209,7 +210,12 @@ class MixedResult(Fitted):
             Equally likely draws; the same ones for the same arguments.
         """
         rows = self.model.rows
-        count = min(_DRAWS, max(100, _HELD // (rows.n * rows.r))) if count is None else count
+        count = (
+            min(_DRAWS, max(100, _HELD // (rows.n * rows.r)))
+            if count is None
+            else read_size("count", count, "counts draws")
+        )
+        seed = read_seed("seed", seed)
         if (count, seed) not in self._kept:
             generator = torch.Generator().manual_seed(seed)
             theta = self.weighted.resampled(count, generator)
@@ -249,6 +255,7 @@ class MixedResult(Fitted):
             InputError: rows of another width, groups that are none of the data, another kind.
         """
         predictions.check_kind(kind)
+        seed = read_seed("seed", seed)
         if self.designs is not None and Z is None:
             X, Z, groups, offset = self.designs(X)
         interval, rows = probability(interval), NewRows.of(self.model.rows, X, Z, groups, offset)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchngvi.mixed_models.locals import Conditional
 from torchngvi.models import GaussianMixed, MarginalMixed
 from torchngvi.models.learned import within
-from torchngvi.models.mixed_prior import omega_of
+from torchngvi.models.mixed_prior import omega_of, units_of
 from torchngvi.models.mixed_start import prior_counts
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian
@@ -45,7 +45,7 @@ def of_gaussian(target: GaussianMixed) -> CholeskyGaussian:
         Omega = (rows.all_groups + count) * torch.linalg.inv(inside)
     variance = math.exp(2 * log_sd) + float(torch.linalg.inv(Omega).diagonal().sum())
     gram = target.model.fixed.prior.add_to(rows.total(sums.square[1:, 1:])[0] / variance)
-    sds = [gram.diagonal().rsqrt(), torch.full_like(theta[0, rows.p : target.joint_dim], rows.all_groups**-0.5)]
+    sds = [gram.diagonal().rsqrt(), units_of(theta[0, rows.p : target.joint_dim], rows.r) * rows.all_groups**-0.5]
     if learned:
         sds.append(noise.new_full((1,), (2 * rows.all_rows) ** -0.5))
     return CholeskyGaussian.from_moments(theta[0], torch.cat(sds).square().diag())

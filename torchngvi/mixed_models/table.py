@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_number
 from torchngvi.errors import InputError
+from torchngvi.messages import shown
 from torchngvi.models import BernoulliLogit, Likelihood, NegativeBinomial, PoissonLog
 
 Of = TypeVar("Of")
@@ -91,11 +92,7 @@ def probability(interval: float) -> float:
     >>> probability(0.95)
     0.95
     """
-    if isinstance(interval, bool) or not isinstance(interval, Real):
-        raise InputError(f"interval is the probability of an interval, a number such as 0.9; got {interval!r}.")
-    if not 0 < interval < 1:
-        raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
-    return float(interval)
+    return read_number("interval", interval, "is the probability of an interval", above=0, below=1)
 
 
 def ends_of(interval: float) -> tuple[float, float]:
@@ -191,15 +188,20 @@ def rows_of(block: Marginals, width: int) -> list[str]:
     """One line for each quantity."""
     columns = zip(*(column.tolist() for column in block[1:]), strict=True)
     return [
-        f"  {name:<{width - 2}}" + "".join(f"{x:>11.4g}" for x in row)
+        f"  {name:<{width - 2}}" + "".join(_cell(x) for x in row)
         for name, row in zip(block.names, columns, strict=True)
     ]
+
+
+def _cell(value: float) -> str:
+    """A number in its column."""
+    return f"{shown(value):>11}"
 
 
 def _ratios(block: Marginals, width: int) -> list[str]:
     """One line for each ratio: e to the power of the mean, and of the ends of the interval."""
     columns = zip(*(column.exp().tolist() for column in (block.mean, block.low, block.high)), strict=True)
     return [
-        f"  {name:<{width - 2}}{mean:>11.4g}{'':>11}{low:>11.4g}{high:>11.4g}"
+        f"  {name:<{width - 2}}{_cell(mean)}{'':>11}{_cell(low)}{_cell(high)}"
         for name, (mean, low, high) in zip(block.names, columns, strict=True)
     ]

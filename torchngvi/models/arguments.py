@@ -1,8 +1,6 @@
-"""What a user may hand in: numbers, a target, a log joint, or a closure; and how a closure is run."""
+"""What a user may hand in: a target, a log joint, or a closure; and how a closure is run."""
 
 import inspect
-import math
-import numbers
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,79 +8,75 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
-from torchngvi.interfaces import Target
+from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import LogJoint
+from torchngvi.posteriors.gaussian import Gaussian
 
 
-def real(name: str, value: Any, what: str) -> float:
-    """Read a number, or a tensor of one, as a float.
+def kind_of(value: object) -> str:
+    """The class of an object, or which class it is, as messages say it.
+
+    >>> kind_of(1.0), kind_of(float)
+    ('float', 'the class float')
+    """
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def read_posterior(door: str, q: Any, target: object = None) -> Posterior:
+    """Check that what stands in the place of a posterior is one.
 
     Args:
-        name: the name of the argument, for errors.
-        value: what the user gave.
-        what: what the argument is, for errors.
+        door: the name of the function that takes it first, for the refusal.
+        q: what the user gave.
+        target: what stands in the place of the target, where the two may be swapped.
 
     Returns:
-        The float.
+        The posterior.
 
     Raises:
-        InputError: if it is something else.
+        InputError: if it is something else, or a class that was not called.
 
-    >>> real("lr", torch.tensor(0.5), "is a number")
-    0.5
+    >>> read_posterior("fit", 3)
+    Traceback (most recent call last):
+    torchngvi.errors.InputError: fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log \
+joint; got int first.
     """
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InputError(f"{name} {what}; got {value!r}.")
-    return float(value)
+    if isinstance(q, type):
+        raise InputError(f"{door} takes a posterior; got the class {q.__name__}. Make one of it: {q.__name__}(dim).")
+    if not isinstance(q, Posterior):
+        swapped = " The arguments are swapped." if isinstance(target, Posterior) else ""
+        inside = " Pass its posterior." if isinstance(getattr(q, "posterior", None), Posterior) else ""
+        raise InputError(
+            f"{door} takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got "
+            f"{type(q).__name__} first.{swapped}{inside}"
+        )
+    return q
 
 
-def bound(name: str, value: Any, what: str) -> float:
-    """Read a bound that something has to fall below.
+def read_gaussian(door: str, q: Any, target: object = None) -> Gaussian:
+    """Check that what stands in the place of a Gaussian posterior is one.
 
     Args:
-        name: the name of the argument, for errors.
-        value: what the user gave.
-        what: what the argument does, for errors.
+        door: the name of the function that takes it first, for the refusal.
+        q: what the user gave.
+        target: what stands in the place of the target, where the two may be swapped.
 
     Returns:
-        The bound, positive and finite.
+        The posterior.
 
     Raises:
-        InputError: if it is something else.
+        InputError: if it is no posterior.
+        PairError: if it is another posterior.
 
-    >>> bound("tolerance", 1, "bounds the norm")
-    1.0
+    >>> from torchngvi import CholeskyGaussian
+    >>> read_gaussian("laplace", CholeskyGaussian(2)).dim
+    2
     """
-    number = real(name, value, f"{what} and must be a number")
-    if not 0 < number < math.inf:
-        raise InputError(f"{name} {what} and must be positive and finite; got {value!r}.")
-    return number
-
-
-def count(name: str, value: Any, what: str) -> int:
-    """Read a whole number of at least 1.
-
-    Args:
-        name: the name of the argument, for errors.
-        value: what the user gave.
-        what: what the argument counts, for errors.
-
-    Returns:
-        The number.
-
-    Raises:
-        InputError: if it is something else.
-
-    >>> count("max_evaluations", 1e3, "counts evaluations")
-    1000
-    """
-    number = real(name, value, f"{what} and must be a whole number, at least 1")
-    if not (number >= 1 and number.is_integer()):
-        raise InputError(f"{name} {what} and must be a whole number, at least 1; got {value!r}.")
-    return int(number)
+    q = read_posterior(door, q, target)
+    if not isinstance(q, Gaussian):
+        raise PairError(f"{door} needs a Gaussian posterior, such as CholeskyGaussian(dim); got {type(q).__name__}.")
+    return q
 
 
 def as_target(source: Any) -> Target:
@@ -102,6 +96,11 @@ def as_target(source: Any) -> Target:
     """
     if isinstance(source, Target):
         return source
+    if isinstance(source, Posterior | type):
+        raise InputError(
+            f"a model or a log joint of theta is needed; got {kind_of(source)}. A posterior comes first, then the "
+            "target."
+        )
     target = classify(source)
     if not isinstance(target, Target):
         raise InputError("this needs a model or a log joint of theta; got a function without arguments.")
@@ -123,10 +122,9 @@ def classify(function: Any) -> Target | Callable[[], Tensor]:
     >>> type(classify(lambda theta: -theta.square().sum(-1))).__name__
     'LogJoint'
     """
-    if not callable(function):
+    if not callable(function) or isinstance(function, Posterior | type):
         raise InputError(
-            "step takes a model, a log joint of theta, or a closure that returns the loss; "
-            f"got {type(function).__name__}."
+            f"step takes a model, a log joint of theta, or a closure that returns the loss; got {kind_of(function)}."
         )
 
     def binds(*arguments: object) -> bool:

@@ -1,12 +1,13 @@
 """What the models demand of their data, each rule once."""
 
-import math
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_number, read_tensor
+from torchngvi.errors import InputError, ScaleWarning
 from torchngvi.interfaces import FullPrior, Posterior, Prior
 from torchngvi.models.graphs import kept
 from torchngvi.numerics import sparse
@@ -36,26 +37,7 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
             f"{name} must be a tensor or an array; got {type(value).__name__}. Pass torch.sparse_csr_tensor(A.indptr, "
             "A.indices, A.data, A.shape) of A.tocsr(), or A.toarray()."
         )
-    try:
-        value = writable(value)
-        # straight to the dtype of the design: 0.1 must not pass through float32
-        tensor = value if isinstance(value, Tensor) or like is None else torch.as_tensor(value, dtype=like.dtype)
-        tensor = torch.as_tensor(tensor)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} must be numbers; got {type(value).__name__} ({error}).") from error
-    if tensor.is_complex():
-        raise InputError(f"{name} must be real; got {tensor.dtype}.")
-    if like is not None:
-        tensor = tensor.to(dtype=like.dtype, device=like.device)
-    elif not tensor.is_floating_point():
-        tensor = tensor.to(torch.get_default_dtype())
-    entries = tensor.values() if sparse.is_sparse(tensor) else tensor
-    # where the sum is a number, so is every entry
-    if not bool(entries.sum().isfinite()) and not bool((finite := torch.isfinite(entries)).all()):
-        raise InputError(
-            f"{name} must be finite; got {int((~finite).sum())} NaN or infinite of {entries.numel()} entries. "
-            "Drop or impute those rows."
-        )
+    tensor = read_tensor(name, value, like=like, remedy="Drop or impute those rows.")
     # the data of a model are read in backward passes, which what inference_mode made cannot be
     return tensor.clone() if tensor.is_inference() else kept(tensor)
 
@@ -198,11 +180,20 @@ def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
     weights = per_row("weights", value, X)
     if bool((weights < 0).any()):
         raise InputError(f"weights must not be negative; got {float(weights.min()):g}.")
+    if not weights.requires_grad and weights.shape[-1] > 2 and weights.device.type == "cpu":
+        total, largest = weights.sum(-1), weights.amax(-1)
+        if bool(((total - 1).abs() < 1e-4).all()) and bool((largest < 1 - 1e-4).all()):
+            warnings.warn(
+                f"the weights of the {weights.shape[-1]} rows sum to 1, so that all of them together tell as much as "
+                "one row: a weight says how many rows a row counts for. Multiply them by the number of rows.",
+                ScaleWarning,
+                stacklevel=4,
+            )
     return weights
 
 
-def temperature(gamma: float) -> float:
-    """Check the temperature γ, the weight of KL(q‖prior).
+def temperature(gamma: Any) -> float:
+    """Read the temperature γ, the weight of KL(q‖prior).
 
     Args:
         gamma: γ, finite and not negative.
@@ -216,9 +207,7 @@ def temperature(gamma: float) -> float:
     >>> temperature(1)
     1.0
     """
-    if not (gamma >= 0 and math.isfinite(gamma)):
-        raise InputError(f"temperature is the weight of KL(q‖prior), finite and not negative; got {gamma}.")
-    return float(gamma)
+    return read_number("temperature", gamma, "is the weight of KL(q‖prior)", at_least=0)
 
 
 def prior(mean: Any, precision: Any, dim: int, like: Tensor, batch: int = 0) -> Prior | FullPrior:
@@ -280,6 +269,59 @@ def _full_prior(mean: Tensor, precision: Tensor) -> FullPrior:
     return FullPrior(mean, precision.view_as(precision), factor.mT.contiguous())  # neither in the graph of the other
 
 
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is of whole numbers, or truth values.
+
+    >>> is_whole(torch.arange(2)), is_whole(torch.zeros(2))
+    (True, False)
+    """
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def labels(y: Tensor, classes: Any) -> Tensor:
+    """Refuse measurements in the place of labels.
+
+    Args:
+        y: the labels.
+        classes: the classes that the user named, which may be any numbers, or None.
+
+    Returns:
+        The labels.
+
+    Raises:
+        InputError: numbers that are not whole, of classes that are not named.
+
+    >>> labels(torch.tensor([0.0, 1.0]), None)
+    tensor([0., 1.])
+    """
+    broken = y != y.round()
+    if classes is None and bool(broken.any()):
+        raise InputError(
+            f"y must be labels, whole numbers; got {float(y[broken][0]):g} among them. For measurements take "
+            "GeneralizedLinear with family='gaussian'; labels of another kind are named by classes=."
+        )
+    return y
+
+
+def check_no_mask(index: Tensor, rows: int) -> None:
+    """Refuse a mask that is written in the numbers 0 and 1, which would name the first two rows.
+
+    Args:
+        index: row numbers, (B,).
+        rows: the number N of rows.
+
+    Raises:
+        InputError: N numbers, more than two, all of them 0 or 1.
+
+    >>> check_no_mask(torch.tensor([0, 1]), 3)
+    """
+    if 2 < len(index) == rows and index.device.type == "cpu" and bool(((index == 0) | (index == 1)).all()):
+        raise InputError(
+            f"row numbers were expected; got {rows} numbers that are all 0 or 1, as of a mask of the rows. Pass "
+            "mask.nonzero()[:, 0]."
+        )
+
+
 def batch_index(index: Any, X: Tensor) -> Tensor:
     """Read the row numbers of a mini-batch.
 
@@ -298,13 +340,14 @@ def batch_index(index: Any, X: Tensor) -> Tensor:
     """
     try:
         tensor = torch.as_tensor(writable(index))
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"a mini-batch is a list of row numbers; got {type(index).__name__} ({error}).") from error
-    if tensor.ndim != 1 or tensor.numel() == 0 or tensor.dtype == torch.bool or tensor.is_floating_point():
+    if tensor.ndim != 1 or tensor.numel() == 0 or tensor.dtype == torch.bool or not is_whole(tensor):
         raise InputError(
             f"a mini-batch is a list of at least one row number; got {tensor.dtype} of shape {tuple(tensor.shape)}. "
             "Of a mask, pass mask.nonzero()[:, 0]."
         )
+    check_no_mask(tensor, X.shape[-2])
     if tensor.device.type == "cpu":  # where asking costs nothing
         low, high = int(tensor.min()), int(tensor.max())
         if low < 0 or high >= X.shape[-2]:

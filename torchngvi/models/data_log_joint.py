@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_callable, read_count
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Additive
 from torchngvi.models import checks
@@ -61,9 +62,9 @@ class DataLogJoint(Additive):
         temperature: float = 1.0,
     ) -> None:
         for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
-            if not callable(function):
-                raise InputError(f"{name} must be a function; got {type(function).__name__}.")
+            read_callable(name, function, "must be a function")
         check_batches(batches, num_data)
+        read_callable("log_likelihood", log_likelihood, arguments="theta, batch")
         self.log_likelihood, self.batches, self.num_data = log_likelihood, batches, num_data
         self.prior = LogJoint(log_prior, temperature)
         self.temperature = checks.temperature(temperature)
@@ -250,13 +251,12 @@ def check_batches(batches: Any, num_data: int) -> None:
     Raises:
         InputError: an iterator, which is used up by one pass; no rows.
     """
-    if not isinstance(batches, Iterable) or isinstance(batches, Iterator):
+    if not isinstance(batches, Iterable) or isinstance(batches, Iterator | str | bytes | Tensor | type):
         raise InputError(
             "batches must be iterable for one pass after another, a DataLoader or a list; got "
             f"{type(batches).__name__}."
         )
-    if num_data < 1:
-        raise InputError(f"num_data counts the rows of a pass, at least 1; got {num_data}.")
+    read_count("num_data", num_data, "counts the rows of a pass")
 
 
 def counted(batches: Iterable[Any], num_data: int) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from torchngvi.arguments import read_callable, read_count, read_instance, read_list, read_names
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models.known_factors import ExpectedFactor, Factor
@@ -62,6 +63,11 @@ class FactorGraph(Target):
         memory: int = 0,
         schedule: Callable[[int], float] = USUAL,
     ) -> None:
+        memory = read_count("memory", memory, "counts sweeps that are kept", at_least=0)
+        local = read_names("local", local, "are the names of sites")
+        if batches is not None:
+            read_instance("batches", batches, Sequence, "is a list of batches, or None")
+        read_callable("schedule", schedule, "is a function of the number of steps", arguments="t")
         if (batches is not None) != callable(factors) or (batches is not None and not len(batches)):
             raise InputError(
                 "factors are a list, or together with batches= a function of a batch that returns a list; got "
@@ -133,7 +139,7 @@ class FactorGraph(Target):
 
 
 def _checked(factors: Any) -> list[Factor]:
-    factors = list(factors)
+    factors = read_list("factors", factors, "are SiteFactors and ExpectedFactors in a list")
     others = [each for each in factors if not isinstance(each, Factor)]
     if others or not factors:
         raise InputError(

@@ -6,6 +6,7 @@ from typing import NamedTuple, Self, final
 
 from torch import Tensor
 
+from torchngvi.arguments import is_size, read_list, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Additive, Frame, Framed, Posterior, Target, TractableTarget, clique_frames
 from torchngvi.models.log_joint import LogJoint
@@ -65,12 +66,14 @@ class FactorTarget(Additive):
     ) -> None:
         if not isinstance(structure, Forest):  # a user passes it; only a forest has nodes
             raise InputError(f"a FactorTarget is over a Forest, as arrow(...) gives it; got {structure!r}.")
-        kinds, factors, prior = len(structure.kinds), list(factors), list(prior)
-        if not factors or any(not -kinds <= kind < kinds for kind, _ in [*factors, *prior]):
-            raise InputError(
-                f"factors are pairs of a kind of nodes, from 0 to {kinds - 1} or -1 of the last, and a term, at least "
-                f"one; got the kinds {[kind for kind, _ in [*factors, *prior]]}. The kinds are {structure}."
-            )
+        kinds = len(structure.kinds)
+        what = f"are pairs of a kind of nodes, from 0 to {kinds - 1} or -1 of the last, and a term, at least one"
+        factors, prior = read_list("factors", factors, what), read_list("prior", prior, what)
+        pairs = [*factors, *prior]
+        if not factors or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise InputError(f"factors {what}; got {shown(factors)}.")
+        if not all(is_size(kind, at_least=-kinds) and kind < kinds for kind, _ in pairs):
+            raise InputError(f"factors {what}; got the kinds {[kind for kind, _ in pairs]}. The kinds are {structure}.")
         self.structure = structure
         self._data, self._prior = ([_factor(kind % kinds, term) for kind, term in terms] for terms in (factors, prior))
         self.prior = LogJoint(self.log_prior, temperature)

@@ -16,6 +16,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from torchngvi.arguments import is_number, read_list, read_number, read_sizes, read_tensor, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models import LogJoint
@@ -61,13 +62,17 @@ class GroupLassoNetwork(nn.Module, Target):
         prior: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
-        if X.ndim != 2 or y.shape != X.shape[:1]:
+        X = read_tensor("X", X)
+        y = read_tensor("y", y, like=X)
+        if X.ndim != 2 or not X.numel() or y.shape != X.shape[:1]:
             raise InputError(f"X is (n, p) and y (n,); got {tuple(X.shape)} and {tuple(y.shape)}.")
-        if not hidden or min(hidden) < 1:
-            raise InputError(f"hidden lists the widths of one layer or more; got {list(hidden)}.")
-        shape, rate = (10.0, 9.0 * float(y.std())) if prior is None else prior
-        if not (gamma > 0 and shape > 0 and rate > 0):
-            raise InputError(f"gamma and both constants of the prior are positive; got {gamma}, {shape}, {rate}.")
+        hidden = read_sizes("hidden", hidden, "lists the widths of one layer or more", none=False)
+        what = "has two positive constants, a shape and a rate, or is None"
+        pair = [10.0, 9.0 * float(y.std())] if prior is None else read_list("prior", prior, what)
+        if len(pair) != 2 or not all(is_number(constant, above=0) for constant in pair):
+            raise InputError(f"prior {what}; got {shown(pair)}.")
+        shape, rate = map(float, pair)
+        gamma = read_number("gamma", gamma, above=0)
         self.sizes = (X.shape[1], *hidden, 1)
         self.prior = shape, rate
         self.register_buffer("X", X)

@@ -6,6 +6,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.factors import FactorTarget
@@ -175,7 +176,12 @@ def _tensor(data: Any) -> Tensor:
         return data
     if hasattr(data, "__array__"):
         return torch.as_tensor(writable(data.__array__()))
-    whole = torch.as_tensor(data)
+    try:
+        whole = torch.as_tensor(data)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(
+            f"data is a list of tensors or arrays, such as [y, x]; got {shown(data)} ({error})."
+        ) from error
     return torch.as_tensor(data, dtype=torch.float64) if whole.is_floating_point() else whole
 
 

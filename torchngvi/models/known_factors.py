@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_callable, read_number
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior
 from torchngvi.posteriors.natural_forms import natural_form
@@ -39,11 +40,10 @@ class Factor(ABC):
     exact: bool = True  # whether its messages are, once it was prepared
 
     def __init__(self, sites: Sequence[str], scale: float = 1.0) -> None:
-        if not sites or len(set(sites)) < len(sites) or not all(isinstance(name, str) for name in sites):
+        if not sites or not all(isinstance(name, str) for name in sites) or len(set(sites)) < len(sites):
             raise InputError(f"a factor reads at least one site, each by its name and once; got {tuple(sites)}.")
-        if not scale > 0:
-            raise InputError(f"the scale of a factor is its weight in the log joint, positive; got {scale}.")
-        self.sites, self.scale = tuple(sites), float(scale)
+        self.scale = read_number("scale", scale, "is the weight of a factor in the log joint", above=0)
+        self.sites = tuple(sites)
 
     @abstractmethod
     def prepare(self, q: Product) -> int:
@@ -99,8 +99,7 @@ class ExpectedFactor(Factor):
 
     def __init__(self, function: Callable[..., Tensor], *sites: str, scale: float = 1.0) -> None:
         super().__init__(sites, scale)
-        if not callable(function):
-            raise InputError(f"an ExpectedFactor takes a function of expectation parameters; got {function!r}.")
+        read_callable("function", function, "is a function of expectation parameters")
         self.function = function
 
     @classmethod

@@ -12,6 +12,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_number
 from torchngvi.errors import InputError
 from torchngvi.numerics import normal_tail
 from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square
@@ -69,7 +70,8 @@ def _signs(y: Tensor) -> Tensor:
     if len(values) == 1:
         raise InputError(
             f"a Bernoulli family needs two classes in y; every one of the {y.numel()} targets is {float(values[0]):g}. "
-            "Check the target column, or that the split has both classes."
+            "Check the target column, or that the split has both classes; of rows that come in batches name both, "
+            "classes=(0, 1)."
         )
     if len(values) > 2:
         raise InputError(
@@ -221,12 +223,8 @@ class NegativeBinomial(Likelihood):
     of_softplus = True
 
     def __init__(self, dispersion: float) -> None:
-        if not (dispersion > 0 and math.isfinite(dispersion)):
-            raise InputError(
-                f"dispersion is r in the variance mean + mean²/r, positive and finite; got {dispersion}. "
-                "Use family='poisson_log' for r without limit."
-            )
-        self.dispersion = float(dispersion)
+        what = "is r in the variance mean + mean²/r (family='poisson_log' is r without limit)"
+        self.dispersion = read_number("dispersion", dispersion, what, above=0)
 
     def _constant(self, y: Tensor) -> Tensor:
         return math.lgamma(self.dispersion) + torch.lgamma(y + 1) - torch.lgamma(y + self.dispersion)
@@ -276,9 +274,7 @@ class GaussianNoise(Likelihood):
     convex = self_concordant = True
 
     def __init__(self, noise: float = 1.0) -> None:
-        if not (noise > 0 and math.isfinite(noise)):
-            raise InputError(f"noise is a standard deviation, positive and finite; got {noise}.")
-        self.noise = float(noise)
+        self.noise = read_number("noise", noise, "is a standard deviation", above=0)
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
         """Return (y - η)²/(2 noise²) + log(noise √(2π))."""
@@ -322,14 +318,9 @@ class StudentT(Likelihood):
     discrete, continuous = False, True
 
     def __init__(self, scale: float, dof: float) -> None:
-        if not (scale > 0 and math.isfinite(scale)):
-            raise InputError(f"scale is that of the noise, positive and finite; got {scale}.")
-        if not (dof > 0 and math.isfinite(dof)):
-            raise InputError(
-                f"dof is the degrees of freedom, positive and finite; got {dof}. "
-                "Use GaussianNoise(scale) for the limit of many."
-            )
-        self.scale, self.dof = float(scale), float(dof)
+        self.scale = read_number("scale", scale, "is that of the noise", above=0)
+        what = "is the degrees of freedom (GaussianNoise(scale) is the limit of many)"
+        self.dof = read_number("dof", dof, what, above=0)
         self._width = self.scale * math.sqrt(self.dof)  # σ√ν
         self._constant = (
             math.lgamma(self.dof / 2) - math.lgamma((self.dof + 1) / 2) + math.log(self._width * math.sqrt(math.pi))

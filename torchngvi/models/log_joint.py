@@ -1,6 +1,5 @@
 """Any differentiable log joint, given as a function: of all draws at once, or of one."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from torchngvi.arguments import read_callable, read_number
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 
@@ -41,10 +41,8 @@ class LogJoint(Target):
 
     def __init__(self, function: Callable[[Tensor], Tensor], temperature: float = 1.0) -> None:
         _check_callable(function)
-        if not (temperature >= 0 and math.isfinite(temperature)):
-            raise InputError(f"temperature is the weight of the entropy, finite and not negative; got {temperature}.")
         self.function = function
-        self.temperature = float(temperature)
+        self.temperature = read_number("temperature", temperature, "is the weight of the entropy", at_least=0)
 
     @classmethod
     def vmapped(
@@ -143,8 +141,7 @@ class _Looped:
 
 
 def _check_callable(function: object) -> None:
-    if not callable(function):
-        raise InputError(f"LogJoint takes a function of theta; got {type(function).__name__}.")
+    read_callable("LogJoint", function, "takes a function of theta", arguments="theta")
 
 
 def _real(value: object) -> Tensor:

@@ -18,6 +18,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_callable, read_sizes
 from torchngvi.errors import InputError
 from torchngvi.models.known_factors import Factor
 from torchngvi.numerics.least_squares import shortest_fit
@@ -75,9 +76,8 @@ class SiteFactor(Factor):
         scale: float = 1.0,
     ) -> None:
         super().__init__(sites, scale)
-        if not callable(function):
-            raise InputError(f"a SiteFactor takes a function of the values of its sites; got {function!r}.")
-        self.function, self.plates = function, tuple(plates)
+        read_callable("function", function, "is a function of the values of its sites")
+        self.function, self.plates = function, read_sizes("plates", plates, "are sizes of dimensions")
         self._table: Tensor | None = None  # M, (*batch, 1 + p_1, 1 + p_2, ...)
         self.exact = False
         self._known = False

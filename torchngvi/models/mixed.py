@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Posterior, Prior
 from torchngvi.models import checks
@@ -111,11 +112,10 @@ class MixedLogJoint(SpreadGroups):
     ) -> None:
         self.asked = prior = checked_prior(prior)
         check_one_prior(prior)
-        if len(random) != 2:
-            raise InputError(
-                "random is a pair of a design and groups, RandomEffects(Z, groups); got a "
-                f"{type(random).__name__} of {len(random)} parts."
-            )
+        if not isinstance(random, tuple | list) or len(random) != 2:
+            parted = isinstance(random, tuple | list)
+            got = f"a {type(random).__name__} of {len(random)} parts" if parted else shown(random)
+            raise InputError(f"random is a pair of a design and groups, RandomEffects(Z, groups); got {got}.")
         scale = 1.0 if prior.fixed_scale is None else prior.fixed_scale
         self.fixed = GeneralizedLinear(X, y, family, prior_precision=scale**-2, weights=weights, offset=offset)
         self.coding = self.fixed.coding

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.distributed import Processes
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import checks
@@ -37,6 +38,11 @@ class IntegratedMixed(Target):
     temperature = 1.0
 
     def __init__(self, model: MixedLogJoint, learned: Learned | None = None, scales: ScalesPrior | None = None) -> None:
+        read_instance("model", model, MixedLogJoint, "is a mixed model, such as MixedModel(X, y, random)")
+        if learned is not None:
+            read_instance("learned", learned, Learned, "is a likelihood whose parameter is learned, or None")
+        if scales is not None:
+            read_instance("scales", scales, ScalesPrior, "is the prior of standard deviations, or None")
         model.rows.check_one("a model whose random effects are integrated out")
         self.model, self.rows, self.learned = model, model.rows, learned
         self.scales: CovariancePrior = model.covariance_prior if scales is None else scales
@@ -135,7 +141,7 @@ class IntegratedMixed(Target):
 class InScales(Target):
     """A log joint of globals with standard deviations and partial correlations in the place of some ω.
 
-    One wants it under priors of standard deviations, which reach to 0: see `torchngvi.models.scale_priors`.
+    Use it under priors of standard deviations, which reach to 0: see `torchngvi.models.scale_priors`.
 
     Args:
         target: the log joint of the globals.
@@ -188,8 +194,9 @@ class InScales(Target):
             xi[at] = scales_of_omega(xi[at], size)
         with torch.enable_grad():
             slopes = torch.autograd.functional.jacobian(lambda x: self.globals(x)[0], xi)
-        V = torch.linalg.solve(slopes, torch.linalg.solve(slopes, q.covariance.detach()).mT)
-        return CholeskyGaussian.from_moments(xi, 0.5 * (V + V.mT))
+        size = slopes.abs().amax(-1, keepdim=True)  # so that coordinates in small units are not lost in rounding
+        root = torch.linalg.solve(slopes / size, q.frame().dense().detach() / size)
+        return CholeskyGaussian.from_moments(xi, root @ root.mT)
 
 
 class Valued(Protocol):

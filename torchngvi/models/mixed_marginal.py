@@ -18,7 +18,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_size
 from torchngvi.models.learned import Learned
 from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.models.mixed import MixedLogJoint
@@ -102,8 +102,7 @@ class MarginalMixed(IntegratedMixed):
         if nodes is None:
             exact = isinstance(rows.likelihood, GaussianNoise)
             nodes = _GAUSSIAN if exact else _NODES.get(rows.r, _MORE)
-        if nodes < 2:
-            raise InputError(f"nodes is the number of quadrature nodes in each dimension, at least 2; got {nodes}.")
+        nodes = read_size("nodes", nodes, "is the number of quadrature nodes in each dimension", at_least=2)
         self.nodes, self.start = nodes, start
         self.z, self.log_w = normal_rule(nodes, rows.r, rows.X)
         self._all = bool((rows.weights > 0).all())  # rows are there

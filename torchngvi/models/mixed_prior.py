@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import is_number
 from torchngvi.errors import InputError
 from torchngvi.models import checks
 from torchngvi.numerics.inference_mode import tracked
@@ -85,12 +86,7 @@ def is_positive(value: Any) -> bool:
     >>> is_positive(2), is_positive(math.inf), is_positive("2")
     (True, False, False)
     """
-    if isinstance(value, str):
-        return False
-    try:
-        return 0 < float(value) < math.inf
-    except (TypeError, ValueError):
-        return False
+    return is_number(value, above=0)
 
 
 def checked_prior(prior: object) -> MixedPrior:
@@ -109,7 +105,7 @@ def checked_prior(prior: object) -> MixedPrior:
             f"prior is a torchngvi.models.MixedPrior, such as MixedPrior(fixed_scale=2.5), or None; got {prior!r}."
         )
     scale = prior.fixed_scale
-    if scale is not None and not is_positive(scale):
+    if scale is not None and not (is_positive(scale) and is_positive(float(scale) ** 2)):  # its square is a precision
         raise InputError(
             f"fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got {scale!r}."
         )
@@ -200,6 +196,20 @@ def omega_of(
     """
     size = root.shape[-1]
     columns = [torch.cat([root[..., k, k, None].log(), root[..., k + 1 :, k]], -1) for k in range(size)]
+    return torch.cat(columns, -1)
+
+
+def units_of(
+    omega: Tensor,  # (*any, q)
+    size: int,  # r
+) -> Tensor:
+    """What the entries of ω are measured in, (*any, q): 1 for the logarithms, W_ll for W_lk below the diagonal.
+
+    >>> units_of(torch.tensor([0.0, 2.0, 0.0]), 2).tolist()
+    [1.0, 1.0, 1.0]
+    """
+    diagonal = root_of(omega, size).diagonal(dim1=-2, dim2=-1)
+    columns = [torch.cat([torch.ones_like(diagonal[..., :1]), diagonal[..., k + 1 :]], -1) for k in range(size)]
     return torch.cat(columns, -1)
 
 

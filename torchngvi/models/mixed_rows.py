@@ -235,7 +235,7 @@ def integers(groups: Any, rows: int, like: Tensor) -> Tensor:
     """
     try:
         index = torch.as_tensor(writable(groups))
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(
             f"groups must be integers, one a row; got {type(groups).__name__} ({error}). {_LABELS}"
         ) from error
@@ -257,6 +257,13 @@ def _random(Z: Any, groups: Any, X: Tensor) -> tuple[Tensor, Tensor]:
             f"{tuple(Z.shape)}."
         )
     index = integers(groups, len(X), X)
+    one_group = int(index.max()) == int(index.min())
+    if one_group and Z.shape[1] > 2 and bool(((Z == 0) | (Z == 1)).all()) and bool((Z.sum(-1) == 1).all()):
+        raise InputError(
+            f"Z has a 1 in one of {Z.shape[1]} columns of each row, as a matrix of the groups has, and all rows are of "
+            "one group. Z is the design within a group, (N, r), a column of ones for an intercept that varies; the "
+            "groups are Z.argmax(-1)."
+        )
     lowest = int(index.min())
     counts = torch.bincount(index) if lowest >= 0 else None
     if counts is None or bool((counts == 0).any()):

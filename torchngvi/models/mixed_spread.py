@@ -21,6 +21,7 @@ from torchngvi.models.mixed_units import Levels, covariance_prior_of, set_column
 from torchngvi.models.multilevel_prior import CovariancePrior
 from torchngvi.numerics.versions import settings_of, tensors_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian
+from torchngvi.renamed import warn_renamed
 
 _AT_ONCE = 10_000  # groups of one process that are worked on together
 
@@ -43,6 +44,12 @@ class SpreadGroups(ByMoments):
     asked: MixedPrior
     covariance_prior: CovariancePrior
     groups_at_once: int | None = None
+
+    @property
+    def precision(self) -> CovariancePrior:
+        """The prior of ω under its old name ``precision``, with a warning."""
+        warn_renamed(type(self).__name__, "precision", "covariance_prior")
+        return self.covariance_prior
 
     @property
     def all_dim(self) -> int:

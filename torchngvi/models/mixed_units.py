@@ -26,9 +26,10 @@ from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_start import information
 from torchngvi.models.multilevel_prior import CovariancePrior
 from torchngvi.models.scale_priors import HalfT, ScalesPrior
-from torchngvi.models.standardize import WIDTH, Standardization, location_and_unit, mean_and_sd
+from torchngvi.models.standardize import WIDTH, Standardization, full_set, location_and_unit, mean_and_sd
 from torchngvi.numerics.linalg import positive_columns
 
+_ROUNDING = 1e-6  # of an indicator that was scaled and is restored, in float32
 SD_PRIOR = HalfT(3.0, WIDTH)  # of a standard deviation between groups, in units of s_y: as brms
 
 
@@ -37,7 +38,8 @@ class Levels(NamedTuple):
 
     Attributes:
         location: g(ȳ), (*batch,), float64.
-        unit: s_y, the standard deviation of y for the identity link, 1 for any other, (*batch,), float64.
+        unit: s_y, the standard deviation of y for the identity link, about 0 where the fixed effects make no constant;
+            1 for any other link, (*batch,), float64.
     """
 
     location: Tensor
@@ -52,16 +54,18 @@ class Levels(NamedTuple):
         """
         there = (rows.weights > 0).any(-1)
         if rows.processes is None and not bool(there.all()):
-            raise InputError("no row has a positive weight, of which nothing can be told. Give at least one.")
+            raise InputError("no row has a positive weight, of which nothing can be learned. Give at least one.")
         y, link = rows.y.double(), link_of(rows.likelihood)
+        through_0 = standardized(rows.X, rows.columns, rows.weights, rows.processes)[1].constant is None
         offset, weights = (x.double().expand(y.shape) for x in (rows.offset, rows.weights))
         if rows.processes is not None:
-            return cls(*map(torch.tensor, location_and_unit(*_gathered(y, link, offset, weights, rows.processes))))
+            gathered = _gathered(y, link, offset, weights, rows.processes)
+            return cls(*map(torch.tensor, location_and_unit(*gathered, through_0=through_0)))
         if not rows.batch:
-            found = [location_and_unit(y, link, offset, weights)]
+            found = [location_and_unit(y, link, offset, weights, through_0=through_0)]
         else:
             members = zip(*(x.flatten(0, -2) for x in (y, offset, weights)), strict=True)
-            found = [location_and_unit(one, link, shift, w) for one, shift, w in members]
+            found = [location_and_unit(one, link, shift, w, through_0=through_0) for one, shift, w in members]
         location, unit = torch.tensor(found, dtype=torch.float64).unbind(-1)
         return cls(location.reshape(rows.batch), unit.reshape(rows.batch))
 
@@ -95,7 +99,7 @@ def _stacked(
     """The pairs of all processes: y, the link, offsets and weights."""
     rows = torch.tensor([row for some in processes.gather(pair) for row in some], dtype=torch.float64)
     if not len(rows):
-        raise InputError("no row has a positive weight, of which nothing can be told. Give at least one.")
+        raise InputError("no row has a positive weight, of which nothing can be learned. Give at least one.")
     return rows[:, 0], link, rows[:, 1], rows[:, 2]
 
 
@@ -124,9 +128,21 @@ def standardized(
         here = [(half, (center + scale * (mean + sign * sd)).cpu()) for sign in (-1, 1)]
     rows = [row for some in (processes or Processes.alone()).gather(here) for row in some]
     halves = torch.tensor([half for half, _ in rows], dtype=torch.float64)
-    units = Standardization.of(torch.stack([row for _, row in rows]), halves)
+    moments = torch.stack([row for _, row in rows])
+    units = Standardization.of(moments, halves)
+    if units.intercept is None:
+        found = (processes or Processes.alone()).gather(list(_patterns(restored(columns, before)[weights > 0])))
+        patterns = torch.stack([row for some in found for row in some])
+        units = Standardization.without_intercept(mean_and_sd(moments, halves)[0], units.scales, full_set(patterns))
     slope, shift = scale / units.scales.to(like), (center - units.centers.to(like)) / units.scales.to(like)
     return (slope * columns.double() + shift).to(columns), units
+
+
+def _patterns(columns: Tensor) -> Tensor:
+    """The rows that differ, as far as `full_set` looks at them: columns of other numbers than 0 and 1 are all ½."""
+    near = columns.double().round()
+    binary = ((near == 0) | (near == 1)) & ((columns - near).abs() < _ROUNDING)
+    return torch.unique(torch.where(binary.all(0), near, 0.5), dim=0).cpu()
 
 
 def set_columns(rows: Sequence[GroupedRows], fixed: GeneralizedLinear, levels: Levels) -> None:
@@ -139,9 +155,7 @@ def set_columns(rows: Sequence[GroupedRows], fixed: GeneralizedLinear, levels: L
     """
     first = rows[0]
     X, columns = standardized(first.X, first.columns, first.weights, first.processes)
-    mean = X.new_zeros(*first.batch, X.shape[-1])
-    if columns.intercept is not None:
-        mean[..., columns.intercept] = levels.location.to(mean)
+    mean = levels.location.to(X)[..., None] * columns.level(1.0).to(X)
     precision = (WIDTH * levels.unit).pow(-2).to(X)[..., None].expand(mean.shape).contiguous()
     fixed.X, fixed.prior = X, Prior(mean, precision)
     for of in rows:

@@ -13,6 +13,7 @@ from typing import final
 
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.posteriors.mixture import Mixture
@@ -54,6 +55,8 @@ class MixtureIntegrand(Target):
     coupled = True
 
     def __init__(self, q: Mixture, target: Target) -> None:
+        read_instance("q", q, Mixture, "is a mixture, such as Mixture(CholeskyGaussian(2, (3,)))", other=target)
+        read_instance("target", target, Target, "is a model or a LogJoint", other=q)
         if not target.comparable or target.in_passes:
             raise InputError(
                 f"a mixture is fitted to one log joint over fixed draws, and {type(target).__name__} is another at "

@@ -18,6 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_list
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Posterior, Prior
 from torchngvi.models import checks
@@ -274,7 +275,9 @@ def by_name(random: Any) -> dict[str, tuple[Any, Any]]:
     >>> list(by_name([RandomEffects([[1.0]], [0]), RandomEffects([[1.0]], [0])]))
     ['0', '1']
     """
-    named = dict(random) if isinstance(random, Mapping) else {str(k): one for k, one in enumerate(random)}
+    what = "is a dict from the name of each grouping factor to its RandomEffects(Z, groups)"
+    listed = [] if isinstance(random, Mapping) else read_list("random", random, what)
+    named = dict(random) if isinstance(random, Mapping) else {str(k): one for k, one in enumerate(listed)}
     if not named or not all(isinstance(name, str) for name in named):
         raise InputError(
             "random is a dict from the name of each grouping factor, a string, to its RandomEffects(Z, groups), at "

@@ -16,6 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import checks
 from torchngvi.models.learned import Learned
@@ -58,6 +59,9 @@ class GaussianMultilevel(Target):
     how = "in closed form"
 
     def __init__(self, model: MultilevelLogJoint, learned: Learned | None = None) -> None:
+        read_instance("model", model, MultilevelLogJoint, "is a mixed model of several factors")
+        if learned is not None:
+            read_instance("learned", learned, Learned, "is a likelihood whose parameter is learned, or None")
         self.model, self.rows, self.learned = model, model.rows, learned
         rows = self.rows
         self.parameter_prior = None if learned is None else learned.settled(rows.factors[0])

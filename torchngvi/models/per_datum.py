@@ -5,6 +5,7 @@ from typing import final
 
 from torch import Tensor
 
+from torchngvi.arguments import read_callable
 from torchngvi.errors import InputError
 from torchngvi.interfaces import SeparableTarget
 from torchngvi.models.log_joint import LogJoint
@@ -35,8 +36,7 @@ class PerDatum(SeparableTarget):
         log_prior: Callable[[Tensor], Tensor],
         temperature: float = 1.0,
     ) -> None:
-        if not callable(log_likelihoods):
-            raise InputError(f"log_likelihoods must be a function of theta; got {type(log_likelihoods).__name__}.")
+        read_callable("log_likelihoods", log_likelihoods, "must be a function of theta", arguments="theta")
         self.log_likelihoods, self.prior = log_likelihoods, LogJoint(log_prior, temperature)
         self.temperature = self.prior.temperature
 

@@ -5,7 +5,6 @@ gains r'(m), the curvature nothing.  As part of the model, ℓ + r, it is E_q[r(
 gradient and curvature in m and in the variances (Bonnet, Price).
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import final
@@ -13,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_number
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import AdditiveTractable, Curved, Frame, Raw, Sites
 from torchngvi.numerics.gaussian_integrals import Moments, saturating_square
@@ -30,9 +30,7 @@ class Penalty(ABC):
     """
 
     def __init__(self, strength: float = 1.0) -> None:
-        if not (strength > 0 and math.isfinite(strength)):
-            raise InputError(f"strength multiplies the regulariser, positive and finite; got {strength}.")
-        self.strength = float(strength)
+        self.strength = read_number("strength", strength, "multiplies the regulariser", above=0)
 
     @abstractmethod
     def energy(

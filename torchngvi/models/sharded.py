@@ -11,6 +11,7 @@ from typing import Any, TypeVar, final, overload
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_count, read_instance
 from torchngvi.distributed import Processes
 from torchngvi.interfaces import Additive, AdditiveTractable, Frame, Framed, Posterior, Raw, Target
 from torchngvi.models.log_joint import LogJoint
@@ -56,6 +57,13 @@ class _ShardedRows(Additive, Together):
         return self.local.data_log_likelihood(theta)
 
 
+def _checked(local: object, processes: object, num_data: Any) -> int:
+    """The number of rows of all processes, after a check of the other arguments."""
+    read_instance("local", local, Additive, "is the model of the rows of this process")
+    read_instance("processes", processes, Processes, "are those that sum, Processes()")
+    return read_count("num_data", num_data, "counts the rows of all processes")
+
+
 @final
 class ShardedLogJoint(_ShardedRows):
     """A log joint whose rows are spread over processes; `Sharded` makes it.
@@ -73,7 +81,7 @@ class ShardedLogJoint(_ShardedRows):
     """
 
     def __init__(self, local: Additive, processes: Processes, num_data: int) -> None:
-        self.num_data = num_data
+        self.num_data = _checked(local, processes, num_data)
         self.local, self.processes, self.prior = local, processes, local.prior
         self.temperature, self.comparable, self.coding = local.temperature, local.comparable, local.coding
         self.draws_at_once, self.batches, self.in_passes = local.draws_at_once, local.batches, local.in_passes
@@ -95,7 +103,7 @@ class ShardedTractable(AdditiveTractable, _ShardedRows):
     """
 
     def __init__(self, local: AdditiveTractable, processes: Processes, num_data: int) -> None:
-        self.num_data = num_data
+        self.num_data = _checked(local, processes, num_data)
         self.local: AdditiveTractable = local
         self.prior_alone = local.prior_alone
         self.processes, self.prior = processes, local.prior
@@ -250,6 +258,7 @@ def Sharded(
     True
     """
     processes = group if isinstance(group, Processes) else Processes(group)
+    num_data = read_count("num_data", num_data, "counts the rows of all processes")
     part = part_of(local, num_data, processes)
     if isinstance(part, MixedLogJoint):
         return part.spread(processes)

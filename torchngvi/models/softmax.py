@@ -18,6 +18,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.interfaces import AdditiveTractable, Change, Curved, Frame, Posterior, Raw
 from torchngvi.models import checks, graphs
@@ -81,7 +82,7 @@ class SoftmaxRegression(AdditiveTractable):
                 f"softmax regression takes one dense matrix X; got shape {tuple(self.X.shape)}, {self.X.layout}. "
                 "Pass X.to_dense(), or fit the members one by one."
             )
-        labels = checks.per_row("y", y, self.X)
+        labels = checks.labels(checks.per_row("y", y, self.X), classes)
         self.classes: Tensor = torch.unique(labels) if classes is None else checks.class_values(classes, labels)
         if len(self.classes) < 2 or labels.ndim > 1:
             raise InputError(
@@ -89,6 +90,7 @@ class SoftmaxRegression(AdditiveTractable):
                 f"{len(self.classes)}. Check the target column, or that the split has every class."
             )
         self.coding = tuple(self.classes.tolist())
+        num_nodes = read_size("num_nodes", num_nodes, "counts nodes")
         if num_nodes < 2 * len(self.classes) or num_nodes % 2:
             raise InputError(
                 f"num_nodes must be even, since nodes come in antithetic pairs, and at least twice the number of "
@@ -132,11 +134,7 @@ class SoftmaxRegression(AdditiveTractable):
         return (self.num_classes - 1) * self.X.shape[-1]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move and convert every tensor, with the arguments of ``torch.nn.Module.to``.
-
-        Returns:
-            A new model.
-        """
+        """Move and convert every tensor, with the arguments of ``torch.nn.Module.to``: a new model."""
         new = copy.copy(self)
         for name in ("X", "weights", "classes"):
             setattr(new, name, getattr(self, name).to(*args, **kwargs))
@@ -169,6 +167,10 @@ class SoftmaxRegression(AdditiveTractable):
     def tensors(self) -> tuple[Tensor, ...]:
         """Return every tensor that a value depends on."""
         return (self.X, self.y, self.weights, *self.prior)
+
+    def check(self, q: Posterior) -> None:
+        """Check that q is over these coefficients, as `torchngvi.models.checks.posterior` does."""
+        checks.posterior(q, self.dim, torch.Size(), self.X)
 
     def predictors(
         self,

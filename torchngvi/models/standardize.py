@@ -12,6 +12,10 @@ rstanarm (Goodrich et al. 2024) and bambi (Capretto et al. 2022):
 
 with the link g, and s_y the standard deviation of y under the identity link and 1 under any other.  So another unit of
 a column, or another origin, changes the coefficients of that column alone, and no prediction.
+
+A full set of indicators, one of which is 1 in each row, is an intercept in other coordinates: a_0 is the shift of all
+of them.  The other columns are centred then too, and the prior mean of the coefficient of each indicator is g(ȳ).
+Where no coefficients make a constant, the predictor goes through 0 whatever the columns, and s_y is √(mean y²).
 """
 
 import math
@@ -21,6 +25,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_tensor
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import Likelihood, link_of
 from torchngvi.posteriors.gaussian import Gaussian
@@ -82,12 +87,14 @@ class Standardization:
     and each column of a root alike.
 
     Attributes:
-        centers: what is subtracted from each column, (D,), float64; 0 for the intercept, and for every column of a
-            design without one, since there is nothing that could take the shift.
+        centers: what is subtracted from each column, (D,), float64; 0 for the intercept and for a full set of
+            indicators, and for every column of a design with neither, since nothing could take the shift.
         scales: what each column is divided by, (D,), float64: its standard deviation; of a column that is the same in
             all rows its absolute value, and 1 where that is 0; of the intercept its value, so that it becomes 1.
         intercept: the place of the column of ones, or of another column that is the same in all rows and not 0 where
             there is none of ones; None where there is neither.
+        indicators: the places of the first full set of indicators, columns of which in each row one is 1 and the
+            others are 0, where there is no intercept; else none. They are scaled, and not centred.
 
     >>> X = torch.tensor([[1.0, 10.0], [1.0, 30.0]], dtype=torch.float64)
     >>> units = Standardization.of(X)
@@ -100,6 +107,7 @@ class Standardization:
     centers: Tensor  # (D,)
     scales: Tensor  # (D,)
     intercept: int | None = None
+    indicators: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -125,8 +133,8 @@ class Standardization:
         >>> Standardization.of([[2.0, 0.0], [4.0, 0.0]]).scales.tolist()
         [1.0, 1.0]
         """
-        X = torch.as_tensor(X)
-        w = None if weights is None else torch.as_tensor(weights)
+        X = read_tensor("X", X, finite=False)
+        w = None if weights is None else read_tensor("weights", weights, like=X)
         if X.ndim != 2:
             raise InputError(f"X must be (N, D) to be standardised; got shape {tuple(X.shape)}.")
         if not len(X) or (w is not None and not bool((w > 0).any())):
@@ -138,11 +146,63 @@ class Standardization:
         size = torch.where(means == 0, 1.0, means.abs())
         scales = torch.where(same, size, sds)
         if not places:
-            return cls(torch.zeros_like(means), scales)
+            return cls.without_intercept(means, scales, full_set(X if w is None else X[w > 0]))
         place = places[0] if intercept is None else intercept
         scales[place] = means[place]
         means[place] = 0.0
         return cls(means, scales, place)
+
+    @classmethod
+    def without_intercept(
+        cls,
+        means: Tensor,  # (D,)
+        scales: Tensor,  # (D,)
+        indicators: tuple[int, ...],
+    ) -> Self:
+        """Centre columns where a full set of indicators takes the shift, and none where there is no such set.
+
+        >>> Standardization.without_intercept(torch.ones(2), torch.ones(2), ()).centers.tolist()
+        [0.0, 0.0]
+        """
+        centers = means.clone()
+        centers[list(indicators) if indicators else slice(None)] = 0.0
+        return cls(centers, scales, None, indicators)
+
+    @property
+    def constant(self) -> Tensor | None:
+        """The user's coefficients of the predictor that is 1 in all rows, (D,); None where the columns have none."""
+        if self.intercept is None and not self.indicators:
+            return None
+        found = torch.zeros_like(self.scales)
+        if self.intercept is None:
+            found[list(self.indicators)] = 1.0
+        else:
+            found[self.intercept] = 1 / self.scales[self.intercept]
+        return found
+
+    def level(self, location: float) -> Tensor:
+        """Coefficients of standardised columns whose predictor is a number in all rows, (D,); 0 where none has it.
+
+        >>> Standardization.of([[1.0, 0.0], [0.0, 1.0]]).level(3.0).tolist()  # each column has the sd ½
+        [1.5, 1.5]
+        """
+        constant = self.constant
+        return torch.zeros_like(self.scales) if constant is None else location * constant * self.scales
+
+    def said_level(self, mean: Tensor, digits: int) -> str:
+        """Where the prior of a full set of indicators lies, in words that follow those of the other columns.
+
+        Args:
+            mean: the prior means of the standardised columns, (D,).
+            digits: of the number.
+
+        >>> units = Standardization.of([[1.0, 0.0], [0.0, 1.0]])
+        >>> units.said_level(units.level(3.0), 4)
+        ', about 3 for each of the 2 levels'
+        """
+        if not self.indicators or not (at := float(mean[self.indicators[0]] / self.scales[self.indicators[0]])):
+            return ""
+        return f", about {at:.{digits}g} for each of the {len(self.indicators)} levels"
 
     def standardize(
         self,
@@ -177,9 +237,8 @@ class Standardization:
         """
         a = values.movedim(dim, -1).double()
         b = a / self.scales.to(a.device)
-        if self.intercept is not None:
-            shift = b @ self.centers.to(a.device)
-            b[..., self.intercept] -= shift / float(self.scales[self.intercept])
+        if (constant := self.constant) is not None:
+            b = b - (b @ self.centers.to(a.device))[..., None] * constant.to(a.device)
         return b.movedim(-1, dim).to(values.dtype)
 
     def from_user(
@@ -197,10 +256,9 @@ class Standardization:
             The same for standardised columns.
         """
         b = values.movedim(dim, -1).double()
-        a = b * self.scales.to(b.device)
-        if self.intercept is not None:
-            a[..., self.intercept] += b @ self.centers.to(b.device)
-        return a.movedim(-1, dim).to(values.dtype)
+        if (constant := self.constant) is not None:
+            b = b + (b @ self.centers.to(b.device))[..., None] * constant.to(b.device)
+        return (b * self.scales.to(b.device)).movedim(-1, dim).to(values.dtype)
 
     def gaussian_to_user(
         self,
@@ -244,12 +302,39 @@ class Standardization:
             Both, (D,).
         """
         mean, sd = self.to_user(q.mean.detach()), q.stddev.detach() / self.scales.to(q.mean)
-        if self.intercept is not None:
-            here = self.scales.to(q.mean)
-            row = -self.centers.to(q.mean) / here
-            row[self.intercept] = 1.0
-            sd[self.intercept] = q.frame().rows(row[None]).norm() / here[self.intercept].abs()
+        if (constant := self.constant) is not None:
+            places, here = torch.nonzero(constant)[:, 0].tolist(), self.scales.to(q.mean)
+            rows = -(self.centers.to(q.mean) / here) * constant.to(q.mean)[places, None]
+            rows[range(len(places)), places] = 1 / here[places]
+            sd[places] = q.frame().rows(rows).norm(dim=-1)
         return mean, sd
+
+
+def full_set(X: Tensor) -> tuple[int, ...]:
+    """Find the first full set of indicators among neighbouring columns: in each row one of them is 1, the others are 0.
+
+    Args:
+        X: the columns, (N, D).
+
+    Returns:
+        Their places; none where there is no such set.
+
+    >>> full_set(torch.tensor([[0.5, 1.0, 0.0, 1.0], [0.7, 0.0, 1.0, 1.0]]))
+    (1, 2)
+    """
+    covered, window = torch.zeros(len(X), dtype=torch.bool, device=X.device), list[int]()
+    for place in range(X.shape[1]):
+        column = X[:, place]
+        own = column == 1
+        if not bool((own | (column == 0)).all()) or not bool(own.any()):
+            covered, window = torch.zeros_like(covered), []
+            continue
+        while window and bool((covered & own).any()):  # drop what overlaps, from the left
+            covered = covered & (X[:, window.pop(0)] == 0)
+        covered, window = covered | own, [*window, place]
+        if bool(covered.all()):
+            return tuple(window)
+    return ()
 
 
 def _triangular(root: Tensor) -> Tensor:
@@ -266,7 +351,8 @@ class PriorScales(NamedTuple):
 
     Attributes:
         location: g(ȳ), the prior mean of the intercept at the means.
-        unit: s_y, the standard deviation of y for the identity link, 1 for any other.
+        unit: s_y, the standard deviation of y for the identity link, about 0 where no coefficients make a constant; 1
+            for any other link.
         width: how many of them a prior standard deviation is.
         sd: prior standard deviations in the units of the columns, (D,): width s_y/s_j, and width s_y for the intercept
             at the means.
@@ -317,14 +403,16 @@ def default_scales(
     y = torch.as_tensor(y).detach().double()
     w = torch.ones_like(y) if weights is None else torch.as_tensor(weights).detach().to(y)
     shift = torch.zeros_like(y) if offset is None else torch.as_tensor(offset).detach().to(y)
-    location, unit = location_and_unit(y, link_of(family), shift, w)
+    location, unit = location_and_unit(y, link_of(family), shift, w, through_0=units.constant is None)
     sd = width * unit / units.scales.abs()
     if units.intercept is not None:
         sd[units.intercept] = width * unit
     return PriorScales(location, unit, width, sd)
 
 
-def location_and_unit(y: Tensor, link: str, offset: Tensor, weights: Tensor) -> tuple[float, float]:
+def location_and_unit(
+    y: Tensor, link: str, offset: Tensor, weights: Tensor, *, through_0: bool = False
+) -> tuple[float, float]:
     """Find g(ȳ) and s_y of targets; at an end of their range half an event is added, so that g(ȳ) is finite.
 
     Args:
@@ -332,6 +420,7 @@ def location_and_unit(y: Tensor, link: str, offset: Tensor, weights: Tensor) -> 
         link: as `torchngvi.models.Likelihood.link` has it.
         offset: (N,).
         weights: (N,), of the rows.
+        through_0: whether no coefficients make a constant, so that s_y is about 0.
 
     Returns:
         Both.
@@ -342,7 +431,7 @@ def location_and_unit(y: Tensor, link: str, offset: Tensor, weights: Tensor) -> 
     if link in ("logit", "probit"):
         low, high = y.aminmax()
         y = (y - low) / (high - low) if bool(low < high) else (y > 0).to(y)
-    return TargetSummary.of(y, link, offset, weights).location_and_unit(link)
+    return TargetSummary.of(y, link, offset, weights).location_and_unit(link, through_0=through_0)
 
 
 class TargetSummary(NamedTuple):
@@ -372,20 +461,23 @@ class TargetSummary(NamedTuple):
         exposure = torch.logsumexp(offset + share.log(), 0)
         return cls(len(y), mean, sd, float((share * offset).sum()), float(exposure))
 
-    def location_and_unit(self, link: str) -> tuple[float, float]:
+    def location_and_unit(self, link: str, *, through_0: bool = False) -> tuple[float, float]:
         """Return g(ȳ) and s_y; at an end of the range of y half an event is added, so that g(ȳ) is finite.
+
+        Where the predictor goes ``through_0``, since no coefficients make a constant, s_y is √(mean y²).
 
         >>> TargetSummary(rows=4, mean=0.0, sd=0.0).location_and_unit("identity")
         (0.0, 1.0)
         """
         if link == "identity":
-            return self.mean, self.sd or abs(self.mean) or 1.0
+            about = math.hypot(self.mean, self.sd) if through_0 else self.sd
+            return self.mean, about or abs(self.mean) or 1.0
         least = 0.5 / (self.rows + 1)
         if link == "log":
             return math.log(max(self.mean, least)) - self.exposure, 1.0
         if link not in ("logit", "probit"):
             return 0.0, 1.0
-        p = torch.tensor(min(max(self.mean, least), 1 - least), dtype=torch.float64)
+        p = torch.tensor(min(max(self.mean, least), 1 - least), dtype=torch.float64, device="cpu")
         return float(torch.logit(p) if link == "logit" else torch.special.ndtri(p)) - self.offset, 1.0
 
 
@@ -414,8 +506,9 @@ class NormalPrior(NamedTuple):
         parts = []
         if others:
             per = "unit" if units is None else "sd"
+            about = "" if units is None else units.said_level(self.mean, 4)
             parts.append(
-                f"coefficients N(0, {others[0] ** -0.5:.4g}^2) per {per} of a column (precision {others[0]:.4g})"
+                f"coefficients N(0, {others[0] ** -0.5:.4g}^2) per {per} of a column{about} (precision {others[0]:.4g})"
             )
         if place is not None:
             mean = float(self.mean[place])
@@ -443,10 +536,8 @@ def named_prior(
     >>> named_prior("default", 0.3, 1.0, units).mean.tolist()
     [0.3, 0.0]
     """
-    mean = torch.zeros_like(units.scales)
+    mean = units.level(location)
     precision = torch.full_like(mean, (WIDTHS[word] * unit) ** -2)
-    if units.intercept is not None:
-        mean[units.intercept] = location if intercept_sd is None else 0.0
-        if intercept_sd is not None:
-            precision[units.intercept] = intercept_sd**-2
+    if units.intercept is not None and intercept_sd is not None:
+        mean[units.intercept], precision[units.intercept] = 0.0, intercept_sd**-2
     return NormalPrior(mean, precision)

@@ -5,6 +5,7 @@ gradients and curvatures.  A pass over the batches gives what one model of all r
 batch and a few D x D matrices in memory.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
@@ -12,6 +13,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import AdditiveTractable, Frame, Posterior
 from torchngvi.models.data_log_joint import check_batches, counted, over_a_pass, rows_of, slabs, some_of
@@ -74,6 +76,8 @@ class Streamed(AdditiveTractable):
 
     def __init__(self, batches: Iterable[Any], num_data: int, model: Callable[..., AdditiveTractable]) -> None:
         check_batches(batches, num_data)
+        if not callable(model) or (isinstance(model, type) and not issubclass(model, AdditiveTractable)):
+            raise InputError(f"model is a function of a batch that makes a GeneralizedLinear; got {shown(model)}.")
         self.batches, self.num_data, self.model = batches, num_data, model
         first = next(iter(batches), None)
         if first is None:
@@ -127,12 +131,18 @@ class Streamed(AdditiveTractable):
 
     def _made(self, batch: Any) -> AdditiveTractable:
         """The model of a batch."""
-        if isinstance(batch, dict):
-            model = self.model(**batch)
-        elif isinstance(batch, list | tuple):
-            model = self.model(*batch)
-        else:
-            model = self.model(batch)
+        named = batch if isinstance(batch, dict) else {}
+        parts = tuple(batch) if isinstance(batch, list | tuple) else () if isinstance(batch, dict) else (batch,)
+        try:
+            inspect.signature(self.model).bind(*parts, **named)
+        except TypeError as error:
+            raise InputError(
+                f"a batch is what model= is called with, such as (X, y) or {{'X': X, 'y': y}}; got {shown(batch)}, for "
+                f"which {error}."
+            ) from error
+        except ValueError:  # of some built-in functions the signature is not known
+            pass
+        model = self.model(*parts, **named)
         if not isinstance(model, AdditiveTractable):
             raise InputError(
                 "Streamed takes models that know the expectations of their data, such as GeneralizedLinear; got "
@@ -155,6 +165,11 @@ class Streamed(AdditiveTractable):
                 raise InputError(
                     f"a batch has the classes {model.coding}, and the first one {self.coding}: each was coded by the "
                     "labels that it happens to hold. Name all classes in the model of a batch: classes=(0, 1)."
+                )
+            if model.prior is not self.prior and not _alike(model.prior, self.prior):
+                raise InputError(
+                    "the model of a batch has another prior than that of the first one: each has the whole prior, "
+                    "which counts once and does not depend on the rows of a batch."
                 )
             yield model
 
@@ -230,3 +245,10 @@ class Streamed(AdditiveTractable):
     def known_data(self) -> tuple[Tensor, ...]:
         """Return the tensors of the prior; of the rows the value of the loss tells, in whatever order they come."""
         return tuple(self.prior)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two priors are the same, where asking costs nothing."""
+    parts = list(zip(one, other, strict=False)) if isinstance(one, tuple) and type(one) is type(other) else []
+    tensors = [(a, b) for a, b in parts if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    return all(a.device.type != "cpu" or (a.shape == b.shape and bool(torch.allclose(a, b))) for a, b in tensors)

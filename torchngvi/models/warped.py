@@ -4,6 +4,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.interfaces import Target
 from torchngvi.posteriors.warped import Warped
 
@@ -26,6 +27,8 @@ class WarpedTarget(Target):
     """
 
     def __init__(self, target: Target, q: Warped) -> None:
+        read_instance("target", target, Target, "is a model or a LogJoint", other=q)
+        read_instance("q", q, Warped, "is a warped posterior, such as CholeskyGaussian(2).warped()", other=target)
         self.target, self.q = target, q
         self.temperature, self.comparable, self.coupled = target.temperature, target.comparable, target.coupled
         self.draws_at_once, self.in_passes, self.batches = target.draws_at_once, target.in_passes, target.batches

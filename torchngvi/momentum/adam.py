@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import is_number, read_list, read_number, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Momentum, Posterior
 
@@ -41,11 +42,11 @@ class Adam(Momentum):
     carried = ("mean_vector",)
 
     def __init__(self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise InputError(f"betas are weights of the past, at least 0 and below 1; got {betas}.")
-        if not eps > 0:
-            raise InputError(f"eps must be positive; got {eps:g}.")
-        self.betas, self.eps = betas, eps
+        what = "are two weights of the past, at least 0 and below 1"
+        pair = read_list("betas", betas, what)
+        if len(pair) != 2 or not all(is_number(beta, at_least=0, below=1) for beta in pair):
+            raise InputError(f"betas {what}; got {shown(betas)}.")
+        self.betas, self.eps = (float(pair[0]), float(pair[1])), read_number("eps", eps, above=0)
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """Return averages of zero, and a count of no steps."""

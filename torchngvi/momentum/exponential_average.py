@@ -9,7 +9,7 @@ from typing import final
 
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_number
 from torchngvi.interfaces import Coordinates, Momentum, Posterior
 
 
@@ -36,9 +36,7 @@ class ExponentialAverage(Momentum):
     carried = ("mean_vector",)
 
     def __init__(self, weight: float = 0.9) -> None:
-        if not 0 <= weight < 1:
-            raise InputError(f"weight is that of the past and must lie in [0, 1); got {weight}.")
-        self.weight = weight
+        self.weight = read_number("weight", weight, "is that of the past", at_least=0, below=1)
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """Return an average of zero in the coordinates of q."""

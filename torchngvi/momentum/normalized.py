@@ -17,7 +17,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_choice, read_flag, read_number
 from torchngvi.interfaces import Coordinates, Momentum, Posterior
 
 NORMS = ("euclidean", "riemannian")
@@ -50,11 +50,9 @@ class NormalizedMomentum(Momentum):
     carried = ("mean_vector",)
 
     def __init__(self, norm: str = "euclidean", *, beta: float = 0.9, bias_correction: bool = True) -> None:
-        if norm not in NORMS:
-            raise InputError(f"norm is one of {', '.join(NORMS)}; got {norm!r}.")
-        if not 0 <= beta < 1:
-            raise InputError(f"beta is the weight of the past, at least 0 and below 1; got {beta}.")
-        self.norm, self.beta, self.bias_correction = norm, beta, bias_correction
+        self.norm = read_choice("norm", norm, NORMS)
+        self.beta = read_number("beta", beta, "is the weight of the past", at_least=0, below=1)
+        self.bias_correction = read_flag("bias_correction", bias_correction)
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """Return an average of zero, and a count of no steps."""

@@ -9,13 +9,13 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchngvi.arguments import read_flag, read_number, read_size
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks import kernels
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, SampledLabels
@@ -118,7 +118,7 @@ def attach(
         raise InputError(
             f"curvature is a way to observe it, such as torchngvi.networks.SampledLabels(), or None; got {curvature!r}."
         )
-    if fused:
+    if read_flag("fused", fused):
         kernels.prepare()
     for family in q.each():
         family.fused = fused
@@ -151,13 +151,11 @@ def radius_of(steps: int | None, radius: float | None) -> float:
             "Say steps=, the number of optimizer steps that the training will take, which chooses the radius, or "
             "radius=, in nats a datum, or both; got neither."
         )
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1):
-        raise InputError(f"steps is the number of optimizer steps of the training, 1 or more; got {steps!r}.")
+    if steps is not None:
+        steps = read_size("steps", steps, "is the number of optimizer steps of the training")
     if radius is None:
         return _SHARE / math.sqrt(steps or 1)
-    if isinstance(radius, bool) or not isinstance(radius, Real) or not radius > 0:
-        raise InputError(f"radius is a length in nats a datum, larger than 0; got {radius!r}.")
-    return float(radius)
+    return read_number("radius", radius, "is a length in nats a datum", above=0, infinite=True)
 
 
 class Attachment:

@@ -3,11 +3,11 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from torchngvi.arguments import read_number
 from torchngvi.errors import CalibrationWarning, InputError
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import batches, drawn_outputs, mean_density, warn_of_no_data
@@ -84,8 +84,7 @@ def calibrate(
         raise InputError(
             f"calibrate takes the posterior from torchngvi.network, and then a loader; got a {type(q).__name__}."
         )
-    if isinstance(largest, bool) or not isinstance(largest, Real) or not _SMALLEST <= largest < math.inf:
-        raise InputError(f"largest is the temperature to begin with, finite and 2⁻¹⁰ at least; got {largest!r}.")
+    largest = read_number("largest", largest, "is the temperature to begin with", at_least=_SMALLEST)
     warn_of_no_data(q)
     tried: dict[float, float] = {}
     factors: dict[float, float] = {}

@@ -4,12 +4,12 @@ import copy
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from numbers import Integral
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from torchngvi.arguments import is_size
 from torchngvi.distributed import average_over_ranks_, rank, ranks
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
@@ -123,7 +123,7 @@ def curvature_of(
     Raises:
         InputError: as there.
     """
-    if labels is not None and (isinstance(labels, bool) or not isinstance(labels, Integral) or labels < 1):
+    if labels is not None and not is_size(labels):
         raise InputError(f"labels is the number of labels drawn for each output, 1 or more, or None; got {labels!r}.")
     totals: Totals = []
     count = 0

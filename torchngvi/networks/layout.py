@@ -3,12 +3,12 @@
 import fnmatch
 import math
 from collections.abc import Mapping
-from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from torchngvi.arguments import is_number, shown
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Dense, Diagonal, Family, Kronecker, Rows
 
@@ -45,46 +45,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
-
-
-def read_number(given: Any) -> int:
-    """Read the number of labels in the training data.
-
-    Args:
-        given: an integer of Python or NumPy.
-
-    Returns:
-        It.
-
-    Raises:
-        InputError: if it is no integer, or less than 1.
-
-    >>> read_number(100)
-    100
-    """
-    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
-        raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {shown(given)}.")
-    return int(given)
-
-
-def read_temperature(given: Any) -> float:
-    """Read a temperature.
-
-    Args:
-        given: a number, perhaps as a tensor of one.
-
-    Returns:
-        It.
-
-    Raises:
-        InputError: if it is negative or not finite.
-
-    >>> read_temperature(1)
-    1.0
-    """
-    if not is_number(given) or not 0 <= float(given) < math.inf:
-        raise InputError(f"temperature is 0 or larger, and finite; got {shown(given)}.")
-    return float(given)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -188,19 +148,6 @@ def named_by(structure: Structure, name: str) -> bool:
     return isinstance(structure, str) or any(fnmatch.fnmatchcase(name, pattern) for pattern in structure)
 
 
-def shown(given: Any) -> str:
-    """Return how an error shows an argument: a tensor or an array by its shape alone.
-
-    Args:
-        given: it.
-
-    >>> shown(nn.Linear(3, 2).weight), shown(-1.0)
-    ('a Parameter of shape (2, 3)', '-1.0')
-    """
-    shape = getattr(given, "shape", None)
-    return f"a {type(given).__name__} of shape {tuple(shape)}" if shape else repr(given)
-
-
 def fan_in(model: nn.Module, name: str) -> int:
     """Return the number of inputs that a parameter's layer sums over.
 
@@ -222,18 +169,6 @@ def fan_in(model: nn.Module, name: str) -> int:
     if not hasattr(weight, "ndim") or weight.ndim < 2:
         return max(own.numel(), 1)
     return max(math.prod(weight.shape[1:]), 1)
-
-
-def is_number(given: Any) -> bool:
-    """Return whether this is a real number, perhaps as a tensor of one.
-
-    Args:
-        given: anything.
-
-    >>> is_number(1), is_number("1")
-    (True, False)
-    """
-    return isinstance(given, Real) or (isinstance(given, Tensor) and given.numel() == 1)
 
 
 def _is_matrix(p: Tensor) -> bool:
@@ -268,7 +203,7 @@ def families(model: nn.Module, num_data: int, structure: Structure, prior: Prior
     for name in kinds:
         if name not in priors:
             raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
-        if not is_number(priors[name]) or not 0 < float(priors[name]) < math.inf:
+        if not is_number(priors[name], above=0):
             raise InputError(
                 f"prior_precision is larger than 0 and finite; got {shown(priors[name])} for {name}. It is one number, "
                 "or one for each pattern of names, as {'head.*': 1.0, '*': 10.0}, and the same for all weights of a "

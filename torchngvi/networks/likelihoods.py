@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.networks.labels import OF_CLASSES, check_binary, check_classes, check_labels
 
@@ -235,8 +236,8 @@ class Gaussian(OutputLikelihood):
 
     def __init__(self, scale: float | Callable[[], Tensor]) -> None:
         one = isinstance(scale, Real) or (isinstance(scale, Tensor) and scale.numel() == 1)
-        if not callable(scale) and (not one or not scale > 0):
-            raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {scale!r}.")
+        if not callable(scale) and (not one or isinstance(scale, bool) or not scale > 0) or isinstance(scale, type):
+            raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {shown(scale)}.")
         self.scale = scale
         self._first: Tensor | None = None  # a scale that is learned, where the training began
 
@@ -280,7 +281,7 @@ class Gaussian(OutputLikelihood):
             return now
         try:
             found = torch.as_tensor(now)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             found = torch.zeros((), device="cpu")
         if not (found > 0).all():
             raise InputError(f"The function scale returns a standard deviation, larger than 0; got {now!r}.")
@@ -424,7 +425,7 @@ def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
     """
     if isinstance(given, OutputLikelihood):
         return copy.copy(given)
-    if given == "gaussian":
+    if isinstance(given, str) and given == "gaussian":
         raise InputError('likelihood="gaussian" needs the scale of the noise; say torchngvi.networks.Gaussian(scale).')
     if not isinstance(given, str) or given not in NAMED:
         raise InputError(

@@ -6,36 +6,13 @@ or when a run is resumed.  Each parameter has noise of its own, so that freezing
 
 import functools
 import hashlib
-from numbers import Integral
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
 from torchngvi.networks.blocks import SIZE, Pieces, joined
 
 _TABLE = 2**22  # numbers in the table
-
-
-def read_seed(given: Any) -> int:
-    """Read the seed of a run.
-
-    Args:
-        given: by a user.
-
-    Returns:
-        An integer.
-
-    Raises:
-        InputError: if it is none.
-
-    >>> read_seed(7)
-    7
-    """
-    if isinstance(given, bool) or not isinstance(given, Integral):
-        raise InputError(f"seed is an integer, the same in all processes that train together; got {given!r}.")
-    return int(given)
 
 
 def seed_of(seed: int, draw: int, name: str) -> int:

@@ -5,12 +5,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from numbers import Integral
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from torchngvi.arguments import read_callable, read_size, shown
 from torchngvi.errors import InputError
 from torchngvi.networks.likelihoods import OutputLikelihood
 
@@ -72,6 +72,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def check_drawn(q: object) -> None:
+    """Check that predictions are asked of a posterior over a network.
+
+    Raises:
+        InputError: if it is something else, such as the network or a class.
+    """
+    if isinstance(q, type) or not all(hasattr(q, name) for name in ("likelihood", "observed", "drawn", "model")):
+        raise InputError(f"predictions are of the posterior from torchngvi.network, which comes first; got {shown(q)}.")
+
+
 def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
     """Warn at the line of the script that led here, through whatever frames of torch and of this package.
 
@@ -103,6 +113,7 @@ def warn_of_no_data(q: Drawn) -> None:
     Args:
         q: the posterior.
     """
+    check_drawn(q)
     if q.observed:
         return
     warn_caller(
@@ -192,11 +203,8 @@ def check_function(read: Callable[[Any], Tensor], name: str) -> Callable[[Any], 
     Raises:
         InputError: if it is none.
     """
-    if not callable(read):
-        raise InputError(
-            f"{name} is a function of what the network returns, as lambda returned: returned[0]; got {read!r}."
-        )
-    return read
+    what = "is a function of what the network returns, as lambda returned: returned[0]"
+    return read_callable(name, read, what, arguments="returned")
 
 
 def tensor_in(output: Any, hint: str) -> Tensor:
@@ -257,8 +265,8 @@ def drawn_outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Ten
     Raises:
         InputError: if samples is less than 1.
     """
-    if not isinstance(samples, Integral) or samples < 1:
-        raise InputError(f"samples is the number of draws of the weights, 1 or more; got {samples!r}.")
+    check_drawn(q)
+    samples = read_size("samples", samples, "is the number of draws of the weights")
     found = []
     with evaluating(q.model), torch.no_grad():
         for number in range(samples):  # a forward pass of a network fills the device by itself
@@ -292,6 +300,7 @@ def log_prob(q: Drawn, inputs: Any, y: Tensor, samples: int, read: Callable[[Any
     Returns:
         One number a label; minus their mean is the negative log likelihood that papers print.
     """
+    check_drawn(q)
     return mean_density(q.likelihood.log_prob(outputs(q, inputs, samples, read), y))
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from torchngvi.arguments import is_number, read_callable, read_list, read_number, shown
 from torchngvi.errors import InputError
 from torchngvi.networks.attached import radius_of
 
@@ -61,16 +62,18 @@ def choose_radius(
     >>> choose_radius(lambda steps, radius: (math.log(radius) + 7) ** 2, steps=10_000)
     ChosenRadius(radius=0.0004, factor=1 of {1: 0.0171, 0.3: 1.7819, 0.1: 5.9218}, steps=7,500)
     """
-    if not callable(train):
+    if not callable(train) or isinstance(train, type):
         raise InputError(
             "choose_radius takes a function train(steps, radius) that returns the negative log likelihood of "
             f"validation data; got a {type(train).__name__}."
         )
+    read_callable("train", train, "is a function train(steps, radius)", arguments="steps, radius")
     default = radius_of(steps, None)
-    if not len(factors) or not all(_is_number(factor) and 0 < factor < math.inf for factor in factors):
-        raise InputError(f"factors are of the default radius, one at least, larger than 0; got {factors!r}.")
-    if not _is_number(share) or not 0 < share <= 1:
-        raise InputError(f"share is the share of the steps that a trial takes, above 0 and at most 1; got {share!r}.")
+    what = "are of the default radius, one at least, larger than 0"
+    factors = read_list("factors", factors, what)
+    if not factors or not all(is_number(factor, above=0) for factor in factors):
+        raise InputError(f"factors {what}; got {shown(factors)}.")
+    share = read_number("share", share, "is the share of the steps that a trial takes", above=0, at_most=1)
     short = max(1, round(share * steps))
     tried = {float(factor): _nll(train(short, factor * radius_of(short, None))) for factor in factors}
     finite = {factor: nll for factor, nll in tried.items() if math.isfinite(nll)}
@@ -91,7 +94,3 @@ def _nll(given: object) -> float:
             f"got a {type(given).__name__}."
         )
     return float(given)
-
-
-def _is_number(given: object) -> bool:
-    return isinstance(given, Real) and not isinstance(given, bool)

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchngvi.arguments import is_number, read_count, read_instance, read_list, read_number, shown
 from torchngvi.errors import InputError
 from torchngvi.networks.attached import Attachment, radius_of
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, Reparametrized, SampledLabels
-from torchngvi.networks.layout import is_number, matched, read_number, trainable, unwrapped
+from torchngvi.networks.layout import matched, trainable, unwrapped
 from torchngvi.networks.posterior import NetworkGaussian
+from torchngvi.networks.weights import NUM_DATA
+
+_BETAS = "are two numbers, of the momentum and of the curvature, in [0, 1)"
 
 
 class NaturalMomentum(Optimizer):
@@ -38,10 +42,9 @@ class NaturalMomentum(Optimizer):
     def __init__(
         self, q: NetworkGaussian, lr: float, beta: float = 0.9, clip: float = math.inf, factor: float = 1.0
     ) -> None:
-        if not is_number(lr) or not lr >= 0:
-            raise InputError(f"lr is 0 or larger; got {lr!r}.")
-        if not is_number(beta) or not 0 <= beta < 1:
-            raise InputError(f"beta is at least 0 and less than 1; got {beta}.")
+        if not is_number(lr, at_least=0):
+            raise InputError(f"lr is 0 or larger, and finite; got {shown(lr)}.")
+        beta = read_number("beta", beta, at_least=0, below=1)
         self.q, self.clip, self.factor = q, clip, factor
         super().__init__(q.parameters_of_network, {"lr": lr, "momentum": beta})  # as schedulers that cycle it call it
 
@@ -161,6 +164,7 @@ class VON(NaturalMomentum):
         length = radius_of(steps, radius)
         super().__init__(_posterior(model, num_data, bayesian), lr, beta)
         curvature = SampledLabels() if curvature is None else curvature
+        read_instance("curvature", curvature, Curvature, "is a way to observe it, such as SampledLabels(), or None")
         self.q.plan_(steps, curvature.every)
         self.attachment = Attachment([self], self.q, length, curvature, prior_in_gradient=False, steps=steps)
 
@@ -199,6 +203,7 @@ class IVON(NaturalMomentum):
         clip_radius: float = math.inf,
     ) -> None:
         q = _published(model, num_data, hess_init, betas, weight_decay)
+        clip_radius = read_number("clip_radius", clip_radius, "bounds the change of a weight", above=0, infinite=True)
         super().__init__(q, lr, betas[0], clip_radius, hess_init + weight_decay)
         self.attachment = Attachment([self], q, math.inf, Reparametrized(1 - betas[1]), prior_in_gradient=False)
 
@@ -258,13 +263,13 @@ def _published(
     model: nn.Module, num_data: int, hess_init: float, betas: tuple[float, float], weight_decay: float
 ) -> NetworkGaussian:
     """The posterior of a published method, at T = 1, with a curvature to begin with."""
-    if not hess_init >= 0:
-        raise InputError(f"hess_init is the curvature to begin with, 0 or larger; got {hess_init}.")
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise InputError(f"betas are two numbers, of the momentum and of the curvature, in [0, 1); got {betas}.")
-    if not 0 < weight_decay < math.inf:
-        raise InputError(f"weight_decay is δ, the precision of the prior a datum, larger than 0; got {weight_decay}.")
-    q = NetworkGaussian(model, num_data, prior_precision=weight_decay * read_number(num_data), temperature=1.0)
+    hess_init = read_number("hess_init", hess_init, "is the curvature to begin with", at_least=0)
+    pair = read_list("betas", betas, _BETAS)
+    if len(pair) != 2 or not all(is_number(beta, at_least=0, below=1) for beta in pair):
+        raise InputError(f"betas {_BETAS}; got {shown(betas)}.")
+    weight_decay = read_number("weight_decay", weight_decay, "is δ, the precision of the prior a datum,", above=0)
+    num_data = read_count("num_data", num_data, NUM_DATA)
+    q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data, temperature=1.0)
     for family in q.each():
         family.start = [hess_init] * len(family.names)
     return q

@@ -1,4 +1,4 @@
-"""What a training script shows of itself: slips that are told once, or refused, instead of a wrong posterior."""
+"""What a training script shows of itself: slips that are named once, or refused, instead of a wrong posterior."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import called_by, warn_caller
 
 _WITHOUT_RADIUS = 1.0  # the learning rate of weights that a radius limits, which no other parameter trains with
-_AFTER = 1.5  # of the planned steps, from which on it is told that they are over
+_AFTER = 1.5  # of the planned steps, from which on a warning says that they are over
 _ENOUGH = 0.15  # the factor of the moves after ¾ of a cosine: stopping before costs more than 0.01 nats on digits
 _LARGE = 0.1  # rates of AdamW from here on end within .09 nats of one another on four tasks; .01 is too short on two
 _UNSEEN = 10  # changes of the weights without a step of the optimizer; one that looks ahead makes one or two
@@ -115,7 +115,7 @@ class Watch:
         if taken >= _AFTER * self.steps:
             self._tell(
                 "steps",
-                f"The training has taken {taken:,} steps, and attach was told steps={self.steps:,}, over which the "
+                f"The training has taken {taken:,} steps, and attach was given steps={self.steps:,}, over which the "
                 "radius and the moves fall to zero; since then they are what they were at the last of them, and the "
                 "mean hardly moves. Say steps=epochs * len(loader) of the whole training; a posterior that was trained "
                 "before begins a new schedule if it is loaded before attach.",

@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchngvi.arguments import read_count, read_number, read_seed
 from torchngvi.distributed import average_over_ranks_, same_on_ranks_
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.hooks import Hooks, Written, posterior_of, refuse_replaced
-from torchngvi.networks.layout import PriorPrecision, Structure, families, read_number, read_temperature, unwrapped
-from torchngvi.networks.noise import read_seed, seed_of
+from torchngvi.networks.layout import PriorPrecision, Structure, families, unwrapped
+from torchngvi.networks.noise import seed_of
+
+NUM_DATA = "is the number of labels in the training data"
+
 
 FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
 _SHORTEST, _SHARE, _LONGEST = 100, 0.3, 1000  # the start is forgotten over this share of the steps, within bounds
@@ -53,8 +57,9 @@ class NetworkWeights(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
-        self.num_data, self.seed = read_number(num_data), read_seed(seed)
-        self.temperature = read_temperature(temperature)
+        self.num_data = read_count("num_data", num_data, NUM_DATA)
+        self.seed = read_seed("seed", seed, "is an integer of less than 63 bits, the same in all processes")
+        self.temperature = read_number("temperature", temperature, at_least=0)
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
             raise InputError("The network has a posterior already; use it, or take it away with its release().")
@@ -284,7 +289,7 @@ class NetworkWeights(nn.Module):
         Raises:
             InputError: if it is negative or not finite.
         """
-        self.temperature = read_temperature(temperature)
+        self.temperature = read_number("temperature", temperature, at_least=0)
         if self.holds_draw and not self.pinned:
             self.draw_()
 

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import is_number, read_number, read_tensor, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
-from torchngvi.models.arguments import real
+from torchngvi.messages import listed
 from torchngvi.optim import pairs
 from torchngvi.optim.records import Report
 from torchngvi.optim.state import State, complete, converted
@@ -56,6 +57,11 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         """
         group = dict(param_group)
         q = group.pop("posterior", None)
+        if "posterior" not in param_group:
+            raise InputError(
+                f'a param group of {type(self).__name__} is such as {{"posterior": q, "lr": 0.1}}; got the keys '
+                f"{listed(sorted(map(str, param_group)))}. Give other parameters to a torch optimizer."
+            )
         if not isinstance(q, Posterior):
             raise InputError(
                 f"{type(self).__name__} updates posteriors such as CholeskyGaussian(dim); got {type(q).__name__}. "
@@ -64,13 +70,9 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         pairs.refuse(pairs.WITH_POSTERIOR, self._parts(q=q))
         if self.estimator is not None:
             self.estimator.check(q)
-        for name in ("lr", "loss_scale"):
-            value = group.get(name, self.defaults[name])
-            if not isinstance(value, Tensor):
-                real(name, value, "is a number, or a tensor with one entry a member")
-            lowest = float(torch.as_tensor(value).min())
-            if not lowest > 0:
-                raise InputError(f"{name} must be positive; got {lowest:g}.")
+        group["lr"] = _checked_rate(group.get("lr", self.defaults["lr"]), q)
+        scale = group.get("loss_scale", self.defaults["loss_scale"])
+        group["loss_scale"] = read_number("loss_scale", scale, "is the factor on the gradients", above=0)
         group["params"] = [q.mean_probe, q.root_probe]
         super().add_param_group(group)
         self.posteriors.append(q)
@@ -199,3 +201,19 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._cache, self.last, self._pending = None, None, {}
         super().__setstate__(state)
+
+
+def _checked_rate(lr: Any, q: Posterior) -> float | Tensor:
+    """A learning rate: a number, or a tensor with one entry a member, which stays the same object for schedules."""
+    what = "is a number, or a tensor with one entry a member"
+    if not isinstance(lr, Tensor):
+        if not is_number(lr, at_least=0, infinite=True):
+            real = is_number(lr, infinite=True)
+            raise InputError(f"lr {what}{', 0 or larger' if real else ''}; got {shown(lr)}.")
+        return lr
+    values = read_tensor("lr", lr, finite=False)
+    if values.shape not in ((), q.batch_shape):
+        raise InputError(f"lr {what}, {tuple(q.batch_shape)}; got shape {tuple(values.shape)}.")
+    if not bool((values >= 0).all()):
+        raise InputError(f"lr must not be negative; got {float(values.min()):g}.")
+    return lr

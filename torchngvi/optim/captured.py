@@ -5,16 +5,16 @@ for the state of the optimizer and for the last evaluation; here they are writte
 mask that holds everything still once q has converged, so that the host need not look after every step.
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torchngvi.arguments import read_count, read_number, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Target
-from torchngvi.models.arguments import FullPrecision, as_target, count, real
+from torchngvi.models.arguments import FullPrecision, as_target
 from torchngvi.optim.optimizer import NaturalGradientVI
 from torchngvi.optim.records import Evaluation, Report, Status
 
@@ -57,11 +57,16 @@ class CapturedStep:
                 "a captured step is that of an optimizer of a posterior, such as VN(q); got "
                 f"{type(optimizer).__name__}."
             )
+        if not (backend is None or isinstance(backend, str) or callable(backend)):
+            raise InputError(f"backend is one of torch.compile, such as 'inductor', or None; got {shown(backend)}.")
         self.q = optimizer._only_posterior("a captured step")
         target = as_target(target if optimizer.estimator is None else optimizer.estimator.prepared(target))
         _check(optimizer, target, tolerance)
         self.optimizer, self.target, self.tolerance, self.calls = optimizer, target, tolerance, 0
-        self._body = self._step if backend is None else torch.compile(self._step, backend=backend, fullgraph=True)
+        try:
+            self._body = self._step if backend is None else torch.compile(self._step, backend=backend, fullgraph=True)
+        except RuntimeError as error:  # no such backend
+            raise InputError(f"backend is one of torch.compile, such as 'inductor', or None; got {error}") from error
         self._graph: torch.cuda.CUDAGraph | None = None
         self._left: list[tuple[int, int]] = []  # as the last call left what it changes
 
@@ -121,8 +126,8 @@ class CapturedStep:
         Raises:
             InputError: numbers of steps that are no whole numbers.
         """
-        every = count("every", every, "counts the steps from one look to the next")
-        most = most and count("most", most, "counts steps")
+        every = read_count("every", every, "counts the steps from one look to the next")
+        most = most and read_count("most", most, "counts steps")
         for taken in range(1, most + 1):
             self()
             if (taken % every == 0 or taken == most) and self.tolerance > 0 and bool(self.done):
@@ -229,11 +234,7 @@ class CapturedStep:
 
 def _check(optimizer: NaturalGradientVI, target: Target, tolerance: float) -> None:
     """Refuse what a graph cannot repeat, and a tolerance that is none."""
-    if not 0 <= real("tolerance", tolerance, "bounds the natural-gradient norm and must be a number") < math.inf:
-        raise InputError(
-            "tolerance bounds the natural-gradient norm, and is positive and finite, or 0 for no such stop; got "
-            f"{tolerance!r}."
-        )
+    read_number("tolerance", tolerance, "bounds the natural-gradient norm, 0 for no such stop,", at_least=0)
     if target.processes is not None or target.in_passes or target.batches:
         raise InputError(
             f"{type(target).__name__} is read in batches or by several processes, which the host does anew at each "

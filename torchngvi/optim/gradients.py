@@ -48,6 +48,11 @@ def evaluated(
         loss = closure()
         if not isinstance(loss, Tensor):
             raise InputError(f"the closure must return the loss, a tensor; got {type(loss).__name__}.")
+        if loss.ndim and loss.shape not in {q.batch_shape for q in posteriors}:
+            raise InputError(
+                f"the closure must return one loss, or one of each posterior of a batch; got shape "
+                f"{tuple(loss.shape)}. Average over the draws: loss.mean(0)."
+            )
         if all(map(_empty, posteriors)):
             if not loss.requires_grad:
                 raise InputError("the closure's loss does not depend on the posterior: it has no gradient.")

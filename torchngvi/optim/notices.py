@@ -42,9 +42,24 @@ def warn_of_divergence(method: str, what: str, rho: Tensor) -> None:
         rho: the last step size, (*batch,).
     """
     warn(
-        f"{method}: {what}: the run diverges, at steps of size "
-        f"{float(rho.max()):.3g}. Begin again from the start with a smaller lr, or with step_size=KLRadius() in place "
-        "of Constant(); VN and SRVN without an lr find their steps by trial.",
+        f"{method}: {what}: the run diverges, at steps of size {float(rho.max()):.3g}, unless the loss itself has "
+        "grown, as with data that come later. Begin again from the start with a smaller lr, or with "
+        "step_size=KLRadius() in place of Constant(); VN and SRVN without an lr find their steps by trial.",
+        DivergenceWarning,
+    )
+
+
+def warn_of_falling(method: str, loss: float) -> None:
+    """Warn that a loss falls without bound while its gradient grows.
+
+    Args:
+        method: the name of the optimizer's class.
+        loss: its value.
+    """
+    warn(
+        f"{method}: the loss has fallen to {loss:.3g}, and its gradient grows: the run diverges, since the log joint "
+        "does not confine q. If the function returns -log p, an energy, return its negative; give every parameter a "
+        "proper prior.",
         DivergenceWarning,
     )
 

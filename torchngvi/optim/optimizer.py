@@ -43,7 +43,7 @@ from torchngvi.interfaces import (
     where_members,
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
-from torchngvi.models.arguments import FullPrecision, classify
+from torchngvi.models.arguments import FullPrecision, as_target, classify
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import gradients, notices, pairs, watching
 from torchngvi.optim.averaged import averaged
@@ -113,9 +113,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         loss_scale: float = 1.0,
     ) -> None:
         pairs.check_kinds(rule=rule, step_size=step_size, estimator=estimator, metric=metric, momentum=momentum)
-        if isinstance(posterior, Posterior) or not isinstance(posterior, Iterable):
-            posterior = [posterior]
-        groups = [g if isinstance(g, dict) else {"posterior": g} for g in posterior]
+        groups = [g if isinstance(g, dict) else {"posterior": g} for g in pairs.posteriors_of(posterior)]
         if isinstance(step_size, Constant) and step_size.rate is not None:
             if lr is not None:
                 raise InputError(
@@ -262,6 +260,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         Args:
             target: the target to step on.
         """
+        target = as_target(target)
         with FullPrecision(self.posteriors[0].mean_probe.device.type):
             evaluation, heading = self._evaluated(target)
             self._advance(0, evaluation, heading, None)
@@ -287,7 +286,10 @@ class NaturalGradientVI(EvaluatingOptimizer):
         path = heading.path
         whole = self.momentum is not None and self.momentum.of_steps  # it averages steps that are limited already
         if self.momentum is not None:
-            share = self._rho(q, path, lr, state) / lr if whole else torch.ones_like(state["rejections"])
+            # of lr = 0, as a schedule may begin, nothing is taken
+            share = (
+                (self._rho(q, path, lr, state) / lr).nan_to_num(0.0) if whole else torch.ones_like(state["rejections"])
+            )
             path, average = averaged(self.momentum, q, path, share, state["momentum"])
         rho = torch.ones_like(state["rejections"]) * lr if whole else self._rho(q, path, lr, state)
         proposal = proposed(q, path, rho)

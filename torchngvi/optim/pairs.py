@@ -5,7 +5,7 @@ are read from the top, in the group that belongs to what is known: the parts alo
 the way in which a step is asked for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -232,3 +232,17 @@ def check_kinds(**parts: Any) -> None:
             else f"{what.__name__} of {what.__module__}"
         )
         raise PairError(f"{name} is a part from torchngvi.{folder}; got {got}.")
+
+
+def posteriors_of(given: Any) -> list[Any]:
+    """What an optimizer is built over, as a list: one posterior, or an iterable of them or of param groups.
+
+    Args:
+        given: what the user gave.
+
+    Returns:
+        The items, which param groups check one by one.
+    """
+    if isinstance(given, Posterior | Tensor | str | bytes | dict | type) or not isinstance(given, Iterable):
+        return [given]
+    return list(given)

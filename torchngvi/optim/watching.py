@@ -26,7 +26,7 @@ class Watch:
             It is that after which `torchngvi.fit` ends: runs that recover had 12 in a row at most.
         climb: how far above its start a loss is far above it, in multiples of |loss| + D at the start, with D the
             number of latent variables (a draw of the loss differs from another by about √D).
-        steep: the same of the squared natural norm of the gradient, where the optimizer is not told the loss, as after
+        steep: the same of the squared natural norm of the gradient, where the optimizer does not see the loss, as after
             ``loss.backward()``, in multiples of that of the first step; and how many times beyond what is far above the
             start a value is said to be so at once.
         steps: the number of steps that have to be so, one for each that was, since single draws of a loss have long
@@ -56,6 +56,9 @@ class Watch:
                 raise InputError(f"{name} of Watch must be positive; got {value!r}.")
 
 
+UNWATCHED = Watch(rejections=torch.inf, climb=torch.inf, steep=torch.inf)  # of runs that are judged otherwise
+
+
 class Seen(NamedTuple):
     """What is known of one step when it has been taken, or not."""
 
@@ -71,7 +74,7 @@ class Pending:
     """Counts on their way from an accelerator to the host, which does not wait for them."""
 
     def __init__(self, counts: Tensor) -> None:
-        self.host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+        self.host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True, device="cpu")
         self.host.copy_(counts, non_blocking=True)
         self.event = torch.cuda.Event()
         self.event.record(torch.cuda.current_stream(counts.device))
@@ -120,17 +123,26 @@ def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | No
     if not may_be_asked(value) or bool(state["far"].isnan().any()):
         far = watch.steep * (value + dim) if seen.lossless else value + watch.climb * (value.abs() + dim)
         state["far"] = torch.where(state["far"].isnan() & far.isfinite(), far, state["far"])
-    high = value > state["far"]  # what is not finite is no step, and counted as such
+    high = value > state["far"]  # NaN is no step, and counted as such; an infinite draw says nothing of how far
+    if q.framed and fallen(seen, state):
+        high = high | ((value < -state["far"]) & (q.norm2(q.local(seen.start.e)) > watch.steep * dim))
     if seen.refused is None and may_be_asked(high) and not bool(high.any()) and not bool(state["counts"].any()):
         return None
     rejected, above = state["counts"]
     rejected = torch.zeros_like(rejected) if seen.refused is None else (rejected + 1) * seen.refused
-    more = 1 + (watch.steps - 1) * (value > watch.steep * state["far"])  # so far that one is enough
+    enough = value.isfinite() & (value > watch.steep * state["far"])  # so far that one is enough
+    more = 1 + (watch.steps - 1) * enough
     above = torch.where(high, above + more, (above - 1 / watch.memory).clamp_min(0.0))
     state["counts"] = torch.stack([rejected, above])
     if seen.resting is not None:
         rejected = torch.where(seen.resting, torch.inf, rejected)
     return torch.stack([rejected.amin(), above.amax()])
+
+
+def fallen(seen: Seen, state: State) -> bool:
+    """Whether a loss that is known is as far below 0 as one that is far above its start is above it."""
+    loss = seen.start.loss
+    return not seen.lossless and may_be_asked(loss) and bool((loss < -state["far"]).any())
 
 
 def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float], said: bool) -> bool:
@@ -151,6 +163,9 @@ def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float
         RejectedStepError: more rejections in a row, of all members, than ``watch.rejections``.
     """
     rejected, above = known
+    if not said and above >= watch.steps and not seen.lossless and bool((seen.start.loss < 0).all()):
+        notices.warn_of_falling(method, float(seen.start.loss.max()))
+        said = True
     if not said and above >= watch.steps:
         what = "the squared natural norm of the gradient was" if seen.lossless else "the loss was"
         notices.warn_of_divergence(method, f"{what} far above its start in {int(above)} of the last steps", seen.rho)

@@ -4,6 +4,7 @@ from typing import final
 
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.interfaces import Frame, Posterior, clique_frames
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.memory import RememberingPosterior
@@ -58,6 +59,7 @@ def clique_marginals(
     >>> [(one.batch_shape, one.dim) for one in clique_marginals(q)]
     [(torch.Size([3]), 3), (torch.Size([1]), 1)]
     """
+    q = read_instance("q", q, Posterior, "is a posterior over a forest")
     frames = clique_frames(q.frame())
     assert isinstance(q.structure, Forest)  # `clique_frames` has refused any other: for the types alone
     assert isinstance(q, Gaussian)

@@ -6,6 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import FullPrior, Prior
 from torchngvi.numerics.linalg import cholesky, eigh
@@ -73,6 +74,8 @@ class ConvertibleGaussian(StartedGaussian):
         >>> CholeskyGaussian.from_moments(torch.zeros(1), torch.tensor([[9.0]])).scale_tril.item()
         3.0
         """
+        mean = read_tensor("mean", mean)
+        covariance = read_tensor("covariance", covariance, like=mean)
         if covariance.shape != (*mean.shape, mean.shape[-1]):
             raise InputError(
                 f"covariance must be (*batch, D, D) for a mean (*batch, D); got {tuple(covariance.shape)} "

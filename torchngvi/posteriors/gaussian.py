@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame
 from torchngvi.numerics.linalg import finite
 from torchngvi.posteriors.conversions import ConvertibleGaussian
-from torchngvi.posteriors.shapes import Shape, sizes
+from torchngvi.posteriors.shapes import Shape, check_points, normal
 from torchngvi.posteriors.warped import Warped
 from torchngvi.posteriors.warps import Warp
 from torchngvi.structures.pattern import Structured
@@ -99,8 +100,7 @@ class Gaussian(ConvertibleGaussian):
         >>> tuple(q.mean_probe.grad.shape), tuple(q.root_probe.grad.shape)
         ((2,), (2, 2))
         """
-        size = (*sizes(shape), *self.batch_shape, self.dim)
-        return self.push_noise(torch.randn(size, dtype=self.dtype, device=self.device, generator=generator))
+        return self.push_noise(normal(shape, (*self.batch_shape, self.dim), self.mean_probe, generator))
 
     def push_noise(
         self,
@@ -154,8 +154,7 @@ class Gaussian(ConvertibleGaussian):
         >>> round(CholeskyGaussian(2).log_prob(torch.zeros(2)).item(), 4)  # -log 2π
         -1.8379
         """
-        if theta.shape[-1] != self.dim:
-            raise InputError(f"theta must end in D = {self.dim}; got shape {tuple(theta.shape)}.")
+        check_points(theta, self.dim, self.mean_probe)
         z = self.whiten(theta - self.frame().mean)
         log_det = self.log_det_root()
         if torch.is_grad_enabled():
@@ -193,6 +192,7 @@ class Gaussian(ConvertibleGaussian):
         >>> CholeskyGaussian(1).kl(CholeskyGaussian(1, mean=2.0)).item()
         2.0
         """
+        read_instance("other", other, Gaussian, "is the Gaussian from which KL is measured")
         if other.dim != self.dim:
             raise InputError(f"KL needs two posteriors over the same space; got D = {self.dim} and {other.dim}.")
         mine = self.probed()

@@ -17,6 +17,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_generator
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates
 from torchngvi.numerics.arrays import writable
@@ -241,6 +242,7 @@ class Mixture(WeightedGaussians):
         number = math.prod(size)
         if not number:
             return self.log_weights.new_empty(*size, self.dim)
+        generator = read_generator("generator", generator, self.log_weights.device)
         member = torch.multinomial(self.weights, number, replacement=True, generator=generator)
         each = self.components.sample((number,), generator)
         return each[torch.arange(number, device=member.device), member].reshape(*size, self.dim)

@@ -12,6 +12,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Expectation, Frame, Move, Posterior
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -53,7 +54,8 @@ class Product(Posterior):
 
     def __init__(self, sites: Mapping[str, Posterior] | None = None, /, **named: Posterior) -> None:
         super().__init__()
-        given = {**(sites or {}), **named}
+        what = "are posteriors by name, such as {'mu': CholeskyGaussian(1)}"
+        given = {**({} if sites is None else read_instance("sites", sites, Mapping, what)), **named}
         if not given:
             raise InputError("a Product has at least one site: Product(mu=CholeskyGaussian(1), tau=Gamma(...)).")
         for name, q in given.items():

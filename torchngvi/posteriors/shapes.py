@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
+from torchngvi.arguments import is_size, read_generator, read_size, read_sizes, shown
 from torchngvi.errors import InputError
 
 Shape = int | Sequence[int]  # of a sample: a number of draws, or their shape
@@ -22,10 +26,60 @@ def sizes(shape: Shape) -> tuple[int, ...]:
     >>> sizes(3), sizes((2, 5)), sizes(())
     ((3,), (2, 5), ())
     """
-    given = (shape,) if isinstance(shape, int) else shape
-    if not (isinstance(given, Sequence) and all(isinstance(n, int) and n >= 0 for n in given)):
-        raise InputError(f"a sample is of a number of draws or of a shape, such as 10 or (2, 5); got {shape!r}.")
-    return tuple(given)
+    what = "is of a number of draws or of a shape, such as 10 or (2, 5)"
+    if is_size(shape, at_least=0):
+        return (int(shape),)  # type: ignore[arg-type]
+    if not isinstance(shape, Sequence):
+        raise InputError(f"a sample {what}; got {shown(shape)}.")
+    return read_sizes("a sample", shape, what, at_least=0)
+
+
+def normal(shape: Shape, own: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw standard normal noise.
+
+    Args:
+        shape: of the sample, or a number of draws.
+        own: the shape of one draw.
+        like: a tensor that decides dtype and device.
+        generator: the source; torch's default generator if None.
+
+    Returns:
+        The noise, (*shape, *own).
+
+    Raises:
+        InputError: no shape, or no generator of this device.
+
+    >>> normal(3, (2,), torch.zeros(1), None).shape
+    torch.Size([3, 2])
+    """
+    generator = read_generator("generator", generator, like.device)
+    return torch.randn((*sizes(shape), *own), dtype=like.dtype, device=like.device, generator=generator)
+
+
+def check_points(theta: object, dim: int, like: Tensor) -> None:
+    """Check that points are a tensor of real numbers, (*sample, *batch, D), where the posterior is.
+
+    Args:
+        theta: what the user gave.
+        dim: the number D of coordinates.
+        like: the mean of the posterior, (*batch, D), or something of its shape.
+
+    Raises:
+        InputError: if it is something else, has another width, or is on another device.
+
+    >>> check_points(torch.zeros(5, 2), 2, torch.zeros(2))
+    """
+    if not isinstance(theta, Tensor) or theta.is_complex():
+        raise InputError(f"theta must be a tensor of real numbers that ends in D = {dim}; got {shown(theta)}.")
+    if not theta.ndim or theta.shape[-1] != dim:
+        raise InputError(f"theta must end in D = {dim}; got shape {tuple(theta.shape)}.")
+    if theta.device != like.device:
+        raise InputError(f"theta is on {theta.device} and the posterior on {like.device}; move one of them with .to().")
+    batch = like.shape[:-1]
+    if batch and any(n not in (1, m) and m != 1 for n, m in zip(theta.shape[-2::-1], batch[::-1], strict=False)):
+        raise InputError(
+            f"theta must end in {(*batch, dim)}, as the batch of posteriors; got shape {tuple(theta.shape)}."
+        )
 
 
 def number_of_draws(n: int) -> int:
@@ -43,6 +97,4 @@ def number_of_draws(n: int) -> int:
     >>> number_of_draws(3)
     3
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise InputError(f"n is a number of draws, such as 1000; got {n!r}.")
-    return n
+    return read_size("n", n, "is a number of draws")

@@ -1,12 +1,12 @@
 """Where a Gaussian posterior starts: its sizes, its buffers, and their first values."""
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_device, read_dtype, read_size, read_sizes, read_tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates
 from torchngvi.numerics.inference_mode import tracked
@@ -57,16 +57,9 @@ class StartedGaussian(RememberingPosterior):
 
     def _size(self, dim: int, batch_shape: Sequence[int], structure: Pattern | Callable[[int], Pattern] | None) -> None:
         """Take the sizes and the structure, after a check that they fit one another and the coordinates."""
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-            raise InputError(f"dim is the number of latent variables, an integer of at least 1; got {dim!r}.")
-        try:
-            self.batch_shape = torch.Size(map(operator.index, batch_shape))
-        except TypeError as error:
-            raise InputError(
-                f"batch_shape must be a tuple of integers, () for one posterior; got {batch_shape!r}."
-            ) from error
-        if any(size < 1 for size in self.batch_shape):
-            raise InputError(f"batch_shape must hold at least one posterior; got {tuple(batch_shape)}.")
+        dim = read_size("dim", dim, "is the number of latent variables")
+        what = "must be a tuple of integers of at least 1, () for one posterior"
+        self.batch_shape = torch.Size(read_sizes("batch_shape", batch_shape, what))
         structure = Dense if structure is None else structure
         if not (isinstance(structure, Pattern) or callable(structure)):
             raise InputError(
@@ -94,12 +87,9 @@ class StartedGaussian(RememberingPosterior):
     ) -> None:
         """Create the two buffers and the probes, and write the start into them."""
         given = [x for x in (mean, scale) if isinstance(x, Tensor)]
-        dtype = dtype or (given[0].dtype if given else torch.get_default_dtype())
-        device = device or (given[0].device if given else None)
-        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise InputError(
-                f"a Gaussian posterior needs a floating-point dtype; got {dtype!r}. Pass dtype=torch.float64."
-            )
+        usual = given[0].dtype if given else torch.get_default_dtype()
+        dtype = read_dtype("dtype", usual if dtype is None else dtype)
+        device = read_device("device", device if device is not None or not given else given[0].device)
         vector = torch.zeros(*self.batch_shape, self.dim, dtype=dtype, device=device)
         matrix = torch.zeros(*self.batch_shape, *self.structure.shape, dtype=dtype, device=device)
         self._hold(vector, matrix)
@@ -181,8 +171,8 @@ class StartedGaussian(RememberingPosterior):
         4.0
         """
         like = self.mean_probe
-        start = torch.as_tensor(mean, dtype=like.dtype, device=like.device)
-        factor = torch.as_tensor(scale, dtype=like.dtype, device=like.device)
+        start = read_tensor("mean", mean, like=like)
+        factor = read_tensor("scale", scale, like=like)
         full = (*self.batch_shape, self.dim)
         is_matrix = factor.ndim >= 2 and factor.shape == (*full, self.dim)
         for name, value, shape in (("mean", start, full), ("scale", factor, (*full, self.dim) if is_matrix else full)):
@@ -194,9 +184,6 @@ class StartedGaussian(RememberingPosterior):
             if not fits:
                 wanted = f"a scalar or {tuple(full)}" + (f" or {(*full, self.dim)}" if name == "scale" else "")
                 raise InputError(f"{name} must be {wanted} for this posterior; got shape {tuple(value.shape)}.")
-            if not torch.isfinite(value).all():
-                bad = int((~torch.isfinite(value)).sum())
-                raise InputError(f"{name} must be finite; got {bad} NaN or infinite entries.")
         if is_matrix and bool((factor.triu(1) != 0).any()):
             raise InputError(
                 "scale must be lower triangular, V = scale scaleᵀ; got entries above the diagonal. "

@@ -19,12 +19,13 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_flag
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Posterior
 from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.conversions import ConvertibleGaussian
-from torchngvi.posteriors.shapes import Shape, sizes
+from torchngvi.posteriors.shapes import Shape, normal
 from torchngvi.posteriors.warps import SinhArcsinh, Warp
 from torchngvi.posteriors.warps.warp import normal_nodes
 
@@ -84,6 +85,7 @@ class Warped(Posterior):
         if not isinstance(warp, Warp):
             got = f"the class {warp.__name__}" if isinstance(warp, type) else repr(warp)
             raise InputError(f"warp is a family of curves of torchngvi.posteriors.warps, as SinhArcsinh(); got {got}.")
+        inside = read_flag("inside", inside)
         if inside and (base.structure.widest < base.dim or base.batch_shape):
             raise InputError(
                 "curves inside the root mix all coordinates, and are for one dense Gaussian, without batch dimensions; "
@@ -226,9 +228,8 @@ class Warped(Posterior):
         >>> CholeskyGaussian(2, (3,)).warped().sample((4,), torch.Generator().manual_seed(0)).shape
         torch.Size([4, 3, 2])
         """
-        size = (*sizes(shape), *self.batch_shape, self.dim)
         frame = self.base.frame()
-        z = torch.randn(size, dtype=self.dtype, device=self.device, generator=generator)
+        z = normal(shape, (*self.batch_shape, self.dim), self.base.mean_probe, generator)
         return self.bent(frame.mean + frame.push(z))[0]
 
     def log_prob(

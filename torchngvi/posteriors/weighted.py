@@ -7,6 +7,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Expectation, Move, Posterior
 from torchngvi.numerics.inference_mode import tracked
@@ -169,7 +170,7 @@ def overlaps(components: Gaussian) -> Tensor:
 
 def _checked(weights: Any, like: Tensor) -> Tensor:
     """The weights as a tensor, after a check that they are some."""
-    given = torch.as_tensor(weights, dtype=like.dtype, device=like.device).detach()
+    given = read_tensor("weights", weights, like=like).detach()
     right = given.shape == like.shape and bool((given > 0).all()) and abs(float(given.sum()) - 1) < 1e-4
     if not right:
         raise InputError(f"weights are {len(like)} positive numbers with the sum 1; got {weights}.")

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import is_size, read_choice, read_seed, read_tensor, shown
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Target
-from torchngvi.models.arguments import FullPrecision, as_target
+from torchngvi.interfaces import Posterior, Target
+from torchngvi.models.arguments import FullPrecision, as_target, read_posterior
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim.notices import warn
 from torchngvi.posteriors.gaussian import Gaussian
@@ -158,7 +159,10 @@ def refine(
     >>> refined.kind, round(refined.posterior.stddev.item(), 1), round(refined.after.elbo - refined.before.elbo, 1)
     ('mixture', 3.2, 0.7)
     """
-    q, joint = _checked(result_or_q, log_joint, kind, coordinate, starts)
+    q, joint = _checked(result_or_q, log_joint, kind, coordinate)
+    if starts is not None:
+        starts = read_tensor("starts", starts, f"must be points (K, {q.dim})", like=q.mean_probe, shape=(None, q.dim))
+    seed = read_seed("seed", seed)
     with FullPrecision(q.device.type):
         refining = _Refining(q, joint, seed, getattr(result_or_q, "names", ()))
         refining.modes = [mode.mean for mode in getattr(getattr(result_or_q, "verdict", None), "modes", ())]
@@ -261,13 +265,13 @@ class _Refining:
         return "importance" if worth else best
 
 
-def _checked(
-    result_or_q: Any, log_joint: Any, kind: str | None, coordinate: int | None, starts: Tensor | None
-) -> tuple[Gaussian, Joint]:
+def _checked(result_or_q: Any, log_joint: Any, kind: str | None, coordinate: int | None) -> tuple[Gaussian, Joint]:
     """The posterior and the log joint, or a sentence."""
     q = getattr(result_or_q, "posterior", result_or_q)
     log_joint = getattr(result_or_q, "target", None) if log_joint is None else log_joint
     q = q.base if isinstance(q, Warped) else q
+    if isinstance(q, Target) or isinstance(log_joint, Posterior):
+        read_posterior("refine", q, log_joint)
     if not isinstance(q, Gaussian):
         raise PairError(
             "refine begins at a Gaussian posterior, such as a CholeskyGaussian, or at the result of its fit; got "
@@ -283,10 +287,8 @@ def _checked(
             f"refine takes one posterior at a time; got a batch of shape {tuple(q.batch_shape)}. Pass each member as a "
             "CholeskyGaussian of its own."
         )
-    if kind is not None and kind not in KINDS:
-        raise InputError(f"kind is one of {', '.join(KINDS)}, or None for the best of them; got {kind!r}.")
-    if coordinate is not None and not (isinstance(coordinate, int) and 0 <= coordinate < q.dim):
-        raise InputError(f"coordinate is the index of a parameter, from 0 to {q.dim - 1}; got {coordinate!r}.")
-    if starts is not None and (starts.ndim != 2 or starts.shape[-1] != q.dim):
-        raise InputError(f"starts must be points (K, {q.dim}); got shape {tuple(starts.shape)}.")
+    if kind is not None:
+        read_choice("kind", kind, KINDS, f"is one of {', '.join(KINDS)}, or None for the best of them")
+    if coordinate is not None and not (is_size(coordinate, at_least=0) and coordinate < q.dim):
+        raise InputError(f"coordinate is the index of a parameter, from 0 to {q.dim - 1}; got {shown(coordinate)}.")
     return q, Joint(as_target(log_joint))

@@ -7,7 +7,6 @@ Its rate depends on the conditioning of the posterior: it is stable for α < 1/�
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Affine, Expectation, Path, Posterior, Rule
@@ -20,8 +19,9 @@ class BuresWasserstein(Rule):
 
     The step is the affine map θ ↦ (m - αg) + (I - αG)(θ - m), with G = C⁻ᵀPC⁻¹ = H - γS.  One wants it to compare with
     the Wasserstein methods of the literature; its stable step sizes are bounded by the largest curvature, which those
-    of the natural rules are not.  A step so long that I - αG is not positive definite, and reflects q, is not taken.
-    The structure of q must admit products of symmetric matrices (dense, block diagonal or diagonal).
+    of the natural rules are not.  A step so long that I - αG is not positive definite reflects q, which is a Gaussian
+    still; Table 3 of Kumar et al. (2025) begins with such steps, and under the default `KLRadius` there are none.  The
+    structure of q must admit products of symmetric matrices (dense, block diagonal or diagonal).
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -43,9 +43,7 @@ class BuresWasserstein(Rule):
         eye = q.structure.eye(g)
 
         def at(rho: Tensor) -> Affine:
-            M = eye - q.structure.scaled(rho, G)
-            inside = torch.where(q.structure.cholesky(M)[1], torch.ones_like(rho), torch.nan)
-            return Affine(q.structure.scaled(inside, M), -rho[..., None] * g)
+            return Affine(eye - q.structure.scaled(rho, G), -rho[..., None] * g)
 
         def slope() -> Tensor:
             # dL/dα = -|g|² - ‖G C‖²_F

@@ -10,7 +10,7 @@ from typing import final
 
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_number
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
 from torchngvi.rules.lengths import root_speed2
 
@@ -42,12 +42,8 @@ class ProjectedRootGradient(Rule):
     natural = False
 
     def __init__(self, floor: float) -> None:
-        if not 0 < floor < float("inf"):
-            raise InputError(
-                f"floor is the smallest diagonal entry of the root, positive and finite; got {floor:g}. "
-                "Use 1/√L for a log joint with curvature at most L."
-            )
-        self.floor = float(floor)
+        what = "is the smallest diagonal entry of the root (1/√L for a log joint with curvature at most L)"
+        self.floor = read_number("floor", floor, what, above=0)
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """Return the straight line from (m, C), each point of which is projected onto C_ii ≥ c."""

@@ -11,7 +11,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError, PairError
+from torchngvi.arguments import read_number
+from torchngvi.errors import PairError
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
 from torchngvi.numerics.linalg import eigh
 from torchngvi.rules.lengths import covariance_speed2
@@ -46,12 +47,8 @@ class ProjectedSquareRoot(Rule):
     full_algebra = True
 
     def __init__(self, floor: float) -> None:
-        if not 0 < floor < float("inf"):
-            raise InputError(
-                f"floor is the smallest eigenvalue of the symmetric root, positive and finite; got {floor:g}. "
-                "Use 1/√L for a log joint with curvature at most L."
-            )
-        self.floor = float(floor)
+        what = "is the smallest eigenvalue of the symmetric root (1/√L for a log joint with curvature at most L)"
+        self.floor = read_number("floor", floor, what, above=0)
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """Return the straight line from (m, R), each point of which is projected onto the roots with eigenvalues ≥ c.

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_count
 from torchngvi.interfaces import Congruence, Expectation, Frame, Local, Path, Posterior, Rule, once
 from torchngvi.rules.lengths import triangular_speed2
 from torchngvi.rules.root_system import Direction, conjugate_gradients, hessian, still_solved
@@ -49,9 +49,7 @@ class RootNewton(Rule):
     full_algebra = True
 
     def __init__(self, most: int = 40) -> None:
-        if most < 1:
-            raise InputError(f"most is the number of products in one step, at least 1; got {most}.")
-        self.most = most
+        self.most = read_count("most", most, "is the number of products in one step")
         self._products = 0
 
     @property

@@ -23,7 +23,8 @@ _TAKES = (
 _FEW = 100  # rows below which standard errors are too small (Sivula, Magnusson and Vehtari 2020)
 _HEAD = ["", "elpd", "se", "p_loo", "difference", "dse", "stacking", "ELBO", "proved to"]
 _WIDTHS = (0, 8, 5, 5, 10, 5, 8, 10, 9)  # at least
-_CLOSE = 4.0  # nats of elpd within which models predict alike (the same)
+CLOSE = 4.0  # nats of elpd within which models may predict alike (the same)
+_ERRORS = 2.0  # standard errors of the difference within which they do
 
 
 class Comparison(NamedTuple):
@@ -103,9 +104,14 @@ class Comparison(NamedTuple):
 
     def _cautions(self) -> list[str]:
         found, rows, what = [], len(self.loo[0].density), self.loo[0].parts
-        alike = [self.names[k] for k in range(1, len(self.names)) if float(self.elpd_diff[k]) < _CLOSE]
+        pairs = zip(self.names, self.elpd_diff.tolist(), self.dse.tolist(), strict=True)
+        alike = [name for name, behind, error in pairs if behind < CLOSE and behind <= _ERRORS * error][1:]
         if alike:
-            found.append(f"Within {_CLOSE:g} nats of the first, which is to predict alike: {', '.join(alike)}.")
+            predict = "predicts" if len(alike) == 1 else "predict"
+            found.append(
+                f"{', '.join(alike)} {predict} as well as {self.names[0]}, as far as these {what} can tell: less than "
+                f"{CLOSE:g} nats and {_ERRORS:g} standard errors behind."
+            )
         if rows < _FEW:
             found.append(f"With {rows} {what} standard errors are too small: below a hundred, two of them say little.")
         return found

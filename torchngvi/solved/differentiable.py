@@ -21,6 +21,7 @@ from torch.distributions import MultivariateNormal
 from torchngvi.errors import InputError, PairError
 from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Frame, TractableTarget
+from torchngvi.models.arguments import read_posterior
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules.root_system import Direction
 from torchngvi.solved.system import response
@@ -101,6 +102,7 @@ def solve(
     >>> round(found.mean[1].item(), 4), round(log_precision.grad.item(), 4)
     (0.741, -0.4274)
     """
+    read_posterior("solve", q, target)
     if not isinstance(target, TractableTarget) or not target.curved:
         raise PairError(
             "solve differentiates through targets whose packets tell how they change with q: a GeneralizedLinear with "

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_number
 from torchngvi.diagnostics import log_expected_likelihood
 from torchngvi.diagnostics.left_out import LeftOut
 from torchngvi.errors import InputError, PairError
 from torchngvi.models import GeneralizedLinear
+from torchngvi.models.arguments import read_posterior
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.gaussian import Gaussian
@@ -162,6 +164,8 @@ def numbered(groups: Any, count: int) -> tuple[tuple[Any, ...], list[int]]:
     Raises:
         InputError: names that are missing or cannot be sorted, of another number of rows, or of one group alone.
     """
+    if isinstance(groups, Tensor) and groups.is_meta:
+        raise InputError("groups names the group of each row; a tensor on a meta device has no names.")
     values = groups.tolist() if hasattr(groups, "tolist") else groups
     values = list(values) if isinstance(values, Iterable) else [values]
     values = [value.tolist() if isinstance(value, Tensor) else value for value in values]  # tensors hash as objects
@@ -209,6 +213,7 @@ def _resolve(model: GeneralizedLinear, member: Tensor, resolved: Tensor, mean: T
 
 
 def _check(q: Gaussian, model: GeneralizedLinear, flag: float) -> None:
+    read_posterior("leave_one_out", q, model)
     wants = "leave_one_out takes a GeneralizedLinear with one dense design and one y; got"
     if not isinstance(model, GeneralizedLinear):
         raise PairError(f"{wants} {type(model).__name__}.")
@@ -225,8 +230,7 @@ def _check(q: Gaussian, model: GeneralizedLinear, flag: float) -> None:
         raise InputError(
             f"leave_one_out is of a posterior, at the temperature 1; this model has {model.temperature:g}."
         )
-    if not isinstance(flag, int | float) or not flag >= 0:
-        raise InputError(f"flag bounds ν², which is not negative; got {flag}.")
+    read_number("flag", flag, "bounds ν²", at_least=0, infinite=True)
 
 
 def _log_density(model: GeneralizedLinear, rows: Tensor, mean: Tensor, sd: Tensor) -> Tensor:

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_names
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.fitting.fit import fit
-from torchngvi.fitting.records import FitResult
+from torchngvi.fitting.records import FitResult, read_result
 from torchngvi.interfaces import AdditiveTractable
 from torchngvi.models import checks
 from torchngvi.numerics.inference_mode import tracked
@@ -120,6 +121,7 @@ order, by -0.60 in a fit. Standard deviations change by -11 % to -11 %.
 
 def _of(result: FitResult) -> tuple[Gaussian, AdditiveTractable]:
     """The posterior and the target of a result."""
+    result = read_result("sensitivity", result)
     q, target = result.posterior, result.target
     if not isinstance(target, AdditiveTractable) or not target.curved or not target.prior_alone:
         raise PairError(
@@ -139,9 +141,10 @@ def _named(result: FitResult, names: Sequence[str] | None, count: int, coefficie
         names = result.names
     if names is None:
         names = [f"{'coefficient' if coefficients else 'conclusion'} {k}" for k in range(count)]
-    if isinstance(names, str) or len(names) != count:
+    words = read_names("names", names, f"must have one entry a conclusion, {count}")
+    if len(words) != count:
         raise InputError(f"names must have one entry a conclusion, {count}; got {names!r}.")
-    return tuple(names)
+    return words
 
 
 @torch.no_grad()

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_list
 from torchngvi.errors import InputError, PairError
 from torchngvi.fitting.fit import fit
-from torchngvi.fitting.records import FitResult
+from torchngvi.fitting.records import FitResult, read_result
 from torchngvi.interfaces import AdditiveTractable
 from torchngvi.models import GeneralizedLinear, checks
+from torchngvi.models.arguments import read_posterior
 from torchngvi.numerics import sparse
 from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.linalg import cholesky
@@ -85,7 +87,7 @@ def site_sum(q: Gaussian, model: AdditiveTractable) -> SiteSum:
             "site_sum takes a model whose expectations are known, such as a GeneralizedLinear or a SoftmaxRegression; "
             f"got {type(model).__name__}."
         )
-    if not isinstance(q, Gaussian) or q.batch_shape:
+    if not isinstance(read_posterior("site_sum", q, model), Gaussian) or q.batch_shape:
         raise InputError(f"site_sum is of one Gaussian, without batch dimensions; got {q!r}.")
     _check_temperature(model)
     model.check(q)
@@ -122,7 +124,8 @@ def merge(sums: Iterable[SiteSum], prior_precision: Any = 1.0, prior_mean: Any =
     >>> merged.mean.item(), merged.variance.item()  # 6/(1 + 3) and 1/(1 + 3)
     (1.5, 0.25)
     """
-    sums = [sums] if isinstance(sums, SiteSum) else list(sums)
+    what = "are what site_sum returns, one of each part, in a list"
+    sums = [sums] if isinstance(sums, SiteSum) else read_list("sums", sums, what)
     strangers = [type(part).__name__ for part in sums if not isinstance(part, SiteSum)]
     if strangers:
         raise InputError(f"merge takes what site_sum returns, one of each part; got {', '.join(strangers)}.")
@@ -227,6 +230,7 @@ def add(result: FitResult, X: Any, y: Any, *, weights: Any = None, offset: Any =
 
 def _of(result: FitResult, name: str) -> tuple[Gaussian, GeneralizedLinear]:
     """The posterior and the model of a result."""
+    result = read_result(name, result)
     q, model = result.posterior, result.target
     if model is None:
         raise PairError(f"{name} needs the model of the result, and this one is a copy or was read from a file: fit q.")
@@ -252,7 +256,7 @@ def _numbered(rows: Any, count: int, device: torch.device) -> Tensor:
     """Row numbers of a list or of a mask, (n,)."""
     try:
         tensor = torch.as_tensor(writable(rows), device=device)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"rows are a list of row numbers, or a mask; got {type(rows).__name__} ({error}).") from error
     if tensor.dtype == torch.bool and tensor.shape == (count,):
         tensor = tensor.nonzero()[:, 0]
@@ -261,6 +265,7 @@ def _numbered(rows: Any, count: int, device: torch.device) -> Tensor:
             f"rows are a list of at least one row number, or a mask of all {count} rows; got {tensor.dtype} of shape "
             f"{tuple(tensor.shape)}."
         )
+    checks.check_no_mask(tensor, count)
     low, high = int(tensor.min()), int(tensor.max())
     if low < 0 or high >= count:
         raise InputError(f"row numbers run from 0 to {count - 1}; got {low if low < 0 else high}.")

@@ -5,7 +5,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_number
 from torchngvi.interfaces import Path, Trial, TrialStepSize
 
 _SHORTEST, _LONGEST = 0.1, 0.5  # limits of one cut
@@ -34,9 +34,7 @@ class Backtracking(TrialStepSize):
     """
 
     def __init__(self, decrease: float = 0.1) -> None:
-        if not 0 < decrease < 0.5:
-            raise InputError(f"decrease is a share of the promised decrease, in (0, 0.5); got {decrease}.")
-        self.decrease = decrease
+        self.decrease = read_number("decrease", decrease, "is a share of the promised decrease", above=0, below=0.5)
 
     def init(self, like: Tensor) -> dict[str, Tensor]:
         """Return that the next step of every member is whole."""

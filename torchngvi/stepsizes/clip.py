@@ -5,7 +5,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_number
 from torchngvi.interfaces import Path, StepSize
 
 
@@ -30,9 +30,7 @@ class Clip(StepSize):
     needs_tangent = True
 
     def __init__(self, norm: float) -> None:
-        if not norm > 0:
-            raise InputError(f"norm is the largest norm of a direction, positive; got {norm}.")
-        self.norm = float(norm)
+        self.norm = read_number("norm", norm, "is the largest norm of a direction", above=0, infinite=True)
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Return ρ (*batch,) from the length of the direction, which is the step of ρ = 1."""

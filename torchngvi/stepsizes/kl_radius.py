@@ -5,7 +5,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_number
 from torchngvi.interfaces import Path, StepSize
 
 
@@ -38,9 +38,7 @@ class KLRadius(StepSize):
     needs_natural = True
 
     def __init__(self, radius: float = 0.2) -> None:
-        if not radius > 0:
-            raise InputError(f"radius is a KL divergence in nats, larger than 0; got {radius}.")
-        self.radius = float(radius)
+        self.radius = read_number("radius", radius, "is a KL divergence in nats", above=0, infinite=True)
 
     def __repr__(self) -> str:
         """The call that makes it."""

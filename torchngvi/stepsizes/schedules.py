@@ -11,7 +11,7 @@ place of 4V, which fails at T = 0 already.
 
 from dataclasses import dataclass
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_count, read_number
 
 
 def theorem_schedule(
@@ -59,9 +59,7 @@ def harmonic_schedule(
 
 
 def _count(t: int) -> int:
-    if t < 0:
-        raise InputError(f"t counts the steps taken, from 0; got {t}.")
-    return t
+    return read_count("t", t, "counts the steps taken", at_least=0)
 
 
 @dataclass(frozen=True)
@@ -90,10 +88,10 @@ class PowerSchedule:
     offset: float = 100.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise InputError(f"alpha is the power of the decay, in [0, 1]; got {self.alpha}.")
-        if not self.offset >= 0:
-            raise InputError(f"offset is c' of c/(c' + k)^alpha and must not be negative; got {self.offset}.")
+        object.__setattr__(
+            self, "alpha", read_number("alpha", self.alpha, "is the power of the decay", at_least=0, at_most=1)
+        )
+        object.__setattr__(self, "offset", read_number("offset", self.offset, "is c' of c/(c' + k)^alpha", at_least=0))
 
     def __call__(
         self,

@@ -5,6 +5,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Path, StepSize
 
@@ -31,6 +32,7 @@ class Shortest(StepSize):
         if not parts:
             raise InputError("Shortest compares the steps of one step size or more; got none.")
         for part in parts:
+            read_instance("Shortest", part, StepSize, "compares step sizes, such as KLRadius(0.1)", error=PairError)
             if part.needs_trial:
                 raise PairError(
                     f"Shortest compares steps before they are taken, and {type(part).__name__} finds its own by "

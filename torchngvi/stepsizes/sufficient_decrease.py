@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_number
 from torchngvi.interfaces import Path, Trial, TrialStepSize
 from torchngvi.stepsizes.lengths import raised
 
@@ -48,13 +48,10 @@ class SufficientDecrease(TrialStepSize):
     """
 
     def __init__(self, radius: float = 4.0, decrease: float = 0.1, *, grow: float = 4.0, shrink: float = 0.25) -> None:
-        if not radius > 0:
-            raise InputError(f"radius is a KL divergence in nats, larger than 0; got {radius}.")
-        if not 0 < decrease < 0.5:
-            raise InputError(f"decrease is a share of the promised decrease, in (0, 0.5); got {decrease}.")
-        if not (grow > 1 and 0 < shrink < 1):
-            raise InputError(f"grow must exceed 1 and shrink lie in (0, 1); got {grow} and {shrink}.")
-        self.radius, self.decrease, self.grow, self.shrink = float(radius), decrease, grow, shrink
+        self.radius = read_number("radius", radius, "is a KL divergence in nats", above=0, infinite=True)
+        self.decrease = read_number("decrease", decrease, "is a share of the promised decrease", above=0, below=0.5)
+        self.grow = read_number("grow", grow, "is a factor", above=1)
+        self.shrink = read_number("shrink", shrink, "is a factor", above=0, below=1)
 
     def init(self, like: Tensor) -> dict[str, Tensor]:
         """Return a reach of √(2 radius) and no cap for every member."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_sizes
 from torchngvi.structures.blocks import Dense, EqualBlocks
 from torchngvi.structures.diagonal import Diagonal
 from torchngvi.structures.full_algebra import FullAlgebra
@@ -35,9 +35,7 @@ def block_diagonal(
     >>> block_diagonal([1, 2]).dim
     3
     """
-    sizes = tuple(sizes)
-    if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        raise InputError(f"the sizes of blocks are positive integers, at least one; got {list(sizes)}.")
+    sizes = read_sizes("sizes", sizes, "of blocks are positive integers, at least one", none=False)
     if len(sizes) == 1:
         return Dense(sizes[0])
     if set(sizes) == {1}:
@@ -62,7 +60,7 @@ class UnequalBlocks(FullAlgebra):
     """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
+        self.sizes = sizes = read_sizes("sizes", sizes, "of blocks are positive integers, at least one", none=False)
         starts = [sum(sizes[:k]) for k in range(len(sizes))]
         self._parts, order = [], []
         for kind in sorted(set(sizes)):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_size
 from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
 from torchngvi.structures.full_algebra import FullAlgebra
@@ -210,6 +211,9 @@ class Dense(Squares):
 
     dim: int
 
+    def __post_init__(self) -> None:
+        read_size("dim", self.dim, "is the number of coordinates")
+
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         """The trailing shape of a stored matrix, (D, D)."""
@@ -258,6 +262,10 @@ class EqualBlocks(Squares):
 
     count: int
     size: int
+
+    def __post_init__(self) -> None:
+        read_size("count", self.count, "counts squares")
+        read_size("size", self.size, "is that of each square")
 
     @property
     def dim(self) -> int:  # type: ignore[override]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_size
 from torchngvi.numerics import sparse
 from torchngvi.structures.full_algebra import FullAlgebra
 from torchngvi.structures.pattern import Structured
@@ -24,6 +25,10 @@ class Diagonal(FullAlgebra):
     """
 
     dim: int
+
+    def __post_init__(self) -> None:
+        read_size("dim", self.dim, "is the number of coordinates")
+
     widest = 1
 
     @property

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
+from torchngvi.arguments import read_list, read_size, read_sizes
 from torchngvi.errors import InputError
 from torchngvi.structures.block_diagonal import block_diagonal
 from torchngvi.structures.forest import Forest
 from torchngvi.structures.full_algebra import FullAlgebra
+
+_ONES = "must be positive integers, at least one"
 
 
 def arrow(
@@ -36,17 +39,14 @@ def arrow(
     6
     """
     if isinstance(local, Iterable):
-        sizes = list(local)
+        sizes = list(read_sizes("local", local, _ONES, none=False))
         if groups is not None and groups != len(sizes):
             raise InputError(f"local must be one number, or one for each of the {groups} groups; got {len(sizes)}.")
     else:
         if groups is None:
             raise InputError("say how many groups there are, groups=n, or give local= one number for each group.")
-        _check_positive("groups", [groups])
-        _check_positive("local", [local])
-        sizes = [local] * groups
-    _check_positive("local", sizes)
-    _check_positive("globals", [globals])
+        sizes = [read_size("local", local, "is a number of parameters")] * read_size("groups", groups, "counts groups")
+    globals = read_size("globals", globals, "is a number of parameters")  # noqa: A001
     return Forest((len(sizes),) * len(sizes) + (-1,), (*sizes, globals))
 
 
@@ -73,12 +73,16 @@ def nested(
     >>> nested([0, 0, 1, 1, 1, 2], [0, 0, 1], local=[1, 2, 1], globals=3)  # 6 pupils, 3 classes, 2 schools
     Forest(6 of 1 below 6, 3 of 2 below 4, 2 of 1 below 3, 1 of 3)
     """
+    within = tuple(
+        read_sizes("within", level, "is one parent a node, numbers from 0 on", at_least=0) for level in within
+    )
+    local = read_sizes("local", local, _ONES, none=False)
+    globals = read_size("globals", globals, "is a number of parameters", at_least=0)  # noqa: A001
     if not within or len(local) != len(within) + 1:
         raise InputError(
             "nested groups need the parents of each level but the outermost, and one number of parameters a level; got "
             f"{len(within)} lists of parents and {len(local)} numbers."
         )
-    _check_positive("local", local)
     counts = [len(level) for level in within] + [max(within[-1], default=-1) + 1]
     for level, (parents, count) in enumerate(zip(within, counts[1:], strict=True)):
         if not len(parents) or any(not 0 <= parent < count for parent in parents):
@@ -86,8 +90,6 @@ def nested(
                 f"the parents of level {level + 1} must be numbers from 0 to {count - 1} of the nodes of the next "
                 f"level, at least one; got {min(parents, default=None)} to {max(parents, default=None)}."
             )
-    if isinstance(globals, bool) or not isinstance(globals, int) or globals < 0:
-        raise InputError(f"globals is a number of parameters, 0 or more; got {globals!r}.")
     parents_of, sizes, start = [], [], 0
     for level, count in enumerate(counts):
         start += count
@@ -123,25 +125,19 @@ def forest(
     >>> forest(parents=[-1, -1], sizes=[2, 2])  # roots only
     EqualBlocks(count=2, size=2)
     """
+    sizes = read_sizes("sizes", sizes, _ONES)
+    what = "are numbers of nodes, or -1 or None of a root"
+    given = [-1 if parent is None else parent for parent in read_list("parents", parents, what)]
+    parents = read_sizes("parents", given, what, at_least=-1)
     if len(parents) != len(sizes) or not sizes:
         raise InputError(
             f"a forest needs one parent and one size a node, at least one; got {len(parents)} parents and "
             f"{len(sizes)} sizes."
         )
-    _check_positive("sizes", sizes)
-    above = tuple(-1 if parent is None else parent for parent in parents)
-    for node, parent in enumerate(above):
+    for node, parent in enumerate(parents):
         if parent != -1 and not node < parent < len(sizes):
             raise InputError(
                 f"children stand before their parents, and roots have the parent -1: node {node} of {len(sizes)} must "
                 f"have a later node for a parent; got {parent}."
             )
-    return block_diagonal(sizes) if set(above) == {-1} else Forest(above, tuple(sizes))
-
-
-def _check_positive(name: str, values: Sequence[int]) -> None:
-    """Raise where a number is no positive integer."""
-    wrong = [value for value in values if isinstance(value, bool) or not isinstance(value, int) or value < 1]
-    if wrong or not values:
-        got = repr(wrong[0]) if wrong else "none"
-        raise InputError(f"{name} must be positive integers, at least one; got {got}.")
+    return block_diagonal(sizes) if set(parents) == {-1} else Forest(parents, sizes)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_sizes, shown
+from torchngvi.errors import InputError
 from torchngvi.structures.blocks import EqualBlocks
 from torchngvi.structures.levels import Kind, Rows, kinds_of, stacked
 from torchngvi.structures.pattern import Pattern, Structured
@@ -30,6 +32,12 @@ class Stored(Pattern):
     """
 
     def __init__(self, parents: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+        what = "are positive integers, one a node, and parents the numbers of later nodes, or -1"
+        sizes = read_sizes("sizes", sizes, what, none=False)
+        parents = read_sizes("parents", parents, what, at_least=-1)
+        later = all(up == -1 or node < up < len(sizes) for node, up in enumerate(parents))
+        if len(parents) != len(sizes) or not later:
+            raise InputError(f"sizes {what}; got sizes={shown(sizes)} and parents={shown(parents)}.")
         self.parents, self.sizes = parents, sizes
         self._hash = hash((parents, sizes))
         self.kinds = tuple(kinds_of(parents, sizes))

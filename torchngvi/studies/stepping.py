@@ -1,13 +1,13 @@
 """The one loop of the studies: step, and look where it is due; and the optimizers of the papers, without bounds."""
 
 import inspect
-import math
 import time
 from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from torchngvi import registry
-from torchngvi.optim import NaturalGradientVI, Watch
+from torchngvi.optim import NaturalGradientVI
+from torchngvi.optim.watching import UNWATCHED
 from torchngvi.stepsizes import Constant
 
 Optimizer = TypeVar("Optimizer", bound=NaturalGradientVI)
@@ -63,7 +63,7 @@ def unwatched(optimizer: Optimizer) -> Optimizer:
     >>> unwatched(VN(CholeskyGaussian(1), lr=3.0)).watch.rejections
     inf
     """
-    optimizer.watch = Watch(rejections=math.inf, climb=math.inf, steep=math.inf)
+    optimizer.watch = UNWATCHED
     return optimizer
 
 

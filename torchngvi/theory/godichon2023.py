@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_generator, read_instance, read_size, read_tensor
+from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Metric
 from torchngvi.methods.ifvb import AIFVB
 from torchngvi.metrics.recursion import Perturbation
@@ -89,8 +90,8 @@ def asymptotic_covariance(
     >>> bool((asymptotic_covariance(opt, target, repeats=10) < 1e-6).all())
     True
     """
-    if repeats < 2:
-        raise InputError(f"a covariance needs at least 2 repeats; got {repeats}.")
+    read_instance("optimizer", optimizer, AIFVB, "is an AIFVB, which averages", error=PairError)
+    repeats = read_size("repeats", repeats, "counts gradients of a covariance", at_least=2)
     steps = optimizer.memory["averaging"]["steps"]
     if steps == 0:
         raise InputError("no step was taken yet: there is nothing to be uncertain about.")
@@ -136,9 +137,13 @@ def marginal_sample(
     >>> marginal_sample(MeanFieldGaussian(torch.zeros(2)), 0.01 * torch.eye(2), 5).shape
     torch.Size([5, 1])
     """
+    q = read_instance("q", q, FlatPosterior, "is a flat posterior, such as MeanFieldGaussian(vector)")
+    at = None if at is None else read_tensor("at", at, like=q.vector, shape=(q.size,))
+    n, generator = read_size("n", n, "counts draws"), read_generator("generator", generator, q.vector.device)
     center = q.point(at).detach()
     if center.ndim != 1:
         raise InputError(f"marginal_sample integrates over one lambda; got shape {tuple(center.shape)}.")
+    covariance = read_tensor("covariance", covariance, like=center, shape=(len(center), len(center)))
     root, ok = cholesky(covariance)
     if not bool(ok):
         raise InputError("the covariance of lambda must be symmetric and positive definite: take more repeats than D.")

@@ -14,8 +14,10 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from torchngvi.errors import InputError, PairError
+from torchngvi.arguments import read_count, read_instance, read_number, read_size
+from torchngvi.errors import PairError
 from torchngvi.models import GeneralizedLinear
+from torchngvi.models.arguments import read_gaussian
 from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.flat import ExponentialFamily
@@ -51,6 +53,8 @@ def symmetric_kl(
     >>> symmetric_kl(CholeskyGaussian(1), CholeskyGaussian(1, mean=2.0)).item()
     4.0
     """
+    for name, member in (("q", q), ("other", other)):
+        read_instance(name, member, (Gaussian, ExponentialFamily), "is a Gaussian or of an exponential family")
     return q.kl(other) + other.kl(q)
 
 
@@ -78,8 +82,7 @@ def gradient_variance(
     >>> gradient_variance(steps, CholeskyGaussian(1), 0.5).item()
     4.0
     """
-    if not 0 < gamma <= 1:
-        raise InputError(f"gamma is the step that was taken, in (0, 1]; got {gamma:g}.")
+    gamma = read_number("gamma", gamma, "is the step that was taken", above=0, at_most=1)
     return symmetric_kl(steps, exact).mean() / gamma**2
 
 
@@ -255,7 +258,9 @@ def limiting_variance(
     >>> round(limiting_variance(model, q, 1), 4)
     0.5
     """
-    noise, frame = _noise(model), q.frame()
+    read_instance("model", model, GeneralizedLinear, "is a linear regression", other=q)
+    noise, frame = _noise(model), read_gaussian("limiting_variance", q).frame()
+    model.check(q)
     projected = frame.rows(model.X)
     residual, h = model.y - model.predictor(frame.mean), projected.square().sum(-1)
     rows = len(projected)
@@ -275,13 +280,9 @@ def _noise(model: GeneralizedLinear) -> float:
 
 
 def _batch(batch: int) -> int:
-    if batch < 1:
-        raise InputError(f"batch is the number of rows of a step, at least 1; got {batch}.")
-    return batch
+    return read_count("batch", batch, "is the number of rows of a step")
 
 
 def _check_run(V: float, T: int) -> None:
-    if not V >= 0:
-        raise InputError(f"V is a variance, not negative; got {V}.")
-    if T < 0:
-        raise InputError(f"T counts steps from 0; got {T}.")
+    read_number("V", V, "is a variance", at_least=0)
+    read_size("T", T, "counts steps", at_least=0)

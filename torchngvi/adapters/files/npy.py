@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from torchngvi.adapters.files.reader import ROWS, Batch, Chunk, Reader, checked_rows
+from torchngvi.arguments import read_path
 from torchngvi.errors import InputError
 
 
@@ -53,7 +54,11 @@ class Npy(Reader):
         weights: str | Path | None = None,
         offset: str | Path | None = None,
     ) -> None:
-        given = {"X": X, "y": y, "weights": weights, "offset": offset}
+        given: dict[str, Any] = {"X": X, "y": y, "weights": weights, "offset": offset}
+        for name, path in given.items():
+            if path is not None or name in ("X", "y"):
+                read_path(name, path, "is the path of a .npy file")
+        rows = checked_rows(rows)
         self.arrays = {name: None if path is None else _stored(name, Path(path)) for name, path in given.items()}
         design = self.arrays["X"]
         assert design is not None

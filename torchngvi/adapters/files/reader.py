@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
+from torchngvi.arguments import read_count, read_list, read_path
 from torchngvi.errors import InputError
 
 Array = np.ndarray[Any, Any]
@@ -107,9 +108,13 @@ def found(files: str | Path | Iterable[str | Path]) -> list[str]:
     ['a.csv', 'b.csv']
     """
     if not isinstance(files, str | Path):
-        paths = [str(path) for path in files]
+        what = "are the paths of files, or one pattern of names"
+        paths = [str(read_path("files", path, what)) for path in read_list("files", files, what)]
     else:
         paths = [str(files)] if Path(files).is_file() else sorted(glob.glob(str(files)))
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing and not isinstance(files, str | Path):
+        raise InputError(f"there is no file {missing[0]!r}.")
     if not paths:
         raise InputError(f"there are no files {str(files)!r}.")
     return paths
@@ -127,9 +132,7 @@ def checked_rows(rows: int) -> int:
     Raises:
         InputError: it is below 1.
     """
-    if rows < 1:
-        raise InputError(f"rows counts the rows of a batch, at least 1; got {rows}.")
-    return rows
+    return read_count("rows", rows, "counts the rows of a batch")
 
 
 def numbers(name: str, column: Array) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from torchngvi.adapters.files.reader import ROWS, checked_rows, found, numbers
+from torchngvi.arguments import read_instance, read_names
 from torchngvi.errors import InputError
 
 
@@ -40,8 +41,12 @@ class Csv:
         rows: int = ROWS,
         separator: str = ",",
     ) -> None:
-        self.paths, self.target, self.columns = found(files), target, columns
-        self.rows, self.separator = checked_rows(rows), separator
+        self.paths, self.rows = found(files), checked_rows(rows)
+        self.target = read_instance("target", target, str, "is the name of a column")
+        self.columns = None if columns is None else read_names("columns", columns, "are names of columns, or None")
+        self.separator = read_instance("separator", separator, str, "is the character between two cells")
+        if not separator:
+            raise InputError("separator is the character between two cells; got an empty text.")
         self._count: int | None = None
 
     @property
@@ -75,5 +80,8 @@ def frames(path: str, separator: str, rows: int) -> Iterator[Any]:
     """
     import pandas as pd
 
-    with pd.read_csv(path, sep=separator, skipinitialspace=True, chunksize=rows) as frames:
-        yield from frames
+    try:
+        with pd.read_csv(path, sep=separator, skipinitialspace=True, chunksize=rows) as frames:
+            yield from frames
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise InputError(f"{path!r} is no table of text with the separator {separator!r}: {error}.") from error

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 
 from torchngvi.adapters.gpytorch.latents import Latents
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError, PairError
 
 Batch = tuple[Tensor, Tensor]  # x (*batch, B, features), y (*batch, B), or (B, tasks)
@@ -77,6 +78,8 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
             of targets.
     """
     features = latents.strategy.inducing_points.shape[-1]
+    if isinstance(batches, str | bytes | type) or not hasattr(batches, "__iter__") or getattr(batches, "ndim", 1) == 0:
+        raise InputError(f"batches is a DataLoader or a list of pairs (x, y) of tensors; got {shown(batches)}.")
     for batch in batches:
         parts = batch if isinstance(batch, tuple | list) else (batch,)
         if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
@@ -94,6 +97,12 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
             raise InputError(
                 f"the inducing points have {features} features; got inputs of shape {tuple(x.shape)}. "
                 "Give x as (rows, features)."
+            )
+        own = latents.strategy.inducing_points.dtype
+        if x.is_floating_point() and torch.promote_types(x.dtype, own) != own:
+            raise InputError(
+                f"the inputs are in {x.dtype} and the model is in {own}: call model.double() and "
+                "likelihood.double(), or give the data in the dtype of the model."
             )
         if y.ndim == 0 or y.shape[row_dimension(y, latents)] != count(x):
             raise InputError(

@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torchngvi.adapters.gpytorch.checkpoints import taken
 from torchngvi.adapters.gpytorch.covariances import DiagonalCovariance, RootCovariance
+from torchngvi.arguments import read_instance, read_number, read_size, read_sizes
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.optim.notices import warn
@@ -77,6 +78,9 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         *,
         posterior: type[Gaussian] | type[FlatGaussian] = CholeskyGaussian,
     ) -> None:
+        num_inducing_points = read_size("num_inducing_points", num_inducing_points, "counts inducing points")
+        batch_shape = read_sizes("batch_shape", batch_shape, "is a tuple of integers of at least 1")
+        mean_init_std = read_number("mean_init_std", mean_init_std, "is a standard deviation", at_least=0)
         super().__init__(num_inducing_points, torch.Size(batch_shape), mean_init_std)
         if not (isinstance(posterior, type) and issubclass(posterior, Gaussian | FlatGaussian)):
             raise InputError(
@@ -273,6 +277,7 @@ def distributions_of(model: torch.nn.Module) -> list[NaturalGradientVariationalD
     Returns:
         The distributions; none, where the model has others.
     """
+    read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP")
     return [d for d in model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
 
 

@@ -18,6 +18,7 @@ from torchngvi.adapters.gpytorch.distribution import (
 from torchngvi.adapters.gpytorch.energies import log_concave
 from torchngvi.adapters.gpytorch.latents import one_function
 from torchngvi.adapters.gpytorch.memory import forget
+from torchngvi.arguments import read_tensor
 from torchngvi.errors import InputError, ScaleWarning
 from torchngvi.methods import IBLR, VN
 from torchngvi.optim import NaturalGradientVI
@@ -111,7 +112,7 @@ def natural_optimizer(
         check_hyper_optimizer(hyper_optimizer)
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
     groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
-    combines = float(torch.as_tensor(lr).max()) <= 1 and not hasattr(mll, "base_mll") and log_concave(mll.likelihood)
+    combines = float(read_tensor("lr", lr).max()) <= 1 and not hasattr(mll, "base_mll") and log_concave(mll.likelihood)
     if method is VN and combines:  # natural parameters go to a convex combination, which needs no bound
         options = {"step_size": Constant()} | options
     optimizer = method(groups, lr=lr, **options)

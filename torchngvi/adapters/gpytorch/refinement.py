@@ -29,6 +29,7 @@ from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, log_co
 from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import as_in_predictions, kept_modes
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.arguments import read_instance
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Coordinates, Tangent
@@ -86,6 +87,7 @@ def refine_svgp(
     >>> refine_svgp(model, likelihood, [(x, (x[:, 0] > 0).double())], progress=False).converged
     True
     """
+    read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
     check_order(likelihood, batches)
     forgotten = ""
     with lent_posterior(model), kept_modes(model, likelihood):
@@ -114,6 +116,15 @@ def refine_svgp(
 _fitted: WeakKeyDictionary[VariationalStrategy, Tensor] = WeakKeyDictionary()
 
 
+def forget_rows(strategy: VariationalStrategy) -> None:
+    """Forget for which rows q was found before: a training begins, with rows of its own.
+
+    Args:
+        strategy: of the model that is trained.
+    """
+    _fitted.pop(strategy, None)
+
+
 def _forgotten(target: SparseGP) -> str:
     """Say where rows for which q was found before are not among those that are given now; keep some of these."""
     assert isinstance(target.batches, list)
@@ -124,13 +135,14 @@ def _forgotten(target: SparseGP) -> str:
     _fitted[target.strategy] = torch.cat([x[:: -(-total // _REMEMBERED)] for x in parts]).clone()
     if before is None or before.shape[-1] != parts[0].shape[-1]:
         return ""
-    before = before.to(parts[0])
+    short = min(before.dtype, parts[0].dtype, key=lambda dtype: torch.finfo(dtype).bits)  # rows may be converted
+    before, parts = before.to(parts[0].device, short), [x.to(short) for x in parts]
     lost = sum(not any(bool((x == row).all(-1).any()) for x in parts) for row in before)
     if not lost:
         return ""
     return (
         f"q was found for other rows before, of which {lost / len(before):.0%} are not among the {total} rows given "
-        "now: q is for the rows of this call alone, and what the others told is forgotten. Give the old rows and the "
+        "now: q is for the rows of this call alone, and what the others said is forgotten. Give the old rows and the "
         "new ones together"
     )
 

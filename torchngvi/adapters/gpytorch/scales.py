@@ -91,6 +91,14 @@ def is_constant(
     return True
 
 
+def _within_bounds(likelihood: Likelihood, noise: float) -> float:
+    """The variance nearest to this one that the noise of a Gaussian likelihood may have."""
+    bounds = getattr(getattr(likelihood, "noise_covar", None), "raw_noise_constraint", None)
+    if bounds is None:
+        return noise
+    return min(max(noise, float(bounds.lower_bound.max())), float(bounds.upper_bound.min()))
+
+
 @torch.no_grad()
 def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
     """The negative log likelihood per datum of the best constant function; infinite where every target is the same.
@@ -100,7 +108,9 @@ def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
     if bool((y == y[0]).all()):
         return math.inf
     if conjugate(likelihood) and any(p.requires_grad for p in likelihood.parameters()):
-        return 0.5 * math.log(2 * math.pi * math.e * float(y.var(correction=0)))
+        variance = float(y.var(correction=0))
+        noise = _within_bounds(likelihood, variance)
+        return 0.5 * (math.log(2 * math.pi * noise) + variance / noise)
     nothing = torch.full_like(y, 2 * min_variance.value(y.dtype))  # the function itself is certain
 
     def at(value: float) -> float:

@@ -23,12 +23,13 @@ from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_op
 from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import forget, kept_modes
-from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
+from torchngvi.adapters.gpytorch.refinement import forget_rows, refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.results import TrainingResult
 from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.scales import check_start, is_constant
 from torchngvi.adapters.gpytorch.settings import of_run
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.arguments import read_count, read_flag, read_instance, read_list, shown
 from torchngvi.distributed import processes_of, synchronize
 from torchngvi.errors import InputError
 from torchngvi.fitting.loop import Loop
@@ -138,8 +139,9 @@ def train_svgp(
     >>> train_svgp(model, likelihood, (x, torch.sin(3 * x[:, 0])), progress=False).refined.converged
     True
     """
+    read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
     check_order(likelihood, data)
-    callbacks = _checked(callbacks)
+    callbacks, rounds = _checked(callbacks), read_count("rounds", rounds, "counts rounds", at_least=0)
     with lent_posterior(model) as returned:
         model.train()
         likelihood.train()
@@ -148,6 +150,7 @@ def train_svgp(
         trained = replace(_untrained("because no round was run."), unit="rounds")
         if rounds > 0 and any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters())):
             engine = Rounds(model, likelihood, x, y, rounds)
+            forget_rows(latents.strategy)
             check_start(model, likelihood, x, y)
             trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, returned, progress, checkpoint)
         elif left_open(latents.strategy):
@@ -229,13 +232,15 @@ def train_svgp_in_batches(
     >>> len(train_svgp_in_batches(model, likelihood, batches, 100, adam, epochs=5, progress=False).losses)
     5
     """
+    read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
     check_order(likelihood, batches)
+    refine = read_flag("refine", refine)
+    epochs = read_count("epochs", epochs, "counts passes over the data", at_least=0)
     processes = None if group is None else processes_of(group)
     with ExitStack() as until_the_end:
         with processes_of(group).together():
             callbacks = _checked(callbacks)
-            if num_data is None or num_data < 1:
-                raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
+            num_data = read_count("num_data", num_data, "counts the rows of an epoch")
             if processes is not None and refine:
                 raise InputError(
                     "refine_svgp passes over all rows in one process, and here they are spread over "
@@ -244,7 +249,8 @@ def train_svgp_in_batches(
             returned = until_the_end.enter_context(lent_posterior(model))
             model.train()
             likelihood.train()
-            q = SparseGP(model, likelihood, []).posterior
+            target = SparseGP(model, likelihood, [])
+            q = target.posterior
             check_optimizer(hyper_optimizer, q, [*model.parameters(), *likelihood.parameters()])
         if processes is not None:  # the same settings on all ranks, and the leader's model, likelihood and draws
             alike = of_run(model, likelihood, (), num_data, hyper_optimizer)
@@ -254,6 +260,7 @@ def train_svgp_in_batches(
             processes.same_draws()
         trained = _untrained("because no epoch was run.")
         if epochs > 0:
+            forget_rows(target.strategy)
             engine = Epochs(model, likelihood, batches, num_data, hyper_optimizer, epochs, processes)
             trained = _trained(engine, joined(Gradients(epochs), stop), callbacks, returned, progress, checkpoint)
         forget(model)
@@ -305,4 +312,8 @@ def _trained(
 def _checked(callbacks: Iterable[Callable[[int, float], Any]]) -> tuple[Callable[[int, float], Any], ...]:
     if callable(callbacks):
         raise InputError("callbacks is a list of functions of the epoch and its loss; put the one you have in a list.")
-    return tuple(callbacks)
+    what = "is a list of functions of the epoch and its loss"
+    functions = read_list("callbacks", callbacks, what)
+    if not all(callable(function) for function in functions):
+        raise InputError(f"callbacks {what}; got {shown(callbacks)}.")
+    return tuple(functions)

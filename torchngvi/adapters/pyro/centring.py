@@ -26,6 +26,7 @@ from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.fitting import fit_guide
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.location_scale import location_scale, unwrapped
+from torchngvi.arguments import read_instance
 from torchngvi.derivatives import mean_hessian_products
 from torchngvi.errors import InputError
 
@@ -107,6 +108,8 @@ def centred(
     True
     >>> result = fit_guide(better, AutoGaussian(better), y, options={"progress": False})
     """
+    if options is not None:
+        read_instance("options", options, Mapping, "are keywords of torchngvi.fit, such as {'tolerance': 0.1}, or None")
     density = ModelLogJoint(model, args, kwargs)
     names = location_scale(density)
     if not names:

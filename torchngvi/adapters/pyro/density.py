@@ -37,7 +37,8 @@ from torchngvi.adapters.pyro.sites import (
     random_sites,
 )
 from torchngvi.adapters.pyro.starting import listed, start
-from torchngvi.adapters.pyro.validation import validate
+from torchngvi.adapters.pyro.validation import scored, validate, warn_of_sites
+from torchngvi.arguments import read_callable, read_instance, read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
@@ -73,7 +74,17 @@ class ModelLogJoint(Target):
         latents: Trace | None = None,
         order: Tensor | None = None,
     ) -> None:
+        read_callable("model", model, "is a function or a module that samples")
+        if kwargs is not None:
+            read_instance("kwargs", kwargs, Mapping, "are arguments of the model by name, or None")
+        args = tuple(read_list("args", args, "are the arguments of the model, a tuple"))
         self.model, self.args, self.kwargs = model, args, dict(kwargs or {})
+        if latents is not None:
+            read_instance("latents", latents, Trace, "is a trace of Pyro, or None")
+        if order is not None:
+            what = "is a tensor of the indices of coordinates, (D,), or None"
+            if read_instance("order", order, Tensor, what).ndim != 1 or order.dtype != torch.int64:
+                raise InputError(f"order {what}; got {shown(order)}.")
         self.layout, self.initial = prototype(model, args, self.kwargs, latents, order)
         self._indices: dict[str, Tensor] = {}
         self.enumerates, self.nesting = False, 0
@@ -171,7 +182,8 @@ class ModelLogJoint(Target):
                 f"{method} minimises one objective, and a model that subsamples its data has another in each run. "
                 "Pass all data, or take the steps of NaturalSVI."
             )
-        first, second = self(self.initial), self(self.initial)
+        at = self.initial + 1  # at zero dropout, and rows that are drawn, change nothing
+        first, second = self(at), self(at)
         if bool(((first - second).abs() > 1e3 * torch.finfo(first.dtype).eps * first.abs().clamp_min(1.0)).any()):
             raise InputError(
                 f"{method} minimises one objective, and the model gives {float(first):.6g} and then "
@@ -197,7 +209,7 @@ class ModelLogJoint(Target):
         trace, conditioned = self._traced(values, plate)
         conditioned.check()
         with pyro.validation_enabled(False):
-            trace.compute_log_prob()
+            scored(trace)
         return trace
 
     @torch.no_grad()
@@ -255,6 +267,7 @@ class ModelLogJoint(Target):
         """Not NaN at the initial point."""
         values = self.layout.constrained(self.initial)[0]
         trace = self.trace(values)
+        warn_of_sites(trace, [site.name for site in self.layout.sites], bool(self.args or self.kwargs))
         for site in random_sites(trace):
             if bool(site["log_prob"].isnan().any()):
                 raise InputError(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions.kl import kl_divergence, register_kl
 
 from torchngvi.adapters.pyro.owned import Step
+from torchngvi.arguments import read_instance, read_sizes
 from torchngvi.errors import InputError
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -46,7 +47,9 @@ class LatentGaussian(TorchDistribution):
         batch_shape: Sequence[int] = (),
         step: Step | None = None,
     ) -> None:
+        read_instance("q", q, (Gaussian, FlatPosterior), "is a Gaussian or a flat posterior")
         self.q, self.step = q, step
+        batch_shape = read_sizes("batch_shape", batch_shape, "is a tuple of integers", at_least=0)
         super().__init__(torch.Size(batch_shape), torch.Size([q.dim]), validate_args=False)
 
     def _expanded(self, value: Tensor) -> Tensor:

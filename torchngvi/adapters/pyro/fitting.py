@@ -1,12 +1,14 @@
 """Fitting a guide at once, to its log joint; and what of it the steps of `NaturalSVI` share."""
 
+import inspect
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pyro import poutine
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
+from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.finding import factored
@@ -20,11 +22,13 @@ from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, s
 from torchngvi.adapters.pyro.product import AutoProduct, fit_product
 from torchngvi.adapters.pyro.sites import Layout
 from torchngvi.adapters.pyro.validation import refusals
+from torchngvi.arguments import read_callable, read_instance, shown
 from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
+from torchngvi.messages import listed
 from torchngvi.models import DataLogJoint, ShardedDraws
 
 
@@ -74,10 +78,29 @@ def fit_guide(
     >>> guide.posterior.mean.round(decimals=2), guide.posterior.stddev.round(decimals=2)
     (tensor([3.]), tensor([0.5000]))
     """
+    read_callable("model", model, "is a function or a module that samples")
+    if options is not None:
+        read_instance("options", options, Mapping, "are keywords of torchngvi.fit, such as {'tolerance': 0.1}, or None")
+    if batches is not None and (isinstance(batches, str | bytes | Tensor) or not isinstance(batches, Iterable)):
+        raise InputError(f"batches is a DataLoader or a list, or None; got {shown(batches)}.")
+    _check_options(model, kwargs)
     with Held() as held:
         result = _fitted(model, guide, args, kwargs, dict(options or {}), batches)
     result = held.told(result)
     return result if batches is not None else _validated(result, model, guide, args, kwargs)
+
+
+def _check_options(model: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Refuse keywords that are those of a fit and not of the model."""
+    try:
+        inspect.signature(model).bind_partial(**kwargs)
+    except (TypeError, ValueError):
+        astray = sorted(set(kwargs) & set(inspect.signature(fit).parameters))
+        if astray:
+            raise InputError(
+                f"keywords are those of the model, which has no {listed(astray)}; those of the fit are options: "
+                f"fit_guide(model, guide, *args, options={{{astray[0]!r}: {kwargs[astray[0]]!r}}})."
+            ) from None
 
 
 def _validated(
@@ -93,7 +116,8 @@ def _validated(
     def at_guide() -> poutine.Trace:
         return trace(poutine.replay(model, trace(guide).get_trace(*args, **kwargs))).get_trace(*args, **kwargs)
 
-    found = refusals({"q": at_guide, "the prior": lambda: trace(model).get_trace(*args, **kwargs)})
+    # a scale that is negative at a share .16 of the prior escapes 24 draws of it in 1.5 % of the models
+    found = refusals({"q": (at_guide, 8), "the prior": (lambda: trace(model).get_trace(*args, **kwargs), 24)})
     if found is None:
         return result
     warnings.warn(

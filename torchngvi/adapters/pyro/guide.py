@@ -34,8 +34,10 @@ from torchngvi.adapters.pyro.owned import Step
 from torchngvi.adapters.pyro.sites import is_enumerable, latents
 from torchngvi.adapters.pyro.starting import start
 from torchngvi.adapters.pyro.structure import Structure, check_choice, check_plates, made
+from torchngvi.arguments import read_callable, read_instance, read_number, read_shares
 from torchngvi.errors import InputError
 from torchngvi.fitting.laplace import laplace
+from torchngvi.interfaces import Posterior
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
@@ -94,22 +96,20 @@ class AutoGaussian(AutoContinuous):
         init_scale: float = 0.1,
         name: str = "AutoGaussian",
     ) -> None:
-        if isinstance(posterior, torch.nn.Module) or not callable(posterior):
+        kinds = isinstance(posterior, type) and not issubclass(posterior, Posterior)
+        if isinstance(posterior, torch.nn.Module) or not callable(posterior) or kinds:
             raise InputError(
                 f"posterior makes q once its size is known: pass a class such as CholeskyGaussian; got {posterior!r}."
             )
-        if not callable(model):
-            raise InputError(f"the model is a function or a module that samples; got {type(model).__name__}.")
-        if not (isinstance(init_scale, int | float) and init_scale > 0):
-            raise InputError(
-                f"init_scale is a standard deviation in unconstrained space, positive; got {init_scale!r}."
-            )
+        read_callable("model", model, "is a function or a module that samples")
+        read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")
+        init_scale = read_number("init_scale", init_scale, "is a standard deviation in unconstrained space", above=0)
         check_choice(structure, posterior)
         self._posterior_class, self.init_scale = posterior, float(init_scale)
         self._automatic = structure == "auto"
         self._bare = (model,)  # without the start
         super().__init__(model, init_loc_fn=partial(start, init_loc_fn))
-        self._pyro_name = name
+        self._pyro_name = read_instance("name", name, str, "is the name of the guide, a text")
 
     @staticmethod
     def _prototype_hide_fn(msg: Any) -> bool:
@@ -286,6 +286,10 @@ class AutoGaussian(AutoContinuous):
         """Draw θ, (D,), as the auxiliary site of the guide, through which a loss of Pyro reaches q."""
         fn = LatentGaussian(self.posterior, step=self._step)
         return pyro.sample(f"_{self._pyro_name}_latent", fn, infer={"is_auxiliary": True})
+
+    def quantiles(self, quantiles: Any, *args: Any, **kwargs: Any) -> Any:
+        """The quantiles of each latent, at levels between 0 and 1, as Pyro's guides give them."""
+        return super().quantiles(read_shares("quantiles", quantiles), *args, **kwargs)
 
     def get_base_dist(self) -> TorchDistribution:
         """The standard normal N(0, I), which `get_transform` takes to q."""

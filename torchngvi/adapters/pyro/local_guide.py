@@ -27,6 +27,7 @@ from torchngvi.adapters.pyro.local_layout import PlateLayout
 from torchngvi.adapters.pyro.local_sites import Globals, Sites
 from torchngvi.adapters.pyro.local_steps import Visits
 from torchngvi.adapters.pyro.starting import start
+from torchngvi.arguments import read_callable, read_instance, read_number, read_shares, read_size
 from torchngvi.errors import InputError
 from torchngvi.numerics import small_blocks
 from torchngvi.posteriors import PrecisionCholeskyGaussian
@@ -81,13 +82,11 @@ class AutoLocalGaussian(AutoGuide):
         init_scale: float = 0.1,
         num_particles: int = 16,
     ) -> None:
-        if not callable(model):
-            raise InputError(f"the model is a function or a module that samples; got {type(model).__name__}.")
-        if not (isinstance(init_scale, int | float) and init_scale > 0):
-            raise InputError(
-                f"init_scale is a standard deviation in unconstrained space, positive; got {init_scale!r}."
-            )
-        self.plate, self.init_scale, self.num_particles = plate, float(init_scale), num_particles
+        read_callable("model", model, "is a function or a module that samples")
+        read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")
+        init_scale = read_number("init_scale", init_scale, "is a standard deviation in unconstrained space", above=0)
+        self.plate = read_instance("plate", plate, str, "is the name of a plate")
+        self.init_scale, self.num_particles = init_scale, read_size("num_particles", num_particles, "counts draws")
         self._init_loc_fn = init_loc_fn
         super().__init__(model)
 
@@ -237,7 +236,9 @@ class AutoLocalGaussian(AutoGuide):
         own = small_blocks.inverse(root).square().sum(-2)
         across = torch.linalg.solve_triangular(top.root, memo.slope, upper=False).square().sum(-2)
         mean = memo.centre - top.mean @ memo.slope
-        z = torch.special.ndtri(torch.as_tensor(list(quantiles), dtype=mean.dtype, device=mean.device))
+        z = torch.special.ndtri(
+            torch.as_tensor(read_shares("quantiles", quantiles), dtype=mean.dtype, device=mean.device)
+        )
         b = mean + z[:, None, None] * (own + across).sqrt()
         g = top.mean + z[:, None] * torch.cholesky_inverse(top.root).diagonal().sqrt()
         return {site.name: site.transform(self.layout.free(site, b, g)) for site in self.layout.sites}

@@ -15,6 +15,7 @@ from torch.distributions import constraints
 
 from torchngvi.adapters.pyro.site_densities import Call, SiteDensity, read
 from torchngvi.adapters.pyro.starting import listed
+from torchngvi.arguments import read_callable, read_instance
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
@@ -60,8 +61,10 @@ class AutoProduct(AutoGuide):
         *,
         init_loc_fn: Callable[..., Tensor] = init_to_median,
     ) -> None:
-        if not callable(model):
-            raise InputError(f"the model is a function or a module that samples; got {type(model).__name__}.")
+        read_callable("model", model, "is a function or a module that samples")
+        read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")
+        if families is not None:
+            read_instance("families", families, Mapping, "are functions that make posteriors, by the names of sites")
         super().__init__(model)
         self._families, self._init_loc_fn = dict(families or {}), init_loc_fn
         self._event_dims: dict[str, int] = {}

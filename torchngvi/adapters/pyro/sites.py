@@ -16,6 +16,7 @@ from torch.distributions import Transform, biject_to
 
 from torchngvi.adapters.pyro.missing import idle_of, is_missing, standing_alone
 from torchngvi.adapters.pyro.starting import listed
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 
 Values = dict[str, Tensor]  # constrained, by the name of the site
@@ -46,7 +47,6 @@ class Layout:
     """
 
     def __init__(self, trace: Trace, order: Tensor | None = None) -> None:
-        self.order, self.back = order, None if order is None else torch.argsort(order)
         self.sites: list[Site] = []
         self.dim = 0
         for site in latents(trace):
@@ -56,6 +56,9 @@ class Layout:
             dims = value.ndim - site["fn"].event_dim
             self.sites.append(Site(site["name"], transform, value.shape, free, dims, where, idle_of(site, free)))
             self.dim = where.stop
+        if order is not None and sorted(order.flatten().tolist() if not order.is_meta else ()) != [*range(self.dim)]:
+            raise InputError(f"order must have each of the {self.dim} coordinates once; got {shown(order)}.")
+        self.order, self.back = order, None if order is None else torch.argsort(order)
         self.shapes = {site.name: site.shape for site in self.sites}
 
     def by_site(self, theta: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 """Where the latent sites of a Pyro model begin, and how many of them a sentence names."""
 
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import biject_to
 
+from torchngvi.arguments import read_callable, shown
 from torchngvi.errors import InputError
 
 _MOST = 6  # names in a sentence
@@ -46,12 +48,16 @@ def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
     if fn.support.is_discrete:
         return fn.sample()
     try:
-        value = init_loc_fn(site)
+        value = read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")(site)
     except NotImplementedError:  # an improper prior
         transform = biject_to(fn.support)
         return transform(torch.zeros(transform.inverse_shape(fn.shape())))
+    if not isinstance(value, Tensor | Real):
+        raise InputError(f"init_loc_fn must give the latent site {site['name']!r} a tensor; got {shown(value)}.")
     shape = fn.shape()
-    if not isinstance(value, Tensor) or value.shape == shape:
+    if not isinstance(value, Tensor):
+        return value  # type: ignore[return-value]  # a number, as Pyro's own strategies may give
+    if value.shape == shape:
         return value
     if value.numel() == shape.numel():  # one number in brackets is one number
         return value.reshape(shape)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from torchngvi.adapters.pyro.sites import Layout, Site, random_sites
 from torchngvi.adapters.pyro.starting import start
+from torchngvi.arguments import read_choice
 from torchngvi.errors import InputError
 from torchngvi.metrics.recursive import free_bytes
 from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian, PrecisionCholeskyGaussian
@@ -272,8 +273,7 @@ def check_choice(structure: str, posterior: Callable[..., Any]) -> None:
     Raises:
         InputError: another word, or a posterior that cannot have the pattern of a forest.
     """
-    if structure not in ("dense", "auto"):
-        raise InputError(f'structure is "dense", or "auto", that of the plates of the model; got {structure!r}.')
+    read_choice("structure", structure, ("dense", "auto"), 'is "dense", or "auto", that of the plates of the model')
     if structure == "auto" and posterior not in _STRUCTURED:
         raise InputError(
             'structure="auto" gives the precision of a Gaussian the pattern of the model. Leave posterior out, or take '

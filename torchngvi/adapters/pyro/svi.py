@@ -28,6 +28,7 @@ from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.lists import ListedGuides, gaussian_of
 from torchngvi.adapters.pyro.owned import safe_rule
 from torchngvi.adapters.pyro.steps import FEWEST, AveragedSteps
+from torchngvi.arguments import read_callable
 from torchngvi.distributed import processes_of
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
@@ -116,7 +117,11 @@ class NaturalSVI:
             )
         self.model, self.guide, self.optim = model, guide, optim
         self.num_particles, self._draws = num_particles, Antithetic(num_particles)
-        self._make = natural or _usual
+        if natural is not None:
+            read_callable(
+                "natural", natural, "makes the optimizer of q, such as lambda q: VN(q, lr=0.1)", arguments="q"
+            )
+        self._make = _usual if natural is None else natural
         self._natural: NaturalGradientVI | None = None
         self._density: ModelLogJoint | None = None
         self._target: Target | None = None  # which sums over processes

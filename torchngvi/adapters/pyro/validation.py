@@ -6,7 +6,9 @@ fit and at draws about it; a model that was validated there and is given other d
 """
 
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -16,7 +18,79 @@ from pyro.poutine.trace_struct import Trace
 from pyro.util import check_site_shape
 
 from torchngvi.adapters.pyro.sites import random_sites
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError
+from torchngvi.messages import listed
+
+
+def scored(trace: Trace) -> None:
+    """Compute the log probabilities of a trace.
+
+    Raises:
+        InputError: observations that their distribution cannot take, such as integers, booleans or lists; what fails
+            at a site that is not observed is raised as it is.
+    """
+    try:
+        trace.compute_log_prob()
+    except (TypeError, RuntimeError, IndexError, AttributeError) as error:
+        for site in random_sites(trace):
+            if not site["is_observed"] or _is_scored(site):
+                continue
+            value = site["value"]
+            law = type(getattr(site["fn"], "base_dist", site["fn"])).__name__
+            raise InputError(
+                f"the distribution {law} of the site {site['name']!r} cannot take its observations, {shown(value)} "
+                f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a tensor of the dtype of the "
+                "parameters, y.double() or y.float(), or for classes whole numbers from 0."
+            ) from error
+        raise
+
+
+def _is_scored(site: Any) -> bool:
+    """Whether the log probability of a site can be computed."""
+    try:
+        site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
+    except (TypeError, RuntimeError, IndexError, AttributeError):
+        return False
+    return True
+
+
+def warn_of_sites(trace: Trace, latents: Collection[str], given: bool) -> None:
+    """Warn of a model that observes nothing, and of one observation that a plate repeats.
+
+    Args:
+        trace: one run of the model, without dimensions for draws.
+        latents: the names of its latent sites.
+        given: whether the model has arguments; one without, such as a funnel, may be meant to observe nothing.
+    """
+    sites = random_sites(trace)
+    seen = [site for site in sites if site["is_observed"] and site["name"] not in latents]
+    if given and sites and not seen:
+        names = [site["name"] for site in sites]
+        warnings.warn(
+            f"the model is given arguments and observes nothing: its sites {listed(names)} are all latent, so that the "
+            "guide is fitted to the prior. Pass the data, obs=y, or pyro.condition by the name of a site.",
+            stacklevel=2,
+        )
+    for site in seen:
+        fn, value = site["fn"], site["value"]
+        if not isinstance(value, torch.Tensor):
+            continue
+        law = getattr(fn, "log_factor", None)
+        own = value.shape[: max(value.dim() - fn.event_dim, 0)] if law is None else law.shape
+        for frame in site["cond_indep_stack"]:
+            if not frame.vectorized or frame.size < 2:
+                continue
+            stands = len(own) >= -frame.dim and own[frame.dim] > 1
+            if stands and (law is None or law.stride(frame.dim)):
+                continue
+            what = "the factor" if law is not None else "the observation"
+            warnings.warn(
+                f"the plate {frame.name!r} repeats {what} of the site {site['name']!r}, of shape "
+                f"{tuple(own if law is not None else value.shape)}, {frame.size} times: it counts so often. Give one "
+                "value for each member, without .sum() or .to_event() over the plate, or take the site out of it.",
+                stacklevel=2,
+            )
 
 
 def is_validated() -> bool:
@@ -78,20 +152,19 @@ def validate(
 
 
 @torch.no_grad()
-def refusals(runs: Mapping[str, Callable[[], Trace]], draws: int = 32) -> str | None:
+def refusals(runs: Mapping[str, tuple[Callable[[], Trace], int]]) -> str | None:
     """Run a model at draws of its latents, and count the draws at which it violates a constraint of a parameter.
 
     A scale that is drawn from a Normal is positive at the start of a fit and negative elsewhere.
 
     Args:
-        runs: by what is drawn from, what draws and runs the model, and gives the trace.
-        draws: from each.
+        runs: by what is drawn from, what draws and runs the model, and gives the trace, with the number of draws.
 
     Returns:
         A clause that counts them and quotes Pyro; None where there are none, or where Pyro is set not to look. What a
         model does at values that are not finite is no violation.
     """
-    for source, run in runs.items():
+    for source, (run, draws) in runs.items():
         found = []
         with poutine.block(), torch.random.fork_rng():
             torch.manual_seed(0)

@@ -1,13 +1,14 @@
 """Arguments of the estimators, after a check: numbers, numbers of draws, and seeds by scikit-learn's convention."""
 
-import math
-from numbers import Integral, Real
+import warnings
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
+from torchngvi.arguments import is_number, is_size, shown
 from torchngvi.errors import InputError
 from torchngvi.numerics.arrays import check_plain
 
@@ -22,10 +23,56 @@ def validated(estimator: Any, X: Any, *y: Any, **options: Any) -> Any:
     """
     for name, value in (("X", X), *(("y", one) for one in y)):
         _check(name, value, masked=True)
-    found = validate_data(estimator, X, *y, **options)
+    for one in y:
+        _warn_of_order(X, one)
+    try:
+        found = validate_data(estimator, X, *y, **options)
+    except OverflowError as error:
+        raise InputError(f"X and y must be numbers that float64 holds ({error}).") from error
     for one in y:
         _check("y", one)
     return found
+
+
+def _warn_of_order(X: Any, y: Any) -> None:
+    """Warn of a y whose index is that of X in another order, since rows are taken as they stand."""
+    rows, labels = (getattr(value, "index", None) for value in (X, y))
+    if rows is None or labels is None or callable(rows) or callable(labels) or len(rows) != len(labels):
+        return
+    if rows.equals(labels) or not rows.is_unique or not rows.sort_values().equals(labels.sort_values()):
+        return
+    warnings.warn(
+        "The index of y is that of X in another order, and rows are taken as they stand, as in all of scikit-learn. "
+        "Put y in the order of X: y.loc[X.index].",
+        stacklevel=4,
+    )
+
+
+def numbers_of(y: Any) -> Any:
+    """The targets of a regression as float64.
+
+    Raises:
+        InputError: texts that are no numbers.
+    """
+    try:
+        return y.astype(np.float64)
+    except ValueError as error:
+        raise InputError(
+            f"y must be numbers ({error}). For classes take BayesianLogisticRegression or BayesianMixedClassifier."
+        ) from error
+
+
+def check_classes_weigh(classes: Any, codes: Any, weights: Any) -> None:
+    """Check that each class has a row whose weight is not 0.
+
+    Raises:
+        InputError: a class all of whose rows have the weight 0.
+    """
+    if weights is None:
+        return
+    for place, total in enumerate(np.bincount(codes, weights, len(classes))):
+        if not total > 0:
+            raise InputError(f"all rows of the class {classes[place]} have the weight 0, as if there were none of it.")
 
 
 def weights_of(sample_weight: Any, X: Any) -> Any:
@@ -44,6 +91,8 @@ def labels_of(groups: Any) -> Any:
 
 def _check(name: str, value: Any, *, masked: bool = False) -> None:
     """Refuse an array that does not say all by its numbers; of labels and rows, one with masked entries."""
+    if getattr(value, "requires_grad", False) or getattr(value, "is_meta", False):
+        raise InputError(f"{name} must be an array of numbers; got {shown(value)}. Pass tensor.detach().numpy().")
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     if (masked and not hasattr(value, "filled")) or kind in "OSU":  # scikit-learn looks at the rest itself
         return
@@ -59,7 +108,7 @@ def is_positive(value: object) -> bool:
     >>> is_positive(0.5), is_positive(True), is_positive("a")
     (True, False, False)
     """
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
+    return is_number(value, above=0)
 
 
 def check_sd(name: str, value: object) -> None:
@@ -83,9 +132,9 @@ def checked_count(n_samples: object) -> int:
     >>> checked_count(3)
     3
     """
-    if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 0:
-        raise InputError(f"n_samples is a number of draws; got {n_samples!r}.")
-    return int(n_samples)
+    if not is_size(n_samples, at_least=0):
+        raise InputError(f"n_samples is a number of draws; got {shown(n_samples)}.")
+    return int(n_samples)  # type: ignore[call-overload]
 
 
 def seed_of(random_state: RandomState) -> int:

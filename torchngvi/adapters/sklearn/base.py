@@ -18,6 +18,9 @@ from torchngvi.adapters.sklearn.arguments import (
     is_positive,
     validated,
 )
+from torchngvi.adapters.table_checks import numeric
+from torchngvi.arguments import read_choice, read_flag
+from torchngvi.diagnostics.dependence import dependences, told_dependences
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -70,19 +73,18 @@ class BayesianLinear(BaseEstimator):
     def _fit(self, X: Array, y: Array, weights: Array | None, likelihood: Likelihood, *, noise: bool = False) -> Self:
         """Fit the posterior, of the prior that is given or with one by evidence."""
         word = self._checked()
-        warn_of_constants(X, self)
+        warn_of_columns(X, self)
         design = self._with_intercept(X)
         self.standardization_ = None if word is None else self._units(design, weights)
         prior = self._prior(word, design, y, weights, likelihood)
         design = self._scaled(design)
         # about the origin of y, so that residuals of the fit are not differences of large numbers
-        place, origin = self._place(design.shape[1]), torch.zeros_like(prior.mean)
-        if likelihood.link == "identity" and place is not None:
-            origin[place] = prior.mean[place]
+        place = self._place(design.shape[1])
+        origin = prior.mean.clone() if likelihood.link == "identity" else torch.zeros_like(prior.mean)
         about = NormalPrior(prior.mean - origin, prior.precision)
         model = GeneralizedLinear(
             torch.as_tensor(design),
-            torch.as_tensor(y - float(origin.sum())),
+            torch.as_tensor(y) - torch.as_tensor(design) @ origin,
             likelihood,
             prior_precision=about.precision,
             prior_mean=about.mean,
@@ -107,8 +109,7 @@ class BayesianLinear(BaseEstimator):
 
     def _checked(self) -> str | None:
         """Check the settings that all have, and return the word of the prior; None where it is a number."""
-        if self.posterior not in POSTERIORS:
-            raise InputError(f"posterior must be one of {', '.join(POSTERIORS)}; got {self.posterior!r}.")
+        read_choice("posterior", self.posterior, POSTERIORS, f"must be one of {', '.join(POSTERIORS)}")
         word = self.prior_precision if isinstance(self.prior_precision, str) else None
         if word not in WORDS if word is not None else not is_positive(self.prior_precision):
             raise InputError(
@@ -130,7 +131,8 @@ class BayesianLinear(BaseEstimator):
         if word is not None and self.standardization_ is not None:
             w = np.ones(len(y)) if weights is None else weights
             targets, rows, offset = (torch.as_tensor(part) for part in (y, w, np.zeros(len(y))))
-            location, unit = location_and_unit(targets, likelihood.link, offset, rows)
+            through_0 = self.standardization_.constant is None
+            location, unit = location_and_unit(targets, likelihood.link, offset, rows, through_0=through_0)
             name = "default" if word == AUTO else word
             return named_prior(name, location, unit, self.standardization_, self.intercept_sd)
         unit = 1.0
@@ -202,7 +204,7 @@ class BayesianLinear(BaseEstimator):
     def _moments(self, X: Any) -> tuple[Tensor, Tensor, Array]:
         """Mean and variance of the linear predictor of each row, and the rows."""
         check_is_fitted(self)
-        X = validated(self, X, dtype=np.float64, reset=False)
+        X = validated(self, as_covariates(X), dtype=np.float64, reset=False)
         return *predictor_moments(self._model(), self.posterior_, self._design(X)), X
 
     def _model(self) -> GeneralizedLinear:
@@ -237,6 +239,25 @@ class BayesianLinear(BaseEstimator):
         return found
 
 
+def as_covariates(X: Any, *, fitting: bool = False) -> Any:
+    """The rows of a frame with numbers where cells stand for numbers, and a warning of what one may not expect.
+
+    Args:
+        X: the rows, (n_samples, n_features); arrays stay as they are.
+        fitting: whether warnings are given, as at the fit.
+
+    Returns:
+        The rows.
+
+    Raises:
+        InputError: columns that are no numbers.
+    """
+    X, notes = numeric(X)
+    for note in notes if fitting else ():
+        warnings.warn(f"{note[0].upper()}{note[1:]}.", stacklevel=3)
+    return X
+
+
 def with_intercept(X: Array, there: bool) -> Array:
     """The design, with a column of ones at its end where there is an intercept.
 
@@ -257,17 +278,21 @@ def first_scale(design: Array, precision: Array, weights: Array | None) -> float
     return min(float(precision[0]) ** -0.5, 1 / size) if size > 0 else 1.0
 
 
-def warn_of_constants(X: Array, estimator: Any) -> None:
-    """Warn of columns that are the same in all rows beside an intercept, of which nothing is learned.
+def warn_of_columns(X: Array, estimator: Any, *, copies: bool = True) -> None:
+    """Warn of columns of which nothing is learned: the same in all rows beside an intercept, or copies of others.
 
     Args:
         X: the rows, (n_samples, n_features).
         estimator: with the names of the columns, where they have some.
+        copies: whether copies are looked for.
     """
+    read_flag("fit_intercept", estimator.fit_intercept)
+    names = [str(name) for name in getattr(estimator, "feature_names_in_", range(X.shape[1]))]
+    if copies:
+        _warn_of_copies(X, names, estimator.fit_intercept)
     same = (X[:1] == X).all(0)
     if not estimator.fit_intercept or len(X) < 2 or not same.any():
         return
-    names = [str(name) for name in getattr(estimator, "feature_names_in_", range(X.shape[1]))]
     found = [f"{names[k]} = {X[0, k]:g}" for k in np.flatnonzero(same)]
     more = f", .. ({len(found)} in all)" if len(found) > _SHOWN else ""
     warnings.warn(
@@ -275,3 +300,12 @@ def warn_of_constants(X: Array, estimator: Any) -> None:
         f"{', '.join(found[:_SHOWN])}{more}. Leave it out, as sklearn.feature_selection.VarianceThreshold does.",
         stacklevel=4,
     )
+
+
+def _warn_of_copies(X: Array, names: list[str], intercept: bool) -> None:
+    """Warn of columns that are one other column in other units; sums of several, as of all levels, are common."""
+    varies = (X[:1] != X).any(0)
+    design = torch.from_numpy(np.column_stack([np.ones(len(X)) if intercept else np.zeros(len(X)), X * varies]))
+    found = [one for one in dependences(design) if len([place for place in one.of if place]) == 1]
+    for sentence in told_dependences(["intercept", *names], found, 0):
+        warnings.warn(f"C{sentence[1:]}", stacklevel=5)

@@ -9,8 +9,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of, validated, weights_of
-from torchngvi.adapters.sklearn.base import AUTO, Array, BayesianLinear, warn_of_constants
+from torchngvi.adapters.sklearn.arguments import (
+    RandomState,
+    check_classes_weigh,
+    checked_count,
+    generator_of,
+    validated,
+    weights_of,
+)
+from torchngvi.adapters.sklearn.base import AUTO, Array, BayesianLinear, as_covariates, warn_of_columns
 from torchngvi.adapters.sklearn.several import centred, draws_of, log_odds, softmax_model
 from torchngvi.diagnostics.predictive import log_predictive_density
 from torchngvi.errors import InputError
@@ -77,12 +84,13 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         Raises:
             InputError: one class, or a prior by evidence with more than two.
         """
-        X, y = validated(self, X, y, dtype=np.float64)
+        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_[0]}; the classifier needs two.")
         weights = weights_of(sample_weight, X)
+        check_classes_weigh(self.classes_, codes, weights)
         if len(self.classes_) > 2:
             return self._fit_several(X, codes, weights)
         self._fit(X, codes.astype(np.float64), weights, BernoulliLogit())
@@ -97,7 +105,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
                 "Only binary classification is supported. The type of the target is multiclass. It is so with "
                 "prior_precision='auto': choose a number, for instance by sklearn.model_selection.GridSearchCV."
             )
-        warn_of_constants(X, self)
+        warn_of_columns(X, self)
         design = self._with_intercept(X)
         classes, units = len(self.classes_), None if word is None else self._units(design, weights)
         self.standardization_ = units
@@ -110,8 +118,8 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
             prior.precision.mul_(2)
             if place is not None and self.intercept_sd is not None:
                 prior.precision[place] = self.intercept_sd**-2
-            elif place is not None:
-                means[:, place] = torch.as_tensor(log_odds(codes, weights))
+            else:
+                means = torch.as_tensor(log_odds(codes, weights))[:, None] * units.level(1.0)
         model = softmax_model(design, codes, prior.precision.numpy(), weights, means.flatten())
         q = self._start(design, NormalPrior(means.flatten(), prior.precision), weights, classes)
         result = fit(q, model, progress=False, examine=False, max_evaluations=self.max_iter, tolerance=self.tol)
@@ -129,7 +137,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
 
     def _softmax(self, X: Any) -> tuple[SoftmaxRegression, Tensor]:
         """A model with the classes of the fit, whose rows are not looked at, and the design of new rows."""
-        design = self._design(validated(self, X, dtype=np.float64, reset=False))
+        design = self._design(validated(self, as_covariates(X), dtype=np.float64, reset=False))
         codes = np.arange(len(self.classes_))
         empty = np.zeros((len(codes), design.shape[1]))
         return softmax_model(empty, codes, np.ones(design.shape[1]), None), design

@@ -1,6 +1,6 @@
 """Mixed models as estimators of scikit-learn: rows that come in groups, as visits of patients or pupils of schools."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Self
 
@@ -16,12 +16,15 @@ from torchngvi.adapters.sklearn.arguments import (
     checked_count,
     generator_of,
     labels_of,
+    numbers_of,
     seed_of,
     validated,
     weights_of,
 )
-from torchngvi.adapters.sklearn.base import Array, warn_of_constants, with_intercept
+from torchngvi.adapters.sklearn.base import Array, as_covariates, warn_of_columns, with_intercept
+from torchngvi.adapters.table_checks import check_names
 from torchngvi.adapters.words import family_of
+from torchngvi.arguments import read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MixedResult
 from torchngvi.mixed_models.predictions import Prediction
@@ -74,7 +77,10 @@ class _Mixed(BaseEstimator):
     def _parted(self, X: Any, groups: Any) -> tuple[Any, Array]:
         if groups is not None:
             labels = labels_of(groups)
-            rows = X.shape[0] if hasattr(X, "shape") else len(X)  # a sparse matrix has no length
+            shape = getattr(X, "shape", None)  # a sparse matrix has no length
+            if not (shape or hasattr(X, "__len__")) or isinstance(X, type):
+                raise InputError(f"X is a matrix, one row an observation; got {shown(X)}.")
+            rows = shape[0] if shape else len(X)
             if labels.shape != (rows,):
                 raise InputError(f"groups must be one label for each of the {rows} rows; got shape {labels.shape}.")
             return X, labels
@@ -86,6 +92,7 @@ class _Mixed(BaseEstimator):
         if isinstance(self.groups, bool) or not isinstance(self.groups, str | Integral):
             raise InputError(f"groups is the name or the number of one column; got {self.groups!r}.")
         if hasattr(X, "columns"):
+            check_names(X.columns, "X")
             if self.groups not in X:
                 raise InputError(f"groups names the column {self.groups!r}; X has {', '.join(map(str, X.columns))}.")
             return X.drop(columns=self.groups), X[self.groups].to_numpy()
@@ -98,20 +105,22 @@ class _Mixed(BaseEstimator):
 
     def _varying(self, X: Array) -> Array:
         """The design of the effects that vary: a column of ones, and the covariates whose slopes vary."""
-        if isinstance(self.slopes, str) or not isinstance(self.slopes, Iterable):
-            raise InputError(f"slopes is a list of columns, such as ['week'], or an empty one; got {self.slopes!r}.")
+        what = "is a list of columns, such as ['week'], or an empty one"
+        slopes = read_list("slopes", self.slopes, what)
+        if not all(isinstance(name, str | Integral) and not isinstance(name, bool) for name in slopes):
+            raise InputError(f"slopes {what}; got {shown(self.slopes)}.")
         names = list(getattr(self, "feature_names_in_", range(X.shape[1])))
-        lacking = [name for name in self.slopes if name not in names]
+        lacking = [name for name in slopes if name not in names]
         if lacking:
             raise InputError(f"slopes names {lacking[0]!r}; the columns are {', '.join(map(str, names))}.")
-        return np.column_stack([np.ones(len(X)), *(X[:, names.index(name)] for name in self.slopes)])
+        return np.column_stack([np.ones(len(X)), *(X[:, names.index(name)] for name in slopes)])
 
     # -------------------------------------------------------------------------------- fitting
 
     def _fit(self, X: Array, y: Array, labels: Array, family: str, weights: Array | None) -> Self:
         check_sd("prior_sd", self.prior_sd)
         self.seed_ = seed_of(self.random_state)
-        warn_of_constants(X, self)
+        warn_of_columns(X, self, copies=False)
         self.groups_, index = np.unique(labels, return_inverse=True)
         model = MixedModel(
             torch.as_tensor(with_intercept(X, self.fit_intercept)),
@@ -122,8 +131,9 @@ class _Mixed(BaseEstimator):
             weights=weights,
         )
         names = [str(name) for name in getattr(self, "feature_names_in_", range(X.shape[1]))]
+        model.column_names = (*names, *(["intercept"] if self.fit_intercept else []))
         self.result_ = model.fit(draws=self.draws, seed=self.seed_, progress=False).named(
-            [*names, *(["intercept"] if self.fit_intercept else [])],
+            model.column_names,
             ["intercept", *map(str, self.slopes)],
             [str(label) for label in self.groups_],
             factor=str(self.groups) if isinstance(self.groups, str) else "group",
@@ -146,7 +156,13 @@ class _Mixed(BaseEstimator):
         """Predict new rows; each label that the fit had not is a group of its own, drawn from the distribution."""
         check_is_fitted(self)
         rows, labels = self._split(X, groups)
-        rows = validated(self, rows, dtype=np.float64, reset=False)
+        rows = validated(self, as_covariates(rows), dtype=np.float64, reset=False)
+        kinds = [{isinstance(label, str) for label in some.tolist()} for some in (self.groups_, labels)]
+        if len(labels) and not kinds[0] & kinds[1]:  # as numbers that have become text in a file
+            raise InputError(
+                f"the groups of the fit are as {self.groups_.tolist()[0]!r}, those of these rows as "
+                f"{labels.tolist()[0]!r}, so that all would be new. Convert the column, by astype(int) or astype(str)."
+            )
         number: dict[Any, int] = {label: i for i, label in enumerate(self.groups_.tolist())}
         index = [number.setdefault(label, len(self.groups_) - 1 - len(number)) for label in labels.tolist()]
         return self.result_.predict(
@@ -253,9 +269,9 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         """
         family = family_of(self.family, FAMILIES)
         X, labels = self._split(X, groups)
-        X, y = validated(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
         weights = weights_of(sample_weight, X)
-        return self._fit(X, y.astype(np.float64), labels, family, weights)
+        return self._fit(X, numbers_of(y), labels, family, weights)
 
     def predict(self, X: Any, groups: Any = None, return_std: bool = False) -> Any:
         """The predictive mean, given the effects of the row's group; of a group that is new, over all that it may have.
@@ -315,7 +331,7 @@ class BayesianMixedClassifier(ClassifierMixin, _Mixed):
                 columns; and as `torchngvi.MixedModel`.
         """
         X, labels = self._split(X, groups)
-        X, y = validated(self, X, y, dtype=np.float64)
+        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) != 2:

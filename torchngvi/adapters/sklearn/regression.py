@@ -8,8 +8,8 @@ import torch
 from sklearn.base import RegressorMixin
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import is_positive, validated, weights_of
-from torchngvi.adapters.sklearn.base import Array, BayesianLinear
+from torchngvi.adapters.sklearn.arguments import is_positive, numbers_of, validated, weights_of
+from torchngvi.adapters.sklearn.base import Array, BayesianLinear, as_covariates
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
 from torchngvi.models.standardize import mean_and_sd
@@ -85,7 +85,7 @@ class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
         Raises:
             InputError: a negative target.
         """
-        X, y = validated(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
         if (y < 0).any():
             raise InputError(f"y must be counts, not negative; got {float(y.min()):g} among them.")
@@ -185,8 +185,8 @@ class BayesianLinearRegression(RegressorMixin, BayesianLinear):
         Raises:
             InputError: noise that is not positive.
         """
-        X, y = validated(self, X, y, dtype=np.float64, y_numeric=True)
-        y = y.astype(np.float64)
+        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
+        y = numbers_of(y)
         weights = weights_of(sample_weight, X)
         auto = isinstance(self.noise, str) and self.noise == "auto"
         if not auto and not is_positive(self.noise):

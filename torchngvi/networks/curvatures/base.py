@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from torchngvi.errors import InputError, PairError
+from torchngvi.arguments import read_number
+from torchngvi.errors import PairError
 from torchngvi.networks.families import Diagonal
 from torchngvi.networks.posterior import NetworkGaussian
 
@@ -69,9 +70,7 @@ class OfSingleWeights(Curvature):
     """
 
     def __init__(self, rate: float) -> None:
-        if not 0 < rate <= 1:
-            raise InputError(f"rate is larger than 0 and at most 1; got {rate}.")
-        self.rate = float(rate)
+        self.rate = read_number("rate", rate, above=0, at_most=1)
 
     def begin(self, q: NetworkGaussian) -> None:
         """Let the curvature begin at its start; see the base class.

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError, PairError
+from torchngvi.arguments import read_number
+from torchngvi.errors import PairError
 from torchngvi.networks.curvatures.base import Curvature
-from torchngvi.networks.layout import is_number
 from torchngvi.networks.posterior import NetworkGaussian
 
 _WINDOW = 1000  # steps that the running mean looks back on
@@ -32,14 +32,10 @@ class GradientNoise(Curvature):
     """
 
     def __init__(self, batch_size: int, beta: float = 0.9) -> None:
-        if not is_number(batch_size) or not batch_size >= 1:
-            raise InputError(
-                f"batch_size is the number of labels in the loss of a step, 1 or more; got {batch_size!r}."
-            )
-        if not 0 <= beta < 1:
-            raise InputError(f"beta is at least 0 and less than 1; got {beta}.")
-        self.batch_size, self.beta = batch_size, float(beta)
-        self.labels = int(batch_size)
+        what = "is the number of labels in the loss of a step"
+        self.batch_size = read_number("batch_size", batch_size, what, at_least=1)
+        self.beta = read_number("beta", beta, at_least=0, below=1)
+        self.labels = int(self.batch_size)
         self.running: dict[str, Tensor] = {}
 
     def begin(self, q: NetworkGaussian) -> None:

@@ -8,6 +8,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_generator
 from torchngvi.errors import InputError
 from torchngvi.posteriors.flat.exponential_family import ExponentialFamily
 from torchngvi.posteriors.shapes import Shape, sizes
@@ -79,6 +80,7 @@ class Categorical(ExponentialFamily):
         """Draw classes, by the largest of log p + Gumbel noise."""
         logits = self._log_probabilities(at).detach()
         size = (*sizes(shape), *logits.shape)
+        generator = read_generator("generator", generator, self.device)
         noise = torch.empty(size, dtype=self.dtype, device=self.device).exponential_(generator=generator)
         return (logits - noise.log()).argmax(-1, keepdim=True).to(self.dtype)
 

@@ -18,7 +18,7 @@ from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky, tril_half
 from torchngvi.posteriors.flat.drawing import normal
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
-from torchngvi.posteriors.flat.flat_posterior import check_start, lower_entries, lower_triangle
+from torchngvi.posteriors.flat.flat_posterior import check_shapes, check_start, lower_entries, lower_triangle
 from torchngvi.posteriors.shapes import Shape
 
 
@@ -49,6 +49,7 @@ class FlatCholesky(FlatGaussian):
         covariance: Tensor,  # (*batch, d, d)
     ) -> None:
         check_start(type(self).__name__, mean=mean, covariance=covariance)
+        check_shapes(type(self).__name__, mean, covariance=(covariance, (*mean.shape, mean.shape[-1])))
         root, ok = cholesky(covariance)
         if not bool(ok.all()):
             raise InputError(f"covariance must be symmetric and positive definite; got {covariance.tolist()}.")

@@ -18,7 +18,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.drawing import normal
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
-from torchngvi.posteriors.flat.flat_posterior import check_start, lower_entries, lower_triangle, symmetric
+from torchngvi.posteriors.flat.flat_posterior import check_shapes, check_start, lower_entries, lower_triangle, symmetric
 from torchngvi.posteriors.shapes import Shape
 
 
@@ -90,6 +90,7 @@ class VecGaussian(CovarianceGaussian):
         covariance: Tensor,  # (*batch, d, d)
     ) -> None:
         check_start(type(self).__name__, mean=mean, covariance=covariance)
+        check_shapes(type(self).__name__, mean, covariance=(covariance, (*mean.shape, mean.shape[-1])))
         super().__init__(torch.cat([mean, covariance.flatten(-2)], -1), mean.shape[-1])
 
     @classmethod
@@ -149,7 +150,7 @@ class VechGaussian(CovarianceGaussian):
     ) -> None:
         check_start(type(self).__name__, mean=mean, covariance=covariance)
         d = mean.shape[-1]
-        if covariance.shape[-2:] != (d, d) or not torch.allclose(covariance, covariance.mT):
+        if covariance.shape != (*mean.shape, d) or not torch.allclose(covariance, covariance.mT):
             raise InputError(f"covariance must be symmetric, of shape (..., {d}, {d}); got {tuple(covariance.shape)}.")
         super().__init__(torch.cat([mean, lower_entries(covariance)], -1), d)
 

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_generator
+from torchngvi.posteriors import shapes
 from torchngvi.posteriors.shapes import Shape, sizes
 
 
@@ -24,8 +26,7 @@ def scores_by_autograd(
 
 def normal(shape: Shape, like: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:  # (*shape, *batch, dim)
     """Draw standard normal noise (*shape, *batch, dim) for a batch of λ, in its dtype and on its device."""
-    size = (*sizes(shape), *like.shape[:-1], dim)
-    return torch.randn(size, dtype=like.dtype, device=like.device, generator=generator)
+    return shapes.normal(shape, (*like.shape[:-1], dim), like, generator)
 
 
 def gammas(
@@ -35,4 +36,5 @@ def gammas(
 ) -> Tensor:  # (*shape, *batch)
     """Draw from Gamma(a, 1), for each entry of the shape parameters a, without a gradient."""
     draw: Any = torch._standard_gamma  # torch.distributions takes no generator
+    generator = read_generator("generator", generator, a.device)
     return draw(a.detach().expand((*sizes(shape), *a.shape)).contiguous(), generator=generator)

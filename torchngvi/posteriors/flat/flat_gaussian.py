@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_device, read_dtype, read_size, read_sizes, read_tensor, shown
 from torchngvi.errors import InputError
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
@@ -41,12 +42,22 @@ def mean_and_scale(
     >>> [x.tolist() for x in mean_and_scale(2, (), 0.0, 3.0, None, None)]
     [[0.0, 0.0], [3.0, 3.0]]
     """
-    if dim < 1:
-        raise InputError(f"dim is the number of coordinates of theta, at least 1; got {dim}.")
+    dim = read_size("dim", dim, "is the number of coordinates of theta")
+    batch_shape = read_sizes(
+        "batch_shape", batch_shape, "must be a tuple of integers of at least 1, () for one posterior"
+    )
     given = [x for x in (mean, scale) if isinstance(x, Tensor)]
     like = given[0] if given else torch.empty(0)
-    zero = torch.zeros(*batch_shape, dim, dtype=dtype or like.dtype, device=device or like.device)
-    return zero + mean, zero + scale
+    dtype = read_dtype("dtype", like.dtype if dtype is None else dtype)
+    zero = torch.zeros(*batch_shape, dim, dtype=dtype, device=read_device("device", device) or like.device)
+    start = read_tensor("mean", mean, like=zero), read_tensor("scale", scale, like=zero)
+    for name, value in zip(("mean", "scale"), start, strict=True):
+        sizes = zip(value.shape[::-1], zero.shape[::-1], strict=False)
+        if value.ndim > zero.ndim or any(n not in (1, m) for n, m in sizes):
+            raise InputError(f"{name} must be a scalar or {tuple(zero.shape)}; got shape {tuple(value.shape)}.")
+    if not bool((start[1] > 0).all()):
+        raise InputError(f"scale holds standard deviations and must be positive; got {shown(scale)}.")
+    return zero + start[0], zero + start[1]
 
 
 class FlatGaussian(FlatPosterior):

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import (
     Coordinates,
@@ -42,11 +43,35 @@ def check_start(posterior: str, **parts: Any) -> None:
         InputError: anything but floating-point tensors with a dimension.
     """
     for name, part in parts.items():
-        if not isinstance(part, Tensor) or part.ndim == 0 or not part.is_floating_point():
-            got = f"{part.dtype} of shape {tuple(part.shape)}" if isinstance(part, Tensor) else repr(part)
+        numeric = isinstance(part, Tensor) and part.ndim > 0 and part.is_floating_point() and not part.is_meta
+        if not numeric:
+            got = f"{part.dtype} of shape {tuple(part.shape)}" if isinstance(part, Tensor) else shown(part)
             raise InputError(
                 f"{posterior} starts at floating-point tensors ({', '.join(parts)}), such as torch.zeros(4); got "
                 f"{name} = {got}."
+            )
+    kinds = {(part.dtype, part.device) for part in parts.values()}
+    if len(kinds) > 1:
+        got = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise InputError(f"{posterior} starts at tensors of one dtype on one device; got {got}.")
+
+
+def check_shapes(posterior: str, mean: Tensor, **shapes: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Check the shapes of the parts of a start beside its mean, (*batch, d).
+
+    Args:
+        posterior: the name of the class.
+        mean: the mean, (*batch, d).
+        shapes: by name the part and the shape that it must have.
+
+    Raises:
+        InputError: another shape.
+    """
+    for name, (part, shape) in shapes.items():
+        if part.shape != shape:
+            raise InputError(
+                f"{posterior} with a mean of shape {tuple(mean.shape)} needs {name} of shape {tuple(shape)}; got "
+                f"{tuple(part.shape)}."
             )
 
 
@@ -86,7 +111,7 @@ class FlatPosterior(Posterior):
         super().__init__()
         self.dim = dim
         check_start(type(self).__name__, vector=vector)
-        if not bool(vector.isfinite().all()):
+        if not vector.numel() or not bool(vector.isfinite().all()):
             raise InputError(
                 f"{type(self).__name__} starts at a vector of finite floating-point numbers; got {vector}."
             )

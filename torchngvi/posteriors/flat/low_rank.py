@@ -11,6 +11,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.drawing import normal
@@ -89,6 +90,7 @@ class LowRankGaussian(FlatPosterior):
         """
         location, spread = mean_and_scale(dim, batch_shape, mean, scale, dtype, device)
         place = torch.arange(dim, dtype=location.dtype, device=location.device)[:, None] + 0.5
+        rank = read_size("rank", rank, "is the number of factors")
         waves = torch.cos(math.pi / dim * place * torch.arange(rank, dtype=place.dtype, device=place.device))
         factors = _SHARE / math.sqrt(rank) * spread[..., None] * torch.where(waves < 0, -1.0, 1.0).to(place.dtype)
         return cls(location, factors, math.sqrt(1 - _SHARE**2) * spread)

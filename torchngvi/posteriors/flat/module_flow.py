@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from torchngvi.arguments import read_instance, read_number, read_size
 from torchngvi.errors import InputError
 from torchngvi.posteriors.flat.drawing import normal, scores_by_autograd
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -40,8 +41,9 @@ class AffineCoupling(nn.Module):
 
     def __init__(self, dim: int, layers: int = 4, hidden: int = 16, *, mean: float = 0.0, scale: float = 1.0) -> None:
         super().__init__()
-        if dim < 2 or layers < 1:
-            raise InputError(f"AffineCoupling needs two coordinates and one layer; got dim={dim}, layers={layers}.")
+        dim = read_size("dim", dim, "is the number of coordinates", at_least=2)
+        layers, hidden = read_size("layers", layers, "counts couplings"), read_size("hidden", hidden, "is a width")
+        mean, scale = read_number("mean", mean), read_number("scale", scale, above=0)
         self.split = dim // 2
         self.nets = nn.ModuleList()
         for layer in range(layers):
@@ -102,6 +104,10 @@ class ModuleFlow(FlatPosterior):
     reparametrised = True
 
     def __init__(self, flow: nn.Module, dim: int) -> None:
+        read_instance("flow", flow, nn.Module, "is a module with flow(x, inverse), such as AffineCoupling(dim)")
+        dim = read_size("dim", dim, "is the number of latent variables")
+        if not any(True for _ in flow.parameters()):
+            raise InputError(f"flow has no parameters to fit; got {type(flow).__name__}.")
         vector = nn.utils.parameters_to_vector(flow.parameters())
         self._shapes = {name: part.shape for name, part in flow.named_parameters()}
         self._flow = (flow,)  # in a tuple: its parameters are no parameters of q

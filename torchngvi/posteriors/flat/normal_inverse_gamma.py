@@ -14,8 +14,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import shown
+from torchngvi.errors import InputError
 from torchngvi.posteriors.flat.drawing import gammas, normal
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, solve_symmetric
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start, solve_symmetric
 from torchngvi.posteriors.shapes import Shape
 
 
@@ -40,6 +42,9 @@ class NormalInverseGamma(FlatPosterior):
         self,
         vector: Tensor,  # (*batch, 4)
     ) -> None:
+        check_start(type(self).__name__, vector=vector)
+        if vector.shape[-1] != 4:
+            raise InputError(f"NormalInverseGamma starts at (m, v, a, b), (*batch, 4); got {shown(vector)}.")
         super().__init__(vector, 2)
 
     def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.posteriors.flat.drawing import normal
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_shapes, check_start
 from torchngvi.posteriors.shapes import Shape
 
 _NOT_ORTHOGONAL = 1e-6
@@ -78,10 +78,13 @@ class OrthogonalFlow(FlatPosterior):
         b2: Tensor,  # (*batch, d)
         W1: Tensor | None = None,  # (d, d)
     ) -> None:
-        check_start(type(self).__name__, b1=b1, W2=W2, b2=b2)
+        parts = {"b1": b1, "W2": W2, "b2": b2} | ({} if W1 is None else {"W1": W1})
+        check_start(type(self).__name__, **parts)
         d = b1.shape[-1]
         eye = torch.eye(d, dtype=b1.dtype, device=b1.device)
         W1 = eye if W1 is None else W1
+        shapes = {"W2": (W2, (*b1.shape, d)), "b2": (b2, b1.shape), "W1": (W1, (d, d))}
+        check_shapes(type(self).__name__, b1, **shapes)
         for name, matrix in (("W1", W1), ("W2", W2)):
             if not bool(((matrix.mT @ matrix - eye).abs() < _NOT_ORTHOGONAL).all()):
                 raise InputError(f"{name} must be orthogonal, W'W = I. Take the Q of torch.linalg.qr({name}).")

@@ -5,6 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_generator
 from torchngvi.errors import PairError
 from torchngvi.posteriors.flat.exponential_family import ExponentialFamily
 from torchngvi.posteriors.shapes import Shape, sizes
@@ -35,6 +36,7 @@ class Poisson(ExponentialFamily):
     def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw counts, as floating-point numbers."""
         rate = self.point(at).detach().exp()
+        generator = read_generator("generator", generator, rate.device)
         return torch.poisson(rate.expand((*sizes(shape), *rate.shape)).contiguous(), generator=generator)
 
     def statistics(self, theta: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_number
 
 
 class Base(ABC):
@@ -151,8 +151,7 @@ class StudentT(Base):
     dof: float
 
     def __post_init__(self) -> None:
-        if not self.dof > 4:
-            raise InputError(f"a fourth moment needs more than 4 degrees of freedom; got dof = {self.dof:g}.")
+        read_number("dof", self.dof, "is the degrees of freedom, of which a fourth moment needs more than 4,", above=4)
 
     @property
     def kurtosis(self) -> float:

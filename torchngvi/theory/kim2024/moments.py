@@ -15,10 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_instance, read_number, read_tensor
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.expectations import Draws, Independent
 from torchngvi.interfaces import Posterior, Target
+from torchngvi.models.arguments import as_target, read_posterior
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.theory.kim2024.bases import Gaussian
 from torchngvi.theory.kim2024.scales import Gradient, Scale
@@ -196,8 +198,10 @@ def fisher_hyvarinen(
     >>> fisher_hyvarinen(CholeskyGaussian(2), target).item()
     0.0
     """
-    if order < 1:
-        raise InputError(f"order is the power of the norm, at least 1; got {order}.")
+    read_number("order", order, "is the power of the norm", at_least=1)
+    q, target = read_posterior("fisher_hyvarinen", q, target), as_target(target)
+    if draws is not None:
+        read_instance("draws", draws, Draws, "are draws, such as Independent(1024)")
     frame = q.frame()
     z = (draws or Independent(1024))(q.mean_probe.detach())
     theta = frame.mean + frame.push(z)
@@ -228,6 +232,9 @@ def wasserstein_to_point(
     >>> wasserstein_to_point(torch.zeros(1), 2 * torch.eye(1), torch.zeros(1)).item()
     2.0
     """
+    mean = read_tensor("mean", mean, shape=(None,))
+    point = read_tensor("point", point, like=mean, shape=mean.shape)
+    C = read_tensor("C", C, like=mean, shape=(len(mean), len(mean)))
     return ((mean - point).square().sum() + C.square().sum()).sqrt()
 
 
@@ -269,7 +276,10 @@ def empirical_variance(
     >>> empirical_variance(torch.tensor([3.0, 5.0]), torch.tensor([1.0, 2.0]), 1.0)
     EmpiricalVariance(alpha=2.0, slope=2.0, beta=1.0)
     """
-    if moments.shape != distances2.shape or moments.ndim != 1:
+    moments = read_tensor("moments", moments)
+    distances2 = read_tensor("distances2", distances2, like=moments)
+    at_optimum = read_number("at_optimum", at_optimum, "is E|g(λ*)|²", at_least=0)
+    if not len(moments.shape) or not moments.numel() or moments.shape != distances2.shape or moments.ndim != 1:
         raise InputError(
             "moments and distances2 are one number a point, (N,) each; got "
             f"{tuple(moments.shape)} and {tuple(distances2.shape)}."

@@ -14,6 +14,7 @@ field and the symmetric root the floor is enough.
 import math
 from typing import NamedTuple
 
+from torchngvi.arguments import read_flag, read_number
 from torchngvi.errors import InputError
 
 
@@ -155,7 +156,7 @@ def landing_variance(
     >>> landing_variance(1.0, 2, 0.0).at(0.0)
     QuadraticVariance(alpha=20.0, beta=0.0)
     """
-    _check(L, dim, kurtosis, fisher4=fisher4)
+    _check(L, dim, kurtosis, mean_field, fisher4=fisher4)
     factor = 1 + math.sqrt(dim * kurtosis) if mean_field else 2 * dim + kurtosis
     return AdaptiveVariance(4 * L**2 * _jacobian(dim, kurtosis, mean_field), factor * math.sqrt(fisher4), 0.5)
 
@@ -187,7 +188,7 @@ def closed_entropy_variance(
     >>> closed_entropy_variance(1.0, 2, 3.0)
     AdaptiveVariance(alpha=9.0, beta=15.0, constant=1.0)
     """
-    _check(L, dim, kurtosis, distance2=distance2)
+    _check(L, dim, kurtosis, mean_field, distance2=distance2)
     size = _jacobian(dim, kurtosis, mean_field)
     return AdaptiveVariance(L**2 * (size + 4), L**2 * size * distance2, 1.0)
 
@@ -224,7 +225,7 @@ def landing_bound(
     >>> landing_bound(1.0, 1.0, 1, 0.0, 1e-9).alpha > 15.9
     True
     """
-    _check(L, dim, kurtosis, fisher4=fisher4)
+    _check(L, dim, kurtosis, mean_field, fisher4=fisher4)
     _positive(S=S, delta=delta)
     size = _jacobian(dim, kurtosis, mean_field)
     factor = 1 + math.sqrt(dim * kurtosis) if mean_field else dim + kurtosis
@@ -262,7 +263,7 @@ def closed_entropy_bound(
     >>> closed_entropy_bound(1.0, 1.0, 1, 0.0, 1.0)  # 4 · 2 + 2²
     QuadraticVariance(alpha=12.0, beta=0.0)
     """
-    _check(L, dim, kurtosis, distance2=distance2)
+    _check(L, dim, kurtosis, mean_field, distance2=distance2)
     _positive(S=S, delta=delta)
     size = L**2 * _jacobian(dim, kurtosis, mean_field)
     return QuadraticVariance(size * (1 + delta) + (L + S) ** 2, size * (1 + 1 / delta) * distance2)
@@ -273,19 +274,17 @@ def _jacobian(dim: int, kurtosis: float, mean_field: bool) -> float:
     return 2 * kurtosis * math.sqrt(dim) + 1 if mean_field else dim + kurtosis
 
 
-def _check(L: float, dim: int, kurtosis: float, **squares: float) -> None:
+def _check(L: float, dim: int, kurtosis: float, mean_field: bool, **squares: float) -> None:
     _positive(L=L, dim=dim)
-    if kurtosis < 1:
-        raise InputError(f"kurtosis is E u⁴ for E u² = 1, at least 1; got {kurtosis:g}.")
+    read_flag("mean_field", mean_field)
+    read_number("kurtosis", kurtosis, "is E u⁴ for E u² = 1", at_least=1)
     for name, value in squares.items():
-        if not value >= 0:
-            raise InputError(f"{name} is not negative; got {value:g}.")
+        read_number(name, value, at_least=0)
 
 
 def _positive(**constants: float) -> None:
     for name, value in constants.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise InputError(f"{name} must be positive and finite; got {value:g}.")
+        read_number(name, value, above=0)
 
 
 def _count(steps: float) -> int:

@@ -1,0 +1,1106 @@
+"""What the cells and the columns of a table say: checked once, for every door through which a table comes in.
+
+A cell is a text, and a number is only what can be read as one in a way that is said: "29,278" is read as 29278 with a
+note; "12 kg", "$12", a date, or "?" among numbers is refused with what to do about it.  No column becomes categories
+because a number was written in a way that was not expected.  The command line, formulas and the estimators of
+scikit-learn ask the same questions here, and one error names all that is wrong with a table.
+"""
+
+import csv
+import datetime
+import decimal
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from shlex import quote
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchngvi.errors import InputError
+from torchngvi.messages import hint, listed
+from torchngvi.solved.comparison import CLOSE
+
+try:
+    import pandas as pd
+except ImportError:  # arrays need none
+    pd = None
+
+Array = np.ndarray[Any, Any]
+
+MOST_LEVELS = 50  # of a column of texts: more are names, not categories
+_LARGEST = 1e140  # entry of a column, whose square is still a number
+_GAPS = 10  # numbers of a range for each that is there, in a numbering with gaps
+_NINES = re.compile(r"-9|-?99+")  # numbers that are used as codes for missing values
+_FEWEST = 10  # rows from which on numbers that differ in every row look like identifiers
+
+
+def refuse(faults: Sequence[str]) -> None:
+    """Raise one error for all that is wrong with a table.
+
+    Args:
+        faults: sentences; nothing happens where there are none.
+
+    Raises:
+        InputError: the fault, or a list of them.
+
+    >>> refuse(["column 'a' is empty.", "column 'b' holds dates."])
+    Traceback (most recent call last):
+    torchngvi.errors.InputError: the table has 2 faults:
+      1. column 'a' is empty.
+      2. column 'b' holds dates.
+    """
+    if len(faults) == 1:
+        raise InputError(faults[0])
+    if faults:
+        lines = (f"  {number}. {fault}" for number, fault in enumerate(faults, 1))
+        raise InputError("\n".join([f"the table has {len(faults)} faults:", *lines]))
+
+
+class Door(NamedTuple):
+    """The words by which a user of one door leaves a column out, or takes it as categories.
+
+    Attributes:
+        leave_out: with "{name}" for the column, and "{quoted}" for its name as an argument of a shell.
+        as_categories: the same; an empty text where that is not offered.
+        keeps_texts: whether texts that are plain numbers stay texts, as they come in a table of Python.
+
+    >>> COMMAND.to_leave_out("Customer ID")
+    "leave the column out (--drop 'Customer ID')"
+    """
+
+    leave_out: str
+    as_categories: str
+    keeps_texts: bool = False
+
+    def to_leave_out(self, name: str) -> str:
+        """How to leave a column out."""
+        return self.leave_out.format(name=name, quoted=quote(name))
+
+    def remedies(self, name: str, first: str = "") -> str:
+        """What to do about a column, as a sentence."""
+        categories = self.as_categories.format(name=name, quoted=quote(name))
+        parts = [part for part in (first, self.to_leave_out(name), categories) if part]
+        said = ", ".join(parts[:-1]) + (", or " if len(parts) > 1 else "") + parts[-1]
+        return f"{said[0].upper()}{said[1:]}."
+
+
+COMMAND = Door("leave the column out (--drop {quoted})", "take it as categories (--categorical {quoted})")
+FORMULA = Door("leave it out of the formula", "write C({name}) for categories", keeps_texts=True)
+FRAME = Door("leave the column out (table.drop(columns=[{name!r}]))", "")
+
+
+# ------------------------------------------------------------------------------------ cells
+
+
+class Style(NamedTuple):
+    """How numbers are written in a column: what separates thousands, and what separates the decimals.
+
+    >>> Style(".", ",").number("4.297,91")
+    4297.91
+    """
+
+    thousands: str
+    decimal: str
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """The cells that are numbers in this style, thousands at every three digits, or as in India."""
+        whole = r"\d+"
+        if self.thousands:
+            mark = re.escape(self.thousands)
+            whole += rf"|[1-9]\d{{0,2}}(?:{mark}\d{{3}})+|[1-9]\d?(?:{mark}\d\d)+{mark}\d{{3}}"
+        point = re.escape(self.decimal)
+        return re.compile(rf"[-+−]?(?:(?:{whole})(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?")
+
+    def number(self, cell: str) -> float:
+        """The number that a cell stands for."""
+        return float(self._plain(cell))
+
+    def _plain(self, cell: str) -> str:
+        bare = cell.replace(self.thousands, "") if self.thousands else cell
+        return bare.replace(self.decimal, ".").replace("−", "-")
+
+    def said(self, cell: str) -> str:
+        """How such a cell was read, for a note."""
+        words = {",": "a comma", ".": "a point", "'": "an apostrophe", "’": "an apostrophe"}
+        parts = [f"{words.get(self.thousands, 'a space')} between thousands"] if self.thousands in cell[1:] else []
+        parts += ["a comma before decimals"] if self.decimal == "," and "," in cell else []
+        parts = parts if self.thousands or parts else ["a minus sign of typesetting"]
+        return f"{cell!r} as {self.number(cell):.15g}, with {' and '.join(parts)}"
+
+
+_SPACES = (" ", "\u00a0", "\u202f", "\u2009")
+_STYLES = tuple(Style(mark, point) for point in ".," for mark in ("", ",", ".", "'", "’", *_SPACES) if mark != point)
+_PLACEHOLDERS = {"?", "-", "--", ".", "*", "n/a", "na", "nan", "null", "none", "missing", "unknown", "not available"}
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s*[ap]m)?"
+_DATE = re.compile(
+    rf"(?:\d{{4}}[-/.](?:0?[1-9]|1[0-2])(?:[-/.]\d{{1,2}})?|\d{{1,2}}[-/.]\d{{1,2}}[-/.](?:\d{{4}}|\d{{2}})"
+    rf"|\d{{1,2}}[-. ]{_MONTH}[-., ]+\d{{2,4}}|{_MONTH}[- ]+(?:\d{{1,2}},?[- ]+)?\d{{2,4}})"
+    rf"(?:[T ]+{_CLOCK})?\s*(?:Z|UTC|[-+]\d{{2}}:?\d{{2}})?|{_CLOCK}",
+    re.IGNORECASE,
+)
+_CURRENCY = r"[$€£¥₹]|USD|EUR|GBP|CHF|JPY|CNY|INR|SEK|NOK|DKK|AUD|CAD"
+_AMOUNT = r"[-+−]?\d[\d.,'’]*(?:[eE][-+]?\d+)?"
+_WITH_UNIT = re.compile(rf"(?P<front>{_CURRENCY})?\s?(?P<number>{_AMOUNT})\s?(?P<back>[^\d\s.,:/+–-][^\d]{{0,11}})?")
+_IN_BRACKETS = re.compile(rf"\((?:{_CURRENCY})?\s?{_AMOUNT}\)")
+_ORDINALS = {"st", "nd", "rd", "th"}
+_UNIT_WORDS = (
+    "% ‰ °c °f c f k kg g mg µg ug lb lbs oz t m km cm mm µm nm in ft mi yd l ml dl h hr hrs min s sec ms d day days "
+    "week weeks month months y yr yrs year years hz khz mhz ghz w kw mw v a mmhg bpm mb gb kb tb € $ £ usd eur"
+)
+_UNITS = frozenset(_UNIT_WORDS.split())
+
+
+class Look(NamedTuple):
+    """What the texts of a column are.
+
+    Attributes:
+        kind: "numbers" as they are, "styled" numbers, "dates", "units", "mixed" numbers and texts, or "texts".
+        example: one of the cells that say so.
+        style: of styled numbers.
+        bad: rows that hold no number, of a mixed column.
+        rows: all of them.
+    """
+
+    kind: str
+    example: str = ""
+    style: Style | None = None
+    bad: int = 0
+    rows: int = 0
+
+
+def look_at(counts: Mapping[str, int], *, comma: bool = False) -> Look:
+    """Say what the texts of a column are.
+
+    Args:
+        counts: its cells, and how often each is there; missing ones are not among them.
+        comma: whether "1,234" alone is 1.234, as in a file whose decimals are behind commas.
+
+    Returns:
+        What they are.
+
+    >>> look_at({"29,278": 1, "980": 2}).style, look_at({"1,5": 1, "2": 1}).style
+    (Style(thousands=',', decimal='.'), Style(thousands='', decimal=','))
+    >>> [look_at(dict.fromkeys(cells, 1)).kind for cells in (["12 kg", "9 kg"], ["2024-01-31"], ["1", "?"], ["a", "b"])]
+    ['units', 'dates', 'mixed', 'texts']
+    """
+    cells = {cell: str(cell).strip() for cell in counts}
+    rows = sum(counts.values())
+    plain = {cell for cell, text in cells.items() if _is_plain(text)}
+    if len(plain) == len(cells):
+        return Look("numbers", next(iter(cells), ""), rows=rows)
+    style, numeric = _best_style(cells, plain, comma)
+    rest = {cell: text for cell, text in cells.items() if cell not in numeric}
+    odd = next(cell for cell in cells if cell not in plain)
+    if not rest:
+        sample = max((cell for cell in cells if cell not in plain), key=lambda cell: len(str(cell)))
+        return Look("styled", cells[sample], style, rows=rows)
+    said = {cell: text for cell, text in rest.items() if text.lower() not in _PLACEHOLDERS}
+    if said and 2 * sum(counts[cell] for cell, text in said.items() if _DATE.fullmatch(text)) >= rows:
+        return Look("dates", next(iter(said.values())), rows=rows)
+    if said and _have_units(set(said.values()), len(numeric)):
+        return Look("units", next(iter(said.values())), rows=rows)
+    bad = sum(counts[cell] for cell in rest)
+    alike = numeric and (not said or len(rest) == 1 and len(numeric) > 1)
+    if 2 * bad < rows or alike:
+        return Look("mixed", cells[next(iter(rest))], bad=bad, rows=rows)
+    return Look("texts", cells[odd], bad=bad, rows=rows)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a cell is a number as Python and pandas read one."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
+
+
+def _best_style(cells: Mapping[str, str], plain: set[str], comma: bool) -> tuple[Style | None, set[str]]:
+    """The style in which the most cells are numbers, and these cells, the plain numbers among them."""
+    first = [cells[cell] for cell in cells if cell not in plain][:100]
+    best: tuple[int, Style | None, set[str]] = (len(plain), None, plain)
+    for style in sorted(_STYLES, key=lambda style: (style.decimal == ",") != comma):
+        matches = style.pattern.fullmatch
+        if 2 * sum(matches(text) is not None for text in first) >= len(first):
+            found = {cell for cell, text in cells.items() if matches(text)}
+            best = (len(found), style, found) if len(found) > best[0] else best
+    return best[1], best[2]
+
+
+def _have_units(texts: set[str], others: int) -> bool:
+    """Whether texts are numbers with a unit or a currency: all with the same one, or with units that are known."""
+    if all(_IN_BRACKETS.fullmatch(text) for text in texts):
+        return True
+    found = [_WITH_UNIT.fullmatch(text) for text in texts if not _IN_BRACKETS.fullmatch(text)]
+    if not all(found):
+        return False
+    fronts, backs = ({(match[part] or "").strip().lower() for match in found if match} for part in ("front", "back"))
+    if backs & _ORDINALS or (backs == {""} and fronts == {""}):
+        return False
+    several = len({match["number"] for match in found if match}) + others > 1
+    return several and (backs <= _UNITS | {""} or len(backs) == 1)
+
+
+# ------------------------------------------------------------------------------------ columns
+
+
+class Cleaned(NamedTuple):
+    """A table whose cells have been looked at.
+
+    Attributes:
+        frame: with numbers where cells stand for numbers.
+        notes: what was read in a way that one may not expect.
+        faults: sentences about the columns that cannot be used, for `refuse`.
+    """
+
+    frame: Any
+    notes: tuple[str, ...]
+    faults: tuple[str, ...]
+
+
+def cleaned(
+    frame: Any,
+    names: Iterable[str],
+    door: Door,
+    *,
+    chosen: Iterable[str] = (),
+    groups: Iterable[str] = (),
+    comma: bool = False,
+) -> Cleaned:
+    """Look at the cells of some columns of a table.
+
+    Args:
+        frame: the table, of pandas.
+        names: the columns that are used.
+        door: the words of the remedies.
+        chosen: columns that were named as categories; their texts are not looked at.
+        groups: columns that name groups, the same.
+        comma: whether decimals are behind commas elsewhere in the file.
+
+    Returns:
+        The table with numbers, the notes and the faults.
+
+    >>> table = pd.DataFrame({"pay": ["29,278", "980"], "seen": ["2024-01-31", "2024-02-01"], "x": [1.0, 2.0]})
+    >>> found = cleaned(table, list(table), COMMAND)
+    >>> found.frame.pay.tolist(), found.notes
+    ([29278.0, 980.0], ("column 'pay' was read as numbers: '29,278' as 29278, with a comma between thousands",))
+    >>> found.faults[0][:51]
+    "column 'seen' holds dates or times such as '2024-01"
+    """
+    spared, names = {*chosen, *groups}, list(names)
+    frame, notes = stripped(frame, names)
+    comma = comma or has_commas(frame, names)
+    new, faults = {}, []
+    for name in names:
+        column, texts = frame[name], None
+        if isinstance(column.dtype, pd.CategoricalDtype) or name in spared:
+            continue
+        if getattr(column.dtype, "kind", "O") == "c":
+            faults.append(f"column {name!r} is complex. Take its real part, or its size.")
+        elif getattr(column.dtype, "kind", "O") in "mM" or isinstance(column.dtype, pd.PeriodDtype):
+            faults.append(_of_dates(name, str(column.dropna().iloc[0]) if column.notna().any() else "", door))
+        elif not is_number(column):
+            column, texts = _without_objects(column)
+            if texts is None:
+                new[name] = column
+        if texts is None or not len(texts):
+            continue
+        counts = texts.value_counts(sort=False).to_dict()
+        look = look_at(counts, comma=comma)
+        if look.kind == "units" and len(counts) == 2:  # two classes, such as "30 days" and "60 days"
+            continue
+        if look.kind == "styled":
+            assert look.style is not None
+            new[name] = column.map(look.style.number, na_action="ignore").astype(np.float64)
+            notes.append(f"column {name!r} was read as numbers: {look.style.said(look.example)}")
+        elif look.kind == "numbers" and not door.keeps_texts:
+            new[name] = _beyond_64_bits(column)
+        elif (fault := of_look(name, look, door)) is not None:
+            faults.append(fault)
+        elif (note := _of_texts(name, look, texts, door)) is not None:
+            notes.append(note)
+    return Cleaned(frame.assign(**new) if new else frame, tuple(notes), tuple(faults))
+
+
+def has_commas(frame: Any, names: Iterable[str]) -> bool:
+    """Whether decimals are behind commas in some column, so that "1,234" in another one is 1.234.
+
+    >>> has_commas(pd.DataFrame({"x": ["1,5", "2"], "y": ["1,234", "2,345"]}), ["x", "y"])
+    True
+    """
+    for name in names:
+        column = frame[name]
+        if is_number(column) or isinstance(column.dtype, pd.CategoricalDtype):
+            continue
+        texts = column.dropna().astype(str)
+        if texts.str.contains(",", regex=False).any():
+            style = look_at(texts.value_counts(sort=False).to_dict()).style
+            if style is not None and style.decimal == ",":
+                return True
+    return False
+
+
+def stripped(frame: Any, names: Iterable[str]) -> tuple[Any, list[str]]:
+    """The table without spaces around texts, which would make two levels of "A" and "A ", and notes of it.
+
+    >>> frame, notes = stripped(pd.DataFrame({"town": ["A", "A "]}), ["town"])
+    >>> frame.town.nunique(), notes
+    (1, ["spaces around entries of column 'town' were left out"])
+    """
+    new = {}
+    for name in names:
+        column = frame[name]
+        if not (is_number(column) or isinstance(column.dtype, pd.CategoricalDtype)):
+            bare = column.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
+            if bool((bare[column.notna()] != column[column.notna()]).any()):
+                new[name] = bare
+    notes = [f"spaces around entries of column {name!r} were left out" for name in new]
+    return (frame.assign(**new) if new else frame), notes
+
+
+def of_look(name: str, look: Look, door: Door) -> str | None:
+    """What is wrong with the texts of a column: a sentence with the remedy, or None.
+
+    >>> of_look("dose", Look("units", "12 kg"), COMMAND)[:60]
+    "column 'dose' holds numbers with a unit, such as '12 kg'. Wr"
+    """
+    if look.kind == "dates":
+        return _of_dates(name, look.example, door)
+    if look.kind == "units":
+        first = "write the numbers alone, and the unit into the name of the column"
+        return f"column {name!r} holds numbers with a unit, such as {look.example!r}. {door.remedies(name, first)}"
+    if look.kind == "mixed":
+        placeholder = look.example.lower() in _PLACEHOLDERS
+        first = "leave those cells empty, which then count as missing" if placeholder else "correct them"
+        return (
+            f"column {name!r} is numbers except for {look.bad} of {look.rows} rows, the first {look.example!r}. "
+            f"{door.remedies(name, first)}"
+        )
+    return None
+
+
+def _of_dates(name: str, example: str, door: Door) -> str:
+    first = "write the number of days since some day, or the year, the month or the hour as columns"
+    if door is not COMMAND:
+        first = f"count the days, (day - day.min()).dt.days of day = pandas.to_datetime(table[{name!r}]), or take parts"
+    return f"column {name!r} holds dates or times such as {example!r}. {door.remedies(name, first)}"
+
+
+def _of_texts(name: str, look: Look, texts: Any, door: Door) -> str | None:
+    """A note of texts that are taken as categories though some, or all, are numbers."""
+    if look.kind == "numbers" and texts.nunique() > 2:
+        return (
+            f"column {name!r} holds numbers as texts, such as {look.example!r}, and is taken as categories: "
+            f"table[{name!r}].astype(float) makes numbers of them"
+        )
+    if look.kind == "texts" and look.bad < look.rows:
+        return (
+            f"column {name!r} is taken as categories, though {look.rows - look.bad} of its {look.rows} cells are "
+            "numbers"
+        )
+    return None
+
+
+def _without_objects(column: Any) -> tuple[Any, Any]:
+    """A column of objects as numbers, or as it is with its cells as texts; None for these where it is numbers."""
+    cells = column.dropna()
+    if len(cells) and all(isinstance(cell, bool | np.bool_) for cell in cells):
+        return column, cells.astype(str)
+    if len(cells) and all(isinstance(cell, int | float | decimal.Decimal | np.number) for cell in cells):
+        wide = any(isinstance(cell, int) and abs(cell) >= 2**63 for cell in cells)
+        return (column, cells.astype(str)) if wide else (column.astype(np.float64), None)
+    if len(cells) and all(isinstance(cell, datetime.date | datetime.time) for cell in cells):
+        return column, cells.map(lambda cell: cell.isoformat())
+    return column, cells.astype(str)
+
+
+def _beyond_64_bits(column: Any) -> Any:
+    """Integers beyond 64 bits come as objects or texts: as float64 where that tells all apart, and no zero leads."""
+    texts = column.astype(str).str.strip()
+    numbers = pd.to_numeric(texts, errors="coerce").astype(np.float64)
+    codes = texts.str.fullmatch(r"0\d+").any()
+    exact = bool(numbers[column.notna()].notna().all()) and numbers.nunique() == column.nunique() and not codes
+    return numbers if exact else column
+
+
+def of_identifiers(frame: Any, names: Iterable[str], door: Door, zeros: Iterable[str] = ()) -> tuple[str, ...]:
+    """Notes of whole numbers that look like identifiers, and are taken as measurements.
+
+    Args:
+        frame: the table.
+        names: the columns that predict.
+        door: the words of the remedies.
+        zeros: columns with entries that a zero leads, such as zip codes.
+
+    Returns:
+        A note for each: numbers that differ in every row, or that a zero leads.
+
+    >>> of_identifiers(pd.DataFrame({"policy": range(100000, 100040)}), ["policy"], COMMAND)[0][:70]
+    "column 'policy' is a whole number that differs in every row, as identi"
+    """
+    zeros, found = set(zeros), []
+    for name in names:
+        column = frame[name]
+        if getattr(column.dtype, "kind", "O") not in "iu":
+            continue
+        if name in zeros:
+            why = "has entries that a zero leads, as codes have"
+        elif len(column) >= _FEWEST and column.is_unique and _is_numbering(column):
+            why = "is a whole number that differs in every row, as identifiers do"
+        else:
+            continue
+        found.append(f"column {name!r} {why}, and is taken as a measurement. If it is none: {door.to_leave_out(name)}")
+    return tuple(found)
+
+
+def of_codes(frame: Any, names: Iterable[str], door: Door) -> tuple[str, ...]:
+    """Find columns of measurements with a number that stands for missing values, such as -999.
+
+    Args:
+        frame: the table.
+        names: the columns that predict.
+        door: the words of the remedies.
+
+    Returns:
+        A note for each: nines that are repeated, farther from all others than these are apart.
+
+    >>> of_codes(pd.DataFrame({"bmi": [21.5, -99.0, 30.1, -99.0]}), ["bmi"], COMMAND)[0][:60]
+    "column 'bmi' holds -99 in 2 rows, far from all its others, a"
+    """
+    found = []
+    for name in names:
+        if getattr(frame[name].dtype, "kind", "O") not in "iuf":
+            continue
+        values = frame[name].dropna().to_numpy(dtype=float)
+        for code in {values.min(), values.max()} if len(values) else ():
+            same = values == code
+            others = values[~same]
+            if not _NINES.fullmatch(f"{code:g}") or same.sum() < 2 or not len(others):
+                continue
+            if np.abs(others - code).min() > max(np.ptp(others), 1.0):
+                found.append(
+                    f"column {name!r} holds {code:g} in {int(same.sum())} rows, far from all its others, as codes for "
+                    f"missing values are, and is taken as a measurement. If it is none: leave these cells empty, or "
+                    f"{door.to_leave_out(name)}"
+                )
+    return tuple(found)
+
+
+def of_copies(frame: Any) -> tuple[str, ...]:
+    """Say that more than half of the rows are copies of others, where a column has decimals, as measurements have.
+
+    >>> of_copies(pd.DataFrame({"x": [0.25, 1.5, 0.25, 1.5]}))[0][:33]
+    '4 of 4 rows are there more than o'
+    """
+    numbers = [frame[name].dropna().to_numpy() for name in frame if getattr(frame[name].dtype, "kind", "O") == "f"]
+    if not any(len(column) and bool((column % 1 != 0).mean() > 0.5) for column in numbers):
+        return ()
+    copies = int(frame.duplicated(keep=False).sum())
+    if 2 * copies <= len(frame):
+        return ()
+    return (
+        f"{copies} of {len(frame)} rows are there more than once, the same in every column, and count as often. If the "
+        "table was put together twice: leave the copies out",
+    )
+
+
+def _is_numbering(column: Any) -> bool:
+    """Whether different whole numbers fill their range but for gaps, or all have the same number of digits."""
+    low, high = int(column.min()), int(column.max())
+    return high - low < _GAPS * len(column) or (low > 0 and len(str(low)) == len(str(high)) > len(str(len(column))))
+
+
+def of_levels(name: str, levels: int, door: Door, *, chosen: bool) -> list[str]:
+    """What is wrong with a column of categories of so many levels: a sentence, or nothing.
+
+    >>> of_levels("note", 60, COMMAND, chosen=False)[0][:50]
+    "text column 'note' has 60 different values, more t"
+    """
+    if levels <= MOST_LEVELS:
+        return []
+    groups = f'model it as groups that are alike, {"--formula " if door is COMMAND else ""}"... + (1 | {name})".'
+    leave_out = door.to_leave_out(name).replace("the column", "it")
+    leave_out = leave_out[0].upper() + leave_out[1:]
+    if chosen:
+        return [
+            f"column {name!r} has {levels} different values, more than the {MOST_LEVELS} of a category at most. "
+            f"{leave_out}, or {groups}"
+        ]
+    return [
+        f"text column {name!r} has {levels} different values, more than {MOST_LEVELS}: it looks like names or dates, "
+        f"not categories. {leave_out}, or {groups}"
+    ]
+
+
+def is_number(column: Any) -> bool:
+    """Whether a column holds numbers, or truth values, which count as 0 and 1.
+
+    >>> is_number(pd.Series([True])), is_number(pd.Series(["a"]))
+    (True, False)
+    """
+    return bool(pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
+
+
+def as_levels(column: Any) -> Any:
+    """The entries as texts, equal numbers alike however they were written; missing ones stay so.
+
+    Whole numbers keep all of their digits, so that no two identifiers become one level.
+
+    >>> as_levels(pd.Series([1.0, 2.5])).tolist()
+    ['1', '2.5']
+    >>> as_levels(pd.Series([1150000000000000101, 1150000000000000399])).nunique()
+    2
+    """
+    if is_number(column) and not pd.api.types.is_bool_dtype(column):
+        texts = column.map(_level, na_action="ignore")
+    else:
+        texts = column.astype(str).str.strip()
+    return texts.astype(object).where(column.notna(), None)
+
+
+def _level(value: Any) -> str:
+    whole = isinstance(value, int | np.integer) or (math.isfinite(value) and value == int(value))
+    return str(int(value)) if whole else f"{value:.15g}"
+
+
+def check_names(names: Iterable[Any], what: str = "the table") -> list[str]:
+    """The names of columns as texts, without spaces around them, after a check that no two are the same.
+
+    Raises:
+        InputError: names that are there twice.
+
+    >>> check_names(["age ", 2])
+    ['age', '2']
+    """
+    texts = [str(name).strip() for name in names]
+    twice = sorted({name for name in texts if name and texts.count(name) > 1}) if len(set(texts)) < len(texts) else []
+    if twice:
+        some = f"named {twice[0]!r}" if len(twice) == 1 else f"of the same name: {', '.join(map(repr, twice))}"
+        raise InputError(
+            f"two columns of {what} are {some}, without the spaces around their names. Rename one of them."
+        )
+    return texts
+
+
+def without_unnamed(frame: Any) -> tuple[Any, tuple[str, ...]]:
+    """The table without columns that have no name in the file, as ``DataFrame.to_csv()`` writes the row numbers.
+
+    Args:
+        frame: the table, whose columns without a name are "Unnamed: 0" as pandas says.
+
+    Returns:
+        The table, and a note of what was left out.
+
+    Raises:
+        InputError: a column without a name that is neither empty, nor row numbers, nor the names of rows.
+
+    >>> frame, notes = without_unnamed(pd.DataFrame({"Unnamed: 0": [0, 1], "x": [2.0, 3.0]}))
+    >>> list(frame), notes
+    (['x'], ('the column without a name in place 1 was left out, which numbers the rows',))
+    """
+    notes, drop = [], []
+    for place, name in enumerate(frame.columns):
+        if not re.fullmatch(r"Unnamed: \d+(\.\d+)*|", str(name)):
+            continue
+        column = frame.iloc[:, place]
+        if column.isna().all():
+            what = "which is empty"
+        elif pd.api.types.is_integer_dtype(column) and column.is_unique:
+            what = "which numbers the rows"
+        elif not is_number(column) and column.is_unique:
+            what = "which names the rows"
+        else:
+            raise InputError(
+                f"the column in place {place + 1} of the table has no name, and is no number of rows: its first entry "
+                f"is {column.iloc[0]!r}. Give it a name in the first line."
+            )
+        drop.append(place)
+        notes.append(f"the column without a name in place {place + 1} was left out, {what}")
+    kept = [place for place in range(frame.shape[1]) if place not in drop]
+    return (frame.iloc[:, kept] if drop else frame), tuple(notes)
+
+
+def of_unusable(
+    columns: Mapping[str, Array],
+    named: Mapping[str, str] | None,  # the columns that have a role; None where columns have no names
+    *,
+    impute: bool = False,
+    fillable: bool = True,
+) -> list[str]:
+    """Find columns with missing or infinite entries, or with one whose square overflows.
+
+    Args:
+        columns: the entries by the name of the column.
+        named: the column of each role, for the message; None where columns have no names.
+        impute: whether entries of the columns without a role may be missing, as long as some are there.
+        fillable: whether missing entries could be filled in, for the message.
+
+    Returns:
+        Sentences, for `refuse`.
+
+    >>> of_unusable({"x": np.array([1.0, np.nan])}, None)
+    ["column 'x' has missing or infinite entries in 1 of 2 rows. Drop or impute those rows."]
+    """
+    bad, found, roles = {}, [], set((named or {}).values())
+    for name, column in columns.items():
+        missing, sizes = _missing_and_sizes(column)
+        if impute and name not in roles:
+            missing = missing if missing.all() else sizes == np.inf
+        if missing.any():
+            bad[name] = int(missing.sum())
+        elif len(sizes) and (size := float(np.nanmax(sizes))) > _LARGEST:
+            found.append(
+                f"column {name!r} has entries of size {size:.3g}; sums of squares overflow from {_LARGEST:g} on. "
+                f"{', or '.join(filter(None, ['Divide it by a constant', _instead(name, named)]))}."
+            )
+    if not bad:
+        return found
+    first = max(bad, key=lambda name: bad[name])
+    others = [f"{count} of {name!r}" for name, count in bad.items() if name != first]
+    more = f" (and {listed(others)})" if others else ""
+    rows = len(next(iter(columns.values())))
+    fill = fillable and named is not None and first not in roles and not impute
+    advice = "fill them in (--impute median), drop those rows" if fill else "drop or impute those rows"
+    instead = _instead(first, named)
+    if instead:
+        empty = bad[first] == rows  # with nothing to fill in from, and no row to keep
+        advice = instead if empty else f"{advice}, or {instead}"
+    found.append(
+        f"column {first!r} has missing or infinite entries in {bad[first]} of {rows} rows{more}. "
+        f"{advice[0].upper()}{advice[1:]}."
+    )
+    return found
+
+
+def _instead(name: str, named: Mapping[str, str] | None) -> str:
+    """What to do without a column; nothing where columns cannot be named."""
+    if named is None:
+        return ""
+    role = next((role for role, column in named.items() if column == name), None)
+    return COMMAND.to_leave_out(name) if role is None else f"name another column (--{role})"
+
+
+def _missing_and_sizes(column: Array) -> tuple[Array, Array]:
+    """Which entries are missing or infinite, and the absolute values of numbers with a fraction."""
+    if column.dtype.kind != "f":
+        return pd.isna(column), np.zeros(0)
+    return ~np.isfinite(column), np.abs(column)
+
+
+# ------------------------------------------------------------------------------------ formulas
+
+
+def check_there(frame: Any, names: Sequence[str], asking: str = "The formula") -> None:
+    """Check that a table has columns, each once.
+
+    Raises:
+        InputError: something that is no table, columns that it lacks or has twice.
+    """
+    if not (hasattr(frame, "columns") and hasattr(frame, "iloc")):
+        raise InputError(f"A formula needs a pandas DataFrame with its columns; got {type(frame).__name__}.")
+    lacking = [name for name in names if name not in frame]
+    if lacking:
+        told = hint(lacking[0], map(str, frame.columns))
+        raise InputError(
+            f"{asking} names {', '.join(lacking)}; the table has {', '.join(map(str, frame.columns))}.{told}"
+        )
+    check_names([name for name in frame.columns if name in set(names)])
+
+
+def of_missing(frame: Any, names: Sequence[str]) -> list[str]:
+    """What is wrong with columns that miss values: a sentence, or nothing.
+
+    >>> of_missing(pd.DataFrame({"x": [1.0, None]}), ["x"])
+    ['The table misses values: 1 of x. Leave those rows out, table.dropna(), or impute them.']
+    """
+    counts = {name: int(frame[name].isna().sum()) for name in names}
+    found = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
+    return [f"The table misses values: {found}. Leave those rows out, table.dropna(), or impute them."] if found else []
+
+
+def complete(frame: Any, names: Sequence[str], asking: str = "The formula") -> None:
+    """Check that a table has columns, each once, without missing values.
+
+    Raises:
+        InputError: something that is no table, columns that it lacks or has twice, or missing values.
+    """
+    check_there(frame, names, asking)
+    refuse(of_missing(frame, names))
+
+
+_CODED = re.compile(r"\b[CST]\(\s*`?([^`,()]+?)`?\s*[,)]")  # the column of C(ward), C(ward, Sum)
+_ALONE = re.compile(r"\boffset\(\s*`?([^`()]+?)`?\s*\)")  # the column of offset(time)
+
+
+def of_formula(
+    formula: str,
+    frame: Any,
+    response: Sequence[str],
+    predictors: Sequence[str],
+    door: Door,
+    *,
+    comma: bool = False,
+    zeros: Sequence[str] = (),
+) -> Cleaned:
+    """Look at the cells of the columns that a formula names as response and predictors.
+
+    Args:
+        formula: the formula; a column that it codes, C(ward), is one of categories.
+        frame: the table.
+        response: the columns of the response; with a level, y[yes], they are classes.
+        predictors: the columns of the predictors.
+        door: the words of the remedies.
+        comma: whether decimals are behind commas elsewhere in the file.
+        zeros: columns with entries that a zero leads.
+
+    Returns:
+        The table, with notes and faults.
+
+    >>> table = pd.DataFrame({"y": [1.0, 2.0], "town": ["A", "B"], "pay": ["29,278", "980"]})
+    >>> of_formula("y ~ town + pay", table, ["y"], ["town", "pay"], FORMULA).frame.pay.tolist()
+    [29278.0, 980.0]
+    """
+    coded = set(_CODED.findall(formula))
+    comma = comma or has_commas(frame, [*response, *predictors])
+    left = [] if "[" in formula.partition("~")[0] else response
+    of_response = cleaned(frame, left, door._replace(as_categories="", keeps_texts=False), comma=comma)
+    rest = [name for name in predictors if name not in left]
+    found = cleaned(of_response.frame, rest, door, chosen=coded, comma=comma)
+    faults = [*of_response.faults, *found.faults]
+    for name in predictors:
+        column = found.frame[name]
+        texts = not is_number(column) and not isinstance(column.dtype, pd.CategoricalDtype)
+        if texts and name not in coded and not any(repr(name) in fault for fault in faults):
+            faults += of_levels(name, column.nunique(), door, chosen=False)
+    plain = [name for name in predictors if name not in coded]
+    notes = (*of_identifiers(found.frame, plain, door, zeros), *of_codes(found.frame, plain, door))
+    return Cleaned(found.frame, (*of_response.notes, *found.notes, *notes), tuple(faults))
+
+
+def offset_alone(formula: str) -> str | None:
+    """The column that a formula adds to the linear predictor as it is, or None.
+
+    >>> offset_alone("y ~ x + offset(time)"), offset_alone("y ~ x + offset(log(time))")
+    ('time', None)
+    """
+    found = _ALONE.search(formula)
+    return found[1] if found else None
+
+
+def check_finite(name: str, values: Array) -> None:
+    """Check that a term of a formula is finite, which the logarithm of a negative number is not.
+
+    Raises:
+        InputError: if it is not.
+
+    >>> check_finite("log(x)", np.ones((3, 1)))
+    """
+    bad = np.asarray(~np.isfinite(values.reshape(len(values), math.prod(values.shape[1:]))).all(1))
+    if bad.any():
+        raise InputError(
+            f"The term {name} of the formula is not finite in {bad.sum()} of {len(bad)} rows, the first of them row "
+            f"{int(bad.argmax())}, counted from 0. Check what it is computed from."
+        )
+
+
+def used(frame: Any) -> Any:
+    """The table without categories that no row has."""
+    kept = {
+        name: column.cat.remove_unused_categories() for name, column in frame.items() if str(column.dtype) == "category"
+    }
+    return frame.assign(**kept) if kept else frame
+
+
+def of_exposure(
+    name: str,
+    offset: Array,  # (N,)
+    y: Array,  # (N,)
+    remedy: str,
+) -> str | None:
+    """Ask whether an offset of a logarithmic link is an exposure of which no logarithm was taken.
+
+    The counts with one rate are fitted with the offset as it is and with its logarithm, in closed form; the question is
+    asked where the logarithm has the larger likelihood by more than `CLOSE` nats.
+
+    Args:
+        name: the column of the offset.
+        offset: its entries, (N,).
+        y: counts, (N,).
+        remedy: what to write, for the message.
+
+    Returns:
+        The question, or None.
+
+    >>> time = np.array([1.0, 40.0, 300.0, 7.0])
+    >>> of_exposure("time", time, 2 * time, "offset(log(time))")[:31]
+    'Did you mean offset(log(time))?'
+    """
+    offset, y = (np.asarray(part, dtype=np.float64) for part in (offset, y))
+    if len(offset) != len(y) or not (offset > 0).all() or not (y >= 0).all() or offset.min() == offset.max():
+        return None
+    if _profile(np.log(offset), y) <= _profile(offset, y) + CLOSE:
+        return None
+    return (
+        f"Did you mean {remedy}? As it is, {name} multiplies the mean by e^{name}, and the logarithm explains the "
+        "counts better."
+    )
+
+
+def _profile(offset: Array, y: Array) -> float:
+    """The log likelihood of Poisson counts with one rate at its largest, without what does not depend on the offset."""
+    top = offset.max()
+    return float(y @ offset - y.sum() * (top + math.log(np.exp(offset - top).sum())))
+
+
+def as_numbers(new: Any, names: Iterable[str]) -> Any:
+    """New rows with numbers in columns that held numbers in a fit, by the same reading of cells.
+
+    Args:
+        new: the new rows.
+        names: these columns.
+
+    Returns:
+        The new rows.
+
+    Raises:
+        InputError: texts in the place of numbers.
+
+    >>> as_numbers(pd.DataFrame({"x": ["1,250", "2"]}), ["x"]).x.tolist()
+    [1250.0, 2.0]
+    """
+    texts = [name for name in names if not is_number(new[name])]
+    found = cleaned(new, texts, COMMAND)
+    faults = []
+    for name in texts:
+        column = found.frame[name]
+        bad = column[pd.to_numeric(column, errors="coerce").isna() & column.notna()]
+        if len(bad):
+            faults.append(
+                f"column {name!r} held numbers when the model was fitted; got texts such as {bad.iloc[0]!r} in "
+                f"{len(bad)} of {len(column)} rows. Correct those rows."
+            )
+    refuse(faults)
+    empty = {name: np.nan for name in texts if not is_number(found.frame[name])}
+    return found.frame.assign(**empty)
+
+
+# ------------------------------------------------------------------------------------ estimators
+
+
+def numeric(X: Any) -> tuple[Any, tuple[str, ...]]:
+    """The covariates of an estimator as numbers; arrays and other tables than those of pandas as they are.
+
+    Args:
+        X: the rows, (n_samples, n_features).
+
+    Returns:
+        The rows, and notes of what one may not expect.
+
+    Raises:
+        InputError: columns of the same name, of dates, of numbers with units, or of texts.
+
+    >>> numeric(pd.DataFrame({"pay": ["29,278", "980"]}))[0].pay.tolist()
+    [29278.0, 980.0]
+    """
+    if pd is None or not isinstance(X, pd.DataFrame):
+        return X, ()
+    check_names(X.columns, "X")
+    found = cleaned(X, list(X.columns), FRAME, chosen=())
+    faults = list(found.faults)
+    for name in found.frame.columns:
+        column = found.frame[name]
+        if not is_number(column) and not any(repr(name) in fault for fault in faults) and column.notna().any():
+            faults.append(
+                f"column {name!r} holds texts such as {str(column.dropna().iloc[0])!r}, and an estimator takes "
+                "numbers: encode it first, as sklearn.preprocessing.OneHotEncoder(drop='first') does."
+            )
+    refuse(faults)
+    unnamed = [str(name) for name in X.columns if re.fullmatch(r"Unnamed: \d+(\.\d+)*", str(name))]
+    some = [f"column {name!r} had no name in its file, where it numbers the rows" for name in unnamed]
+    rest = [name for name in found.frame.columns if str(name) not in unnamed]
+    return found.frame, (
+        *found.notes,
+        *some,
+        *of_identifiers(found.frame, rest, FRAME),
+        *of_codes(found.frame, rest, FRAME),
+    )
+
+
+# ------------------------------------------------------------------------------------ files of text
+
+_LINES = 50  # that are looked at
+SEPARATORS = (",", ";", "\t", "|")
+_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}([.,]\d{3})+")
+_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_ENCODINGS = {"cp1252": "in Latin-1 (Windows-1252)", "utf-16": "in UTF-16"}
+_MAC_WORD = re.compile(r"[A-Za-z]+[€\x81‚ƒ†‡ˆ‰Š‹Œ\x8dŽ\x8f\x90˜™š›œ\x9džŸ][A-Za-z]+")
+
+
+class Dialect(NamedTuple):
+    """How the cells of a table of text are distinguished and read.
+
+    >>> dialect(b"age;dose\\n50;1,5\\n60;2,25\\n", ",", "a.csv")
+    Dialect(encoding='utf-8-sig', separator=';', decimal=',', skip=0, shifted=False, mac='')
+    """
+
+    encoding: str
+    separator: str
+    decimal: str
+    skip: int = 0  # lines before that of the names
+    shifted: bool = False  # all rows have more fields than there are names
+    mac: str = ""  # a word that is likelier in Mac Roman
+
+    def notes(self, usual: str) -> tuple[str, ...]:
+        """What is unlike a file in UTF-8 with the usual separator and decimal points."""
+        found = []
+        if self.separator != usual:
+            found.append(f"separated by {_NAMES.get(self.separator, repr(self.separator))}")
+        if self.decimal == ",":
+            found.append("with decimal commas")
+        if self.encoding in _ENCODINGS:
+            found.append(_ENCODINGS[self.encoding])
+        notes = (f"the table was read as {', '.join(found)}",) if found else ()
+        if not self.mac:
+            return notes
+        try:
+            other = self.mac.encode("cp1252").decode("mac_roman")
+        except UnicodeError:
+            return notes
+        return (*notes, f"{self.mac!r} would be {other!r} in Mac Roman: if it is that, save the table in UTF-8")
+
+
+def dialect(
+    start: bytes,  # the first lines of the file, whole
+    usual: str,  # the separator that the ending of its name stands for
+    name: str,
+) -> Dialect:
+    """Find how a table of text is written.
+
+    Args:
+        start: its first bytes, some dozens of lines.
+        usual: the separator that is kept where it fits.
+        name: the file, for messages.
+
+    Returns:
+        Its encoding, separator and decimal mark, and whether the first line is Excel's ``sep=;``.
+
+    Raises:
+        InputError: no line of column names, or two of the same name.
+    """
+    encoding = _encoding(start)
+    text = start.decode(encoding, errors="replace")
+    lines = [line for line in text.splitlines()[: _LINES + 1] if line.strip()]
+    said = re.fullmatch(r'"?sep=(.)"?[,;]*', lines[0].strip()) if lines else None
+    lines = lines[1:] if said else lines
+    separator = said[1] if said else _separator(lines, usual)
+    rows = list(csv.reader(lines, delimiter=separator, skipinitialspace=True))
+    if len(rows) > 1 and all(_NUMBER.fullmatch(cell.strip()) for cell in rows[0]):
+        names = separator.join(f"x{k + 1}" for k in range(min(3, len(rows[0]))))
+        raise InputError(
+            f"{name!r} has no line of column names: its first line is {lines[0][:60]!r}. Put a line in front with one "
+            f"name for each of the {len(rows[0])} columns, such as {names}."
+        )
+    if rows:
+        check_names(rows[0])
+    cells = [cell.strip() for row in rows[1:] for cell in row]
+    commas = separator != "," and any(_COMMA.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in cells)
+    points = any(_NUMBER.fullmatch(cell) and "." in cell and not _THOUSANDS.fullmatch(cell) for cell in cells)
+    mac = _MAC_WORD.search(text) if encoding == "cp1252" else None
+    decimal = "," if commas and not points else "."
+    shifted = len(rows) > 1 and all(len(row) > len(rows[0]) for row in rows[1:])
+    return Dialect(encoding, separator, decimal, int(bool(said)), shifted, mac[0] if mac else "")
+
+
+def _encoding(start: bytes) -> str:
+    """UTF-16 where its mark is in front, UTF-8 where the bytes are; a character that the end cuts does not count."""
+    if start[:2] in _MARKS:
+        return _MARKS[start[:2]]
+    try:
+        start.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if error.start < len(start) - 4:
+            return "cp1252"
+    return "utf-8-sig"
+
+
+def _separator(lines: Sequence[str], usual: str) -> str:
+    """Pick the separator that gives a constant number of columns and the most numeric cells."""
+    shares = {}
+    for mark in SEPARATORS:
+        rows = list(csv.reader(lines, delimiter=mark, skipinitialspace=True))
+        if rows and len(rows[0]) > 1 and all(len(row) == len(rows[0]) for row in rows):
+            cells = [cell.strip() for row in rows for cell in row]
+            shares[mark] = sum(bool(_NUMBER.fullmatch(cell)) for cell in cells) / len(cells)
+    return max(shares, key=lambda mark: (shares[mark], mark == usual), default=usual)
+
+
+Reading = Callable[..., Any]  # of a table of text by pandas, with further options
+
+
+def settled(frame: Any, found: Dialect, read: Reading, where: str) -> Any:
+    """A table as pandas has read it, after a look at what it reads as something else without a word.
+
+    Rows with more fields than names are refused, of which pandas takes the first field for an index; of fields that are
+    empty at the end of every line nothing is lost.  "NA" among codes of two letters stays, Namibia's.  Whole numbers
+    beyond 53 bits that became floating-point numbers, as a missing entry makes them, are read again as texts.
+
+    Args:
+        frame: as it was read.
+        found: how the file is written.
+        read: reads the file again, with other options.
+        where: the file, for messages.
+
+    Returns:
+        The table.
+
+    Raises:
+        InputError: rows with more fields than names.
+    """
+    if found.shifted or not isinstance(frame.index, pd.RangeIndex):
+        if not frame.iloc[:, -1].isna().all():
+            check_rows(frame, found, where)
+        frame = read(index_col=False)
+    for name in [name for name in frame.columns if not is_number(frame[name]) and frame[name].isna().any()]:
+        words = frame[name].dropna().unique()
+        if len(words) > 1 and all(re.fullmatch("[A-Z]{2}", str(word)) for word in words):
+            again = read(usecols=[name], dtype=str, keep_default_na=False, na_values=[""])[name]
+            if (again.dropna().str.strip().str.fullmatch("[A-Z]{2}")).all():
+                frame = frame.assign(**{name: again})
+    for name in frame.columns:
+        column = frame[name]
+        if column.dtype == np.float64 and (column.abs() >= 2**53).any() and column.isna().any():
+            again = read(usecols=[name], dtype=str)[name]
+            if again.dropna().str.strip().str.fullmatch(r"[-+]?\d+").all():
+                frame = frame.assign(**{name: again})
+    return frame
+
+
+def check_rows(frame: Any, found: Dialect, where: str) -> None:
+    """Check that the rows of a table that pandas has read have no more fields than there are names.
+
+    Raises:
+        InputError: they have, so that pandas took the first field for an index, and the others stand one place off.
+    """
+    if found.shifted or not isinstance(frame.index, pd.RangeIndex):
+        names, fields = frame.shape[1], frame.shape[1] + frame.index.nlevels
+        raise InputError(
+            f"the first line of {where} has {names} names, and its rows have {fields} fields. Give every field a "
+            "name: of names of rows, put a name and a separator in front of the first line; of decimal commas, "
+            "separate fields by semicolons."
+        )
+
+
+def led_by_zeros(frame: Any, read: Reading) -> tuple[str, ...]:
+    """The columns of whole numbers some of whose entries a zero leads in the file, such as zip codes."""
+    whole = [name for name in frame.columns if getattr(frame[name].dtype, "kind", "O") in "iu"]
+    again = read(usecols=whole, dtype=str) if whole else frame
+    return tuple(name for name in whole if again[name].str.strip().str.fullmatch(r"0\d+").any())
+
+
+ZERO = re.compile(rb"(?:^|[,;\t|\n\"])0\d+[,;\t|\r\n\"]")  # a cell that a zero leads
