@@ -565,7 +565,8 @@ class TestGeneralizedLinear:
                 torch.ones(5),
                 "bernoulli_logit",
                 "a Bernoulli family needs two classes in y; every one of the 5 targets is 1. "
-                "Check the target column, or that the split has both classes.",
+                "Check the target column, or that the split has both classes; of rows that come in batches name both, "
+                "classes=(0, 1).",
             ),
             (
                 y,

@@ -403,13 +403,13 @@ class TestFromMoments:
             CholeskyGaussian.from_moments(torch.zeros(3, 2), V)
 
     def test_not_a_number(self):
-        with pytest.raises(InputError, match="covariance must be positive definite"):
+        with pytest.raises(InputError, match="covariance must be finite; got 4 NaN or infinite of 4 entries"):
             CholeskyGaussian.from_moments(torch.zeros(2), torch.full((2, 2), torch.nan))
 
 
 def test_moments_that_are_not_finite():
     covariance = torch.tensor([[1.0, math.nan], [math.nan, 1.0]], dtype=DTYPE)
-    text = "covariance must be positive definite; its Cholesky factorisation failed. It is not finite."
+    text = "covariance must be finite; got 2 NaN or infinite of 4 entries."
     with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
         CholeskyGaussian.from_moments(torch.zeros(2, dtype=DTYPE), covariance)
 

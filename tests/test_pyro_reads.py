@@ -214,6 +214,7 @@ def test_a_reparametrised_latent_has_its_members_apart(centered):
     assert str(guide.structure).startswith("b_decentered: 1 coordinate for each member of groups (6)")
 
 
+@pytest.mark.filterwarnings("ignore:the model is given data and observes nothing")
 def test_plates_side_by_side_may_have_one_dimension():
     guide = AutoGaussian(side_by_side, structure="auto").setup(torch.randn(6))
     assert guide.structure.forest == arrow(groups=8, local=1, globals=1)

@@ -267,7 +267,9 @@ class ModelLogJoint(Target):
         """Not NaN at the initial point."""
         values = self.layout.constrained(self.initial)[0]
         trace = self.trace(values)
-        warn_of_sites(trace, [site.name for site in self.layout.sites], bool(self.args or self.kwargs))
+        warn_of_sites(
+            trace, [site.name for site in self.layout.sites], any(map(_are_data, (*self.args, *self.kwargs.values())))
+        )
         for site in random_sites(trace):
             if bool(site["log_prob"].isnan().any()):
                 raise InputError(
@@ -289,6 +291,12 @@ class ModelLogJoint(Target):
                     f"the support of the latent site {site.name!r} depends on other latents, and θ has one transform "
                     "a site. Scale or shift a site of fixed support instead."
                 )
+
+
+def _are_data(argument: object) -> bool:
+    """Whether an argument of a model holds more than one number."""
+    shape = getattr(argument, "shape", ())
+    return math.prod(shape) > 1 if isinstance(shape, tuple) else False
 
 
 def _writes(value: Tensor) -> int:

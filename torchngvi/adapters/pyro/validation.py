@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.distributions import Delta
 from pyro.distributions import is_validation_enabled as checks_distributions
 from pyro.infer.util import is_validation_enabled as checks_inference
 from pyro.poutine.trace_struct import Trace
@@ -61,22 +62,27 @@ def warn_of_sites(trace: Trace, latents: Collection[str], given: bool) -> None:
     Args:
         trace: one run of the model, without dimensions for draws.
         latents: the names of its latent sites.
-        given: whether the model has arguments; one without, such as a funnel, may be meant to observe nothing.
+        given: whether the model has data among its arguments; one without, as a funnel, may observe nothing.
     """
     sites = random_sites(trace)
     seen = [site for site in sites if site["is_observed"] and site["name"] not in latents]
     if given and sites and not seen:
         names = [site["name"] for site in sites]
         warnings.warn(
-            f"the model is given arguments and observes nothing: its sites {listed(names)} are all latent, so that the "
+            f"the model is given data and observes nothing: its sites {listed(names)} are all latent, so that the "
             "guide is fitted to the prior. Pass the data, obs=y, or pyro.condition by the name of a site.",
             stacklevel=2,
         )
     for site in seen:
         fn, value = site["fn"], site["value"]
-        if not isinstance(value, torch.Tensor):
+        base = getattr(fn, "base_dist", fn)
+        if not isinstance(value, torch.Tensor) or isinstance(
+            base, Delta
+        ):  # of pyro.deterministic, which has no density
             continue
         law = getattr(fn, "log_factor", None)
+        if law is None and value.numel() == 1:  # one number for all members is a way to write an observation
+            continue
         own = value.shape[: max(value.dim() - fn.event_dim, 0)] if law is None else law.shape
         for frame in site["cond_indep_stack"]:
             if not frame.vectorized or frame.size < 2:
