@@ -476,7 +476,7 @@ def test_flow_outside_its_support():
             lambda: OrthogonalFlow(torch.zeros(2), torch.eye(2), torch.zeros(2), 2 * torch.eye(2)),
             "W1 must be orthogonal",
         ),
-        (lambda: AffineCoupling(1), "needs two coordinates and one layer; got dim=1"),
+        (lambda: AffineCoupling(1), "dim is the number of coordinates and must be a whole number, at least 2; got 1"),
     ],
 )
 def test_starts_that_are_refused(build, message):

@@ -21,7 +21,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.flat import ControlVariate, GradientEstimator, Pathwise
 from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Posterior, StepSize
 from torchngvi.metrics import Preconditioner, Recursive
-from torchngvi.optim import Evaluation, NaturalGradientVI, pairs
+from torchngvi.optim import Evaluation, NaturalGradientVI, Watch, pairs
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.renamed import moved, renamed, warn_renamed
 from torchngvi.rules import RootGradient
@@ -70,6 +70,9 @@ class PreconditionedVI(NaturalGradientVI):
     >>> q.vector.round(decimals=6).tolist()  # a full natural step is exact
     [58.0, 144.0]
     """
+
+    # a preconditioner that is still an average of few draws sends the loss up a thousandfold, and brings it back
+    watch = Watch(climb=1e4)
 
     @moved(**_MOVED)
     @renamed(family="posterior", preconditioner="metric")
