@@ -504,7 +504,7 @@ def test_an_accelerator_is_not_waited_for(monkeypatch):
             self.asked += 1
             return self.counts if self.asked == 3 else None
 
-    monkeypatch.setattr(watching, "Pending", Late)
+    monkeypatch.setattr(watching, "Fetched", Late)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     pending, seen = None, []
     for step in range(8):

@@ -1,7 +1,6 @@
 """Lists of tensors that may not be finite, without a wait for a device."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,31 +27,6 @@ def all_finite(tensors: list[Tensor]) -> Tensor:
         return torch.tensor(all(math.isfinite(tensor.sum(dtype=dtype)) for tensor in tensors), device="cpu")
     norms = torch._foreach_norm(tensors, 2, dtype)
     return torch.stack([norm.to(norms[0]) for norm in norms]).isfinite().all()
-
-
-class Fetched:
-    """Numbers on their way from a device, which are read when they have arrived, without a wait for it.
-
-    Args:
-        numbers: a tensor.
-
-    >>> Fetched(torch.ones(2)).read()
-    [1.0, 1.0]
-    """
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._event: Any = None
-        if numbers.device.type == "cuda":
-            self._here = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
-            self._here.copy_(numbers, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        else:
-            self._here = numbers.cpu()
-
-    def read(self) -> Any:
-        """Return the numbers, or None as long as they have not arrived."""
-        return self._here.tolist() if self._event is None or self._event.query() else None
 
 
 def squared_norm(norms: list[Tensor]) -> Tensor:

@@ -9,13 +9,13 @@ from torch.optim import Optimizer
 
 from torchngvi.distributed import ranks
 from torchngvi.errors import InputError
-from torchngvi.networks.finite import Fetched
 from torchngvi.networks.layout import named_by
 from torchngvi.networks.likelihoods import Gaussian
 from torchngvi.networks.losses import find_scale_column, take_rows, tell_of_columns, tell_of_weights, weigh_labels
 from torchngvi.networks.optimizers import check_options, largest_lr, planned_share
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import called_by, warn_caller
+from torchngvi.numerics.host import Fetched
 
 _WITHOUT_RADIUS = 1.0  # the learning rate of weights that a radius limits, which no other parameter trains with
 _AFTER = 1.5  # of the planned steps, from which on a warning says that they are over

@@ -9,10 +9,11 @@ from torchngvi.arguments import is_number, read_number, read_tensor, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.messages import listed
+from torchngvi.numerics.host import Fetched
 from torchngvi.optim import pairs
 from torchngvi.optim.records import Report
 from torchngvi.optim.state import State, complete, converted
-from torchngvi.optim.watching import Pending, Seen, Watch, counted, read_later, speak
+from torchngvi.optim.watching import Seen, Watch, counted, read_later, speak
 from torchngvi.renamed import warn_renamed
 
 
@@ -35,7 +36,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     _warned = False  # of a step that was not taken
     _diverges = False  # and that was said
     watch: Watch = Watch()
-    _pending: dict[int, Pending | None]  # counts on their way from an accelerator
+    _pending: dict[int, Fetched | None]  # counts on their way from an accelerator
     _asked_ranks = False
     _repeats = False  # the closure was seen to give the same loss twice
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, may_be_asked
+from torchngvi.numerics.host import Fetched
 from torchngvi.optim import notices
 from torchngvi.optim.records import Evaluation, Heading
 from torchngvi.optim.state import State
@@ -70,21 +71,7 @@ class Seen(NamedTuple):
     lossless: bool  # the loss is not known, as after loss.backward()
 
 
-class Pending:
-    """Counts on their way from an accelerator to the host, which does not wait for them."""
-
-    def __init__(self, counts: Tensor) -> None:
-        self.host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True, device="cpu")
-        self.host.copy_(counts, non_blocking=True)
-        self.event = torch.cuda.Event()
-        self.event.record(torch.cuda.current_stream(counts.device))
-
-    def read(self) -> list[float] | None:
-        """The counts, once they have arrived."""
-        return self.host.tolist() if self.event.query() else None
-
-
-def read_later(counts: Tensor, pending: Pending | None) -> tuple[list[float] | None, Pending | None]:
+def read_later(counts: Tensor, pending: Fetched | None) -> tuple[list[float] | None, Fetched | None]:
     """Read counts where that costs nothing: on the CPU at once, on CUDA those of a step before, once they have arrived.
 
     Args:
@@ -99,9 +86,9 @@ def read_later(counts: Tensor, pending: Pending | None) -> tuple[list[float] | N
     if not counts.is_cuda or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return None, pending
     if pending is None:
-        return None, Pending(counts)
+        return None, Fetched(counts)
     known = pending.read()
-    return known, (Pending(counts) if known is not None else pending)
+    return known, (Fetched(counts) if known is not None else pending)
 
 
 def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | None:
