@@ -56,6 +56,7 @@ from torchngvi.errors import TorchngviError
 from torchngvi.methods import PreconditionedVI
 from torchngvi.posteriors import flat
 
+PACKAGE = os.path.dirname(ngvi.__file__) + os.sep
 SECONDS = 5.0  # of the processor, after which a call is said to have no end
 MEMORY = 4 << 30  # bytes beyond those that the process has mapped
 
@@ -1216,7 +1217,7 @@ def is_own(error: BaseException) -> bool:
     if isinstance(error, TypeError) and _SIGNATURE.search(str(error)):
         return True
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    inside = [k for k, file in enumerate(files) if f"{os.sep}torchngvi{os.sep}" in file]
+    inside = [k for k, file in enumerate(files) if file.startswith(PACKAGE)]
     if not inside:
         return False
     after = files[inside[-1] + 1 :]
@@ -1227,10 +1228,10 @@ def is_own(error: BaseException) -> bool:
 
 def place(error: BaseException) -> str:
     """The innermost line of the package that an error passed."""
-    inside = [f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}torchngvi{os.sep}" in f.filename]
+    inside = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(PACKAGE)]
     if not inside:
         return "outside"
-    return f"{inside[-1].filename.rsplit('torchngvi' + os.sep, 1)[-1]}:{inside[-1].lineno}"
+    return f"{inside[-1].filename.removeprefix(PACKAGE)}:{inside[-1].lineno}"
 
 
 def cases(only: str | None = None) -> list[tuple[str, str, str]]:
