@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 Numbers = dict[str, Any]  # floats, whole numbers, words, and lists of floats
-Ready = Callable[[], Numbers]  # what runs once the data and the model are made
+Found = Callable[[], Numbers]  # reads the numbers of what has run
+Ready = Callable[[], Found]  # runs, once the data and the model are made
 DTYPE = torch.float64
 
 
@@ -52,6 +53,21 @@ def of_fit(result: Any, q: Any = None) -> Numbers:
     }
 
 
+def of_verdict(verdict: Any) -> Numbers:
+    """What an examination has found."""
+    shape, sampled, effort = verdict.shape, verdict.sampled, verdict.effort
+    return {
+        "verdict": verdict.word,
+        "verdict table": str(verdict).splitlines(),
+        "linear response": flat(shape.log_sd),
+        "tails": flat(shape.tails),
+        "eigenvalue": flat(shape.eigenvalue),
+        "sampled sd": flat(sampled.corrected.sd),
+        "k-hat": [*flat(sampled.from_q.k_hat), *flat(sampled.corrected.k_hat)],
+        "effort": [effort.gradients, effort.values, effort.starts],
+    }
+
+
 def logistic_rows() -> tuple[torch.Tensor, torch.Tensor]:
     """Forty rows of three covariates, and whether a noisy sum of them is positive."""
     X = noise(40, 3)
@@ -63,9 +79,10 @@ def generalized_linear() -> Ready:
 
     X, y = logistic_rows()
 
-    def run() -> Numbers:
+    def run() -> Found:
         q = ngvi.CholeskyGaussian(3, dtype=DTYPE)
-        return of_fit(ngvi.fit(q, ngvi.GeneralizedLinear(X, y), tolerance=1e-6, progress=False))
+        result = ngvi.fit(q, ngvi.GeneralizedLinear(X, y), tolerance=1e-6, progress=False)
+        return lambda: of_fit(result)
 
     return run
 
@@ -79,21 +96,10 @@ def curved(theta: torch.Tensor) -> torch.Tensor:
 def log_joint() -> Ready:
     import torchngvi as ngvi
 
-    def run() -> Numbers:
+    def run() -> Found:
         q = ngvi.CholeskyGaussian(3, dtype=DTYPE)
         result = ngvi.fit(q, curved, progress=False)
-        verdict = result.verdict
-        shape, sampled, effort = verdict.shape, verdict.sampled, verdict.effort
-        return of_fit(result) | {
-            "verdict": verdict.word,
-            "verdict table": str(verdict).splitlines(),
-            "linear response": flat(shape.log_sd),
-            "tails": flat(shape.tails),
-            "eigenvalue": flat(shape.eigenvalue),
-            "sampled sd": flat(sampled.corrected.sd),
-            "k-hat": [*flat(sampled.from_q.k_hat), *flat(sampled.corrected.k_hat)],
-            "effort": [effort.gradients, effort.values, effort.starts],
-        }
+        return lambda: of_fit(result) | of_verdict(result.verdict)
 
     return run
 
@@ -108,16 +114,19 @@ def mixed() -> Ready:
     counts = torch.poisson(rate, torch.Generator().manual_seed(1)).int()
     table = pd.DataFrame({"seizures": counts.numpy(), "week": week.numpy(), "patient": patient.numpy()})
 
-    def run() -> Numbers:
+    def run() -> Found:
         result = ngvi.mixed("seizures ~ week + (1 | patient)", table, "poisson").fit(progress=False)
         shown = result.summary()
-        return of_fit(result.fit) | {
-            "log evidence": flat(result.log_evidence),
-            "coefficients": flat(shown.fixed.mean),
-            "their sds": flat(shown.fixed.sd),
-            "between patients": flat(shown.sd.mean),
-            "low": flat(shown.fixed.low),
-        }
+        return lambda: (
+            of_fit(result.fit)
+            | {
+                "log evidence": flat(result.log_evidence),
+                "coefficients": flat(shown.fixed.mean),
+                "their sds": flat(shown.fixed.sd),
+                "between patients": flat(shown.sd.mean),
+                "low": flat(shown.fixed.low),
+            }
+        )
 
     return run
 
@@ -139,13 +148,12 @@ def svgp() -> Ready:
     x = torch.linspace(-2, 2, 100, dtype=DTYPE)[:, None]
     y = torch.sin(3 * x[:, 0]) + 0.2 * noise(100)
 
-    def run() -> Numbers:
+    def run() -> Found:
         model, likelihood = Model(x[::10].clone()).double(), gp.likelihoods.GaussianLikelihood().double()
         result = train_svgp(model, likelihood, (x, y), rounds=3, progress=False)
-        learned = [
-            flat(parameter) for _, parameter in sorted((*model.named_parameters(), *likelihood.named_parameters()))
-        ]
-        return of_fit(result) | {"losses": result.losses, "parameters": sum(learned, [])}
+        named = sorted((*model.named_parameters(), *likelihood.named_parameters()))
+        learned = sum((flat(parameter) for _, parameter in named), [])
+        return lambda: of_fit(result) | {"losses": result.losses, "parameters": learned}
 
     return run
 
@@ -167,12 +175,11 @@ def guide() -> Ready:
         with pyro.plate("groups", len(dose)):
             pyro.sample("deaths", dist.Binomial(5, logits=a + b * dose), obs=deaths)
 
-    def run() -> Numbers:
+    def run() -> Found:
         pyro.clear_param_store()
         made = AutoGaussian(model)
-        found = of_fit(fit_guide(model, made, dose, deaths, options={"progress": False}), made.posterior)
-        pyro.clear_param_store()
-        return found
+        result = fit_guide(model, made, dose, deaths, options={"progress": False})
+        return lambda: of_fit(result, made.posterior)
 
     return run
 
@@ -184,11 +191,11 @@ def attached() -> Ready:
     start = {name: value.clone() for name, value in net.state_dict().items()}
     X, y = logistic_rows()
 
-    def run() -> Numbers:
+    def run() -> Found:
         net.load_state_dict(start)
         optimizer = torch.optim.AdamW(net.parameters(), lr=1.0, weight_decay=0.0)
         q = ngvi.network(net, num_data=len(X))
-        attachment = ngvi.attach(optimizer, q, steps=40)
+        ngvi.attach(optimizer, q, steps=40)
         losses = []
         for _ in range(40):
             optimizer.zero_grad()
@@ -196,15 +203,13 @@ def attached() -> Ready:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        found = {
+        return lambda: {
             "loss": losses[-5:],
             "draws": q.draw,
             "observed": q.observed,
             "mean": sum((flat(weight) for weight in net.parameters()), []),
             "probabilities": flat(q.predict(X[:3])),
         }
-        attachment.remove()
-        return found
 
     return run
 
@@ -212,7 +217,7 @@ def attached() -> Ready:
 def command_line() -> Ready:
     from torchngvi.cli import main
 
-    def run() -> Numbers:
+    def run() -> Found:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
             words = ["fit", "--data", "breast_cancer", "--prior-precision", "0.1", "--no-progress", "--out"]
             status = main([*words, folder + "/run"])
@@ -221,11 +226,8 @@ def command_line() -> Ready:
         left_out = ("seconds", "natural_gradient_norm")  # of the machine, and rounding alone
         numbers = {name: x for name, x in summary.items() if isinstance(x, int | float) and name not in left_out}
         table = [float(entry) for row in rows for entry in row.split(",")[1:]]
-        return (
-            {"status": status, "printed lines": len(said.getvalue().splitlines()), "columns": header}
-            | numbers
-            | {"table": table}
-        )
+        found = {"status": status, "printed lines": len(said.getvalue().splitlines()), "columns": header}
+        return lambda: found | numbers | {"table": table}
 
     return run
 
@@ -268,12 +270,12 @@ def methods() -> Iterator[tuple[str, Callable[[], Ready]]]:
     }
 
     def steps(name: str) -> Ready:
-        def run() -> Numbers:
+        def run() -> Found:
             make, chosen = options[name]
             q = make()
             optimizer = getattr(ngvi, name)(q, **chosen)
             losses = [optimizer.step(model) for _ in range(6)]
-            return {
+            return lambda: {
                 "loss": flat(torch.stack([torch.as_tensor(loss) for loss in losses])),
                 "coordinates": sum((flat(part) for part in q.coordinates), []),
             }
@@ -281,7 +283,7 @@ def methods() -> Iterator[tuple[str, Callable[[], Ready]]]:
         return run
 
     def von() -> Ready:
-        def run() -> Numbers:
+        def run() -> Found:
             net = torch.nn.Linear(3, 2).double()
             optimizer = ngvi.VON(net, len(X), steps=20)
             losses = []
@@ -291,7 +293,7 @@ def methods() -> Iterator[tuple[str, Callable[[], Ready]]]:
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
-            return {"loss": losses, "weights": sum((flat(weight) for weight in net.parameters()), [])}
+            return lambda: {"loss": losses, "weights": sum((flat(weight) for weight in net.parameters()), [])}
 
         return run
 
@@ -326,7 +328,12 @@ def same_results() -> Iterator[tuple[str, Callable[[], Ready]]]:
 
     def of(made: Callable[[], tuple[Any, Any]]) -> Ready:
         q, model = made()
-        return lambda: of_fit(fit(q, model, tolerance=1e-6, progress=False), q)
+
+        def run() -> Found:
+            result = fit(q, model, tolerance=1e-6, progress=False)
+            return lambda: of_fit(result, q)
+
+        return run
 
     made = dict(same_results.problems())
     yield from ((f"same results: {name}", lambda name=name: of(made[name])) for name in SAME)
@@ -357,7 +364,7 @@ def ready(make: Callable[[], Ready]) -> Ready:
     torch.manual_seed(0)
     run = make()
 
-    def seeded() -> Numbers:
+    def seeded() -> Found:
         torch.manual_seed(1)
         return run()
 
@@ -378,7 +385,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose names contain this")
     only = parser.parse_args().only
     with alone():
-        print(written({name: ready(make)() for name, make in cases().items() if only in name}))
+        print(written({name: ready(make)()() for name, make in cases().items() if only in name}))
 
 
 if __name__ == "__main__":
