@@ -242,6 +242,14 @@ SEVEN: dict[str, Callable[[], Ready]] = {
     "torchngvi fit --data": command_line,
 }
 
+# the packages that some of them need
+NEEDED = {
+    "mixed(formula, table)": ("formulae", "pandas"),
+    "train_svgp": ("gpytorch",),
+    "fit_guide": ("pyro",),
+    "torchngvi fit --data": ("sklearn", "pandas", "matplotlib", "rich"),
+}
+
 
 def methods() -> Iterator[tuple[str, Callable[[], Ready]]]:
     """Six steps of each method from one start."""

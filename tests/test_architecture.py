@@ -1,7 +1,8 @@
-"""The shape of the package, read from its source: levels, third parties, docstrings."""
+"""The shape of the package, read from its source: levels, third parties, docstrings, and how large it may be."""
 
 import ast
 import functools
+import importlib
 import pathlib
 import sys
 
@@ -9,6 +10,26 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "torchngvi"
 FILES = sorted(PACKAGE.rglob("*.py"))
+
+# How large the house may be, in the words of `python benchmarks/house.py`: a change that makes it smaller lowers these
+# to what it reaches, and one that raises a ceiling says in its message what the reader gets for it.
+CEILINGS = {
+    "package lines": 99_194,
+    "package files": 608,
+    "numeric constants at module level": 796,
+    "names of the front door": 83,
+    "test lines": 75_800,
+}
+# How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
+FILES_OF_A_PATH = {
+    "fit(q, GeneralizedLinear)": 61,
+    "fit(q, log_joint)": 82,
+    "mixed(formula, table)": 119,
+    "train_svgp": 64,
+    "fit_guide": 98,
+    "attach": 23,
+    "torchngvi fit --data": 122,
+}
 
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
 LEVELS = [
@@ -259,3 +280,87 @@ def test_sizes_are_measured(tmp_path, monkeypatch):
     names = ", ".join(f"a{k}" for k in range(12))
     (tmp_path / "wide.py").write_text(f"def f({names}): ...\ndef _g({names}): ...\ndef h(a): ...\n")
     assert dict(too_large(tmp_path / "wide.py")) == {"wide.py: f": "12 arguments, at most 11"}
+
+
+def counting():
+    """The functions that count, of a clone."""
+    return pytest.importorskip("benchmarks.house", reason="needs the benchmarks of a clone: run python -m pytest there")
+
+
+@functools.cache
+def counted():
+    return counting().count(PACKAGE.parent)
+
+
+@pytest.mark.parametrize("what", CEILINGS)
+def test_the_house_is_no_larger(what):
+    counting()
+    assert counted()[what] <= CEILINGS[what], "take as much away as was added; python benchmarks/house.py shows where"
+
+
+@pytest.mark.parametrize("name", FILES_OF_A_PATH)
+def test_a_path_runs_no_more_files(name):
+    house, golden = counting(), importlib.import_module("benchmarks.golden")
+    for package in golden.NEEDED.get(name, ()):
+        pytest.importorskip(package)
+    with golden.alone():
+        found = house.traced(golden.ready(golden.SEVEN[name]), PACKAGE)
+    assert 0 < found["files run"] <= FILES_OF_A_PATH[name]
+
+
+def test_all_paths_have_a_ceiling():
+    counting()
+    assert list(FILES_OF_A_PATH) == list(importlib.import_module("benchmarks.golden").SEVEN)
+
+
+def test_the_house_is_counted(tmp_path):
+    """A tree of which every count is known; names of others, defaults that are usual and bare docstrings count less."""
+    house = counting()
+    package = tmp_path / "torchngvi"
+    (package / "adapters" / "host").mkdir(parents=True)
+    (tmp_path / "tests").mkdir()
+    (package / "__init__.py").write_text('from torchngvi.parts import Shown\n\n__all__ = ["Shown"]\n')
+    (package / "adapters" / "host" / "one.py").write_text("A, B = 3, -4.0\nGRID = (1, 5)\nC: int = 10**6\nD = True\n")
+    (package / "parts.py").write_text(
+        '''"""Parts."""
+
+import ast
+
+
+class Shown:
+    """A class."""
+
+    size = 7
+
+    def seen(self, a=3, b=1):
+        """What is
+        public."""
+        return 2 * a + 9 - (lambda c=8: c + 0.25)()  # one
+
+    def _hidden(self):
+        """A line."""
+
+
+def alone():
+    """Two
+    lines."""
+'''
+    )
+    (tmp_path / "tests" / "test_it.py").write_text("class TestIt:\n    def test_a(self): ...\n\ndef test_b(): ...\n")
+    found = house.count(tmp_path)
+    expected = {
+        "package lines": 29,
+        "package files": 3,
+        "package lines of code": 11,
+        "docstring lines of what is not exported": 3,
+        "numeric constants at module level": 3,
+        "numbers in tuples and tables at module level": 2,
+        "numeric constants of classes": 1,
+        "numbers as defaults": 2,
+        "numbers in bodies": 3,
+        "names of the front door": 1,
+        "test lines": 4,
+        "test functions": 2,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert {name: room["files"] for name, room in house.count_rooms(tmp_path).items()} == {"adapters/host": 1, "top": 2}

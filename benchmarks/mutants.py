@@ -1,0 +1,345 @@
+"""Errors planted in the parts of the library, one at a time, and whether the check of the part finds each.
+
+    python benchmarks/mutants.py [NAME ...] [--each 2] [--json FILE]
+    python benchmarks/mutants.py --against benchmarks/mutants.json
+
+A NAME is a kind (rule, estimator, metric, ...), a part (Retraction) or a file or folder (torchngvi/rules).  The parts
+and the check of each are those of `tests/test_conformance.py`; a base class is judged by the checks of the parts that
+derive from it.  Mutated are the methods of the class and the functions of its file that it uses: a sign, an operator, a
+numeric literal, a comparison, or `and` for `or`.  A mutant is drawn by the text of its function, so that the same
+function has the same mutants in whichever file it stands.  Nothing is written into the tree: each runs in a process
+that is forked from this one, with the code of that function replaced.
+
+``--against`` runs those of an earlier record that were killed, found again by the text of the function or else of the
+statement, and ends with the status 1 where one of them lives now.
+"""
+
+import argparse
+import ast
+import copy
+import functools
+import gc
+import hashlib
+import json
+import os
+import resource
+import signal
+import sys
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TREE = Path(__file__).resolve().parents[1]
+PACKAGE = TREE / "torchngvi"
+SECONDS = 60  # after which a mutant that runs on counts as killed
+JUDGES = 3  # parts whose checks judge a base class
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+SWAPPED: dict[type, type] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+
+
+class Part(NamedTuple):
+    """A class of the library, and the calls that check it."""
+
+    kind: str
+    name: str
+    path: Path
+    checks: tuple[Callable[[], None], ...]
+
+
+class Mutant(NamedTuple):
+    """One change of a function: the place in its syntax tree, and what it is to a reader."""
+
+    part: str
+    key: str  # of the function's text and the change
+    function: str
+    before: str
+    after: str
+    path: Path
+    line: int  # of the function
+    place: int  # among the nodes of the function that can be changed
+
+
+def parts() -> dict[str, Part]:
+    """Every part and its bases, by name, with the checks of `test_conformance`."""
+    home = next((TREE / "tests").rglob("test_conformance.py"))
+    sys.path[:0] = [str(TREE), *{str(path.parent) for path in (TREE / "tests").rglob("*.py")}]
+    import test_conformance as conformance
+    import torch
+
+    torch.set_num_threads(1)
+    assert Path(conformance.__file__) == home
+    found: dict[str, Part] = {}
+    judges: dict[type, list[tuple[str, Callable[[], None]]]] = {}
+    for check, table, _ in conformance.PRODUCT:
+        kind = check.__name__.removeprefix("check_").split("_of_")[0]
+        for cls, factories in sorted(table.items(), key=lambda item: item[0].__name__):
+            calls = tuple(functools.partial(check, factory) for factory in factories)
+            found[f"{kind}: {cls.__name__}"] = Part(kind, cls.__name__, source(cls), calls)
+            for base in cls.__mro__[1:]:
+                if base.__module__.startswith("torchngvi") and source(base) != source(cls):
+                    judges.setdefault(base, []).append((kind, calls[0]))
+    known = {(part.name, part.path) for part in found.values()}
+    for base, calls in judges.items():
+        if (base.__name__, source(base)) not in known:
+            kind = calls[0][0]
+            found[f"{kind}: {base.__name__}"] = Part(
+                kind, base.__name__, source(base), tuple(call for _, call in calls[:JUDGES])
+            )
+    return found
+
+
+def source(cls: type) -> Path:
+    """The file of a class."""
+    return Path(sys.modules[cls.__module__].__file__ or "")
+
+
+@functools.cache
+def module(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The functions and methods that are nested in no other, by qualified name."""
+    for node in body:
+        if isinstance(node, FUNCTION):
+            yield f"{prefix}{node.name}", node  # type: ignore[misc]
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node.body, f"{prefix}{node.name}.")
+
+
+def scope(part: Part) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The methods of a class, and the functions of its file that it uses, directly or not."""
+    everything = dict(functions(module(part.path).body))
+    mine = {name for name in everything if name.startswith(f"{part.name}.")}
+    left = list(mine)
+    while left:
+        for node in ast.walk(everything[left.pop()]):
+            if isinstance(node, ast.Name) and node.id in everything and node.id not in mine:
+                mine.add(node.id)
+                left.append(node.id)
+    yield from ((name, node) for name, node in everything.items() if name in mine)
+
+
+def bare(function: ast.FunctionDef) -> ast.FunctionDef:
+    """A copy without docstrings and annotations of what is returned."""
+    stripped = copy.deepcopy(function)
+    for node in ast.walk(stripped):
+        if isinstance(node, FUNCTION) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return stripped
+
+
+def places(function: ast.FunctionDef) -> list[tuple[ast.AST, ast.stmt]]:
+    """The nodes that can be changed, in the order of the text, each with its statement."""
+    found: list[tuple[ast.AST, ast.stmt]] = []
+
+    def visit(node: ast.AST, within: ast.stmt) -> None:
+        within = node if isinstance(node, ast.stmt) else within
+        number = isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True
+        number = number and node.value is not False  # type: ignore[attr-defined]
+        minus = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+        operator = getattr(node, "op", None) or (node.ops[0] if isinstance(node, ast.Compare) else None)
+        if number or minus or type(operator) in SWAPPED:
+            found.append((node, within))
+        for each in ast.iter_child_nodes(node):
+            visit(each, within)
+
+    for statement in function.body:
+        if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):  # a docstring
+            visit(statement, statement)
+    return found
+
+
+def change(node: Any) -> None:
+    """Plant the error."""
+    if isinstance(node, ast.Constant):
+        node.value = node.value + 1 if isinstance(node.value, int) else 1.25 * node.value + (node.value == 0)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node.op = ast.UAdd()
+    elif isinstance(node, ast.Compare):
+        node.ops[0] = SWAPPED[type(node.ops[0])]()
+    else:
+        node.op = SWAPPED[type(node.op)]()
+
+
+def headline(statement: ast.stmt) -> str:
+    """The first line of a statement."""
+    return ast.unparse(statement).splitlines()[0]
+
+
+def mutants(part: str, path: Path, name: str, function: ast.FunctionDef) -> Iterator[Mutant]:
+    """All mutants of a function."""
+    text = ast.unparse(bare(function))
+    for place in range(len(places(function))):
+        mutated = copy.deepcopy(function)
+        node, statement = places(mutated)[place]
+        before = headline(statement)
+        change(node)
+        after = headline(statement)
+        key = hashlib.sha256(f"{text}\n{place}\n{ast.unparse(node)}".encode()).hexdigest()[:16]
+        yield Mutant(part, key, name, before, after, path, function.lineno, place)
+
+
+def drawn(name: str, part: Part, each: int) -> list[Mutant]:
+    """As many mutants of a part as are asked for, by their keys, and not two of one statement."""
+    found: dict[str, Mutant] = {}
+    everything = [m for own, function in scope(part) for m in mutants(name, part.path, own, function)]
+    for mutant in sorted(everything, key=lambda mutant: mutant.key):
+        if len(found) < each and "Error(" not in mutant.before:  # the words of a refusal
+            found.setdefault(mutant.before, mutant)
+    return list(found.values())
+
+
+def replaced(mutant: Mutant) -> int:
+    """Put the code of a mutant in the place of its function, in this process; how many functions had that code."""
+    tree = copy.deepcopy(module(mutant.path))
+    function = next(f for name, f in functions(tree.body) if name == mutant.function and f.lineno == mutant.line)
+    change(places(function)[mutant.place][0])
+    codes = [compile(tree, str(mutant.path), "exec")]
+    first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+
+    def same(code: types.CodeType) -> bool:
+        where = (code.co_filename, code.co_qualname, code.co_firstlineno)
+        return where == (str(mutant.path), mutant.function, first)
+
+    new = next(code for code in codes if same(code))
+    old = [each for each in gc.get_objects() if isinstance(each, types.FunctionType) and same(each.__code__)]
+    for each in old:
+        each.__code__ = new
+    return len(old)
+
+
+def forked(work: Callable[[], str]) -> str:
+    """What work returns in a process of its own, or "killed" where it raises, ends or does not end."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        signal.alarm(SECONDS)
+        warnings.simplefilter("ignore")
+        try:
+            os.write(writing, work().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as result:
+        found = result.read()
+    os.waitpid(child, 0)
+    return found or "killed"
+
+
+def judged(mutant: Mutant | None, part: Part) -> str:
+    """What the checks of a part say: "survived" or "killed"; without a mutant they ought to say the first."""
+
+    def work() -> str:
+        import torch
+
+        torch.manual_seed(0)
+        if mutant is not None and not replaced(mutant):
+            return "not found"
+        for check in part.checks:
+            check()
+        return "survived"
+
+    return forked(work)
+
+
+def chosen(everything: dict[str, Part], names: list[str]) -> dict[str, Part]:
+    """The parts of the kinds, names, files and folders that are asked for; all without any."""
+    folders = [Path(name).resolve() for name in names if Path(name).exists()]
+
+    def asked(part: Part) -> bool:
+        return part.kind in names or part.name in names or any(part.path.is_relative_to(each) for each in folders)
+
+    return {name: part for name, part in everything.items() if not names or asked(part)}
+
+
+def again(record: dict[str, Any], everything: dict[str, Part]) -> Iterator[tuple[Mutant | None, dict[str, Any]]]:
+    """The mutants of a record that were killed, as they are now; None where the statement is gone."""
+    killed = [entry for entry in record["mutants"] if entry["result"] == "killed"]
+    wanted = {entry["function"].rpartition(".")[2] for entry in killed}
+    by_key: dict[str, Mutant] = {}
+    by_text: dict[tuple[str, str, str], Mutant] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name, function in functions(module(path).body):
+            if function.name in wanted:
+                for mutant in mutants("", path, name, function):
+                    by_key.setdefault(mutant.key, mutant)
+                    by_text.setdefault((function.name, mutant.before, mutant.after), mutant)
+    for entry in killed:
+        last = entry["function"].rpartition(".")[2]
+        found = by_key.get(entry["key"]) or by_text.get((last, entry["before"], entry["after"]))
+        yield (found if entry["part"] in everything else None), entry
+
+
+def shown(mutant: Mutant | dict[str, Any]) -> str:
+    part, function, before, after = (
+        (mutant[name] if isinstance(mutant, dict) else getattr(mutant, name))
+        for name in ("part", "function", "before", "after")
+    )
+    return f"  {part}, {function}\n    - {before}\n    + {after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="kinds, parts, files or folders; all without any")
+    parser.add_argument("--each", type=int, default=2, help="mutants of each part (2)")
+    parser.add_argument("--json", type=Path, help="a file for the record")
+    parser.add_argument("--against", type=Path, help="an earlier record, of which those killed are run again")
+    given = parser.parse_args()
+    everything = parts()
+    wanted = chosen(everything, given.names)
+    if given.against is not None:
+        pairs = list(again(json.loads(given.against.read_text()), wanted))
+        gone = [entry for mutant, entry in pairs if mutant is None]
+        alive = [entry for mutant, entry in pairs if mutant and judged(mutant, wanted[entry["part"]]) != "killed"]
+        print(f"{len(pairs)} were killed before; {len(pairs) - len(gone) - len(alive)} still are, {len(gone)} are gone")
+        print("\n".join(["gone, as their statement is:", *map(shown, gone)]) if gone else "")
+        print("\n".join(["ALIVE NOW:", *map(shown, alive)]) if alive else "none that died before lives")
+        return int(bool(alive))
+    results: list[tuple[Mutant, str]] = []
+    for name, part in wanted.items():
+        planted = drawn(name, part, given.each)
+        if planted and judged(None, part) != "survived":
+            raise SystemExit(f"{name} does not pass its check without a mutant")
+        results += [(mutant, judged(mutant, part)) for mutant in planted]
+        print(f"{name:<42}" + ", ".join(result for mutant, result in results if mutant.part == name), flush=True)
+    total, killed = (Counter(m.part.partition(":")[0] for m, r in results if r != kept) for kept in ("", "survived"))
+    print("\nkilled, by kind: " + ", ".join(f"{kind} {killed[kind]}/{n}" for kind, n in total.items()))
+    survivors = [mutant for mutant, result in results if result == "survived"]
+    print("\n".join([f"{len(survivors)} of {len(results)} survive:", *map(shown, survivors)]))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{used.ru_utime + used.ru_stime:.0f} processor seconds of checks")
+    if given.json is not None:
+        names = ("part", "key", "function", "before", "after")
+        rows = [{**{name: getattr(m, name) for name in names}, "result": result} for m, result in results]
+        lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows)
+        given.json.write_text(f'{{"mutants": [\n{lines}\n]}}\n', encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
