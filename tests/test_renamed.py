@@ -1,14 +1,18 @@
 """Old names: each is understood, warns at the line that uses it, and gives what the new name gives."""
 
+import importlib
 import inspect
 import pathlib
 import re
+import sys
 import warnings
 
 import pytest
 import torch
 
+import torchngvi
 from torchngvi import CholeskyGaussian, MixedModel, NaturalGaussian, ifvb, stepsizes
+from torchngvi import renamed as tables_of_release
 from torchngvi.errors import InputError
 from torchngvi.fitting import Evaluations, engine
 from torchngvi.fitting.loop import Loop
@@ -165,3 +169,49 @@ def test_the_prior_of_the_covariance_of_a_mixed_model():
     model = MixedModel(X, [3, 4, 0, 1, 2, 6], (X, [0, 0, 1, 1, 2, 2]), "poisson_log")
     with pytest.warns(FutureWarning, match="MixedModel: precision is now called covariance_prior"):
         assert model.precision is model.covariance_prior
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """Tables with a row each, whatever the release has moved."""
+    monkeypatch.setitem(tables_of_release.MODULES, "torchngvi.words_of_old", "torchngvi.words")
+    monkeypatch.setitem(tables_of_release.GONE, "torchngvi.studies_of_old", "run python -m examples.papers in a clone")
+    yield
+    sys.modules.pop("torchngvi.words_of_old", None)
+    vars(torchngvi).pop("words_of_old", None)
+
+
+def test_an_old_path_is_the_module_that_holds_its_content(tables):
+    with pytest.warns(FutureWarning, match="torchngvi.words_of_old is now torchngvi.words"):
+        found = importlib.import_module("torchngvi.words_of_old")
+    assert found is importlib.import_module("torchngvi.words")
+    assert found.__name__ == "torchngvi.words"  # the module keeps its own name and spec
+    assert found.__spec__.name == "torchngvi.words"
+    assert torchngvi.words_of_old is found
+
+
+def test_a_path_that_is_gone_says_what_to_use(tables):
+    with pytest.raises(ModuleNotFoundError, match="is gone: run python -m examples.papers in a clone"):
+        importlib.import_module("torchngvi.studies_of_old")
+
+
+def test_any_other_path_is_not_found():
+    with pytest.raises(ModuleNotFoundError, match="No module named 'torchngvi.no_such_module'"):
+        importlib.import_module("torchngvi.no_such_module")
+
+
+@pytest.mark.parametrize(("old", "new"), sorted(tables_of_release.MODULES.items()))
+def test_each_row_of_modules(old, new):
+    sys.modules.pop(old, None)
+    with pytest.warns(FutureWarning, match="is understood in this release only"):
+        assert importlib.import_module(old) is importlib.import_module(new)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in tables_of_release.NAMES.items() for name in names]
+)
+def test_each_name_that_left_the_front_door(module, name):
+    with pytest.warns(FutureWarning, match=f"torchngvi.{name} is now {module}.{name}"):
+        found = getattr(torchngvi, name)
+    assert found is getattr(importlib.import_module(module), name)
+    assert name not in torchngvi.__all__

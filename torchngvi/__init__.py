@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torchngvi.extras import needing
+from torchngvi.renamed import NAMES, find_moved_name, install_finder
 
 if TYPE_CHECKING:
     from torchngvi import errors, expectations, fitting, ifvb, models, networks, posteriors, rules, stepsizes
@@ -209,6 +210,8 @@ _HOMES = {
     "torchngvi.stepsizes": ("Constant", "KLRadius", "SufficientDecrease"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
+_MOVED = {name for names in NAMES.values() for name in names}
+install_finder()
 
 
 def __getattr__(name: str) -> Any:
@@ -216,6 +219,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         with needing(f"torchngvi.{name}", "cli"):  # of `load`; the modules of adapters name their own
             found = getattr(import_module(_HOME[name]), name)
+    elif name in _MOVED:
+        return find_moved_name(name)
     elif name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:

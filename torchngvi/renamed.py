@@ -1,23 +1,77 @@
-"""Names that have changed: for one release the old spelling works, and warns; or a sentence says where it is now."""
+"""Names that have changed: for one release the old spelling works, and warns; or a sentence says where it is now.
+
+The tables of this release are here, and only here: modules that were merged into others, modules that left the
+package, and names that left the front door for the module that they belong to.
+"""
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
 
 from torchngvi.errors import InputError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# the old path of a module, and that of the module which holds its content now
+MODULES: dict[str, str] = {}
+
+# the path of a module that is gone, and what to use in its place, as the end of a sentence
+GONE: dict[str, str] = {}
+
+# the names that left `torchngvi`, by the public module that has them
+NAMES: dict[str, tuple[str, ...]] = {}
+
+
+def find_moved_name(name: str) -> Any:
+    """Return what ``torchngvi.name`` was, with a warning that says where it is now."""
+    home = {moved: module for module, names in NAMES.items() for moved in names}[name]
+    new = f"{home}.{name}"
+    warnings.warn(
+        f"torchngvi.{name} is now {new}. The old name is understood in this release only; write {new}.",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return getattr(import_module(home), name)
+
+
+class MovedModules(MetaPathFinder, Loader):
+    """The finder of the modules of `MODULES` and `GONE`, which is asked before all others."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return a spec for a path of the tables, and None for any other."""
+        if fullname in GONE:
+            raise ModuleNotFoundError(f"{fullname} is gone: {GONE[fullname]}.", name=fullname)
+        return ModuleSpec(fullname, self) if fullname in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave the making of a placeholder to Python; `exec_module` replaces it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module that holds the content in the place of the placeholder."""
+        old, new = module.__name__, MODULES[module.__name__]
+        warnings.warn(
+            f"{old} is now {new}. The old path is understood in this release only; import {new}.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        sys.modules[old] = import_module(new)
+
+
+def install_finder() -> None:
+    """Let imports of moved modules find their content."""
+    if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, MovedModules())
+
 
 def warn_renamed(where: str, old: str, new: str) -> None:
     """Warn that a name has changed, at the line that still uses the old one: the caller of the caller.
-
-    Args:
-        where: the class or function, for the message.
-        old: the old name.
-        new: the new name.
 
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
@@ -34,15 +88,6 @@ def warn_renamed(where: str, old: str, new: str) -> None:
 
 def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator by which a function takes the old names of its keyword arguments, too, with a warning.
-
-    Args:
-        names: old name to new name.
-
-    Returns:
-        The decorator.
-
-    Raises:
-        InputError: on a call, both spellings of one argument.
 
     >>> @renamed(size="dim")
     ... def zeros(dim):
@@ -72,15 +117,6 @@ def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def moved(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator by which a function refuses keyword arguments that it had once, and says where each is now.
-
-    Args:
-        places: old name to what one writes in its place.
-
-    Returns:
-        The decorator.
-
-    Raises:
-        InputError: on a call, one of the old names.
 
     >>> @moved(radius="step_size=KLRadius(...)")
     ... def fitted(step_size=None):
