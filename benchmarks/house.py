@@ -250,7 +250,7 @@ def count_cases(tree: Path) -> int:
 
 
 def traced(run: Callable[[], Any], package: Path) -> Counts:
-    """What of a package runs in a call, apart from the bodies of modules that are imported meanwhile."""
+    """What of a package runs in a call, apart from the imports meanwhile."""
     running: set[str] = set()
     stack: list[str] = []  # the rooms of the functions of the package that are running now
     importing = deepest = crossings = 0
@@ -259,17 +259,19 @@ def traced(run: Callable[[], Any], package: Path) -> Counts:
     def watch(frame: Any, event: str, _: Any) -> None:
         nonlocal importing, deepest, crossings
         name = frame.f_code.co_filename
-        if event not in ("call", "return") or not name.startswith(start):
+        if event not in ("call", "return"):
             return
-        if frame.f_code.co_name == "<module>":
+        if name.startswith("<frozen importlib"):
             importing += 1 if event == "call" else -1
-        elif not importing and event == "call":
+        elif importing or not name.startswith(start):
+            return
+        elif event == "call":
             running.add(name)
             now = room(Path(name[len(start) :]))
             crossings += bool(stack) and stack[-1] != now
             stack.append(now)
             deepest = max(deepest, len(stack))
-        elif not importing and stack:
+        elif stack:
             stack.pop()
 
     sys.setprofile(watch)
