@@ -29,88 +29,88 @@ Ready = Callable[[], Found]  # runs, once the data and the model are made
 DTYPE = torch.float64
 
 
-def flat(values: Any) -> list[float]:
+def to_floats(values: Any) -> list[float]:
     """The entries of a tensor, an array or a number, as floats."""
     return torch.as_tensor(values, dtype=DTYPE).detach().reshape(-1).tolist()
 
 
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+def draw_noise(*shape: int, seed: int = 0) -> torch.Tensor:
     """Standard normal numbers in double precision."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DTYPE)
 
 
-def of_fit(result: Any, q: Any = None) -> Numbers:
+def read_fit(result: Any, q: Any = None) -> Numbers:
     """What a fit has found: loss, counts, means and standard deviations."""
     q = result.posterior if q is None else q
     return {
-        "loss": flat(result.loss),
+        "loss": to_floats(result.loss),
         "evaluations": result.evaluations,
         "gradients": result.gradients,
         "values": result.values,
         "converged": bool(result.converged),
-        "mean": flat(q.mean),
-        "sd": flat(q.stddev),
+        "mean": to_floats(q.mean),
+        "sd": to_floats(q.stddev),
     }
 
 
-def of_verdict(verdict: Any) -> Numbers:
+def read_verdict(verdict: Any) -> Numbers:
     """What an examination has found."""
     shape, sampled, effort = verdict.shape, verdict.sampled, verdict.effort
     return {
         "verdict": verdict.word,
         "verdict table": str(verdict).splitlines(),
-        "linear response": flat(shape.log_sd),
-        "tails": flat(shape.tails),
-        "eigenvalue": flat(shape.eigenvalue),
-        "sampled sd": flat(sampled.corrected.sd),
-        "k-hat": [*flat(sampled.from_q.k_hat), *flat(sampled.corrected.k_hat)],
+        "linear response": to_floats(shape.log_sd),
+        "tails": to_floats(shape.tails),
+        "eigenvalue": to_floats(shape.eigenvalue),
+        "sampled sd": to_floats(sampled.corrected.sd),
+        "k-hat": [*to_floats(sampled.from_q.k_hat), *to_floats(sampled.corrected.k_hat)],
         "effort": [effort.gradients, effort.values, effort.starts],
     }
 
 
-def logistic_rows() -> tuple[torch.Tensor, torch.Tensor]:
+def make_logistic_rows() -> tuple[torch.Tensor, torch.Tensor]:
     """Forty rows of three covariates, and whether a noisy sum of them is positive."""
-    X = noise(40, 3)
-    return X, (X.sum(-1) + noise(40, seed=1) > 0).double()
+    X = draw_noise(40, 3)
+    return X, (X.sum(-1) + draw_noise(40, seed=1) > 0).double()
 
 
-def generalized_linear() -> Ready:
+def prepare_generalized_linear() -> Ready:
     import torchngvi as ngvi
 
-    X, y = logistic_rows()
+    X, y = make_logistic_rows()
 
     def run() -> Found:
         q = ngvi.CholeskyGaussian(3, dtype=DTYPE)
         result = ngvi.fit(q, ngvi.GeneralizedLinear(X, y), tolerance=1e-6, progress=False)
-        return lambda: of_fit(result)
+        return lambda: read_fit(result)
 
     return run
 
 
-def curved(theta: torch.Tensor) -> torch.Tensor:
+def curved_log_joint(theta: torch.Tensor) -> torch.Tensor:
     """A density with a bend and a scale, which a Gaussian only just fits."""
     x, y, z = theta.unbind(-1)
     return -0.5 * x.square() - 0.5 * (y - 0.3 * x.square()).square() - z.exp() + 2 * z
 
 
-def log_joint() -> Ready:
+def prepare_log_joint() -> Ready:
     import torchngvi as ngvi
 
     def run() -> Found:
         q = ngvi.CholeskyGaussian(3, dtype=DTYPE)
-        result = ngvi.fit(q, curved, progress=False)
-        return lambda: of_fit(result) | of_verdict(result.verdict)
+        result = ngvi.fit(q, curved_log_joint, progress=False)
+        return lambda: read_fit(result) | read_verdict(result.verdict)
 
     return run
 
 
-def mixed() -> Ready:
+def prepare_mixed() -> Ready:
     import pandas as pd
 
     import torchngvi as ngvi
 
     week, patient = torch.arange(5, dtype=DTYPE).repeat(20), torch.arange(20).repeat_interleave(5)
-    rate = torch.exp(1.0 - 0.2 * week + 0.5 * noise(20)[patient])
+    rate = torch.exp(1.0 - 0.2 * week + 0.5 * draw_noise(20)[patient])
     counts = torch.poisson(rate, torch.Generator().manual_seed(1)).int()
     table = pd.DataFrame({"seizures": counts.numpy(), "week": week.numpy(), "patient": patient.numpy()})
 
@@ -118,20 +118,20 @@ def mixed() -> Ready:
         result = ngvi.mixed("seizures ~ week + (1 | patient)", table, "poisson").fit(progress=False)
         shown = result.summary()
         return lambda: (
-            of_fit(result.fit)
+            read_fit(result.fit)
             | {
-                "log evidence": flat(result.log_evidence),
-                "coefficients": flat(shown.fixed.mean),
-                "their sds": flat(shown.fixed.sd),
-                "between patients": flat(shown.sd.mean),
-                "low": flat(shown.fixed.low),
+                "log evidence": to_floats(result.log_evidence),
+                "coefficients": to_floats(shown.fixed.mean),
+                "their sds": to_floats(shown.fixed.sd),
+                "between patients": to_floats(shown.sd.mean),
+                "low": to_floats(shown.fixed.low),
             }
         )
 
     return run
 
 
-def svgp() -> Ready:
+def prepare_svgp() -> Ready:
     import gpytorch as gp
 
     from torchngvi.adapters.gpytorch import train_svgp
@@ -146,19 +146,19 @@ def svgp() -> Ready:
             return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     x = torch.linspace(-2, 2, 100, dtype=DTYPE)[:, None]
-    y = torch.sin(3 * x[:, 0]) + 0.2 * noise(100)
+    y = torch.sin(3 * x[:, 0]) + 0.2 * draw_noise(100)
 
     def run() -> Found:
         model, likelihood = Model(x[::10].clone()).double(), gp.likelihoods.GaussianLikelihood().double()
         result = train_svgp(model, likelihood, (x, y), rounds=3, progress=False)
         named = sorted((*model.named_parameters(), *likelihood.named_parameters()))
-        learned = sum((flat(parameter) for _, parameter in named), [])
-        return lambda: of_fit(result) | {"losses": result.losses, "parameters": learned}
+        learned = sum((to_floats(parameter) for _, parameter in named), [])
+        return lambda: read_fit(result) | {"losses": result.losses, "parameters": learned}
 
     return run
 
 
-def guide() -> Ready:
+def prepare_guide() -> Ready:
     import pyro
     import pyro.distributions as dist
 
@@ -179,17 +179,17 @@ def guide() -> Ready:
         pyro.clear_param_store()
         made = AutoGaussian(model)
         result = fit_guide(model, made, dose, deaths, options={"progress": False})
-        return lambda: of_fit(result, made.posterior)
+        return lambda: read_fit(result, made.posterior)
 
     return run
 
 
-def attached() -> Ready:
+def prepare_attach() -> Ready:
     import torchngvi as ngvi
 
     net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double()
     start = {name: value.clone() for name, value in net.state_dict().items()}
-    X, y = logistic_rows()
+    X, y = make_logistic_rows()
 
     def run() -> Found:
         net.load_state_dict(start)
@@ -207,14 +207,14 @@ def attached() -> Ready:
             "loss": losses[-5:],
             "draws": q.draw,
             "observed": q.observed,
-            "mean": sum((flat(weight) for weight in net.parameters()), []),
-            "probabilities": flat(q.predict(X[:3])),
+            "mean": sum((to_floats(weight) for weight in net.parameters()), []),
+            "probabilities": to_floats(q.predict(X[:3])),
         }
 
     return run
 
 
-def command_line() -> Ready:
+def prepare_command_line() -> Ready:
     from torchngvi.cli import main
 
     def run() -> Found:
@@ -233,13 +233,13 @@ def command_line() -> Ready:
 
 
 SEVEN: dict[str, Callable[[], Ready]] = {
-    "fit(q, GeneralizedLinear)": generalized_linear,
-    "fit(q, log_joint)": log_joint,
-    "mixed(formula, table)": mixed,
-    "train_svgp": svgp,
-    "fit_guide": guide,
-    "attach": attached,
-    "torchngvi fit --data": command_line,
+    "fit(q, GeneralizedLinear)": prepare_generalized_linear,
+    "fit(q, log_joint)": prepare_log_joint,
+    "mixed(formula, table)": prepare_mixed,
+    "train_svgp": prepare_svgp,
+    "fit_guide": prepare_guide,
+    "attach": prepare_attach,
+    "torchngvi fit --data": prepare_command_line,
 }
 
 # the packages that some of them need
@@ -251,12 +251,12 @@ NEEDED = {
 }
 
 
-def methods() -> Iterator[tuple[str, Callable[[], Ready]]]:
+def find_method_steps() -> Iterator[tuple[str, Callable[[], Ready]]]:
     """Six steps of each method from one start."""
     import torchngvi as ngvi
     from torchngvi.ifvb import MeanFieldGaussian
 
-    X, y = logistic_rows()
+    X, y = make_logistic_rows()
     model = ngvi.GeneralizedLinear(X, y, prior_precision=0.5)
     full = lambda **options: ngvi.CholeskyGaussian(3, dtype=DTYPE, **options)  # noqa: E731
     options: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -277,20 +277,20 @@ def methods() -> Iterator[tuple[str, Callable[[], Ready]]]:
         "AIFVB": (lambda: MeanFieldGaussian(torch.zeros(6, dtype=DTYPE)), {"lr": 0.1}),
     }
 
-    def steps(name: str) -> Ready:
+    def prepare_steps(name: str) -> Ready:
         def run() -> Found:
             make, chosen = options[name]
             q = make()
             optimizer = getattr(ngvi, name)(q, **chosen)
             losses = [optimizer.step(model) for _ in range(6)]
             return lambda: {
-                "loss": flat(torch.stack([torch.as_tensor(loss) for loss in losses])),
-                "coordinates": sum((flat(part) for part in q.coordinates), []),
+                "loss": to_floats(torch.stack([torch.as_tensor(loss) for loss in losses])),
+                "coordinates": sum((to_floats(part) for part in q.coordinates), []),
             }
 
         return run
 
-    def von() -> Ready:
+    def prepare_von() -> Ready:
         def run() -> Found:
             net = torch.nn.Linear(3, 2).double()
             optimizer = ngvi.VON(net, len(X), steps=20)
@@ -301,12 +301,12 @@ def methods() -> Iterator[tuple[str, Callable[[], Ready]]]:
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
-            return lambda: {"loss": losses, "weights": sum((flat(weight) for weight in net.parameters()), [])}
+            return lambda: {"loss": losses, "weights": sum((to_floats(weight) for weight in net.parameters()), [])}
 
         return run
 
-    yield from ((f"steps of {name}", lambda name=name: steps(name)) for name in options)
-    yield "steps of VON", von
+    yield from ((f"steps of {name}", lambda name=name: prepare_steps(name)) for name in options)
+    yield "steps of VON", prepare_von
 
 
 # fits of `same_results`: one of each kind of posterior, batch, likelihood and model
@@ -324,7 +324,7 @@ SAME = (
 )
 
 
-def same_results() -> Iterator[tuple[str, Callable[[], Ready]]]:
+def find_regressions() -> Iterator[tuple[str, Callable[[], Ready]]]:
     """A few of the fits of `benchmarks/same_results.py`."""
     from torchngvi import fit
 
@@ -334,26 +334,26 @@ def same_results() -> Iterator[tuple[str, Callable[[], Ready]]]:
     finally:
         sys.path.pop(0)
 
-    def of(made: Callable[[], tuple[Any, Any]]) -> Ready:
+    def prepare_regression(made: Callable[[], tuple[Any, Any]]) -> Ready:
         q, model = made()
 
         def run() -> Found:
             result = fit(q, model, tolerance=1e-6, progress=False)
-            return lambda: of_fit(result, q)
+            return lambda: read_fit(result, q)
 
         return run
 
     made = dict(same_results.problems())
-    yield from ((f"same results: {name}", lambda name=name: of(made[name])) for name in SAME)
+    yield from ((f"same results: {name}", lambda name=name: prepare_regression(made[name])) for name in SAME)
 
 
-def cases() -> dict[str, Callable[[], Ready]]:
+def find_cases() -> dict[str, Callable[[], Ready]]:
     """Every case by name; each makes its data, and gives what runs."""
-    return SEVEN | dict(methods()) | dict(same_results())
+    return SEVEN | dict(find_method_steps()) | dict(find_regressions())
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def fix_settings() -> Iterator[None]:
     """One thread and double precision, and the generator of torch afterwards as it was."""
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     torch.set_num_threads(1)
@@ -367,7 +367,7 @@ def alone() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def ready(make: Callable[[], Ready]) -> Ready:
+def prepare_case(make: Callable[[], Ready]) -> Ready:
     """A case with its data made, which begins with the same seed each time; to be made and run within `alone`."""
     torch.manual_seed(0)
     run = make()
@@ -379,7 +379,7 @@ def ready(make: Callable[[], Ready]) -> Ready:
     return seeded
 
 
-def written(found: dict[str, Numbers]) -> str:
+def format_numbers(found: dict[str, Numbers]) -> str:
     """All of them as JSON, with a line for each entry of a case."""
     blocks = []
     for name, entries in found.items():
@@ -392,8 +392,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose names contain this")
     only = parser.parse_args().only
-    with alone():
-        print(written({name: ready(make)()() for name, make in cases().items() if only in name}))
+    with fix_settings():
+        print(format_numbers({name: prepare_case(make)()() for name, make in find_cases().items() if only in name}))
 
 
 if __name__ == "__main__":

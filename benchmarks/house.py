@@ -33,58 +33,58 @@ Counts = dict[str, int]
 
 
 @functools.cache
-def parsed(path: Path) -> ast.Module:
+def parse(path: Path) -> ast.Module:
     """The syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
 @functools.cache
-def nodes(path: Path) -> list[ast.AST]:
+def list_nodes(path: Path) -> list[ast.AST]:
     """All nodes of a file."""
-    return list(ast.walk(parsed(path)))
+    return list(ast.walk(parse(path)))
 
 
-def files(tree: Path, folder: str, pattern: str = "*.py") -> list[Path]:
+def find_files(tree: Path, folder: str, pattern: str = "*.py") -> list[Path]:
     """The files of a folder of the checkout, without caches."""
     return sorted(path for path in (tree / folder).rglob(pattern) if "__pycache__" not in path.parts)
 
 
-def lines(paths: list[Path]) -> int:
+def count_lines(paths: list[Path]) -> int:
     """The lines of files."""
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
 
-def room(inside: Path) -> str:
+def find_room(inside: Path) -> str:
     """The room of a file, by its path in the package."""
     folders = inside.parts[:-1]
     return "/".join(folders[: 2 if folders[:1] == ("adapters",) else 1]) or "top"
 
 
-def docstring(node: Any) -> ast.Expr | None:
+def find_docstring(node: Any) -> ast.Expr | None:
     """The docstring of a module, a class or a function, as a node; None where it has none."""
     first = node.body[0] if node.body else None
     value = first.value if isinstance(first, ast.Expr) else None
     return first if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
 
-def span(node: ast.stmt) -> range:
+def find_span(node: ast.stmt) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 @functools.cache
-def lines_of_code(path: Path) -> int:
+def count_code_lines(path: Path) -> int:
     """The lines without docstrings, blank lines, comments and imports."""
     left_out: set[int] = set()
-    for node in nodes(path):
+    for node in list_nodes(path):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            left_out.update(span(node))
-        elif isinstance(node, DOCUMENTED) and (text := docstring(node)):
-            left_out.update(span(text))
+            left_out.update(find_span(node))
+        elif isinstance(node, DOCUMENTED) and (text := find_docstring(node)):
+            left_out.update(find_span(text))
     text = path.read_text(encoding="utf-8").splitlines()
     return sum(n not in left_out and bool(x.strip()) and x.lstrip()[0] != "#" for n, x in enumerate(text, 1))
 
 
-def listed(module: ast.Module) -> set[str]:
+def read_exports(module: ast.Module) -> set[str]:
     """The names of `__all__`."""
     for node in module.body:
         if isinstance(node, ast.Assign) and any(getattr(each, "id", "") == "__all__" for each in node.targets):
@@ -92,70 +92,72 @@ def listed(module: ast.Module) -> set[str]:
     return set()
 
 
-def exported(tree: Path) -> set[tuple[Path, str]]:
+def find_exports(tree: Path) -> set[tuple[Path, str]]:
     """The names that some `__all__` exports, each with the file that defines it."""
     modules = {}
-    for path in files(tree, PACKAGE):
+    for path in find_files(tree, PACKAGE):
         parts = path.relative_to(tree).with_suffix("").parts
         modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    imported = {path: dict(imports(path)) for path in modules.values()}
+    imported = {path: dict(find_imports(path)) for path in modules.values()}
 
-    def defined(path: Path, name: str, seen: tuple[Path, ...] = ()) -> tuple[Path, str]:
+    def find_definition(path: Path, name: str, seen: tuple[Path, ...] = ()) -> tuple[Path, str]:
         """Follow an import to where the name is defined."""
         source, original = imported[path].get(name, ("", name))
         if source not in modules or modules[source] in seen:
             return path, name
-        return defined(modules[source], original, (*seen, path))
+        return find_definition(modules[source], original, (*seen, path))
 
-    return {defined(path, name) for path in modules.values() for name in listed(parsed(path))}
+    return {find_definition(path, name) for path in modules.values() for name in read_exports(parse(path))}
 
 
-def imports(path: Path) -> Iterator[tuple[str, tuple[str, str]]]:
+def find_imports(path: Path) -> Iterator[tuple[str, tuple[str, str]]]:
     """The names that a module imports from others, each with the module and its name there."""
-    for node in nodes(path):
+    for node in list_nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from ((each.asname or each.name, (node.module, each.name)) for each in node.names)
 
 
-def hidden_docstrings(tree: Path) -> int:
+def count_hidden_docstrings(tree: Path) -> int:
     """The lines of docstrings of functions and classes that no `__all__` exports, and of their members.
 
     A public member of an exported class counts as exported, and so do its special methods.
     """
-    public = exported(tree)
+    public = find_exports(tree)
 
-    def hidden(node: ast.AST, shown: Callable[[str], bool]) -> int:
+    def count_hidden(node: ast.AST, shown: Callable[[str], bool]) -> int:
         total = 0
         for each in ast.iter_child_nodes(node):
             if not isinstance(each, FUNCTION | ast.ClassDef):
-                total += hidden(each, shown) if isinstance(each, ast.stmt) else 0
+                total += count_hidden(each, shown) if isinstance(each, ast.stmt) else 0
                 continue
-            seen, text = shown(each.name), docstring(each)
-            total += 0 if seen or text is None else len(span(text))
+            seen, text = shown(each.name), find_docstring(each)
+            total += 0 if seen or text is None else len(find_span(text))
             within = seen and isinstance(each, ast.ClassDef)
-            total += hidden(each, (lambda name: not re.match("_(?!_)", name)) if within else lambda name: False)
+            total += count_hidden(each, (lambda name: not re.match("_(?!_)", name)) if within else lambda name: False)
         return total
 
-    return sum(hidden(parsed(path), lambda name, path=path: (path, name) in public) for path in files(tree, PACKAGE))
+    return sum(
+        count_hidden(parse(path), lambda name, path=path: (path, name) in public) for path in find_files(tree, PACKAGE)
+    )
 
 
-def number(node: ast.AST | None) -> float | complex | None:
+def read_number(node: ast.AST | None) -> float | complex | None:
     """The value of a numeric literal, with its sign; None of anything else."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        value = number(node.operand)
+        value = read_number(node.operand)
         return value if value is None or isinstance(node.op, ast.UAdd) else -value
     plain = isinstance(node, ast.Constant) and isinstance(node.value, int | float | complex)
     return node.value if plain and not isinstance(node.value, bool) else None
 
 
-def literals(node: ast.AST) -> list[float | complex]:
+def find_literals(node: ast.AST) -> list[float | complex]:
     """All numeric literals within a node, each with its sign."""
-    if (value := number(node)) is not None:
+    if (value := read_number(node)) is not None:
         return [value]
-    return [value for each in ast.iter_child_nodes(node) for value in literals(each)]
+    return [value for each in ast.iter_child_nodes(node) for value in find_literals(each)]
 
 
-def assigned(body: list[ast.stmt]) -> Iterator[tuple[ast.expr, ast.expr]]:
+def find_bindings(body: list[ast.stmt]) -> Iterator[tuple[ast.expr, ast.expr]]:
     """The targets and values that a module or a class binds, also within its `if` and `try`."""
     for node in body:
         if isinstance(node, ast.Assign):
@@ -164,78 +166,80 @@ def assigned(body: list[ast.stmt]) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield node.target, node.value
         elif not isinstance(node, FUNCTION | ast.ClassDef):
             for part in ("body", "orelse", "handlers", "finalbody"):
-                yield from assigned(getattr(node, part, []))
+                yield from find_bindings(getattr(node, part, []))
 
 
-def arithmetic(node: ast.expr) -> bool:
+def is_number(node: ast.expr) -> bool:
     """Whether an expression is a number: a literal, or an operation with literals, as 10**6."""
     if isinstance(node, ast.BinOp):
-        return arithmetic(node.left) and arithmetic(node.right)
-    return number(node) is not None
+        return is_number(node.left) and is_number(node.right)
+    return read_number(node) is not None
 
 
-def constants(target: ast.expr, value: ast.expr) -> int:
+def count_constants(target: ast.expr, value: ast.expr) -> int:
     """How many names are bound to a number; a tuple of names is unpacked."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        return sum(map(constants, target.elts, value.elts))
-    return int(arithmetic(value))
+        return sum(map(count_constants, target.elts, value.elts))
+    return int(is_number(value))
 
 
 def count_numbers(paths: list[Path]) -> Counts:
     """The numeric literals of files, by where they stand."""
     found: Counter[str] = Counter()
     for path in paths:
-        module = parsed(path)
-        for target, value in assigned(module.body):
-            found["numeric constants at module level"] += (bound := constants(target, value))
-            found["numbers in tuples and tables at module level"] += 0 if bound else len(literals(value))
-        classes = [node for node in nodes(path) if isinstance(node, ast.ClassDef)]
-        found["numeric constants of classes"] += sum(constants(*each) for c in classes for each in assigned(c.body))
-        functions = [node for node in nodes(path) if isinstance(node, FUNCTION)]
+        module = parse(path)
+        for target, value in find_bindings(module.body):
+            found["numeric constants at module level"] += (bound := count_constants(target, value))
+            found["numbers in tuples and tables at module level"] += 0 if bound else len(find_literals(value))
+        classes = [node for node in list_nodes(path) if isinstance(node, ast.ClassDef)]
+        found["numeric constants of classes"] += sum(
+            count_constants(*each) for c in classes for each in find_bindings(c.body)
+        )
+        functions = [node for node in list_nodes(path) if isinstance(node, FUNCTION)]
         within = {id(inner) for each in functions for inner in ast.walk(each) if inner is not each}
-        for node in nodes(path):
+        for node in list_nodes(path):
             if isinstance(node, FUNCTION | ast.Lambda):
                 defaults = [each for each in (*node.args.defaults, *node.args.kw_defaults) if each is not None]
-                found["numbers as defaults"] += sum(x not in USUAL for each in defaults for x in literals(each))
+                found["numbers as defaults"] += sum(x not in USUAL for each in defaults for x in find_literals(each))
             if isinstance(node, FUNCTION) and id(node) not in within:
-                found["numbers in bodies"] += sum(x not in USUAL for each in node.body for x in literals(each))
+                found["numbers in bodies"] += sum(x not in USUAL for each in node.body for x in find_literals(each))
     return dict(found)
 
 
 def count_rooms(tree: Path) -> dict[str, Counts]:
     """Lines, lines of code and files of each room."""
     rooms: dict[str, list[Path]] = {}
-    for path in files(tree, PACKAGE):
-        rooms.setdefault(room(path.relative_to(tree / PACKAGE)), []).append(path)
+    for path in find_files(tree, PACKAGE):
+        rooms.setdefault(find_room(path.relative_to(tree / PACKAGE)), []).append(path)
     return {
-        name: {"lines": lines(paths), "code": sum(map(lines_of_code, paths)), "files": len(paths)}
+        name: {"lines": count_lines(paths), "code": sum(map(count_code_lines, paths)), "files": len(paths)}
         for name, paths in sorted(rooms.items())
     }
 
 
 def count(tree: Path = TREE) -> Counts:
     """All that is counted of a checkout, but for its rooms."""
-    package, tests, benchmarks = (files(tree, folder) for folder in (PACKAGE, "tests", "benchmarks"))
-    pages = files(tree, "docs", "*.md")
+    package, tests, benchmarks = (find_files(tree, folder) for folder in (PACKAGE, "tests", "benchmarks"))
+    pages = find_files(tree, "docs", "*.md")
     return {
-        "package lines": lines(package),
+        "package lines": count_lines(package),
         "package files": len(package),
-        "package lines of code": sum(map(lines_of_code, package)),
-        "docstring lines of what is not exported": hidden_docstrings(tree),
+        "package lines of code": sum(map(count_code_lines, package)),
+        "docstring lines of what is not exported": count_hidden_docstrings(tree),
         **count_numbers(package),
-        "names of the front door": len(listed(parsed(tree / PACKAGE / "__init__.py"))),
-        "test lines": lines(tests),
+        "names of the front door": len(read_exports(parse(tree / PACKAGE / "__init__.py"))),
+        "test lines": count_lines(tests),
         "test files": len(tests),
         "test functions": sum(len(TEST.findall(path.read_text(encoding="utf-8"))) for path in tests),
-        "benchmark lines": lines(benchmarks),
+        "benchmark lines": count_lines(benchmarks),
         "benchmark files": len(benchmarks),
-        "example lines": lines(files(tree, "examples")),
+        "example lines": count_lines(find_files(tree, "examples")),
         "docs pages": len(pages),
         "docs words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
     }
 
 
-def surroundings(tree: Path) -> dict[str, str]:
+def make_environment(tree: Path) -> dict[str, str]:
     """The environment in which a checkout imports itself, on one thread."""
     return {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
 
@@ -243,13 +247,13 @@ def surroundings(tree: Path) -> dict[str, str]:
 def count_cases(tree: Path) -> int:
     """The cases that pytest collects in a checkout."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
-    done = subprocess.run(command, cwd=tree, env=surroundings(tree), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tree, env=make_environment(tree), capture_output=True, text=True, check=False)
     if (found := re.search(r"(\d+)(?:/\d+)? tests? (?:\([^)]*\) )?collected", done.stdout)) is None:
         raise SystemExit(f"pytest has collected nothing:\n{done.stdout[-500:]}{done.stderr[-500:]}")
     return int(found[1])
 
 
-def traced(run: Callable[[], Any], package: Path) -> Counts:
+def trace_call(run: Callable[[], Any], package: Path) -> Counts:
     """What of a package runs in a call, apart from the imports meanwhile."""
     running: set[str] = set()
     stack: list[str] = []  # the rooms of the functions of the package that are running now
@@ -267,7 +271,7 @@ def traced(run: Callable[[], Any], package: Path) -> Counts:
             return
         elif event == "call":
             running.add(name)
-            now = room(Path(name[len(start) :]))
+            now = find_room(Path(name[len(start) :]))
             crossings += bool(stack) and stack[-1] != now
             stack.append(now)
             deepest = max(deepest, len(stack))
@@ -282,14 +286,14 @@ def traced(run: Callable[[], Any], package: Path) -> Counts:
     imported = [name for name in sys.modules if name.partition(".")[0] == PACKAGE]
     return {
         "files run": len(running),
-        "their lines": lines([Path(name) for name in running]),
+        "their lines": count_lines([Path(name) for name in running]),
         "depth": deepest,
         "crossings": crossings,
         "files imported": len(imported),
     }
 
 
-def trace(name: str) -> Counts:
+def trace_path(name: str) -> Counts:
     """One of the seven paths in this process, in the checkout that it imports."""
     from importlib.util import find_spec
 
@@ -298,11 +302,11 @@ def trace(name: str) -> Counts:
     spec = find_spec(PACKAGE)
     assert spec is not None
     assert spec.origin is not None
-    with golden.alone():
-        return traced(golden.ready(golden.SEVEN[name]), Path(spec.origin).parent)
+    with golden.fix_settings():
+        return trace_call(golden.prepare_case(golden.SEVEN[name]), Path(spec.origin).parent)
 
 
-def trace_all(tree: Path) -> dict[str, Counts]:
+def trace_paths(tree: Path) -> dict[str, Counts]:
     """Each of the seven in a process of its own, with this tree's problems."""
     names = json.loads(
         subprocess.run([sys.executable, __file__, "--trace", ""], capture_output=True, check=True).stdout
@@ -310,23 +314,23 @@ def trace_all(tree: Path) -> dict[str, Counts]:
     found = {}
     for name in names:
         command = [sys.executable, __file__, "--trace", name]
-        done = subprocess.run(command, cwd=tree, env=surroundings(tree), stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(command, cwd=tree, env=make_environment(tree), stdout=subprocess.PIPE, check=True)
         found[name] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def measured(tree: Path, cases: bool, paths: bool) -> dict[str, Any]:
+def measure(tree: Path, cases: bool, paths: bool) -> dict[str, Any]:
     """All that is asked of a checkout."""
     found: dict[str, Any] = {"counts": count(tree), "rooms": count_rooms(tree)}
     if cases:
         found["counts"]["test cases"] = count_cases(tree)
     if paths:
-        found["paths"] = trace_all(tree)
+        found["paths"] = trace_paths(tree)
     return found
 
 
-def show(title: str, now: dict[str, Counts], before: dict[str, Counts] | None) -> None:
-    """A table with a row for each name, and beside each number that of the other checkout."""
+def print_table(title: str, now: dict[str, Counts], before: dict[str, Counts] | None) -> None:
+    """Print a row for each name, with the numbers of the other checkout before those of this one."""
     columns = list(next(iter(now.values())))
     print(f"\n{title:<42}" + "".join(f"{column:>{18 if before else 16}}" for column in columns))
     for name in [*now, *(other for other in before or {} if other not in now)]:
@@ -349,22 +353,22 @@ def main() -> None:
     if given.trace is not None:
         import golden
 
-        print(json.dumps(trace(given.trace) if given.trace else list(golden.SEVEN)))
+        print(json.dumps(trace_path(given.trace) if given.trace else list(golden.SEVEN)))
         return
-    now, before = measured(TREE, given.cases, given.paths), {}
+    now, before = measure(TREE, given.cases, given.paths), {}
     if given.before is not None:
         stored = given.before.is_file()
         before = (
             json.loads(given.before.read_text())
             if stored
-            else measured(given.before.resolve(), given.cases, given.paths)
+            else measure(given.before.resolve(), given.cases, given.paths)
         )
     counts = {name: {"": value} for name, value in now["counts"].items()}
     was = {name: {"": value} for name, value in before.get("counts", {}).items()}
-    show("the house", counts, was or None)
-    show("rooms", now["rooms"], before.get("rooms"))
+    print_table("the house", counts, was or None)
+    print_table("rooms", now["rooms"], before.get("rooms"))
     if given.paths:
-        show("paths", now["paths"], before.get("paths"))
+        print_table("paths", now["paths"], before.get("paths"))
     if given.json is not None:
         given.json.write_text(json.dumps(now, indent=1) + "\n")
 

@@ -77,7 +77,7 @@ class Mutant(NamedTuple):
     place: int  # among the nodes of the function that can be changed
 
 
-def parts() -> dict[str, Part]:
+def find_parts() -> dict[str, Part]:
     """Every part and its bases, by name, with the checks of `test_conformance`."""
     home = next((TREE / "tests").rglob("test_conformance.py"))
     sys.path[:0] = [str(TREE), *{str(path.parent) for path in (TREE / "tests").rglob("*.py")}]
@@ -89,46 +89,46 @@ def parts() -> dict[str, Part]:
     found: dict[str, Part] = {}
     judges: dict[type, list[tuple[str, Callable[[], None]]]] = {}
     for check, table, _ in conformance.PRODUCT:
-        kind = check.__name__.removeprefix("check_").split("_of_")[0]
+        kind = check.__name__.removeprefix("check_").partition("_of")[0]
         for cls, factories in sorted(table.items(), key=lambda item: item[0].__name__):
             calls = tuple(functools.partial(check, factory) for factory in factories)
-            found[f"{kind}: {cls.__name__}"] = Part(kind, cls.__name__, source(cls), calls)
+            found[f"{kind}: {cls.__name__}"] = Part(kind, cls.__name__, find_source(cls), calls)
             for base in cls.__mro__[1:]:
-                if base.__module__.startswith("torchngvi") and source(base) != source(cls):
+                if base.__module__.startswith("torchngvi") and find_source(base) != find_source(cls):
                     judges.setdefault(base, []).append((kind, calls[0]))
     known = {(part.name, part.path) for part in found.values()}
     for base, calls in judges.items():
-        if (base.__name__, source(base)) not in known:
+        if (base.__name__, find_source(base)) not in known:
             kind = calls[0][0]
             found[f"{kind}: {base.__name__}"] = Part(
-                kind, base.__name__, source(base), tuple(call for _, call in calls[:JUDGES])
+                kind, base.__name__, find_source(base), tuple(call for _, call in calls[:JUDGES])
             )
     return found
 
 
-def source(cls: type) -> Path:
+def find_source(cls: type) -> Path:
     """The file of a class."""
     return Path(sys.modules[cls.__module__].__file__ or "")
 
 
 @functools.cache
-def module(path: Path) -> ast.Module:
+def parse_module(path: Path) -> ast.Module:
     """The syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-def functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+def find_functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
     """The functions and methods that are nested in no other, by qualified name."""
     for node in body:
         if isinstance(node, FUNCTION):
             yield f"{prefix}{node.name}", node  # type: ignore[misc]
         elif isinstance(node, ast.ClassDef):
-            yield from functions(node.body, f"{prefix}{node.name}.")
+            yield from find_functions(node.body, f"{prefix}{node.name}.")
 
 
-def scope(part: Part) -> Iterator[tuple[str, ast.FunctionDef]]:
+def find_scope(part: Part) -> Iterator[tuple[str, ast.FunctionDef]]:
     """The methods of a class, and the functions of its file that it uses, directly or not."""
-    everything = dict(functions(module(part.path).body))
+    everything = dict(find_functions(parse_module(part.path).body))
     mine = {name for name in everything if name.startswith(f"{part.name}.")}
     left = list(mine)
     while left:
@@ -139,8 +139,8 @@ def scope(part: Part) -> Iterator[tuple[str, ast.FunctionDef]]:
     yield from ((name, node) for name, node in everything.items() if name in mine)
 
 
-def bare(function: ast.FunctionDef) -> ast.FunctionDef:
-    """A copy without docstrings and annotations of what is returned."""
+def strip_docstrings(function: ast.FunctionDef) -> ast.FunctionDef:
+    """A copy without docstrings."""
     stripped = copy.deepcopy(function)
     for node in ast.walk(stripped):
         if isinstance(node, FUNCTION) and ast.get_docstring(node) is not None:
@@ -148,7 +148,7 @@ def bare(function: ast.FunctionDef) -> ast.FunctionDef:
     return stripped
 
 
-def places(function: ast.FunctionDef) -> list[tuple[ast.AST, ast.stmt]]:
+def find_places(function: ast.FunctionDef) -> list[tuple[ast.AST, ast.stmt]]:
     """The nodes that can be changed, in the order of the text, each with its statement."""
     found: list[tuple[ast.AST, ast.stmt]] = []
 
@@ -169,7 +169,7 @@ def places(function: ast.FunctionDef) -> list[tuple[ast.AST, ast.stmt]]:
     return found
 
 
-def change(node: Any) -> None:
+def plant_error(node: Any) -> None:
     """Plant the error."""
     if isinstance(node, ast.Constant):
         node.value = node.value + 1 if isinstance(node.value, int) else 1.25 * node.value + (node.value == 0)
@@ -181,56 +181,56 @@ def change(node: Any) -> None:
         node.op = SWAPPED[type(node.op)]()
 
 
-def headline(statement: ast.stmt) -> str:
+def format_statement(statement: ast.stmt) -> str:
     """The first line of a statement."""
     return ast.unparse(statement).splitlines()[0]
 
 
-def mutants(part: str, path: Path, name: str, function: ast.FunctionDef) -> Iterator[Mutant]:
+def find_mutants(part: str, path: Path, name: str, function: ast.FunctionDef) -> Iterator[Mutant]:
     """All mutants of a function."""
-    text = ast.unparse(bare(function))
-    for place in range(len(places(function))):
+    text = ast.unparse(strip_docstrings(function))
+    for place in range(len(find_places(function))):
         mutated = copy.deepcopy(function)
-        node, statement = places(mutated)[place]
-        before = headline(statement)
-        change(node)
-        after = headline(statement)
+        node, statement = find_places(mutated)[place]
+        before = format_statement(statement)
+        plant_error(node)
+        after = format_statement(statement)
         key = hashlib.sha256(f"{text}\n{place}\n{ast.unparse(node)}".encode()).hexdigest()[:16]
         yield Mutant(part, key, name, before, after, path, function.lineno, place)
 
 
-def drawn(name: str, part: Part, each: int) -> list[Mutant]:
+def draw_mutants(name: str, part: Part, each: int) -> list[Mutant]:
     """As many mutants of a part as are asked for, by their keys, and not two of one statement."""
     found: dict[str, Mutant] = {}
-    everything = [m for own, function in scope(part) for m in mutants(name, part.path, own, function)]
+    everything = [m for own, function in find_scope(part) for m in find_mutants(name, part.path, own, function)]
     for mutant in sorted(everything, key=lambda mutant: mutant.key):
         if len(found) < each and "Error(" not in mutant.before:  # the words of a refusal
             found.setdefault(mutant.before, mutant)
     return list(found.values())
 
 
-def replaced(mutant: Mutant) -> int:
+def replace_code(mutant: Mutant) -> int:
     """Put the code of a mutant in the place of its function, in this process; how many functions had that code."""
-    tree = copy.deepcopy(module(mutant.path))
-    function = next(f for name, f in functions(tree.body) if name == mutant.function and f.lineno == mutant.line)
-    change(places(function)[mutant.place][0])
+    tree = copy.deepcopy(parse_module(mutant.path))
+    function = next(f for name, f in find_functions(tree.body) if name == mutant.function and f.lineno == mutant.line)
+    plant_error(find_places(function)[mutant.place][0])
     codes = [compile(tree, str(mutant.path), "exec")]
     first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
     for code in codes:
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
 
-    def same(code: types.CodeType) -> bool:
+    def is_that_code(code: types.CodeType) -> bool:
         where = (code.co_filename, code.co_qualname, code.co_firstlineno)
         return where == (str(mutant.path), mutant.function, first)
 
-    new = next(code for code in codes if same(code))
-    old = [each for each in gc.get_objects() if isinstance(each, types.FunctionType) and same(each.__code__)]
+    new = next(code for code in codes if is_that_code(code))
+    old = [each for each in gc.get_objects() if isinstance(each, types.FunctionType) and is_that_code(each.__code__)]
     for each in old:
         each.__code__ = new
     return len(old)
 
 
-def forked(work: Callable[[], str]) -> str:
+def run_forked(work: Callable[[], str]) -> str:
     """What work returns in a process of its own, or "killed" where it raises, ends or does not end."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -251,51 +251,60 @@ def forked(work: Callable[[], str]) -> str:
     return found or "killed"
 
 
-def judged(mutant: Mutant | None, part: Part) -> str:
+def judge(mutant: Mutant | None, part: Part) -> str:
     """What the checks of a part say: "survived" or "killed"; without a mutant they ought to say the first."""
 
     def work() -> str:
         import torch
 
         torch.manual_seed(0)
-        if mutant is not None and not replaced(mutant):
+        if mutant is not None and not replace_code(mutant):
             return "not found"
         for check in part.checks:
             check()
         return "survived"
 
-    return forked(work)
+    return run_forked(work)
 
 
-def chosen(everything: dict[str, Part], names: list[str]) -> dict[str, Part]:
+def choose_parts(everything: dict[str, Part], names: list[str]) -> dict[str, Part]:
     """The parts of the kinds, names, files and folders that are asked for; all without any."""
     folders = [Path(name).resolve() for name in names if Path(name).exists()]
 
-    def asked(part: Part) -> bool:
+    def is_asked(part: Part) -> bool:
         return part.kind in names or part.name in names or any(part.path.is_relative_to(each) for each in folders)
 
-    return {name: part for name, part in everything.items() if not names or asked(part)}
+    return {name: part for name, part in everything.items() if not names or is_asked(part)}
 
 
-def again(record: dict[str, Any], everything: dict[str, Part]) -> Iterator[tuple[Mutant | None, dict[str, Any]]]:
-    """The mutants of a record that were killed, as they are now; None where the statement is gone."""
-    killed = [entry for entry in record["mutants"] if entry["result"] == "killed"]
+def make_stand_in(name: str, everything: dict[str, Part]) -> Part:
+    """For a base class that has merged with another: the first parts of its kind judge its mutants."""
+    kind = name.partition(":")[0]
+    alike = [part.checks[0] for part in everything.values() if part.kind == kind]
+    return Part(kind, name, PACKAGE, tuple(alike[:JUDGES]))
+
+
+def find_again(killed: list[dict[str, str]]) -> Iterator[tuple[Mutant | None, dict[str, str]]]:
+    """The mutants of a record as they are now; None where the statement is gone."""
     wanted = {entry["function"].rpartition(".")[2] for entry in killed}
-    by_key: dict[str, Mutant] = {}
-    by_text: dict[tuple[str, str, str], Mutant] = {}
+    known: dict[tuple[str, ...], Mutant] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        for name, function in functions(module(path).body):
-            if function.name in wanted:
-                for mutant in mutants("", path, name, function):
-                    by_key.setdefault(mutant.key, mutant)
-                    by_text.setdefault((function.name, mutant.before, mutant.after), mutant)
+        for name, function in find_functions(parse_module(path).body):
+            for mutant in find_mutants("", path, name, function) if function.name in wanted else ():
+                for way in list_ways(name, mutant.key, mutant.before, mutant.after):
+                    known.setdefault(way, mutant)
     for entry in killed:
-        last = entry["function"].rpartition(".")[2]
-        found = by_key.get(entry["key"]) or by_text.get((last, entry["before"], entry["after"]))
-        yield (found if entry["part"] in everything else None), entry
+        entered = list_ways(*(entry[name] for name in ("function", "key", "before", "after")))
+        found = next((known[way] for way in entered if way in known), None)
+        yield found, entry
 
 
-def shown(mutant: Mutant | dict[str, Any]) -> str:
+def list_ways(function: str, key: str, before: str, after: str) -> list[tuple[str, ...]]:
+    """How to find a mutant again, the best first: by text and class, by text, by its statement and class, by that."""
+    return [(function, key), (key,), (function, before, after), (function.rpartition(".")[2], before, after)]
+
+
+def format_mutant(mutant: Mutant | dict[str, Any]) -> str:
     part, function, before, after = (
         (mutant[name] if isinstance(mutant, dict) else getattr(mutant, name))
         for name in ("part", "function", "before", "after")
@@ -310,27 +319,33 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="a file for the record")
     parser.add_argument("--against", type=Path, help="an earlier record, of which those killed are run again")
     given = parser.parse_args()
-    everything = parts()
-    wanted = chosen(everything, given.names)
+    everything = find_parts()
+    wanted = choose_parts(everything, given.names)
     if given.against is not None:
-        pairs = list(again(json.loads(given.against.read_text()), wanted))
-        gone = [entry for mutant, entry in pairs if mutant is None]
-        alive = [entry for mutant, entry in pairs if mutant and judged(mutant, wanted[entry["part"]]) != "killed"]
+        record = json.loads(given.against.read_text())["mutants"]
+        killed = [entry for entry in record if entry["result"] == "killed" and entry["part"] in wanted]
+        killed += [entry for entry in record if entry["result"] == "killed" and entry["part"] not in everything]
+        pairs = [
+            (mutant, entry, wanted.get(entry["part"]) or make_stand_in(entry["part"], everything))
+            for mutant, entry in find_again(killed)
+        ]
+        gone = [entry for mutant, entry, _ in pairs if mutant is None]
+        alive = [entry for mutant, entry, part in pairs if mutant and judge(mutant, part) != "killed"]
         print(f"{len(pairs)} were killed before; {len(pairs) - len(gone) - len(alive)} still are, {len(gone)} are gone")
-        print("\n".join(["gone, as their statement is:", *map(shown, gone)]) if gone else "")
-        print("\n".join(["ALIVE NOW:", *map(shown, alive)]) if alive else "none that died before lives")
+        print("\n".join(["gone, as their statement is:", *map(format_mutant, gone)]) if gone else "")
+        print("\n".join(["ALIVE NOW:", *map(format_mutant, alive)]) if alive else "none that died before lives")
         return int(bool(alive))
     results: list[tuple[Mutant, str]] = []
     for name, part in wanted.items():
-        planted = drawn(name, part, given.each)
-        if planted and judged(None, part) != "survived":
+        planted = draw_mutants(name, part, given.each)
+        if planted and judge(None, part) != "survived":
             raise SystemExit(f"{name} does not pass its check without a mutant")
-        results += [(mutant, judged(mutant, part)) for mutant in planted]
+        results += [(mutant, judge(mutant, part)) for mutant in planted]
         print(f"{name:<42}" + ", ".join(result for mutant, result in results if mutant.part == name), flush=True)
     total, killed = (Counter(m.part.partition(":")[0] for m, r in results if r != kept) for kept in ("", "survived"))
     print("\nkilled, by kind: " + ", ".join(f"{kind} {killed[kind]}/{n}" for kind, n in total.items()))
     survivors = [mutant for mutant, result in results if result == "survived"]
-    print("\n".join([f"{len(survivors)} of {len(results)} survive:", *map(shown, survivors)]))
+    print("\n".join([f"{len(survivors)} of {len(results)} survive:", *map(format_mutant, survivors)]))
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{used.ru_utime + used.ru_stime:.0f} processor seconds of checks")
     if given.json is not None:

