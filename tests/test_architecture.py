@@ -18,7 +18,7 @@ CEILINGS = {
     "package files": 608,
     "numeric constants at module level": 796,
     "names of the front door": 83,
-    "test lines": 75_893,
+    "test lines": 75_895,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {
