@@ -42,7 +42,7 @@ from torchngvi import (
 )
 from torchngvi.errors import DivergenceWarning, InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Autograd, Fixed
-from torchngvi.fitting.fit import _usual_optimizer
+from torchngvi.fitting.steps import usual_optimizer
 from torchngvi.interfaces import Estimator, Target
 from torchngvi.methods import SVGDDensity
 from torchngvi.models import SoftmaxRegression, StudentT
@@ -109,7 +109,7 @@ def test_who_is_fitted_by_newtons_method():
     wide = GeneralizedLinear(torch.eye(4, 201, dtype=torch.float64), y)
 
     def default(target, kind=CholeskyGaussian, batch=(), **options):
-        return type(_usual_optimizer(kind(target.dim, batch, dtype=torch.float64, **options), target))
+        return type(usual_optimizer(kind(target.dim, batch, dtype=torch.float64, **options), target))
 
     assert default(logistic) is default(logistic, NaturalGaussian) is NewtonCG
     assert default(logistic, DiagonalGaussian, (2,)) is default(classes, DiagonalGaussian) is NewtonCG

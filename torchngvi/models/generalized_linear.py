@@ -67,6 +67,7 @@ class GeneralizedLinear(LinearTarget):
     1
     """
 
+    engine = "chunks"  # where the batch is large
     products = True
 
     @tracked
