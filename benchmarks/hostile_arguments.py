@@ -43,6 +43,7 @@ from torchngvi import (
     expectations,
     fitting,
     ifvb,
+    methods,
     metrics,
     models,
     networks,
@@ -313,7 +314,7 @@ def front_doors() -> None:
     )
     door(
         "simulation_based_calibration",
-        ngvi.diagnostics.simulation_based_calibration,
+        diagnostics.simulation_based_calibration,
         prior=lambda g: torch.randn(1, generator=g, dtype=F64),
         simulate=lambda theta, g: theta + torch.randn(3, generator=g, dtype=F64),
         fit=lambda y: q(1, mean=y.mean(), scale=0.5),
@@ -450,7 +451,7 @@ OPTIMIZERS = (
 
 def optimizer_doors() -> None:
     for name in OPTIMIZERS:
-        door(name, getattr(ngvi, name), steps, posterior=Q, lr=0.1)
+        door(name, getattr(methods, name), steps, posterior=Q, lr=0.1)
     door("NaturalGradientVI", ngvi.NaturalGradientVI, steps, posterior=Q, rule=Made(rules.VariationalNewton), lr=0.1)
     door("NaturalGradientVI by trial", ngvi.NaturalGradientVI, steps, posterior=Q, rule=Made(rules.VariationalNewton))
     door(
@@ -596,10 +597,10 @@ def model_doors() -> None:
     door("PerDatum", models.PerDatum, fits, log_likelihoods=log_likelihood_of_rows, log_prior=log_prior)
     door("Streamed", ngvi.Streamed, fits, batches=Made(lambda: [rows()]), num_data=8, model=ngvi.GeneralizedLinear)
     door("Sharded", ngvi.Sharded, local=MODEL, num_data=8)
-    door("ShardedDraws", ngvi.models.ShardedDraws, target=LOG)
+    door("ShardedDraws", models.ShardedDraws, target=LOG)
     door(
         "RowSpace",
-        ngvi.fitting.RowSpace,
+        fitting.RowSpace,
         model=Made(lambda: ngvi.GeneralizedLinear(rows()[0].T.contiguous(), [0.0, 1.0])),
     )
     door(
@@ -875,13 +876,13 @@ def network_doors() -> None:
         optimizer=Made(lambda: torch.optim.SGD(LAST[0].model.parameters(), lr=0.1)),
     )
     door("VON", ngvi.VON, model=Made(net), num_data=8, lr=0.1, steps=4)
-    door("IVON", ngvi.networks.IVON, model=Made(net), num_data=8, lr=0.1)
-    door("VOGN", ngvi.networks.VOGN, model=Made(net), num_data=8, lr=0.1)
+    door("IVON", networks.IVON, model=Made(net), num_data=8, lr=0.1)
+    door("VOGN", networks.VOGN, model=Made(net), num_data=8, lr=0.1)
     door("calibrate", ngvi.calibrate, q=Made(network), loader=Made(batches), samples=2)
     curvature = lambda c: attached(curvature=c)  # noqa: E731
-    door("SampledLabels", ngvi.networks.SampledLabels, curvature)
-    door("GradientNoise", ngvi.networks.GradientNoise, curvature, batch_size=4)
-    door("networks.Reparametrized", ngvi.networks.Reparametrized, curvature)
+    door("SampledLabels", networks.SampledLabels, curvature)
+    door("GradientNoise", networks.GradientNoise, curvature, batch_size=4)
+    door("networks.Reparametrized", networks.Reparametrized, curvature)
     door("networks.ExampleGradients", networks.ExampleGradients)
     door("networks.Categorical", networks.Categorical, lambda family: ngvi.network(net(), 8, likelihood=family))
     door("networks.Gaussian", networks.Gaussian, lambda family: ngvi.network(net(), 8, likelihood=family), scale=1.0)

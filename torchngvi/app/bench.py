@@ -69,7 +69,8 @@ def run(device: str = "cpu", dims: Sequence[int] = (30, 128, 512), rows: int = 1
     how = "" if at.type == "cuda" else ", counted with tensors that pass for those of a GPU"
     print(f"\nThe host waits {step:g} times a step, and {evaluation:g} times an evaluation of a fit by VN{how}.")
     print(
-        "floor: XC, (XC)'(XC) and one Cholesky factor; captured: the step as a CUDA graph (torchngvi.optim.CapturedStep)."
+        "floor: XC, (XC)'(XC) and one Cholesky factor; captured: the step as a CUDA graph "
+        "(torchngvi.optim.CapturedStep)."
     )
 
 

@@ -99,7 +99,7 @@ class GeneralizedLinear(LinearTarget):
         )  # fmt: skip
 
     def attached(self) -> Self:
-        """Return the model with its tensors in the graph of what it was made of, as `torchngvi.solved.solve` asks for it."""
+        """Return the model with its tensors in the graph of what it was made of, for `torchngvi.solved.solve`."""
         if self._given is None:
             return self
         with graphs.attached():
