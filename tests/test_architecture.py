@@ -133,7 +133,7 @@ def test_imports_by_name():
         "renamed.py",
         "fitting/request.py",
         "mixed_models/exports.py",
-    }  # the last for tables of users
+    }  # the last: optional libraries
     found = {path.relative_to(PACKAGE).as_posix() for path in FILES if "import_module" in path.read_text("utf-8")}
     assert {name for name in found if name.split("/")[0].removesuffix(".py") not in HOSTS} == late
 

@@ -43,11 +43,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 
 def find_moved_name(name: str) -> Any:
-    """Return what ``torchngvi.name`` was, with a warning that says where it is now.
-
-    Raises:
-        KeyError: the name is in no row of `NAMES`.
-    """
+    """Return what ``torchngvi.name`` was, with a warning that says where it is now."""
     home = {moved: module for module, names in NAMES.items() for moved in names}[name]
     new = f"{home}.{name}"
     warnings.warn(
@@ -90,11 +86,6 @@ def install_finder() -> None:
 def warn_renamed(where: str, old: str, new: str) -> None:
     """Warn that a name has changed, at the line that still uses the old one: the caller of the caller.
 
-    Args:
-        where: the class or function, for the message.
-        old: the old name.
-        new: the new name.
-
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
     ...     warn_renamed("fit", "acceleration=", "metric=")
@@ -110,15 +101,6 @@ def warn_renamed(where: str, old: str, new: str) -> None:
 
 def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator by which a function takes the old names of its keyword arguments, too, with a warning.
-
-    Args:
-        names: old name to new name.
-
-    Returns:
-        The decorator.
-
-    Raises:
-        InputError: on a call, both spellings of one argument.
 
     >>> @renamed(size="dim")
     ... def zeros(dim):
@@ -148,15 +130,6 @@ def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def moved(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator by which a function refuses keyword arguments that it had once, and says where each is now.
-
-    Args:
-        places: old name to what one writes in its place.
-
-    Returns:
-        The decorator.
-
-    Raises:
-        InputError: on a call, one of the old names.
 
     >>> @moved(radius="step_size=KLRadius(...)")
     ... def fitted(step_size=None):

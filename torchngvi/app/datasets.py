@@ -89,15 +89,6 @@ def content(
 ) -> str:
     """A checksum of a data set: of its shape, classes and entries to three decimals.
 
-    Which of the two classes is called the larger does not matter.
-
-    Args:
-        X: the design, (N, D).
-        y: the targets in two classes, (N,).
-
-    Returns:
-        The sha256 in hexadecimal digits.
-
     >>> content(np.eye(2), np.array([0.0, 1.0])) == content(np.eye(2) + 1e-6, np.array([2.0, 1.0]))
     True
     """
@@ -108,11 +99,7 @@ def content(
 
 
 def cache() -> Path:
-    """The folder where downloads are kept.
-
-    Returns:
-        torchngvi in $XDG_CACHE_HOME, or in ~/.cache where that is not set or not absolute.
-    """
+    """The folder where downloads are kept."""
     return user_cache() / "torchngvi"
 
 
@@ -129,20 +116,7 @@ def _download(name: str) -> Path:
 
 
 def download(url: str, name: str, what: str, place: str) -> Path:
-    """Download a file into the cache, where it has its name only when it is whole.
-
-    Args:
-        url: where it is published.
-        name: its name in the cache.
-        what: the data in it, for the message.
-        place: its name in $TORCHNGVI_DATA, for the message.
-
-    Returns:
-        The path in the cache.
-
-    Raises:
-        MissingDataError: no answer, or no place to write.
-    """
+    """Download a file into the cache, where it has its name only when it is whole."""
     path = cache() / name
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
@@ -158,32 +132,14 @@ def download(url: str, name: str, what: str, place: str) -> Path:
 
 
 def beside(name: str) -> Path:
-    """A file that the user provides: as named, or else in $TORCHNGVI_DATA.
-
-    Args:
-        name: the name of the file.
-
-    Returns:
-        The path, where there need not be a file.
-    """
+    """A file that the user provides: as named, or else in $TORCHNGVI_DATA."""
     folder = os.environ.get("TORCHNGVI_DATA")
     here = Path(name)
     return here if here.exists() or not folder else Path(folder) / name
 
 
 def provided(name: str, what: str) -> Path:
-    """A file that the user has to provide, where `beside` finds it.
-
-    Args:
-        name: the name of the file.
-        what: the data in it, for the message.
-
-    Returns:
-        The path.
-
-    Raises:
-        MissingDataError: there is none.
-    """
+    """A file that the user has to provide, where `beside` finds it."""
     path = beside(name)
     if not path.is_file():
         raise MissingDataError(f"{what} is not here. Set TORCHNGVI_DATA to a folder that holds {name}.")

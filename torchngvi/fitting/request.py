@@ -59,11 +59,7 @@ class Request:
     examine: bool
 
     def engine(self, word: str = "") -> tuple[Engine, Criterion]:
-        """Make the engine that is named by a word, by default that of q, or else of the target, and what ends its run.
-
-        Raises:
-            InputError: what the engine cannot do.
-        """
+        """Make the engine that a word names, by default that of q, or else of the target, and what ends its run."""
         own = "groups" if self.batch_groups is not None else self.q.engine or self.target.engine
         module, function = ENGINES[word or own].split(":")
         found: tuple[Engine, Criterion] = getattr(import_module(module), function)(self)

@@ -34,12 +34,7 @@ _STEP = re.compile(r"^(\w+)=(\S+)$")  # METHOD=LR, as on the command line
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure twice, as .png and as .svg, the latter without a date, so that equal figures are equal files.
-
-    Args:
-        figure: from `blank_figure`.
-        path: its suffix is replaced.
-    """
+    """Write a figure twice, as .png and as .svg, the latter without a date, so that equal figures are equal files."""
     figure.savefig(path.with_suffix(".png"))
     text = io.StringIO()
     with rc_context({"svg.hashsalt": path.stem}):
@@ -56,16 +51,7 @@ def _shortened(path: re.Match[str]) -> str:
 
 
 def blank_figure(width: float, height: float, title: str, note: str = "") -> Figure:
-    """A figure without panels, with a title and an Agg canvas.
-
-    Args:
-        width, height: in inches.
-        title: at the top.
-        note: at the bottom.
-
-    Returns:
-        The figure.
-    """
+    """A figure without panels, with a title and an Agg canvas."""
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     look: dict[str, Any] = {"x": 0.01, "ha": "left", "fontfamily": families()}
@@ -76,13 +62,7 @@ def blank_figure(width: float, height: float, title: str, note: str = "") -> Fig
 
 
 def style(axes: Axes, title: str, x: str = "", y: str = "") -> None:
-    """Give a panel the look of all panels.
-
-    Args:
-        axes: the panel.
-        title: above it.
-        x, y: the labels of its axes.
-    """
+    """Give a panel the look of all panels."""
     axes.set_title(drawable(title), loc="left", fontsize=9, color=INK, fontfamily=families())
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)
@@ -96,37 +76,17 @@ def style(axes: Axes, title: str, x: str = "", y: str = "") -> None:
 
 
 def color(index: int) -> str:
-    """The colour of the method with this number.
-
-    Args:
-        index: from 0.
-
-    Returns:
-        A colour of matplotlib.
-    """
+    """The colour of the method with this number."""
     return _COLORS[index % len(_COLORS)]
 
 
 def dashes(index: int) -> Any:
-    """The dashes of the line with this number.
-
-    Args:
-        index: from 0, for a line without gaps.
-
-    Returns:
-        A line style of matplotlib.
-    """
+    """The dashes of the line with this number."""
     return _DASHES[index % len(_DASHES)]
 
 
 def spoken(label: str) -> str:
     """The name of a method in words, with what its label says beside it.
-
-    Args:
-        label: of a method in an experiment, such as "bwgd=1e-3" or "svgd, large step".
-
-    Returns:
-        The name for a legend.
 
     >>> spoken("srvn"), spoken("bwgd=1e-3"), spoken("Adam")
     ('square-root VN (SR-VN)', 'Bures-Wasserstein (BW-GD), step 1e-3', 'Adam')
@@ -136,11 +96,7 @@ def spoken(label: str) -> str:
 
 
 def legend(figure: Figure) -> None:
-    """Name the lines of all panels once, at the right of them.
-
-    Args:
-        figure: with its panels drawn; a line whose label begins with an underscore has no name.
-    """
+    """Name the lines of all panels once, at the right of them."""
     named: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

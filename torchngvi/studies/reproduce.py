@@ -63,17 +63,7 @@ def _told(path: Path) -> str:
 
 
 def find(name: str) -> Path:
-    """The TOML file of an experiment: a path, or a name of `known`.
-
-    Args:
-        name: such as "srvn-table3", or a path that ends in .toml.
-
-    Returns:
-        The path.
-
-    Raises:
-        InputError: no such experiment.
-    """
+    """The TOML file of an experiment: a path, or a name of `known`."""
     if name.endswith(".toml"):
         return Path(name)
     there = known()
@@ -85,21 +75,7 @@ def find(name: str) -> Path:
 def reproduce(
     name: str, out: str | None = None, *, full: bool = False, from_logs: bool = False, overwrite: bool = False
 ) -> Path:
-    """Run an experiment, and write log.csv, settings.json and its figure or table.
-
-    Args:
-        name: see `find`.
-        out: the folder of the results, by default runs/<name>.
-        full: whether runs are as long as in the paper.
-        from_logs: whether to draw again from the logs in the folder, without a run.
-        overwrite: whether results that are in the folder already may be replaced.
-
-    Returns:
-        The folder.
-
-    Raises:
-        InputError: an unknown experiment, settings that cannot be used, no data at all, no logs, a folder in use.
-    """
+    """Run an experiment, and write log.csv, settings.json and its figure or table."""
     path = find(name)
     try:
         return _run(path, out, full, from_logs, overwrite)
@@ -166,21 +142,7 @@ def compare(
     overwrite: bool = False,
     **flags: Any,
 ) -> Path:
-    """Run several methods on one data set, from a TOML file or from flags, and write logs and curves.
-
-    Args:
-        config: the TOML file.
-        out: the folder of the results.
-        methods: METHOD or METHOD=LR, such as "bwgd=1e-3".
-        overwrite: whether results that are in the folder already may be replaced.
-        flags: fields of `Case`, and ``starts``.
-
-    Returns:
-        The folder.
-
-    Raises:
-        InputError: settings that cannot be used, both a file and flags, or a folder in use.
-    """
+    """Run several methods on one data set, from a TOML file or from flags, and write logs and curves."""
     if config is not None:
         if flags or methods:
             given = ", ".join("--" + key.replace("_", "-") for key in ([*flags, "methods"] if methods else flags))
@@ -223,13 +185,7 @@ def _contender(text: str) -> dict[str, Any]:
 
 
 def write_log(folder: OutputFolder, keys: Mapping[str, Any], log: pd.DataFrame) -> None:
-    """Write log.csv and settings.json.
-
-    Args:
-        folder: where to write.
-        keys: the settings.
-        log: the log.
-    """
+    """Write log.csv and settings.json."""
     with folder.writing() as place:
         write_frame(place / "log.csv", log)
         (place / "settings.json").write_text(json.dumps(keys, indent=2) + "\n")

@@ -36,18 +36,7 @@ class Study(NamedTuple):
 
 
 def study(settings: Mapping[str, Any], path: Path) -> tuple[Study, dict[str, Any]]:
-    """The study that a TOML file names, with its keyword arguments.
-
-    Args:
-        settings: the keys of the file.
-        path: the file, for messages.
-
-    Returns:
-        The study, and the arguments of its ``run``.
-
-    Raises:
-        InputError: an unknown paper, study or setting.
-    """
+    """The study that a TOML file names, with its keyword arguments."""
     arguments = dict(settings)
     paper, name = arguments.pop("paper"), arguments.pop("study", None)
     if paper not in [*PAPERS, *PAPERS.values()]:

@@ -10,18 +10,7 @@ from torchngvi.app import datasets
 
 
 def images(what: str, part: str = "train") -> tuple[Tensor, Tensor]:
-    """Read the images of a part of MNIST.
-
-    Args:
-        what: the experiment that wants them, for the message.
-        part: "train", 60,000 images, or "t10k", the 10,000 of the test.
-
-    Returns:
-        Pixels in [0, 1], (N, 784), float32, and labels from 0 to 9, (N,), int64.
-
-    Raises:
-        MissingDataError: a file is not there.
-    """
+    """Read the images of a part of MNIST."""
     arrays = []
     for name, header in (("labels-idx1", 8), ("images-idx3", 16)):
         with gzip.open(datasets.provided(f"mnist/{part}-{name}-ubyte.gz", what)) as file:
@@ -31,18 +20,7 @@ def images(what: str, part: str = "train") -> tuple[Tensor, Tensor]:
 
 
 def pair(digits: tuple[int, int], rows: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Two digits as two classes.
-
-    Args:
-        digits: the classes; y is 1 for the second.
-        rows: the first so many of their training images; 0 for all.
-
-    Returns:
-        X (N, 784) and y (N,) of the training and of the test part, float64.
-
-    Raises:
-        MissingDataError: a file is not there.
-    """
+    """Two digits as two classes."""
     parts = []
     for part in ("train", "t10k"):
         X, labels = images(f"MNIST of digits {digits[0]} and {digits[1]}", part)
