@@ -55,7 +55,7 @@ def find_moved_name(name: str) -> Any:
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """The finder that imports a module of `MODULES` or `GONE`, after all other finders have found nothing."""
+    """The finder of the modules of `MODULES` and `GONE`, which is asked before all others."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return a spec for a path of the tables, and None for any other."""
@@ -80,7 +80,7 @@ class MovedModules(MetaPathFinder, Loader):
 def install_finder() -> None:
     """Let imports of moved modules find their content."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-        sys.meta_path.append(MovedModules())
+        sys.meta_path.insert(0, MovedModules())
 
 
 def warn_renamed(where: str, old: str, new: str) -> None:
