@@ -18,12 +18,12 @@ from torchngvi import (
     LogJoint,
     NaturalGaussian,
     NaturalGradientVI,
-    ProximalBBVI,
     Quadrature,
 )
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
 from torchngvi.interfaces import Cost, Expectation, Framed
+from torchngvi.methods import ProximalBBVI
 from torchngvi.rules import ProjectedRootGradient, ProjectedSquareRoot, ProximalRootGradient
 from torchngvi.stepsizes import Constant
 from torchngvi.studies.papers.kim2024.complexity import draw_complexity, run_complexity
