@@ -254,6 +254,7 @@ NEEDED = {
 def find_method_steps() -> Iterator[tuple[str, Callable[[], Ready]]]:
     """Six steps of each method from one start."""
     import torchngvi as ngvi
+    from torchngvi import methods
     from torchngvi.ifvb import MeanFieldGaussian
 
     X, y = make_logistic_rows()
@@ -281,7 +282,7 @@ def find_method_steps() -> Iterator[tuple[str, Callable[[], Ready]]]:
         def run() -> Found:
             make, chosen = options[name]
             q = make()
-            optimizer = getattr(ngvi, name)(q, **chosen)
+            optimizer = getattr(methods, name)(q, **chosen)
             losses = [optimizer.step(model) for _ in range(6)]
             return lambda: {
                 "loss": to_floats(torch.stack([torch.as_tensor(loss) for loss in losses])),

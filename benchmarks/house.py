@@ -85,11 +85,12 @@ def count_code_lines(path: Path) -> int:
 
 
 def read_exports(module: ast.Module) -> set[str]:
-    """The names of `__all__`."""
-    for node in module.body:
-        if isinstance(node, ast.Assign) and any(getattr(each, "id", "") == "__all__" for each in node.targets):
-            return {each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
-    return set()
+    """The names of `__all__`, also where it takes them from another constant of the module."""
+    bound = {getattr(target, "id", ""): value for target, value in find_bindings(module.body)}
+    found = list(ast.walk(bound.get("__all__", ast.Tuple())))
+    used = [bound[node.id] for node in found if isinstance(node, ast.Name) and node.id in bound]
+    texts = [node.value for value in (*found, *used) for node in ast.walk(value) if isinstance(node, ast.Constant)]
+    return {text for text in texts if isinstance(text, str) and text.isidentifier()}
 
 
 def find_exports(tree: Path) -> set[tuple[Path, str]]:
