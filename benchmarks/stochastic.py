@@ -33,6 +33,7 @@ from evaluations import breast_cancer
 from matplotlib.ticker import NullLocator
 from torch import Tensor
 
+from examples.papers.tan2025.logistic import regression
 from torchngvi import (
     BBVI,
     NGVI,
@@ -53,13 +54,12 @@ from torchngvi import (
     Stein,
     fit,
 )
+from torchngvi.app.compare.plots import blank_figure, color, style
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import BonnetPrice, Fixed, Hessian, Independent, PathDerivative, Reparametrized
 from torchngvi.models.likelihoods import StudentT
 from torchngvi.rules import Adam, ProjectedRootGradient
 from torchngvi.stepsizes import theorem_schedule
-from torchngvi.studies.figures import blank_figure, color, style
-from torchngvi.studies.papers.tan2025.logistic import regression
 from torchngvi.theory.kim2024 import landing_variance
 
 LOOKS = (100, 200, 300, 600, 1_000, 2_000, 3_000, 6_000, 10_000, 20_000, 30_000)  # gradients

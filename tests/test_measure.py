@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
 
 from benchmarks import measure  # noqa: E402
-from torchngvi.studies.reproduce import known  # noqa: E402
+from examples.papers.reproduce import known  # noqa: E402
 
 LOG = json.loads(measure.LOG.read_text())
 DONE = {"ended": "ran", "version": "9", "day": "today", "seconds": 1}

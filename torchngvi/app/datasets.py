@@ -4,6 +4,7 @@ Files of one data set differ in compression, in the coding of the two classes an
 The checksum is therefore of the content: shape, classes and the entries to three decimals.
 """
 
+import gzip
 import hashlib
 import os
 import urllib.error
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from sklearn.datasets import load_svmlight_file
+from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import write_whole
@@ -188,3 +191,46 @@ def provided(name: str, what: str) -> Path:
     if not path.is_file():
         raise MissingDataError(f"{what} is not here. Set TORCHNGVI_DATA to a folder that holds {name}.")
     return path
+
+
+def mnist_images(what: str, part: str = "train") -> tuple[Tensor, Tensor]:
+    """Read the images of a part of MNIST.
+
+    Args:
+        what: the experiment that wants them, for the message.
+        part: "train", 60,000 images, or "t10k", the 10,000 of the test.
+
+    Returns:
+        Pixels in [0, 1], (N, 784), float32, and labels from 0 to 9, (N,), int64.
+
+    Raises:
+        MissingDataError: a file is not there.
+    """
+    arrays = []
+    for name, header in (("labels-idx1", 8), ("images-idx3", 16)):
+        with gzip.open(provided(f"mnist/{part}-{name}-ubyte.gz", what)) as file:
+            arrays.append(np.frombuffer(file.read(), np.uint8, offset=header))
+    labels, pixels = arrays[0], arrays[1].reshape(len(arrays[0]), -1)
+    return torch.as_tensor(pixels.astype(np.float32) / 255), torch.as_tensor(labels.astype(np.int64))
+
+
+def mnist_pair(digits: tuple[int, int], rows: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Two digits as two classes.
+
+    Args:
+        digits: the classes; y is 1 for the second.
+        rows: the first so many of their training images; 0 for all.
+
+    Returns:
+        X (N, 784) and y (N,) of the training and of the test part, float64.
+
+    Raises:
+        MissingDataError: a file is not there.
+    """
+    parts = []
+    for part in ("train", "t10k"):
+        X, labels = mnist_images(f"MNIST of digits {digits[0]} and {digits[1]}", part)
+        kept = (labels == digits[0]) | (labels == digits[1])
+        parts.append((X[kept].double(), (labels[kept] == digits[1]).double()))
+    (X, y), test = parts
+    return (X[: rows or len(X)], y[: rows or len(y)]), test
