@@ -202,5 +202,5 @@ def test_every_claim_names_tests_and_commands_that_exist():
             *of, name = path.removeprefix("::").split("::")
             assert f"def {name}(" in source
             assert all(f"class {owner}" in source for owner in of)
-    for name in re.findall(r"torchngvi reproduce ([\w-]+)", text):
+    for name in re.findall(r"python -m examples\.papers ([\w-]+)", text):
         assert (root / "configs" / "papers" / f"{name}.toml").is_file()

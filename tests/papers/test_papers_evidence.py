@@ -20,7 +20,7 @@ DOCS = TESTS.parent / "docs"
 ROWS = {"capabilities": 52, "ifvb": 35, "tan": 36, "bbvi": 34, "ngvi": 37}  # page: the rows of its list
 PREFIXES = "srvn|ifvb|tan|bbvi|ngvi|price"
 ID = re.compile(r"`(test_\w+\.py)((?:::\w+)*)(?:\[[^`]*\])?`")
-EXPERIMENT = re.compile(rf"`(?:torchngvi reproduce )?((?:{PREFIXES})-\w+)`")
+EXPERIMENT = re.compile(rf"`(?:python -m examples.papers )?((?:{PREFIXES})-\w+)`")
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def test_every_experiment_of_the_pages_is_known():
     said = {
         (page.name, name)
         for page in DOCS.rglob("*.md")
-        for name in re.findall(r"torchngvi reproduce ([\w-]+)", page.read_text(encoding="utf-8"))
+        for name in re.findall(r"python -m examples\.papers ([\w-]+)", page.read_text(encoding="utf-8"))
     }
     assert said
     assert {(page, name) for page, name in said if name not in reproduce.known()} == set()

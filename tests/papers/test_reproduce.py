@@ -213,8 +213,7 @@ def test_the_module_lists_what_the_command_lists(capfd):
         [sys.executable, "-m", "examples.papers"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert found.stdout == listed
-    named = [sys.executable, "-m", "examples.papers", "srvn-fig33"]
-    refused = subprocess.run(named, cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = subprocess.run([*words, "srvn-fig33"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert refused.stderr.startswith("torchngvi: error: there is no experiment 'srvn-fig33'. Did you mean")
 
@@ -224,8 +223,8 @@ def test_an_installation_names_the_clone(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "torchngvi" / "cli.py"))
     assert main(["reproduce", *words]) == 2
     assert capsys.readouterr().err == (
-        "torchngvi: error: the experiments of the papers are in a clone of torchngvi, and not in what pip has installed. "
-        f"In the root of a clone, run {' '.join(['python -m examples.papers', *words])}.\n"
+        "torchngvi: error: the experiments of the papers are in a clone of torchngvi, and not in what pip has "
+        f"installed. In the root of a clone, run {' '.join(['python -m examples.papers', *words])}.\n"
     )
 
 
