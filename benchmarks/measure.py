@@ -3,8 +3,8 @@
     python -m benchmarks.measure [--only PATTERN] [--limit 300] [--jobs 1] [--new] [--list]
 
 README and docs are the registry: a command there that starts with ``python -m benchmarks``, ``python benchmarks/``,
-``python examples/``, ``python docs/draw_`` or ``python -m examples.papers`` is a measurement, and is run as it is printed
-there (experiments without their options).  What it prints goes into runs/measure, what became of it into
+``python examples/``, ``python docs/draw_`` or ``python -m examples.papers`` is a measurement, and is run as it is
+printed there (experiments without their options).  What it prints goes into runs/measure, what became of it into
 benchmarks/measure.json, and docs/appendix/measured.md is written from that.  Of the numbers in the tables of its
 section, those of three digits or more, it is counted how many are printed again; times and ratios of times never quite
 are, and a table between markers, which a command writes into its page, is no witness.  A command that names a CLONE, a

@@ -209,9 +209,8 @@ def test_the_module_lists_what_the_command_lists(capfd):
     """``python -m examples.papers`` in the root of a clone."""
     assert main(["reproduce"]) == 0
     listed = capfd.readouterr().out
-    found = subprocess.run(
-        [sys.executable, "-m", "examples.papers"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    words = [sys.executable, "-m", "examples.papers"]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout == listed
     refused = subprocess.run([*words, "srvn-fig33"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
