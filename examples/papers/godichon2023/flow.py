@@ -1,4 +1,4 @@
-"""Example 5, Figure 6: the orthogonal flow on German credit."""
+"""Example 5, Figure 6: the flow with two orthogonal matrices on German credit."""
 
 import gzip
 import math
@@ -17,6 +17,7 @@ from examples.papers.godichon2023.problems import (
     FLOAT,
 )
 from examples.papers.godichon2023.runs import Build, logged, recipe
+from examples.papers.godichon2023.two_rotations import TwoRotations
 from torchngvi.app.compare.plots import blank_figure, legend, save, style
 from torchngvi.app.datasets import provided
 from torchngvi.fitting.fit import fit
@@ -25,7 +26,6 @@ from torchngvi.ifvb import (
     BatchFisher,
     Identity,
     MatrixFree,
-    OrthogonalFlow,
     Pathwise,
     Window,
     lower_bound,
@@ -92,9 +92,9 @@ def run_flow(
     for seed in range(seeds):
         for name, build in _flow_methods(draws, samples).items():
             zero = torch.zeros(target.dim, dtype=FLOAT)
-            q = OrthogonalFlow(zero, eye, zero - 0.5)
+            q = TwoRotations(eye, zero, eye, zero - 0.5)
 
-            def measure(lam: Tensor, q: OrthogonalFlow = q) -> dict[str, Tensor]:
+            def measure(lam: Tensor, q: TwoRotations = q) -> dict[str, Tensor]:
                 value = lower_bound(q, target, 200, torch.Generator().manual_seed(999), lam)[0]
                 return {"bound": value}
 
