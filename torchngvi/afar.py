@@ -47,14 +47,6 @@ class Place(NamedTuple):
 def placed(theta: Tensor, energy: Tensor, gradient: Tensor) -> Place:
     """A place with its φ.
 
-    Args:
-        theta: (D,).
-        energy: ℓ there.
-        gradient: ∇ℓ there, (D,).
-
-    Returns:
-        The place.
-
     >>> placed(torch.zeros(1), torch.tensor(5.0), torch.ones(1)).value
     5.0
     >>> at = placed(torch.zeros(1), torch.tensor(10 * math.e), torch.ones(1))
@@ -72,9 +64,6 @@ def placed(theta: Tensor, energy: Tensor, gradient: Tensor) -> Place:
 class Afar:
     """BFGS on φ, which remembers the curvature from one descent to the next.
 
-    Args:
-        scale: about the length of a first step in each coordinate, (D,).
-
     Attributes:
         place: where it has come to.
         scale: standard deviations of the coordinates by what is known of the curvature, (D,).
@@ -88,15 +77,7 @@ class Afar:
         self.first, self.scale, self.new, self.gradients = scale, scale, True, 0
 
     def run(self, start: Place, budget: int) -> Asking[Place]:
-        """Descend to where some steps in a row have neither promised nor brought a nat a coordinate.
-
-        Args:
-            start: where ℓ and ∇ℓ are finite.
-            budget: gradients of all descents, about.
-
-        Returns:
-            The place.
-        """
+        """Descend to where some steps in a row have neither promised nor brought a nat a coordinate."""
         self.place, forgotten = start, 0
         if self.new:
             self._forget()

@@ -150,22 +150,6 @@ def read_number(
 ) -> float:
     """Read a real number: of Python or NumPy, or a tensor of one entry that no gradient is asked of.
 
-    Args:
-        name: the name of the argument.
-        value: what the user gave.
-        what: what the argument is or does, which a refusal says before the interval.
-        above: what it must be larger than.
-        at_least: the smallest value.
-        below: what it must be smaller than.
-        at_most: the largest value.
-        infinite: whether it may be infinite.
-
-    Returns:
-        The number.
-
-    Raises:
-        InputError: if it is something else, such as a truth value, a text or NaN, or outside the interval.
-
     >>> read_number("tolerance", torch.tensor(0.5), above=0)
     0.5
     >>> read_number("tolerance", -1, above=0)
@@ -205,18 +189,6 @@ def is_size(value: Any, *, at_least: int = 1) -> bool:
 def read_count(name: str, value: Any, what: str | None = None, *, at_least: int = 1) -> int:
     """Read a whole number, such as a budget or a number of data.
 
-    Args:
-        name: the name of the argument.
-        value: what the user gave; 1e3 is the whole number 1000.
-        what: what the argument is or does, which a refusal says before the interval.
-        at_least: the smallest value.
-
-    Returns:
-        The number, less than 2⁶³.
-
-    Raises:
-        InputError: if it is something else.
-
     >>> read_count("max_evaluations", 1e3)
     1000
     >>> read_count("steps", 0)
@@ -230,18 +202,6 @@ def read_count(name: str, value: Any, what: str | None = None, *, at_least: int 
 
 def read_size(name: str, value: Any, what: str | None = None, *, at_least: int = 1) -> int:
     """Read a number of draws, of coordinates, or another size of a tensor: an integer, where 2.0 is a slip.
-
-    Args:
-        name: the name of the argument.
-        value: what the user gave.
-        what: what the argument is or does, which a refusal says before the interval.
-        at_least: the smallest number.
-
-    Returns:
-        The number, less than 2³¹.
-
-    Raises:
-        InputError: if it is something else.
 
     >>> read_size("samples", 16)
     16
@@ -260,19 +220,6 @@ def _whole(what: str | None, value: Any, at_least: int, at_most: int) -> str:
 def read_sizes(name: str, value: Any, what: str, *, at_least: int = 1, none: bool = True) -> tuple[int, ...]:
     """Read a list of sizes.
 
-    Args:
-        name: the name of the argument.
-        value: what the user gave.
-        what: what the argument is, the rest of the sentence of a refusal.
-        at_least: the smallest size.
-        none: whether the list may be empty.
-
-    Returns:
-        The sizes.
-
-    Raises:
-        InputError: if it is no list of integers from `at_least` on.
-
     >>> read_sizes("batch_shape", [2, 3], "is a tuple of numbers")
     (2, 3)
     """
@@ -285,9 +232,6 @@ def read_sizes(name: str, value: Any, what: str, *, at_least: int = 1, none: boo
 def read_flag(name: str, value: Any, what: str = "is True or False") -> bool:
     """Read a truth value of Python or NumPy.
 
-    Raises:
-        InputError: if it is something else.
-
     >>> read_flag("progress", False)
     False
     """
@@ -299,18 +243,6 @@ def read_flag(name: str, value: Any, what: str = "is True or False") -> bool:
 
 def read_choice(name: str, value: Any, choices: Iterable[str], what: str | None = None) -> str:
     """Read one word among several.
-
-    Args:
-        name: the name of the argument.
-        value: what the user gave.
-        choices: the words.
-        what: what the argument is, the rest of the sentence of a refusal; by default the words.
-
-    Returns:
-        The word.
-
-    Raises:
-        InputError: if it is none of them; the word that is close is named.
 
     >>> read_choice("kind", "mixtur", ["mixture", "warp"])
     Traceback (most recent call last):
@@ -326,17 +258,6 @@ def read_choice(name: str, value: Any, choices: Iterable[str], what: str | None 
 def read_seed(name: str, value: Any, what: str = "is a seed, a whole number such as 0 of less than 63 bits") -> int:
     """Read a seed of draws.
 
-    Args:
-        name: the name of the argument.
-        value: what the user gave.
-        what: what the argument is, the rest of the sentence of a refusal.
-
-    Returns:
-        The seed.
-
-    Raises:
-        InputError: if it is no whole number that every generator of PyTorch takes.
-
     >>> read_seed("seed", 3)
     3
     """
@@ -349,21 +270,10 @@ def read_seed(name: str, value: Any, what: str = "is a seed, a whole number such
 def read_generator(name: str, value: Any, device: torch.device | None = None) -> torch.Generator | None:
     """Read a source of draws, or None for PyTorch's own.
 
-    Args:
-        name: the name of the argument.
-        value: what the user gave.
-        device: the device on which it is to draw, where that is known.
-
-    Returns:
-        The generator, or None.
-
-    Raises:
-        InputError: if it is something else, such as a seed, or a generator of another device.
-
     >>> read_generator("generator", 3)
     Traceback (most recent call last):
     torchngvi.errors.InputError: generator is a torch.Generator, such as torch.Generator().manual_seed(0), or None; \
-got 3.
+    got 3.
     """
     if value is None:
         return None
@@ -381,9 +291,6 @@ got 3.
 
 def read_device(name: str, value: Any) -> torch.device | None:
     """Read a device that holds numbers and that this machine has, or None.
-
-    Raises:
-        InputError: if it is something else; "gpu" is "cuda" in PyTorch.
 
     >>> read_device("device", "cpu")
     device(type='cpu')
@@ -414,9 +321,6 @@ def read_device(name: str, value: Any) -> torch.device | None:
 def read_dtype(name: str, value: Any) -> torch.dtype | None:
     """Read a floating-point dtype, or None.
 
-    Raises:
-        InputError: if it is something else, such as a text or a dtype of whole numbers.
-
     >>> read_dtype("dtype", torch.float64)
     torch.float64
     """
@@ -436,21 +340,6 @@ def read_tensor(
     remedy: str = "",
 ) -> Tensor:
     """Read real numbers as a floating-point tensor, from a tensor, an array, a table or nested lists.
-
-    Args:
-        name: the name of the argument.
-        value: what the user gave.
-        what: what the argument is, the rest of the sentence of a refusal of its shape.
-        like: a tensor that decides dtype and device; by default those of the value, or torch's default dtype.
-        shape: the sizes, None for any size.
-        finite: whether its entries must be finite.
-        remedy: what to do about entries that are not finite, a sentence.
-
-    Returns:
-        The tensor.
-
-    Raises:
-        InputError: if it holds no numbers, or complex ones, or NaN or infinite ones, or is of another shape.
 
     >>> read_tensor("y", [0, 1], like=torch.zeros(1, dtype=torch.float64))
     tensor([0., 1.], dtype=torch.float64)
@@ -488,16 +377,6 @@ def read_tensor(
 def read_shares(name: str, value: Any) -> list[float]:
     """Read levels of quantiles.
 
-    Args:
-        name: the name of the argument.
-        value: what the user gave.
-
-    Returns:
-        The numbers.
-
-    Raises:
-        InputError: no numbers between 0 and 1, both excluded, such as per cent.
-
     >>> read_shares("quantiles", [0.1, 0.9])
     [0.1, 0.9]
     """
@@ -518,21 +397,6 @@ def read_instance(
 ) -> T:
     """Check that an object is of the kind that is needed.
 
-    Args:
-        name: the name of the argument.
-        value: what the user gave.
-        kind: its class, or several.
-        what: what the argument is, the rest of the sentence of a refusal.
-        other: the argument for which this one may have been taken: where it is of the kind, the refusal says that the
-            two are swapped.
-        error: the class of the error.
-
-    Returns:
-        The object.
-
-    Raises:
-        TorchngviError: if it is something else, a class that was not called among it; by default an `InputError`.
-
     >>> read_instance("count", "x", int, "is an int", other=3)
     Traceback (most recent call last):
     torchngvi.errors.InputError: count is an int; got 'x'. The arguments are swapped.
@@ -552,19 +416,6 @@ def read_callable(
     name: str, value: Any, what: str = "is a function", *, arguments: str | None = None
 ) -> Callable[..., Any]:
     """Check that something is a function, and neither a class nor a module without a forward pass.
-
-    Args:
-        name: the name of the argument.
-        value: what the user gave.
-        what: what the argument is, the rest of the sentence of a refusal.
-        arguments: the arguments with which it will be called, with commas between them, where its signature is to be
-            checked.
-
-    Returns:
-        The function.
-
-    Raises:
-        InputError: if it is none, or cannot be called so.
 
     >>> read_callable("log_prior", 3, "is a function of theta")
     Traceback (most recent call last):
@@ -588,9 +439,6 @@ def read_callable(
 def read_list(name: str, value: Any, what: str) -> list[Any]:
     """Read a list, a tuple or another iterable, no text and no mapping.
 
-    Raises:
-        InputError: if it is none.
-
     >>> read_list("sizes", (1, 2), "are the sizes of the blocks")
     [1, 2]
     """
@@ -605,9 +453,6 @@ def read_list(name: str, value: Any, what: str) -> list[Any]:
 def read_names(name: str, value: Any, what: str) -> tuple[str, ...]:
     """Read a list of names, no text.
 
-    Raises:
-        InputError: if it is no list, or one of something else than texts.
-
     >>> read_names("names", ["a", "b"], "are those of the coordinates")
     ('a', 'b')
     """
@@ -619,9 +464,6 @@ def read_names(name: str, value: Any, what: str) -> tuple[str, ...]:
 
 def read_path(name: str, value: Any, what: str = "is the path of a file") -> Path:
     """Read the path of a file.
-
-    Raises:
-        InputError: if it is no text and no path, an empty text, or one with a null character.
 
     >>> read_path("checkpoint", "run.pt").name
     'run.pt'

@@ -81,10 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _last_sentence(error: Exception) -> str | None:
-    """For errors of the machine, and for any in reading input, which no check can foresee in full.
-
-    None for all others, which are faults of the library.
-    """
+    """For errors of the machine, and for any in reading input, which no check can foresee in full."""
     said = " ".join(str(error).split()) or type(error).__name__
     trace = f"Set {DEBUG}=1 to see where."
     if isinstance(error, MemoryError) or any(sign in said for sign in _OUT_OF_MEMORY):

@@ -18,16 +18,6 @@ def energy_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Evaluate ℓ = -log joint and its gradient at many θ, in calls of at most ``target.draws_at_once`` of them.
 
-    Args:
-        target: the target whose log joint is differentiated.
-        theta: the points θ_s, (S, *batch, D).
-
-    Returns:
-        ℓ, (S, *batch), and ∇ℓ, (S, *batch, D), detached from the graph.
-
-    Raises:
-        InputError: if the log joint does not depend on theta.
-
     >>> from torchngvi import LogJoint
     >>> energy_and_gradient(LogJoint(lambda theta: -theta.square().sum(-1)), torch.ones(1, 2))
     (tensor([2.]), tensor([[2., 2.]]))
@@ -54,18 +44,6 @@ def mean_hessian_products(
 ) -> Tensor:
     """The products of the mean Hessian of ℓ with given directions, mean_s ∇²ℓ(θ_s) v_k, without forming a Hessian.
 
-    Args:
-        target: the target whose log joint is differentiated twice.
-        theta: the points θ_s, (S, *batch, D).
-        directions: the vectors v_k, (K, *batch, D).
-        chunk: the largest number of copies of θ in one call, which bounds the memory.
-
-    Returns:
-        The products, (K, *batch, D).
-
-    Raises:
-        InputError: if the log joint does not depend on theta.
-
     >>> from torchngvi import LogJoint
     >>> target = LogJoint(lambda theta: -theta.pow(3).sum(-1))
     >>> mean_hessian_products(target, torch.ones(1, 2), torch.eye(2), chunk=64).tolist()
@@ -85,17 +63,6 @@ def mean_hessian(
 ) -> Tensor:
     """The mean Hessian of ℓ, mean_s ∇²ℓ(θ_s), from `mean_hessian_products` with the unit vectors.
 
-    Args:
-        target: the target whose log joint is differentiated twice.
-        theta: the points θ_s, (S, *batch, D).
-        chunk: the largest number of copies of θ in one call, which bounds the memory.
-
-    Returns:
-        The Hessian, (*batch, D, D), symmetric to the last bit.
-
-    Raises:
-        InputError: if the log joint does not depend on theta.
-
     >>> from torchngvi import LogJoint
     >>> mean_hessian(LogJoint(lambda theta: -theta.prod(-1)), torch.ones(1, 2), chunk=64).tolist()
     [[0.0, 1.0], [1.0, 0.0]]
@@ -114,18 +81,6 @@ def mean_hessian_diagonal(
     chunk: int,
 ) -> Tensor:
     """The diagonal of a scaled mean Hessian, mean_s diag(diag(s) ∇²ℓ(θ_s) diag(s)), without a D x D matrix.
-
-    Args:
-        target: the target whose log joint is differentiated twice.
-        theta: the points θ_s, (S, *batch, D).
-        scale: the scales s of the coordinates, (*batch, D).
-        chunk: the largest number of copies of θ in one call, which bounds the memory.
-
-    Returns:
-        The diagonal, (*batch, D).
-
-    Raises:
-        InputError: if the log joint does not depend on theta.
 
     >>> from torchngvi import LogJoint
     >>> target = LogJoint(lambda theta: -theta.pow(3).sum(-1))

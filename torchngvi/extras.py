@@ -10,16 +10,6 @@ from pathlib import Path
 def needing(what: str, extra: str) -> Iterator[None]:
     """A block of imports, in which a package that is not installed is named with the extra that brings it.
 
-    Args:
-        what: the module or function that needs it, for the message.
-        extra: the extra.
-
-    Returns:
-        A context manager.
-
-    Raises:
-        ImportError: a package is missing; its name is that of the package.
-
     >>> with needing("a test", "cli"):  # doctest: +ELLIPSIS
     ...     import no_such_package
     Traceback (most recent call last):
@@ -36,12 +26,6 @@ def needing(what: str, extra: str) -> Iterator[None]:
 
 def install(extra: str) -> str:
     """The command that installs an extra.
-
-    Args:
-        extra: its name, such as "cli".
-
-    Returns:
-        Of a package that runs from its source tree a command on that folder, else one on the installed package.
 
     >>> install("cli").startswith("pip install")
     True

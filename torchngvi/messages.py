@@ -11,12 +11,6 @@ SHOWN = 20  # names in a message at most
 def shown(value: float) -> str:
     """A number as all tables print it: four significant digits whatever its size, and no exponent in usual units.
 
-    Args:
-        value: the number.
-
-    Returns:
-        Its text.
-
     >>> [shown(value) for value in (0.000966, 24.6667, 31234.5, 2.5e9, math.inf)]
     ['0.000966', '24.67', '31234', '2.5e+09', 'beyond 1e308']
     """
@@ -29,12 +23,6 @@ def shown(value: float) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names for a message, not more than can be read.
 
-    Args:
-        names: all of them.
-
-    Returns:
-        The names with commas; of more than 20 the first 20, and how many there are.
-
     >>> listed(["a", "b"])
     'a, b'
     >>> listed([f"x{n}" for n in range(30)])[-19:]
@@ -45,14 +33,6 @@ def listed(names: Sequence[str]) -> str:
 
 def hint(name: str, known: Iterable[str], meant: Mapping[str, str] = MappingProxyType({})) -> str:
     """A question such as 'Did you mean ..?' for a name that is not known.
-
-    Args:
-        name: what the user wrote.
-        known: the names that there are.
-        meant: of names that are no answer by themselves, what is asked in their place.
-
-    Returns:
-        The question after a space, or an empty text where no name is close.
 
     >>> hint("famly", ["family", "data"])
     " Did you mean 'family'?"

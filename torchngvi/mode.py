@@ -75,16 +75,6 @@ def find_mode(
 ) -> Mode | None:
     """Minimise ℓ from a start; None where ℓ or its derivative is not finite there.
 
-    Args:
-        target: the log joint.
-        start: (D,).
-        budget: of gradients.
-        over: asked before each call of the log joint; where it says so the search ends where it is, not ``found``.
-        path: takes the points that the search goes through, thinned out where their roots are large.
-
-    Returns:
-        Where the search ended, with the curvature there.
-
     >>> from torchngvi.models import LogJoint
     >>> target = LogJoint(lambda theta: -0.5 * (theta - 3).square().sum(-1))
     >>> mode = find_mode(target, torch.zeros(2, dtype=torch.float64), 100)
@@ -103,16 +93,6 @@ def find_modes(
     path: list[Seen] | None = None,
 ) -> list[Mode | None]:
     """Minimise ℓ from each of several starts, side by side, as `find_mode` does from one.
-
-    Args:
-        target: the log joint.
-        starts: (K, D).
-        budget: of gradients for each.
-        over: asked before each call of the log joint; where it says so the searches end where they are.
-        path: takes the points that the first search goes through.
-
-    Returns:
-        One mode a start; None where ℓ or its derivative is not finite there.
 
     >>> from torchngvi.models import LogJoint
     >>> target = LogJoint(lambda theta: -0.5 * (theta - 3).square().sum(-1))
@@ -302,14 +282,6 @@ def search_points(
 ) -> Tensor:
     """Points from which modes are searched for: half of them uniform on (-2, 2), half around a Gaussian.
 
-    Args:
-        mean: of the Gaussian, (D,).
-        stddev: its standard deviations, (D,); points are up to six of them away.
-        seed: of the points.
-
-    Returns:
-        From 4 points in many dimensions to 16 in few, (K, D).
-
     >>> search_points(torch.zeros(2), torch.ones(2), seed=0).shape
     torch.Size([16, 2])
     """
@@ -323,13 +295,6 @@ def search_points(
 
 def distinct(first: Mode, second: Mode) -> bool:
     """Say whether two modes are more than three standard deviations apart by both curvatures.
-
-    Args:
-        first: a mode.
-        second: another.
-
-    Returns:
-        Whether they are apart.
 
     >>> one = Mode(torch.zeros(1), torch.eye(1), 0.0, True, 1)
     >>> distinct(one, one._replace(theta=torch.tensor([4.0]))), distinct(one, one)

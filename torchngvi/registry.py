@@ -78,20 +78,6 @@ def posterior(
 ) -> Gaussian | FlatGaussian:
     """The Gaussian posterior of that name over D coordinates.
 
-    Args:
-        name: a key of `POSTERIORS` or `FLAT_POSTERIORS`.
-        dim: D.
-        batch_shape: the batch shape, for many posteriors at once.
-        structure: the covariance's pattern, see `pattern`; without one, that of the posterior.
-        start: ``mean``, ``scale``, ``dtype`` and ``device``, as the posterior's own class takes them.
-
-    Returns:
-        The posterior.
-
-    Raises:
-        InputError: an unknown name, a pattern of another size, a start that the posterior refuses.
-        PairError: a posterior whose pattern is another one, or that is flat and has none.
-
     >>> posterior("precision", 3, structure="diagonal").structure
     Diagonal(dim=3)
     """
@@ -123,16 +109,6 @@ def pattern(
 ) -> Pattern:
     """The covariance's pattern over D coordinates: every entry, the diagonal, or blocks independent of one another.
 
-    Args:
-        structure: "full", "diagonal", or the sizes of blocks in the order of θ, as "1,4,2".
-        dim: D.
-
-    Returns:
-        The pattern.
-
-    Raises:
-        InputError: neither a name nor sizes, or sizes that do not sum to D.
-
     >>> pattern("1,4,2", 7).parameters, pattern("full", 7).parameters  # 1 + 10 + 3, and 7·8/2
     (14, 28)
     """
@@ -151,12 +127,6 @@ def pattern(
 def structure_of(name: str) -> str:
     """The pattern of a posterior where none is asked for.
 
-    Args:
-        name: a key of `POSTERIORS` or `FLAT_POSTERIORS`.
-
-    Returns:
-        The name of the pattern, a key of `STRUCTURES`.
-
     >>> structure_of("natural"), structure_of("diagonal")
     ('full', 'diagonal')
     """
@@ -171,16 +141,6 @@ def widths(
     dim: int,
 ) -> tuple[int, int]:
     """The size of the largest block of a pattern, and the entries of all blocks: the numbers behind memory and time.
-
-    Args:
-        structure: as for `pattern`.
-        dim: D.
-
-    Returns:
-        The width of the largest block, and the sum of the squared widths.
-
-    Raises:
-        InputError: neither a name nor sizes.
 
     >>> widths("full", 7), widths("diagonal", 7), widths("1,4,2", 7)
     ((7, 49), (1, 7), (4, 21))
@@ -210,19 +170,6 @@ def method(
 ) -> NaturalGradientVI:
     """The optimizer of that name over q.
 
-    Args:
-        name: a key of `METHODS` or `FLAT_METHODS`.
-        q: the posterior that it moves.
-        lr: its learning rate; without one it finds its steps by trial, or takes the step of its paper.
-        settings: further arguments of its class, such as ``estimator``.
-
-    Returns:
-        The optimizer.
-
-    Raises:
-        InputError: an unknown name, a learning rate that is missing or is not positive.
-        PairError: a posterior that the method cannot move.
-
     >>> type(method("iblr", posterior("natural", 2), 0.1)).__name__
     'IBLR'
     """
@@ -243,16 +190,6 @@ def method(
 
 def check(method_name: str, posterior_name: str, structure: str | None = None, lr: float | None = None) -> None:
     """Check that a method, a posterior and a pattern fit together, before there are data.
-
-    Args:
-        method_name: a key of `METHODS` or `FLAT_METHODS`.
-        posterior_name: a key of `POSTERIORS` or `FLAT_POSTERIORS`.
-        structure: the pattern, see `pattern`.
-        lr: the learning rate, if one is given.
-
-    Raises:
-        InputError: an unknown name, a learning rate that is missing.
-        PairError: a method and a posterior, or a posterior and a pattern, that do not fit: in their own words.
 
     >>> check("vn", "precision", "1,4,2")
     """
@@ -275,12 +212,6 @@ def check(method_name: str, posterior_name: str, structure: str | None = None, l
 def partners(name: str) -> tuple[str, ...]:
     """The posteriors that a method can move.
 
-    Args:
-        name: a key of `METHODS` or `FLAT_METHODS`.
-
-    Returns:
-        Keys of `POSTERIORS` or `FLAT_POSTERIORS`.
-
     >>> partners("bwgd")
     ('cholesky', 'diagonal')
     """
@@ -290,12 +221,6 @@ def partners(name: str) -> tuple[str, ...]:
 @functools.cache
 def needs_lr(name: str) -> bool:
     """Whether a method needs a learning rate: its path does not start along the natural gradient, whose units cancel.
-
-    Args:
-        name: a key of `METHODS`.
-
-    Returns:
-        True if it needs one.
 
     >>> needs_lr("vn"), needs_lr("bwgd")
     (False, True)
@@ -310,12 +235,6 @@ def needs_lr(name: str) -> bool:
 @functools.cache
 def by_trial(name: str) -> bool:
     """Whether a method without a learning rate finds its steps by trial, for which the values of L must be exact.
-
-    Args:
-        name: a key of `METHODS`.
-
-    Returns:
-        True if it does.
 
     >>> by_trial("vn"), by_trial("snngm"), by_trial("bwgd")
     (True, False, False)

@@ -33,11 +33,7 @@ NAMES: dict[str, tuple[str, ...]] = {}
 
 
 def find_moved_name(name: str) -> Any:
-    """Return what ``torchngvi.name`` was, with a warning that says where it is now.
-
-    Raises:
-        KeyError: the name is in no row of `NAMES`.
-    """
+    """Return what ``torchngvi.name`` was, with a warning that says where it is now."""
     home = {moved: module for module, names in NAMES.items() for moved in names}[name]
     new = f"{home}.{name}"
     warnings.warn(
@@ -49,7 +45,7 @@ def find_moved_name(name: str) -> Any:
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """The finder that imports a module of `MODULES` or `GONE`, after all other finders have found nothing."""
+    """The finder of the modules of `MODULES` and `GONE`, which is asked before all others."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return a spec for a path of the tables, and None for any other."""
@@ -74,16 +70,11 @@ class MovedModules(MetaPathFinder, Loader):
 def install_finder() -> None:
     """Let imports of moved modules find their content."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-        sys.meta_path.append(MovedModules())
+        sys.meta_path.insert(0, MovedModules())
 
 
 def warn_renamed(where: str, old: str, new: str) -> None:
     """Warn that a name has changed, at the line that still uses the old one: the caller of the caller.
-
-    Args:
-        where: the class or function, for the message.
-        old: the old name.
-        new: the new name.
 
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
@@ -100,15 +91,6 @@ def warn_renamed(where: str, old: str, new: str) -> None:
 
 def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator by which a function takes the old names of its keyword arguments, too, with a warning.
-
-    Args:
-        names: old name to new name.
-
-    Returns:
-        The decorator.
-
-    Raises:
-        InputError: on a call, both spellings of one argument.
 
     >>> @renamed(size="dim")
     ... def zeros(dim):
@@ -138,15 +120,6 @@ def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def moved(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator by which a function refuses keyword arguments that it had once, and says where each is now.
-
-    Args:
-        places: old name to what one writes in its place.
-
-    Returns:
-        The decorator.
-
-    Raises:
-        InputError: on a call, one of the old names.
 
     >>> @moved(radius="step_size=KLRadius(...)")
     ... def fitted(step_size=None):

@@ -36,18 +36,7 @@ class Study(NamedTuple):
 
 
 def study(settings: Mapping[str, Any], path: Path) -> tuple[Study, dict[str, Any]]:
-    """The study that a TOML file names, with its keyword arguments.
-
-    Args:
-        settings: the keys of the file.
-        path: the file, for messages.
-
-    Returns:
-        The study, and the arguments of its ``run``.
-
-    Raises:
-        InputError: an unknown paper, study or setting.
-    """
+    """The study that a TOML file names, with its keyword arguments."""
     arguments = dict(settings)
     paper, name = arguments.pop("paper"), arguments.pop("study", None)
     if paper not in [*PAPERS, *PAPERS.values()]:
@@ -66,14 +55,6 @@ def study(settings: Mapping[str, Any], path: Path) -> tuple[Study, dict[str, Any
 
 def two_errors(mean: pd.Series, error: pd.Series, scale: pd.Series | float = 1.0) -> pd.DataFrame:
     """A mean with two standard errors at either side of it.
-
-    Args:
-        mean: of the runs.
-        error: its standard error.
-        scale: by which both are multiplied.
-
-    Returns:
-        Columns middle, low and high.
 
     >>> two_errors(pd.Series([3.0]), pd.Series([0.5])).loc[0].tolist()
     [3.0, 2.0, 4.0]

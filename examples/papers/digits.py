@@ -26,17 +26,7 @@ def run_digits(
     rows: int = 60_000,
     full: bool = False,  # noqa: ARG001 (there is no longer form)
 ) -> pd.DataFrame:
-    """Fit each digit against the rest to the optimum, and measure it as Table 3 does.
-
-    Args:
-        digits: the tasks.
-        prior_precision: β, as in Table 2.
-        rows: of the training part, the first so many.
-        full: no difference.
-
-    Returns:
-        A row a digit, with the training objective, the sum of the expected losses of the test rows, and the accuracy.
-    """
+    """Fit each digit against the rest to the optimum, and measure it as Table 3 does."""
     (X, labels), (X_test, test_labels) = mnist_images(_DATA), mnist_images(_DATA, "t10k")
     log = []
     for digit in digits:

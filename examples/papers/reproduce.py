@@ -63,17 +63,7 @@ def _told(path: Path) -> str:
 
 
 def find(name: str) -> Path:
-    """The TOML file of an experiment: a path, or a name of `known`.
-
-    Args:
-        name: such as "srvn-table3", or a path that ends in .toml.
-
-    Returns:
-        The path.
-
-    Raises:
-        InputError: no such experiment.
-    """
+    """The TOML file of an experiment: a path, or a name of `known`."""
     if name.endswith(".toml"):
         return Path(name)
     there = known()
@@ -85,21 +75,7 @@ def find(name: str) -> Path:
 def reproduce(
     name: str, out: str | None = None, *, full: bool = False, from_logs: bool = False, overwrite: bool = False
 ) -> Path:
-    """Run an experiment, and write log.csv, settings.json and its figure or table.
-
-    Args:
-        name: see `find`.
-        out: the folder of the results, by default runs/<name>.
-        full: whether runs are as long as in the paper.
-        from_logs: whether to draw again from the logs in the folder, without a run.
-        overwrite: whether results that are in the folder already may be replaced.
-
-    Returns:
-        The folder.
-
-    Raises:
-        InputError: an unknown experiment, settings that cannot be used, no data at all, no logs, a folder in use.
-    """
+    """Run an experiment, and write log.csv, settings.json and its figure or table."""
     path = find(name)
     try:
         return _run(path, out, full, from_logs, overwrite)

@@ -97,11 +97,7 @@ def to_arviz(result: Any, *, draws: int | None = None, seed: int = 0) -> Any:
 
 
 def drawn(q: Gaussian, draws: int | None, generator: torch.Generator) -> Tensor:
-    """Draw coefficients, (draws, D).
-
-    Raises:
-        InputError: a number of draws that is none.
-    """
+    """Draw coefficients, (draws, D)."""
     draws = DRAWS if draws is None else draws
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
         raise InputError(f"draws is a number of draws, 2 or more; got {draws!r}.")
@@ -114,38 +110,13 @@ def exported(
     rows: Predicted,
     generator: torch.Generator,
 ) -> Any:
-    """Export draws of named coefficients with the checks of their rows.
-
-    Args:
-        beta: the draws, (S, D).
-        names: of the coefficients.
-        rows: what the draws say of the data.
-        generator: of the new data.
-
-    Returns:
-        What ArviZ takes.
-
-    Raises:
-        ImportError: without ArviZ.
-    """
+    """Export draws of named coefficients with the checks of their rows."""
     data = inference_data({"beta": beta}, rows.y, {"column": names}, {"beta": ["column"], "y": ["row"]})
     return with_checks(data, rows, generator)
 
 
 def with_checks(data: Any, rows: Predicted, generator: torch.Generator) -> Any:
-    """Add the groups ``log_likelihood``, ``posterior_predictive`` and ``observed_data`` to draws.
-
-    Args:
-        data: what ArviZ takes, with its ``posterior``.
-        rows: what the same draws say of the data.
-        generator: of the new data.
-
-    Returns:
-        The same data, changed.
-
-    Raises:
-        ImportError: without ArviZ.
-    """
+    """Add the groups ``log_likelihood``, ``posterior_predictive`` and ``observed_data`` to draws."""
     import arviz
 
     here = rows.weights > 0

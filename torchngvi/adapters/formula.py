@@ -67,22 +67,6 @@ class SeveralRows(NamedTuple):
 class Formula:
     """A formula with effects that vary over groups, and the designs that it makes of tables.
 
-    One wants it to use the arrays of a formula elsewhere; `torchngvi.mixed` is the short way to a fit.  The codings of
-    categories and the centres of ``scale(x)`` are those of the table it was made with, in new tables too.
-
-    Args:
-        formula: the response, fixed effects and effects that vary over groups, "y ~ x + (1 + x | group)". Several
-            such terms are of crossed or nested groups, "(1 | subject) + (1 | item)"; "(1 | school/class)" is short for
-            "(1 | school) + (1 | school:class)". Effects of one term are correlated, those of different terms, and of
-            "(1 + x || group)", are independent. Groups of two columns together are "(1 | school:room)";
-            "offset(log(exposure))" is added to the linear predictor with coefficient 1; "y[yes]" is 1 where the column
-            y says yes. A formula is read, and runs no code: it calls NumPy's functions of numbers, ``log(x)`` or
-            ``np.log(x)``, and ``scale``, ``standardize``, ``center``, ``C``, ``S``, ``T``, ``Sum``, ``Treatment``,
-            ``binary``, ``bs``, ``cr``, ``cc``, ``tp``, ``poly``, ``offset``, ``prop`` and ``I`` of formulae, and no
-            other; operators compute inside a call, ``I(x ** 2)`` or ``{x ** 2}``. Names that are no words stand in
-            backticks, "`body mass`".
-        frame: the table, a pandas DataFrame with the columns that the formula names, without missing values in them.
-
     Attributes:
         y: the response, (N,).
         rows: the designs of the table, `Rows`, or `SeveralRows` of several grouping factors.
@@ -96,12 +80,6 @@ class Formula:
         columns: the columns of the table that it names, by their part: `FormulaColumns`.
         notes: sentences about cells that were read in a way that one may not expect.
         table: these columns.
-
-    Raises:
-        ImportError: without formulae.
-        InputError: a formula that cannot be read or calls another function, without a response, without fixed effects
-            or without a grouping factor; columns that the table lacks, that miss values or hold dates; a response that
-            is no number; a term that is not finite.
 
     >>> import pandas
     >>> table = pandas.DataFrame(
@@ -158,17 +136,7 @@ class Formula:
         return Formula, (self.formula, self.table)
 
     def of(self, frame: Any) -> Rows | SeveralRows:
-        """Make the designs of new rows.
-
-        Args:
-            frame: a pandas DataFrame with the columns of the formula but the response.
-
-        Returns:
-            The designs; groups that the fit had not are -1, as are all if a column of the groups is missing.
-
-        Raises:
-            InputError: columns that the table lacks or that miss values, or a category that the fit had not.
-        """
+        """Make the designs of new rows."""
         there, predictors = hasattr(frame, "columns"), self.columns.predictors
         check_there(frame, [*predictors, *(key for key in self.columns.groups if there and key in frame)])
         frame = as_numbers(frame, [name for name in predictors if is_number(self.table[name])])
@@ -226,18 +194,7 @@ class TableModel(NamedTuple):
         return f"TableModel({self.formula.formula!r}, {len(self.formula.y)} rows)"
 
     def fit(self, **settings: Any) -> Any:
-        """Fit the model, and name what the result tells as the table does.
-
-        Args:
-            settings: of `torchngvi.MixedModel.fit`, or `torchngvi.mixed_models.MultilevelModel.fit`.
-
-        Returns:
-            The `torchngvi.mixed_models.MixedResult`, or the `torchngvi.mixed_models.MultilevelResult` of several
-            grouping factors; ``result.predict(table)`` takes a table.
-
-        Raises:
-            InputError: as `torchngvi.MixedModel.fit`.
-        """
+        """Fit the model, and name what the result tells as the table does."""
         made = self.formula
         try:
             result = self.model.fit(**settings)

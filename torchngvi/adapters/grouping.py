@@ -48,18 +48,7 @@ def parenthesised(formula: str) -> list[tuple[str, str, bool]]:
 
 
 def blocks_of(formula: str, described: Callable[[str], Any]) -> list[Block]:
-    """Find the blocks of effects that vary over groups.
-
-    Args:
-        formula: the formula.
-        described: reads a formula with a single pair of parentheses.
-
-    Returns:
-        One entry for each block of correlated effects; "a/b" makes one of a and one of a:b.
-
-    Raises:
-        InputError: an effect that varies over the same groups twice.
-    """
+    """Find the blocks of effects that vary over groups."""
     blocks: list[Block] = []
     for left, right, independent in parenthesised(formula):
         by_factor: dict[str, list[Any]] = {}
@@ -88,12 +77,6 @@ def term_name(term: Any) -> str:
 class Grouping:
     """One block on a table: the design of its effects, and the number of the group of each row.
 
-    Args:
-        block: of the formula.
-        within: what formulae has made of its effects.
-        random: the names of these.
-        frame: the table.
-
     Attributes:
         random: names of the effects, r strings.
         levels: labels of the groups, in the order of their numbers.
@@ -107,11 +90,7 @@ class Grouping:
         self.levels: list[Any] = [label[0] if len(label) == 1 else ":".join(map(str, label)) for label in keyed]
 
     def numbered(self, frame: Any) -> np.ndarray:
-        """The number of the group of each row; -1 of groups that the fit had not, and without the columns of groups.
-
-        Raises:
-            InputError: labels that are all of another kind than those of the fit.
-        """
+        """The number of the group of each row; -1 of groups that the fit had not, and without the columns of groups."""
         if any(key not in frame for key in self.block.keys):
             return np.full(len(frame), -1)
         labels = self._labels(frame)

@@ -10,15 +10,7 @@ _ALL = slice(None)
 
 
 def predictors_of(result: MixedResult | MultilevelResult, at: slice = _ALL) -> Tensor:
-    """Draw the linear predictors of some rows, the effects of their groups included.
-
-    Args:
-        result: the fit.
-        at: the rows; all by default.
-
-    Returns:
-        One predictor for each of the draws of ``result.draws()`` and each row, (S, M).
-    """
+    """Draw the linear predictors of some rows, the effects of their groups included."""
     rows, draws = result.model.rows, result.draws()
     effects: list[tuple[GroupedRows, Tensor]]
     if isinstance(result, MixedResult):

@@ -38,12 +38,6 @@ _FEWEST = 10  # rows from which on numbers that differ in every row look like id
 def refuse(faults: Sequence[str]) -> None:
     """Raise one error for all that is wrong with a table.
 
-    Args:
-        faults: sentences; nothing happens where there are none.
-
-    Raises:
-        InputError: the fault, or a list of them.
-
     >>> refuse(["column 'a' is empty.", "column 'b' holds dates."])
     Traceback (most recent call last):
     torchngvi.errors.InputError: the table has 2 faults:
@@ -174,13 +168,6 @@ class Look(NamedTuple):
 def look_at(counts: Mapping[str, int], *, comma: bool = False) -> Look:
     """Say what the texts of a column are.
 
-    Args:
-        counts: its cells, and how often each is there; missing ones are not among them.
-        comma: whether "1,234" alone is 1.234, as in a file whose decimals are behind commas.
-
-    Returns:
-        What they are.
-
     >>> look_at({"29,278": 1, "980": 2}).style, look_at({"1,5": 1, "2": 1}).style
     (Style(thousands=',', decimal='.'), Style(thousands='', decimal=','))
     >>> [look_at(dict.fromkeys(cells, 1)).kind for cells in (["12 kg", "9 kg"], ["2024-01-31"], ["1", "?"], ["a", "b"])]
@@ -271,17 +258,6 @@ def cleaned(
     comma: bool = False,
 ) -> Cleaned:
     """Look at the cells of some columns of a table.
-
-    Args:
-        frame: the table, of pandas.
-        names: the columns that are used.
-        door: the words of the remedies.
-        chosen: columns that were named as categories; their texts are not looked at.
-        groups: columns that name groups, the same.
-        comma: whether decimals are behind commas elsewhere in the file.
-
-    Returns:
-        The table with numbers, the notes and the faults.
 
     >>> table = pd.DataFrame({"pay": ["29,278", "980"], "seen": ["2024-01-31", "2024-02-01"], "x": [1.0, 2.0]})
     >>> found = cleaned(table, list(table), COMMAND)
@@ -429,15 +405,6 @@ def _beyond_64_bits(column: Any) -> Any:
 def of_identifiers(frame: Any, names: Iterable[str], door: Door, zeros: Iterable[str] = ()) -> tuple[str, ...]:
     """Notes of whole numbers that look like identifiers, and are taken as measurements.
 
-    Args:
-        frame: the table.
-        names: the columns that predict.
-        door: the words of the remedies.
-        zeros: columns with entries that a zero leads, such as zip codes.
-
-    Returns:
-        A note for each: numbers that differ in every row, or that a zero leads.
-
     >>> of_identifiers(pd.DataFrame({"policy": range(100000, 100040)}), ["policy"], COMMAND)[0][:70]
     "column 'policy' is a whole number that differs in every row, as identi"
     """
@@ -458,14 +425,6 @@ def of_identifiers(frame: Any, names: Iterable[str], door: Door, zeros: Iterable
 
 def of_codes(frame: Any, names: Iterable[str], door: Door) -> tuple[str, ...]:
     """Find columns of measurements with a number that stands for missing values, such as -999.
-
-    Args:
-        frame: the table.
-        names: the columns that predict.
-        door: the words of the remedies.
-
-    Returns:
-        A note for each: nines that are repeated, farther from all others than these are apart.
 
     >>> of_codes(pd.DataFrame({"bmi": [21.5, -99.0, 30.1, -99.0]}), ["bmi"], COMMAND)[0][:60]
     "column 'bmi' holds -99 in 2 rows, far from all its others, a"
@@ -547,8 +506,6 @@ def is_number(column: Any) -> bool:
 def as_levels(column: Any) -> Any:
     """The entries as texts, equal numbers alike however they were written; missing ones stay so.
 
-    Whole numbers keep all of their digits, so that no two identifiers become one level.
-
     >>> as_levels(pd.Series([1.0, 2.5])).tolist()
     ['1', '2.5']
     >>> as_levels(pd.Series([1150000000000000101, 1150000000000000399])).nunique()
@@ -569,9 +526,6 @@ def _level(value: Any) -> str:
 def check_names(names: Iterable[Any], what: str = "the table") -> list[str]:
     """The names of columns as texts, without spaces around them, after a check that no two are the same.
 
-    Raises:
-        InputError: names that are there twice.
-
     >>> check_names(["age ", 2])
     ['age', '2']
     """
@@ -587,15 +541,6 @@ def check_names(names: Iterable[Any], what: str = "the table") -> list[str]:
 
 def without_unnamed(frame: Any) -> tuple[Any, tuple[str, ...]]:
     """The table without columns that have no name in the file, as ``DataFrame.to_csv()`` writes the row numbers.
-
-    Args:
-        frame: the table, whose columns without a name are "Unnamed: 0" as pandas says.
-
-    Returns:
-        The table, and a note of what was left out.
-
-    Raises:
-        InputError: a column without a name that is neither empty, nor row numbers, nor the names of rows.
 
     >>> frame, notes = without_unnamed(pd.DataFrame({"Unnamed: 0": [0, 1], "x": [2.0, 3.0]}))
     >>> list(frame), notes
@@ -631,15 +576,6 @@ def of_unusable(
     fillable: bool = True,
 ) -> list[str]:
     """Find columns with missing or infinite entries, or with one whose square overflows.
-
-    Args:
-        columns: the entries by the name of the column.
-        named: the column of each role, for the message; None where columns have no names.
-        impute: whether entries of the columns without a role may be missing, as long as some are there.
-        fillable: whether missing entries could be filled in, for the message.
-
-    Returns:
-        Sentences, for `refuse`.
 
     >>> of_unusable({"x": np.array([1.0, np.nan])}, None)
     ["column 'x' has missing or infinite entries in 1 of 2 rows. Drop or impute those rows."]
@@ -694,11 +630,7 @@ def _missing_and_sizes(column: Array) -> tuple[Array, Array]:
 
 
 def check_there(frame: Any, names: Sequence[str], asking: str = "The formula") -> None:
-    """Check that a table has columns, each once.
-
-    Raises:
-        InputError: something that is no table, columns that it lacks or has twice.
-    """
+    """Check that a table has columns, each once."""
     if not (hasattr(frame, "columns") and hasattr(frame, "iloc")):
         raise InputError(f"A formula needs a pandas DataFrame with its columns; got {type(frame).__name__}.")
     lacking = [name for name in names if name not in frame]
@@ -722,11 +654,7 @@ def of_missing(frame: Any, names: Sequence[str]) -> list[str]:
 
 
 def complete(frame: Any, names: Sequence[str], asking: str = "The formula") -> None:
-    """Check that a table has columns, each once, without missing values.
-
-    Raises:
-        InputError: something that is no table, columns that it lacks or has twice, or missing values.
-    """
+    """Check that a table has columns, each once, without missing values."""
     check_there(frame, names, asking)
     refuse(of_missing(frame, names))
 
@@ -746,18 +674,6 @@ def of_formula(
     zeros: Sequence[str] = (),
 ) -> Cleaned:
     """Look at the cells of the columns that a formula names as response and predictors.
-
-    Args:
-        formula: the formula; a column that it codes, C(ward), is one of categories.
-        frame: the table.
-        response: the columns of the response; with a level, y[yes], they are classes.
-        predictors: the columns of the predictors.
-        door: the words of the remedies.
-        comma: whether decimals are behind commas elsewhere in the file.
-        zeros: columns with entries that a zero leads.
-
-    Returns:
-        The table, with notes and faults.
 
     >>> table = pd.DataFrame({"y": [1.0, 2.0], "town": ["A", "B"], "pay": ["29,278", "980"]})
     >>> of_formula("y ~ town + pay", table, ["y"], ["town", "pay"], FORMULA).frame.pay.tolist()
@@ -793,9 +709,6 @@ def offset_alone(formula: str) -> str | None:
 def check_finite(name: str, values: Array) -> None:
     """Check that a term of a formula is finite, which the logarithm of a negative number is not.
 
-    Raises:
-        InputError: if it is not.
-
     >>> check_finite("log(x)", np.ones((3, 1)))
     """
     bad = np.asarray(~np.isfinite(values.reshape(len(values), math.prod(values.shape[1:]))).all(1))
@@ -822,18 +735,6 @@ def of_exposure(
 ) -> str | None:
     """Ask whether an offset of a logarithmic link is an exposure of which no logarithm was taken.
 
-    The counts with one rate are fitted with the offset as it is and with its logarithm, in closed form; the question is
-    asked where the logarithm has the larger likelihood by more than `CLOSE` nats.
-
-    Args:
-        name: the column of the offset.
-        offset: its entries, (N,).
-        y: counts, (N,).
-        remedy: what to write, for the message.
-
-    Returns:
-        The question, or None.
-
     >>> time = np.array([1.0, 40.0, 300.0, 7.0])
     >>> of_exposure("time", time, 2 * time, "offset(log(time))")[:31]
     'Did you mean offset(log(time))?'
@@ -857,16 +758,6 @@ def _profile(offset: Array, y: Array) -> float:
 
 def as_numbers(new: Any, names: Iterable[str]) -> Any:
     """New rows with numbers in columns that held numbers in a fit, by the same reading of cells.
-
-    Args:
-        new: the new rows.
-        names: these columns.
-
-    Returns:
-        The new rows.
-
-    Raises:
-        InputError: texts in the place of numbers.
 
     >>> as_numbers(pd.DataFrame({"x": ["1,250", "2"]}), ["x"]).x.tolist()
     [1250.0, 2.0]
@@ -892,15 +783,6 @@ def as_numbers(new: Any, names: Iterable[str]) -> Any:
 
 def numeric(X: Any) -> tuple[Any, tuple[str, ...]]:
     """The covariates of an estimator as numbers; arrays and other tables than those of pandas as they are.
-
-    Args:
-        X: the rows, (n_samples, n_features).
-
-    Returns:
-        The rows, and notes of what one may not expect.
-
-    Raises:
-        InputError: columns of the same name, of dates, of numbers with units, or of texts.
 
     >>> numeric(pd.DataFrame({"pay": ["29,278", "980"]}))[0].pay.tolist()
     [29278.0, 980.0]
@@ -980,19 +862,7 @@ def dialect(
     usual: str,  # the separator that the ending of its name stands for
     name: str,
 ) -> Dialect:
-    """Find how a table of text is written.
-
-    Args:
-        start: its first bytes, some dozens of lines.
-        usual: the separator that is kept where it fits.
-        name: the file, for messages.
-
-    Returns:
-        Its encoding, separator and decimal mark, and whether the first line is Excel's ``sep=;``.
-
-    Raises:
-        InputError: no line of column names, or two of the same name.
-    """
+    """Find how a table of text is written."""
     encoding = _encoding(start)
     text = start.decode(encoding, errors="replace")
     lines = [line for line in text.splitlines()[: _LINES + 1] if line.strip()]
@@ -1044,24 +914,7 @@ Reading = Callable[..., Any]  # of a table of text by pandas, with further optio
 
 
 def settled(frame: Any, found: Dialect, read: Reading, where: str) -> Any:
-    """A table as pandas has read it, after a look at what it reads as something else without a word.
-
-    Rows with more fields than names are refused, of which pandas takes the first field for an index; of fields that are
-    empty at the end of every line nothing is lost.  "NA" among codes of two letters stays, Namibia's.  Whole numbers
-    beyond 53 bits that became floating-point numbers, as a missing entry makes them, are read again as texts.
-
-    Args:
-        frame: as it was read.
-        found: how the file is written.
-        read: reads the file again, with other options.
-        where: the file, for messages.
-
-    Returns:
-        The table.
-
-    Raises:
-        InputError: rows with more fields than names.
-    """
+    """A table as pandas has read it, after a look at what it reads as something else without a word."""
     if found.shifted or not isinstance(frame.index, pd.RangeIndex):
         if not frame.iloc[:, -1].isna().all():
             check_rows(frame, found, where)
@@ -1082,11 +935,7 @@ def settled(frame: Any, found: Dialect, read: Reading, where: str) -> Any:
 
 
 def check_rows(frame: Any, found: Dialect, where: str) -> None:
-    """Check that the rows of a table that pandas has read have no more fields than there are names.
-
-    Raises:
-        InputError: they have, so that pandas took the first field for an index, and the others stand one place off.
-    """
+    """Check that the rows of a table that pandas has read have no more fields than there are names."""
     if found.shifted or not isinstance(frame.index, pd.RangeIndex):
         names, fields = frame.shape[1], frame.shape[1] + frame.index.nlevels
         raise InputError(

@@ -89,9 +89,6 @@ class FormulaTerms(NamedTuple):
     def of(cls, formula: str) -> "FormulaTerms":
         """Find them without a table.
 
-        Raises:
-            InputError: a formula that cannot be read, or without a response.
-
         >>> FormulaTerms.of("died[yes] ~ age + C(ward)")
         FormulaTerms(response='died[yes]', common=('age', 'C(ward)'), intercept=True, grouped=False)
         """
@@ -104,11 +101,7 @@ class FormulaTerms(NamedTuple):
 
 
 def with_response(formula: str) -> Any:
-    """What a formula says, after a check that it has a response.
-
-    Raises:
-        InputError: a formula that cannot be read, or without a response.
-    """
+    """What a formula says, after a check that it has a response."""
     model = described(text_of(formula).replace("||", "|"))
     if model.response is None:
         raise InputError(f"A formula begins with its response, as y ~ x + (1 | group); got {formula!r}.")
@@ -124,11 +117,7 @@ def columns_of(model: Any, blocks: Sequence[Block]) -> FormulaColumns:
 
 
 def text_of(formula: Any) -> str:
-    """The formula, after a check that it is a text.
-
-    Raises:
-        InputError: anything else.
-    """
+    """The formula, after a check that it is a text."""
     if not isinstance(formula, str) or not formula.strip():
         got = repr(formula) if isinstance(formula, str) else type(formula).__name__
         raise InputError(f"A formula is a text, as 'y ~ x + (1 | group)'; got {got}.")
@@ -136,12 +125,7 @@ def text_of(formula: Any) -> str:
 
 
 def described(formula: str) -> Any:
-    """What a formula says, as formulae tells it.
-
-    Raises:
-        ImportError: without formulae.
-        InputError: a formula that cannot be read.
-    """
+    """What a formula says, as formulae tells it."""
     if formulae is None:
         raise ImportError(f"A formula needs the library formulae: {install('formula')}.", name="formulae")
     try:
@@ -164,10 +148,7 @@ def described(formula: str) -> Any:
 
 @functools.cache
 def _resolver() -> Any:
-    """What turns a formula that was read into terms; unlike that of formulae it keeps parentheses inside calls.
-
-    Without them ``I((x + 1) * 2)`` would have the name, and in a design of that name the value, of ``x + 1 * 2``.
-    """
+    """What turns a formula that was read into terms; unlike that of formulae it keeps parentheses inside calls."""
 
     class Parenthesised(LazyOperator):  # evaluated as the operation within
         def __init__(self, inner: Any) -> None:
@@ -191,14 +172,7 @@ def _resolver() -> Any:
 
 
 def _check_calls(node: Any, formula: str, longest: int, inside: bool) -> None:
-    """Check that a part of a formula calls what it may alone, so that it computes numbers and does nothing else.
-
-    Args:
-        node: what formulae has read; nothing of it has been evaluated.
-        formula: the formula, for messages.
-        longest: the number of its signs and names, and so of terms at most.
-        inside: whether the part is an argument of a call, where operators compute with numbers.
-    """
+    """Check that a part of a formula calls what it may alone, so that it computes numbers and does nothing else."""
     match node:
         case Call():
             _check_call(node, formula)
@@ -281,17 +255,7 @@ def _names(node: Any) -> bool:
 
 
 def designs_of(formula: str, terms: Sequence[Any], response: Any, frame: Any) -> Any:
-    """The designs of some terms of a formula on a table, as formulae makes them.
-
-    Args:
-        formula: the formula, for messages.
-        terms: of what `described` gives.
-        response: that of the same; None for designs of predictors alone.
-        frame: the table, without missing entries.
-
-    Raises:
-        InputError: a formula that cannot be computed from the table.
-    """
+    """The designs of some terms of a formula on a table, as formulae makes them."""
     model = Model(*sorted(terms, key=lambda term: term_name(term) != "1"), response=response)  # the intercept first
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused by name

@@ -10,17 +10,6 @@ from torchngvi.words import BINOMIAL, SHORT
 def family_of(word: object, known: Mapping[str, str], otherwise: str = "") -> str:
     """The library's name of a family, from it or a shorter word.
 
-    Args:
-        word: what the user wrote.
-        known: the words of the families that there are, with their names.
-        otherwise: what else may stand in the place of a word, for the message.
-
-    Returns:
-        One of the names.
-
-    Raises:
-        InputError: another word.
-
     >>> family_of("negbin", {"poisson": "poisson_log", "negative_binomial": "negative_binomial"})
     'negative_binomial'
     """

@@ -17,10 +17,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 
 def examined(result: FitResult, q: Gaussian, problem: Problem) -> FitResult:
-    """The result with a verdict on the Gaussian, in the names of the columns; or with the reason for none.
-
-    It takes a few seconds at most: as many gradients as the size of the data allows.
-    """
+    """The result with a verdict on the Gaussian, in the names of the columns; or with the reason for none."""
     model, settings = problem.model, problem.settings
     allowed = examination(model.num_data, model.dim)
     if not math.isfinite(result.loss) or not allowed:

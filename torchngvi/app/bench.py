@@ -72,17 +72,7 @@ def run(device: str = "cpu", dims: Sequence[int] = (30, 128, 512), rows: int = 1
 
 
 def measured(dim: int, rows: int, device: torch.device, dtype: torch.dtype) -> Line:
-    """Time a step in one number of dimensions, and its floor.
-
-    Args:
-        dim: D.
-        rows: N.
-        device: of all tensors.
-        dtype: of all tensors.
-
-    Returns:
-        The medians, and where E_q[H] was.
-    """
+    """Time a step in one number of dimensions, and its floor."""
     model = _regression(dim, rows, device, dtype)
     q = CholeskyGaussian(dim, dtype=dtype, device=device)
     opt = VN(q)
@@ -107,12 +97,6 @@ def measured(dim: int, rows: int, device: torch.device, dtype: torch.dtype) -> L
 
 def waits(device: torch.device) -> tuple[float, float]:
     """How often the host waits for the device, in a step of VN and in an evaluation of `torchngvi.fit` by it.
-
-    Args:
-        device: a GPU, on which torch's debug mode counts; elsewhere tensors that pass for those of one are counted.
-
-    Returns:
-        The number in a step, and the mean number in an evaluation.
 
     >>> waits(torch.device("cpu"))
     (0.0, 1.0)

@@ -64,16 +64,6 @@ class Table:
 def kept(names: tuple[str, ...], drop: Iterable[str]) -> list[int]:
     """The places of the columns that are not left out.
 
-    Args:
-        names: the names of all columns.
-        drop: the names of those to leave out.
-
-    Returns:
-        Indices into the names.
-
-    Raises:
-        InputError: a name that is not there.
-
     >>> kept(("age", "id", "weight"), ["id"])
     [0, 2]
     """
@@ -106,21 +96,6 @@ def from_frame(
     read: Read = _AS_IT_IS,
 ) -> Table:
     """The data set in a frame: target, weights and offset apart, categories as indicators.
-
-    Args:
-        frame: the columns, one row an observation.
-        columns: the name of the column of each role, "target", "weights" and "offset"; None for no such column.
-        drop: the names of columns to leave out.
-        budget: the memory that the run may take.
-        categorical: columns of numbers that are categories; those of texts always are.
-        impute: whether entries may be missing; of numbers they stay so, of categories they become the commonest.
-        read: what is known of the file that the frame was read from.
-
-    Returns:
-        The table.
-
-    Raises:
-        InputError: all columns that are missing or cannot be used; no rows, too little memory.
 
     >>> frame = pd.DataFrame({"age": [20.0, 30.0], "sex": ["f", "m"], "y": [0, 1]})
     >>> from_frame(frame, {"target": "y", "weights": None, "offset": None}, (), Budget()).names
@@ -184,18 +159,7 @@ def _plain(column: pd.Series) -> Array:
 
 
 def numbers(column: pd.Series, role: str) -> Array:
-    """The entries of a column that must hold numbers.
-
-    Args:
-        column: the column.
-        role: what it is, for the message.
-
-    Returns:
-        The entries, float64.
-
-    Raises:
-        InputError: texts.
-    """
+    """The entries of a column that must hold numbers."""
     if not is_number(column):
         raise InputError(_of_texts(column, role))
     return column.to_numpy(dtype=np.float64)

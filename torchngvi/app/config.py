@@ -46,10 +46,6 @@ _POSITIVE = (
 class Settings:
     """The settings of ``torchngvi fit``; every key of the TOML file and every flag is a field.
 
-    Raises:
-        InputError: a value out of range, or two that exclude each other.
-        PairError: a method, a posterior and a structure that do not fit.
-
     >>> Settings(data="breast_cancer").family
     'bernoulli_logit'
     """
@@ -172,15 +168,6 @@ class Settings:
 def family_of(name: str) -> str:
     """The name of a family, from it or a shorter word.
 
-    Args:
-        name: the word.
-
-    Returns:
-        One of `FAMILIES`.
-
-    Raises:
-        InputError: another word, with what to say instead of those of other libraries.
-
     >>> family_of("Poisson")
     'poisson_log'
     """
@@ -193,22 +180,14 @@ def family_of(name: str) -> str:
 
 
 def seed_of(seed: int) -> int:
-    """The seed, after a check.
-
-    Raises:
-        InputError: a number that is negative, or too large for all that take it.
-    """
+    """The seed, after a check."""
     if not 0 <= seed < 2**32:
         raise InputError(f"seed must be from 0 to {2**32 - 1}; got {seed}.")
     return seed
 
 
 def impute_of(word: str | None) -> str | None:
-    """The way to fill in missing entries, after a check.
-
-    Raises:
-        InputError: another word than median.
-    """
+    """The way to fill in missing entries, after a check."""
     if word not in (None, "median"):
         raise InputError(f"impute must be median; got {word!r}. Leave it out where nothing is missing.")
     return word
@@ -221,16 +200,6 @@ def _key(name: str) -> str:
 def file_name(what: str, name: str) -> str:
     """The name, after a check that a file can have it and a report can print it.
 
-    Args:
-        what: the setting, for the message.
-        name: the name.
-
-    Returns:
-        The name.
-
-    Raises:
-        InputError: a NUL character, or bytes that are not UTF-8.
-
     >>> file_name("out", "runs/iris")
     'runs/iris'
     """
@@ -241,15 +210,6 @@ def file_name(what: str, name: str) -> str:
 
 def settings_from(keys: Mapping[str, Any]) -> Settings:
     """Settings from keys and values.
-
-    Args:
-        keys: the fields of `Settings`, as a TOML file or the flags give them.
-
-    Returns:
-        The settings.
-
-    Raises:
-        InputError: an unknown key, a value of the wrong type, data missing, or what `Settings` refuses.
 
     >>> settings_from({"data": "iris", "lr": 1}).lr
     1.0
@@ -269,18 +229,7 @@ def settings_from(keys: Mapping[str, Any]) -> Settings:
 
 
 def whole(key: str, value: int) -> int:
-    """A whole number, after a check that it has a place in 64 bits.
-
-    Args:
-        key: the setting, for the message.
-        value: the number.
-
-    Returns:
-        The number.
-
-    Raises:
-        InputError: it is too large.
-    """
+    """A whole number, after a check that it has a place in 64 bits."""
     if abs(value) >= _LARGEST:
         raise InputError(f"{key} must be less than 2^63 in size; got {reprlib.repr(value)}. Take a smaller number.")
     return value
@@ -315,12 +264,6 @@ def _converted(key: str, value: Any, hinted: Any) -> Any:
 def to_toml(settings: Settings) -> str:
     """The settings as a TOML file that repeats the run; keys left to their default None are omitted.
 
-    Args:
-        settings: the settings.
-
-    Returns:
-        The text of the file.
-
     >>> to_toml(Settings(data="iris", lr=0.5)).splitlines()[:4]
     ['data = "iris"', 'family = "bernoulli_logit"', 'method = "vn"', 'posterior = "cholesky"']
     """
@@ -332,12 +275,6 @@ def to_toml(settings: Settings) -> str:
 
 def to_dict(settings: Settings) -> dict[str, Any]:
     """The settings as plain numbers, texts and lists.
-
-    Args:
-        settings: the settings.
-
-    Returns:
-        Values by the name of the field.
 
     >>> to_dict(Settings(data="iris"))["data"]
     'iris'

@@ -18,10 +18,7 @@ from torchngvi.models.likelihoods import Likelihood
 
 @dataclass
 class Content:
-    """What `torch.load` has read, tensors and plain values that anybody may have written.
-
-    Every method takes a value by its name and raises an `InputError` where a run cannot hold it.
-    """
+    """What `torch.load` has read, tensors and plain values that anybody may have written."""
 
     path: Path
     saved: dict[str, Any]
@@ -30,18 +27,7 @@ class Content:
     @classmethod
     @contextmanager
     def of(cls, path: Path, saved: dict[str, Any]) -> Iterator["Content"]:
-        """A block that reads all of a content; what goes wrong in it is a fault of the file.
-
-        Args:
-            path: of the file, for messages.
-            saved: its content.
-
-        Returns:
-            A context manager that gives the content.
-
-        Raises:
-            InputError: a value that a run cannot hold, one that is missing, or one too many.
-        """
+        """A block that reads all of a content; what goes wrong in it is a fault of the file."""
         values = cls(path, saved)
         try:
             yield values
@@ -53,16 +39,7 @@ class Content:
         values.require(not rest, "its content", f"without {', '.join(sorted(map(repr, rest)))}")
 
     def require(self, right: bool, name: str, wanted: str) -> None:
-        """Refuse the file unless something is right.
-
-        Args:
-            right: whether it is.
-            name: of the value.
-            wanted: how it must be.
-
-        Raises:
-            InputError: it is not.
-        """
+        """Refuse the file unless something is right."""
         if not right:
             raise InputError(
                 f"{str(self.path)!r} holds what no run has written: {name} must be {wanted}. Take a copy of the "
@@ -70,29 +47,14 @@ class Content:
             )
 
     def take(self, name: str, kind: type) -> Any:
-        """A value of a type, no subclass of it.
-
-        Args:
-            name: of the value.
-            kind: the type.
-
-        Returns:
-            The value.
-        """
+        """A value of a type, no subclass of it."""
         self.require(name in self.saved, name, "there")
         self.taken.add(name)
         self.require(type(self.saved[name]) is kind, name, f"of type {kind.__name__}")
         return self.saved[name]
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts.
-
-        Args:
-            name: of the value.
-
-        Returns:
-            The texts.
-        """
+        """A list of texts."""
         found = self.take(name, list)
         self.require(all(type(text) is str for text in found), name, "texts")
         return tuple(found)
@@ -106,18 +68,7 @@ class Content:
         finite: bool = True,
         of: Mapping[str, Any] | None = None,
     ) -> Tensor:
-        """A tensor in memory.
-
-        Args:
-            name: of the value.
-            shape: its sizes, None where any will do but 0.
-            dtype: its type.
-            finite: whether all entries must be finite.
-            of: where it is; by default in the content.
-
-        Returns:
-            The tensor.
-        """
+        """A tensor in memory."""
         if of is None:
             self.require(name in self.saved, name, "there")
             self.taken.add(name)
@@ -132,28 +83,13 @@ class Content:
         return value.detach()
 
     def tensors(self, name: str, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, Tensor]:
-        """Tensors of double precision by name.
-
-        Args:
-            name: of all of them.
-            shapes: of each, in their order.
-
-        Returns:
-            The tensors.
-        """
+        """Tensors of double precision by name."""
         found = self.take(name, dict)
         self.require(list(found) == list(shapes), name, f"of {', '.join(shapes)}")
         return {key: self.tensor(key, shape, of=found) for key, shape in shapes.items()}
 
     def likelihood(self, family: str) -> Likelihood:
-        """The likelihood of a family, by its parameters.
-
-        Args:
-            family: its name.
-
-        Returns:
-            The likelihood.
-        """
+        """The likelihood of a family, by its parameters."""
         if "likelihood" not in self.saved and "noise" in self.saved:  # before there were other parameters
             self.saved["likelihood"] = {"noise": self.saved.pop("noise")} if family == "gaussian" else {}
         found, names = self.take("likelihood", dict), PARAMETERS.get(family, ())
@@ -162,26 +98,14 @@ class Content:
         return made(family, found)
 
     def load(self, name: str, module: nn.Module) -> None:
-        """Load a state dict into a module, after a check that it has the same names, shapes and types.
-
-        Args:
-            name: of the value.
-            module: takes it.
-        """
+        """Load a state dict into a module, after a check that it has the same names, shapes and types."""
         found, own = self.take(name, dict), module.state_dict()
         self.require(set(found) == set(own), name, f"of {', '.join(own)}")
         module.load_state_dict({key: self.tensor(key, part.shape, part.dtype, of=found) for key, part in own.items()})
 
 
 def settings_of(values: Content) -> Settings:
-    """The settings of a run.
-
-    Args:
-        values: the content of its file.
-
-    Returns:
-        The settings.
-    """
+    """The settings of a run."""
     found, usual = values.take("settings", dict), vars(Settings(data="any"))
     emptied = [key for key, value in found.items() if value is None and usual.get(key) is not None]
     values.require(not emptied, "settings", f"with a value of {', '.join(map(str, emptied))}")

@@ -15,13 +15,6 @@ _ROWS = 2_000  # at once, each with all draws
 def not_gaussian(table: pd.DataFrame, response: str) -> tuple[str, ...]:
     """A warning of a response that looks like counts, or like two classes, where no family was said.
 
-    Args:
-        table: of the fit.
-        response: the left-hand side of the formula; an expression says nothing, as it is not a column.
-
-    Returns:
-        One warning, or none.
-
     >>> not_gaussian(pd.DataFrame({"n": [3, 0, 1], "cm": [171, 183, 169]}), "cm")
     ()
     >>> not_gaussian(pd.DataFrame({"n": [3, 0, 1]}), "n")[0][:55]
@@ -41,17 +34,7 @@ def not_gaussian(table: pd.DataFrame, response: str) -> tuple[str, ...]:
 
 
 def overdispersed(result: MixedResult | MultilevelResult) -> tuple[str, ...]:
-    """A warning of counts that vary more about their means, given the effects of their groups, than Poisson's.
-
-    By Pearson's χ² over N - tr H, where the effective number of coefficients is tr H = Σ μ Var(η), with the posterior
-    variance of each linear predictor: an effect that is shrunk to its mean counts as less than one.
-
-    Args:
-        result: the fit.
-
-    Returns:
-        One warning, or none.
-    """
+    """A warning of counts that vary more about their means, given the effects of their groups, than Poisson's."""
     rows = result.model.rows
     if not isinstance(rows.likelihood, PoissonLog):
         return ()

@@ -92,15 +92,6 @@ def content(
 ) -> str:
     """A checksum of a data set: of its shape, classes and entries to three decimals.
 
-    Which of the two classes is called the larger does not matter.
-
-    Args:
-        X: the design, (N, D).
-        y: the targets in two classes, (N,).
-
-    Returns:
-        The sha256 in hexadecimal digits.
-
     >>> content(np.eye(2), np.array([0.0, 1.0])) == content(np.eye(2) + 1e-6, np.array([2.0, 1.0]))
     True
     """
@@ -111,11 +102,7 @@ def content(
 
 
 def cache() -> Path:
-    """The folder where downloads are kept.
-
-    Returns:
-        torchngvi in $XDG_CACHE_HOME, or in ~/.cache where that is not set or not absolute.
-    """
+    """The folder where downloads are kept."""
     return user_cache() / "torchngvi"
 
 
@@ -132,20 +119,7 @@ def _download(name: str) -> Path:
 
 
 def download(url: str, name: str, what: str, place: str) -> Path:
-    """Download a file into the cache, where it has its name only when it is whole.
-
-    Args:
-        url: where it is published.
-        name: its name in the cache.
-        what: the data in it, for the message.
-        place: its name in $TORCHNGVI_DATA, for the message.
-
-    Returns:
-        The path in the cache.
-
-    Raises:
-        MissingDataError: no answer, or no place to write.
-    """
+    """Download a file into the cache, where it has its name only when it is whole."""
     path = cache() / name
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
@@ -161,32 +135,14 @@ def download(url: str, name: str, what: str, place: str) -> Path:
 
 
 def beside(name: str) -> Path:
-    """A file that the user provides: as named, or else in $TORCHNGVI_DATA.
-
-    Args:
-        name: the name of the file.
-
-    Returns:
-        The path, where there need not be a file.
-    """
+    """A file that the user provides: as named, or else in $TORCHNGVI_DATA."""
     folder = os.environ.get("TORCHNGVI_DATA")
     here = Path(name)
     return here if here.exists() or not folder else Path(folder) / name
 
 
 def provided(name: str, what: str) -> Path:
-    """A file that the user has to provide, where `beside` finds it.
-
-    Args:
-        name: the name of the file.
-        what: the data in it, for the message.
-
-    Returns:
-        The path.
-
-    Raises:
-        MissingDataError: there is none.
-    """
+    """A file that the user has to provide, where `beside` finds it."""
     path = beside(name)
     if not path.is_file():
         raise MissingDataError(f"{what} is not here. Set TORCHNGVI_DATA to a folder that holds {name}.")
@@ -194,18 +150,7 @@ def provided(name: str, what: str) -> Path:
 
 
 def mnist_images(what: str, part: str = "train") -> tuple[Tensor, Tensor]:
-    """Read the images of a part of MNIST.
-
-    Args:
-        what: the experiment that wants them, for the message.
-        part: "train", 60,000 images, or "t10k", the 10,000 of the test.
-
-    Returns:
-        Pixels in [0, 1], (N, 784), float32, and labels from 0 to 9, (N,), int64.
-
-    Raises:
-        MissingDataError: a file is not there.
-    """
+    """Read the images of a part of MNIST."""
     arrays = []
     for name, header in (("labels-idx1", 8), ("images-idx3", 16)):
         with gzip.open(provided(f"mnist/{part}-{name}-ubyte.gz", what)) as file:
@@ -215,18 +160,7 @@ def mnist_images(what: str, part: str = "train") -> tuple[Tensor, Tensor]:
 
 
 def mnist_pair(digits: tuple[int, int], rows: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Two digits as two classes.
-
-    Args:
-        digits: the classes; y is 1 for the second.
-        rows: the first so many of their training images; 0 for all.
-
-    Returns:
-        X (N, 784) and y (N,) of the training and of the test part, float64.
-
-    Raises:
-        MissingDataError: a file is not there.
-    """
+    """Two digits as two classes."""
     parts = []
     for part in ("train", "t10k"):
         X, labels = mnist_images(f"MNIST of digits {digits[0]} and {digits[1]}", part)

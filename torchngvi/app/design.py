@@ -58,20 +58,6 @@ class Prepared(Columns):
 def coded_target(table: Table, *, classes: bool, success: str | None = None) -> tuple[Array, tuple[str, str] | None]:
     """The targets as numbers: for classes 0 and 1 with the names of both, else as they are.
 
-    Of two classes the larger number, or the later in the alphabet, is the success; ``success`` names
-    one class against all others.
-
-    Args:
-        table: the data set.
-        classes: whether the likelihood is one of two classes.
-        success: the class to predict, if named.
-
-    Returns:
-        y (N,), and the names of failure and success, None where there are no classes.
-
-    Raises:
-        InputError: one class, more than two without ``success``, texts where numbers are needed.
-
     >>> table = Table(np.ones((3, 1)), np.array(["a", "b", "c"]), ("x",), "y")
     >>> coded_target(table, classes=True, success="b")
     (array([0., 1., 0.]), ('not b', 'b'))
@@ -149,26 +135,7 @@ def prepare(
     impute: bool = False,
     in_units: bool = False,
 ) -> Prepared:
-    """Split with scikit-learn's train_test_split, standardise by the training rows, add the intercept first.
-
-    Args:
-        table: the data set.
-        y: its targets as numbers, (N,).
-        classes: the names of failure and success, or None.
-        standardize: whether columns are centred, where there is an intercept, and divided by their standard deviation.
-        intercept: whether a column of ones is added.
-        test_fraction: the share of rows that is held out.
-        seed: of the split.
-        impute: whether missing entries become the median of the training rows.
-        in_units: whether the prior is in the units of the data: a weight counts rows, and a constant column has its
-            value as its scale.
-
-    Returns:
-        Training and held-out rows.
-
-    Raises:
-        InputError: too few rows for the split, training rows of one class, a column that cannot be standardised.
-    """
+    """Split with scikit-learn's train_test_split, standardise by the training rows, add the intercept first."""
     train, test = split(len(y), test_fraction, seed)
     if classes is not None and len(np.unique(y[train])) < 2:
         raise InputError(
@@ -207,20 +174,7 @@ def _medians(X: Array, names: Sequence[str]) -> Array:
 
 
 def standardization(X: Array, names: Sequence[str], weights: Array | None, *, in_units: bool) -> Standardization:
-    """The centre and the scale of each column, and the intercept.
-
-    Args:
-        X: the training rows, (n, D), with the column of ones if there is one.
-        names: of the columns.
-        weights: of the rows, or None.
-        in_units: whether a constant column has its value as its scale; else 1.
-
-    Returns:
-        The standardisation.
-
-    Raises:
-        InputError: a column that cannot be divided by its standard deviation, weights that are all 0.
-    """
+    """The centre and the scale of each column, and the intercept."""
     units = Standardization.of(X, weights)
     require_spread(units.scales.numpy(), names)
     if in_units:
@@ -239,15 +193,7 @@ def require_spread(
     scale: Array,  # (D,)
     names: Sequence[str],
 ) -> None:
-    """Check that every column can be divided by its standard deviation.
-
-    Args:
-        scale: the standard deviations, (D,).
-        names: of the columns.
-
-    Raises:
-        InputError: one that is 0.
-    """
+    """Check that every column can be divided by its standard deviation."""
     square = np.square(scale)
     if not square.all():
         name = names[int(np.argmin(square))]
@@ -259,17 +205,6 @@ def require_spread(
 
 def split(count: int, test_fraction: float, seed: int) -> tuple[Array, Array]:
     """The numbers of the training rows and of those that are held out, by scikit-learn's train_test_split.
-
-    Args:
-        count: the number of rows.
-        test_fraction: the share that is held out.
-        seed: of the split.
-
-    Returns:
-        Both.
-
-    Raises:
-        InputError: too few rows.
 
     >>> [len(rows) for rows in split(10, 0.2, 0)]
     [8, 2]

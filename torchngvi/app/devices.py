@@ -12,16 +12,6 @@ _NAMES = re.compile(r"cpu|mps|cuda(:\d+)?")
 def chosen(name: str, dtype: str = "float64") -> torch.device:
     """The device of that name, where this machine has it.
 
-    Args:
-        name: "cpu", "cuda", "cuda:1" for the second GPU, or "mps".
-        dtype: of the numbers of the run.
-
-    Returns:
-        The device.
-
-    Raises:
-        InputError: another name, a device that PyTorch does not find, or one that has no such numbers.
-
     >>> chosen("cpu")
     device(type='cpu')
     """

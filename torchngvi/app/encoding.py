@@ -60,19 +60,7 @@ class Encoding:
         return (*(column.name for column in self.columns if not column.levels), *levels)
 
     def design(self, frame: pd.DataFrame) -> Array:
-        """The design of a table that has these columns.
-
-        Missing numbers stay so, a missing category becomes the commonest level.
-
-        Args:
-            frame: the table; it may have other columns too.
-
-        Returns:
-            The design, (N, number of names), float64.
-
-        Raises:
-            InputError: texts among numbers, or a level that was not there when the encoding was learned.
-        """
+        """The design of a table that has these columns."""
         numbers = [column.name for column in self.columns if not column.levels]
         frame = as_numbers(frame, numbers)
         parts = [frame[numbers].to_numpy(dtype=np.float64)]
@@ -90,19 +78,7 @@ class Encoding:
 
 
 def learned(features: pd.DataFrame, categorical: Iterable[str], budget: Budget) -> Encoding:
-    """The encoding of a table: texts are categories, and so are columns that are named as such.
-
-    Args:
-        features: the columns that predict, whose cells `torchngvi.adapters.table_checks.cleaned` has looked at.
-        categorical: columns of numbers that are categories.
-        budget: the memory that the run may take.
-
-    Returns:
-        The encoding.
-
-    Raises:
-        InputError: too many levels, or too little memory.
-    """
+    """The encoding of a table: texts are categories, and so are columns that are named as such."""
     categorical = set(categorical)
     columns, faults = [], []
     for name in features.columns:
@@ -121,13 +97,6 @@ def learned(features: pd.DataFrame, categorical: Iterable[str], budget: Budget) 
 def category(name: str, counts: Mapping[str, int]) -> Column:
     """The levels of a column of categories.
 
-    Args:
-        name: of the column.
-        counts: its entries as `as_levels` gives them, in the order in which they came, and how often each is there.
-
-    Returns:
-        The column.
-
     >>> category("ward", {"B": 2, "A": 1})
     Column(name='ward', levels=('A', 'B'), usual='B')
     """
@@ -142,15 +111,7 @@ def _in_order(level: str) -> tuple[float, str]:
 
 
 def check_baselines(encoding: Encoding | None, intercept: bool) -> None:
-    """Check that there is an intercept where levels are relative to a baseline, whose predictor is 0 otherwise.
-
-    Args:
-        encoding: of the table; None for a file without texts.
-        intercept: whether there is one.
-
-    Raises:
-        InputError: categories without an intercept.
-    """
+    """Check that there is an intercept where levels are relative to a baseline, whose predictor is 0 otherwise."""
     categories = () if encoding is None else encoding.categories
     if intercept or not categories:
         return
@@ -171,18 +132,7 @@ def check_columns(
     *,
     flag: bool = False,
 ) -> None:
-    """Check that a table of new rows has the columns of the fit, and no other.
-
-    Args:
-        frame: the new rows.
-        needed: the columns that the fit has taken.
-        known: columns that it has seen and not taken, which may be there.
-        what: the table, for the message.
-        flag: whether a flag leaves columns out, as on a command line, or a method of the table, as in Python.
-
-    Raises:
-        InputError: columns that are missing, or that the fit has not seen.
-    """
+    """Check that a table of new rows has the columns of the fit, and no other."""
     there = [str(name) for name in frame.columns]
     lacking = [name for name in needed if name not in there]
     if lacking:

@@ -58,13 +58,6 @@ class Sought(NamedTuple):
 def made(family: str, parameters: Mapping[str, float]) -> Likelihood:
     """A likelihood by its name and its parameters.
 
-    Args:
-        family: a key of `FAMILIES`.
-        parameters: those of the family by name, none of most.
-
-    Returns:
-        The likelihood.
-
     >>> made("student_t", {"scale": 2.0, "dof": 4.0}).scale
     2.0
     """
@@ -73,12 +66,6 @@ def made(family: str, parameters: Mapping[str, float]) -> Likelihood:
 
 def described(likelihood: Likelihood) -> tuple[str, dict[str, float]]:
     """The name and the parameters of a likelihood, from which `made` makes it again.
-
-    Args:
-        likelihood: one of `FAMILIES`.
-
-    Returns:
-        Both.
 
     >>> described(NegativeBinomial(3.0))
     ('negative_binomial', {'dispersion': 3.0})
@@ -91,11 +78,7 @@ def check_targets(
     family: str,
     y: Tensor,  # (N,)
 ) -> None:
-    """Check that a family can produce targets.
-
-    Raises:
-        InputError: those that it cannot.
-    """
+    """Check that a family can produce targets."""
     made(family, dict.fromkeys(("noise", "scale", "dof", "dispersion"), 1.0)).checked(y)
 
 
@@ -107,18 +90,7 @@ def open_parameter(
     dof: float | None,
     start: Callable[[], float],
 ) -> tuple[Likelihood, Callable[[float], Likelihood] | None]:
-    """The likelihood where a fit begins, and what makes it of the parameter that is to be found from the data.
-
-    Args:
-        family: a key of `FAMILIES`.
-        noise: the standard deviation of Gaussian noise, or the scale of Student's; None to find the latter.
-        dispersion: of the negative binomial; None to find it.
-        dof: the degrees of freedom of Student's noise; by default four.
-        start: what gives a scale to start from, where one is to be found.
-
-    Returns:
-        The likelihood, and a function of the open parameter; None where there is none.
-    """
+    """The likelihood where a fit begins, and what makes it of the parameter that is to be found from the data."""
     if family == "negative_binomial":
         return NegativeBinomial(dispersion or 1.0), NegativeBinomial if dispersion is None else None
     if family == "student_t":
@@ -130,24 +102,7 @@ def open_parameter(
 def maximised(
     q: Gaussian, model: GeneralizedLinear, at: Callable[[float], Likelihood], *, max_evaluations: int
 ) -> Sought:
-    """The parameter of a likelihood, positive, that the ELBO and its prior speak for, by variational EM.
-
-    Each round fits q with the parameter as it is, and takes the one that maximises E_q[log p(y | η)] + log p(s) then:
-    neither lowers the sum of the ELBO and log p(s). s is the scale of noise, half-t(3, 2.5 s_y), or of counts
-    1/√dispersion, half-t(3, 1), the standard deviation of the gamma factor by which their rates vary.
-
-    Args:
-        q: where the fits begin; changed.
-        model: with the likelihood at its start, which is replaced.
-        at: the likelihood of a value of the parameter.
-        max_evaluations: the budget of each fit.
-
-    Returns:
-        The likelihood, the number of fits, and whether its parameter is at an end of its range.
-
-    Raises:
-        InputError: the fit breaks down.
-    """
+    """The parameter of a likelihood, positive, that the ELBO and its prior speak for, by variational EM."""
     y = model.y.double()
     weights = torch.ones_like(y) if model.weights is None else model.weights.double()
     log = math.log(_value(model.likelihood))
@@ -207,15 +162,6 @@ def overdispersion(
     dim: float,
 ) -> str | None:
     """A warning where counts vary about their means clearly more than Poisson's, by Pearson's χ² over N - D.
-
-    Args:
-        mean: of each count by the fit.
-        y: the counts.
-        weights: of the rows.
-        dim: the number of coefficients; the effective one where some are shrunk by a prior that was learned.
-
-    Returns:
-        The warning, or None.
 
     >>> overdispersion(torch.ones(50), torch.tensor([0.0, 2.0] * 25), None, 2) is None  # variance 1
     True

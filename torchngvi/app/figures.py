@@ -26,15 +26,6 @@ def fit_figure(
 ) -> Figure:
     """A fit as three panels: the loss, the norm with the step size, and the coefficients.
 
-    Args:
-        trace: the records of the run.
-        rows: the coefficients, of which the clearest are drawn.
-        title: above the panels.
-        tolerance: on the norm, drawn as a line.
-
-    Returns:
-        A figure with an Agg canvas; ``figure.savefig(path)`` writes it.
-
     >>> records = [Record(1, 2.0, 1.0, 0.0, 0, 1, 0.0), Record(2, 1.0, 1e-6, 1.0, 0, 2, 0.1)]
     >>> len(fit_figure(records, [Coefficient("x", 0.0, 1.0, -1.96, 1.96)], title="", tolerance=1e-5).axes)
     3

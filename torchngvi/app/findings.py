@@ -76,12 +76,6 @@ class Findings:
 def held_out_numbers(held_out: HeldOut | None) -> dict[str, Any]:
     """The scores under their names in summary.json.
 
-    Args:
-        held_out: the scores; None where no rows were held out.
-
-    Returns:
-        The numbers, None where there are none or where they are not finite.
-
     >>> held_out_numbers(None)["held_out_rows"]
     0
     """
@@ -100,15 +94,7 @@ def _finite(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers(found: Findings, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The run as plain numbers and texts; numbers that are not finite become None.
-
-    Args:
-        found: the findings.
-        own: numbers that not every fit has.
-
-    Returns:
-        The content of summary.json.
-    """
+    """The run as plain numbers and texts; numbers that are not finite become None."""
     result, classes = found.result, found.columns.classes
     every = {
         "converged": result.converged,
@@ -145,16 +131,7 @@ def show(
     sampled: str = "",
     unit: str = "evaluations",
 ) -> None:
-    """Print the table of coefficients and the summary, and where they are written.
-
-    Args:
-        found: the findings.
-        optimizer: the method; None where the steps were the usual ones of `torchngvi.fit`.
-        folder: the folder of the results; None where nothing was written.
-        approximation: whether a Gaussian fits.
-        sampled: the ELBO by another way, in brackets.
-        unit: what the number of evaluations counts.
-    """
+    """Print the table of coefficients and the summary, and where they are written."""
     s, result = found.settings, found.result
     tempered = "" if s.temperature == 1 else f", at temperature {s.temperature:g}"
     lines = [
@@ -241,9 +218,6 @@ def _title(found: Findings) -> str:
 def held_out_line(held_out: HeldOut | None) -> str:
     """The scores in one line.
 
-    Args:
-        held_out: the scores; None where no rows were held out.
-
     >>> held_out_line(HeldOut(20, 0.5, 0.1, 0.75, None))
     'accuracy 0.750, negative log likelihood 0.5000 +- 0.1000 a row, 20 rows'
     """
@@ -265,13 +239,7 @@ def _data_line(found: Findings) -> str:
 
 
 def write(found: Findings, summary: Mapping[str, Any], folder: Path) -> None:
-    """Write posterior.pt, coefficients.csv, trace.csv, summary.json, fit.png and config.toml.
-
-    Args:
-        found: the findings.
-        summary: the content of summary.json.
-        folder: where to.
-    """
+    """Write posterior.pt, coefficients.csv, trace.csv, summary.json, fit.png and config.toml."""
     settings, result = found.settings, found.result
     verdict = f"{'converged' if result.converged else 'not converged'} after {result.evaluations} evaluations"
     title = f"{Path(settings.data).name}: {settings.family}, {verdict}"
@@ -300,14 +268,7 @@ def _effect_rows(found: Findings) -> tuple[list[str], list[list[Any]]]:
 
 
 def saved(found: Findings) -> dict[str, Any]:
-    """The content of posterior.pt: tensors and plain values, for ``torch.load(weights_only=True)``.
-
-    Args:
-        found: the findings.
-
-    Returns:
-        The state of the posterior, the settings, and the names and scales of the columns.
-    """
+    """The content of posterior.pt: tensors and plain values, for ``torch.load(weights_only=True)``."""
     columns, likelihood = found.columns, found.likelihood
     names = columns.names[int(found.settings.intercept) :]
     encoding = found.encoding or Encoding(tuple(Column(name) for name in names))  # of a file without texts

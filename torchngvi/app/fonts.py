@@ -30,23 +30,13 @@ _WIDE = (
 
 
 def families() -> list[str]:
-    """The font families of a figure: matplotlib's own choice, then those installed for other scripts.
-
-    Returns:
-        Names of families, the first choice first.
-    """
+    """The font families of a figure: matplotlib's own choice, then those installed for other scripts."""
     installed = set(fontManager.get_font_names())
     return [*matplotlib.rcParams["font.family"], *(name for name in _WIDE if name in installed)]
 
 
 def drawable(text: str) -> str:
     r"""The text as matplotlib draws it literally; a character that no font of `families` has is spelled as its number.
-
-    Args:
-        text: any text of a user.
-
-    Returns:
-        The text for matplotlib.
 
     >>> print(drawable("age"), drawable("cost in $"), drawable("two\nlines"))
     age cost in \$ two\nlines

@@ -25,13 +25,6 @@ def dated(frame: pd.DataFrame, groups: Sequence[str]) -> pd.DataFrame:
 def filling(frame: pd.DataFrame, columns: FormulaColumns) -> Filling:
     """What stands for missing entries of the predictors: medians of numbers, the commonest of all else.
 
-    Args:
-        frame: the table of the fit.
-        columns: those that the formula names.
-
-    Returns:
-        A value for each predictor that has entries, missing ones or not.
-
     >>> people = pd.DataFrame({"age": [20.0, None, 40.0], "sex": ["f", "f", None]})
     >>> filling(people, FormulaColumns((), ("age", "sex"), ()))
     {'age': 30.0, 'sex': 'f'}
@@ -48,15 +41,7 @@ def filling(frame: pd.DataFrame, columns: FormulaColumns) -> Filling:
 
 
 def filled(frame: pd.DataFrame, fill: Filling) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The table without missing entries in these columns, and a note of each that had some.
-
-    Args:
-        frame: the table.
-        fill: of each column what stands for a missing entry.
-
-    Returns:
-        Both.
-    """
+    """The table without missing entries in these columns, and a note of each that had some."""
     gaps = {name: int(frame[name].isna().sum()) for name in fill if name in frame}
     gaps = {name: count for name, count in gaps.items() if count}
     notes = (
@@ -72,17 +57,7 @@ def _shown(value: float | str | bool) -> str:
 
 
 def refuse_missing(frame: pd.DataFrame, columns: FormulaColumns, *, impute: bool, weights: str | None = None) -> None:
-    """Check that the table of a fit misses no entries that the formula needs, after what could be filled in.
-
-    Args:
-        frame: the table.
-        columns: those that the formula names.
-        impute: whether missing entries were filled in.
-        weights: the column of the weights.
-
-    Raises:
-        InputError: missing entries.
-    """
+    """Check that the table of a fit misses no entries that the formula needs, after what could be filled in."""
     fixed = (*columns.response, *columns.groups, *((weights,) if weights else ()))
     counts = {name: int(frame[name].isna().sum()) for name in (*columns.predictors, *fixed) if name in frame}
     bad = [name for name, count in counts.items() if count]
@@ -106,12 +81,6 @@ def refuse_missing(frame: pd.DataFrame, columns: FormulaColumns, *, impute: bool
 
 def packed(frame: pd.DataFrame) -> list[list[Any]]:
     """The columns as tensors and plain values, for ``torch.load(weights_only=True)``.
-
-    Args:
-        frame: the table, without missing entries.
-
-    Returns:
-        Of each column its name, its kind, its entries and, of categories, their levels.
 
     >>> from pathlib import Path
     >>> table = pd.DataFrame({"ward": ["A", "B"], "age": [30.0, 40.0]})
@@ -137,17 +106,7 @@ def _plain(values: Any) -> list[Any]:
 
 
 def unpacked(values: Content) -> pd.DataFrame:
-    """The table of which `packed` was made.
-
-    Args:
-        values: the content of a run, with what it gave as "table".
-
-    Returns:
-        The table.
-
-    Raises:
-        InputError: what `packed` does not give.
-    """
+    """The table of which `packed` was made."""
     columns, found = values.take("table", list), {}
     for k, column in enumerate(columns):
         name = f"table[{k}]"
@@ -176,14 +135,6 @@ def _unpacked(values: Content, name: str, kind: Any, entries: Any, levels: list[
 
 def classes_of(formula: str, y: np.ndarray, table: Mapping[str, Any]) -> tuple[str, str]:
     """The names of failure and success: of ``died[yes]`` the level, of two numbers these.
-
-    Args:
-        formula: with its response.
-        y: the response, of two values.
-        table: the columns that the formula names.
-
-    Returns:
-        Both.
 
     >>> classes_of("died[yes] ~ x + (1 | ward)", np.array([0.0, 1.0]), {"died": pd.Series(["no", "yes"])})
     ('no', 'yes')

@@ -24,15 +24,6 @@ from torchngvi.messages import listed
 class Frames:
     """The rows of csv, tsv or Parquet files, as frames of pandas, for one pass after another.
 
-    Separators, decimal commas and the encoding of a table of text are found as for one that is read at once.
-
-    Args:
-        data: a file, or a pattern such as "day_*.parquet".
-        rows: of a frame, at most.
-
-    Raises:
-        InputError: no files, or files of another kind; on use, files of other columns, or not readable.
-
     >>> Frames("nowhere_*.csv", 10)
     Traceback (most recent call last):
     torchngvi.errors.InputError: there are no files 'nowhere_*.csv'.

@@ -27,18 +27,6 @@ def outcome_interval(
 ) -> tuple[Tensor, Tensor]:
     """Central interval of a new observation, the uncertainty of the coefficients included.
 
-    Args:
-        likelihood: `GaussianNoise`, `StudentT`, `PoissonLog` or `NegativeBinomial`.
-        mean: e of the linear predictor of each row, (N,), float64.
-        variance: v of the same.
-        level: the probability that it holds.
-
-    Returns:
-        The ends of the interval, each (N,); of counts the smallest with at least that probability to their left.
-
-    Raises:
-        InputError: another likelihood.
-
     >>> low, high = outcome_interval(GaussianNoise(3.0), torch.zeros(1).double(), torch.tensor([16.0]).double())
     >>> round(high.item(), 2)  # 1.96 √(16 + 9)
     9.8

@@ -29,11 +29,7 @@ _CELL, _HEADER = 32, 6000  # bytes of a cell, and of a column, of a text file wh
 
 
 def available() -> float:
-    """The memory that this process can still take, by the limits of process, container and machine.
-
-    Returns:
-        Bytes, not negative.
-    """
+    """The memory that this process can still take, by the limits of process, container and machine."""
     return max(min(_of_process(), _of_container(), _of_machine()), 0.0)
 
 
@@ -72,16 +68,7 @@ def _words(path: Path) -> list[str]:
 
 
 def require(size: float, what: str, remedy: str) -> None:
-    """Check that there is memory enough.
-
-    Args:
-        size: the bytes that are needed.
-        what: what needs them, for the message.
-        remedy: what to do instead, for the message.
-
-    Raises:
-        InputError: too little memory.
-    """
+    """Check that there is memory enough."""
     free = available()
     if size > free:
         raise InputError(f"{what} takes about {_shown(size)} of memory, and {_shown(free)} are free. {remedy}")
@@ -92,30 +79,12 @@ def _shown(size: float) -> str:
 
 
 def of_text(size: int, cells: int, columns: int) -> int:
-    """The memory that it takes to read a file of text.
-
-    Args:
-        size: the bytes of the file.
-        cells: the number of its cells.
-        columns: the number of columns in its first line.
-
-    Returns:
-        Bytes.
-    """
+    """The memory that it takes to read a file of text."""
     return size + _CELL * cells + _HEADER * columns
 
 
 def draws(rows: int, columns: int) -> int:
     """The number of draws for k-hat and the sampled ELBO: as many as a few seconds and 200 MB allow.
-
-    Below 10 000 draws k-hat is noisy.
-
-    Args:
-        rows: N.
-        columns: D.
-
-    Returns:
-        From 1000 to 20 000.
 
     >>> draws(100, 10), draws(10**6, 10)
     (20000, 1000)
@@ -149,15 +118,7 @@ class Budget:
     starts: int = 1  # posteriors side by side
 
     def size(self, rows: int, columns: int) -> int:
-        """The memory of a run on a dense design, at its peak.
-
-        Args:
-            rows: N.
-            columns: D.
-
-        Returns:
-            Bytes.
-        """
+        """The memory of a run on a dense design, at its peak."""
         widest, entries = widths(self.structure or structure_of(self.posterior), columns)
         matrices = 0 if widest == 1 else _TRIAL if self.trial else _CONSTANT
         numbers = (
@@ -169,16 +130,7 @@ class Budget:
         return _FIXED + _COLUMN * columns + _NUMBER * numbers
 
     def require(self, what: str, rows: int, columns: int) -> None:
-        """Check that there is memory enough for a run on a dense design.
-
-        Args:
-            what: the data, for the message.
-            rows: N.
-            columns: D.
-
-        Raises:
-            InputError: too little memory.
-        """
+        """Check that there is memory enough for a run on a dense design."""
         leaner = Budget("diagonal", None, self.trial, self.starts)
         fits = leaner != self and leaner.size(rows, columns) <= available()
         structure = f" with structure {self.structure}" if self.structure else ""

@@ -96,17 +96,7 @@ def _looked_at(formula: str, columns: FormulaColumns, read: Read) -> tuple[pd.Da
 
 
 def table_of(flags: Mapping[str, Any]) -> Path:
-    """The file of the table of a formula.
-
-    Args:
-        flags: those that were given.
-
-    Returns:
-        Its path.
-
-    Raises:
-        InputError: none that is there, or one of another kind.
-    """
+    """The file of the table of a formula."""
     if not flags.get("data"):
         raise InputError("data is missing: name the table of the formula, --data visits.csv.")
     path = Path(file_name("data", flags["data"]))
@@ -155,14 +145,6 @@ def _held_out(
 
 def baselines(frame: pd.DataFrame, predictors: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
     """A note of the levels to which the effects of the other levels are relative.
-
-    Args:
-        frame: the table.
-        predictors: the columns from which a formula predicts.
-        names: the fixed effects, "sex[male]" that of a level.
-
-    Returns:
-        The note, or nothing where no column is coded in this way.
 
     >>> baselines(pd.DataFrame({"sex": ["f", "m"]}), ["sex"], ["Intercept", "sex[m]"])
     ('baselines are sex = f; the effects of other levels are relative to them',)

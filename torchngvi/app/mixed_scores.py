@@ -25,17 +25,6 @@ _SEED = 2  # of the effects of groups that the training rows have not
 def parted(frame: pd.DataFrame, test_fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rows of the fit and those that are held out.
 
-    Args:
-        frame: the table.
-        test_fraction: the share of rows that is held out.
-        seed: of the split.
-
-    Returns:
-        Both tables.
-
-    Raises:
-        InputError: a share that is none, or too few rows.
-
     >>> [len(part) for part in parted(pd.DataFrame({"x": range(10)}), 0.2, 0)]
     [8, 2]
     """
@@ -49,20 +38,7 @@ def parted(frame: pd.DataFrame, test_fraction: float, seed: int) -> tuple[pd.Dat
 
 
 def targets(formula: Formula, whole: pd.DataFrame, train: pd.DataFrame, test: pd.DataFrame) -> np.ndarray[Any, Any]:
-    """The response of rows that were held out, as the formula makes it.
-
-    Args:
-        formula: on the training rows.
-        whole: the table.
-        train: its training rows.
-        test: the others.
-
-    Returns:
-        One number a row.
-
-    Raises:
-        InputError: a response that depends on which rows are in the table, as ``scale(y)`` does.
-    """
+    """The response of rows that were held out, as the formula makes it."""
     y = pd.Series(Formula(formula.formula, whole).y, index=whole.index)
     if not np.allclose(y[train.index], formula.y, rtol=1e-12, atol=0.0):
         raise InputError(
@@ -78,19 +54,7 @@ def scores(
     y: np.ndarray[Any, Any],  # (M,)
     weights: np.ndarray[Any, Any] | None,  # (M,)
 ) -> HeldOut:
-    """Score the predictions for rows that were held out, those of groups that the fit has not among them.
-
-    The density of a row is the mean over draws of the posterior, p(y) = 1/S Σ_s p(y | η_s).
-
-    Args:
-        result: the fit, of a formula.
-        test: the rows.
-        y: their responses, (M,).
-        weights: of the rows, (M,).
-
-    Returns:
-        The scores.
-    """
+    """Score the predictions for rows that were held out, those of groups that the fit has not among them."""
     likelihood, draws, parts = result.model.rows.likelihood, result.draws(), []
     coded = likelihood.checked(torch.tensor(y, dtype=torch.float64))
     for begin in range(0, len(test), _ROWS):

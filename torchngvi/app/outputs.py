@@ -46,14 +46,6 @@ _OF_A_RUN = (
 class OutputFolder:
     """A folder for the results of a run, checked before the run begins.
 
-    Args:
-        path: the folder, which need not exist.  Neither it nor a folder above it may be a link where the path is
-            relative or below the current folder; of any other path only the folder itself.
-        overwrite: whether files that are there already may be replaced.
-
-    Raises:
-        InputError: a file, a link, a folder without permission, or one that holds files without ``overwrite``.
-
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with OutputFolder(f"{folder}/results").writing() as place:
@@ -74,18 +66,7 @@ class OutputFolder:
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """A block with a place to write files; all of them come into the folder in one step, when they are complete.
-
-        The files that were there and have other names stay, but for those of an earlier run of ``torchngvi fit``. Where
-        another run has filled the folder since it was checked, the files go to the next free name instead. What killed
-        runs have left beside the folder is removed.
-
-        Returns:
-            A context manager that gives the place.
-
-        Raises:
-            InputError: the files cannot be written; what was in the folder is as it was.
-        """
+        """A block with a place to write files; all of them come into the folder in one step, when they are complete."""
         try:
             if not self._ours and _is_taken(self.path):
                 self.path = self._free()
@@ -169,17 +150,7 @@ def _clean(folder: Path, begins: str = "") -> None:
 
 
 def _taken_by(place: Path, to: Path, digests: dict[str, str], *, replace: bool) -> bool:
-    """Bring the files of a place into a folder, all in one step.
-
-    Args:
-        place: the place.
-        to: the folder.
-        digests: of each of its files.
-        replace: whether files may be there.
-
-    Returns:
-        Whether they are there; not, where others are that may not be replaced.
-    """
+    """Bring the files of a place into a folder, all in one step."""
     kept = _kept(to, digests) if replace else []
     carried = {path.name for path in kept}
     earlier = {name: digest for name, digest in _manifest(to).items() if name in carried}
@@ -250,11 +221,7 @@ def _remove(path: Path) -> None:
 
 
 def _exchange(left: Path, right: Path) -> None:
-    """Let two folders change their names in one step.
-
-    Raises:
-        OSError: this system, or this disk, cannot.
-    """
+    """Let two folders change their names in one step."""
     ends = os.fsencode(left.absolute()), os.fsencode(right.absolute())
     libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform in ("linux", "darwin") else None
     if hasattr(libc, "renameat2"):
@@ -300,12 +267,7 @@ def _digest(path: Path) -> str:
 
 
 def file_of(folder: Path, name: str) -> Path:
-    """A file of a run, where it is: in ``.replacing`` if it is there.
-
-    Args:
-        folder: of the run.
-        name: of the file.
-    """
+    """A file of a run, where it is: in ``.replacing`` if it is there."""
     new = folder / _REPLACING / name
     return new if new.is_file() and (new.parent / MANIFEST).is_file() else folder / name
 
@@ -320,29 +282,14 @@ def _manifest(folder: Path) -> dict[str, str]:
 
 
 def write_content(folder: Path, content: dict[str, Any]) -> None:
-    """Write posterior.pt; what cannot be written is an OSError, which torch says in words of its own.
-
-    Args:
-        folder: the place.
-        content: tensors and plain values.
-    """
+    """Write posterior.pt; what cannot be written is an OSError, which torch says in words of its own."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     (folder / POSTERIOR).write_bytes(buffer.getvalue())
 
 
 def read_run(run: Path) -> tuple[bytes, tuple[str, ...]]:
-    """The content of posterior.pt in the folder of a run, after a check of all files against their digests.
-
-    Args:
-        run: the folder, or the file.
-
-    Returns:
-        The bytes, and what is to be said of the folder: that it has no digests, or which other files have changed.
-
-    Raises:
-        InputError: no such file, one that cannot be read, or one that is not as the run has written it.
-    """
+    """The content of posterior.pt in the folder of a run, after a check of all files against their digests."""
     folder, name = (run, POSTERIOR) if run.is_dir() else (run.parent, run.name)
     path = file_of(folder, name)
     there, digests = file_of(folder, MANIFEST).is_file() and name == POSTERIOR, _manifest(folder)
@@ -368,10 +315,7 @@ def read_run(run: Path) -> tuple[bytes, tuple[str, ...]]:
 
 
 def _named(folder: Path) -> list[Path]:
-    """The folder and those above it which the caller has named: all below the current one, no other above it.
-
-    What leads to the current folder, or begins an absolute path elsewhere, is of the system, whose links are followed.
-    """
+    """The folder and those above it which the caller has named: all below the current one, no other above it."""
     if not folder.is_absolute():
         return [folder, *folder.parents]
     here = Path.cwd()
@@ -411,14 +355,6 @@ def _is_taken(folder: Path) -> bool:
 def cell(value: Any) -> Any:
     """A value for a csv file; a text that a spreadsheet would take for a formula gets a quote in front.
 
-    A text that begins with a quote gets one too, so that the original can be told.
-
-    Args:
-        value: a text or a number.
-
-    Returns:
-        The value to write.
-
     >>> cell("=1+1"), cell("age"), cell(-1.5)
     ("'=1+1", 'age', -1.5)
     """
@@ -431,13 +367,7 @@ def _text(value: Any) -> Any:
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write rows as a csv file; texts are written as `cell` gives them.
-
-    Args:
-        path: the file.
-        header: the names of the columns.
-        rows: the rows.
-    """
+    """Write rows as a csv file; texts are written as `cell` gives them."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -445,12 +375,7 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def write_frame(path: Path | io.StringIO, frame: pd.DataFrame) -> None:
-    """Write a frame as a csv file; texts are written as `cell` gives them.
-
-    Args:
-        path: the file, or a text in memory.
-        frame: the frame, without its index.
-    """
+    """Write a frame as a csv file; texts are written as `cell` gives them."""
     texts = frame.select_dtypes(exclude="number")
     frame.assign(**{name: texts[name].map(cell) for name in texts}).to_csv(
         path,
@@ -460,14 +385,7 @@ def write_frame(path: Path | io.StringIO, frame: pd.DataFrame) -> None:
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """Read a csv file that `write_frame` has written.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The frame, with its texts as they were.
-    """
+    """Read a csv file that `write_frame` has written."""
     frame = pd.read_csv(path)
     texts = frame.select_dtypes(exclude="number")
     return frame.assign(**{name: texts[name].map(_text) for name in texts})

@@ -19,19 +19,7 @@ _CALL = re.compile(r"(C|offset)\((.*)\)")
 
 
 def as_regression(flags: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The flags of ``torchngvi fit`` without ``--formula`` for the regression that a formula names, told in print.
-
-    All rows are fitted, and the likelihood is Gaussian, where the flags do not say otherwise, as of every formula.
-
-    Args:
-        flags: those that were given, the formula among them.
-
-    Returns:
-        The flags; None where the formula has a grouping factor.
-
-    Raises:
-        InputError: no table, a formula without a response, flags that say the same again, terms that are no columns.
-    """
+    """The flags of ``torchngvi fit`` without ``--formula`` for the regression that a formula names, told in print."""
     formula = flags["formula"]
     terms = FormulaTerms.of(formula)
     if terms.grouped:

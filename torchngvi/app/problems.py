@@ -65,17 +65,6 @@ class Completed(NamedTuple):
 def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     """Read the data and make model, posterior and optimizer.
 
-    Args:
-        settings: the settings of the run.
-        overwrite: whether results that are in the folder already may be replaced.
-
-    Returns:
-        The problem, ready for `torchngvi.app.runs.run`.
-
-    Raises:
-        InputError: data, settings or an output folder that cannot be used, too little memory.
-        PairError: a method and a posterior that do not fit.
-
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     problem = build(Settings(data="iris", success="virginica", structure="1,4", out=folder))
@@ -174,18 +163,7 @@ def _check_rows(settings: Settings, table: Table, y: Array) -> None:
 def likelihood_of(
     settings: Settings, train: Rows
 ) -> tuple[Likelihood, tuple[str, ...], Callable[[float], Likelihood] | None]:
-    """The likelihood, a note where its noise is found from the data, and of which parameter a fit is to find more.
-
-    Args:
-        settings: the family, and those of its parameters that are given.
-        train: the training rows.
-
-    Returns:
-        The likelihood, the notes, and what makes it of the parameter that `completed` finds; None where there is none.
-
-    Raises:
-        InputError: rows that leave no residual to find the noise from.
-    """
+    """The likelihood, a note where its noise is found from the data, and of which parameter a fit is to find more."""
     noise = settings.noise
     notes: tuple[str, ...] = ()
     if settings.family == "gaussian" and noise is None:
@@ -205,20 +183,7 @@ def likelihood_of(
 def completed(
     settings: Settings, model: GeneralizedLinear, q: Gaussian | FlatGaussian, at: Callable[[float], Likelihood]
 ) -> Completed:
-    """The model with the parameter of its likelihood that the data speak for, and what is told of it.
-
-    Args:
-        settings: the family, and the budget of each fit.
-        model: with the likelihood of `likelihood_of`.
-        q: where the fits begin; a copy of it is fitted.
-        at: what makes the likelihood of its parameter.
-
-    Returns:
-        A model with the parameter that was found, and a note or a warning.
-
-    Raises:
-        InputError: a fit breaks down.
-    """
+    """The model with the parameter of its likelihood that the data speak for, and what is told of it."""
     model = copy.copy(model)
     search = copy.deepcopy(q) if isinstance(q, Gaussian) else CholeskyGaussian(q.dim, scale=0.1, dtype=q.mean.dtype)
     found = families.maximised(search, model, at, max_evaluations=settings.max_evaluations)
@@ -245,15 +210,6 @@ def completed(
 def prior(settings: Settings, units: Standardization, mean_square: float, targets: TargetSummary) -> NormalPrior:
     """The prior of the coefficients of the columns of the fit: of a number, or of a word in the units of the data.
 
-    Args:
-        settings: what is chosen of it.
-        units: of the columns, with the place of the intercept.
-        mean_square: the mean of y^2 over the training rows, beside a number the unit of the families of real numbers.
-        targets: what is read of them.
-
-    Returns:
-        Means and precisions, (D,).
-
     >>> from torchngvi.app.design import unscaled
     >>> prior(Settings(data="iris", prior_precision=0.1), unscaled(3, True), 1.0, TargetSummary(9, 0.5, 0.5)).precision
     tensor([0.0100, 0.1000, 0.1000], dtype=torch.float64)
@@ -270,15 +226,7 @@ def prior(settings: Settings, units: Standardization, mean_square: float, target
 
 
 def summary(settings: Settings, train: Rows) -> TargetSummary:
-    """Summarise the targets of the training rows, as the priors in the units of the data read them.
-
-    Args:
-        settings: the family.
-        train: the rows.
-
-    Returns:
-        The summary.
-    """
+    """Summarise the targets of the training rows, as the priors in the units of the data read them."""
     y = torch.as_tensor(train.y)
     offset = torch.zeros_like(y) if train.offset is None else torch.as_tensor(train.offset)
     weights = torch.ones_like(y) if train.weights is None else torch.as_tensor(train.weights)

@@ -63,13 +63,6 @@ def numbers(found: Proposal) -> dict[str, Any]:
 def verdict(k: float, num_samples: int) -> str:
     """A sentence on a k̂, with the thresholds of Vehtari et al. (2024).
 
-    Args:
-        k: the k̂ of the importance weights.
-        num_samples: the number of draws behind it.
-
-    Returns:
-        Whether q is good, usable or poor as a proposal for the exact posterior, or that draws are too few to tell.
-
     >>> verdict(0.31, 4000)
     'good: k-hat 0.31 is below 0.5, so q is close to the exact posterior and importance weights can correct the rest.'
     >>> verdict(0.31, 256)

@@ -73,21 +73,7 @@ def ending(path: Path) -> str:
 
 
 def read_delimited(path: Path) -> Read:
-    """Read a table of text; spaces around the names of its columns are dropped.
-
-    Its separator is found (a comma, a semicolon, a tab or a bar), and so are decimal commas, and whether it is in UTF-8
-    or in Latin-1.
-
-    Args:
-        path: a csv or tsv file, perhaps with .gz.
-
-    Returns:
-        The table, and what is unusual about it.
-
-    Raises:
-        InputError: no table, no column names, two of the same name, rows with more fields than names, too little
-            memory.
-    """
+    """Read a table of text; spaces around the names of its columns are dropped."""
     with readable(path):
         found = text_dialect(path)
         zero = _require_memory_for_text(path, found.separator)
@@ -150,18 +136,7 @@ def parsed(path: Path, found: Dialect, **options: Any) -> Any:
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
-    """Read a parquet file; numbers that may be missing become float64.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The table.
-
-    Raises:
-        InputError: no parquet file, too little memory.
-        ImportError: pyarrow is not installed.
-    """
+    """Read a parquet file; numbers that may be missing become float64."""
     from pyarrow import parquet
 
     with readable_parquet(path):
@@ -193,17 +168,7 @@ def without_nullable(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_columns(path: Path) -> Read:
-    """Read a table with named columns: csv, tsv or parquet.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The table, and what is unusual about it.
-
-    Raises:
-        InputError: no such file, or not readable.
-    """
+    """Read a table with named columns: csv, tsv or parquet."""
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}. Check the path.")
     if ending(path) == ".parquet":
@@ -216,21 +181,7 @@ def read_columns(path: Path) -> Read:
 def read_svmlight(
     path: Path, columns: dict[str, str | None], drop: Iterable[str], n_features: int | None, budget: Budget
 ) -> Table:
-    """Read a svmlight file, with lines such as '1 3:0.5 7:1': the target, then features by number.
-
-    Args:
-        path: the file, perhaps with .gz.
-        columns: the columns of the roles, none of which may be named here.
-        drop: names of columns to leave out, of which there may be none.
-        n_features: the number of features, where trailing ones are empty.
-        budget: the memory that the run may take.
-
-    Returns:
-        The data set, with columns x1, x2, ...
-
-    Raises:
-        InputError: no such file, named columns, too little memory, entries missing.
-    """
+    """Read a svmlight file, with lines such as '1 3:0.5 7:1': the target, then features by number."""
     for name, value in {**columns, "drop": next(iter(drop), None)}.items():
         if value is not None:
             raise InputError(
@@ -302,21 +253,7 @@ def _require_memory_for_arrays(
 def read_npz(
     path: Path, columns: dict[str, str | None], drop: Iterable[str], budget: Budget, *, impute: bool = False
 ) -> Table:
-    """Read an npz archive with arrays X and y, and others that columns name.
-
-    Args:
-        path: the archive.
-        columns: the name of the array of each role, "target", "weights" and "offset"; None for the default.
-        drop: names of columns to leave out.
-        budget: the memory that the run may take.
-        impute: whether entries of X may be missing.
-
-    Returns:
-        The data set, with the names in the array feature_names, or x1, x2, ...
-
-    Raises:
-        InputError: no such archive, arrays that do not fit, too little memory, entries missing.
-    """
+    """Read an npz archive with arrays X and y, and others that columns name."""
     keys = {"X": "X", "y": columns["target"] or "y"} | {k: v for k, v in columns.items() if v and k != "target"}
     arrays = _npz_arrays(path, keys.values(), "feature_names", budget)
     for name in (k for role, k in keys.items() if role != "y"):

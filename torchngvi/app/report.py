@@ -35,14 +35,6 @@ def coefficients(
 ) -> list[Coefficient]:
     """The marginals of the coefficients with their 95% intervals.
 
-    Args:
-        names: the names of the columns.
-        mean: the means of q, (D,).
-        sd: the standard deviations of q, (D,).
-
-    Returns:
-        One row for each coefficient.
-
     >>> import torch
     >>> row = coefficients(["slope"], torch.zeros(1), torch.ones(1))[0]
     >>> row.name, round(row.low, 2), round(row.high, 2)
@@ -53,15 +45,7 @@ def coefficients(
 
 
 def most_certain(rows: Sequence[Coefficient], count: int) -> list[Coefficient]:
-    """The coefficients whose sign is the clearest: those farthest from zero in standard deviations.
-
-    Args:
-        rows: the coefficients.
-        count: how many to keep.
-
-    Returns:
-        The rows that are kept, in their order.
-    """
+    """The coefficients whose sign is the clearest: those farthest from zero in standard deviations."""
     chosen = sorted(range(len(rows)), key=lambda i: -abs(rows[i].mean) / max(rows[i].sd, 1e-300))[:count]
     return [rows[i] for i in sorted(chosen)]
 
@@ -72,16 +56,7 @@ def coefficient_table(
     ratio: str | None = None,
     standardized: Sequence[Coefficient] = (),
 ) -> Group:
-    """A table of the effect of each column with its 95% interval; intervals that exclude zero are in bold.
-
-    Args:
-        rows: the coefficients per unit of a column, of which the clearest are shown.
-        ratio: what exp(coefficient) is called under this likelihood, such as "odds ratio"; None where it is nothing.
-        standardized: the same coefficients per standard deviation of a column, for a column of their means.
-
-    Returns:
-        A group of rich, to be printed by `show`.
-    """
+    """A table of the effect of each column with its 95% interval; intervals that exclude zero are in bold."""
     kept = most_certain(rows, _MOST_ROWS)
     title = "Coefficients" if len(kept) == len(rows) else f"{len(kept)} of {len(rows)} coefficients, clearest signs"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -110,16 +85,7 @@ def exponential(x: float) -> float:
 
 
 def summary_block(title: str, lines: Sequence[tuple[str, str]], *, good: bool) -> Panel:
-    """A box with the results of a run, a label and a text on each line.
-
-    Args:
-        title: the verdict.
-        lines: pairs of a label and a text.
-        good: whether the box is green, else yellow.
-
-    Returns:
-        A panel of rich, to be printed by `show`.
-    """
+    """A box with the results of a run, a label and a text on each line."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
@@ -132,11 +98,7 @@ def summary_block(title: str, lines: Sequence[tuple[str, str]], *, good: bool) -
 
 
 def show(*parts: RenderableType) -> None:
-    """Print to standard output; into a file or a pipe at a width that cuts no column.
-
-    Args:
-        parts: texts, tables and panels of rich.
-    """
+    """Print to standard output; into a file or a pipe at a width that cuts no column."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_FILE_WIDTH)

@@ -30,14 +30,7 @@ def _findings(outcome: Outcome) -> Findings:
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """The run as plain numbers and texts; numbers that are not finite become None.
-
-    Args:
-        outcome: the run.
-
-    Returns:
-        The content of summary.json.
-    """
+    """The run as plain numbers and texts; numbers that are not finite become None."""
     proposal = outcome.proposal
     own = {
         "elbo_sampled": outcome.elbo_sampled,
@@ -52,12 +45,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
 
 def show(outcome: Outcome, folder: Path | None) -> None:
-    """Print the table of coefficients and the summary, and where they are written.
-
-    Args:
-        outcome: the run.
-        folder: the folder of the results; None where nothing was written.
-    """
+    """Print the table of coefficients and the summary, and where they are written."""
     findings.show(
         _findings(outcome),
         outcome.problem.optimizer,
@@ -68,17 +56,7 @@ def show(outcome: Outcome, folder: Path | None) -> None:
 
 
 def write(outcome: Outcome) -> Path:
-    """Write posterior.pt, coefficients.csv, trace.csv, summary.json, fit.png and config.toml.
-
-    Args:
-        outcome: the run.
-
-    Returns:
-        Their folder.
-
-    Raises:
-        InputError: the files cannot be written.
-    """
+    """Write posterior.pt, coefficients.csv, trace.csv, summary.json, fit.png and config.toml."""
     out = outcome.problem.out
     with out.writing() as folder:
         findings.write(_findings(outcome), summary(outcome), folder)

@@ -170,14 +170,7 @@ def _overdispersed(problem: Problem, q: Gaussian) -> tuple[str, ...]:
 
 
 def separated(problem: Problem) -> tuple[str, ...]:
-    """Warnings of columns that separate the two classes of the training rows, each by itself.
-
-    Args:
-        problem: with its data.
-
-    Returns:
-        The warnings.
-    """
+    """Warnings of columns that separate the two classes of the training rows, each by itself."""
     train, names = problem.data.train, problem.data.names
     if problem.data.classes is None:
         return ()
@@ -191,15 +184,7 @@ def _positive(weights: Array | None) -> int | None:
 
 
 def too_few_rows(rows: int, positive: int | None) -> tuple[str, ...]:
-    """A warning, where the data can say hardly anything.
-
-    Args:
-        rows: of training.
-        positive: those of positive weight; None where there are no weights.
-
-    Returns:
-        One warning, or none.
-    """
+    """A warning, where the data can say hardly anything."""
     rows = rows if positive is None else positive
     if rows >= _FEWEST_ROWS:
         return ()
@@ -228,13 +213,6 @@ def weighted_mean(
     weights: Tensor,  # (N,)
 ) -> tuple[float, float]:
     """The mean and its standard error, which is NaN of a single value.
-
-    Args:
-        values: (N,).
-        weights: factors of each, (N,).
-
-    Returns:
-        Both.
 
     >>> weighted_mean(torch.tensor([1.0, 3.0]), torch.ones(2))
     (2.0, 0.7071067690849304)

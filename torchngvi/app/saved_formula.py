@@ -184,17 +184,7 @@ def _tensor(values: Any) -> Tensor:
 def content(
     formula: Formula, result: MixedResult | MultilevelResult, fill: Filling, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """The content of posterior.pt: draws, the formula, and the columns of the table that it names.
-
-    Args:
-        formula: the formula on its table.
-        result: the fit.
-        fill: what stands for missing entries.
-        settings: of the run, for information.
-
-    Returns:
-        Tensors and plain values.
-    """
+    """The content of posterior.pt: draws, the formula, and the columns of the table that it names."""
     draws, names = result.draws(), list(formula.groupings)
     several = isinstance(draws.effects, dict)
     family, parameters = described(result.model.rows.likelihood)
@@ -213,17 +203,7 @@ def content(
 
 
 def read(values: Content) -> FittedFormula:
-    """A fit from the content of its file.
-
-    Args:
-        values: the content, each value of which is checked.
-
-    Returns:
-        The fit.
-
-    Raises:
-        InputError: a value that a run cannot hold, a formula that cannot be read or calls what it may not.
-    """
+    """A fit from the content of its file."""
     table = formula_tables.unpacked(values)
     formula, family = Formula(values.take("formula", str), table), values.take("family", str)
     values.require(family in FAMILIES, "family", f"one of {', '.join(FAMILIES)}")

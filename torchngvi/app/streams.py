@@ -96,18 +96,7 @@ class Layout(Columns):
 
 
 def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
-    """Go through all rows once, and find how they become a design.
-
-    Args:
-        frames: the batches.
-        settings: the settings of the run.
-
-    Returns:
-        The layout.
-
-    Raises:
-        InputError: columns that are missing or cannot be used, no rows, targets that the family cannot have.
-    """
+    """Go through all rows once, and find how they become a design."""
     columns: dict[str, Column] = {}
     targets: dict[Any, int] = {}
     start, squares, train, positive = 0, 0.0, 0, 0
@@ -231,18 +220,7 @@ def _chosen(settings: Settings) -> list[tuple[str, str]]:
 
 
 def roles(frame: pd.DataFrame, settings: Settings) -> dict[str, Column]:
-    """The columns of the design, by the first batch.
-
-    Args:
-        frame: the batch.
-        settings: the settings of the run.
-
-    Returns:
-        Them by name, with nothing in them yet.
-
-    Raises:
-        InputError: no target, columns that are named and not there, or none to predict from.
-    """
+    """The columns of the design, by the first batch."""
     if settings.target is None:
         raise InputError(
             f"target is missing: name the column to predict (--target). The columns are: {', '.join(frame.columns)}."
@@ -317,14 +295,6 @@ def _intercept(mean: Array, constant: Array, settings: Settings) -> int | None:
 def held_out(start: int, count: int, settings: Settings) -> Array:
     """Say which rows are held out, by a hash of their number and the seed.
 
-    Args:
-        start: the number of the first row.
-        count: how many rows.
-        settings: with the share of rows and the seed.
-
-    Returns:
-        A mask, (count,).
-
     >>> settings = Settings(data="rows.csv", test_fraction=0.25)
     >>> abs(held_out(0, 100_000, settings).mean() - 0.25) < 0.01
     np.True_
@@ -340,14 +310,7 @@ def held_out(start: int, count: int, settings: Settings) -> Array:
 
 
 class Designs:
-    """Batches of the design for one pass after another: of the training rows, or of those held out.
-
-    Args:
-        frames: the batches of the table.
-        layout: how they become a design.
-        settings: the settings of the run.
-        train: whether the training rows are taken; otherwise those held out.
-    """
+    """Batches of the design for one pass after another: of the training rows, or of those held out."""
 
     def __init__(self, frames: Iterable[pd.DataFrame], layout: Layout, settings: Settings, train: bool = True) -> None:
         self.frames, self.layout, self.settings, self.train = frames, layout, settings, train

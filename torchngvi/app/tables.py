@@ -40,22 +40,6 @@ def read_table(
 ) -> Table:
     """Read a bundled set by name, or a file by its ending.
 
-    Args:
-        data: breast_cancer, diabetes, digits, iris or wine; or a path.
-        target: the column of the targets, of a csv or tsv file.
-        weights, offset: columns (in an npz file arrays) of row weights and predictor offsets.
-        drop: columns to leave out.
-        n_features: the number of features of a svmlight file, where trailing ones are empty.
-        categorical: columns of numbers that are categories, of a table with named columns.
-        impute: whether entries may be missing.
-        budget: what the table is for, so that one too large for it is refused before it is read.
-
-    Returns:
-        The data set.
-
-    Raises:
-        InputError: no such data, not readable, no rows, columns missing, entries missing, too little memory.
-
     >>> read_table("iris").X.shape
     (150, 4)
     """

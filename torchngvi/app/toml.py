@@ -13,15 +13,6 @@ _LONGEST_FILE = 60_000  # bytes
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read the keys of a TOML file.
 
-    Args:
-        path: the file.
-
-    Returns:
-        Values by key, as `tomllib` gives them.
-
-    Raises:
-        InputError: no such file, or not TOML.
-
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "run.toml").write_text('data = "iris"')

@@ -13,15 +13,7 @@ from torchngvi.messages import listed
 
 
 def in_training(data: Prepared, encoding: Encoding | None) -> tuple[str, ...]:
-    """Notes of columns that are the same in all training rows, and of categories with one entry.
-
-    Args:
-        data: the rows, whose columns are in place.
-        encoding: of the table, where its columns have names.
-
-    Returns:
-        The notes, or nothing.
-    """
+    """Notes of columns that are the same in all training rows, and of categories with one entry."""
     alike = constant(data.train.X).tolist()
     same = [name for k, name in enumerate(data.names) if alike[k] and k != data.units.intercept]
     alone = [f"{c.name} = {c.levels[0]}" for c in (encoding.categories if encoding else ()) if len(c.levels) == 1]
@@ -30,14 +22,7 @@ def in_training(data: Prepared, encoding: Encoding | None) -> tuple[str, ...]:
 
 
 def copies(data: Prepared) -> tuple[str, ...]:
-    """Warnings of columns that are others in other units, or sums of multiples of them, in the training rows.
-
-    Args:
-        data: the rows, whose columns are in place.
-
-    Returns:
-        The warnings, or nothing.
-    """
+    """Warnings of columns that are others in other units, or sums of multiples of them, in the training rows."""
     place, there = data.units.intercept, ~constant(data.train.X)
     if place is not None:
         there[place] = True
@@ -49,12 +34,6 @@ def copies(data: Prepared) -> tuple[str, ...]:
 
 def told(names: Sequence[str]) -> tuple[str, ...]:
     """A note of columns that are the same in all training rows.
-
-    Args:
-        names: of the columns.
-
-    Returns:
-        The note, or nothing.
 
     >>> told(["ward=Z"])
     ('the same in all training rows, so that its coefficient is that of the prior: ward=Z',)

@@ -68,13 +68,6 @@ class ExaminationSettings:
 class Allowance:
     """A budget from now on.
 
-    Args:
-        target: counts what is asked of it.
-        gradients: at most.
-        cost: of gradients, and of values at 0.4 of one, at most.
-        over: whether the budget of the run, of which its user may have asked for seconds, is used up; asked before each
-            call.
-
     >>> from torchngvi.models import LogJoint
     >>> allowed = Allowance(Guarded(LogJoint(lambda theta: -theta.square().sum(-1))), 1000, 600.0)
     >>> allowed.left, allowed.affords(1500), allowed.affords(1501)

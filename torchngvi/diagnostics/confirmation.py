@@ -58,11 +58,6 @@ class Confirmed(NamedTuple):
 class Response:
     """The Hessian of L/γ at q, as a product with several (p, R) at once.
 
-    Args:
-        q: one posterior.
-        target: ℓ is minus its log joint.
-        draws: S, whitened; at least 2D + 2 for a dense q.
-
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q = CholeskyGaussian(2, dtype=torch.float64)
     >>> A = Response(q, LogJoint(lambda theta: -0.5 * theta.square().sum(-1)), Fixed(8))

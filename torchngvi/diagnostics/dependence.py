@@ -26,16 +26,6 @@ def dependences(
 ) -> list[Dependence]:
     """Find the columns that are sums of multiples of columns in front of them, to half of the digits.
 
-    By a QR factorisation of the columns scaled to unit length, about their means where one is the same in all rows, for
-    a cost of 2ND² multiplications.
-
-    Args:
-        X: the design, (N, D), dense, or a root of its Gram matrix. A column of zeros depends on nothing, nor is
-            anything found where there are more columns than rows.
-
-    Returns:
-        One entry for each such column, in their order.
-
     >>> X = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 3.0], [1.0, 2.0, 5.0], [1.0, 5.0, 11.0]], dtype=torch.float64)
     >>> dependences(X)  # the last is twice the second, and one
     [Dependence(column=2, of=(0, 1))]
@@ -69,14 +59,6 @@ def dependences(
 
 def told_dependences(names: Sequence[str], found: Sequence[Dependence], intercept: int | None) -> tuple[str, ...]:
     """Sentences about columns that depend on others.
-
-    Args:
-        names: of the columns of the design.
-        found: the dependences.
-        intercept: the place of the column of ones, if there is one.
-
-    Returns:
-        One sentence for each.
 
     >>> told_dependences(["1", "cm", "inches"], [Dependence(2, (0, 1))], 0)[0].partition(":")[0]
     'column inches is cm in other units, a multiple of it plus a constant'

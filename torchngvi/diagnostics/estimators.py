@@ -89,11 +89,7 @@ class EstimatorComparison:
     repeats: int
 
     def __getitem__(self, name: str) -> EstimatorRow:
-        """Return the row of an estimator by its name.
-
-        Raises:
-            KeyError: no estimator of this name was compared.
-        """
+        """Return the row of an estimator by its name."""
         found = {row.name: row for row in self.rows}
         if name not in found:
             raise KeyError(f"{name} was not compared.{hint(name, found)} There are: {', '.join(found)}.")

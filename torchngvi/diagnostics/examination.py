@@ -140,11 +140,7 @@ def examine_fitted(
     seed: int = 0,
     settings: ExaminationSettings = _USUAL,
 ) -> Verdict:
-    """As `examine`, at the end of a fit: within an allowance, and no dearer than it need be.
-
-    1,024 values come first. Where they say plainly that q fits, or are
-    believed and there is no room for linear response and as many again, nothing more is asked but other modes.
-    """
+    """As `examine`, at the end of a fit: within an allowance, and no dearer than it need be."""
     with FullPrecision(q.device.type):
         return _Examination(q, allowed, seed, settings, starts).run(None, modes, around, glance=True)
 
@@ -276,10 +272,7 @@ class _Examination:
         return corrected_moments(self.q, self.target, matrix, num_samples=draws, seed=seed, over=self.allowed.over)
 
     def follow(self, sampled: Sampled | None, shape: Shape | None = None) -> None:
-        """Margins of coordinates of which the weights may have found too little, until one is beyond the limit.
-
-        A warped posterior has its standard deviations outside of the space that it is examined in.
-        """
+        """Margins of coordinates of which the weights may have found too little, until one is beyond the limit."""
         if sampled is None or not self.target.comparable or isinstance(self.target.target, WarpedTarget):
             return
         for k in doubted(self.marginals, sampled, shape)[: self.settings.margins]:
@@ -393,9 +386,8 @@ class _Examination:
         return found_from(self.allowed, points, each)
 
     def uphill(self, sampled: Sampled | None) -> list[Mode]:
-        """From the draws with the largest weights, where weights are not believed: what these draws are on the edge of.
-
-        A region that was hardly reached has few draws, and large weights; a mode in it may be far from any start.
+        """From the draws with the largest weights, where weights are not believed: what these draws are on
+        the edge of.
         """
         if sampled is None or sampled.heaviest is None or trusted(sampled) or self.q.dim >= MODES:
             return []

@@ -26,11 +26,7 @@ _NAMED = 5  # lines of a calibration with their names
 
 
 def new_figure(what: str, width: float, height: float) -> "Figure":
-    """Make an empty figure of a size in inches.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
+    """Make an empty figure of a size in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -43,21 +39,7 @@ def new_figure(what: str, width: float, height: float) -> "Figure":
 def verdict_figure(
     marginals: Marginals, shape: Shape | None, sampled: Sampled | None, order: Sequence[int], title: str
 ) -> "Figure":
-    """Draw standard deviations that q ought to have in those of q, and the tails of the importance weights.
-
-    Args:
-        marginals: of q.
-        shape: linear response, or None.
-        sampled: importance sampling, or None.
-        order: the coordinates to be drawn, the first one at the top.
-        title: above the panels.
-
-    Returns:
-        A figure; ``figure.savefig(path)`` writes it.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
+    """Draw standard deviations that q ought to have in those of q, and the tails of the importance weights."""
     shown = list(order)[:_MOST]
     figure = new_figure("a verdict", 11.0, max(4.2, 1.8 + 0.28 * len(shown)))
     figure.suptitle(title, x=0.012, ha="left", fontsize=11, fontweight="bold", color=_INK, parse_math=False)
@@ -74,14 +56,8 @@ def calibration_figure(
     names: Sequence[str],
     flagged: Sequence[str],
 ) -> None:
-    """Draw the ECDF differences of quantities, the worst first, with the band of all, and the histogram of the worst.
-
-    Args:
-        figure: an empty figure.
-        test: of the ranks.
-        ranks: of the quantities, the worst first, (N, Q).
-        names: of the quantities.
-        flagged: names of those that leave the band.
+    """Draw the ECDF differences of quantities, the worst first, with the band of all, and the histogram of
+    the worst.
     """
     left, right = figure.subplots(1, 2)
     at, differences = test.levels, test.differences(ranks)

@@ -54,13 +54,6 @@ class Flatness(NamedTuple):
 def flatness(residuals: Residuals, structure: Pattern) -> Flatness | None:
     """Estimate how flat the ELBO is from residuals at hand, without a call of the log joint.
 
-    Args:
-        residuals: at antithetic draws of q, about, near the optimum of its ELBO.
-        structure: the pattern of q.
-
-    Returns:
-        The estimate; None for fewer than 64 draws, a pattern that is not closed under products, or NaN.
-
     >>> z = torch.randn(1024, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     >>> z, residual = torch.cat([z, -z]), torch.zeros(2048, 3, dtype=torch.float64)
     >>> residual[:, 1] = 0.5 * (z[:, 1].square() - 1)  # B = 1, M = 1/2 in this direction

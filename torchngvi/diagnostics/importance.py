@@ -70,11 +70,7 @@ class Sampled(NamedTuple):
 
 
 class Proposal:
-    """The mixture, in the frame θ = m + C x of q.
-
-    Args:
-        M: of linear response, (D, D); without it the wide parts have the covariance of q.
-    """
+    """The mixture, in the frame θ = m + C x of q."""
 
     def __init__(self, q: Gaussian, M: Tensor | None) -> None:
         self.q, self.dim = q, q.dim
@@ -129,12 +125,7 @@ def weighted_moments(
     log_weights: Tensor,  # (S,)
     expected: Tensor,  # sd of q, (D,)
 ) -> Corrected:
-    """Moments by draws with smoothed weights; their errors by the delta method, the weights as if they were given.
-
-    Weights that are well behaved do not make an average so: of the terms w (θ_k - m_k)² of a variance a k̂ of their own
-    is taken where that variance is farthest from what is expected (Vehtari et al. 2024, section 2.4).  Above 0.5 the
-    error of the variance has no bound, and there may be more than was found.
-    """
+    """Moments by draws with smoothed weights; their errors by the delta method, the weights as if they were given."""
     smooth = smoothed(log_weights)
     w, draws = smooth.log_weights.exp(), theta.double()
     mean = w @ draws
@@ -163,18 +154,6 @@ def corrected_moments(
     over: Callable[[], bool] = lambda: False,
 ) -> Sampled | None:
     """Means and standard deviations of p^(1/γ) by smoothed importance weights, from values of the log joint.
-
-    Args:
-        q: one posterior.
-        target: ℓ is minus its log joint.
-        M: of linear response, see `third_order`.
-        num_samples: half of them drawn from q.
-        seed: of the draws.
-        over: whether there is no time left; asked before each call of the log joint, of 1,024 draws.
-
-    Returns:
-        Moments with standard errors, k̂ and the effective number of draws; and k̂, nats and the ELBO of q itself from
-        its own draws. None where the log joint is NaN at a draw, or finite at none, and where the time is over.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q = CholeskyGaussian(1, dtype=torch.float64)  # too narrow

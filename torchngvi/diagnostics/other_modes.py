@@ -56,11 +56,7 @@ def found_from(
 
 
 def others_than(q: Gaussian, modes: Sequence[Mode], sampled: Sampled | None) -> tuple[OtherMode, ...]:
-    """Those that are not q's own, each once, the one with the most evidence first.
-
-    Where the ELBO is not known, or is minus infinity as some draws are where the density is 0, the evidence of a mode
-    that is q's own stands for it, if there is one.
-    """
+    """Those that are not q's own, each once, the one with the most evidence first."""
     elbo = -math.inf if sampled is None else sampled.from_q.elbo
     far = max(_FAR, 2 * math.sqrt(q.dim))
     measured = [(mode, float(q.whiten(mode.theta - q.mean).norm())) for mode in modes]

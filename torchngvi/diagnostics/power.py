@@ -48,13 +48,6 @@ class Power(NamedTuple):
 def power(test: Uniformity, alpha: float) -> Power:
     """Find the smallest errors that a test of ranks flags four times in five.
 
-    Args:
-        test: the test, of N ranks on 0..L.
-        alpha: the p-value up to which a quantity is flagged, after a division by the number of quantities.
-
-    Returns:
-        The errors, to five per cent of a factor and to 0.05 standard deviations of a mean.
-
     >>> found = power(Uniformity(200, 99), 0.05)
     >>> round(found.sd, 1), found.mean < 0.3
     (1.3, True)

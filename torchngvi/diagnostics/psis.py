@@ -91,9 +91,6 @@ def smoothed(
 def worth(k: float, effective: float, draws: int) -> str:
     """What weighted draws are worth, in words that k̂ and the effective number of draws cannot contradict.
 
-    Where nearly all weights are equal but a few, k̂ is that of these few: it then says that there is something which
-    hardly any draw reaches, and not that the others are of no use.
-
     >>> worth(0.31, 3000.0, 4096)
     'worth 3000 of 4096 draws, k-hat 0.31'
     >>> worth(1.4, 4000.0, 4096)
@@ -151,17 +148,6 @@ def fit_generalized_pareto(
     length: Tensor,  # (N,)
 ) -> tuple[Tensor, Tensor]:
     """Shape k and scale σ (N,) of the generalised Pareto distribution, by Zhang and Stephens (2009).
-
-    The posterior mean of b = k/σ over a grid of m = 30 + ⌊√n⌋ candidates by profile likelihood; then
-    k = mean log(1 - b x), and k̂ is pulled to 0.5 with the weight of 10 observations (Vehtari et al. 2024, appendix).
-
-    Args:
-        excess: how far observations are beyond the threshold, (n, N), each column rising; its last ``length`` entries
-            are positive and count.
-        length: the number of observations of each column, (N,).
-
-    Returns:
-        k and σ, both (N,).
 
     >>> x = torch.linspace(0.005, 0.995, 100, dtype=torch.float64)
     >>> k, sigma = fit_generalized_pareto(2 * x[:, None], torch.tensor([100]))  # uniform on (0, 2): k = -1

@@ -119,10 +119,6 @@ def useful(sampled: Sampled | None) -> bool:
 def skewed(sampled: Sampled | None) -> bool:
     """Whether skewness of the margins is a good part of what q misses, which a curve around each coordinate mends.
 
-    Σ skewness²/12 over the coordinates is about what it costs in nats, where these are nearly independent; weights that
-    are not trusted say nothing of third moments.  The limits were set on densities of the part "tune" of
-    benchmarks/truths, and judged on those of "held".
-
     >>> skewed(None)
     False
     """
@@ -135,8 +131,6 @@ def skewed(sampled: Sampled | None) -> bool:
 def doubts_means(reasons: Sequence[str]) -> bool:
     """Whether the means of q are not to be relied on: one is off, or an sd is too small, by more than is seen.
 
-    Weights that find an sd too small know the mean no better than the part of the density that their draws reach.
-
     >>> doubts_means(("theta[0]: sd about 1.3 times too large",)), doubts_means(("theta[0]: mean off by about 0.3 sd",))
     (False, True)
     """
@@ -144,11 +138,7 @@ def doubts_means(reasons: Sequence[str]) -> bool:
 
 
 def plain(marginals: Marginals, sampled: Sampled) -> bool:
-    """Whether few draws of a proposal that knows nothing but q leave no doubt that q fits.
-
-    The k̂ of the draws of q alone is not asked: where nearly all weights are equal it is that of a few, and what q does
-    not reach the wide half of the proposal does.
-    """
+    """Whether few draws of a proposal that knows nothing but q leave no doubt that q fits."""
     found, own = sampled.corrected, sampled.from_q
     log_sd = log_ratio(marginals, found).abs() + 2 * found.log_sd_error
     shift = ((found.mean - marginals.mean).abs() + 2 * found.mean_error) / found.sd
@@ -174,11 +164,7 @@ def unsure(sampled: Sampled | None) -> bool:
 
 
 def undecided(marginals: Marginals, sampled: Sampled, measured: Mapping[int, float] = _NOTHING) -> bool:
-    """Whether more draws may change the word.
-
-    Either a standard deviation may be below the first limit or above the second, by two standard errors, or it is not
-    far from q's, and has an error that is not to be believed; and its margin was not measured.
-    """
+    """Whether more draws may change the word."""
     found = sampled.corrected
     size, error = log_ratio(marginals, found).abs(), WIDE * found.log_sd_error
     both = (size - error < LIMITS[0]) & (size + error > LIMITS[1])
@@ -187,10 +173,7 @@ def undecided(marginals: Marginals, sampled: Sampled, measured: Mapping[int, flo
 
 
 def _known(marginals: Marginals, found: Corrected, measured: Mapping[int, float]) -> tuple[Tensor, Tensor]:
-    """The log sds of margins, minus infinity elsewhere, and where they are believed, (D,) each.
-
-    A margin that does not see what draws have found is not.
-    """
+    """The log sds of margins, minus infinity elsewhere, and where they are believed, (D,) each."""
     own = torch.full_like(found.sd, -math.inf)
     for k, value in measured.items():
         own[k] = value
@@ -198,10 +181,7 @@ def _known(marginals: Marginals, found: Corrected, measured: Mapping[int, float]
 
 
 def doubted(marginals: Marginals, sampled: Sampled, shape: Shape | None) -> list[int]:
-    """Coordinates of which the weights find an sd too small, and may not have found all of it; the worst first.
-
-    Where the weights are of no use, those that linear response has in doubt.
-    """
+    """Coordinates of which the weights find an sd too small, and may not have found all of it; the worst first."""
     if not useful(sampled):
         return [] if shape is None else in_doubt(shape)
     found = sampled.corrected
@@ -240,21 +220,6 @@ def judge(
     measured: Mapping[int, float] = _NOTHING,
 ) -> tuple[str, tuple[str, ...]]:
     """The word and its reasons.
-
-    Importance sampling decides where it is trusted. Where it is not, what it finds is less than what there is: linear
-    response and tails count as well, and q is "about right" at best. Modes are what none of them sees. A standard
-    deviation of which there may be more than weights have found is "at least" so much too small, and at least 1.3 times
-    is "does not fit"; one that was measured as well is what is larger.
-
-    Args:
-        marginals: means and standard deviations of q.
-        shape: linear response and tails, or None.
-        sampled: what importance sampling has found, or None.
-        modes: other modes of the density.
-        measured: by coordinate, log(sd of its margin by Laplace's method / sd of q).
-
-    Returns:
-        One of the four words, and the clauses that speak against q, the worst first.
 
     >>> import torch
     >>> judge(Marginals(torch.zeros(1), torch.ones(1)), None, None, ())
@@ -318,13 +283,7 @@ def _times(log_sd: float, bound: str = "") -> str:
 def _by_response(
     marginals: Marginals, shape: Shape | None, sampled: Sampled | None, measured: Mapping[int, float]
 ) -> list[Finding]:
-    """The worst coordinate by linear response.
-
-    Without a confirmation the third order may overshoot, and is no more than a doubt; but for a factor of two, beyond
-    its errors, where no draw of any proposal comes near what q has missed. Not where some coordinate was confirmed: the
-    worst of the third order were, and it has said more of them than there is. Where their margins were measured it says
-    nothing alone.
-    """
+    """The worst coordinate by linear response."""
     if shape is None:
         return []
     size = torch.where(shape.singular, LARGEST, shape.log_sd.abs())

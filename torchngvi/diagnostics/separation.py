@@ -29,13 +29,6 @@ def separating(
 ) -> Separation:
     """Find the columns that separate two classes.
 
-    Args:
-        X: the design, (N, D), dense.
-        success: whether each row is of the second class, (N,).
-
-    Returns:
-        Their places; none where one class has no rows. Constant columns separate nothing.
-
     >>> import torch
     >>> X = torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.0, 1.0], [3.0, 0.0, 0.0], [4.0, 1.0, 1.0]])
     >>> separating(X, torch.tensor([False, False, True, True]))
@@ -52,13 +45,6 @@ def separating(
 
 def told(names: Sequence[str], found: Separation) -> tuple[str, ...]:
     """Sentences about the columns that separate the classes.
-
-    Args:
-        names: of the columns of the design.
-        found: the places.
-
-    Returns:
-        One sentence for those that do so completely, and one for the others.
 
     >>> told(["age", "ward=B"], Separation((), (1,)))[0].partition(":")[0]
     'ward=B separates the classes in part (quasi-complete separation)'

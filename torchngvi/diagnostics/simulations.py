@@ -13,14 +13,6 @@ from torchngvi.errors import InputError
 def takes(name: str, function: Callable[..., Any], arguments: str) -> None:
     """Refuse a function that cannot be called as a calibration calls it.
 
-    Args:
-        name: of the argument.
-        function: what was given for it.
-        arguments: what it is called with, their names.
-
-    Raises:
-        InputError: the function takes other arguments.
-
     >>> takes("prior", lambda generator: None, "generator")
     """
     try:
@@ -40,18 +32,6 @@ def labels_of(
     theta: Tensor, names: Sequence[str] | None, quantities: Mapping[str, Any], known: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Name all quantities, after a check of θ.
-
-    Args:
-        theta: a draw from the prior.
-        names: of its coordinates, or None.
-        quantities: functions of θ and the data, by name.
-        known: the names that earlier simulations had; none before the first.
-
-    Returns:
-        The names, those of the coordinates first.
-
-    Raises:
-        InputError: θ that is no vector, another number of names, or other names than the known ones.
 
     >>> import torch
     >>> labels_of(torch.zeros(2), None, {"log likelihood": None}, ())

@@ -241,12 +241,6 @@ class Verdict:
 def family_of(target: Target) -> str:
     """The family to which the best Gaussian for a target belongs, in words.
 
-    Args:
-        target: what the Gaussian was fitted to.
-
-    Returns:
-        A noun, which stands before a colon.
-
     >>> from torchngvi import LogJoint
     >>> family_of(LogJoint(lambda theta: -theta.square().sum(-1)))
     'the Gaussian family'

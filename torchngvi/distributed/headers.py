@@ -48,14 +48,7 @@ class Ended(KeyboardInterrupt):
 
 
 def elsewhere(rows: Sequence[Row]) -> str | None:
-    """Say that the ranks have met at different places of a program, where they have.
-
-    Args:
-        rows: what each rank says.
-
-    Returns:
-        A sentence, or None.
-    """
+    """Say that the ranks have met at different places of a program, where they have."""
     if len({row.kind for row in rows}) == 1:
         return None
     return (
@@ -65,14 +58,7 @@ def elsewhere(rows: Sequence[Row]) -> str | None:
 
 
 def different(rows: Sequence[Row]) -> str | None:
-    """Say in what the ranks differ, where they do: in q or the draws, or in how many numbers they sum.
-
-    Args:
-        rows: what each rank says.
-
-    Returns:
-        A sentence, or None.
-    """
+    """Say in what the ranks differ, where they do: in q or the draws, or in how many numbers they sum."""
     if len({row.print for row in rows}) > 1:
         return (
             f"q, or a draw from it, is not the same on all ranks: {_first_other(rows, 'print')}. Start every rank from "
@@ -94,12 +80,6 @@ def _first_other(rows: Sequence[Row], name: str) -> str:
 
 def words(error: Exception) -> str:
     """An error in the words that the other ranks are told.
-
-    Args:
-        error: what was raised.
-
-    Returns:
-        Its text, after the type where it is none of this library's.
 
     >>> words(OSError("no space left")), words(InputError("a sentence."))
     ('OSError: no space left', 'a sentence.')

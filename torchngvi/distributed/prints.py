@@ -14,14 +14,6 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 def fingerprint(tensors: Iterable[Tensor]) -> Tensor:
     """Sum the bits of all entries, as integers times odd weights, modulo 2⁵⁰.
 
-    One changed bit changes the sum, whatever its place.  Nothing is read back from a device.
-
-    Args:
-        tensors: dense tensors of any shapes and dtypes.
-
-    Returns:
-        A whole number in float64, 0-d.
-
     >>> x = torch.ones(3, dtype=torch.float64)
     >>> fingerprint([x]).item() == fingerprint([x.clone()]).item(), fingerprint([x]) == fingerprint([x * (1 + 1e-15)])
     (True, tensor(False))
@@ -40,12 +32,6 @@ def fingerprint(tensors: Iterable[Tensor]) -> Tensor:
 
 def shown(value: object) -> str:
     """Write a value in a few words; of a large tensor its shape and its first entries.
-
-    Args:
-        value: anything.
-
-    Returns:
-        The words.
 
     >>> shown(torch.tensor(2.0)), shown(torch.zeros(3, 3)), shown((0.0, 1.0))
     ('2.0', '(3, 3) entries, the first 0.0', '(0.0, 1.0)')

@@ -279,15 +279,6 @@ def _white(columns: Tensor) -> Tensor:
 def as_draws(draws: Draws | int) -> Draws:
     """Make draws of what a user gives: draws stay as they are, and a number S becomes ``Antithetic(S)``.
 
-    Args:
-        draws: a number of antithetic draws, or draws.
-
-    Returns:
-        The draws.
-
-    Raises:
-        InputError: if it is neither, or the number of samples is not positive and even.
-
     >>> as_draws(16).num_samples
     16
     """

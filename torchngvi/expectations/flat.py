@@ -72,15 +72,6 @@ def integrand(
 ) -> Tensor:  # (n, *batch)
     """The integrand of the lower bound, h = log p(θ, y) - γ log q_λ(θ).
 
-    Args:
-        q: the posterior.
-        target: the log joint, with its temperature γ.
-        theta: the points θ, (n, *batch, d).
-        at: the vector λ, (*batch, D); by default that of q.
-
-    Returns:
-        h, (n, *batch).
-
     >>> from torchngvi import LogJoint
     >>> from torchngvi.ifvb import MeanFieldGaussian
     >>> q, target = MeanFieldGaussian(torch.zeros(2)), LogJoint(lambda theta: -0.5 * theta.square().sum(-1))

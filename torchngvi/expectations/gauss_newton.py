@@ -53,11 +53,7 @@ class GaussNewton(Drawing):
         self.chunk = checked_chunk(chunk)
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Estimate E_q[ℓ], g and H at q.
-
-        Raises:
-            PairError: if q is a batch of posteriors.
-        """
+        """Estimate E_q[ℓ], g and H at q."""
         assert isinstance(target, SeparableTarget)
         if q.batch_shape:
             raise PairError(

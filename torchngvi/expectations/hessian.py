@@ -55,15 +55,6 @@ class Hessian(Drawing):
 def checked_chunk(chunk: int) -> int:
     """Check the number of copies of θ in one call.
 
-    Args:
-        chunk: the number, at least 1.
-
-    Returns:
-        The number.
-
-    Raises:
-        InputError: if it is below 1.
-
     >>> checked_chunk(3)
     3
     """

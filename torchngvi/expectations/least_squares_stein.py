@@ -44,11 +44,7 @@ class LeastSquaresStein(Drawing):
     unbiased = False
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Estimate E_q[ℓ], a and W at q by a regression of the gradients on the draws.
-
-        Raises:
-            InputError: if there are too few draws for D.
-        """
+        """Estimate E_q[ℓ], a and W at q by a regression of the gradients on the draws."""
         self._check_number(q.dim)
         seen = self.see(q, target)
         z, pulled = seen.z.movedim(0, -2), seen.pulled.movedim(0, -2)  # (*batch, S, D)

@@ -59,14 +59,6 @@ def mean_derivatives(
 ) -> Moments:
     """The means of f, f' and f'' over draws of the predictors, with f = -log p(y | η).
 
-    Args:
-        likelihood: the likelihood of one predictor, twice differentiable by autograd.
-        eta: the draws of the predictors, (S, *batch, N).
-        y: the targets, (*batch, N).
-
-    Returns:
-        The three means, (*batch, N) each.
-
     >>> from torchngvi.models import GaussianNoise
     >>> draws, y = torch.tensor([[1.0], [3.0]]), torch.zeros(1)
     >>> mean_derivatives(GaussianNoise(1.0), draws, y)[1:]  # of ½η²

@@ -89,11 +89,7 @@ class PiecewiseBound(Estimator):
         return max(_gap(piece) for piece in self.pieces)
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate the bound of E_q[ℓ] and its derivative at q.
-
-        Raises:
-            PairError: if the likelihood is not made of log(1 + eˣ).
-        """
+        """Evaluate the bound of E_q[ℓ] and its derivative at q."""
         assert isinstance(target, LinearTarget)
         frame = q.frame()
         rows = target.marginals(frame)
@@ -172,16 +168,6 @@ def _tensors(
 def best_pieces(count: int) -> tuple[Piece, ...]:
     """The pieces with the smallest gap ε: each the best quadratic on its interval, shifted up by its error.
 
-    The left tail is the constant ε up to log(e^ε - 1); each next interval is as long as 2 · error ≤ ε
-    allows; ε is such that 0 is a breakpoint.  The right half is the mirror image, from
-    log(1 + eˣ) = x + log(1 + e⁻ˣ).
-
-    Args:
-        count: the number R of pieces, even.
-
-    Returns:
-        As many pieces as ``count`` says, in ascending order.
-
     >>> [round(piece.low, 4) for piece in best_pieces(6)]
     [-inf, -4.8996, -2.0373, 0.0, 2.0373, 4.8996]
     """
@@ -230,10 +216,7 @@ def _excess(low: float, high: float, gap: float) -> float:
 
 
 def _quadratic(low: float, high: float) -> tuple[Piece, float]:
-    """The best uniform approximation of log(1 + eˣ) on [low, high], low < high ≤ 0, raised by its error.
-
-    Remez: the error has the same size and changing sign at four points, the ends among them.
-    """
+    """The best uniform approximation of log(1 + eˣ) on [low, high], low < high ≤ 0, raised by its error."""
     middle, half = 0.5 * (low + high), 0.5 * (high - low)
     points = [-1.0, -0.5, 0.5, 1.0]
     for _ in range(50):

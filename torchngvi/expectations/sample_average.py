@@ -118,12 +118,7 @@ def _noise2(q: Posterior, seen: Seen, residual: Tensor, apart: bool) -> Tensor:
 
 
 def _without_linear(odd: Tensor, z: Tensor) -> Tensor:
-    """What a linear function of z leaves of the odd part, (S / 2, *batch, D); as large as its errors are.
-
-    Outside the pattern of q second derivatives are not nought at an optimum, and in the product with z they vary, but
-    draws that are whitened in all D coordinates have the mean of such products without error.  Where they are not, as
-    those of a process that has some of the coordinates, or where there are few of them, the part stays as it is.
-    """
+    """What a linear function of z leaves of the odd part, (S / 2, *batch, D); as large as its errors are."""
     pairs, dim = len(z), z.shape[-1]
     if pairs < 2 * dim:
         return odd
@@ -133,9 +128,8 @@ def _without_linear(odd: Tensor, z: Tensor) -> Tensor:
 
 
 def _without_quadratic(even: Tensor, z: Tensor) -> Tensor:
-    """What a quadratic in z leaves of the even part, (S / 2, *batch, k), by least squares; as large as its errors are.
-
-    Whitened draws have the mean of a quadratic without error.  Where there are few of them the part stays as it is.
+    """What a quadratic in z leaves of the even part, (S / 2, *batch, k), by least squares; as large as its
+    errors are.
     """
     row, column = torch.tril_indices(z.shape[-1], z.shape[-1], device=z.device)
     terms, pairs = 1 + len(row), len(z)

@@ -21,9 +21,6 @@ _MOST = 1.0  # of the change of a logarithm beyond the plain step
 class Anderson:
     """The memory of an accelerated iteration, and the image of its best point.
 
-    Args:
-        memory: how many changes are combined.
-
     Attributes:
         best: the smallest loss so far.
         image: G(x) of the point x that had it; None before the first.

@@ -52,12 +52,6 @@ class Bending:
         evaluated: the same at the last trial.
         norm2: the squared natural norm there.
         noise2: the squared standard error of that gradient.
-
-    Args:
-        q: the warped posterior, whose base is at the optimum among Gaussians, φ = 0.
-        target: the log joint.
-        seed: of the draws.
-        tolerance: on √(norm² + noise²).
     """
 
     most = 16_384  # draws of one average
@@ -127,10 +121,7 @@ class Bending:
         return kept.to(energy) / kept.sum()
 
     def noise(self, u: Tensor) -> float:
-        """The squared standard error of the gradient at the point that was evaluated last, by groups of pairs.
-
-        C⁻ᵀz at x = m + Cz has the gradient of log|C| as its mean over whitened draws, exactly, and is no noise.
-        """
+        """The squared standard error of the gradient at the point that was evaluated last, by groups of pairs."""
         assert self.weights is not None
         pairs, gradients = torch.arange(len(self.z), device=self.z.device).reshape(2, -1), []
         for group in pairs.tensor_split(_GROUPS, dim=1):

@@ -9,17 +9,7 @@ from torchngvi.fitting.records import Record
 
 
 def checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
-    """Check that callbacks are functions of a record.
-
-    Args:
-        callbacks: what the user gave.
-
-    Returns:
-        The functions.
-
-    Raises:
-        InputError: something that is no function, or a function that is not in a list.
-    """
+    """Check that callbacks are functions of a record."""
     what = "is a list of functions that take the Record of a step"
     one = " Of one function f pass [f]." if callable(callbacks) else ""
     functions = () if one else tuple(read_list("callbacks", callbacks, what))

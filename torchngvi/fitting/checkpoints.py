@@ -39,18 +39,7 @@ Holds = Mapping[str, Callable[[Any], bool]]  # what a state must have, and what 
 
 
 class Checkpoint:
-    """The file that holds a run between two steps, for a run with these settings.
-
-    Args:
-        path: a file that exists, or can be made.
-        settings: the settings of the run in words; a file with others is refused.
-        device: the device on which the run draws, by torch's generators.
-        batches: what a pass over the data iterates over, which may hold generators of its own.
-        processes: those that run it together: only the first touches the file, and hands on what it holds.
-
-    Raises:
-        InputError: a path that is no file in a folder that can be written into.
-    """
+    """The file that holds a run between two steps, for a run with these settings."""
 
     def __init__(
         self,
@@ -70,25 +59,11 @@ class Checkpoint:
             self.settings = {**settings, "number of generators in the batches": str(len(self.generators.own))}
 
     def captured(self, **state: Any) -> State:
-        """A copy of the state, with the generators as they are; later changes do not reach it.
-
-        Args:
-            state: tensors, numbers and texts by name, alone or in containers.
-
-        Returns:
-            The copy.
-
-        Raises:
-            InputError: something that is no tensor, number or text.
-        """
+        """A copy of the state, with the generators as they are; later changes do not reach it."""
         return copied({**state, "generators": self.generators.states()})
 
     def save(self, state: State) -> None:
-        """Write a state to the file; where that fails there is a warning, and the earlier file stays.
-
-        Args:
-            state: what `captured` gave, perhaps with more of its kind.
-        """
+        """Write a state to the file; where that fails there is a warning, and the earlier file stays."""
         state = {**state, **{name: self.processes.gather(state[name]) for name in self.apart}}
         if not self.processes.leads:
             return
@@ -106,17 +81,7 @@ class Checkpoint:
             )
 
     def load(self, holds: Holds) -> State | None:
-        """Read the state from the file.
-
-        Args:
-            holds: the entries that the state must have but for torch's generators, each with a test of its value.
-
-        Returns:
-            The state; None where there is no file.
-
-        Raises:
-            InputError: a file that cannot be read, is no checkpoint, is damaged, of another run or incomplete.
-        """
+        """Read the state from the file."""
         state = None
         with self.processes.together():
             if self.processes.leads and self.path.exists():
@@ -130,17 +95,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def restoring(self, state: State) -> Iterator[None]:
-        """A block in which the parts of the run are given their state; the generators get theirs at its end.
-
-        Args:
-            state: what `load` gave.
-
-        Returns:
-            A context manager.
-
-        Raises:
-            InputError: a state that does not fit.
-        """
+        """A block in which the parts of the run are given their state; the generators get theirs at its end."""
         try:
             yield
             self.generators.set(state["generators"])
@@ -170,18 +125,7 @@ class Checkpoint:
                 )
 
     def check_loss(self, saved: Tensor, loss: Tensor, again: Callable[[], Tensor]) -> None:
-        """Check that the loss at the saved q and draws is the saved one, up to rounding.
-
-        A loss that is another one when it is evaluated ``again`` has draws of its own, and tells nothing.
-
-        Args:
-            saved: the loss that the file holds, (*batch,).
-            loss: the loss here, (*batch,).
-            again: evaluates it once more at the same place.
-
-        Raises:
-            InputError: another loss, the same twice.
-        """
+        """Check that the loss at the saved q and draws is the saved one, up to rounding."""
         if not _same(saved, loss) and _same(again(), loss):
             raise InputError(
                 f"{self.path} belongs to another problem: at its q the negative ELBO was {float(saved.sum()):.10g}, "
@@ -193,12 +137,7 @@ class Checkpoint:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: first under a name that nobody foresees, then in its place.
-
-    Args:
-        path: the file.
-        content: its bytes.
-    """
+    """Write a file whole or not at all: first under a name that nobody foresees, then in its place."""
     new = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}.tmp")
     file, lock = None, -1
     try:
@@ -222,11 +161,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def remove_left(path: Path) -> None:
-    """Remove what killed processes have left of `write_whole`, which nobody holds locked.
-
-    Args:
-        path: the file that they were writing.
-    """
+    """Remove what killed processes have left of `write_whole`, which nobody holds locked."""
     with contextlib.suppress(OSError):  # no such folder, or none that can be read
         for old in path.parent.glob(f"{glob.escape(path.name[:50])}.{'[0-9a-f]' * 16}.tmp"):
             if (lock := locked(old, wait=False)) >= 0:
@@ -235,15 +170,7 @@ def remove_left(path: Path) -> None:
 
 
 def locked(path: Path, *, wait: bool) -> int:
-    """Lock a file or a folder until the descriptor is closed or the process ends, also by a kill.
-
-    Args:
-        path: the file or folder.
-        wait: whether to wait for another process that has locked it.
-
-    Returns:
-        The descriptor; -1 where another process has it, or where this system or disk has no locks.
-    """
+    """Lock a file or a folder until the descriptor is closed or the process ends, also by a kill."""
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -258,14 +185,7 @@ def locked(path: Path, *, wait: bool) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk.
-
-    Args:
-        path: the file or folder.
-
-    Raises:
-        OSError: what is in a file cannot be written; some file systems have no folders to sync, which is no error.
-    """
+    """Wait until a file, or the names in a folder, are on the disk."""
     folder = path.is_dir()
     with contextlib.suppress(*([OSError] if folder else [])):
         descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
@@ -301,11 +221,7 @@ def _checked(path: str | Path) -> Path:
 
 
 def _content(path: Path, device: torch.device) -> dict[str, Any]:
-    """What was given to `torch.save`.
-
-    Raises:
-        InputError: a file that cannot be read, was written by something else, or is not as it was written.
-    """
+    """What was given to `torch.save`."""
     instead = "Remove it, or name another file."
     try:
         head, _, rest = path.read_bytes().partition(b"\n")
@@ -351,13 +267,6 @@ def _is_generators(value: Any) -> bool:
 def are_numbers(value: Any, count: int | None = None) -> bool:
     """Whether a value is a list or tuple of numbers.
 
-    Args:
-        value: any value.
-        count: how many there have to be; any number, if None.
-
-    Returns:
-        True if it is.
-
     >>> are_numbers((1, 2.0), 2), are_numbers([1, "2"])
     (True, False)
     """
@@ -366,17 +275,7 @@ def are_numbers(value: Any, count: int | None = None) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """A copy of a state: tensors cloned, on the device where they are; containers new; numbers those of Python.
-
-    Args:
-        value: the state, or a part of it.
-
-    Returns:
-        The copy.
-
-    Raises:
-        InputError: something that is no tensor, number or text, alone or in containers.
-    """
+    """A copy of a state: tensors cloned, on the device where they are; containers new; numbers those of Python."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):

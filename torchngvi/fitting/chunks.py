@@ -28,16 +28,7 @@ _NUMBERS = 1_000_000  # of XC in one chunk
 
 
 def members_at_once(q: Posterior, target: Target) -> int | None:
-    """The number of members, along the first dimension of the batch, of which a step is taken at a time.
-
-    Args:
-        q: the posterior.
-        target: the target.
-
-    Returns:
-        The number; None where all go together: on an accelerator, where they are few, and for all targets but
-        generalised linear models whose log likelihood is concave.
-    """
+    """The number of members, along the first dimension of the batch, of which a step is taken at a time."""
     if not (isinstance(q, Gaussian) and isinstance(target, GeneralizedLinear) and target.convex):
         return None
     if not (q.batch_shape and q.mean_probe.is_cpu and target.comparable):
@@ -69,15 +60,7 @@ class _Chunk(NamedTuple):
 
 
 class ChunkedSteps(Steps):
-    """Steps of the usual optimizer on a batch of regressions, a chunk of its members after another.
-
-    Args:
-        q: a batch of Gaussian posteriors.
-        target: the regressions.
-        optimizer: the usual one over q, which counts; each chunk has one of its kind.
-        stop: when the run ends.
-        size: the number of members of a chunk, along the first dimension of the batch.
-    """
+    """Steps of the usual optimizer on a batch of regressions, a chunk of its members after another."""
 
     def __init__(
         self, q: Gaussian, target: GeneralizedLinear, optimizer: NaturalGradientVI, stop: Criterion, size: int

@@ -33,19 +33,7 @@ _EACH, _MOST = 2, 100  # sweeps of the locals after which it is asked, and most 
 
 
 class CoordinateSweeps(Engine):
-    """The engine of `torchngvi.fit` for a product: a sweep over its sites is an evaluation.
-
-    A record is of a sweep: its loss is the negative ELBO before it, and its norm the Fisher length of all changes that
-    it would make with γ = 1.
-
-    Args:
-        q: the product.
-        graph: its log joint.
-        tolerance: the norm at which a run with exact messages has converged.
-
-    Raises:
-        InputError: a target that is no `FactorGraph`, as its `check`.
-    """
+    """The engine of `torchngvi.fit` for a product: a sweep over its sites is an evaluation."""
 
     unit = "sweep"
 

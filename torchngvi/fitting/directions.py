@@ -31,14 +31,6 @@ _STILL = 1e-6  # angle at which a rotation leaves all as it is
 def skewed_directions(q: Gaussian, target: Target, seed: int) -> Tensor:
     """Find the rotation whose columns are the directions of the largest skewness, in the frame of q.
 
-    Args:
-        q: one dense Gaussian, at its optimum.
-        target: the log joint, of which 4,096 gradients are taken, or 128 a coordinate up to 16,384.
-        seed: of the draws.
-
-    Returns:
-        An orthogonal matrix, (D, D).
-
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
     >>> target = LogJoint(lambda theta: (0.5 * (theta @ turn) - (0.5 * (theta @ turn)).exp()).sum(-1))
@@ -66,13 +58,6 @@ def rotated_apart(
     least: float = 0.0,
 ) -> Tensor:
     """Find the rotation Q with the largest Σ_i T(q_i, q_i, q_i)², by plane rotations in turn.
-
-    Args:
-        T: the tensor.
-        least: by how much the sum has to grow for a plane to be turned at all: what noise would make of it.
-
-    Returns:
-        The rotation, (D, D); the identity where nothing is skewed.
 
     >>> Q = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).double())[0]
     >>> T = torch.einsum("ia,ja,ka,a->ijk", Q, Q, Q, torch.tensor([3.0, 2.0, 1.0]).double())

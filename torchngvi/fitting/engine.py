@@ -53,11 +53,7 @@ class Standing(NamedTuple):
     where: str = ""  # in words, of an engine that holds no norm against a tolerance
 
     def place(self) -> str:
-        """Where the run stands, in words for the reason of its end.
-
-        Returns:
-            The words of the engine, or else the natural-gradient norm.
-        """
+        """Where the run stands, in words for the reason of its end."""
         return self.where or f"natural-gradient norm {self.record.norm:.2g}"
 
     values: int = 0  # of the log joint without a gradient so far, where the engine counts them
@@ -68,11 +64,7 @@ class Standing(NamedTuple):
         return self.record.gradients + VALUE * self.values
 
     def at(self) -> str:
-        """Where the run stands, with the tolerance that its norm is held against.
-
-        Returns:
-            The words of the engine, or else the norm and the tolerance.
-        """
+        """Where the run stands, with the tolerance that its norm is held against."""
         return self.where or f"{self.place()} against a tolerance of {self.tolerance:.2g}"
 
 
@@ -102,11 +94,6 @@ class Mark(NamedTuple):
 
 class Engine(ABC):
     """The abstract base of a method of fitting that advances one evaluation at a time; a `Loop` runs it.
-
-    To add a way of fitting, write ``advance``, ``state_dict`` and ``load_state_dict``; everything else has a default.
-
-    Args:
-        q: the posterior that is fitted.
 
     Attributes:
         name: the name of the run on the bar.
@@ -150,91 +137,38 @@ class Engine(ABC):
             cls.ending = cls.verdict  # type: ignore[method-assign]
 
     def settings(self) -> dict[str, str]:
-        """The settings of the run in words: a checkpoint of a run with others is refused.
-
-        Returns:
-            Texts by name.
-        """
+        """The settings of the run in words: a checkpoint of a run with others is refused."""
         return {"method": type(self).__name__}
 
     def total(self, evaluations: float) -> float:
-        """The count at which the bar is full.
-
-        Args:
-            evaluations: the budget of evaluations.
-
-        Returns:
-            The count, infinite where it is not known.
-        """
+        """The count at which the bar is full."""
         return evaluations
 
     def shown(self, record: Record) -> tuple[int, dict[str, str]]:
-        """The place of the bar at a record, and the words beside it.
-
-        Args:
-            record: the last record.
-
-        Returns:
-            The count, and texts by name.
-        """
+        """The place of the bar at a record, and the words beside it."""
         return record.evaluations, in_words(record)
 
     def check(self) -> None:  # noqa: B027
-        """Check that the problem can be fitted, before anything is written.
-
-        Raises:
-            InputError: a target or a setting that cannot be used.
-        """
+        """Check that the problem can be fitted, before anything is written."""
 
     def begin(self) -> None:  # noqa: B027
         """Do what comes before the first evaluation: look for a start, or go through the data in batches."""
 
     @abstractmethod
     def advance(self) -> Standing | None:
-        """Go on to the next evaluation and make it.
-
-        It calls ``mark`` before the evaluation, which may draw, or after it, as the module says.  The first call after
-        ``begin`` or ``load_state_dict`` gives a standing; where evaluations and steps alternate, that of q as it is.
-
-        Returns:
-            The standing after the evaluation; None where the run has come to its own end instead.
-        """
+        """Go on to the next evaluation and make it."""
 
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
-        """The outcome of the run; leaves q at its best.
-
-        Args:
-            stop: the reason for which the run was ended; None where it has ended by itself.
-            last: the last standing that is not aside.
-
-        Returns:
-            Whether it has converged, why it has ended, and where.
-        """
+        """The outcome of the run; leaves q at its best."""
         assert stop is not None
         return Ending(stop.converged, stop.reason, last.record.loss, last.record.norm, last.members)
 
     def interrupted(self, reason: str, last: Standing) -> Ending:
-        """The outcome of a run that was interrupted, where q has been put back to the last record.
-
-        Args:
-            reason: a sentence from "because" on.
-            last: the last standing that is not aside.
-
-        Returns:
-            Whether it has converged, why it has ended, and where.
-        """
+        """The outcome of a run that was interrupted, where q has been put back to the last record."""
         return Ending(False, reason, last.record.loss, last.record.norm, last.members)
 
     def cut_short(self, stop: Stop, last: Standing) -> Ending:
-        """The outcome of a run whose budget had no room for its next call; q has been put back to the last record.
-
-        Args:
-            stop: that the budget is used up.
-            last: the last standing that is not aside.
-
-        Returns:
-            Whether it has converged, why it has ended, and where.
-        """
+        """The outcome of a run whose budget had no room for its next call; q has been put back to the last record."""
         return self.interrupted(stop.reason, last)
 
     def verdict(self, stop: Stop | None, last: Standing) -> Ending:
@@ -251,19 +185,11 @@ class Engine(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything on which the rest of the run depends, but for torch's generators.
-
-        Returns:
-            Tensors, numbers and texts, alone or in containers.
-        """
+        """Everything on which the rest of the run depends, but for torch's generators."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state: from before an evaluation, whose ``spent`` is in the state where it was completed.
-
-        Args:
-            state: what `state_dict` gave, with "begun", "loss" and "spent" of the loop.
-        """
+        """Go on from a state: from before an evaluation, whose ``spent`` is in the state where it was completed."""
 
     @final
     def mark(self) -> None:
@@ -272,20 +198,12 @@ class Engine(ABC):
         self.marked = Mark(self.here(), state)
 
     def here(self) -> Any:
-        """The place to which an interrupt goes back.
-
-        Returns:
-            The coordinates of q, or whatever ``go_back`` takes.
-        """
+        """The place to which an interrupt goes back."""
         return self.q.snapshot()
 
     @torch.no_grad()
     def go_back(self, coordinates: Any) -> None:
-        """Put q where `here` was called.
-
-        Args:
-            coordinates: what `here` gave.
-        """
+        """Put q where `here` was called."""
         self.q.restore(coordinates)
 
 

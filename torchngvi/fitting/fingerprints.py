@@ -22,12 +22,6 @@ _SHORT = 8  # entries up to which a tensor is written out
 def fingerprint(tensors: Iterable[Tensor]) -> str:
     """A digest of the dtypes, shapes and entries of tensors, which is the same on every device.
 
-    Args:
-        tensors: dense or sparse CSR tensors.
-
-    Returns:
-        Sixteen hexadecimal digits.
-
     >>> fingerprint([torch.ones(3)]) == fingerprint([torch.ones(3)])
     True
     >>> fingerprint([torch.ones(3)]) == fingerprint([torch.ones(3, 1)])
@@ -48,26 +42,12 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
 
 
 def of_data(tensors: tuple[Tensor, ...]) -> dict[str, str]:
-    """The fingerprint of the data, as a setting.
-
-    Args:
-        tensors: the data; empty where they are not known.
-
-    Returns:
-        One text by its name, or nothing for no tensors.
-    """
+    """The fingerprint of the data, as a setting."""
     return {"fingerprint of the data": fingerprint(tensors)} if tensors else {}
 
 
 def of_tensors(kind: str, tensors: dict[str, Tensor]) -> dict[str, str]:
     """The shape and dtype of each tensor, as settings.
-
-    Args:
-        kind: the word before the names.
-        tensors: tensors by name.
-
-    Returns:
-        A text for each tensor.
 
     >>> of_tensors("posterior", {"mean": torch.zeros(3)})
     {'posterior mean': '(3,) float32'}
@@ -79,27 +59,12 @@ def of_tensors(kind: str, tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def of_problem(q: Posterior, target: Target) -> dict[str, str]:
-    """The settings of a problem: the class of its target, the tensors of its posterior, and its data.
-
-    Args:
-        q: the posterior.
-        target: the target.
-
-    Returns:
-        Texts by name.
-    """
+    """The settings of a problem: the class of its target, the tensors of its posterior, and its data."""
     return {"target": type(target).__name__, **of_tensors("posterior", q.state_dict()), **of_data(target.known_data())}
 
 
 def of_optimizer(optimizer: NaturalGradientVI) -> dict[str, str]:
-    """The settings of an optimizer: its class, its parts with their settings, and its learning rates.
-
-    Args:
-        optimizer: an optimizer of this library.
-
-    Returns:
-        Texts by name.
-    """
+    """The settings of an optimizer: its class, its parts with their settings, and its learning rates."""
     names = ("step_size", "estimator", "metric", "momentum", "averaging")
     parts = {name: described(getattr(optimizer, name)) for name in names if hasattr(optimizer, name)}
     rates = {
@@ -109,17 +74,7 @@ def of_optimizer(optimizer: NaturalGradientVI) -> dict[str, str]:
 
 
 def of_torch_optimizer(kind: str, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """The settings of an optimizer of torch: its class, and what it was built with.
-
-    Settings that are off are left out, since later releases of torch may have more of them.
-
-    Args:
-        kind: the word before the names.
-        optimizer: any optimizer of torch.
-
-    Returns:
-        Texts by name.
-    """
+    """The settings of an optimizer of torch: its class, and what it was built with."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     given = {name: described(value) for name, value in optimizer.defaults.items() if name != "lr" and value}
     return {
@@ -137,12 +92,6 @@ def _first(group: dict[str, Any], name: str) -> object:
 
 def described(part: object) -> str:
     """A value, or a part with its settings, in words; of an object that has neither, its type.
-
-    Args:
-        part: a number, a text, a tensor, a list of these, or a part of an optimizer.
-
-    Returns:
-        The text.
 
     >>> from torchngvi import KLRadius
     >>> described(KLRadius(0.5)), described([0.1, None])

@@ -232,10 +232,7 @@ def _warped(
 
 
 def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
-    """Newton's method on the bound where it is convex and products with its Hessian are cheap, else VN.
-
-    Of a batch of full covariances all members wait for the one that needs most products: VN takes as long.
-    """
+    """Newton's method on the bound where it is convex and products with its Hessian are cheap, else VN."""
     if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.curved and target.comparable):
         return VN(q)
     full = q.structure.widest == q.dim

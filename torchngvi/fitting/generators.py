@@ -10,12 +10,6 @@ import torch
 class Generators:
     """The generators from which a run may draw: torch's own, and those that its batches hold.
 
-    Their states are read and put back for checkpoints, and left as they are by what looks ahead.
-
-    Args:
-        device: the device on which the run draws, by torch's generators.
-        batches: what a pass over the data iterates over, which may hold generators of its own.
-
     >>> generators = Generators(torch.device("cpu"))
     >>> with generators.kept():
     ...     first = torch.rand(2)
@@ -27,25 +21,14 @@ class Generators:
         self.device, self.own = device, _of_batches(batches)
 
     def states(self) -> dict[str, Any]:
-        """The states as they are now, in new tensors.
-
-        Returns:
-            The states by the kind of generator.
-        """
+        """The states as they are now, in new tensors."""
         states: dict[str, Any] = {"cpu": torch.get_rng_state(), "batches": [own.get_state() for own in self.own]}
         if self.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(self.device)
         return states
 
     def set(self, states: dict[str, Any]) -> None:
-        """Put the generators into these states.
-
-        Args:
-            states: what `states` gave.
-
-        Raises:
-            ValueError: the states of another number of generators.
-        """
+        """Put the generators into these states."""
         torch.set_rng_state(states["cpu"].cpu())
         if "cuda" in states and self.device.type == "cuda":
             torch.cuda.set_rng_state(states["cuda"].cpu(), self.device)
@@ -54,11 +37,7 @@ class Generators:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """A block after which the generators are as they were before it.
-
-        Returns:
-            A context manager.
-        """
+        """A block after which the generators are as they were before it."""
         states = self.states()
         try:
             yield

@@ -27,17 +27,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 @final
 class PassesOverGroups(Steps):
-    """Passes over batches of groups until the natural-gradient norm over all coordinates is small.
-
-    Args:
-        q: over the arrow of the model; where it begins.
-        model: the mixed model.
-        batch_groups: groups in a batch.
-        stop: when the run ends; its tolerance and its budget of evaluations, which are passes, are read.
-
-    Raises:
-        InputError: another target, a q over another structure, or a number of groups that is not positive.
-    """
+    """Passes over batches of groups until the natural-gradient norm over all coordinates is small."""
 
     unit = "pass"
     apart = ("groups",)  # those of each process

@@ -72,13 +72,6 @@ def _stays_in_pattern(q: Gaussian, target: TractableTarget) -> bool:
 def has_start(q: Gaussian, target: TractableTarget) -> bool:
     """Say whether `start_at_mode` is for this model and q: a convex ℓ whose H is of moderate size or in q's pattern.
 
-    Args:
-        q: the posterior.
-        target: the model.
-
-    Returns:
-        Whether it is.
-
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> model = GeneralizedLinear(torch.ones(4, 1), [0.0, 1.0, 2.0, 1.0], "poisson_log")
     >>> has_start(CholeskyGaussian(1), model)
@@ -96,14 +89,6 @@ def _lower(target: TractableTarget, mean: Tensor) -> Tensor:
 @torch.no_grad()
 def start_at_mode(q: Gaussian, target: TractableTarget, over: Callable[[int], bool] = lambda passes: False) -> int:
     """Set q to about N(mode, γ (ΠH)⁻¹), for the members whose ℓ is finite there.
-
-    Args:
-        q: the posterior, updated in place; the search begins at its mean, or at the origin where ℓ is lower there.
-        target: a model that is ``convex``, at a positive temperature.
-        over: whether a budget does not allow so many passes; asked before the second and every later one.
-
-    Returns:
-        The number of passes over the data.
 
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> X = torch.ones(4, 1, dtype=torch.float64)

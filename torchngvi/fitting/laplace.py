@@ -158,12 +158,6 @@ def laplace(
 def usual_tolerance(q: Gaussian) -> float:
     """The tolerance on the Newton decrement where none is given.
 
-    Args:
-        q: the posterior, whose dtype tells.
-
-    Returns:
-        1e-8 in float64, 1e-3 in float32.
-
     >>> from torchngvi import CholeskyGaussian
     >>> usual_tolerance(CholeskyGaussian(1))
     0.001
@@ -181,19 +175,6 @@ def laplace_within(
     over: Callable[[int], bool] = lambda passes: False,
 ) -> LaplaceResult:
     """`laplace` of arguments that have been checked, within a budget of passes.
-
-    Args:
-        q: the posterior, updated in place.
-        target: a target at a positive temperature.
-        tolerance: on the Newton decrement.
-        max_iterations: the largest number of Newton steps.
-        over: whether a budget does not allow so many passes, each an energy with its gradient and Hessian.
-
-    Returns:
-        As `laplace`.
-
-    Raises:
-        InputError: a log joint that is not finite at q's mean.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> laplace_within(CholeskyGaussian(1), LogJoint(lambda theta: -theta.square().sum(-1)), 1e-3, 9).iterations

@@ -50,26 +50,6 @@ class _Kept(NamedTuple):
 class Loop:
     """The loop of every fit: it lets an engine advance until a criterion, a callback or the engine ends the run.
 
-    After each evaluation there is a record, the criteria and the callbacks are asked, and every so many records a
-    checkpoint is written: the state that was marked before the evaluation, with the records before it, so that a run
-    that goes on from the file makes that evaluation again.  `torchngvi.fit` is a `Loop` over the usual engines; use it
-    directly for an engine of your own.
-
-    Args:
-        engine: the method of fitting.
-        stop: the criterion that ends the run.
-        callbacks: called with the `Record` of each evaluation; a true result ends the run.  The state of those that are
-            criteria is in the checkpoint, as is that of ``stop``.
-        progress: show a bar, with the phase of the engine by name.
-        checkpoint: a file where the run is kept, and from which it goes on.
-        every: the number of records from one checkpoint to the next.  The start, the end and an interrupt are always
-            written.
-        processes: those that run it together: the first of them shows the bar, calls the callbacks and writes the
-            file, and what they decide ends the run on all.
-
-    Raises:
-        InputError: a checkpoint that cannot be written; settings that are not those of all processes.
-
     >>> from torchngvi.fitting.smoothed import SmoothedSteps
     >>> from torchngvi.fitting.stopping import Evaluations
     >>> from torchngvi.ifvb import IFVB, Beta
@@ -112,17 +92,7 @@ class Loop:
         engine.over = lambda cost: stop.over(cost, self._seconds())
 
     def run(self) -> FitResult:
-        """Run to the end.
-
-        An interrupt from the keyboard puts q back where it was evaluated last, or before that to the best start that
-        the engine has marked, or to where it was; it is a result.
-
-        Returns:
-            The result, with the records.
-
-        Raises:
-            InputError: as the engine; a checkpoint that cannot be read, or is of another run.
-        """
+        """Run to the end."""
         self._began, origin, recording = time.perf_counter(), self.engine.here(), torch.is_grad_enabled()
         with (
             bar(self.engine, self.stop, shown=self.progress) as self.bar,
@@ -308,11 +278,7 @@ class Loop:
             self.file.save({**state, "trace": [tuple(record) for record in trace]})
 
     def _resume(self) -> None:
-        """Put everything as it was; where that is refused nothing has happened.
-
-        Raises:
-            InputError: as `Checkpoint.load` and `Checkpoint.check_loss`.
-        """
+        """Put everything as it was; where that is refused nothing has happened."""
         saved = None if self.file is None else self.file.load(_HOLDS)
         if self.file is None or saved is None:
             return

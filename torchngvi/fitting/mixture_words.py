@@ -38,16 +38,7 @@ def _components(which: list[int]) -> str:
 
 
 def converged(fresh: Seen, draws: int, q: Mixture) -> str:
-    """The reason of a run that has come to a fixed point.
-
-    Args:
-        fresh: what was seen over fresh draws.
-        draws: of each component, over which it was solved.
-        q: the mixture.
-
-    Returns:
-        A sentence.
-    """
+    """The reason of a run that has come to a fixed point."""
     told = (
         f"all gradients vanish over {draws} draws of each component; on fresh draws their norm is {fresh.norm:.2g} and "
         f"the ELBO {fresh.elbo:.6g} ± {fresh.error:.1g}."
@@ -61,14 +52,7 @@ def converged(fresh: Seen, draws: int, q: Mixture) -> str:
 
 
 def not_finite(seen: Seen) -> str:
-    """Why no step can help, where an expectation is not finite.
-
-    Args:
-        seen: what was seen over the draws.
-
-    Returns:
-        A sentence from "because" on, or nothing.
-    """
+    """Why no step can help, where an expectation is not finite."""
     bad = (~(finite(seen.gains) & finite(seen.norms))).nonzero().flatten().tolist()
     if not bad:
         return ""
@@ -79,16 +63,7 @@ def not_finite(seen: Seen) -> str:
 
 
 def too_noisy(draws: int, norm: float, tolerance: float) -> str:
-    """Why a run ends that has come to the fixed point of its draws, and not near enough to that of all.
-
-    Args:
-        draws: of each component.
-        norm: on fresh draws.
-        tolerance: on it.
-
-    Returns:
-        A sentence from "because" on.
-    """
+    """Why a run ends that has come to the fixed point of its draws, and not near enough to that of all."""
     return (
         f"because q is at the fixed point over {draws} draws of each component, which are the most, and on fresh draws "
         f"the norm is {norm:.2g} against a tolerance of {tolerance:.2g}: the log joint is far from Gaussian where the "
@@ -97,17 +72,7 @@ def too_noisy(draws: int, norm: float, tolerance: float) -> str:
 
 
 def remarks(q: Mixture, target: Target, origin: Tensor, elbo: float) -> str:
-    """What became of the components, where it is not what a user expects.
-
-    Args:
-        q: the mixture at the end.
-        target: the log joint, of which 2 K values are taken.
-        origin: the means of the components at the start, (K, D).
-        elbo: E_q[log p/γ - log q].
-
-    Returns:
-        Sentences with a space before each, or nothing.
-    """
+    """What became of the components, where it is not what a user expects."""
     told = ""
     weights = q.weights.cpu()
     gone = (weights < GONE).nonzero().flatten().tolist()

@@ -45,12 +45,6 @@ _SHARE = 0.1  # of the tolerance, to which the average over fixed draws is solve
 def usual_rule(components: Gaussian) -> Rule:
     """The curve of the components: one that stays positive definite where these coordinates have one.
 
-    Args:
-        components: the Gaussians that are to be moved.
-
-    Returns:
-        The rule.
-
     >>> from torchngvi import CholeskyGaussian, NaturalGaussian
     >>> type(usual_rule(CholeskyGaussian(2, (3,)))).__name__, type(usual_rule(NaturalGaussian(2, (3,)))).__name__
     ('LocalExponential', 'Retraction')
@@ -61,22 +55,7 @@ def usual_rule(components: Gaussian) -> Rule:
 
 
 class MixtureSteps(Engine):
-    """Steps of components and weights until all gradients vanish and all E_k h are equal.
-
-    The average over fixed draws is solved to a tenth of the tolerance; on fresh draws the norm is then asked for the
-    tolerance itself, and where it is larger the draws grow.
-
-    Args:
-        q: the mixture.
-        target: the log joint.
-        tolerance: on the natural-gradient norm of each component and on the gaps between the E_k h, on fresh draws.
-        rule: the curve of the components; by default one that stays positive definite.
-        draws: of each component at first, at least 2 D + 2 for full covariances.
-        trust: the Fisher length of a step; None for no limit.
-
-    Raises:
-        InputError: a log joint in mini-batches, or of temperature 0.
-    """
+    """Steps of components and weights until all gradients vanish and all E_k h are equal."""
 
     name = "mixture"
 

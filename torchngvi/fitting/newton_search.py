@@ -70,17 +70,6 @@ def search(
 ) -> Searched[C]:
     """Newton's method for the mode with halved steps, of all members at once.
 
-    Args:
-        target: the target, whose log joint judges the steps.
-        theta: where the search begins, (*batch, D).
-        at: computes ℓ, ∇ℓ and the curvature at a point: one pass.
-        square: gᵀH⁻¹g at which a member is near enough.
-        most: the largest number of passes, at least 1.
-        over: whether a budget does not allow so many passes; asked before the second and every later one.
-
-    Returns:
-        The end of the search.
-
     >>> from torchngvi import LogJoint
     >>> from torchngvi.fitting.laplace import Repaired
     >>> target = LogJoint(lambda theta: -(theta - 3).square().sum(-1))
@@ -112,11 +101,7 @@ def _backtracked(
     square: Tensor,  # (*batch,)
     active: Tensor,  # (*batch,)
 ) -> tuple[Tensor, Tensor]:
-    """Take the longest of the steps 1, ½, ¼, .. along which ℓ falls enough, a member at a time.
-
-    ``square`` is gᵀH⁻¹g, which the whole step promises twice; the active members are to move.  Returns where the step
-    has led, (*batch, D), and which members have moved, (*batch,).
-    """
+    """Take the longest of the steps 1, ½, ¼, .. along which ℓ falls enough, a member at a time."""
     moved, length = torch.zeros_like(active), torch.ones_like(energy)
     rounding = 4 * torch.finfo(energy.dtype).eps * energy.abs().clamp_min(1.0)
     result = theta
@@ -134,13 +119,6 @@ def _backtracked(
 
 def put_at(q: Gaussian, mode: Tensor, curvature: Curvature, temperature: float, members: Tensor) -> None:
     """Set q to N(mode, γ (ΠH)⁻¹): from N(mode, I) by the congruence N = ΠH/γ.
-
-    Args:
-        q: the posterior, updated in place.
-        mode: the mean of those members, finite, (*batch, D).
-        curvature: H.
-        temperature: γ, positive.
-        members: those that go there, (*batch,); the others stay where they are.
 
     >>> from torchngvi import CholeskyGaussian
     >>> from torchngvi.fitting.laplace import Repaired

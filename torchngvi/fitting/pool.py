@@ -84,13 +84,7 @@ class _Regression(NamedTuple):
 
 @final
 class PooledAverage(Estimator):
-    """a, W and noise² at q by the weighted regression over a pool, without a new gradient.
-
-    The last two q are remembered: a step is judged where it leads, and the next begins there, or where it had begun.
-
-    Args:
-        pool: the draws, of the one target that it is asked about.
-    """
+    """a, W and noise² at q by the weighted regression over a pool, without a new gradient."""
 
     comparable = True
     unbiased = False

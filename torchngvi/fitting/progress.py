@@ -9,16 +9,7 @@ from torchngvi.fitting.stopping import Criterion
 
 
 def bar(engine: Engine, stop: Criterion, *, shown: bool) -> tqdm:
-    """Open the bar of a run, up to the budget where there is one.
-
-    Args:
-        engine: says its name, its unit and its total.
-        stop: the criterion, whose budget of evaluations is asked.
-        shown: whether anything is written.
-
-    Returns:
-        The bar, to be closed.
-    """
+    """Open the bar of a run, up to the budget where there is one."""
     total = engine.total(stop.evaluations)
     return tqdm(
         total=None if math.isinf(total) else int(total),

@@ -98,15 +98,6 @@ class Start:
 class Race:
     """Steps of one posterior from several starts.
 
-    Args:
-        q: moved from start to start.
-        target: the log joint.
-        seed: of all draws: the same seed is the same race, bit for bit.
-        over: whether a budget is used up; asked before each step.
-        show: shows a phase.
-        keep: takes the coordinates of the best start so far.
-        lr: of the steps of a block; by default 0.1, of data in passes 0.3.
-
     Attributes:
         reached: the negative ELBO where the race has ended.
     """
@@ -127,12 +118,7 @@ class Race:
         self.unit = target.temperature or 1.0
 
     def run(self, starts: Sequence[Start], blocks: int = _BLOCKS) -> None:
-        """Leave q where the best of the starts has come to; as it is where none has a finite loss.
-
-        Args:
-            starts: those that race.
-            blocks: the most that a start runs.
-        """
+        """Leave q where the best of the starts has come to; as it is where none has a finite loss."""
         alive = [start for start in starts if math.isfinite(start.loss)]
         if not alive:
             return
@@ -202,10 +188,7 @@ class Race:
         average: ExpectationAverage | None = None,
         radius: float | None = None,  # nats that a step may move q by; by default those of a race
     ) -> list[float]:
-        """Take a number of stochastic steps of q, and return the losses before each by its draws.
-
-        One that is not finite is not taken, and its draws are drawn anew; after eight in a row no more are tried.
-        """
+        """Take a number of stochastic steps of q, and return the losses before each by its draws."""
         generator = torch.Generator(self.q.device).manual_seed(seed)
         radius = radius or max(_RADIUS[0], _RADIUS[1] * self.q.dim)
         optimizer = _stochastic(self.q, lr, self.pace.draws, radius, generator)
@@ -230,16 +213,7 @@ class Race:
         return losses
 
     def finish(self, other: Coordinates | None = None, share: float = 1.0) -> tuple["Compared", "Compared"]:
-        """Steps of falling size, and the average over the second half of them; q at the best of all.
-
-        Args:
-            other: coordinates to begin at, where they are better than those of q: averages that cannot be minimised
-                may have led q astray.
-            share: of the usual number of steps.
-
-        Returns:
-            The ELBO before and after, from the same fresh draws.
-        """
+        """Steps of falling size, and the average over the second half of them; q at the best of all."""
         places = [self.q.snapshot()] + ([] if other is None else [other])
         before = put_at_best(self.q, self.target, places, _COMPARED, self.seed + 5)
         places = [self.q.snapshot()]
@@ -294,11 +268,7 @@ def put_at_best(q: Gaussian, target: Guarded, places: Sequence[Coordinates], dra
 
 @torch.no_grad()
 def member_losses(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> Tensor:
-    """L of each member of q from whitened draws, the same for every q, (*batch,).
-
-    Draws at which it is NaN are left out where they are no larger a share than ``failing``, two of them at least unless
-    that is 0.
-    """
+    """L of each member of q from whitened draws, the same for every q, (*batch,)."""
     values = kept_values(q, target, draws, seed, failing)
     return -values.mean(0) - target.temperature * q.entropy()
 

@@ -22,10 +22,7 @@ def _known(point: Point) -> bool:
 
 
 def _nats(point: Point, growth: float) -> str:
-    """Half the square of the norm, or as many times more where the ELBO is flat; words where that is too many.
-
-    It is exact of a quadratic, and no bound: of other densities several times as much may be left.
-    """
+    """Half the square of the norm, or as many times more where the ELBO is flat; words where that is too many."""
     if growth > _FLAT[1]:
         return " (how many nats from the best q is not known: the ELBO is nearly flat in a direction)"
     times = growth if growth > _FLAT[0] else 1.0

@@ -26,10 +26,7 @@ _FINISH = "let the fit converge first, with a larger budget"
 
 
 class Record(NamedTuple):
-    """One line of a trace, at the q before a step; over batch members the loss is a sum, the norm the largest.
-
-    Members whose loss is not finite are left out of both while there are others.
-    """
+    """One line of a trace, at the q before a step; over batch members the loss is a sum, the norm the largest."""
 
     evaluations: int
     loss: float  # negative ELBO
@@ -257,16 +254,6 @@ def _why_not(result: FitResult) -> str:
 def read_result(door: str, result: Any) -> FitResult:
     """Check that what stands in the place of the result of a fit is one.
 
-    Args:
-        door: the name of the function that takes it first, for the refusal.
-        result: what the user gave.
-
-    Returns:
-        The result.
-
-    Raises:
-        InputError: if it is something else, such as the posterior.
-
     >>> read_result("forget", 3)
     Traceback (most recent call last):
     torchngvi.errors.InputError: forget takes the result of a fit first, as fit(q, model) returns it; got int first.
@@ -287,20 +274,7 @@ def record(
     before: tuple[int, int],  # evaluations and gradients of the optimizer when the run began
     rejections: int,
 ) -> Record:
-    """The record of an evaluation by an optimizer.
-
-    Args:
-        optimizer: the optimizer, whose counts are read.
-        loss: the loss of each member, (*batch,).
-        norm: the natural-gradient norm of each member, (*batch,).
-        alive: the members whose loss is finite, (*batch,).
-        step: the step size that led here.
-        before: the evaluations and gradients of the optimizer when the run began.
-        rejections: of steps so far.
-
-    Returns:
-        The record, whose seconds the loop sets.
-    """
+    """The record of an evaluation by an optimizer."""
     if not known_everywhere(alive) and bool(alive.any()):
         loss, norm = loss[alive], norm[alive]
     return Record(
@@ -315,14 +289,7 @@ def record(
 
 
 def in_words(record: Record) -> dict[str, str]:
-    """The words of a record on the progress bar.
-
-    Args:
-        record: the record.
-
-    Returns:
-        Texts by name.
-    """
+    """The words of a record on the progress bar."""
     return {
         "loss": f"{record.loss:.6g}",
         "norm": f"{record.norm:.1e}",

@@ -33,9 +33,6 @@ _HEAVY = 20.0  # noise² that should have fallen and has not
 class Rescue:
     """The places that a fit by averages can go back to, and the two ways on from there.
 
-    Args:
-        starts: of the fit.
-
     Attributes:
         origin: q before the fit.
         winner: where the start has led: a mode that was trusted, the end of a race, or that of stochastic steps.
@@ -91,11 +88,7 @@ class Rescue:
         return not loss <= self.loss + self.starts.allowance
 
     def tails(self, descent: Descent) -> bool:
-        """Whether gradients have heavy tails, by the evaluations of averages one after another.
-
-        From one average to the next noise² falls as the number of draws grows.  Under heavy tails it is underestimated
-        at the minimum of few draws, and rises; or it is so large over the first that no step can be taken at all.
-        """
+        """Whether gradients have heavy tails, by the evaluations of averages one after another."""
         noise2, before = float(descent.point.noise2.max()), self.noise2
         seen = descent.evaluations - descent.first
         risen = seen == 1 and noise2 > before
@@ -136,10 +129,8 @@ class Rescue:
         return self.finished
 
     def climbs(self, descent: Descent) -> bool:
-        """Whether steps of falling size lead well up from where pooled draws after a race ended; averages go on there.
-
-        Along a valley in which mean and standard deviations have to move together the natural gradient is small far
-        from the best q too, and the ELBO is nearly flat: a nested hierarchy ended 3 nats below its best q.
+        """Whether steps of falling size lead well up from where pooled draws after a race ended; averages go
+        on there.
         """
         starts = self.starts
         if not starts.raced or not self.pools or self.climbed or starts.over() or descent.sight.growth < math.inf:
@@ -161,11 +152,7 @@ class Rescue:
         return put_at_best(starts.q, starts.target, places, _COMPARED, starts.seed + 5).elbo
 
     def regret(self) -> Compared | None:
-        """What q has lost since the start, nats of ELBO of the member that has lost most; None where it is noise.
-
-        Averages over few draws can lead from a good place to an optimum that is worse.  The differences are of the same
-        draws: a few, and only where they say so as many as the check takes.
-        """
+        """What q has lost since the start, nats of ELBO of the member that has lost most; None where it is noise."""
         if self.winner is None or (self.starts.streamed and not self.starts.raced):
             return None
         if not self._lost(_GLANCE[self.starts.raced], 2).elbo > 0:

@@ -44,10 +44,7 @@ _Path = Generator[Standing, None, _T]  # where it stands after each evaluation
 
 
 class SampleAverages(Engine):
-    """`torchngvi.fit` on a log joint ``target`` that gives the same value twice, without an optimizer.
-
-    The tolerance is on √(norm² + noise²); ``examine`` says afterwards whether a Gaussian fits.
-    """
+    """`torchngvi.fit` on a log joint ``target`` that gives the same value twice, without an optimizer."""
 
     name = "VN"
 

@@ -26,12 +26,7 @@ _FEWEST = 32  # draws, whatever the number of cliques
 
 
 class Sight:
-    """How a log joint is evaluated; one in factors, under a q over their forest, is seen factor by factor.
-
-    Args:
-        q: the Gaussian.
-        target: the log joint.
-    """
+    """How a log joint is evaluated; one in factors, under a q over their forest, is seen factor by factor."""
 
     def __init__(self, q: Gaussian, target: Guarded) -> None:
         self.q, self.target, self.factors = q, target, guarded_factors(q, target.target)
@@ -39,11 +34,7 @@ class Sight:
         self.residuals: Residuals | None = None  # some of those that were seen last, of the whole
 
     def most(self, most: int) -> int:
-        """Return the most draws of one average, that the memory for the cliques' draws allows.
-
-        Args:
-            most: that the whole may have.
-        """
+        """Return the most draws of one average, that the memory for the cliques' draws allows."""
         if self.factors is None:
             return most
         numbers = sum(kind.nodes * (kind.size + kind.above) for kind in self.factors.structure.kinds)
@@ -56,20 +47,11 @@ class Sight:
         return 1 if self.factors is None else max(kind.nodes for kind in self.factors.structure.kinds)
 
     def fixed(self, draws: int, seed: int, left_out: tuple[int, ...]) -> Fixed:
-        """Return fixed draws; each clique has its own, or of those of the whole they are whitened in each clique.
-
-        Args:
-            draws, seed, left_out: as in `Fixed`.
-        """
+        """Return fixed draws; each clique has its own, or of those of the whole they are whitened in each clique."""
         return Fixed(draws, seed, left_out, apart=self.factors is not None, pattern=self.pattern)
 
     def estimator(self, fixed: Fixed, watch: Callable[[Seen], None] | None) -> Estimator:
-        """Return the average over draws.
-
-        Args:
-            fixed: the draws.
-            watch: as in `SampleAverage`.
-        """
+        """Return the average over draws."""
 
         def saw(seen: Seen) -> None:
             if self.factors is None and not self.q.batch_shape:
@@ -85,12 +67,7 @@ class Sight:
         z: Tensor,  # (S, D)
         pulled: Tensor,  # (S, D)
     ) -> None:
-        """Keep what was seen at some pairs of draws, for `growth`.
-
-        Args:
-            z: the draws in the frame of q, the second half of which mirrors the first.
-            pulled: the gradients there, Cᵀ∇ℓ.
-        """
+        """Keep what was seen at some pairs of draws, for `growth`."""
         if self.target.temperature:
             z, pulled = (torch.cat([half[:PAIRS] for half in part.chunk(2)]) for part in (z, pulled))
             self.residuals = Residuals(z, pulled / self.target.temperature - z)
@@ -102,26 +79,12 @@ class Sight:
         return 1.0 if flat is None else flat.growth
 
     def evaluate(self, do: Callable[[Target], Any]) -> Any:
-        """Do it on what is seen, and count it.
-
-        Args:
-            do: of a target.
-
-        Returns:
-            What it returns.
-        """
+        """Do it on what is seen, and count it."""
         with self._counted():
             return do(self.target if self.factors is None else self.factors)
 
     def failing(self, fixed: Fixed) -> Tensor:
-        """Find the pairs of mirrored draws at which the log joint, or a factor of it, is NaN or has such a gradient.
-
-        Args:
-            fixed: S draws.
-
-        Returns:
-            Whether a pair fails for some member, (S / 2,).
-        """
+        """Find the pairs of mirrored draws at which the log joint, or a factor of it, is NaN or has such a gradient."""
         seen: list[tuple[Gaussian, Target]] = [(self.q, self.target)]
         if self.factors is not None:
             cliques = clique_marginals(self.q)

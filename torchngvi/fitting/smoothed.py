@@ -100,22 +100,7 @@ def run(
 
 
 class SmoothedSteps(Engine):
-    """The engine of `run`: steps on a flat posterior, with the moving average of a value that is to go down.
-
-    A record is of a step: its loss and its norm are estimates before the step, and the monitor is asked after it.
-
-    Args:
-        optimizer: over one flat posterior without batch dimensions.
-        target: as `PreconditionedVI.step` takes it.
-        schedule: the schedule of the learning rate, moved on after each step.
-        monitor: the value; by default the loss.
-        window: the number of steps in the moving average.
-        tolerance: a natural-gradient norm; a run has converged where the estimates of `_CERTAIN` steps in a row are
-            within it, which those of a gradient with noise are not.  At 0 no norm is asked.
-
-    Raises:
-        InputError: a batch of runs, a window below 1.
-    """
+    """The engine of `run`: steps on a flat posterior, with the moving average of a value that is to go down."""
 
     unit = "step"
 
@@ -222,10 +207,7 @@ class SmoothedSteps(Engine):
     # -------------------------------------------------------------------------------- the end
 
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
-        """Put the best λ back, and give the loss there; stochastic steps never say "converged".
-
-        A bound that stands still need not be the best one.
-        """
+        """Put the best λ back, and give the loss there; stochastic steps never say "converged"."""
         assert stop is not None
         if self.small >= _CERTAIN:
             self.best = math.inf  # the iterate itself is the result

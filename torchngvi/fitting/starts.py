@@ -79,10 +79,7 @@ class Starts:
 
     @property
     def searched(self) -> bool:
-        """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear.
-
-        Nor in a hierarchical model, under a q over a forest: its mode is mostly where the scales of the groups vanish.
-        """
+        """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear."""
         return not (self.q.batch_shape or self.q.dim > _WIDEST or self.streamed or self.hierarchical)
 
     @property
@@ -108,11 +105,7 @@ class Starts:
 
     @torch.no_grad()
     def check_repeats(self) -> None:
-        """Draws inside the function would be taken for the shape of the posterior.
-
-        Raises:
-            InputError: two values at the same theta.
-        """
+        """Draws inside the function would be taken for the shape of the posterior."""
         if self.streamed:
             return
         theta = (self.mean + self.q.stddev)[None]  # at zero dropout, and rows that are drawn, change nothing
@@ -165,11 +158,7 @@ class Starts:
         return points[finite[0, 0]] if len(finite) else None
 
     def _out(self) -> Tensor | None:
-        """The point of largest density on the ways out of where the log joint overflows; None where none is finite.
-
-        Where terms of it are infinite, so are their gradients; the signs of the components on which all of them agree
-        are a direction along which every such term falls.
-        """
+        """The point of largest density on the ways out of where the log joint overflows; None where none is finite."""
         wide = self._shifts(_TRIES) * torch.tensor(_WIDER, device="cpu").to(self.mean).repeat(_TRIES)[:_TRIES, None]
         points = torch.cat([self.mean[None], self.mean + wide])
         energies, gradients = energy_and_gradient(self.target, points)
@@ -206,11 +195,7 @@ class Starts:
         self.looked = True
 
     def _narrower(self, init: Start) -> list[Start]:
-        """About the mean of q with the best of some smaller scales, where that is far better than q as it was.
-
-        Where a log joint has the exponential of many coordinates, the tails of a wide q cost thousands of nats, which
-        no step of bounded length sheds in a block.
-        """
+        """About the mean of q with the best of some smaller scales, where that is far better than q as it was."""
         self.q.restore(init.coordinates)
         best = init
         for factor in _SHRINK[1:]:
@@ -232,11 +217,7 @@ class Starts:
         return bool(root.isfinite().all())
 
     def _mean_field(self, starts: list[Start]) -> list[Start]:
-        """Where steps of independent coordinates lead from q as it was, or narrower: they are hardly noisy.
-
-        With D numbers for the spread in the place of D²/2 they come near to the best q in a tenth of the steps; what
-        the correlations add is a matter of a few nats then.
-        """
+        """Where steps of independent coordinates lead from q as it was, or narrower: they are hardly noisy."""
         if self.q.structure.widest == 1:
             return []
         begin = next((s for s in starts if s.name in (_INIT, _NARROWER) and math.isfinite(s.loss)), None)

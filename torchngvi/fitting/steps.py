@@ -38,25 +38,7 @@ _NOISY = (
 
 
 class Steps(Engine):
-    """Steps of an optimizer until the natural-gradient norm is small.
-
-    A norm from draws is small by chance too: one within the tolerance is confirmed by fresh evaluations at the same q.
-    Of fixed draws the norm is that of their average: fresh draws confirm it for L, or end the run, since no further
-    step on the same draws can help.
-
-    Args:
-        q: what the optimizer holds.
-        target: a model or a log joint.
-        optimizer: over q alone.
-        stop: when the run ends; its tolerance and its budget of evaluations are read.
-        batch_size: rows of the mini-batches of a first pass over a `GeneralizedLinear`; None for no such pass.
-        starts: whether q may be put elsewhere before the first step: on a part of the rows where an evaluation is a
-            pass over data in batches; at the mode of a model where the natural gradient is larger than 1e4, or than 1
-            where ℓ is convex.
-
-    Raises:
-        PairError: an optimizer that cannot evaluate the target.
-    """
+    """Steps of an optimizer until the natural-gradient norm is small."""
 
     def __init__(
         self,
@@ -144,13 +126,7 @@ class Steps(Engine):
         return standing._replace(lost=standing.lost or refuted, rounded=rounded)
 
     def _at_the_mode(self, status: Status) -> Status:
-        """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation.
-
-        E_q e^η grows as e^(ν²/2) with the variance ν² of η: from a wide q natural-gradient steps take it down by a few
-        nats each, where Newton's method for the mode does not see the width of q.  Where ℓ is convex, a pass of that
-        costs a fraction of an evaluation, and q goes there unless it is near the optimum.  Members that are not better
-        there stay where they are.
-        """
+        """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation."""
         self.places = False
         limit = _NEAR if self.convex and self.batch_size is None else _FAR  # a pass has led near
         far = status.loss.isposinf() | (~status.loss.isnan() & (status.norm2 > (limit * self.target.temperature) ** 2))

@@ -140,15 +140,6 @@ class NormBelow(Criterion):
 class Rounding:
     """What the rounding of a loss hides: a run whose steps could gain no more has converged, whatever its tolerance.
 
-    A natural-gradient norm ν promises at most ½ν² nats.  Where it stays as it is, the loss is looked at on neighbours
-    of q, some units in the last place of its mean away, whose losses differ by rounding alone.
-
-    Args:
-        patience: evaluations in a row without a norm of half the size, after which it is looked at, and again after
-            twice as many; the least with which a single rejected step is not taken for it.
-        units: how many units in the last place the neighbours are away: beyond the rounding of the products that a
-            linear predictor is made of, and far below any standard deviation that can be resolved.
-
     >>> Rounding().asked(torch.tensor([0.1]), torch.tensor([False]), torch.tensor([True]))
     False
     """
@@ -182,14 +173,7 @@ class Rounding:
         loss: Tensor,  # (*batch,)
         norm: Tensor,  # (*batch,)
     ) -> Tensor:
-        """Say of which members, (*batch,), rounding hides what a step could gain.
-
-        Args:
-            q: the posterior, which stays as it is.
-            target: one that knows the loss to rounding; of others nothing is hidden.
-            loss: at q.
-            norm: the natural-gradient norm there.
-        """
+        """Say of which members, (*batch,), rounding hides what a step could gain."""
         gain, eps = 0.5 * norm.square(), torch.finfo(q.mean_probe.dtype).eps
         near = gain <= eps**0.5 * loss.abs().clamp_min(1.0)  # else there is something to gain
         if not (bool(near.any()) and isinstance(target, TractableTarget)):
@@ -269,15 +253,7 @@ class Gradients(Criterion):
 
 
 def used_up(gradients: float, standing: Standing) -> Stop:
-    """The end of a run that has no gradients left for what it would do next.
-
-    Args:
-        gradients: the budget.
-        standing: the state of the run.
-
-    Returns:
-        The reason to end it.
-    """
+    """The end of a run that has no gradients left for what it would do next."""
     advice = standing.climb or f" {standing.remedy or 'Allow more gradients.'}"
     unconfirmed = ", not confirmed by fresh draws" if standing.settled else ""
     return Stop(f"because the budget of {gradients:.0f} gradients is used up ({standing.at()}{unconfirmed}).{advice}")
@@ -384,12 +360,6 @@ class Unimproved(Criterion):
 def described_criterion(criterion: Criterion) -> str:
     """The criteria that a criterion is made of, with their bounds.
 
-    Args:
-        criterion: the criterion.
-
-    Returns:
-        The text.
-
     >>> described_criterion(NormBelow(0.1) | Evaluations(10))
     'NormBelow(tolerance=0.1) | Evaluations(evaluations=10)'
     """
@@ -402,18 +372,7 @@ def described_criterion(criterion: Criterion) -> str:
 
 
 def joined(criteria: Criterion, stop: Any) -> Criterion:
-    """The criteria of a run with those that its user adds.
-
-    Args:
-        criteria: the criteria of the run.
-        stop: a criterion, or None, which adds none.
-
-    Returns:
-        The criterion that ends the run where any of them does.
-
-    Raises:
-        InputError: something that is no criterion.
-    """
+    """The criteria of a run with those that its user adds."""
     if stop is None:
         return criteria
     if not isinstance(stop, Criterion):

@@ -75,15 +75,6 @@ class _Part(Protocol):
 def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: int = 0) -> None:
     """Visit the rows of a generalised linear model in a random order, its prior first; leaves q near the optimum.
 
-    Args:
-        q: the posterior, updated in place.
-        model: the model, whose rows are visited in batches.
-        batch_size: the number of rows in a batch.
-        seed: of the order.
-
-    Raises:
-        InputError: a q that does not fit the model.
-
     >>> model = GeneralizedLinear(torch.eye(4).double(), [0.0, 1.0, 1.0, 0.0])
     >>> q = CholeskyGaussian(4, dtype=torch.float64)
     >>> stream_rows(q, model, batch_size=2)
@@ -115,16 +106,6 @@ def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: in
 @torch.no_grad()
 def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
     """Visit the batches of a log joint, starting from q; twice where they come again in the same order.
-
-    A batch of posteriors, and mean field in many dimensions, stay where they are.
-
-    Args:
-        q: the posterior, updated in place.
-        target: the log joint whose data come in batches.
-        seed: of the draws at which the log joint is evaluated.
-
-    Raises:
-        InputError: as a pass of the target; q then stays where it is.
 
     >>> rows = torch.arange(4.0).split(2)  # y ~ N(θ, 1), θ ~ N(0, 1): the posterior is N(6/5, 1/5)
     >>> target = DataLogJoint(
@@ -168,17 +149,6 @@ def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
 @torch.no_grad()
 def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
     """Put q where some of the rows lead, before evaluations that are passes over all of them.
-
-    Of several processes the first has its part to begin with, and hands on where that leads.  What n of N rows say is
-    as wide as √(N/n) times what all of them say, and q is made narrower by that.
-
-    Args:
-        q: the posterior, updated in place; a batch of posteriors stays where it is.
-        target: a `Streamed` model or a `DataLogJoint`, or one of them that is `Sharded`; of any other q stays.
-        seed: of draws, where there are some.
-
-    Raises:
-        InputError: as a pass of the target; q then stays where it is.
 
     >>> from torchngvi.models import Streamed
     >>> X, y = torch.ones(100, 1), torch.arange(100.0) % 2

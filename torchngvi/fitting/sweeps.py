@@ -90,15 +90,7 @@ class Sweeps:
         engine: Engine,
         better_start: Callable[[], Generator[Standing, None, bool]],
     ) -> Generator[Standing, None, bool]:
-        """Sweep after sweep; before they are dear a look at other starts.
-
-        Args:
-            engine: the engine whose run it is.
-            better_start: looks at other starts, once, and tells whether q now is at a better one.
-
-        Returns:
-            Whether averages are to go on, from a better start or because sweeps were given up.
-        """
+        """Sweep after sweep; before they are dear a look at other starts."""
         if not self.open:
             self._begin()
         while self.open:
@@ -201,9 +193,8 @@ class Sweeps:
         return not bool(point.loss <= loss + _RISE * point.noise2)
 
     def _solved(self, average: PooledAverage, point: Point) -> Point:
-        """Newton's steps on the pool, of such lengths that the norm of the gradient falls, and the point they lead to.
-
-        The weighted mean of ℓ is too noisy to judge them by: its derivative agrees with a and W up to noise only.
+        """Newton's steps on the pool, of such lengths that the norm of the gradient falls, and the point
+        they lead to.
         """
         q, gamma = self.q, self.target.temperature or 1.0
         least, rho = _KEPT * average.effective(q, self.target), 1.0

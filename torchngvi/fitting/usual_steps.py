@@ -33,20 +33,6 @@ _FIRST = _UNTIL**0.75
 def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> SmoothedSteps:
     """The engine of `torchngvi.fit` for a flat posterior without an optimizer.
 
-    It is `IFVB` with ρ_k = (100 + k)^-¾; of an `ExponentialFamily` natural gradients by `StatisticRegression`, with
-    γ_k = (1 + k/20)^-¾; where the log joint is conjugate they begin at the posterior.
-
-    Args:
-        q: the posterior, without batch dimensions.
-        target: a log joint, or a `Target`.
-        tolerance: the natural-gradient norm at which a family has converged; for others it has to be None.
-
-    Returns:
-        The engine; none of its steps is longer than 0.1 nats, of a family 0.245.
-
-    Raises:
-        InputError: a batch of runs, a tolerance for a posterior that is no exponential family.
-
     >>> import torch
     >>> from torchngvi.posteriors.flat import MeanFieldGaussian
     >>> engine = usual_steps(MeanFieldGaussian(torch.zeros(2)), lambda theta: -theta.square().sum(-1))
@@ -72,10 +58,7 @@ def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> Smoo
 
 @final
 class FamilySteps(SmoothedSteps):
-    """The engine of an exponential family: `SmoothedSteps` that begin at the posterior of a conjugate log joint.
-
-    Whether the log joint is conjugate is found and not declared: `StatisticRegression` leaves nothing but rounding.
-    """
+    """The engine of an exponential family: `SmoothedSteps` that begin at the posterior of a conjugate log joint."""
 
     refused = 0  # steps in a row
 

@@ -31,18 +31,7 @@ _LONG = 16_000  # gradients, or as many as the Gaussian took, after which a smal
 
 
 class WarpedAverages(SampleAverages):
-    """`torchngvi.fit` on a warped posterior: `SampleAverages` on its base, then `Bending`.
-
-    Args:
-        q: one warped posterior, whose curves are set to the identity.
-        target: a log joint that gives the same value twice.
-        tolerance: on √(norm² + noise²), of the Gaussian.
-        examine: whether it is said in the end if the warped Gaussian fits.
-        curves: the tolerance of the warped posterior; that of the Gaussian by default.
-
-    Raises:
-        InputError: a batch of posteriors, or a temperature of 0.
-    """
+    """`torchngvi.fit` on a warped posterior: `SampleAverages` on its base, then `Bending`."""
 
     def __init__(
         self, q: Warped, target: Target, tolerance: float, examine: bool = True, curves: float | None = None

@@ -57,11 +57,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def __call__(self, q: "Posterior", target: Target) -> Expectation:
-        """Evaluate at q: value and derivative of E_q[ℓ].
-
-        The estimator itself does not change, but for the state of its generator: what a call has learnt for the next
-        one it returns as ``Expectation.learned``, and is told by :meth:`recalling`.
-        """
+        """Evaluate at q: value and derivative of E_q[ℓ]."""
 
     def recalling(self, learned: Mapping[str, Tensor]) -> "Estimator":
         """Return an estimator that knows what an earlier call has learnt; by default itself, for nothing is learnt.

@@ -25,13 +25,6 @@ _WORTH_A_CALL = 32  # size up to which a block costs no more than the call that 
 class Layout:
     """Where the entries of a sparse symmetric matrix stand in chains of blocks: K chains of T blocks of b latents.
 
-    Entries come as a vector (S, D + E): the diagonal, followed by one entry for each pair of the pattern.
-
-    Args:
-        parts: the latents of each unconnected part in a narrow order, the parts with most latents first.
-        pairs: the pairs of latents with an entry, (E, 2).
-        device: where the matrices will be.
-
     >>> layout = Layout([[0, 1, 2]], torch.tensor([[1, 0], [2, 1]]), torch.device("cpu"))
     >>> layout.chains, layout.length, layout.block
     (1, 1, 3)

@@ -228,18 +228,6 @@ def probed_pairs(
 ) -> Tensor:
     """Find the pairs of latents between which the Hessian has an entry, by a product with each unit vector.
 
-    Args:
-        joint: the log joint.
-        theta: the hyperparameters, (P,).
-        u: a point in general position, (D,).
-
-    Returns:
-        The pairs, (E, 2).
-
-    Raises:
-        InputError: more than 2,048 latents, for which a pattern must be declared, as it must be where the Hessian is
-            not finite at that point.
-
     >>> def joint(theta, u):
     ...     return -(u[..., 1:] - u[..., :-1]).square().sum(-1)
     >>> probed_pairs(joint, torch.zeros(1), torch.tensor([0.1, 0.2, 0.4])).tolist()
@@ -275,17 +263,7 @@ def check_pattern(
     mode: Tensor,  # (D,)
     noise: Tensor,  # (D,)
 ) -> None:
-    """Compare a product with the Hessian itself with that of the entries in the pattern, near a mode.
-
-    Args:
-        curvature: the log joint, with the pattern.
-        theta: the hyperparameters, (P,).
-        mode: of the latents, (D,).
-        noise: standard normal, (D,).
-
-    Raises:
-        InputError: an entry of the Hessian outside the pattern, which it names.
-    """
+    """Compare a product with the Hessian itself with that of the entries in the pattern, near a mode."""
     theta, v = theta[None], noise.flip(0)[None]
     sd = curvature.jet(theta, mode[None]).entries[0, : curvature.dim].rsqrt()
     u = (mode + 0.1 * sd * noise)[None]  # in general position, where no entry vanishes by chance

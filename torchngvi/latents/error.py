@@ -77,17 +77,7 @@ def laplace_error(
     curvature: Curvature,
     found: Iterable[tuple[Tensor, Modes]],
 ) -> LaplaceError:
-    """Estimate the error at each θ from the same noise.
-
-    Args:
-        theta: the hyperparameters, (S, P).
-        z: standard normal noise, of which the pairs ±z are used, (N, D).
-        curvature: the log joint.
-        found: the θ in parts, with the modes of the latents.
-
-    Returns:
-        The errors.
-    """
+    """Estimate the error at each θ from the same noise."""
     parts = [_error(Given.at(curvature, part, modes), z) for part, modes in found]
     return LaplaceError(theta, *(torch.cat(some) for some in zip(*parts, strict=True)))
 

@@ -51,19 +51,7 @@ def find_modes(
     theta: Tensor,  # (S, P)
     start: Tensor,  # (S, D)
 ) -> Modes:
-    """Minimise ℓ(u) for each θ, from a start.
-
-    What is found for one θ does not depend on the others, but for rounding.
-
-    Args:
-        curvature: ℓ and its derivatives.
-        layout: where the entries of the Hessian stand.
-        theta: the hyperparameters, (S, P).
-        start: where to begin, (S, D).
-
-    Returns:
-        The modes, and at which θ there is one.
-    """
+    """Minimise ℓ(u) for each θ, from a start."""
     u = start
     found = torch.zeros(len(theta), dtype=torch.bool, device=theta.device)
     lost = found  # no way on

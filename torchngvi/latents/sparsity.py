@@ -25,19 +25,6 @@ def pairs_of(
 ) -> Tensor:
     """Read a pattern: the pairs of different latents that occur together in a term.
 
-    Args:
-        pattern: a table of integers (n, k), each row the latents that one term sees; a list of such tables, or of
-            pairs; a sparse matrix of torch or of SciPy, with an entry for each pair; a structure, of which the first
-            ``dim`` coordinates are the latents.
-        dim: the number D of latents.
-
-    Returns:
-        Each pair once, the larger number first, (E, 2), in rising order.
-
-    Raises:
-        InputError: another kind of pattern, a table of two rows, which may be pairs in columns, or a latent that there
-            is not.
-
     >>> pairs_of([[0, 1], [1, 2]], 3).tolist()
     [[1, 0], [2, 1]]
     >>> pairs_of(torch.tensor([[0, 1, 2]]), 3).tolist()
@@ -106,13 +93,6 @@ def neighbours(
 ) -> list[list[int]]:
     """List the neighbours of every latent, in rising order.
 
-    Args:
-        pairs: each pair once, (E, 2).
-        dim: the number D of latents.
-
-    Returns:
-        D lists.
-
     >>> neighbours(torch.tensor([[1, 0], [2, 1]]), 3)
     [[1], [0, 2], [1]]
     """
@@ -127,15 +107,6 @@ def colours(
     around: list[list[int]],
 ) -> list[int]:
     """Colour the latents so that no two within a distance of two have one colour, greedily.
-
-    Then each row of the Hessian has at most one entry of a colour, and the product with the indicator of a colour is
-    that entry.  The number of colours is at least the largest number of entries of a row.
-
-    Args:
-        around: the neighbours of every latent.
-
-    Returns:
-        The colour of each, from 0.
 
     >>> colours([[1], [0, 2], [1, 3], [2]])
     [0, 1, 2, 0]
@@ -155,15 +126,6 @@ def in_a_narrow_order(
     around: list[list[int]],
 ) -> list[list[int]]:
     """Order each connected part so that neighbours stand close together (Cuthill and McKee 1969).
-
-    The search goes outwards from an end of the part, which is found by searching from the last latent of a search as
-    long as that takes more rounds (George and Liu 1979).
-
-    Args:
-        around: the neighbours of every latent.
-
-    Returns:
-        The latents of each part in their order, the parts with most latents first.
 
     >>> in_a_narrow_order([[2], [2], [0, 1], []])
     [[0, 2, 1], [3]]

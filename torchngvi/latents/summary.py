@@ -104,18 +104,6 @@ def thetas_of(
 ) -> Tensor:
     """Take values of the hyperparameters from what a user has.
 
-    Args:
-        source: a posterior, what has one as ``posterior``, such as the result of a fit; or a tensor (S, P) or (P,).
-        like: a vector of them.
-        draws: how many are drawn of a posterior.
-        generator: of the draws.
-
-    Returns:
-        The values, (S, P).
-
-    Raises:
-        InputError: another kind of source, or another number of hyperparameters.
-
     >>> thetas_of([1.0, 2.0], torch.zeros(2), 8, None).tolist()
     [[1.0, 2.0]]
     """

@@ -157,13 +157,6 @@ class PreconditionedVI(NaturalGradientVI):
 def usual_estimator(posteriors: Iterable[Posterior], generator: torch.Generator | None = None) -> GradientEstimator:
     """The default estimator of ∇L for flat posteriors.
 
-    Args:
-        posteriors: the posteriors that are stepped.
-        generator: the source of the draws; without one, torch's default generator.
-
-    Returns:
-        `Pathwise(10)` where every posterior has a map from noise to draws, else `ControlVariate(100)`.
-
     >>> from torchngvi.ifvb import Beta, MeanFieldGaussian
     >>> [type(usual_estimator([q])).__name__ for q in (Beta(torch.ones(2)), MeanFieldGaussian(torch.ones(2)))]
     ['ControlVariate', 'Pathwise']

@@ -15,15 +15,6 @@ from torchngvi.posteriors.flat.flat_posterior import solve_symmetric
 def check_damping(rho: float) -> float:
     """Check a damping ρ.
 
-    Args:
-        rho: ρ, in units of the mean eigenvalue.
-
-    Returns:
-        The damping as a float.
-
-    Raises:
-        InputError: if it is negative.
-
     >>> check_damping(1)
     1.0
     """
@@ -37,15 +28,6 @@ def damped_solve(
     gradient: Tensor,  # (*batch, D)
 ) -> Tensor:
     """Solve (F̂ + ρ tr(F̂)/D I) x = g, with F̂ = ΦᵀΦ/n the mean of the outer products of the scores.
-
-    Args:
-        rows: the scores Φ as rows, zero where one is left out, (n, *batch, D).
-        count: the number of rows that are not left out, (*batch,).
-        rho: the damping ρ in units of the mean eigenvalue of F̂, not negative.
-        gradient: the right-hand side g, (*batch, D).
-
-    Returns:
-        x, (*batch, D); NaN where the matrix is singular.
 
     >>> damped_solve(torch.eye(2), torch.tensor(2), 1.0, torch.ones(2)).tolist()  # (½ + ½) x = 1
     [1.0, 1.0]

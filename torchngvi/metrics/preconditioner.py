@@ -137,15 +137,6 @@ class Preconditioner(Metric):
 def check_warmup(warmup: int | None) -> int | None:
     """Check a number of scores before the first step.
 
-    Args:
-        warmup: the number of scores, or None for the default.
-
-    Returns:
-        The number, or None.
-
-    Raises:
-        InputError: if it is negative.
-
     >>> check_warmup(0)
     0
     """
@@ -166,12 +157,6 @@ def finite_rows(
 ) -> tuple[Tensor, Tensor]:
     """Set the scores that are not finite to zero.
 
-    Args:
-        scores: the scores, (S, *batch, D).
-
-    Returns:
-        The scores, (S, *batch, D), and which of them are finite, (S, *batch).
-
     >>> rows, fine = finite_rows(torch.tensor([[1.0, torch.nan], [1.0, 2.0]]))
     >>> rows.tolist(), fine.tolist()
     ([[0.0, 0.0], [1.0, 2.0]], [False, True])
@@ -182,16 +167,6 @@ def finite_rows(
 
 def check_count(name: str, value: int) -> int:
     """Check a number of draws or vectors.
-
-    Args:
-        name: the name of the argument, for errors.
-        value: what the user gave.
-
-    Returns:
-        The number.
-
-    Raises:
-        InputError: if it is no integer, or below 1.
 
     >>> check_count("samples", 3)
     3

@@ -27,15 +27,6 @@ AT_ONCE = 128  # vectors in one factorisation
 class Perturbation:
     """ε and the terms β_j Z_j Z_jᵀ of the recursion, with their constants checked.
 
-    Args:
-        samples: the number S of scores that enter at once, at least 1.
-        eps: ε of H̃_0 = εI, positive; None takes the scale of the first scores, tr(F̂)/D.
-        c_beta: c_β of β_j = c_β j^{-β}, not negative; None takes 0.03 of that scale.
-        beta: the power β, in (0, ½).
-
-    Raises:
-        InputError: if eps is not positive, c_beta is negative, beta lies outside (0, ½), or S < 1.
-
     >>> terms = Perturbation(1, 2.0, 0.0, 0.1)
     >>> terms.start(terms.init(torch.zeros(3))).item()
     2.0
@@ -51,14 +42,7 @@ class Perturbation:
         self.eps, self.c_beta, self.beta = eps, c_beta, beta
 
     def init(self, like: Tensor) -> State:
-        """Start a recursion for vectors of the shape, dtype and device of ``like``, (*batch, D).
-
-        Args:
-            like: a vector λ, (*batch, D).
-
-        Returns:
-            The state: t = 0, and a scale that the first scores set where none is given.
-        """
+        """Start a recursion for vectors of the shape, dtype and device of ``like``, (*batch, D)."""
         count = torch.zeros_like(like[..., 0], requires_grad=False)
         return {"count": count, "scale": torch.ones_like(count), "started": False}
 
@@ -68,16 +52,7 @@ class Perturbation:
         scores: Tensor,  # (S, *batch, D)
         generator: torch.Generator | None,
     ) -> tuple[Tensor, State]:  # (*batch, S or 2 S, D)
-        """Count S scores and, at the first, take their scale; a score that is not finite is left out with its Z.
-
-        Args:
-            state: the state of the recursion, which is left as it is.
-            scores: the scores φ_j, (S, *batch, D).
-            generator: the generator of Z; torch's own by default.
-
-        Returns:
-            φ_j and √β_j Z_j as rows, (*batch, S or 2S, D), and a copy of the state with the new count and scale.
-        """
+        """Count S scores and, at the first, take their scale; a score that is not finite is left out with its Z."""
         scores, fine = finite_rows(scores)
         index = state["count"] + fine.cumsum(0)
         new = state | {"count": index[-1], "started": True}
@@ -143,13 +118,6 @@ def downdate(
     times: Callable[[Tensor], Tensor],  # rows -> rows P
 ) -> Tensor:  # (*batch, k, D)
     """The factor W of a downdate P_new = P - WᵀW, by which the columns of Φ enter the inverse P.
-
-    Args:
-        rows: Φᵀ, (*batch, k, D).
-        times: the map from rows to their products with P from the right.
-
-    Returns:
-        W, (*batch, k, D); zero, so that nothing is absorbed, where rounding leaves no factor.
 
     >>> downdate(torch.tensor([[1.0, 0.0]]), lambda rows: rows).square().round(decimals=4).tolist()  # 1 - ½
     [[0.5, 0.0]]

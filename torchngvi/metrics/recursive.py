@@ -143,12 +143,6 @@ def _symmetrise(P: Tensor) -> None:
 def free_bytes(device: torch.device) -> float:
     """The memory that can still be had on a device.
 
-    Args:
-        device: the device that is asked.
-
-    Returns:
-        The number of bytes; ∞ where the system does not say.
-
     >>> free_bytes(torch.device("cpu")) > 0
     True
     """

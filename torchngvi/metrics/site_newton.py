@@ -79,11 +79,7 @@ class SiteNewton(Acceleration):
         went: Tensor,
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
-        """Bend the gradient of L/γ at q towards the Newton point; return it with what of the state is to change.
-
-        Raises:
-            PairError: if the model has a sparse X.
-        """
+        """Bend the gradient of L/γ at q towards the Newton point; return it with what of the state is to change."""
         a, P = gradient
         eye = q.structure.eye(a)
         A, beta_e, beta_v = self._sites(q)

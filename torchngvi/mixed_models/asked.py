@@ -26,9 +26,6 @@ TELLING = 200  # coordinates up to which importance weights over all of them tel
 def learned_of(family: str | Likelihood, prior: MixedPrior) -> Learned | None:
     """Find what is learned of a family, with the prior of its parameter.
 
-    Raises:
-        InputError: an unknown family, or a prior of a parameter that it does not learn.
-
     >>> learned_of("gaussian", MixedPrior()).name
     'residual sd'
     """
@@ -82,11 +79,7 @@ def _by_factor(random: Any) -> bool:
 
 
 def check_varies(y: Tensor) -> None:
-    """Check that targets whose noise is to be learned differ.
-
-    Raises:
-        InputError: if all are the same.
-    """
+    """Check that targets whose noise is to be learned differ."""
     if bool((y == y[0]).all()):
         raise InputError(
             f"every target is {float(y[0]):g}, of which no noise can be learned. Check y, or give the "
@@ -95,20 +88,13 @@ def check_varies(y: Tensor) -> None:
 
 
 def check_way(way: object, others: Sequence[str] = WAYS) -> None:
-    """Check the word for what is done with the random effects.
-
-    Raises:
-        InputError: another word.
-    """
+    """Check the word for what is done with the random effects."""
     if way is not None:
         read_choice("marginalise", way, others, "must be quadrature, response or none")
 
 
 def seed_of(seed: object) -> int:
     """The seed of all draws, after a check.
-
-    Raises:
-        InputError: anything but a whole number that torch's generators take.
 
     >>> seed_of(3)
     3

@@ -11,13 +11,6 @@ _LEAST = 1e-3  # seconds that a fit still has when the time is over: one evaluat
 class Budget:
     """Evaluations of each fit, and seconds of all fits together.
 
-    Args:
-        max_evaluations: of expectations, in each of the fits.
-        max_seconds: of all; None for no limit.
-
-    Raises:
-        InputError: numbers that are not positive.
-
     >>> sorted(Budget(100, 60.0).left())
     ['max_evaluations', 'max_seconds']
     """

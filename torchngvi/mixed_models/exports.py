@@ -18,13 +18,7 @@ def inference_data(
     coords: Mapping[str, Sequence[str]],
     dims: Mapping[str, list[str]],
 ) -> Any:
-    """Make what ArviZ takes of joint draws, one chain with named dimensions.
-
-    It is an ``arviz.InferenceData``, from ArviZ 1.0 on an ``xarray.DataTree``; both have the same groups.
-
-    Raises:
-        ImportError: without ArviZ.
-    """
+    """Make what ArviZ takes of joint draws, one chain with named dimensions."""
     arviz = _optional("arviz", "to_arviz")
     groups = {
         "posterior": {name: x[None].cpu().numpy() for name, x in values.items()},
@@ -50,9 +44,6 @@ def observed(likelihood: Likelihood, y: Tensor) -> Tensor:
 def effect_number(effect: int | str, names: Sequence[str]) -> int:
     """Find a random effect by its number or its name.
 
-    Raises:
-        InputError: one that is not there.
-
     >>> effect_number("time", ["Intercept", "time"])
     1
     """
@@ -67,11 +58,7 @@ def effect_number(effect: int | str, names: Sequence[str]) -> int:
 
 
 def caterpillar(of: Marginals, name: str, ax: Any = None) -> Any:
-    """Draw the effects of all groups in rising order, with intervals, on axes or on new ones.
-
-    Raises:
-        ImportError: without matplotlib.
-    """
+    """Draw the effects of all groups in rising order, with intervals, on axes or on new ones."""
     if ax is None:
         ax = _optional("matplotlib.figure", "plot_effects").Figure(layout="constrained").add_subplot()
     order = of.mean.argsort()

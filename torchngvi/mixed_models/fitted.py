@@ -25,12 +25,7 @@ TRUSTED = 0.7  # k-hat up to which importance weights are believed
 
 
 class Joint:
-    """The best Gaussian over all coordinates, fitted when it is first asked for where it is not there yet.
-
-    Args:
-        q: that Gaussian, where it is there.
-        make: what fits it, where it is not.
-    """
+    """The best Gaussian over all coordinates, fitted when it is first asked for where it is not there yet."""
 
     def __init__(
         self, q: PrecisionCholeskyGaussian | None, make: Callable[[], PrecisionCholeskyGaussian] | None = None

@@ -95,22 +95,7 @@ def integrated(
     fitted: bool = False,
     **budget: Any,
 ) -> Integrated:
-    """Fit a Gaussian to the posterior of the globals, and weight draws of it.
-
-    Under priors of standard deviations that of several effects of a group is over these and their correlations.
-
-    Args:
-        target: the log joint of the globals.
-        q: a Gaussian over the globals where to begin; or one that came of such a fit, ``fitted``.
-        draws: the number of weighted draws.
-        seed: of all draws.
-        progress: show a bar.
-        fitted: whether q came of such a fit.
-        budget: of `torchngvi.fit`.
-
-    Returns:
-        The posterior, its fit, and the draws.
-    """
+    """Fit a Gaussian to the posterior of the globals, and weight draws of it."""
     turned = InScales(target, target.blocks)
     seen: Target = turned if turned.blocks else target
     q = turned.start(q) if turned.blocks and not fitted else q
@@ -140,10 +125,7 @@ def _moments_of(draws: Weighted) -> Gaussian | None:
 def weighted(
     q: Gaussian, target: Target, draws: int, seed: int, most: float = math.inf
 ) -> tuple[Weighted, float, float]:
-    """Draws from a mixture of q and wider distributions, weighted to the posterior; the ELBO of q; log evidence.
-
-    Where the k-hat of an eighth of the draws, at least 400, is above ``most``, that part is returned alone.
-    """
+    """Draws from a mixture of q and wider distributions, weighted to the posterior; the ELBO of q; log evidence."""
     proposal, frame = Proposal(q, None), q.frame()
     x = proposal.sample(draws, torch.Generator().manual_seed(seed + 1))
     first = torch.zeros(draws, dtype=torch.bool, device=x.device)

@@ -25,11 +25,7 @@ class Locals(Protocol):
 
 
 class ByQuadrature:
-    """N(E[b | y, g], Var[b | y, g]) with both moments by the quadrature, or the closed form, that integrates b out.
-
-    Args:
-        target: the log joint of the globals.
-    """
+    """N(E[b | y, g], Var[b | y, g]) with both moments by the quadrature, or the closed form, that integrates b out."""
 
     def __init__(self, target: IntegratedMixed) -> None:
         self.target = target
@@ -45,13 +41,7 @@ class ByQuadrature:
 
 
 class Conditional:
-    """The distribution of b given g under a Gaussian q over the arrow of the model.
-
-    With S = T Tᵀ, b_i = m_i - K_iᵀ(g - m_g) + T_i⁻ᵀ z, K_i = T_gi T_i⁻¹.
-
-    Args:
-        q: the posterior.
-    """
+    """The distribution of b given g under a Gaussian q over the arrow of the model."""
 
     def __init__(self, q: PrecisionCholeskyGaussian) -> None:
         structure, self.q = q.structure, q

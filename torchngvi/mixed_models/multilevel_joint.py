@@ -77,13 +77,7 @@ class Profile(NamedTuple):
 
 
 class GivenGlobals:
-    """The distribution of the random effects given (β, ω, φ) under a Gaussian q over a forest.
-
-    Args:
-        q: the posterior over (b, β, ω), the globals behind all effects.
-        local: the number of effects.
-        profile: of φ, where it is learned.
-    """
+    """The distribution of the random effects given (β, ω, φ) under a Gaussian q over a forest."""
 
     def __init__(self, q: PrecisionCholeskyGaussian, local: int, profile: Profile | None = None) -> None:
         self.q, self.local, self.profile = q, local, profile
@@ -129,18 +123,7 @@ def drawn(
     draws: int,
     seed: int,
 ) -> tuple[Weighted, int]:
-    """Draws of the globals, with the k-hat of draws of all coordinates, of as many of them as the memory allows.
-
-    Args:
-        model: the log joint, which may have a learned parameter.
-        near: the effects given the globals.
-        spread: the Gaussian over (β, ω), whose mean moves with φ.
-        draws: the number of draws.
-        seed: of the draws.
-
-    Returns:
-        The draws of (β, ω, φ), and the number of those of which the weights were looked at.
-    """
+    """Draws of the globals, with the k-hat of draws of all coordinates, of as many of them as the memory allows."""
     generator = torch.Generator().manual_seed(seed + 1)
     theta = spread.sample((draws,), generator).detach()
     log_q = spread.log_prob(theta).detach()
@@ -185,18 +168,7 @@ def profiled(
     start: float,
     run: Callable[[PrecisionCholeskyGaussian, MultilevelLogJoint], float],
 ) -> tuple[PrecisionCholeskyGaussian, float, Profile]:
-    """Explore a learned parameter.
-
-    Args:
-        model: the log joint of all coordinates.
-        learned: the likelihood with the parameter.
-        prior: of its standard deviation.
-        start: φ where to begin.
-        run: fits q to a model, and returns the ELBO.
-
-    Returns:
-        q at the best φ, that φ, and the profile.
-    """
+    """Explore a learned parameter."""
     known: dict[float, tuple[float, Coordinates]] = {}
     at_first = model.with_likelihood(learned.at(math.exp(start))).posterior()
 

@@ -25,11 +25,7 @@ KINDS = ("mean", "linear", "response")
 
 
 def check_kind(kind: str) -> None:
-    """Check the word for what is predicted.
-
-    Raises:
-        InputError: another word.
-    """
+    """Check the word for what is predicted."""
     read_choice("kind", kind, KINDS, f"must be one of {', '.join(KINDS)}")
 
 
@@ -84,11 +80,7 @@ class NewRows(NamedTuple):
 
     @classmethod
     def of(cls, rows: GroupedRows, X: Any, Z: Any, groups: Any, offset: Any) -> "NewRows":
-        """Check new rows against those of the fit.
-
-        Raises:
-            InputError: designs of another width, groups that are none of the data, offsets of another length.
-        """
+        """Check new rows against those of the fit."""
         X, Z = checks.numbers("X", X, rows.X), checks.numbers("Z", Z, rows.X)
         if not X.ndim or not len(X):
             raise InputError("a prediction is of at least one row; the table, or X, has none.")
@@ -158,11 +150,7 @@ def of_kind(
 
 
 def inverse_link(likelihood: Likelihood, eta: Tensor) -> Tensor:
-    """The mean of y given the linear predictor; of two classes the probability of the second.
-
-    Raises:
-        InputError: a likelihood whose mean is not known here.
-    """
+    """The mean of y given the linear predictor; of two classes the probability of the second."""
     match likelihood:
         case BernoulliLogit():
             return eta.sigmoid()
@@ -184,11 +172,7 @@ def responses(
     generator: torch.Generator,
     parameter: Tensor | None = None,  # (S,)
 ) -> Tensor:
-    """Draw y given the linear predictor, two classes as 0 and 1; a learned parameter has a value for each draw.
-
-    Raises:
-        InputError: a likelihood of which draws are not known here.
-    """
+    """Draw y given the linear predictor, two classes as 0 and 1; a learned parameter has a value for each draw."""
     mean = inverse_link(likelihood, eta).double().cpu()
     noise = torch.rand if likelihood.discrete else torch.randn
     z = noise(mean.shape, generator=generator, dtype=torch.float64)

@@ -14,13 +14,6 @@ from torchngvi.models.standardize import Standardization
 def described(model: MixedLogJoint | MultilevelLogJoint, factor: str = "group") -> str:
     """The priors of a mixed model in one line: of fixed effects, of each grouping factor, of a learned parameter.
 
-    Args:
-        model: what was fitted.
-        factor: the name of the only grouping factor, where there is one.
-
-    Returns:
-        The line.
-
     >>> import torch
     >>> from torchngvi import MixedModel
     >>> X = torch.ones(6, 1, dtype=torch.float64)

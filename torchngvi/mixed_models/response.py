@@ -31,12 +31,7 @@ _REFITS = 2**22  # numbers of the matrices of refits in one batch, of which quas
 
 
 class Tilted(TractableTarget):
-    """A mixed model with the log joint log p(y, θ) + tᵀθ, one t for each member of a batch of posteriors.
-
-    Args:
-        model: the mixed model, over a forest.
-        tilt: t, (*batch, D).
-    """
+    """A mixed model with the log joint log p(y, θ) + tᵀθ, one t for each member of a batch of posteriors."""
 
     temperature = 1.0
 

@@ -20,13 +20,8 @@ _WIDEST = 1.0  # standard deviation of the logarithm of a parameter
 
 @torch.no_grad()
 def of_gaussian(target: GaussianMixed) -> CholeskyGaussian:
-    """Start a linear mixed model at the least-squares estimate of β, the spread within groups, and Ω by some EM steps.
-
-    Args:
-        target: the log joint of the globals.
-
-    Returns:
-        A Gaussian over them, with the standard deviations that their numbers of rows and groups suggest.
+    """Start a linear mixed model at the least-squares estimate of β, the spread within groups, and Ω by some
+    EM steps.
     """
     rows, sums, (known, count) = target.rows, target.sums, prior_counts(target.scales)
     learned = target.learned is not None
@@ -53,16 +48,7 @@ def of_gaussian(target: GaussianMixed) -> CholeskyGaussian:
 
 @torch.no_grad()
 def parameter(target: MarginalMixed, near: Conditional, value: float) -> tuple[float, float]:
-    """Search for a learned parameter with the other globals held at the mean of a Gaussian.
-
-    Args:
-        target: the log joint of the globals, with a learned parameter.
-        near: a Gaussian over all coordinates.
-        value: of the parameter, where the search begins.
-
-    Returns:
-        The logarithm of the parameter, and its standard deviation there.
-    """
+    """Search for a learned parameter with the other globals held at the mean of a Gaussian."""
     best, spacing, curvature = math.log(value), 0.0, 0.0
     mean, reach = near.global_mean, _REACH
     for count in _STEPS:
@@ -78,16 +64,7 @@ def parameter(target: MarginalMixed, near: Conditional, value: float) -> tuple[f
 
 
 def beside(near: Conditional, phi: float, sd: float) -> CholeskyGaussian:
-    """Put the coordinate of a learned parameter, independent, behind the globals of a Gaussian.
-
-    Args:
-        near: a Gaussian over all coordinates.
-        phi: the mean of the logarithm of the parameter.
-        sd: its standard deviation.
-
-    Returns:
-        A Gaussian over (β, ω, φ).
-    """
+    """Put the coordinate of a learned parameter, independent, behind the globals of a Gaussian."""
     q = near.marginal()
     mean: Tensor = torch.cat([q.mean, q.mean.new_tensor([phi])])
     covariance = torch.block_diag(q.covariance, q.mean.new_tensor([[sd**2]]))

@@ -26,21 +26,10 @@ def kind_of(value: object) -> str:
 def read_posterior(door: str, q: Any, target: object = None) -> Posterior:
     """Check that what stands in the place of a posterior is one.
 
-    Args:
-        door: the name of the function that takes it first, for the refusal.
-        q: what the user gave.
-        target: what stands in the place of the target, where the two may be swapped.
-
-    Returns:
-        The posterior.
-
-    Raises:
-        InputError: if it is something else, or a class that was not called.
-
     >>> read_posterior("fit", 3)
     Traceback (most recent call last):
     torchngvi.errors.InputError: fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log \
-joint; got int first.
+    joint; got int first.
     """
     if isinstance(q, type):
         raise InputError(f"{door} takes a posterior; got the class {q.__name__}. Make one of it: {q.__name__}(dim).")
@@ -57,18 +46,6 @@ joint; got int first.
 def read_gaussian(door: str, q: Any, target: object = None) -> Gaussian:
     """Check that what stands in the place of a Gaussian posterior is one.
 
-    Args:
-        door: the name of the function that takes it first, for the refusal.
-        q: what the user gave.
-        target: what stands in the place of the target, where the two may be swapped.
-
-    Returns:
-        The posterior.
-
-    Raises:
-        InputError: if it is no posterior.
-        PairError: if it is another posterior.
-
     >>> from torchngvi import CholeskyGaussian
     >>> read_gaussian("laplace", CholeskyGaussian(2)).dim
     2
@@ -81,15 +58,6 @@ def read_gaussian(door: str, q: Any, target: object = None) -> Gaussian:
 
 def as_target(source: Any) -> Target:
     """Make a target of what a user gives: a target stays as it is, and a function of theta becomes a `LogJoint`.
-
-    Args:
-        source: a target, or a function of theta.
-
-    Returns:
-        The target.
-
-    Raises:
-        InputError: if it is a function without arguments, or cannot be called.
 
     >>> as_target(lambda theta: -theta.square().sum(-1)).log_joint(torch.ones(1, 2)).item()
     -2.0
@@ -109,15 +77,6 @@ def as_target(source: Any) -> Target:
 
 def classify(function: Any) -> Target | Callable[[], Tensor]:
     """Tell a log joint, which needs its one argument, from a closure, which can take none.
-
-    Args:
-        function: a function of theta, or a closure without arguments.
-
-    Returns:
-        A `LogJoint` of the function, or the closure as it is.
-
-    Raises:
-        InputError: if the function can be called in both ways, in neither, or not at all.
 
     >>> type(classify(lambda theta: -theta.square().sum(-1))).__name__
     'LogJoint'
@@ -153,9 +112,6 @@ def classify(function: Any) -> Target | Callable[[], Tensor]:
 class FullPrecision:
     """A context that switches autocast off around a step, so that no factorisation is in half precision.
 
-    Args:
-        device_type: the type of the device of q, such as "cuda".
-
     >>> with FullPrecision("cpu") as off:
     ...     off.active
     False
@@ -179,14 +135,7 @@ class FullPrecision:
         self.context.__exit__(*exception)
 
     def restored(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Wrap a closure so that it runs under the autocast that its author meant.
-
-        Args:
-            closure: the user's closure, which returns the loss.
-
-        Returns:
-            The wrapped closure.
-        """
+        """Wrap a closure so that it runs under the autocast that its author meant."""
 
         def run() -> Tensor:
             with self._autocast(True):

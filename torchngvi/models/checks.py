@@ -18,17 +18,6 @@ from torchngvi.numerics.linalg import cholesky, eigh
 def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
     """Read a finite floating-point tensor; the design decides dtype and device.
 
-    Args:
-        name: the name of the argument, for errors.
-        value: what the user gave.
-        like: the design, or None for the design itself.
-
-    Returns:
-        The tensor, which does not require grad but within `torchngvi.models.graphs.attached`.
-
-    Raises:
-        InputError: if it holds no numbers, or complex, NaN or infinite ones.
-
     >>> numbers("y", [0, 1], torch.zeros(1, dtype=torch.float64))
     tensor([0., 1.], dtype=torch.float64)
     """
@@ -44,15 +33,6 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
 
 def design(value: Any) -> Tensor:
     """Read a design matrix X.
-
-    Args:
-        value: what the user gave.
-
-    Returns:
-        X, (N, D) or (*batch, N, D), or (N, D) in sparse CSR storage.
-
-    Raises:
-        InputError: as `numbers`; if it is no matrix, has no rows or columns, or is in another sparse storage.
 
     >>> design([[1, 2], [3, 4]]).shape
     torch.Size([2, 2])
@@ -74,17 +54,6 @@ def design(value: Any) -> Tensor:
 
 def per_row(name: str, value: Any, X: Tensor) -> Tensor:
     """Read one number for each row of X.
-
-    Args:
-        name: the name of the argument, for errors.
-        value: what the user gave.
-        X: the design, which decides dtype and device.
-
-    Returns:
-        The tensor, (N,) or (*batch, N).
-
-    Raises:
-        InputError: as `numbers`; if the number of rows is another, or there is a batch beside a sparse X.
 
     >>> per_row("y", [1, 2], torch.ones(2, 1))
     tensor([1., 2.])
@@ -108,16 +77,6 @@ def class_values(
 ) -> Tensor:
     """Read the classes that labels may be.
 
-    Args:
-        value: the classes, in their order.
-        y: the labels, which decide dtype and device.
-
-    Returns:
-        The classes in the order in which they were given, (K,).
-
-    Raises:
-        InputError: as `numbers`; if there are fewer than two, or one of them stands twice.
-
     >>> class_values([2, 1], torch.zeros(1))
     tensor([2., 1.])
     """
@@ -132,16 +91,6 @@ def class_codes(
     classes: Tensor,  # (K,)
 ) -> Tensor:
     """The place of each label among the classes.
-
-    Args:
-        y: the labels, (N,) or (*batch, N).
-        classes: the classes, (K,), in any order.
-
-    Returns:
-        The places 0, .., K - 1, in the shape of y.
-
-    Raises:
-        InputError: if a label is none of the classes.
 
     >>> class_codes(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0]))
     tensor([1, 0])
@@ -160,17 +109,6 @@ def class_codes(
 
 def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
     """Read the weights of the rows.
-
-    Args:
-        value: the weights that the user gave, or None.
-        y: the targets, (N,) or (*batch, N).
-        X: the design.
-
-    Returns:
-        The weights, (N,) or (*batch, N); ones if there are none.
-
-    Raises:
-        InputError: as `per_row`; if one is negative.
 
     >>> row_weights(None, torch.zeros(2), torch.ones(2, 1))
     tensor([1., 1.])
@@ -195,15 +133,6 @@ def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
 def temperature(gamma: Any) -> float:
     """Read the temperature γ, the weight of KL(q‖prior).
 
-    Args:
-        gamma: γ, finite and not negative.
-
-    Returns:
-        γ as a float.
-
-    Raises:
-        InputError: if it is negative or not finite.
-
     >>> temperature(1)
     1.0
     """
@@ -212,21 +141,6 @@ def temperature(gamma: Any) -> float:
 
 def prior(mean: Any, precision: Any, dim: int, like: Tensor, batch: int = 0) -> Prior | FullPrior:
     """Read a Gaussian prior N(mean, precision⁻¹).
-
-    Args:
-        mean: a scalar, or (*batch, D).
-        precision: a scalar, a diagonal (*batch, D) or (*batch, 1, D), or a matrix (D, D).
-        dim: the number D of coefficients.
-        like: the design, which decides dtype and device.
-        batch: the number of dimensions of the batch of the data.
-
-    Returns:
-        The prior, with a diagonal or a full precision.
-
-    Raises:
-        InputError: as `numbers`; if the shapes do not fit, or the precision is not positive or, as a matrix, not
-            symmetric
-            or not positive definite.
 
     >>> prior(0.0, 2.0, 2, torch.ones(1)).precision
     tensor([2., 2.])
@@ -281,16 +195,6 @@ def is_whole(tensor: Tensor) -> bool:
 def labels(y: Tensor, classes: Any) -> Tensor:
     """Refuse measurements in the place of labels.
 
-    Args:
-        y: the labels.
-        classes: the classes that the user named, which may be any numbers, or None.
-
-    Returns:
-        The labels.
-
-    Raises:
-        InputError: numbers that are not whole, of classes that are not named.
-
     >>> labels(torch.tensor([0.0, 1.0]), None)
     tensor([0., 1.])
     """
@@ -306,13 +210,6 @@ def labels(y: Tensor, classes: Any) -> Tensor:
 def check_no_mask(index: Tensor, rows: int) -> None:
     """Refuse a mask that is written in the numbers 0 and 1, which would name the first two rows.
 
-    Args:
-        index: row numbers, (B,).
-        rows: the number N of rows.
-
-    Raises:
-        InputError: N numbers, more than two, all of them 0 or 1.
-
     >>> check_no_mask(torch.tensor([0, 1]), 3)
     """
     if 2 < len(index) == rows and index.device.type == "cpu" and bool(((index == 0) | (index == 1)).all()):
@@ -324,16 +221,6 @@ def check_no_mask(index: Tensor, rows: int) -> None:
 
 def batch_index(index: Any, X: Tensor) -> Tensor:
     """Read the row numbers of a mini-batch.
-
-    Args:
-        index: the row numbers that the user gave.
-        X: the design, with N rows.
-
-    Returns:
-        The row numbers, (B,), on the device of X.
-
-    Raises:
-        InputError: if it is no list of integers, is empty, or goes beyond the rows of X.
 
     >>> batch_index([0, 2], torch.ones(3, 1))
     tensor([0, 2])
@@ -357,15 +244,6 @@ def batch_index(index: Any, X: Tensor) -> Tensor:
 
 def posterior(q: Posterior, dim: int, batch: torch.Size, like: Tensor) -> None:
     """Check that a posterior is over (*batch, dim), in the dtype and on the device of the data.
-
-    Args:
-        q: the posterior.
-        dim: the number D of coefficients.
-        batch: the batch shape of the data, () for one data set.
-        like: the design, which decides dtype and device.
-
-    Raises:
-        InputError: if the number of coefficients, the dtype, the device or the batch is another.
 
     >>> from torchngvi import CholeskyGaussian
     >>> posterior(CholeskyGaussian(2), 2, torch.Size(), torch.ones(1))

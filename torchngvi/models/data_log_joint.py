@@ -208,13 +208,6 @@ class Pass(torch.autograd.Function):
 def slabs(theta: Tensor, rows: int) -> tuple[Tensor, ...]:
     """Split draws so that draws times rows in one call are bounded, whatever the batches.
 
-    Args:
-        theta: the points, (S, ..., D) or (D,).
-        rows: the number of rows that each of them sees.
-
-    Returns:
-        Parts of theta along its draws, in their order; theta alone where it has no draws.
-
     >>> [len(part) for part in slabs(torch.zeros(50, 3), 100_000)], len(slabs(torch.zeros(50, 3), 1_000))
     ([20, 20, 10], 1)
     """
@@ -222,15 +215,7 @@ def slabs(theta: Tensor, rows: int) -> tuple[Tensor, ...]:
 
 
 def over_a_pass(target: Any, theta: Tensor) -> Tensor:
-    """Sum the log likelihood over a pass; where a gradient is wanted it is taken slab by slab, once differentiable.
-
-    Args:
-        target: what has ``one_pass``, ``slabs`` and ``batch_log_likelihood``.
-        theta: the points, (S, ..., D) or (D,).
-
-    Returns:
-        log p(data | θ), (S, ...) or ().
-    """
+    """Sum the log likelihood over a pass; where a gradient is wanted it is taken slab by slab, once differentiable."""
     if torch.is_grad_enabled() and theta.requires_grad:
         total: Tensor = Pass.apply(theta, target)
         return total
@@ -242,15 +227,7 @@ def over_a_pass(target: Any, theta: Tensor) -> Tensor:
 
 
 def check_batches(batches: Any, num_data: int) -> None:
-    """Check that there are batches for one pass after another, and rows in them.
-
-    Args:
-        batches: what is iterated over for a pass.
-        num_data: the number of rows of a pass.
-
-    Raises:
-        InputError: an iterator, which is used up by one pass; no rows.
-    """
+    """Check that there are batches for one pass after another, and rows in them."""
     if not isinstance(batches, Iterable) or isinstance(batches, Iterator | str | bytes | Tensor | type):
         raise InputError(
             "batches must be iterable for one pass after another, a DataLoader or a list; got "
@@ -260,18 +237,7 @@ def check_batches(batches: Any, num_data: int) -> None:
 
 
 def counted(batches: Iterable[Any], num_data: int) -> Iterator[Any]:
-    """Iterate over the batches once, and count their rows.
-
-    Args:
-        batches: the batches.
-        num_data: the number of rows that there have to be.
-
-    Yields:
-        The batches as they are.
-
-    Raises:
-        InputError: if the number of rows is another.
-    """
+    """Iterate over the batches once, and count their rows."""
     rows = 0
     for batch in batches:
         rows += rows_of(batch)
@@ -284,17 +250,7 @@ def counted(batches: Iterable[Any], num_data: int) -> Iterator[Any]:
 
 
 def rows_of(batch: Any) -> int:
-    """The number of rows of a batch.
-
-    Args:
-        batch: a tensor with rows first, or a tuple, list or dict of such tensors.
-
-    Returns:
-        The number.
-
-    Raises:
-        InputError: no tensors, or not of the same number of rows, at least one.
-    """
+    """The number of rows of a batch."""
     parts = [batch]
     if isinstance(batch, dict | list | tuple):
         parts = [part for part in (batch.values() if isinstance(batch, dict) else batch) if part is not None]
@@ -309,15 +265,7 @@ def rows_of(batch: Any) -> int:
 
 
 def some_of(batch: Any, rows: slice) -> Any:
-    """Some rows of a batch.
-
-    Args:
-        batch: a tensor with rows first, or a tuple, list or dict of such tensors.
-        rows: which.
-
-    Returns:
-        A batch of the same kind.
-    """
+    """Some rows of a batch."""
     if isinstance(batch, Tensor):
         return batch[rows]
     if isinstance(batch, dict):

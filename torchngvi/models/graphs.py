@@ -13,12 +13,6 @@ _attached: ContextVar[bool] = ContextVar("attached", default=False)
 def given(**arguments: Any) -> dict[str, Any] | None:
     """The arguments of a model, where gradients may be asked in one of them.
 
-    Args:
-        arguments: as the user gave them.
-
-    Returns:
-        The arguments; None where no tensor among them requires grad.
-
     >>> import torch
     >>> given(X=torch.ones(1, 1)) is None
     True
@@ -28,12 +22,6 @@ def given(**arguments: Any) -> dict[str, Any] | None:
 
 def apart(arguments: dict[str, Any]) -> dict[str, Any]:
     """Views of the arguments, none of which another was computed from: a partial derivative ends at each.
-
-    Args:
-        arguments: of a model, of which a precision may have been computed from the design.
-
-    Returns:
-        The arguments, those in a graph as views.
 
     >>> import torch
     >>> X = torch.ones(1, requires_grad=True)

@@ -24,16 +24,10 @@ class BudgetError(Exception):
 class Guarded(Target):
     """A target whose errors, after a first success, become NaN at the theta that raise them.
 
-    The first call raises as it would alone.  A batch that fails is asked for again, as a whole and then by halves: k
-    failing thetas of S take about 2 k log₂ S calls.  Where no more calls are left the rest is NaN too.
-
     Attributes:
         gradients: draws at which a gradient was wanted.
         values: draws at which none was.
         most: the budget of both, in gradients; a call that would exceed it is not made, and raises `BudgetError`.
-
-    Args:
-        target: the target that may fail.
 
     >>> class Fails(Target):
     ...     temperature = 1.0
@@ -67,11 +61,7 @@ class Guarded(Target):
         return self.gradients + VALUE * self.values
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """Return the target's values, with NaN where it fails.
-
-        Raises:
-            BudgetError: there is no room for them in the budget.
-        """
+        """Return the target's values, with NaN where it fails."""
         differentiated = torch.is_grad_enabled() and theta.requires_grad
         if self.cost + (1.0 if differentiated else VALUE) * len(theta) > self.most:
             raise BudgetError("the budget of gradients is used up")
@@ -121,25 +111,14 @@ class Guarded(Target):
         return torch.cat(parts)
 
     def failures(self) -> str:
-        """Say what went wrong.
-
-        Returns:
-            A sentence, or nothing where nothing did.
-        """
+        """Say what went wrong."""
         if not self._count:
             return ""
         return f" The log joint failed {self._count} time{'s' * (self._count > 1)}: {self._last.rstrip('.')}."
 
     @contextmanager
     def seen_as(self, change: Callable[[Target], Target]) -> Iterator["Guarded"]:
-        """Open a block in which the target is seen in another way; what is asked there is counted here, and guarded.
-
-        Args:
-            change: makes another target of the one that is guarded, as in other coordinates.
-
-        Yields:
-            The other one, guarded, with the counts and the budget of this one.
-        """
+        """Open a block in which the target is seen in another way; what is asked there is counted here, and guarded."""
         other = Guarded(change(self.target))
         other.gradients, other.values, other.most = self.gradients, self.values, self.most
         other._answered = self._answered
@@ -154,11 +133,7 @@ class Guarded(Target):
         return self.target.outward(theta)
 
     def tell(self, other: "Guarded") -> None:
-        """Tell another of the failures, and forget them.
-
-        Args:
-            other: the target that says them too.
-        """
+        """Tell another of the failures, and forget them."""
         other._count, other._last = other._count + self._count, self._last or other._last
         self._count = 0
 

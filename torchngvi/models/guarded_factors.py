@@ -8,37 +8,18 @@ from torchngvi.models.guarded import Guarded
 
 
 def in_factors(q: Posterior, target: Target) -> bool:
-    """Say whether a log joint can be seen factor by factor: a sum over a forest, under a q over the same.
-
-    Args:
-        q: the posterior.
-        target: the log joint.
-
-    Returns:
-        Whether it can.
-    """
+    """Say whether a log joint can be seen factor by factor: a sum over a forest, under a q over the same."""
     return isinstance(target, FactorTarget) and q.structure == target.structure and q.upper and not q.batch_shape
 
 
 def guarded_factors(q: Posterior, target: Target) -> "GuardedFactors | None":
-    """The guarded factors of a log joint that can be seen factor by factor under q; None of any other.
-
-    Args:
-        q: the posterior.
-        target: the log joint.
-
-    Returns:
-        The factors.
-    """
+    """The guarded factors of a log joint that can be seen factor by factor under q; None of any other."""
     return GuardedFactors(target) if isinstance(target, FactorTarget) and in_factors(q, target) else None
 
 
 @final
 class GuardedFactors(FactorTarget):
     """The terms of a `FactorTarget` as `Guarded` targets, those of nodes of one kind as one.
-
-    Args:
-        target: the sum over factors.
 
     Attributes:
         drawn: the guarded terms, by the kind of their nodes; those that know their expectation are not among them.
@@ -63,20 +44,12 @@ class GuardedFactors(FactorTarget):
         super().__init__(target.structure, [*known, *self.drawn.items()], target.temperature)
 
     def allow(self, whole: Guarded) -> None:
-        """Let each term spend what the budget of the whole has left.
-
-        Args:
-            whole: the target that has the budget.
-        """
+        """Let each term spend what the budget of the whole has left."""
         for term in self.drawn.values():
             term.most = whole.most - whole.cost
 
     def count_for(self, whole: Guarded) -> None:
-        """Count the calls since the last time for the whole: a gradient of each factor is one of the log joint.
-
-        Args:
-            whole: the target whose counts grow, and which tells of the failures.
-        """
+        """Count the calls since the last time for the whole: a gradient of each factor is one of the log joint."""
         for name in ("gradients", "values"):
             most = max((getattr(term, name) for term in self.drawn.values()), default=0)
             setattr(whole, name, getattr(whole, name) + most)

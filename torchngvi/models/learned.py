@@ -30,9 +30,6 @@ _RIDGE = 1e-7  # of least squares in a group with few rows, relative
 class Learned(ABC):
     """A likelihood with a parameter that is learned: its name, its energy at any value, its prior, where it starts.
 
-    Args:
-        prior: of the standard deviation s, `torchngvi.models.HalfT` or its kin; None for the default.
-
     Attributes:
         name: of the parameter, as tables show it.
         slope: d log s/dφ.
@@ -162,16 +159,7 @@ LEARNED: dict[str, type[Learned]] = {
 
 
 def within(rows: GroupedRows) -> float:
-    """The residual standard deviation within groups: of y less what X and the rows' own effects Z b can say.
-
-    Where groups have no more rows than effects, half of the variance of y about Xβ is taken for that of the noise.
-
-    Args:
-        rows: the data.
-
-    Returns:
-        A positive number.
-    """
+    """The residual standard deviation within groups: of y less what X and the rows' own effects Z b can say."""
     root = rows.weights.sqrt()
     X, y, Z = rows.X * root[:, None], (rows.y - rows.offset) * root, rows.Z * root[:, None]
     there, count = rows.weights > 0, rows.weights.new_zeros(rows.n)

@@ -153,19 +153,7 @@ def _real(value: object) -> Tensor:
 
 
 def mapped(function: Callable[[Tensor], Tensor], draws: Tensor, remedy: str) -> Tensor:
-    """Evaluate a function of one draw at all of them by `torch.func.vmap`.
-
-    Args:
-        function: of one draw.
-        draws: (S, ...).
-        remedy: what else can be done, a sentence.
-
-    Returns:
-        The results, (S, ...).
-
-    Raises:
-        InputError: if vmap cannot take the function.
-    """
+    """Evaluate a function of one draw at all of them by `torch.func.vmap`."""
     try:
         return torch.func.vmap(function)(draws)
     except RuntimeError as error:
@@ -180,10 +168,7 @@ def mapped(function: Callable[[Tensor], Tensor], draws: Tensor, remedy: str) -> 
 
 @contextmanager
 def _unvalidated() -> Iterator[None]:
-    """Let distributions take any parameters: where one is not valid the message that says so cannot be made by vmap.
-
-    Outside of their range a log density is NaN or infinite, which a target takes for "not there".
-    """
+    """Let distributions take any parameters: where one is not valid the message that says so cannot be made by vmap."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -193,17 +178,7 @@ def _unvalidated() -> Iterator[None]:
 
 
 def number(value: object) -> Tensor:
-    """The result of a function of one θ, which has to be one real number.
-
-    Args:
-        value: what the function has returned.
-
-    Returns:
-        The number.
-
-    Raises:
-        InputError: if it is anything else.
-    """
+    """The result of a function of one θ, which has to be one real number."""
     value = _real(value)
     if value.ndim:
         raise InputError(

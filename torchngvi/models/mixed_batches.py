@@ -75,13 +75,6 @@ class Seen(NamedTuple):
 class MixedInBatches(TractableTarget):
     """L* of a mixed model as a target for q(g), a Gaussian over the P global parameters.
 
-    Its energy is L* + entropy(q(g)), so that L of q(g) is L*.  An evaluation is a pass over all groups.
-
-    Args:
-        model: the mixed model.
-        groups: in a batch.
-        tolerance: on the natural norm, of which the groups may leave a part.
-
     Attributes:
         locals: of all groups, at their best for the q(g) that was seen last.
         mean: m_g there.
@@ -126,11 +119,7 @@ class MixedInBatches(TractableTarget):
         return self.model.known_data()
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """There is none of the globals alone.
-
-        Raises:
-            InputError: always.
-        """
+        """There is none of the globals alone."""
         raise InputError("a bound in batches of groups has no log joint of the globals alone; MarginalMixed has one.")
 
     # ---------------------------------------------------------------------------- a pass
@@ -268,20 +257,12 @@ class MixedInBatches(TractableTarget):
     # ---------------------------------------------------------------------------- the whole q
 
     def state(self) -> dict[str, Any]:
-        """Copy what a pass begins from.
-
-        Returns:
-            Tensors and numbers by name.
-        """
+        """Copy what a pass begins from."""
         groups = {name: x.clone() for name, x in self.locals._asdict().items()}
         return {**groups, "m_g": self.mean.clone(), "left": self.left, "gradient": self.gradient}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go back to a state.
-
-        Args:
-            state: what `state` gave.
-        """
+        """Go back to a state."""
         self.locals = Locals(*(state[name].clone() for name in Locals._fields))
         self.mean, self.left, self.gradient = state["m_g"].clone(), state["left"], state["gradient"]
 
@@ -290,15 +271,7 @@ class MixedInBatches(TractableTarget):
         mean: Tensor,  # (D,)
         root: Structured,  # T in the arrow
     ) -> Tensor:
-        """Begin at a Gaussian over all coordinates.
-
-        Args:
-            mean: of all coordinates, (D,).
-            root: the root T of its precision, in the arrow of the model.
-
-        Returns:
-            T_g of the globals, (P, P).
-        """
+        """Begin at a Gaussian over all coordinates."""
         leaves, (top, _) = self.model.structure.parts(root)
         b, rows = mean[: -self.dim], self.model.rows
         slope = small_blocks.tsolve(leaves.square, leaves.border.mT).mT
@@ -312,15 +285,7 @@ class MixedInBatches(TractableTarget):
         mean: Tensor,  # m_g, (P,)
         root: Tensor,  # T_g, (P, P)
     ) -> tuple[Tensor, Structured]:
-        """The Gaussian over all coordinates of q(g) and of the groups given g.
-
-        Args:
-            mean: m_g, (P,).
-            root: T_g, (P, P).
-
-        Returns:
-            The mean (D,), and the root T of the precision in the arrow of the model.
-        """
+        """The Gaussian over all coordinates of q(g) and of the groups given g."""
         here = self.locals
         b = here.mean - (mean - self.mean) @ here.slope
         leaf, _ = small_blocks.cholesky(here.precision)

@@ -139,14 +139,7 @@ class IntegratedMixed(Target):
 
 
 class InScales(Target):
-    """A log joint of globals with standard deviations and partial correlations in the place of some ω.
-
-    Use it under priors of standard deviations, which reach to 0: see `torchngvi.models.scale_priors`.
-
-    Args:
-        target: the log joint of the globals.
-        blocks: where each of these ω stands, with the number of its random effects.
-    """
+    """A log joint of globals with standard deviations and partial correlations in the place of some ω."""
 
     temperature = 1.0
 

@@ -206,10 +206,7 @@ class MarginalMixed(IntegratedMixed):
         return b[..., None, :] + around.mT, log_volume
 
     def _modes(self, theta: Tensor, fixed: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-        """Damped Newton steps for all groups and globals at once: b̂ (n, S, r) and the root R of the Hessian.
-
-        A step after which the integrand is lower is taken back, and the next is half as long.
-        """
+        """Damped Newton steps for all groups and globals at once: b̂ (n, S, r) and the root R of the Hessian."""
         phi = self.parameter(theta)
         b = fixed.new_zeros(self.rows.n, len(theta), self.rows.r)
         value, gradient, factor = self._quadratic(b, fixed, W, phi)
@@ -234,10 +231,7 @@ class MarginalMixed(IntegratedMixed):
         W: Tensor,  # (S, r, r)
         phi: Tensor | None,  # (S,)
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """-log p(y_i, b | β, ω) up to a constant (n, S), its gradient, and the root R of its Hessian.
-
-        Where a likelihood bends the wrong way its curvature is left out, so that the Hessian is positive definite.
-        """
+        """-log p(y_i, b | β, ω) up to a constant (n, S), its gradient, and the root R of its Hessian."""
         rows, r, Omega = self.rows, self.rows.r, W @ W.mT
         here = b.index_select(0, rows.groups)
         eta = self._present(fixed + sum(here[..., k] * rows.Z[:, k, None] for k in range(r)))

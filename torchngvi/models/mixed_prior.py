@@ -92,9 +92,6 @@ def is_positive(value: Any) -> bool:
 def checked_prior(prior: object) -> MixedPrior:
     """The priors of a mixed model, after a check of what they are; the default of None.
 
-    Raises:
-        InputError: another object, or a scale of the fixed effects that is no positive number.
-
     >>> checked_prior(None).fixed_scale is None
     True
     """
@@ -113,15 +110,7 @@ def checked_prior(prior: object) -> MixedPrior:
 
 
 def check_one_prior(prior: MixedPrior, of: str = "the random effects") -> None:
-    """Check that the random effects have one prior.
-
-    Args:
-        prior: of one factor.
-        of: what has the prior, for the error.
-
-    Raises:
-        InputError: if they have two, or one by a word that is not known.
-    """
+    """Check that the random effects have one prior."""
     if prior.sd is not None and prior.precision is not None:
         raise InputError(f"{of} have one prior: give MixedPrior precision= or sd=, not both.")
     if isinstance(prior.precision, str) and prior.precision != KASS_NATARAJAN:
@@ -144,12 +133,6 @@ class Effects(NamedTuple):
 def starts(size: int) -> list[int]:
     """Find where each column of W begins in ω: its diagonal entry, with those below it behind.
 
-    Args:
-        size: r, the number of random effects of a group.
-
-    Returns:
-        One position a column.
-
     >>> starts(3)
     [0, 3, 5]
     """
@@ -161,13 +144,6 @@ def root_of(
     size: int,  # r
 ) -> Tensor:
     """Make W of its entries column by column, the diagonal on the log scale.
-
-    Args:
-        omega: ω, (*any, q) with q = r (r + 1)/2.
-        size: r.
-
-    Returns:
-        The lower-triangular W with a positive diagonal, (*any, r, r).
 
     >>> root_of(torch.tensor([0.0, 2.0, 0.0]), 2).tolist()
     [[1.0, 0.0], [2.0, 1.0]]
@@ -184,12 +160,6 @@ def omega_of(
     root: Tensor,  # W, (*any, r, r)
 ) -> Tensor:
     """Take the entries ω of a lower-triangular W with a positive diagonal: the inverse of `root_of`.
-
-    Args:
-        root: W, (*any, r, r).
-
-    Returns:
-        ω, (*any, q) with q = r (r + 1)/2.
 
     >>> omega_of(torch.tensor([[1.0, 0.0], [2.0, 1.0]])).tolist()
     [0.0, 2.0, 0.0]
@@ -232,14 +202,7 @@ def scales_of(
 
 
 def half_squares(of: Effects) -> Tensor:
-    """Compute E[½ |Wᵀb|²] of each group in closed form, b and ω being jointly Gaussian.
-
-    Args:
-        of: means and covariances of b and ω, group by group.
-
-    Returns:
-        One expectation a group, (*batch, n).
-    """
+    """Compute E[½ |Wᵀb|²] of each group in closed form, b and ω being jointly Gaussian."""
     total, size = torch.zeros_like(of.b[..., 0]), of.b.shape[-1]
     for k, d in enumerate(starts(size)):
         rest, tail = slice(d + 1, d + size - k), slice(k + 1, size)
@@ -271,12 +234,7 @@ def _form(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
 
 
 class Precision:
-    """The Wishart prior of Ω, as a density of ω.
-
-    log p(ω) = log Wishart(W Wᵀ) + log |∂Ω/∂ω|,  |∂Ω/∂ω| = 2^r Π_k W_kk^{r - k + 2}.
-
-    The scale may be one for each member of a batch, (*batch, r, r).
-    """
+    """The Wishart prior of Ω, as a density of ω."""
 
     def __init__(self, prior: Wishart, like: Tensor, size: int, batch: tuple[int, ...] = ()) -> None:
         if not isinstance(prior, Wishart):
@@ -353,31 +311,14 @@ class Precision:
 
 
 def quadratic_terms(of: Effects, prior: Precision | None) -> Tensor:
-    """Compute what is quadratic in W of the prior: E[½ Σ_i b_iᵀΩb_i + ½ tr(S⁻¹Ω)].
-
-    Args:
-        of: means and covariances of b and ω, group by group.
-        prior: the Wishart prior of Ω, with the scale S; None where another process counts it.
-
-    Returns:
-        The expectation, (*batch,).
-    """
+    """Compute what is quadratic in W of the prior: E[½ Σ_i b_iᵀΩb_i + ½ tr(S⁻¹Ω)]."""
     return half_squares(of).sum(-1) if prior is None else half_squares(of).sum(-1) + prior.expected(of)
 
 
 @tracked
 @torch.enable_grad()
 def derivative(of: Effects, prior: Precision | None) -> Effects:
-    """Differentiate `quadratic_terms` by Bonnet's and Price's theorems, dF = gᵀdm + ½⟨H, dV⟩.
-
-    Args:
-        of: means and covariances of b and ω, group by group.
-        prior: the Wishart prior of Ω; None where another process counts it.
-
-    Returns:
-        Gradients in the places of the means, and Hessians in those of the covariances: twice ∂F/∂V made symmetric in
-        the squares, ∂F/∂V once in the border, which is held once.
-    """
+    """Differentiate `quadratic_terms` by Bonnet's and Price's theorems, dF = gᵀdm + ½⟨H, dV⟩."""
     leaves = Effects(*(x.detach().clone().requires_grad_() for x in of))
     g_b, g_omega, bb, border, omegas = torch.autograd.grad(quadratic_terms(leaves, prior).sum(), list(leaves))
     return Effects(g_b, g_omega, bb + bb.mT, border, omegas + omegas.mT)

@@ -23,12 +23,6 @@ Sums = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 class GroupedRows:
     """Rows with fixed effects β and random effects b of groups, η = Xβ + Z b_group + offset.
 
-    Args:
-        fixed: the model of the same rows without random effects.
-        Z: the design of the random effects, (N, r).
-        groups: the group of each row, (N,), integers 0, ..., n - 1.
-        members: whether targets may be several sets of them, (*batch, N), one model each.
-
     Attributes:
         batch: the shape of the targets without their rows, () for one set of targets.
         n: the number of groups, r that of the effects of each, p that of the fixed effects.
@@ -38,10 +32,6 @@ class GroupedRows:
         columns: how X has been centred and scaled; None where it is as it was given.
         within: the same of Z.
         unit: s_y of default priors, the standard deviation of y for the identity link and 1 for any other, (*batch,).
-
-    Raises:
-        InputError: designs of other numbers of rows, groups that are no numbers 0, ..., n - 1 or have no rows, columns
-            of Z that depend on one another, a batch, or a sparse X.
 
     >>> fixed = GeneralizedLinear(torch.ones(3, 1), [1.0, 0.0, 2.0], "poisson_log")
     >>> rows = GroupedRows(fixed, torch.ones(3, 1), [0, 1, 1])
@@ -76,14 +66,7 @@ class GroupedRows:
     # ---------------------------------------------------------------------------- over processes
 
     def spread(self, processes: Processes) -> Self:
-        """Make the same rows as those of one of several processes, each of which has groups of its own.
-
-        Args:
-            processes: the ranks.
-
-        Returns:
-            A copy that knows how many groups and rows all of them have.
-        """
+        """Make the same rows as those of one of several processes, each of which has groups of its own."""
         new = copy.copy(self)
         counts = torch.tensor([self.n, len(self.X)], dtype=torch.float64)
         new.processes, (counts,) = processes, processes.total([counts])
@@ -106,14 +89,7 @@ class GroupedRows:
         return torch.Generator().manual_seed(_APART * (1 + self.processes.rank) + generator.initial_seed())
 
     def check_one_process(self, what: str) -> None:
-        """Check that all groups are here.
-
-        Args:
-            what: what needs that, for the error.
-
-        Raises:
-            InputError: if they are spread over processes.
-        """
+        """Check that all groups are here."""
         if self.processes is not None:
             raise InputError(
                 f"{what} needs all groups in one process, and here they are spread over {self.processes.world}. Use "
@@ -123,14 +99,7 @@ class GroupedRows:
     # ---------------------------------------------------------------------------- one set of targets
 
     def check_one(self, what: str) -> None:
-        """Check that there is one set of targets.
-
-        Args:
-            what: what needs that, for the error.
-
-        Raises:
-            InputError: if there are several.
-        """
+        """Check that there is one set of targets."""
         if self.batch:
             raise InputError(
                 f"{what} takes one set of targets y (N,); got y of shape {tuple(self.y.shape)}. Fit many of them by "
@@ -138,12 +107,7 @@ class GroupedRows:
             )
 
     def blocks(self) -> "list[GroupedRows]":
-        """Take the rows a few at a time, as views: what is computed of each row need not be there for all of them.
-
-        Returns:
-            The same model of 65,536 rows each, with all of its groups; on an accelerator, or of many sets of targets,
-            of all rows at once.
-        """
+        """Take the rows a few at a time, as views: what is computed of each row need not be there for all of them."""
         if not self.X.is_cpu or self.batch or len(self.X) <= _AT_ONCE:
             return [self]
         made = []
@@ -197,10 +161,7 @@ class GroupedRows:
         beta: Tensor,
         to: Sums | None = None,
     ) -> Sums:
-        """Σ α (z, x) and Σ β (z, x)(z, x)ᵀ: by group in the parts of b, over all rows in that of the fixed effects.
-
-        Where ``to`` is given they are added to it in place, as those of other rows.
-        """
+        """Σ α (z, x) and Σ β (z, x)(z, x)ᵀ: by group in the parts of b, over all rows in that of the fixed effects."""
         X, Z, batch = self.X, self.Z, alpha.shape[:-1]
         if to is None:
             sizes = (self.n, self.r), (self.p,), (self.n, self.r, self.r), (self.n, self.p, self.r), (self.p, self.p)
@@ -218,17 +179,6 @@ class GroupedRows:
 
 def integers(groups: Any, rows: int, like: Tensor) -> Tensor:
     """Read one integer a row.
-
-    Args:
-        groups: what the user gave.
-        rows: how many there should be.
-        like: a tensor on the device of the data.
-
-    Returns:
-        The integers, (N,), on that device.
-
-    Raises:
-        InputError: anything else.
 
     >>> integers([0, 1], 2, torch.ones(1))
     tensor([0, 1])

@@ -72,25 +72,14 @@ def _softplus_at(mean: Tensor, variance: Tensor) -> Moments:
 
 
 def prior_counts(prior: CovariancePrior) -> tuple[Tensor | float, float]:
-    """What the prior of Ω adds to the sum of squares of the effects, and to the number of groups, in an EM iteration.
-
-    Of a Wishart prior that is its mode; other priors say little beside the groups, and are left out.
+    """What the prior of Ω adds to the sum of squares of the effects, and to the number of groups, in an EM
+    iteration.
     """
     return (prior.inverse, prior.dof) if isinstance(prior, Precision) else (0.0, 0.0)
 
 
 def information(rows: GroupedRows) -> Wishart:
-    """Make the prior of Kass and Natarajan (2006) from J, what the rows of a group tell of its effects on average.
-
-    Args:
-        rows: the data, with their likelihood and the prior of the fixed effects.
-
-    Returns:
-        The Wishart prior of the precision of the random effects.
-
-    Raises:
-        InputError: rows that tell nothing of some effect.
-    """
+    """Make the prior of Kass and Natarajan (2006) from J, what the rows of a group tell of its effects on average."""
     fixed, Z, r = rows.fixed, rows.Z, rows.r
     curvature = row_moments(rows, fixed.predictor(_alone(rows))).curvature
     J = rows.total((Z * curvature[..., None]).mT @ Z)[0] / rows.all_groups

@@ -98,18 +98,7 @@ def _lines(*columns: Tensor, names: Sequence[object] | None = None) -> list[str]
 
 
 def summarised(rows: GroupedRows, structure: Forest, q: Gaussian, draws: int, seed: int) -> MixedSummary:
-    """Summarise q over the coordinates of a mixed model.
-
-    Args:
-        rows: the data, which say where each coordinate of θ stands.
-        structure: the forest of the model.
-        q: the posterior.
-        draws: how many of ω tell the standard deviations and correlations of the random effects.
-        seed: of the draws.
-
-    Returns:
-        Fixed effects, standard deviations and correlations of the random effects, and the effects of each group.
-    """
+    """Summarise q over the coordinates of a mixed model."""
     frame = q.frame()
     b, beta, omega = rows.parts(frame.mean)
     generator = torch.Generator(omega.device).manual_seed(seed)
@@ -165,23 +154,7 @@ def predicted(
     draws: int,
     seed: int,
 ) -> Tensor:
-    """Draw linear predictors of new rows, of groups of the data or of one group that the data do not have.
-
-    Args:
-        rows: the data that q was fitted to.
-        q: the posterior.
-        X: the fixed-effects design of the new rows, (M, p).
-        Z: their random-effects design, (M, r).
-        groups: of each row the number of its group in the data, (M,), or None where all are of one new group.
-        draws: how many.
-        seed: of the draws.
-
-    Returns:
-        The predictors, (draws, *batch, M).
-
-    Raises:
-        InputError: designs of other shapes, values that are not finite, or groups that the data do not have.
-    """
+    """Draw linear predictors of new rows, of groups of the data or of one group that the data do not have."""
     X, Z = checks.numbers("X", X, rows.X), checks.numbers("Z", Z, rows.X)
     if X.shape[1:] != (rows.p,) or Z.shape != (len(X), rows.r):
         raise InputError(

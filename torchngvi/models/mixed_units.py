@@ -47,11 +47,7 @@ class Levels(NamedTuple):
 
     @classmethod
     def of(cls, rows: GroupedRows) -> "Levels":
-        """Find them from the targets of all processes.
-
-        Raises:
-            InputError: no row of positive weight.
-        """
+        """Find them from the targets of all processes."""
         there = (rows.weights > 0).any(-1)
         if rows.processes is None and not bool(there.all()):
             raise InputError("no row has a positive weight, of which nothing can be learned. Give at least one.")
@@ -109,10 +105,8 @@ def standardized(
     weights: Tensor,
     processes: Processes | None,
 ) -> tuple[Tensor, Standardization]:
-    """Centre and scale columns by the rows of all processes; ``before`` says how those of this one have been already.
-
-    Returns:
-        The columns, and how they differ from those of the user.
+    """Centre and scale columns by the rows of all processes; ``before`` says how those of this one have been
+    already.
     """
     if weights.ndim > 1:
         weights = weights.flatten(0, -2).sum(0)
@@ -146,13 +140,7 @@ def _patterns(columns: Tensor) -> Tensor:
 
 
 def set_columns(rows: Sequence[GroupedRows], fixed: GeneralizedLinear, levels: Levels) -> None:
-    """Centre and scale the columns of the fixed effects in place, and give these their default prior.
-
-    Args:
-        rows: of each grouping factor, of one design.
-        fixed: the model of the same rows without random effects.
-        levels: of the targets.
-    """
+    """Centre and scale the columns of the fixed effects in place, and give these their default prior."""
     first = rows[0]
     X, columns = standardized(first.X, first.columns, first.weights, first.processes)
     mean = levels.location.to(X)[..., None] * columns.level(1.0).to(X)
@@ -163,27 +151,12 @@ def set_columns(rows: Sequence[GroupedRows], fixed: GeneralizedLinear, levels: L
 
 
 def set_effects(rows: GroupedRows) -> None:
-    """Centre and scale the columns of the random effects of one factor in place, as their default prior needs it.
-
-    Args:
-        rows: of the grouping factor.
-    """
+    """Centre and scale the columns of the random effects of one factor in place, as their default prior needs it."""
     rows.Z, rows.within = standardized(rows.Z, rows.within, rows.weights, rows.processes)
 
 
 def covariance_prior_of(prior: MixedPrior, rows: GroupedRows) -> CovariancePrior:
-    """Make the prior of ω of one factor.
-
-    Args:
-        prior: of the factor, as the user gave it.
-        rows: of the factor, whose columns are as the prior needs them, and whose fixed effects have their prior.
-
-    Returns:
-        The prior: by default half-t of the standard deviations, LKJ of the correlations.
-
-    Raises:
-        InputError: a prior of another size.
-    """
+    """Make the prior of ω of one factor."""
     if prior.usual:
         return ScalesPrior(SD_PRIOR, prior.concentration, rows.r, rows.unit)
     if prior.precision is None:
@@ -202,10 +175,7 @@ def omega_to_user(
     units: Standardization | None,
     size: int,  # r
 ) -> Tensor:
-    """Map the coordinates ω of Ω to those of the same effects in the units of the user, (*any, q).
-
-    With b = A b_s the precision is A⁻ᵀ W (A⁻ᵀ W)ᵀ.
-    """
+    """Map the coordinates ω of Ω to those of the same effects in the units of the user, (*any, q)."""
     if units is None:
         return omega
     inverse = units.from_user(torch.eye(size, dtype=torch.float64, device=omega.device), 0)

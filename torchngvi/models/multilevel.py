@@ -263,15 +263,6 @@ class MultilevelLogJoint(ByMoments):
 def by_name(random: Any) -> dict[str, tuple[Any, Any]]:
     """Read the random effects of several grouping factors.
 
-    Args:
-        random: a dict from names to pairs of a design and groups, or a sequence of `RandomEffects`.
-
-    Returns:
-        The pairs by name.
-
-    Raises:
-        InputError: nothing, names that are no strings, or something that is no pair.
-
     >>> list(by_name([RandomEffects([[1.0]], [0]), RandomEffects([[1.0]], [0])]))
     ['0', '1']
     """

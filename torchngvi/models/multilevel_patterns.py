@@ -31,13 +31,7 @@ class Leaves(NamedTuple):
 
     @classmethod
     def of(cls, rows: MultilevelRows, gram: Tensor, summed: Tensor) -> "Leaves | None":
-        """Find the patterns of the leaves, or None where these have more effects, more levels, or too many patterns.
-
-        Args:
-            rows: the data.
-            gram: Σ w u uᵀ over the rows, in the pattern of the forest of (b, β).
-            summed: Σ w u r over the rows.
-        """
+        """Find the patterns of the leaves, or None where these have more effects, more levels, or too many patterns."""
         leaf = rows.factors[rows.arrangement.chain[0]]
         if len(rows.arrangement.chain) > 1 or leaf.r > 1:
             return None
@@ -58,10 +52,7 @@ class Leaves(NamedTuple):
         precision: Tensor,  # σ⁻², (S,)
         omega: Tensor,  # Ω, (S,)
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the leaves take from the precision of the others (S, R, R) and their linear term (S, R), and add.
-
-        The last, (S,), is Σ_i (½c_i²/(σ⁴m_i) - ½log m_i).
-        """
+        """What the leaves take from the precision of the others (S, R, R) and their linear term (S, R), and add."""
         m = precision[:, None] * self.A + omega[:, None]  # (S, U)
         d = precision[:, None].square() / m
         width = self.Bc.shape[-1]

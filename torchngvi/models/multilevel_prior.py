@@ -22,17 +22,6 @@ CovariancePrior = Precision | ScalesPrior
 def prior_of(prior: MixedPrior, name: str, names: Sequence[str]) -> MixedPrior:
     """The prior of one factor, where some fields have one entry for each factor.
 
-    Args:
-        prior: with ``precision``, ``sd`` and ``concentration`` of all factors, or dicts from names of factors to them.
-        name: of the factor.
-        names: of all factors.
-
-    Returns:
-        The prior of the factor; a factor that a dict does not name has the default.
-
-    Raises:
-        InputError: a dict with names that are no factors, or two priors of the same random effects.
-
     >>> prior_of(MixedPrior(concentration={"item": 2.0}), "item", ["item", "subject"]).concentration
     2.0
     """
@@ -54,15 +43,7 @@ def prior_of(prior: MixedPrior, name: str, names: Sequence[str]) -> MixedPrior:
 
 
 def expected_energy(of: Effects, prior: CovariancePrior) -> Tensor:
-    """Compute what a factor adds to E_q[-log p(y, θ)] but the likelihood, (*batch,).
-
-    Args:
-        of: means and covariances under q of the effects of the groups, and of ω.
-        prior: of Ω, or of standard deviations and correlations.
-
-    Returns:
-        The expectation with all its constants.
-    """
+    """Compute what a factor adds to E_q[-log p(y, θ)] but the likelihood, (*batch,)."""
     n, r = of.b.shape[-2:]
     constant = 0.5 * n * r * math.log(2 * math.pi)
     half_log_det = of.omega[..., diagonal_of(r)]
@@ -75,16 +56,7 @@ def expected_energy(of: Effects, prior: CovariancePrior) -> Tensor:
 @tracked
 @torch.enable_grad()
 def derivative(of: Effects, prior: CovariancePrior) -> Effects:
-    """Differentiate `expected_energy` by Bonnet's and Price's theorems, dF = gᵀdm + ½⟨H, dV⟩.
-
-    Args:
-        of: means and covariances of b and ω, group by group.
-        prior: of Ω, or of standard deviations and correlations.
-
-    Returns:
-        Gradients in the places of the means, and Hessians in those of the covariances: twice ∂F/∂V made symmetric in
-        the squares, ∂F/∂V once in the border, which is held once.
-    """
+    """Differentiate `expected_energy` by Bonnet's and Price's theorems, dF = gᵀdm + ½⟨H, dV⟩."""
     leaves = Effects(*(x.detach().clone().requires_grad_() for x in of))
     g_b, g_omega, bb, border, omegas = torch.autograd.grad(expected_energy(leaves, prior).sum(), list(leaves))
     return Effects(g_b, g_omega, bb + bb.mT, border, omegas + omegas.mT)

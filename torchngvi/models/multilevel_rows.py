@@ -46,12 +46,6 @@ def holds(
 def arranged(factors: Sequence[GroupedRows]) -> Arrangement:
     """Find the chain of nested factors that leaves the fewest effects in the root.
 
-    Args:
-        factors: rows with the groups of each factor.
-
-    Returns:
-        The numbers of the factors of the chain, leaves first, and of those in the root.
-
     >>> from torchngvi.models import GeneralizedLinear
     >>> fixed = GeneralizedLinear(torch.ones(4, 1), [1.0, 0.0, 2.0, 1.0], "poisson_log")
     >>> groups = [0, 0, 1, 1], [0, 1, 2, 3], [0, 1, 0, 1]  # schools, classes, teachers
@@ -73,18 +67,12 @@ def arranged(factors: Sequence[GroupedRows]) -> Arrangement:
 class MultilevelRows:
     """Rows with fixed effects β and the effects of several grouping factors, η = Xβ + Σ_k Z_k b_k[group] + offset.
 
-    Args:
-        factors: rows with the groups of each factor, all of one model of the same rows without random effects.
-
     Attributes:
         structure: the forest of θ = (b, β, ω).
         bare: the forest of (b, β).
         places: for each factor the slice of its effects in θ.
         omegas: for each factor the slice of its ω in θ.
         root: the first coordinate of the root.
-
-    Raises:
-        InputError: crossed factors with too many groups for a dense block.
 
     >>> from torchngvi.models import GeneralizedLinear
     >>> fixed = GeneralizedLinear(torch.ones(4, 1), [1.0, 0.0, 2.0, 1.0], "poisson_log")

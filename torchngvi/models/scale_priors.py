@@ -87,16 +87,6 @@ ScalePrior = HalfNormal | HalfT | Exponential
 def checked_scale(what: str, prior: object) -> ScalePrior:
     """Check the prior of a standard deviation.
 
-    Args:
-        what: its name, for the message.
-        prior: what was given.
-
-    Returns:
-        The same.
-
-    Raises:
-        InputError: another object, or numbers that are not positive and finite.
-
     >>> checked_scale("sd", HalfT())
     HalfT(dof=3.0, scale=1.0)
     """
@@ -109,18 +99,6 @@ def checked_scale(what: str, prior: object) -> ScalePrior:
 
 class ScalesPrior:
     """Independent priors of the standard deviations of random effects, and LKJ of their correlations.
-
-    R has the density |R|^(concentration - 1)/Z (Lewandowski, Kurowicka and Joe 2009).
-
-    Args:
-        sd: the prior of all standard deviations, or a sequence of r of them.
-        concentration: of the LKJ density, positive: 1 is uniform over correlation matrices, more draws them to 0.
-        size: r, the number of random effects.
-        unit: what the standard deviations are measured in, positive: the priors are those of τ/unit. One number, or
-            one for each member of a batch, (*batch,).
-
-    Raises:
-        InputError: another number of priors, or numbers that are not positive and finite.
 
     >>> prior = ScalesPrior(Exponential(1.0), 1.0, 1)
     >>> -prior.energy(torch.tensor([0.0])).item()  # τ = 1, and |dτ/dω| = 1
@@ -161,11 +139,7 @@ class ScalesPrior:
         mean: Tensor,  # of ω, (*batch, q)
         covariance: Tensor,  # (*batch, q, q)
     ) -> Tensor:
-        """Compute E[-log p(ω)] under a Gaussian, (*batch,), by quadrature, differentiable in both.
-
-        Up to two random effects it is a grid of Gauss-Hermite nodes, with three a coarser one; with more, where a grid
-        would be too large, the average over fixed points that have the moments of the Gaussian.
-        """
+        """Compute E[-log p(ω)] under a Gaussian, (*batch,), by quadrature, differentiable in both."""
         z, log_w = _rule(mean.shape[-1], mean)
         omega = mean + torch.einsum("kj,...ij->k...i", z, cholesky(covariance)[0])
         return torch.einsum("k,k...->...", log_w.exp(), self.energy(omega))
@@ -192,17 +166,6 @@ def omega_of_scales(
     size: int,  # r
 ) -> tuple[Tensor, Tensor]:
     """Map ξ, the logarithms of standard deviations and the partial correlations on Fisher's scale, to ω.
-
-    Where a standard deviation may be 0 the entries below the diagonal of W grow as its inverse, and ω is far from
-    Gaussian; ξ is not.  R = U Uᵀ with U upper triangular, whose rows come from the last effect backwards by canonical
-    partial correlations tanh(z) (Lewandowski, Kurowicka and Joe 2009), and W = (diag(τ) U)⁻ᵀ.
-
-    Args:
-        xi: log τ (r of them) and z, (*any, r(r + 1)/2).
-        size: r.
-
-    Returns:
-        ω (*any, r(r + 1)/2), and log |∂ω/∂ξ|, (*any,).
 
     >>> omega, log_det = omega_of_scales(torch.tensor([0.5]), 1)
     >>> omega.item(), log_det.item()

@@ -22,19 +22,7 @@ Part = TypeVar("Part", bound=Additive | MixedLogJoint)
 
 
 def part_of(local: Part | None, num_data: int, processes: Processes) -> "Part | NoRows":
-    """Check that the parts of all ranks are of one model, and have all of its rows.
-
-    Args:
-        local: the part of this rank; None where it has no rows.
-        num_data: the number of rows on all ranks together.
-        processes: the ranks.
-
-    Returns:
-        The part of this rank, of no rows where there is none.
-
-    Raises:
-        InputError: on every rank, as `torchngvi.Sharded` says.
-    """
+    """Check that the parts of all ranks are of one model, and have all of its rows."""
     with processes.together():
         if local is not None and not isinstance(local, Additive | MixedLogJoint):
             raise InputError(
@@ -138,14 +126,7 @@ def _check_rows(rows: list[int | None], num_data: int) -> None:
 
 
 def refuse_sharded(target: Target) -> None:
-    """Refuse a target that is sharded already.
-
-    Args:
-        target: the target to be sharded.
-
-    Raises:
-        InputError: it is evaluated by several processes.
-    """
+    """Refuse a target that is sharded already."""
     if target.processes is not None:
         raise InputError(f"{type(target).__name__} is evaluated by several processes already. Wrap it once.")
 
@@ -158,9 +139,6 @@ def threads() -> dict[str, Any]:
 @final
 class NoRows(AdditiveTractable):
     """The part of a rank that has no rows: zeros, and the prior of the others.
-
-    Args:
-        prior, temperature, coding: those of the parts that have rows.
 
     >>> part = NoRows(Prior(torch.zeros(1), torch.ones(1)), 1.0, ())
     >>> part.data_log_likelihood(torch.ones(3, 1)).tolist()

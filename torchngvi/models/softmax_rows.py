@@ -23,14 +23,6 @@ def predictors(
 ) -> tuple[Tensor, Tensor]:
     """Compute the predictors of all classes at the nodes, that of the first 0, with the root L of the covariance.
 
-    Args:
-        mean: e, (N, J).
-        covariance: Σ, (N, J, J).
-        z: the nodes, (S, J).
-
-    Returns:
-        The predictors, (N, J + 1, S), and L, (N, J, J).
-
     >>> eta, L = predictors(torch.zeros(1, 1), torch.ones(1, 1, 1), torch.ones(3, 1))
     >>> eta.shape, round(L.item(), 2)
     (torch.Size([1, 2, 3]), 1.0)
@@ -49,14 +41,6 @@ def moments(
     w: Tensor,  # (S,)
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute E[log(1 + Σ e^η_k)] of some rows, its derivative in e and twice that in Σ.
-
-    Args:
-        mean: e, (N, J).
-        covariance: Σ, (N, J, J).
-        z, w: the nodes, (S, J), and their weights, (S,).
-
-    Returns:
-        The values, (N,), the slopes, (N, J), and the curvatures, (N, J, J).
 
     >>> z, w = nodes(1, 512, torch.float64, torch.device("cpu"))
     >>> zero = torch.zeros(1, 1, dtype=torch.float64)
@@ -94,14 +78,6 @@ def bent(
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Make the map from changes of e and Σ to those of the slope and the curvature that `moments` computes of them.
 
-    Args:
-        mean: e, (*batch, N, J).
-        covariance: Σ, (*batch, N, J, J).
-        at: the nodes.
-
-    Returns:
-        The map from (de, dΣ) to the changes of the slopes, (*batch, N, J), and of the curvatures, (*batch, N, J, J).
-
     >>> z, w = nodes(1, 512, torch.float64, torch.device("cpu"))
     >>> e = V = torch.ones(1, 1, dtype=torch.float64)
     >>> slope, _ = bent(e, V[None], Nodes(z, w, 10))(e, 0 * V[None])  # along e it is the curvature
@@ -123,12 +99,7 @@ def bent(
 
 
 class _Bent:
-    """The first derivatives of slope and curvature of a block of rows in e and Σ, by those of p at the nodes.
-
-    With L = chol Σ, S = tril½[M] + its transpose, M = Lᵀ ∂F/∂L, the curvature is B = L⁻ᵀ S L⁻¹, and along dΣ
-
-        dL = L tril½[L⁻¹ dΣ L⁻ᵀ],   dη = de + dL z,   dp = p ∘ (dη - pᵀdη),   dB = L⁻ᵀ dS L⁻¹ - RᵀB - BR,  R = dL L⁻¹.
-    """
+    """The first derivatives of slope and curvature of a block of rows in e and Σ, by those of p at the nodes."""
 
     def __init__(self, mean: Tensor, covariance: Tensor, at: Nodes) -> None:
         self.z = at.z
@@ -160,16 +131,6 @@ class _Bent:
 @functools.cache
 def nodes(dim: int, count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes and weights for the standard normal distribution in J = K - 1 dimensions.
-
-    They are a grid for J ≤ 2, else ``count`` Sobol points with mean 0 and covariance I.
-
-    Args:
-        dim: the dimension J.
-        count: the number of Sobol points, even.
-        dtype, device: of the nodes and weights.
-
-    Returns:
-        The nodes, (S, J), and the weights, (S,).
 
     >>> z, w = nodes(1, 512, torch.float64, torch.device("cpu"))
     >>> round((w @ z.square()).item(), 6)  # the variance

@@ -45,17 +45,6 @@ def mean_and_sd(
 ) -> tuple[Tensor, Tensor]:
     """Compute means and standard deviations over the rows, by two passes in float64.
 
-    A row of weight 2 counts as two rows and a row of weight 0 is not there. The standard deviation √(Σ w (x - m)²/Σ w)
-    is right to rounding where the mean is 10⁶ of them, and at any size of the numbers. Where all rows are equal the
-    mean is their value and the standard deviation is exactly 0.
-
-    Args:
-        values: one row for each datum, (N, *D), finite.
-        weights: of the rows, (N,), not negative and not all 0; all 1 by default.
-
-    Returns:
-        Both, (*D,), in float64.
-
     >>> mean_and_sd(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 1.0]))
     (tensor(2., dtype=torch.float64), tensor(1., dtype=torch.float64))
     """
@@ -313,12 +302,6 @@ class Standardization:
 def full_set(X: Tensor) -> tuple[int, ...]:
     """Find the first full set of indicators among neighbouring columns: in each row one of them is 1, the others are 0.
 
-    Args:
-        X: the columns, (N, D).
-
-    Returns:
-        Their places; none where there is no such set.
-
     >>> full_set(torch.tensor([[0.5, 1.0, 0.0, 1.0], [0.7, 0.0, 1.0, 1.0]]))
     (1, 2)
     """
@@ -415,16 +398,6 @@ def location_and_unit(
 ) -> tuple[float, float]:
     """Find g(ȳ) and s_y of targets; at an end of their range half an event is added, so that g(ȳ) is finite.
 
-    Args:
-        y: (N,), two classes in any coding, the larger the success.
-        link: as `torchngvi.models.Likelihood.link` has it.
-        offset: (N,).
-        weights: (N,), of the rows.
-        through_0: whether no coefficients make a constant, so that s_y is about 0.
-
-    Returns:
-        Both.
-
     >>> location_and_unit(torch.tensor([1.0, 3.0]), "log", torch.zeros(2), torch.ones(2))[1]
     1.0
     """
@@ -463,8 +436,6 @@ class TargetSummary(NamedTuple):
 
     def location_and_unit(self, link: str, *, through_0: bool = False) -> tuple[float, float]:
         """Return g(ȳ) and s_y; at an end of the range of y half an event is added, so that g(ȳ) is finite.
-
-        Where the predictor goes ``through_0``, since no coefficients make a constant, s_y is √(mean y²).
 
         >>> TargetSummary(rows=4, mean=0.0, sd=0.0).location_and_unit("identity")
         (0.0, 1.0)

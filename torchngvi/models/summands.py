@@ -16,15 +16,7 @@ from torchngvi.structures import Dense
 
 
 def in_frame(model: AdditiveTractable, frame: Frame) -> bool:
-    """Say whether the derivatives of a model's data are summed in the frame of q.
-
-    Args:
-        model: the model.
-        frame: that of q.
-
-    Returns:
-        False for a dense q, and where the model adds more than a Gaussian prior, which it does in θ.
-    """
+    """Say whether the derivatives of a model's data are summed in the frame of q."""
     return model.prior_alone and not isinstance(frame.structure, Dense)
 
 
@@ -34,16 +26,7 @@ def differentiated(frame: Frame) -> bool:
 
 
 def summands(model: AdditiveTractable, frame: Frame, framed: bool) -> list[Tensor]:
-    """Evaluate the expectation of a model's data as tensors that add up.
-
-    Args:
-        model: the part.
-        frame: that of q; where it requires gradients, those of the value are among the tensors.
-        framed: whether the derivative is (a, W) in the frame, otherwise (g, H).
-
-    Returns:
-        The value, the two parts of the derivative, and perhaps the gradient in the mean and in the root.
-    """
+    """Evaluate the expectation of a model's data as tensors that add up."""
     if not differentiated(frame):
         value, derivative = model.data_energy(frame)
         return [value, *(derivative.framed(frame) if framed else derivative.raw())]
@@ -56,15 +39,7 @@ def summands(model: AdditiveTractable, frame: Frame, framed: bool) -> list[Tenso
 
 
 def nothing(frame: Frame, framed: bool) -> list[Tensor]:
-    """Make the summands of no rows: zeros.
-
-    Args:
-        frame: that of q.
-        framed: as for `summands`.
-
-    Returns:
-        Zeros in the shapes of the summands.
-    """
+    """Make the summands of no rows: zeros."""
     mean, dim = frame.mean.detach(), frame.mean.shape[-1]
     matrix = torch.zeros_like(frame.root) if framed else mean.new_zeros(*mean.shape, dim)
     zeros = [mean.new_zeros(mean.shape[:-1]), torch.zeros_like(mean), matrix.detach()]
@@ -93,16 +68,7 @@ def whole(parts: list[Tensor], framed: bool) -> list[Tensor]:
 
 
 def assembled(frame: Frame, parts: list[Tensor], framed: bool) -> tuple[Tensor, Raw | Framed]:
-    """Make the value and its derivative of what was summed.
-
-    Args:
-        frame: that of q.
-        parts: the sums, as `summands` orders them.
-        framed: as for `summands`.
-
-    Returns:
-        The value, once differentiable in the frame, and the packet.
-    """
+    """Make the value and its derivative of what was summed."""
     value, first, second, *slopes = parts
     if slopes:
         value = _Known.apply(value, slopes[0], slopes[1], frame.mean, frame.root)
@@ -112,17 +78,7 @@ def assembled(frame: Frame, parts: list[Tensor], framed: bool) -> tuple[Tensor, 
 def with_prior(
     model: AdditiveTractable, frame: Frame, value: Tensor, derivative: Raw | Framed | Sites
 ) -> tuple[Tensor, Any]:
-    """Add a Gaussian prior to an expectation of data, in the form that it has.
-
-    Args:
-        model: whose prior and temperature are added.
-        frame: that of q.
-        value: of the data, (*batch,).
-        derivative: of the data.
-
-    Returns:
-        Value and derivative with the prior.
-    """
+    """Add a Gaussian prior to an expectation of data, in the form that it has."""
     if not isinstance(derivative, Framed):
         return AdditiveTractable.with_prior(model, frame, value, derivative)
     prior = model.prior.scaled(model.temperature)
@@ -146,11 +102,7 @@ class _Known(torch.autograd.Function):
 
 
 def refuse_second_derivatives() -> None:
-    """Raise where a gradient that was summed is to be differentiated again, which would take it for a constant.
-
-    Raises:
-        InputError: in a backward pass that makes a graph.
-    """
+    """Raise where a gradient that was summed is to be differentiated again, which would take it for a constant."""
     if torch.is_grad_enabled():
         raise InputError(
             "the gradient of an expectation that is summed over batches or processes is not differentiated again. Use "

@@ -52,13 +52,6 @@ class WarpedTarget(Target):
 def unwarped(q: Any, target: Target) -> tuple[Any, Target]:
     """Take a warped posterior and its target to the Gaussian inside and what that approximates; others stay.
 
-    Args:
-        q: any posterior.
-        target: what it approximates.
-
-    Returns:
-        The base of a `Warped`, and the `WarpedTarget`; or both as they are.
-
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = unwarped(CholeskyGaussian(1).warped(), LogJoint(lambda theta: -theta.square().sum(-1)))
     >>> type(q).__name__, type(target).__name__

@@ -134,15 +134,6 @@ def _are_optimizers(given: Any) -> bool:
 def radius_of(steps: int | None, radius: float | None) -> float:
     """Return the radius of a step: the one that was given, or 0.04/√steps.
 
-    Args:
-        steps, radius: as in :func:`attach`.
-
-    Returns:
-        Nats a datum.
-
-    Raises:
-        InputError: unless one of them is given, and both are larger than 0.
-
     >>> radius_of(steps=100, radius=None)
     0.004
     """
@@ -388,10 +379,8 @@ class Attachment:
         return self.q.draw - draws_before(self._groups())
 
     def _largest_(self) -> float:
-        """The share of the moves under the smaller one of two schedules, that of the rate, g, and the planned one, f.
-
-        The optimizer has scaled its moves by g, so that min(f, g)/g is left.  Where the rates of groups fall apart, the
-        moves of those that have fallen further are stretched here, so that each has its own smaller one in the end.
+        """The share of the moves under the smaller one of two schedules, that of the rate, g, and the
+        planned one, f.
         """
         planned, groups = planned_share(self.taken, self.steps), self._groups()
         shares = [share_of_lr(group) for group in groups]

@@ -17,15 +17,6 @@ Pieces = list[Tensor]  # of a tensor, flat, each but the last of SIZE numbers
 def blocks(first: Sequence[Tensor], *others: Sequence[Tensor | Pieces]) -> Iterator[tuple[list[Tensor], ...]]:
     """Iterate over corresponding parts of lists of tensors: small ones together, a large one in pieces.
 
-    On other devices than a CPU, whose operations on a list are one kernel, the whole lists are the only part.
-
-    Args:
-        first: a list of tensors on one device.
-        others: lists of tensors of the same shapes, where a large one may be given as its pieces.
-
-    Yields:
-        A list of views for each list.
-
     >>> a, b = [torch.zeros(2), torch.zeros(600, 600)], [torch.ones(2), torch.ones(600, 600)]
     >>> parts = [torch._foreach_add_(x, y) for x, y in blocks(a, b)]
     >>> len(parts), float(a[0].sum() + a[1].sum())
@@ -62,9 +53,6 @@ def _contiguous(tensor: Tensor | Pieces) -> bool:
 def pieces(tensor: Tensor | Pieces) -> Pieces:
     """Return the pieces of a contiguous tensor, which are views of it.
 
-    Args:
-        tensor: or its pieces.
-
     >>> [len(piece) for piece in pieces(torch.zeros(600, 600))]
     [262144, 97856]
     """
@@ -73,10 +61,6 @@ def pieces(tensor: Tensor | Pieces) -> Pieces:
 
 def joined(tensor: Tensor | Pieces, like: Tensor | Pieces) -> Tensor:
     """Return the tensor whose pieces these are.
-
-    Args:
-        tensor: or its pieces.
-        like: a tensor of its shape.
 
     >>> joined([torch.zeros(30), torch.ones(10)], torch.zeros(20, 2)).sum()
     tensor(10.)

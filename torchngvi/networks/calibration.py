@@ -110,10 +110,7 @@ def calibrate(
 
 
 def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str]:
-    """What to say of a choice at an end of what was tried, each with what to do.
-
-    Nothing where it is no better than the temperature of the training, with the value `trained`.
-    """
+    """What to say of a choice at an end of what was tried, each with what to do."""
     temperature, factor = found.temperature, found.factor
     smallest, lowest = min(found.tried), min(found.tried.values())
     matters = trained - found.nll > _NOTICED

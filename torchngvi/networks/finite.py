@@ -11,12 +11,6 @@ _TINY = torch.finfo(torch.float32).tiny
 def all_finite(tensors: list[Tensor]) -> Tensor:
     """Return whether all entries of some tensors are finite.
 
-    Args:
-        tensors: perhaps none, on any devices.
-
-    Returns:
-        A flag, a 0-d tensor on the device of the first.
-
     >>> bool(all_finite([torch.ones(2), torch.tensor([torch.inf])]))
     False
     """
@@ -32,9 +26,6 @@ def all_finite(tensors: list[Tensor]) -> Tensor:
 def squared_norm(norms: list[Tensor]) -> Tensor:
     """Return the square of the norm of a vector from the norms of its parts, a number.
 
-    Args:
-        norms: 0-d tensors, on one device or several.
-
     >>> squared_norm([torch.tensor(3.0), torch.tensor(4.0)])
     tensor(25.)
     """
@@ -47,10 +38,6 @@ def squared_norm(norms: list[Tensor]) -> Tensor:
 
 def zero_where_(tensors: list[Tensor], bad: Tensor) -> None:
     """Fill tensors with zeros where a flag is set.
-
-    Args:
-        tensors: to be filled.
-        bad: the flag, a 0-d tensor.
 
     >>> one = torch.ones(1)
     >>> zero_where_([one], torch.tensor(True))
@@ -68,11 +55,6 @@ def zero_where_(tensors: list[Tensor], bad: Tensor) -> None:
 def add_share_(tensors: list[Tensor], moves: list[Tensor], share: float | Tensor) -> None:
     """Add a share of moves to tensors.
 
-    Args:
-        tensors: to be added to.
-        moves: which are used up.
-        share: a number, or a 0-d tensor.
-
     >>> one = torch.ones(1)
     >>> add_share_([one], [torch.ones(1)], 0.5)
     >>> one
@@ -89,15 +71,6 @@ def share_within(
     length: float, kl: Tensor, bad: bool | Tensor, largest: float = 1.0
 ) -> tuple[float | Tensor, bool | Tensor]:
     """Return the share of a move that is no longer than a length, and whether the move is usable.
-
-    Args:
-        length: in the units of the divergence.
-        kl: the divergence of the whole move, a 0-d tensor.
-        bad: whether the move is not usable for another reason.
-        largest: share, whatever the divergence.
-
-    Returns:
-        Numbers where kl is on the CPU, else 0-d tensors, without a wait for the device.
 
     >>> share_within(0.25, torch.tensor(1.0), False), share_within(0.25, torch.tensor(torch.nan), False)
     ((0.5, True), (0.0, False))

@@ -17,17 +17,7 @@ _REFUSED = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)  # 
 
 
 def of_labels(losses: Tensor, parameters: Sequence[nn.Parameter], single: bool, scale: float = 1.0) -> Sequence[Tensor]:
-    """Return the gradients of the mean loss, or those of single losses over √B, whose squares have the same sum.
-
-    Args:
-        losses: of B labels, with their graph, which is kept.
-        parameters: that require a gradient.
-        single: whether those of single losses are wanted, of 256 at most.
-        scale: a factor of the gradients.
-
-    Returns:
-        One tensor a parameter, with the labels first where they are single.
-    """
+    """Return the gradients of the mean loss, or those of single losses over √B, whose squares have the same sum."""
     if not single:
         return torch.autograd.grad(losses.mean() * scale, parameters, retain_graph=True, materialize_grads=True)
     every = losses.flatten()[:: -(-losses.numel() // _SINGLE)]  # of tokens some are enough
@@ -49,19 +39,6 @@ def of_examples(
     terms: Callable[[Any], Tensor],
 ) -> Iterator[dict[str, Tensor]]:
     """Iterate over the gradients of functions of the output, of one example at a time, some examples together.
-
-    Args:
-        model: the network, whose examples do not meet.
-        parameters: that the gradients are taken of, by name.
-        inputs: a batch: a tensor, a tuple of arguments or a dict of keywords, with the examples first; what is no
-            tensor is the same for all of them.
-        terms: the functions of what the network returns for one example.
-
-    Yields:
-        By name, the gradients of all functions of some examples, those first.
-
-    Raises:
-        InputError: if they are more than the memory holds, or the network cannot be taken by single examples.
 
     >>> model, x = nn.Linear(2, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> [found["weight"].tolist() for found in of_examples(model, dict(model.named_parameters()), x, lambda out: out)]
@@ -99,13 +76,7 @@ def of_examples(
 
 
 def each_tensor(inputs: Any, change: Callable[[Tensor], Any], *other: Any) -> Any:
-    """Return a batch with every tensor changed.
-
-    Args:
-        inputs: the batch: a tensor, or a tuple, list or dict of them.
-        change: what is done to a tensor.
-        other: what takes the place of what is no tensor; itself by default.
-    """
+    """Return a batch with every tensor changed."""
     if isinstance(inputs, dict):
         return {name: each_tensor(part, change, *other) for name, part in inputs.items()}
     if isinstance(inputs, tuple | list):
@@ -116,11 +87,7 @@ def each_tensor(inputs: Any, change: Callable[[Tensor], Any], *other: Any) -> An
 
 
 def size_of(inputs: Any) -> int:
-    """Return the number of examples in a batch, the length of its first tensor; 1 where it has none.
-
-    Args:
-        inputs: the batch.
-    """
+    """Return the number of examples in a batch, the length of its first tensor; 1 where it has none."""
     sizes: list[int] = []
     each_tensor(inputs, lambda tensor: sizes.extend(tensor.shape[:1]))
     return sizes[0] if sizes else 1

@@ -56,19 +56,11 @@ class Written:
         self._averages: list[tuple[weakref.ref[AveragedModel], int]] = []  # with their numbers of updates
 
     def add(self, average: AveragedModel) -> None:
-        """Look from now on at an average of the weights, which takes what the parameters hold.
-
-        Args:
-            average: that has begun to copy the network.
-        """
+        """Look from now on at an average of the weights, which takes what the parameters hold."""
         self._averages.append((weakref.ref(average), 0))
 
     def note(self, drawn: bool) -> None:
-        """Note that the parameters are about to be written, and say once that an average has taken in a draw.
-
-        Args:
-            drawn: whether they hold a draw of a training until then.
-        """
+        """Note that the parameters are about to be written, and say once that an average has taken in a draw."""
         self.count += 1
         for k, (reference, count) in enumerate(self._averages):
             average = reference()
@@ -117,15 +109,7 @@ class _AfterStateDict:
 
 
 class Hooks:
-    """The hooks of one posterior on one network.
-
-    They sit on the network itself and on every module that owns one of the parameters, since a user may call or save a
-    part alone.  The mode of the whole network decides, so that a normalisation in evaluation mode within a network in
-    training sees the same draw as the rest.
-
-    Args:
-        q: the posterior.
-    """
+    """The hooks of one posterior on one network."""
 
     def __init__(self, q: Held) -> None:
         self.q: Held | None = q
@@ -145,11 +129,7 @@ class Hooks:
             ]
 
     def before_forward(self, module: nn.Module, arguments: Any) -> None:
-        """Let the parameters hold what the mode of the network asks for.
-
-        Args:
-            module, arguments: as torch gives them.
-        """
+        """Let the parameters hold what the mode of the network asks for."""
         if self.q is None:
             return
         state = torch._C._get_tracing_state()
@@ -166,11 +146,7 @@ class Hooks:
             torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
     def after_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-        """Put the means in the place of draws.
-
-        Args:
-            module, state, prefix: as torch gives them.
-        """
+        """Put the means in the place of draws."""
         if self.q is None or not self.q.sampling:
             return
         self.q.finish_step()
@@ -180,24 +156,13 @@ class Hooks:
             state[prefix + local] = means[name].detach().to(own.dtype)
 
     def before_loading(self, *given: Any) -> None:
-        """Hold the mean, so that what is not loaded is not taken for a draw.
-
-        Args:
-            given: as torch gives them.
-        """
+        """Hold the mean, so that what is not loaded is not taken for a draw."""
         if self.q is not None:
             self.q.finish_step()
             self.q.mean_()
 
     def after_loading(self, module: nn.Module, keys: Any) -> None:
-        """Take what was loaded for the mean, where it is not the mean in the dtype of the parameter.
-
-        Args:
-            module, keys: as torch gives them.
-
-        Raises:
-            InputError: if the parameters were replaced by others.
-        """
+        """Take what was loaded for the mean, where it is not the mean in the dtype of the parameter."""
         if self.q is None:
             return
         known, means = set(self.q.parameters_of_network), self.q.mean
@@ -240,14 +205,7 @@ class Hooks:
 
 
 def posterior_of(model: nn.Module) -> Held | None:
-    """Find the posterior whose hooks a network has.
-
-    Args:
-        model: the network.
-
-    Returns:
-        The posterior, or None.
-    """
+    """Find the posterior whose hooks a network has."""
     for hook in model._forward_pre_hooks.values():
         owner = getattr(hook, "__self__", None)
         if isinstance(owner, Hooks) and owner.q is not None:
@@ -256,15 +214,7 @@ def posterior_of(model: nn.Module) -> Held | None:
 
 
 def refuse_replaced(model: nn.Module, names: list[str], parameters: list[nn.Parameter]) -> None:
-    """Refuse a network some of whose parameters are no longer those that its posterior is over.
-
-    Args:
-        model: the network.
-        names, parameters: of the posterior.
-
-    Raises:
-        InputError: for the first one that is no part of the network.
-    """
+    """Refuse a network some of whose parameters are no longer those that its posterior is over."""
     own = set(map(id, model.parameters()))
     for name, p in zip(names, parameters, strict=True):
         if id(p) not in own:

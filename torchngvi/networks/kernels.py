@@ -118,22 +118,12 @@ def _library() -> ctypes.CDLL:
 
 
 def prepare() -> None:
-    """Compile, so that a machine without a compiler says so before the training.
-
-    Raises:
-        InputError: if there is no compiler, or it fails.
-    """
+    """Compile, so that a machine without a compiler says so before the training."""
     _library()
 
 
 def fits(first: Sequence[Tensor], *others: Sequence[Tensor | None]) -> bool:
     """Whether the loops take these tensors: plain and contiguous, in single precision, on the CPU, of the same shapes.
-
-    The loops go by addresses: a tensor of another shape than its mean would be written beyond its end.
-
-    Args:
-        first: tensors of a step.
-        others: lists of tensors that correspond to them; None where there is none.
 
     >>> fits([torch.zeros(2)]), fits([torch.zeros(2, dtype=torch.float64)]), fits([torch.zeros(2)], [torch.zeros(3)])
     (True, False, False)
@@ -164,21 +154,13 @@ def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
 
 
 def departure(parameters: Sequence[Tensor], mean: Sequence[Tensor], stddev: Sequence[Tensor]) -> float:
-    """Return Σ ((p - m)/σ)².
-
-    Args:
-        parameters, mean, stddev: p, m and σ, which `fits`.
-    """
+    """Return Σ ((p - m)/σ)²."""
     each = [_addresses(of) for of in (parameters, mean, stddev)]
     return float(_library().departure(len(mean), *each, _sizes(mean)))
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether all entries are finite.
-
-    Args:
-        tensors: which `fits`.
-    """
+    """Whether all entries are finite."""
     return bool(_library().finite(len(tensors), _addresses(tensors), _sizes(tensors)))
 
 
@@ -189,13 +171,7 @@ def add_prior_(
     prior: Sequence[float],
     write: bool,
 ) -> None:
-    """Add δm to gradients, and write m into the parameters.
-
-    Args:
-        parameters, mean, gradients: which `fits`; None where a parameter was not used.
-        prior: δ.
-        write: whether the parameters take the mean.
-    """
+    """Add δm to gradients, and write m into the parameters."""
     each = [_addresses(of) for of in (parameters, mean, gradients)]
     _library().add_prior(len(mean), *each, _sizes(mean), (ctypes.c_float * len(prior))(*prior), write)
 
@@ -208,12 +184,6 @@ def advance_(
     stddev: Sequence[Tensor],
     noise: Sequence[Tensor],
 ) -> None:
-    """Move the mean by a share of the way to the parameters, then write m + √T σ ε into them.
-
-    Args:
-        share: of the way.
-        spread: √T.
-        parameters, mean, stddev, noise: p, m, σ and ε, which `fits`.
-    """
+    """Move the mean by a share of the way to the parameters, then write m + √T σ ε into them."""
     each = [_addresses(of) for of in (parameters, mean, stddev, noise)]
     _library().advance(len(mean), *each, _sizes(mean), share, spread)

@@ -13,16 +13,7 @@ OF_CLASSES = (
 
 
 def check_labels(shape: torch.Size, y: Tensor, hint: str = OF_NUMBERS) -> None:
-    """Refuse labels that would be broadcast against outputs of another shape, into pairs of no meaning.
-
-    Args:
-        shape: of the outputs without the classes, (*draws, *labels).
-        y: the labels.
-        hint: what to do, for the error.
-
-    Raises:
-        InputError: unless the shape of the labels ends that of the outputs, with one dimension of draws at most.
-    """
+    """Refuse labels that would be broadcast against outputs of another shape, into pairs of no meaning."""
     if not isinstance(y, Tensor):
         raise InputError(f"labels are a tensor, with one label for each output; got a {type(y).__name__}.")
     if y.ndim == 0 or y.ndim > len(shape) or y.shape != shape[len(shape) - y.ndim :] or len(shape) - y.ndim > 1:
@@ -33,15 +24,7 @@ def check_labels(shape: torch.Size, y: Tensor, hint: str = OF_NUMBERS) -> None:
 
 
 def check_classes(classes: int, y: Tensor) -> None:
-    """Refuse labels that are no class, such as -100, which cross_entropy leaves out.
-
-    Args:
-        classes: their number.
-        y: the labels.
-
-    Raises:
-        InputError: for one that is no integer from 0 to classes - 1.
-    """
+    """Refuse labels that are no class, such as -100, which cross_entropy leaves out."""
     if y.is_floating_point() or y.is_complex():
         raise InputError(
             f"labels are classes, integers from 0 to {classes - 1}; got {y.dtype}. Say y.long(), or Gaussian(scale)."
@@ -55,14 +38,7 @@ def check_classes(classes: int, y: Tensor) -> None:
 
 
 def check_binary(y: Tensor) -> None:
-    """Refuse labels that are neither 0 nor 1 nor between them, such as -1 and 1.
-
-    Args:
-        y: the labels.
-
-    Raises:
-        InputError: for the first one of them.
-    """
+    """Refuse labels that are neither 0 nor 1 nor between them, such as -1 and 1."""
     wrong = (y < 0) | (y > 1)
     if wrong.any():
         raise InputError(

@@ -73,18 +73,7 @@ class LaplaceResult(NamedTuple):
 
 
 def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None) -> int:
-    """Give each family of q its part of the curvature at the weights that the network holds.
-
-    Args:
-        q: the posterior.
-        loader, labels, read: as in `NetworkGaussian.laplace`.
-
-    Returns:
-        The number of labels in the loader.
-
-    Raises:
-        InputError: as there; q is then as it was.
-    """
+    """Give each family of q its part of the curvature at the weights that the network holds."""
     count = 0
     families = list(q.each())
     last = max(family.passes for family in families) - 1
@@ -108,21 +97,7 @@ def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | N
 def curvature_of(
     q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None, first: bool = True
 ) -> tuple[Totals, int]:
-    """Return the generalised Gauss-Newton matrix a label, H = Σᵢ E[gᵢgᵢᵀ]/n, at the weights that the network holds.
-
-    gᵢ is the gradient of -log p of a label that the network itself predicts.
-
-    Args:
-        q: the posterior.
-        loader, labels, read: as in `NetworkGaussian.laplace`.
-        first: whether this is the first pass, in which the warnings are given.
-
-    Returns:
-        Of each family its part of H, as its `settle_` takes it; None for what is frozen.  And the number of labels.
-
-    Raises:
-        InputError: as there.
-    """
+    """Return the generalised Gauss-Newton matrix a label, H = Σᵢ E[gᵢgᵢᵀ]/n, at the weights that the network holds."""
     if labels is not None and not is_size(labels):
         raise InputError(f"labels is the number of labels drawn for each output, 1 or more, or None; got {labels!r}.")
     totals: Totals = []

@@ -24,15 +24,6 @@ PriorPrecision = float | Mapping[str, float]
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the network inside the wrappers of torch.compile and DistributedDataParallel.
 
-    Args:
-        model: perhaps wrapped.
-
-    Returns:
-        The module whose parameters have their own names.
-
-    Raises:
-        InputError: if it is no network.
-
     >>> unwrapped(nn.Linear(1, 1))
     Linear(in_features=1, out_features=1, bias=True)
     """
@@ -49,15 +40,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are trained, each once, under its first name.
-
-    Args:
-        model: the network.
-
-    Returns:
-        By name, in the order of the network.
-
-    Raises:
-        InputError: if there is none, or one is not of real numbers, of 8 bits, without values, or sharded.
 
     >>> list(trainable(nn.Linear(1, 1)))
     ['weight', 'bias']
@@ -85,15 +67,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def refuse_sharded(what: str, p: nn.Parameter) -> None:
-    """Refuse a parameter of which each process has a part.
-
-    Args:
-        what: the parameter, for the error.
-        p: it.
-
-    Raises:
-        InputError: if it is sharded.
-    """
+    """Refuse a parameter of which each process has a part."""
     if type(p).__name__ in _SHARDED:
         raise InputError(
             f"{what} is a {type(p).__name__}, sharded over processes, and a posterior needs whole parameters in every "
@@ -103,17 +77,6 @@ def refuse_sharded(what: str, p: nn.Parameter) -> None:
 
 def matched(names: list[str], given: Mapping[str, Value], what: str) -> dict[str, Value]:
     """Look up what was given for each name by patterns, of which the first that fits counts.
-
-    Args:
-        names: of the parameters.
-        given: by pattern, as in :mod:`fnmatch`.
-        what: the argument, for errors.
-
-    Returns:
-        By name, without those that no pattern fits.
-
-    Raises:
-        InputError: if a pattern is no text or fits no parameter.
 
     >>> matched(["body.weight", "head.weight"], {"head.*": 1.0}, "prior_precision")
     {'head.weight': 1.0}
@@ -138,10 +101,6 @@ def matched(names: list[str], given: Mapping[str, Value], what: str) -> dict[str
 def named_by(structure: Structure, name: str) -> bool:
     """Return whether a structure gives a parameter a family.
 
-    Args:
-        structure: as in :func:`torchngvi.network`.
-        name: of the parameter.
-
     >>> named_by("diagonal", "body.weight"), named_by({"head.*": "dense"}, "body.weight")
     (True, False)
     """
@@ -150,14 +109,6 @@ def named_by(structure: Structure, name: str) -> bool:
 
 def fan_in(model: nn.Module, name: str) -> int:
     """Return the number of inputs that a parameter's layer sums over.
-
-    Args:
-        model: the network.
-        name: of the parameter.
-
-    Returns:
-        The product of all but the first dimension of the layer's weight; for a layer without a matrix, as the ones
-        that normalise, the number of its units.
 
     >>> fan_in(nn.Linear(3, 2), "bias")
     3
@@ -177,19 +128,7 @@ def _is_matrix(p: Tensor) -> bool:
 
 
 def families(model: nn.Module, num_data: int, structure: Structure, prior: PriorPrecision) -> nn.ModuleList:
-    """Make the families of q.
-
-    Args:
-        model: the network.
-        num_data: the number N of labels.
-        structure, prior: as in :func:`torchngvi.network`.
-
-    Returns:
-        One family a kind, each with its parameters.
-
-    Raises:
-        InputError: for an unknown family, a prior precision that is not positive, or one that is missing.
-    """
+    """Make the families of q."""
     parameters = trainable(model)
     if not isinstance(structure, str | Mapping):
         raise InputError(f"structure is the name of a family, or names them by patterns; got {structure!r}.")

@@ -411,15 +411,6 @@ NAMED = {"categorical": Categorical, "bernoulli": Bernoulli}
 def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
     """Look up a likelihood by its name.
 
-    Args:
-        given: "categorical", "bernoulli", or a likelihood.
-
-    Returns:
-        The likelihood; a copy of one that was given, so that the factor of its noise is that of one posterior.
-
-    Raises:
-        InputError: for another name, and for "gaussian", which needs the scale of its noise.
-
     >>> type(read_likelihood("bernoulli")).__name__
     'Bernoulli'
     """

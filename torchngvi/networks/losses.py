@@ -17,32 +17,13 @@ _EXPLAINED = 0.99  # of the variance of a column by the square of another one's 
 
 
 def take_rows(logits: Tensor) -> Tensor:
-    """Return some rows of logits, or of a gradient at them, which the script may change in place later.
-
-    Args:
-        logits: (*labels, classes).
-
-    Returns:
-        (rows, classes).
-    """
+    """Return some rows of logits, or of a gradient at them, which the script may change in place later."""
     rows = logits.detach().reshape(-1, logits.shape[-1])
     return rows[:: -(-max(len(rows), 1) // _ROWS)].clone()
 
 
 def weigh_labels(logits: Tensor, gradient: Tensor, count: int) -> Tensor:
     """Return what weights a loss gives to the labels of a batch, from its gradient at their logits.
-
-    Args:
-        logits: of some labels, (rows, classes).
-        gradient: at them, of the whole loss.
-        count: of all labels.
-
-    Returns:
-        Seven numbers, on the device of the logits: the number of labels times their mean weight, in all, which is 1 for
-        the mean of -log p; how far the weights spread, relative to their mean; how far gradients are from those of
-        one label each; the smoothing of the labels that explains them best, and how far they are from that; the share
-        of labels without a gradient; whether the logits are probabilities, of classes (1) or of one event (2).  NaN
-        where no row says anything.
 
     >>> logits, y = torch.zeros(4, 3, requires_grad=True), torch.arange(4) % 3
     >>> (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y, reduction="sum"), logits)
@@ -87,18 +68,7 @@ def weigh_labels(logits: Tensor, gradient: Tensor, count: int) -> Tensor:
 def tell_of_weights(
     found: Sequence[Sequence[float]], labels: int, num_data: int, precision: float, scaled: bool = False
 ) -> Iterator[str]:
-    """Iterate over what there is to say of the loss of a first step.
-
-    Args:
-        found: what :func:`weigh_labels` returned for each forward pass of the step.
-        labels: in all of them.
-        num_data: N.
-        precision: of the gradients, the distance from 1 to the next number.
-        scaled: whether a GradScaler has multiplied the loss, so that the total says nothing.
-
-    Yields:
-        Sentences.
-    """
+    """Iterate over what there is to say of the loss of a first step."""
     close = max(_CLOSE, 4 * precision)
     total = sum(each[0] for each in found)
     spread, misfit, smoothing, residual, left_out, probabilities = (max(each[k] for each in found) for k in range(1, 7))
@@ -163,16 +133,6 @@ def _cause(total: float, labels: int, forwards: int, num_data: int) -> str:
 def find_scale_column(output: Tensor, gradient: Tensor) -> Tensor:
     """Return how well the gradient at one column of two is explained by the square of the other's.
 
-    That of the logarithm of a standard deviation, or of another function of it, is c (1 - (y - mean)²/variance) up to a
-    slope, and that of the mean c (mean - y)/variance; two labels of a row explain nothing of each other.
-
-    Args:
-        output: (..., 2).
-        gradient: at it.
-
-    Returns:
-        The share of the variance that the square explains beyond the column itself, the larger one of both orders.
-
     >>> output = torch.tensor([[0.1 * k, 0.01 * k] for k in range(20)], requires_grad=True)
     >>> loss = torch.nn.functional.gaussian_nll_loss(output[:, 0], torch.arange(20) % 3, (2 * output[:, 1]).exp())
     >>> bool(find_scale_column(output.detach(), *torch.autograd.grad(loss, output)) > 0.99)
@@ -197,14 +157,7 @@ def find_scale_column(output: Tensor, gradient: Tensor) -> Tensor:
 
 
 def tell_of_columns(found: float) -> Iterator[str]:
-    """Iterate over what there is to say of a network with two outputs a row under a Gaussian likelihood.
-
-    Args:
-        found: what :func:`find_scale_column` returned.
-
-    Yields:
-        A sentence, or none.
-    """
+    """Iterate over what there is to say of a network with two outputs a row under a Gaussian likelihood."""
     if found > _EXPLAINED:
         yield (
             "The network has two outputs a row, and the loss takes one for the standard deviation of the other, while "

@@ -18,14 +18,6 @@ _TABLE = 2**22  # numbers in the table
 def seed_of(seed: int, draw: int, name: str) -> int:
     """Mix a seed, the number of a draw and a name into the seed of a generator.
 
-    Args:
-        seed: of the whole run.
-        draw: the number of the draw, from 0.
-        name: of the parameter, or of what else is random.
-
-    Returns:
-        An integer of 63 bits, a different one for almost every triple.
-
     >>> seed_of(0, 1, "weight") == seed_of(0, 1, "weight"), seed_of(0, 1, "weight") == seed_of(0, 2, "weight")
     (True, False)
     """
@@ -35,13 +27,6 @@ def seed_of(seed: int, draw: int, name: str) -> int:
 
 def generator(device: torch.device, seed: int, draw: int, name: str) -> torch.Generator:
     """Make the generator of one parameter's noise in one draw.
-
-    Args:
-        device: where the noise is made.
-        seed, draw, name: as in :func:`seed_of`.
-
-    Returns:
-        The generator, seeded.
 
     >>> torch.rand(1, generator=generator(torch.device("cpu"), 0, 0, "weight")).shape
     torch.Size([1])
@@ -58,19 +43,6 @@ def _table(seed: int, dtype: torch.dtype) -> Tensor:
 def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
     """Return standard normal noise of a tensor's shape, which is only to be read.
 
-    On the CPU, where making normal numbers costs more than a step of Adam, it is made of windows of 262,144 numbers at
-    random places of a table of four million: each number is normal, and two draws of a weight, or two weights of a
-    draw, are independent but where they meet the same number, once in four million pairs.  On other devices each number
-    is made anew.
-
-    Args:
-        like: a tensor of the shape, dtype and device wanted.
-        name: of the parameter.
-        seed, draw: as in :func:`seed_of`.
-
-    Returns:
-        A tensor of that shape.
-
     >>> weight = torch.zeros(3)
     >>> bool((normals(weight, "weight", 0, 7) == normals(weight, "weight", 0, 7)).all())
     True
@@ -80,12 +52,6 @@ def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
 
 def windows(like: Tensor, name: str, seed: int, draw: int) -> Tensor | Pieces:
     """Return the noise of :func:`normals` without a copy: a large one on the CPU as its pieces.
-
-    Args:
-        like, name, seed, draw: as there.
-
-    Returns:
-        A tensor, or pieces as :func:`torchngvi.networks.blocks.blocks` takes them.
 
     >>> [len(piece) for piece in windows(torch.zeros(600, 600), "weight", 0, 7)]
     [262144, 97856]

@@ -17,15 +17,7 @@ _PEAK, _FIRST, _BEGUN = "largest_lr", "first_lr", "draws_before"
 
 
 def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuse optimizers that would not do what a posterior says.
-
-    Args:
-        optimizers: that are to move the mean.
-        parameters: of the posterior, by name.
-
-    Raises:
-        InputError: with a sentence that says what to do.
-    """
+    """Refuse optimizers that would not do what a posterior says."""
     of_q, held = set(parameters.values()), set()
     for opt in optimizers:
         kind = type(opt).__name__
@@ -54,15 +46,7 @@ def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter
 
 
 def check_options(kind: str, group: Mapping[str, Any]) -> None:
-    """Refuse options of a group with parameters of q that would make other steps than the posterior needs.
-
-    Args:
-        kind: of the optimizer, for the error.
-        group: of parameters.
-
-    Raises:
-        InputError: for weight decay, or a loss that is maximised.
-    """
+    """Refuse options of a group with parameters of q that would make other steps than the posterior needs."""
     if group.get("weight_decay", 0.0):
         raise InputError(
             f"{kind} has weight_decay={group['weight_decay']} for parameters of q, and the prior takes its place; set "
@@ -73,13 +57,8 @@ def check_options(kind: str, group: Mapping[str, Any]) -> None:
 
 
 def refuse_wrapped(given: Any) -> None:
-    """Refuse what only passes its steps on to an optimizer of torch, as the optimizer of Accelerate: it runs no hooks.
-
-    Args:
-        given: one optimizer or several, or anything else.
-
-    Raises:
-        InputError: if one of them wraps another one and has no hooks of its own.
+    """Refuse what only passes its steps on to an optimizer of torch, as the optimizer of Accelerate: it runs
+    no hooks.
     """
     for one in given if isinstance(given, list | tuple) else [given]:
         if hasattr(one, "_optimizer_step_pre_hooks") and isinstance(one, Optimizer):
@@ -100,13 +79,6 @@ def refuse_wrapped(given: Any) -> None:
 def closure_of(arguments: tuple, keywords: Mapping[str, Any]) -> Callable[[], Any] | None:
     """Return the closure of a step, which evaluates the loss and its gradient where gradients are recorded.
 
-    Args:
-        arguments: of the step, the optimizer itself first.
-        keywords: of the step.
-
-    Returns:
-        The closure, or None.
-
     >>> closure_of((None,), {"closure": lambda: 2.0})()
     2.0
     """
@@ -115,10 +87,8 @@ def closure_of(arguments: tuple, keywords: Mapping[str, Any]) -> Callable[[], An
 
 
 def is_within_its_own_step(optimizer: Optimizer) -> bool:
-    """Return whether the step of an optimizer is within another one of its own, whose class called ``super().step()``.
-
-    Args:
-        optimizer: whose hooks run.
+    """Return whether the step of an optimizer is within another one of its own, whose class called
+    ``super().step()``.
     """
     if sum("step" in kind.__dict__ for kind in type(optimizer).__mro__ if kind is not Optimizer) < 2:
         return False
@@ -133,9 +103,6 @@ def is_within_its_own_step(optimizer: Optimizer) -> bool:
 def calls_first(optimizer: Optimizer) -> bool:
     """Return whether an optimizer is known to call a closure once, and before it changes any parameter.
 
-    Args:
-        optimizer: one of torch or of this library does; another one may step aside first, as SAM does.
-
     >>> calls_first(torch.optim.SGD([torch.zeros(1)], lr=0.1))
     True
     """
@@ -144,12 +111,6 @@ def calls_first(optimizer: Optimizer) -> bool:
 
 def note_start(group: dict[str, Any], draw: int) -> None:
     """Let a group remember where a training begins: the learning rate, which a warm-up may then lower, and the draw.
-
-    What a checkpoint of the optimizer has brought already stays.
-
-    Args:
-        group: of parameters.
-        draw: the number of the present draw of the posterior.
 
     >>> group = {"lr": 0.5}
     >>> note_start(group, draw=3)
@@ -162,32 +123,18 @@ def note_start(group: dict[str, Any], draw: int) -> None:
 
 
 def forget_start(group: dict[str, Any]) -> None:
-    """Let a group forget what :func:`note_start` and :func:`share_of_lr` have left in it, when a training is over.
-
-    Args:
-        group: of parameters.
-    """
+    """Let a group forget what :func:`note_start` and :func:`share_of_lr` have left in it, when a training is over."""
     for name in (_PEAK, _FIRST, _BEGUN):
         group.pop(name, None)
 
 
 def draws_before(groups: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of draws that a posterior had made before the training of these groups began.
-
-    Args:
-        groups: of parameters; one of an earlier release remembers none, whose training began with the first draw.
-    """
+    """Return the number of draws that a posterior had made before the training of these groups began."""
     return min((group[_BEGUN] for group in groups if _BEGUN in group), default=0)
 
 
 def planned_share(taken: int, steps: int | None) -> float:
     """Return the factor f = ½(1 + cos(πt/S)) of the radius and the moves in a training of S steps, after t of them.
-
-    It is that of ``CosineAnnealingLR(optimizer, S)``, but stays after the last planned step what it was there.
-
-    Args:
-        taken: t, the steps taken so far.
-        steps: S, or None where it is not known, for no schedule.
 
     >>> planned_share(0, 100), planned_share(50, 100), planned_share(99, 100) == planned_share(200, 100)
     (1.0, 0.5, True)
@@ -197,14 +144,6 @@ def planned_share(taken: int, steps: int | None) -> float:
 
 def share_of_lr(group: dict[str, Any]) -> float:
     """Return the learning rate of a group over the largest one that it has had or that its schedule says it will have.
-
-    The rate that an optimizer is made with is one that it has had, unless a scheduler has set another one since.
-
-    Args:
-        group: of parameters, which remembers the largest one of a step.
-
-    Returns:
-        A number from 0 to 1.
 
     >>> group = {"lr": 0.5, "initial_lr": 2.0}
     >>> share_of_lr(group), group["largest_lr"]
@@ -217,9 +156,6 @@ def share_of_lr(group: dict[str, Any]) -> float:
 def largest_lr(group: Mapping[str, Any]) -> float:
     """Return the largest learning rate that a group has had or that its schedule says it will have.
 
-    Args:
-        group: of parameters.
-
     >>> largest_lr({"lr": 0.1, "max_lr": 0.3})
     0.3
     """
@@ -228,12 +164,7 @@ def largest_lr(group: Mapping[str, Any]) -> float:
 
 
 def unscale_(optimizer: Optimizer, gradients: list[Tensor]) -> None:
-    """Take the scale of a GradScaler out of gradients that a fused optimizer would have unscaled itself.
-
-    Args:
-        optimizer: on which the scaler has left its scale, perhaps.
-        gradients: scaled, in place.
-    """
+    """Take the scale of a GradScaler out of gradients that a fused optimizer would have unscaled itself."""
     scale = getattr(optimizer, "grad_scale", None)
     if scale is not None:
         if gradients:

@@ -58,11 +58,7 @@ class Predictive(NamedTuple):
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode until the block ends; each module has its own mode back then.
-
-    Args:
-        model: the network.
-    """
+    """Put a network into evaluation mode until the block ends; each module has its own mode back then."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -73,22 +69,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def check_drawn(q: object) -> None:
-    """Check that predictions are asked of a posterior over a network.
-
-    Raises:
-        InputError: if it is something else, such as the network or a class.
-    """
+    """Check that predictions are asked of a posterior over a network."""
     if isinstance(q, type) or not all(hasattr(q, name) for name in ("likelihood", "observed", "drawn", "model")):
         raise InputError(f"predictions are of the posterior from torchngvi.network, which comes first; got {shown(q)}.")
 
 
 def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the script that led here, through whatever frames of torch and of this package.
-
-    Args:
-        sentence: of the warning.
-        kind: of it.
-    """
+    """Warn at the line of the script that led here, through whatever frames of torch and of this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PASSED_OVER):
         level, frame = level + 1, frame.f_back
@@ -96,11 +83,7 @@ def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
 
 
 def called_by(module: str) -> bool:
-    """Return whether a module is among the callers.
-
-    Args:
-        module: its name.
-    """
+    """Return whether a module is among the callers."""
     frame = sys._getframe().f_back
     while frame is not None and frame.f_globals.get("__name__") != module:
         frame = frame.f_back
@@ -108,11 +91,7 @@ def called_by(module: str) -> bool:
 
 
 def warn_of_no_data(q: Drawn) -> None:
-    """Warn of a posterior that has observed no curvature, where the caller of the library asks for predictions.
-
-    Args:
-        q: the posterior.
-    """
+    """Warn of a posterior that has observed no curvature, where the caller of the library asks for predictions."""
     check_drawn(q)
     if q.observed:
         return
@@ -124,18 +103,7 @@ def warn_of_no_data(q: Drawn) -> None:
 
 
 def called(model: nn.Module, inputs: Any, read: Callable[[Any], Tensor] | None) -> Tensor:
-    """Call a network on a batch.
-
-    Args:
-        model: the network.
-        inputs, read: as in :func:`outputs`.
-
-    Returns:
-        The tensor of its outputs.
-
-    Raises:
-        InputError: if there is none, or if the network fails on what is no tensor.
-    """
+    """Call a network on a batch."""
     positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
     positional = positional if isinstance(positional, tuple) else (positional,)
     try:
@@ -155,16 +123,6 @@ def called(model: nn.Module, inputs: Any, read: Callable[[Any], Tensor] | None) 
 def read_from(output: Any, read: Callable[[Any], Tensor] | None) -> Tensor:
     """Read the tensor of outputs from what a network returned.
 
-    Args:
-        output: what it returned.
-        read: where the tensor is; by default the output itself or its entry ``logits``.
-
-    Returns:
-        The tensor.
-
-    Raises:
-        InputError: if there is none, or `read` is no function.
-
     >>> read_from((1, torch.zeros(1)), lambda returned: returned[1])
     tensor([0.])
     """
@@ -176,14 +134,6 @@ def read_from(output: Any, read: Callable[[Any], Tensor] | None) -> Tensor:
 def tensor_by(read: Callable[[Any], Tensor], output: Any, name: str) -> Tensor:
     """Return the tensor of outputs that a function of the user finds in what a network returned.
 
-    Args:
-        read: the function.
-        output: what the network returned.
-        name: of the function, for errors.
-
-    Raises:
-        InputError: if it is no function, or returns no tensor.
-
     >>> tensor_by(lambda returned: returned[0], (torch.zeros(1), 1), "read")
     tensor([0.])
     """
@@ -194,31 +144,13 @@ def tensor_by(read: Callable[[Any], Tensor], output: Any, name: str) -> Tensor:
 
 
 def check_function(read: Callable[[Any], Tensor], name: str) -> Callable[[Any], Tensor]:
-    """Return what finds the outputs, if it is a function.
-
-    Args:
-        read: it.
-        name: for the error.
-
-    Raises:
-        InputError: if it is none.
-    """
+    """Return what finds the outputs, if it is a function."""
     what = "is a function of what the network returns, as lambda returned: returned[0]"
     return read_callable(name, read, what, arguments="returned")
 
 
 def tensor_in(output: Any, hint: str) -> Tensor:
     """Return the tensor of outputs in what a network returned: that itself, or its entry ``logits``.
-
-    Args:
-        output: what the network returned.
-        hint: how one says where the tensor is, for the error.
-
-    Returns:
-        The tensor.
-
-    Raises:
-        InputError: if it is in neither place.
 
     >>> tensor_in({"logits": torch.zeros(1)}, "")
     tensor([0.])
@@ -254,17 +186,7 @@ def outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] |
 
 
 def drawn_outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None) -> Tensor:
-    """Return what :func:`outputs` does, for a caller that has looked whether q has seen data.
-
-    Args:
-        q, inputs, samples, read: as there.
-
-    Returns:
-        (samples, *labels, ...).
-
-    Raises:
-        InputError: if samples is less than 1.
-    """
+    """Return what :func:`outputs` does, for a caller that has looked whether q has seen data."""
     check_drawn(q)
     samples = read_size("samples", samples, "is the number of draws of the weights")
     found = []
@@ -307,12 +229,6 @@ def log_prob(q: Drawn, inputs: Any, y: Tensor, samples: int, read: Callable[[Any
 def mean_density(each: Tensor) -> Tensor:
     """Return the log of the mean of densities over draws.
 
-    Args:
-        each: their logs, (draws, *labels).
-
-    Returns:
-        (*labels).
-
     >>> mean_density(torch.tensor([[0.0], [0.0]])).tolist()
     [0.0]
     """
@@ -320,17 +236,7 @@ def mean_density(each: Tensor) -> Tensor:
 
 
 def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
-    """Read a loader of (inputs, labels).
-
-    Args:
-        loader: of pairs.
-
-    Yields:
-        The pairs.
-
-    Raises:
-        InputError: if a batch is no pair, or the loader is none.
-    """
+    """Read a loader of (inputs, labels)."""
     try:
         each = iter(loader)
     except TypeError as error:

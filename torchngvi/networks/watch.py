@@ -318,11 +318,8 @@ class Watch:
 
 
 class Others:
-    """The parameters of the optimizers that are no part of the posterior: trained without it, frozen, or joining later.
-
-    Args:
-        q: the posterior.
-        optimizers: that move its mean, and may have other parameters.
+    """The parameters of the optimizers that are no part of the posterior: trained without it, frozen, or
+    joining later.
     """
 
     def __init__(self, q: NetworkGaussian, optimizers: list[Optimizer]) -> None:
@@ -340,14 +337,8 @@ class Others:
             )
 
     def refuse_joined(self, optimizer: Optimizer) -> None:
-        """Refuse parameters that were frozen or no part of the optimizer when it was attached and have a gradient now.
-
-        Args:
-            optimizer: about to step.
-
-        Raises:
-            InputError: for parameters that the structure of q would have, or with a rate of 1 or more, and for options
-                of the optimizer that were set since then.
+        """Refuse parameters that were frozen or no part of the optimizer when it was attached and have a
+        gradient now.
         """
         for group in optimizer.param_groups:
             if (group.get("maximize") or group.get("weight_decay")) and self._of_q.intersection(group["params"]):
@@ -391,10 +382,6 @@ class Others:
 def outputs_in(output: Any, find: Callable[[Any], Tensor] | None) -> Any:
     """Return the tensor of outputs in what a network returned, or anything else where none is found.
 
-    Args:
-        output: what it returned.
-        find: where it is, by the script, unless it is the output itself.
-
     >>> outputs_in({"logits": torch.zeros(1)}, None)
     tensor([0.])
     """
@@ -419,14 +406,7 @@ class Batches:
         self._regular = True
 
     def add(self, size: int) -> int | None:
-        """Add a batch.
-
-        Args:
-            size: its number of rows.
-
-        Returns:
-            The number of rows in a pass, at the end of a second one that is like the first; else None.
-        """
+        """Add a batch."""
         if not self._regular:
             return None
         self._full = self._full or size

@@ -126,10 +126,7 @@ class NetworkWeights(nn.Module):
 
     @torch.no_grad()
     def _write_(self, seed: int, draw: int, share: float | Tensor | None = None) -> None:
-        """Write a draw, after a share of the move that the parameters made where there is one.
-
-        Where they held the mean and something else has changed it, that is the mean.
-        """
+        """Write a draw, after a share of the move that the parameters made where there is one."""
         spread = self.temperature**0.5
         self.written.note(self.holds_draw and self.sampling and not self.pinned)
         for family in self.each():

@@ -12,14 +12,6 @@ _REMEDY = "code them by numbers, as pandas.get_dummies(table, drop_first=True) d
 def check_plain(value: Any) -> None:
     """Check that an array of NumPy says all by its numbers: that it has no mask, imaginary part or objects.
 
-    `torch.as_tensor` leaves the first two out in silence.
-
-    Args:
-        value: what a user gave.
-
-    Raises:
-        InputError: an array with masked entries, of complex numbers, or of objects of Python.
-
     >>> import numpy
     >>> check_plain(numpy.ma.masked_array([1.0, 2.0]))  # nothing of it is masked
     """
@@ -39,18 +31,6 @@ def check_plain(value: Any) -> None:
 def writable(value: Any) -> Any:
     """A table or a column as an array, see `array_of`, and a copy of a NumPy array that is read-only.
 
-    This is the one door through which arrays of other libraries become tensors. Columns of pandas are read-only, and
-    PyTorch warns of these.
-
-    Args:
-        value: what a user gave as numbers.
-
-    Returns:
-        What `torch.as_tensor` reads.
-
-    Raises:
-        InputError: as `array_of` and `check_plain`.
-
     >>> import numpy
     >>> array = numpy.ones(2)
     >>> writable(array) is array
@@ -65,17 +45,7 @@ def writable(value: Any) -> Any:
 
 
 def array_of(table: Any) -> Any:
-    """The numbers of a DataFrame or a Series of any library that has them, without its names and its index.
-
-    Args:
-        table: an object with a method ``to_numpy``.
-
-    Returns:
-        An array of NumPy.
-
-    Raises:
-        InputError: columns that are not numeric, by their names.
-    """
+    """The numbers of a DataFrame or a Series of any library that has them, without its names and its index."""
     columns = getattr(table, "columns", None)
     kinds = {} if columns is None else dict(zip(map(str, columns), table.dtypes, strict=False))
     other = [name for name, kind in kinds.items() if getattr(kind, "kind", "f") not in _NUMERIC]

@@ -29,17 +29,6 @@ def bends(
 ) -> tuple[Tensor, Tensor]:
     """Compute ∂β/∂e and ∂β/∂v of the expectation of an energy under N(e, v).
 
-    Args:
-        expected: from e, v and y to the moments F, α and β, in which β is differentiable.
-        of_softplus: whether it takes its expectation of a softplus as the argument ``softplus``: it is then given one
-            that knows these derivatives.
-        mean: e, (*batch, N).
-        variance: v, (*batch, N), positive.
-        y: the targets, (*batch, N).
-
-    Returns:
-        The two derivatives, (*batch, N) each.
-
     >>> def poisson(mean, variance, y):
     ...     rate = torch.exp(mean + variance / 2)
     ...     return Moments(rate - y * mean, rate - y, rate)

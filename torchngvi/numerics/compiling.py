@@ -28,14 +28,7 @@ class CompilerError(Exception):
 
 
 def compiler() -> list[str]:
-    """Find the C compiler: the one that the environment variable CC names, and without it gcc or cc.
-
-    Returns:
-        The command, its path first; CC may name flags too.
-
-    Raises:
-        CompilerError: if it is not found; another one does not take the place of the one that CC names.
-    """
+    """Find the C compiler: the one that the environment variable CC names, and without it gcc or cc."""
     named = os.environ.get("CC", "").strip()
     if not named:
         found = shutil.which("gcc") or shutil.which("cc")
@@ -53,22 +46,7 @@ def compiler() -> list[str]:
 
 
 def shared_library(name: str, source: str, flags: Sequence[str], libraries: Sequence[str], folder: Path) -> Path:
-    """Compile a source to a shared library, unless that has been done before.
-
-    Args:
-        name: what the name of the file begins with.
-        source: in C.
-        flags: for the compiler, beside those that make a shared library for this processor.
-        libraries: for the linker, such as "-lm".
-        folder: where the library is, or will be.
-
-    Returns:
-        The path of the library.
-
-    Raises:
-        CompilerError: if there is no compiler, it fails, or somebody else can write to the library.
-        OSError: if the compiler or the folder cannot be used.
-    """
+    """Compile a source to a shared library, unless that has been done before."""
     command = compiler()
     stem = f"{name}-{key(command, flags, libraries, source)}"
     for path in folder.glob(f"{stem}-*.so"):
@@ -93,20 +71,7 @@ def shared_library(name: str, source: str, flags: Sequence[str], libraries: Sequ
 
 
 def key(command: Sequence[str], flags: Sequence[str], libraries: Sequence[str], source: str) -> str:
-    """What a library depends on: the compiler, its flags, the processor and the source, as 24 letters.
-
-    Args:
-        command: of the compiler.
-        flags: for it.
-        libraries: for the linker.
-        source: in C.
-
-    Returns:
-        The letters.
-
-    Raises:
-        CompilerError: if the compiler does not tell its version.
-    """
+    """What a library depends on: the compiler, its flags, the processor and the source, as 24 letters."""
     parts = (*command, _run(*command, "--version"), *flags, _NATIVE, *_LINK, *libraries, _processor(), source)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
@@ -124,11 +89,7 @@ def _processor() -> str:
 
 
 def digest(path: Path) -> str:
-    """The beginning of the hash of a file, 16 letters.
-
-    Args:
-        path: of the file.
-    """
+    """The beginning of the hash of a file, 16 letters."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
@@ -143,30 +104,13 @@ def _run(*command: str) -> str:
 
 
 def user_cache() -> Path:
-    """The folder of the user for files that can be made again.
-
-    Returns:
-        $XDG_CACHE_HOME; without it, or where it is not absolute, which the specification of these names says to
-        ignore, ~/.cache.
-
-    Raises:
-        RuntimeError: if the user has no home.
-    """
+    """The folder of the user for files that can be made again."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return Path(base) if os.path.isabs(base) else Path.home() / ".cache"
 
 
 def cache() -> Path:
-    """The folder of the libraries, in which and above which nobody but the user and root can change anything.
-
-    Returns:
-        Its path, without links.
-
-    Raises:
-        CompilerError: if others can write to it or to a folder above, or this system does not tell who can.
-        OSError: if it cannot be made.
-        RuntimeError: if the user has no home.
-    """
+    """The folder of the libraries, in which and above which nobody but the user and root can change anything."""
     if sys.platform == "win32":
         raise CompilerError("who can write to a folder is not known on Windows")
     folder = user_cache()
@@ -179,21 +123,7 @@ def cache() -> Path:
 
 
 def private(folder: Path) -> Path:
-    """A folder to load code from: what is loaded is what was checked, as nobody else can change a name on the way.
-
-    Every folder up to the root belongs to the user or to root, and others cannot write to it, or, but for the folder
-    itself, its sticky bit is set, as that of /tmp: then nobody can rename or remove what belongs to another.
-
-    Args:
-        folder: the folder.
-
-    Returns:
-        Its path, without links.
-
-    Raises:
-        CompilerError: if it is not so.
-        OSError: if the folder is not there.
-    """
+    """A folder to load code from: what is loaded is what was checked, as nobody else can change a name on the way."""
     folder = trusted(folder.resolve(strict=True))
     for path in folder.parents:
         status = path.lstat()
@@ -207,17 +137,7 @@ def private(folder: Path) -> Path:
 
 
 def trusted(path: Path) -> Path:
-    """A file or a folder that is the user's own, and that nobody else can write to.
-
-    Args:
-        path: of the file or folder.
-
-    Returns:
-        The path.
-
-    Raises:
-        CompilerError: if it is not.
-    """
+    """A file or a folder that is the user's own, and that nobody else can write to."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise CompilerError(f"{path} can be written to by others; remove it, or set XDG_CACHE_HOME to a private folder")

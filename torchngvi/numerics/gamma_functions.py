@@ -22,12 +22,6 @@ _HALVINGS = 200  # of the bracket of a root, which ends at neighbouring numbers 
 def trigamma_excess(x: Tensor) -> Tensor:
     """Compute ψ'(x) - 1/x for x > 0, without cancellation.
 
-    Args:
-        x: positive, of any shape.
-
-    Returns:
-        The difference, in the shape of x.
-
     >>> f"{trigamma_excess(torch.tensor(1e8, dtype=torch.float64)).item():.9e}"  # 1/(2x²) + 1/(6x³)
     '5.000000017e-17'
     """
@@ -46,12 +40,6 @@ def trigamma_excess(x: Tensor) -> Tensor:
 def trigamma(x: Tensor) -> Tensor:
     """Compute the trigamma function ψ'(x) for x > 0, to rounding.
 
-    Args:
-        x: positive, of any shape.
-
-    Returns:
-        ψ'(x), in the shape of x.
-
     >>> round(trigamma(torch.tensor(1.0, dtype=torch.float64)).item(), 12)  # π²/6
     1.644934066848
     """
@@ -60,12 +48,6 @@ def trigamma(x: Tensor) -> Tensor:
 
 def log_minus_digamma(x: Tensor) -> Tensor:
     """Compute log x - ψ(x) for x > 0, without cancellation where x is large.
-
-    Args:
-        x: positive, of any shape.
-
-    Returns:
-        The difference, which is positive, in the shape of x.
 
     >>> round(log_minus_digamma(torch.tensor(1.0, dtype=torch.float64)).item(), 12)  # Euler's constant
     0.577215664902
@@ -85,12 +67,6 @@ def log_minus_digamma(x: Tensor) -> Tensor:
 def inverse_digamma(y: Tensor) -> Tensor:
     """Compute the positive x with ψ(x) = y, by Newton's method from the start of Minka (2000, appendix C).
 
-    Args:
-        y: of any shape.
-
-    Returns:
-        x, in the shape of y.
-
     >>> y = torch.tensor([-50.0, 0.0, 20.0], dtype=torch.float64)
     >>> bool(torch.allclose(torch.digamma(inverse_digamma(y)), y, rtol=1e-14, atol=1e-14))
     True
@@ -108,14 +84,6 @@ def increasing_root(
     high: Tensor,  # (*batch,)
 ) -> Tensor:
     """Find where an increasing function is zero, by halving a bracket until its ends are neighbours.
-
-    Args:
-        function: increasing, entry by entry, (*batch,) -> (*batch,).
-        low: where it is not positive, (*batch,).
-        high: where it is not negative, (*batch,).
-
-    Returns:
-        The roots, (*batch,).
 
     >>> zero = torch.zeros((), dtype=torch.float64)
     >>> increasing_root(lambda x: x**3 - 8, zero, zero + 10).item()

@@ -16,18 +16,6 @@ def normal_rule(
 ) -> tuple[Tensor, Tensor]:
     """Nodes z_k and log weights of E[f(z)] ≈ Σ_k w_k f(z_k) for z ~ N(0, I) in r dimensions: K = nodesʳ of them.
 
-    In each dimension the rule is exact for polynomials of degree 2 nodes - 1.  The nodes are the eigenvalues of the
-    Jacobi matrix of Hermite's polynomials (Golub and Welsch 1969), the weights 1/Σ_j h_j(z_k)² of the orthonormal ones,
-    which is accurate for the smallest weights too.
-
-    Args:
-        nodes: the number of nodes in each dimension.
-        dim: r.
-        like: a tensor of the dtype and on the device that are wanted.
-
-    Returns:
-        Nodes, (K, r), and log weights, (K,).
-
     >>> z, log_w = normal_rule(3, 1, torch.zeros((), dtype=torch.float64))
     >>> z[:, 0].square().round(decimals=9).tolist(), (6 * log_w.exp()).round(decimals=9).tolist()
     ([3.0, 0.0, 3.0], [1.0, 4.0, 1.0])

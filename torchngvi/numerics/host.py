@@ -9,13 +9,6 @@ from torch import Tensor
 def on_host(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Bring tensors to the CPU in one transfer; on the CPU they are what they were.
 
-    Args:
-        tensors: real or boolean tensors of one device; the first decides the dtype of the transfer, in which the
-            others have to be exact.
-
-    Returns:
-        The tensors on the CPU, in their shapes and dtypes.
-
     >>> loss, accepted = on_host(torch.tensor(2.0), torch.tensor([True, False]))
     >>> loss.item(), accepted.tolist()
     (2.0, [True, False])
@@ -29,9 +22,6 @@ def on_host(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 class Fetched:
     """Numbers on their way from a device, which are read when they have arrived, without a wait for it.
-
-    Args:
-        numbers: a tensor.
 
     >>> Fetched(torch.ones(2)).read()
     [1.0, 1.0]

@@ -13,14 +13,6 @@ _T = TypeVar("_T")
 def tracked(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Let a function run outside of ``torch.inference_mode``, where tensors have neither gradients nor versions.
 
-    What it makes are ordinary tensors; those made in that mode before can be read.
-
-    Args:
-        function: any function or method; the tensors that it makes are to be differentiated or compared later.
-
-    Returns:
-        A function of the same arguments.
-
     >>> with torch.inference_mode():
     ...     tracked(torch.ones)(2).is_inference(), torch.ones(2).is_inference()
     (False, True)

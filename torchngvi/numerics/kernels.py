@@ -68,14 +68,6 @@ if hasattr(os, "register_at_fork"):
 def logistic(rows: int, reference: Reference) -> Kernel | None:
     """Find the kernel for a call, and build it if this is the first that needs it.
 
-    Args:
-        rows: of the call.
-        reference: the same moments in PyTorch, with which the kernel has to agree.
-
-    Returns:
-        A function from e and v, vectors of float64 on the CPU, to the three moments, or to None if a row is not finite
-        or has a negative variance; None where the rows are few, the environment forbids it, or it cannot be had.
-
     >>> logistic(0, lambda e, v: (e, e, e)) is None or bool(_wanted(os.environ.get("TORCHNGVI_KERNELS", "")))
     True
     """

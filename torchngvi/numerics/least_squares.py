@@ -10,13 +10,6 @@ def shortest_fit(
 ) -> Tensor:  # (*batch, D, R)
     """Find the shortest solution c of min |A c - y|, by singular values of the columns brought to length 1.
 
-    Args:
-        design: A, (*batch, n, D).
-        right: R right-hand sides y a member, (*batch, n, R).
-
-    Returns:
-        The coefficients, (*batch, D, R): 0 for columns of zeros, and NaN for those that are not finite.
-
     >>> A = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     >>> shortest_fit(A, torch.tensor([[1.0], [3.0]])).round(decimals=4).tolist()
     [[2.0], [0.0]]

@@ -17,12 +17,6 @@ _LARGE = 256  # D from which a triangular product by blocks is faster
 def finite(x: Tensor) -> Tensor:
     """Say which real entries are finite, with half of the kernels of `torch.isfinite`.
 
-    Args:
-        x: any shape.
-
-    Returns:
-        A mask of this shape.
-
     >>> finite(torch.tensor([1.0, -torch.inf, torch.nan])).tolist()
     [True, False, False]
     """
@@ -33,12 +27,6 @@ def cholesky(
     matrix: Tensor,  # (*batch, D, D), symmetric
 ) -> tuple[Tensor, Tensor]:
     """Factor A = L Lᵀ with L lower triangular, and say for which members that worked.
-
-    Args:
-        matrix: A, (*batch, D, D), symmetric.
-
-    Returns:
-        L (*batch, D, D) and ok (*batch,); where not ok, L is of no use.
 
     >>> factor, ok = cholesky(torch.tensor([[[4.0]], [[-1.0]]]))
     >>> factor[0].item(), ok.tolist()
@@ -54,12 +42,6 @@ def reverse_cholesky(
 ) -> tuple[Tensor, Tensor]:
     """Factor A = U Uᵀ with U upper triangular, by a Cholesky factorisation of A with rows and columns reversed.
 
-    Args:
-        matrix: A, (*batch, D, D), symmetric.
-
-    Returns:
-        U (*batch, D, D) and ok (*batch,), as in :func:`cholesky`.
-
     >>> upper, _ = reverse_cholesky(torch.tensor([[5.0, 2.0], [2.0, 1.0]]))
     >>> upper.tolist()
     [[1.0, 2.0], [0.0, 1.0]]
@@ -72,12 +54,6 @@ def eigh(
     matrix: Tensor,  # (*batch, D, D), symmetric
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Decompose A = Q diag(λ) Qᵀ, and say for which members that worked; torch's own raises where one fails.
-
-    Args:
-        matrix: A, (*batch, D, D), symmetric.
-
-    Returns:
-        λ (*batch, D), rising, Q (*batch, D, D) and ok (*batch,); where not ok, those of the identity.
 
     >>> values, _, ok = eigh(torch.tensor([[[2.0]], [[torch.nan]]]))
     >>> values[:, 0].tolist(), ok.tolist()
@@ -104,13 +80,6 @@ def pseudo_solve(
 ) -> Tensor:
     """Solve A x = v by the pseudo-inverse: of several least-squares solutions the shortest.
 
-    Args:
-        matrix: A, (D, D), symmetric and positive semi-definite.
-        vector: v, (D,).
-
-    Returns:
-        x, (D,).
-
     >>> pseudo_solve(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0])).tolist()
     [0.5, 0.0]
     """
@@ -123,14 +92,6 @@ def triangular_inverse(
     lower: Tensor,  # (*batch, D, D), lower triangular
 ) -> Tensor:
     """Invert a lower triangular matrix by substitution in blocks.
-
-        [A 0; B D]⁻¹ = [A⁻¹ 0; -D⁻¹ B A⁻¹ D⁻¹]
-
-    Args:
-        lower: L, (*batch, D, D), lower triangular with no zero on the diagonal.
-
-    Returns:
-        L⁻¹, (*batch, D, D); not finite where L is singular.
 
     >>> triangular_inverse(torch.tensor([[1.0, 0.0], [2.0, 1.0]])).tolist()
     [[1.0, 0.0], [-2.0, 1.0]]
@@ -153,13 +114,6 @@ def gram(
 ) -> Tensor:
     """Compute the weighted Gram matrix Xᵀ diag(w) X; of a large one only the blocks on and below the diagonal.
 
-    Args:
-        rows: X, (N, D) or (*batch, N, D).
-        weights: w, (*batch, N).
-
-    Returns:
-        A symmetric matrix, (*batch, D, D).
-
     >>> gram(torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])).tolist()
     [[3.0, 6.0], [6.0, 12.0]]
     """
@@ -178,16 +132,6 @@ def triangular_rows(
     transposed: bool = False,
 ) -> Tensor:
     """Multiply a design by a triangular root, X L or X Lᵀ; by a large one on a CPU block by block, without its zeros.
-
-    It is formed as the transposed root times columns, (*batch, D, N), of which each block lies in one piece.
-
-    Args:
-        rows: X, (*batch, N, D).
-        lower: L, (*batch, D, D), lower triangular.
-        transposed: whether Lᵀ is meant.
-
-    Returns:
-        The product, (*batch, N, D).
 
     >>> triangular_rows(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0], [2.0, 3.0]])).tolist()
     [[3.0, 3.0]]
@@ -208,13 +152,6 @@ def triangular_gram(
     transposed: bool = False,
 ) -> Tensor:
     """Compute C Cᵀ of a triangular root, C = L or C = Lᵀ; of a large one on a CPU 5/16 of the multiplications.
-
-    Args:
-        lower: L, (*batch, D, D), lower triangular.
-        transposed: whether C = Lᵀ.
-
-    Returns:
-        A symmetric matrix, (*batch, D, D).
 
     >>> triangular_gram(torch.tensor([[1.0, 0.0], [2.0, 3.0]])).tolist()
     [[1.0, 2.0], [2.0, 13.0]]
@@ -245,14 +182,6 @@ def tril_half(
 ) -> Tensor:
     """Take the strictly lower part of a matrix and half of its diagonal, tril½[A].
 
-    For a symmetric A, tril½[A] + tril½[A]ᵀ = A (Kumar et al. 2025, Eq 13; the double bar of Tan 2025).
-
-    Args:
-        matrix: A, (*batch, D, D).
-
-    Returns:
-        A lower triangular matrix, (*batch, D, D).
-
     >>> tril_half(torch.tensor([[2.0, 5.0], [3.0, 4.0]])).tolist()
     [[1.0, 0.0], [3.0, 2.0]]
     """
@@ -265,15 +194,6 @@ def positive_columns(
     lower: Tensor,  # (*batch, D, D), lower triangular
 ) -> tuple[Tensor, Tensor]:
     """Turn the columns of a root whose diagonal entry is negative; V = C Cᵀ does not change.
-
-    The natural gradient of C commutes with column signs, so that a run with such turns and one without are
-    the same curve in V.
-
-    Args:
-        lower: C, (*batch, D, D), lower triangular.
-
-    Returns:
-        C with a positive diagonal and ok (*batch,): finite, and no zero on the diagonal.
 
     >>> positive_columns(torch.tensor([[-2.0, 0.0], [3.0, 1.0]]))[0].tolist()
     [[2.0, 0.0], [-3.0, 1.0]]

@@ -42,19 +42,6 @@ def softplus(
 ) -> Moments:
     """Compute E[log(1 + eˣ)] under N(e, v), with the expectations of the logistic function and of its derivative.
 
-    In float64 the relative error of each is below 1e-12 for every standard deviation, wherever the moment is not
-    below the smallest number: also at e = -700, where all three are e^(e + v/2).  Autograd and ``torch.func`` take the
-    moments for what they are: ∂F/∂e = α, ∂F/∂v = ½β, ∂α/∂e = β, and so on.  In traces of ``torch.jit``, in forward
-    mode, and where ``torch.func`` transforms within a compiled graph, they are a mixture of normals in plain operators,
-    whose error is 1e-13 max(1, F), absolutely.
-
-    Args:
-        mean: e, (*batch, N).
-        variance: v, (*batch, N), not negative; a row with a negative one is NaN.
-
-    Returns:
-        The moments, each (*batch, N).
-
     >>> moments = softplus(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
     >>> [round(float(m), 12) for m in moments]  # log 2, 1/2, 1/4
     [0.69314718056, 0.5, 0.25]
@@ -197,13 +184,7 @@ def _beyond(index: Tensor | None, mean: Tensor, s: Tensor) -> Iterator[tuple[Ten
 
 
 def _rule(number: int, mean: Tensor, s: Tensor) -> tuple[_Rule, int]:
-    """The rule of some rows, and how many of them at a time stay in the cache.
-
-    Args:
-        number: 0 for any node, 1 the tail, 2 the wide ones, 3 the body, 4 to 6 usual, fine and coarse steps.
-        mean: m of the rows.
-        s: √v of the rows.
-    """
+    """The rule of some rows, and how many of them at a time stay in the cache."""
     if number == 1:
         return logistic_rules.tail, 512
     if number == 2:

@@ -62,14 +62,6 @@ class Table(NamedTuple):
 def pairs(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Compute the positive nodes of the rule of Gauss and Hermite, and their weights.
 
-    Args:
-        nodes: the number of nodes, even.
-        dtype: of both.
-        device: of both.
-
-    Returns:
-        z and w, (nodes/2,) each; the nodes -z have the same weights.
-
     >>> z, w = pairs(2, torch.float64, torch.device("cpu"))
     >>> round(z.item(), 9), round(w.item(), 9)
     (1.0, 0.5)
@@ -81,14 +73,6 @@ def pairs(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor,
 @functools.cache
 def line(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Compute all nodes of the rule of Gauss and Hermite under N(0, 1), and their weights.
-
-    Args:
-        nodes: the number of nodes.
-        dtype: of both.
-        device: of both.
-
-    Returns:
-        z and w, (nodes,) each.
 
     >>> z, w = line(2, torch.float64, torch.device("cpu"))
     >>> round(float(w @ z.square()), 9)
@@ -102,14 +86,6 @@ def line(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, 
 @functools.cache
 def table(step: float, dtype: torch.dtype, device: torch.device) -> Table:
     """Compute the nodes of the trapezoid rule in t.
-
-    Args:
-        step: in t.
-        dtype: of the nodes.
-        device: of the nodes.
-
-    Returns:
-        The nodes and their weights.
 
     >>> nodes = table(0.085, torch.float64, torch.device("cpu"))
     >>> value, slope, curvature = nodes.weights.T @ torch.exp(-0.5 * nodes.nodes.square())
@@ -130,14 +106,6 @@ def table(step: float, dtype: torch.dtype, device: torch.device) -> Table:
 def hermite(mean: Tensor, variance: Tensor, nodes: int) -> Tensor:
     """Compute the moments by the rule of Gauss and Hermite, for s below the bound of its number of nodes.
 
-    Args:
-        mean: m, (n,), not positive.
-        variance: v, (n,).
-        nodes: one of the numbers in `HERMITE`.
-
-    Returns:
-        Value, slope and curvature, (3, n).
-
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> [round(float(part), 12) for part in hermite(zero, zero, 8)[:, 0]]  # log 2, 1/2, 1/4
     [0.69314718056, 0.5, 0.25]
@@ -157,13 +125,6 @@ def hermite(mean: Tensor, variance: Tensor, nodes: int) -> Tensor:
 def tail(mean: Tensor, variance: Tensor) -> Tensor:
     """Compute the moments by the tilted normal, for m + v + 7.5 s < 0.
 
-    Args:
-        mean: m, (n,).
-        variance: v, (n,).
-
-    Returns:
-        Value, slope and curvature, (3, n).
-
     >>> m, v = torch.tensor([-50.0], dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
     >>> [round(float(part), 12) for part in (tail(m, v) * torch.exp(-m - v / 2))[:, 0]]
     [1.0, 1.0, 1.0]
@@ -178,15 +139,6 @@ def tail(mean: Tensor, variance: Tensor) -> Tensor:
 def between(mean: Tensor, variance: Tensor, nodes: Tensor, weights: Tensor) -> Tensor:
     """Compute the moments by the trapezoid rule in t, for s in [0.54, 300] and m + v + 7.5 s > 0.
 
-    Args:
-        mean: m, (n,), not positive.
-        variance: v, (n,).
-        nodes: x, (J,), from a `Table`.
-        weights: of the nodes, (J, 3).
-
-    Returns:
-        Value, slope and curvature, (3, n).
-
     >>> zero, nodes = torch.zeros(1, dtype=torch.float64), table(0.085, torch.float64, torch.device("cpu"))
     >>> round(float(between(zero, zero + 4, nodes.nodes, nodes.weights)[1, 0]), 12)  # the slope is 1/2 at 0
     0.5
@@ -199,17 +151,6 @@ def between(mean: Tensor, variance: Tensor, nodes: Tensor, weights: Tensor) -> T
 
 def near(mean: Tensor, variance: Tensor, nodes: Tensor, weights: Tensor) -> Tensor:
     """Compute as `between`, for |m| < 10 s, all exponents by one product of matrices.
-
-    They are -x²/2v + x m/v - m²/2v, whose terms are below 200 where the integrand is not nothing.
-
-    Args:
-        mean: m, (n,), not positive.
-        variance: v, (n,).
-        nodes: x, (J,), from a `Table`.
-        weights: of the nodes, (J, 3).
-
-    Returns:
-        Value, slope and curvature, (3, n).
 
     >>> zero, nodes = torch.zeros(1, dtype=torch.float64), table(0.085, torch.float64, torch.device("cpu"))
     >>> round(float(near(zero, zero + 4, nodes.nodes, nodes.weights)[1, 0]), 12)  # the slope is 1/2 at 0
@@ -226,15 +167,6 @@ def near(mean: Tensor, variance: Tensor, nodes: Tensor, weights: Tensor) -> Tens
 def window(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Compute between which x the integrand of the trapezoid rule is above e^-34 of its largest value.
 
-    With c = m + v, the integrand is at most φ(x; m, v) max(1, x), and e^(m + v/2) φ(x; c, v) where that is less.
-
-    Args:
-        mean: m, (n,), not positive.
-        variance: v, (n,).
-
-    Returns:
-        The lower and the upper bound of x, (n,) each.
-
     >>> [round(float(x), 3) for x in window(torch.zeros(1), torch.full((1,), 4.0))]  # 4 - √(16 + 272), √272
     [-12.971, 16.492]
     """
@@ -246,16 +178,6 @@ def window(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 
 def wide(mean: Tensor, variance: Tensor) -> Tensor:
     """Compute the moments by derivatives of the normal density, for s above 300, or above 20 with |m| < 2.5 s.
-
-    With u = m/s and c_k = ∫ σ'(x) x^2k dx/(2k)!: β = φ(u)/s (1 + Σ c_k He_2k(u)/vᵏ),
-    α = Φ(u) - φ(u) Σ c_k He_(2k-1)(u)/vᵏ and F = m Φ(u) + s φ(u) (1 + Σ c_k He_(2k-2)(u)/vᵏ).
-
-    Args:
-        mean: m, (n,), not positive.
-        variance: v, (n,).
-
-    Returns:
-        Value, slope and curvature, (3, n).
 
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> round(float(wide(zero, zero + 1e6)[0, 0]), 6)  # s/√(2π) + c₁/(s √(2π))
@@ -279,11 +201,6 @@ def wide(mean: Tensor, variance: Tensor) -> Tensor:
 @functools.cache
 def packed() -> Tensor:
     """Pack the nodes and weights of all rules into one vector of float64, in the order in which the kernel reads them.
-
-    Returns:
-        The vector: for each Hermite rule its pairs and their weights, those of the tail, `SERIES`, and for each
-        step of the trapezoid rule the number of nodes, the first index, the nodes, and three columns of weights; the
-        kernel takes eight nodes at a time, and seven at the end have no weight.
 
     >>> packed().dtype
     torch.float64

@@ -9,12 +9,6 @@ from torch import Tensor
 def negative_log_ndtr(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute -log Φ(x) and two derivatives, without cancellation far to the left.
 
-    Args:
-        x: any shape.
-
-    Returns:
-        The value, the first and the second derivative, each of the shape of x.
-
     >>> [round(float(part), 4) for part in negative_log_ndtr(torch.zeros(()))]  # log 2, -√(2/π), 2/π
     [0.6931, -0.7979, 0.6366]
     """
@@ -29,15 +23,6 @@ def negative_log_ndtr(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def energy(x: Tensor) -> Tensor:
     """Compute -log Φ(x), whose second derivative by torch is right far to the left too.
-
-    That of ``torch.special.log_ndtr`` cancels there: at x = -10⁴ it is 1.54 in place of 1.  Below -50 it is
-    ½x² + log(-x √(2π)) - log(1 - x⁻² + 3x⁻⁴ - 15x⁻⁶ + 105x⁻⁸), the asymptotic series.
-
-    Args:
-        x: any shape.
-
-    Returns:
-        The value, of the shape of x.
 
     >>> x = torch.tensor(-1e4, dtype=torch.float64)
     >>> round(float(torch.func.grad(torch.func.grad(energy))(x)), 6)

@@ -40,18 +40,7 @@ class RowConstants(NamedTuple):
 
 
 def row_constants(likelihood: Any, mean: Tensor, sd: Tensor, y: Tensor, weights: Tensor) -> RowConstants:
-    """Compute the constants of rows with these predictors.
-
-    Args:
-        likelihood: with ``energy(eta, y)``, whose third derivative is at most its second.
-        mean: e, (N,).
-        sd: s, (N,).
-        y: targets, (N,).
-        weights: of the rows, (N,).
-
-    Returns:
-        The constants; rows of weight 0, of wide predictors, or without curvature have none.
-    """
+    """Compute the constants of rows with these predictors."""
     moments = torch.zeros(5, *mean.shape, dtype=mean.dtype, device=mean.device)
     slope = torch.zeros_like(mean)
     lower = -1.0

@@ -17,12 +17,6 @@ def cholesky(
 ) -> tuple[Tensor, Tensor]:
     """Factor A = L Lᵀ, and say for which members that worked, as :func:`torchngvi.numerics.linalg.cholesky`.
 
-    Args:
-        matrix: A, (*batch, r, r), symmetric.
-
-    Returns:
-        L, (*batch, r, r), and where it exists, (*batch,).
-
     >>> factor, ok = cholesky(torch.tensor([[[4.0]], [[-1.0]]]))
     >>> factor[0].item(), ok.tolist()
     (2.0, [True, False])
@@ -83,13 +77,6 @@ def tsolve(
 ) -> Tensor:
     """Solve Lᵀ X = B for many small lower-triangular L.
 
-    Args:
-        lower: L, (*batch, r, r).
-        columns: B, (*batch, r, S).
-
-    Returns:
-        L⁻ᵀ B, (*batch, r, S).
-
     >>> tsolve(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), torch.tensor([[4.0], [2.0]])).tolist()
     [[1.0], [2.0]]
     """
@@ -102,12 +89,6 @@ def inverse(
     lower: Tensor,  # L, (*batch, r, r)
 ) -> Tensor:
     """Invert many small lower-triangular matrices.
-
-    Args:
-        lower: L, (*batch, r, r).
-
-    Returns:
-        L⁻¹, (*batch, r, r).
 
     >>> inverse(torch.tensor([[2.0, 0.0], [1.0, 1.0]])).tolist()
     [[0.5, 0.0], [-0.5, 1.0]]
@@ -123,13 +104,6 @@ def product(
     right: Tensor,  # (*batch, b, c)
 ) -> Tensor:
     """Multiply many small matrices, with b = 1 elementwise.
-
-    Args:
-        left: A, (*batch, a, b).
-        right: B, (*batch, b, c).
-
-    Returns:
-        A B, (*batch, a, c).
 
     >>> product(torch.tensor([[2.0]]), torch.tensor([[3.0, 4.0]])).tolist()
     [[6.0, 8.0]]

@@ -12,12 +12,6 @@ from torch import Tensor
 def is_sparse(X: Tensor) -> bool:
     """Say whether X is stored as compressed rows.
 
-    Args:
-        X: a matrix in any layout.
-
-    Returns:
-        True for a sparse CSR tensor, False for all others.
-
     >>> is_sparse(torch.eye(2))
     False
     """
@@ -26,15 +20,6 @@ def is_sparse(X: Tensor) -> bool:
 
 def compressed(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Make a CSR matrix, without torch's note that CSR is in beta.
-
-    Args:
-        pointers: where each row begins among the entries, and the number of entries, (N + 1,).
-        columns: the column of each entry, (nnz,).
-        values: the entries, (nnz,).
-        shape: (N, D).
-
-    Returns:
-        A sparse CSR tensor; its indices are not checked.
 
     >>> X = compressed(torch.tensor([0, 1, 2]), torch.tensor([1, 0]), torch.tensor([2.0, 3.0]), (2, 2))
     >>> X.to_dense().tolist()
@@ -48,13 +33,6 @@ def compressed(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[i
 def with_values(X: Tensor, values: Tensor) -> Tensor:
     """Replace the entries of a sparse matrix, in the places that it has.
 
-    Args:
-        X: (N, D) sparse CSR.
-        values: (nnz,).
-
-    Returns:
-        A sparse CSR tensor that shares its indices with X.
-
     >>> X = compressed(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([2.0]), (1, 2))
     >>> with_values(X, torch.tensor([5.0])).to_dense().tolist()
     [[0.0, 5.0]]
@@ -64,12 +42,6 @@ def with_values(X: Tensor, values: Tensor) -> Tensor:
 
 def by_column(X: Tensor) -> Tensor:
     """Convert X to CSC storage, without torch's note that it is in beta.
-
-    Args:
-        X: (N, D) sparse CSR.
-
-    Returns:
-        The same matrix as a sparse CSC tensor.
 
     >>> X = compressed(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([2.0]), (1, 2))
     >>> by_column(X).ccol_indices().tolist()
@@ -83,12 +55,6 @@ def by_column(X: Tensor) -> Tensor:
 def square(X: Tensor) -> Tensor:
     """Square every entry of a sparse matrix: X ∘ X.
 
-    Args:
-        X: (N, D) sparse CSR.
-
-    Returns:
-        A sparse CSR tensor that shares its indices with X.
-
     >>> X = compressed(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([3.0]), (1, 2))
     >>> square(X).to_dense().tolist()
     [[0.0, 9.0]]
@@ -101,13 +67,6 @@ def gram(
     weights: Tensor,  # b, (N,)
 ) -> Tensor:
     """Compute the weighted Gram matrix Xᵀ diag(b) X, by a product of sparse matrices.
-
-    Args:
-        X: (N, D) sparse CSR.
-        weights: b, (N,).
-
-    Returns:
-        A dense symmetric matrix, (D, D).
 
     >>> X = compressed(torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.tensor([2.0, 3.0]), (2, 2))
     >>> gram(X, torch.tensor([1.0, 10.0])).tolist()
@@ -124,13 +83,6 @@ def rows(
     index: Tensor,  # (B,)
 ) -> Tensor:
     """Choose rows of a sparse matrix, in the order given and as often as they are named.
-
-    Args:
-        X: (N, D) sparse CSR.
-        index: the numbers of the rows, (B,).
-
-    Returns:
-        A sparse CSR tensor, (B, D).
 
     >>> X = compressed(torch.tensor([0, 0, 2]), torch.tensor([0, 1]), torch.tensor([2.0, 3.0]), (2, 2))
     >>> rows(X, torch.tensor([1, 0])).to_dense().tolist()

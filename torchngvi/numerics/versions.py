@@ -18,14 +18,6 @@ _SMALL = 65_536  # entries up to which a copy of a tensor is kept, to know it by
 class Versions:
     """A memory of which tensors there were, how often torch had counted a write to each, and what they held.
 
-    Writes through ``tensor.data`` or a NumPy array that shares the memory are not counted: the contents tell, of a
-    large matrix by a sum of each row, which an edit below its rounding in float64 leaves as it is.  On an accelerator
-    they are compared only where the caller waits for the device in any case.
-
-    Args:
-        tensors: the tensors to remember; they are kept alive.
-        before: an earlier memory, whose contents are taken over for tensors that were not written to since.
-
     >>> x = torch.zeros(2)
     >>> versions = Versions([x])
     >>> versions.hold([x]), versions.hold([x.add_(1)])
@@ -57,16 +49,7 @@ class Versions:
         wait: bool = False,  # for an accelerator
         contents: bool = True,  # compare them, or go by the counts alone
     ) -> bool:
-        """Say whether these are the same tensors and nothing in them has changed.
-
-        Args:
-            tensors: those of today.
-            wait: whether contents are compared on an accelerator too, which waits for the device.
-            contents: whether contents are compared at all; otherwise the counts alone decide.
-
-        Returns:
-            True where nothing has changed.
-        """
+        """Say whether these are the same tensors and nothing in them has changed."""
         tensors = tuple(tensors)
         if (
             torch.compiler.is_compiling()
@@ -96,11 +79,7 @@ def _contents(tensor: Tensor) -> Tensor:
 
 
 def _row_sums(tensor: Tensor) -> Tensor:
-    """A weighted sum of each row in float64, numbers of their own in place of NaN and of ±∞.
-
-    An edit of one entry changes it by more than rounding unless the edit is smaller than about 1e-12 of the row;
-    several in one row would have to cancel under irrational weights.
-    """
+    """A weighted sum of each row in float64, numbers of their own in place of NaN and of ±∞."""
     weights = torch.arange(1, tensor.shape[-1] + 1, dtype=torch.float64, device=tensor.device).sin()
     if sparse.is_sparse(tensor):
         return sparse.with_values(tensor, _as_numbers(tensor.detach().values())) @ weights
@@ -129,12 +108,6 @@ def _holds(tensor: Tensor, content: Tensor) -> bool:
 def settings_of(part: object) -> tuple[object, ...]:
     """Describe a part by its class and its attributes, but for tensors, so that two descriptions can be compared.
 
-    Args:
-        part: any object with attributes.
-
-    Returns:
-        The class, and a dict of the attributes: numbers and texts by value, all others by identity.
-
     >>> from types import SimpleNamespace
     >>> settings_of(SimpleNamespace(rate=0.5, weights=torch.ones(2)))[1]
     {'rate': 0.5}
@@ -149,12 +122,6 @@ def settings_of(part: object) -> tuple[object, ...]:
 
 def tensors_of(part: object) -> tuple[Tensor, ...]:
     """Collect the tensors among the attributes of a part.
-
-    Args:
-        part: any object with attributes.
-
-    Returns:
-        The tensors, in the order in which the attributes were made.
 
     >>> from types import SimpleNamespace
     >>> tensors_of(SimpleNamespace(rate=0.5, weights=torch.ones(2)))

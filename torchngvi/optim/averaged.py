@@ -8,20 +8,7 @@ State = dict[str, Tensor]
 
 
 def averaged(momentum: Momentum, q: Posterior, path: Path, share: Tensor, state: State) -> tuple[Path, State]:
-    """The path along the average of the changes that the rule has asked for, and the state of the momentum after it.
-
-    A change that is not finite does not enter the average.
-
-    Args:
-        momentum: the part that averages the changes.
-        q: the posterior that is stepped.
-        path: the path of the rule, which has to be a straight line in q's own coordinates.
-        share: the ρ at which the change that enters the average is read from the path, (*batch,).
-        state: the state of the momentum before this step.
-
-    Returns:
-        The straight path along the average, which keeps the norm and slope of the rule's path, and the new state.
-    """
+    """The path along the average of the changes that the rule has asked for, and the state of the momentum after it."""
     move = path.at(share)
     assert isinstance(move, Tangent)
     kind, (vector, matrix) = type(move), move.change

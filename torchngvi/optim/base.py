@@ -100,11 +100,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         return sum(int(s["rejections"].sum()) for s in self.state.values() if "rejections" in s)
 
     def _look(self, index: int, seen: Seen) -> None:
-        """Count what goes wrong in a row, and say so where it is much.
-
-        Raises:
-            RejectedStepError: more rejections in a row, of all members, than ``watch.rejections``.
-        """
+        """Count what goes wrong in a row, and say so where it is much."""
         q, state = self.posteriors[index], self._state(index)["watch"]
         counts = counted(self.watch, q, seen, state)
         if counts is None:

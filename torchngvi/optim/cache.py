@@ -17,45 +17,17 @@ class Cached(NamedTuple):
     heading: Heading
 
     def holds(self, target: Target, q: Posterior, wait: bool, contents: bool = True) -> bool:
-        """Whether the kept evaluation is still that of this target at this q.
-
-        Args:
-            target: the target that is to be evaluated.
-            q: the posterior as it is now.
-            wait: whether tensors on an accelerator are compared by their entries too, for which the host waits.
-            contents: whether entries are compared at all; else the counts of writes decide.
-
-        Returns:
-            True if target, temperature, settings, tensors and coordinates are what they were at the evaluation.
-        """
+        """Whether the kept evaluation is still that of this target at this q."""
         same = self.target == target and self.settings == settings(target)
         return same and self.versions.hold((*target.tensors(), *q.coordinates), wait, contents)
 
 
 def cached(target: Target, q: Posterior, evaluation: Evaluation, heading: Heading, before: Cached | None) -> Cached:
-    """The record of an evaluation at q as it is now, to be asked by the next step.
-
-    Args:
-        target: the target that was evaluated.
-        q: the posterior at which it was evaluated.
-        evaluation: the loss and its derivative there.
-        heading: the path of the next step from there.
-        before: the record that this one replaces; what it knows of unchanged tensors is taken over.
-
-    Returns:
-        The record.
-    """
+    """The record of an evaluation at q as it is now, to be asked by the next step."""
     versions = Versions((*target.tensors(), *q.coordinates), None if before is None else before.versions)
     return Cached(target, settings(target), versions, evaluation, heading)
 
 
 def settings(target: Target) -> tuple[object, ...]:
-    """The values beside its tensors on which a target depends: its temperature and its settings.
-
-    Args:
-        target: the target that is asked.
-
-    Returns:
-        A tuple that changes whenever one of these values does.
-    """
+    """The values beside its tensors on which a target depends: its temperature and its settings."""
     return target.temperature, *target.settings()

@@ -134,10 +134,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         return self._bent(0, local)[0].slope
 
     def _evaluated(self, target: Target, stays: bool = False, contents: bool = True) -> tuple[Evaluation, Heading]:
-        """The packet and heading at q, from the cache while q and the target are what they were.
-
-        They go into the cache if q stays: where a step follows at once, nothing would be read from there.
-        """
+        """The packet and heading at q, from the cache while q and the target are what they were."""
         q, kept = self._only_posterior("a target"), self._cache
         if kept is not None and kept.holds(target, q, stays, contents):
             return kept.evaluation, kept.heading

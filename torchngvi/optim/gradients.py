@@ -11,14 +11,7 @@ from torchngvi.optim.records import Evaluation
 
 
 def check_filled(posteriors: Sequence[Posterior]) -> None:
-    """Check that a backward pass has reached every posterior.
-
-    Args:
-        posteriors: the posteriors that are about to be stepped.
-
-    Raises:
-        InputError: a posterior without a gradient.
-    """
+    """Check that a backward pass has reached every posterior."""
     if any(_empty(q) for q in posteriors):
         raise InputError(
             "the posterior has no gradient, and each step uses up those it read: compute a loss from q.rsample(), "
@@ -29,19 +22,7 @@ def check_filled(posteriors: Sequence[Posterior]) -> None:
 def evaluated(
     closure: Callable[[], Tensor], posteriors: Sequence[Posterior], scales: Sequence[float]
 ) -> list[Evaluation]:
-    """Evaluate a closure, and read the gradient of each posterior from its probes.
-
-    Args:
-        closure: returns the loss, and may have called ``backward`` itself; else it is called here.
-        posteriors: the posteriors on which the loss depends.
-        scales: the factor on loss and gradient for each posterior, N for a loss divided by N.
-
-    Returns:
-        One evaluation for each posterior.
-
-    Raises:
-        InputError: a closure that returns no tensor, or one that does not depend on a posterior.
-    """
+    """Evaluate a closure, and read the gradient of each posterior from its probes."""
     for q in posteriors:
         q.drop_gradients()
     with torch.enable_grad():
@@ -62,16 +43,7 @@ def evaluated(
 
 
 def packet(q: Posterior, loss: Tensor, scale: float) -> Expectation:
-    """The derivative of a whole loss, entropy included, from the gradients in the probes of q, which are used up.
-
-    Args:
-        q: the posterior, whose probes hold a and the gradient in the root.
-        loss: the value of the loss, 0-d or (*batch,).
-        scale: the factor on loss and gradient.
-
-    Returns:
-        The expectation with the derivative (a, W = P + I) in the frame of q, at temperature 1.
-    """
+    """The derivative of a whole loss, entropy included, from the gradients in the probes of q, which are used up."""
     a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
     q.drop_gradients()
     W = q.structure.one_sided(R) + q.structure.eye(a)
@@ -79,15 +51,7 @@ def packet(q: Posterior, loss: Tensor, scale: float) -> Expectation:
 
 
 def check_one_loss_each(loss: Tensor, q: Posterior) -> None:
-    """Check that a closure returns one loss for each batch member, as a step found by trial needs it.
-
-    Args:
-        loss: what the closure returned.
-        q: the posterior that is stepped.
-
-    Raises:
-        InputError: another shape than that of the batch.
-    """
+    """Check that a closure returns one loss for each batch member, as a step found by trial needs it."""
     if loss.shape != q.batch_shape:
         raise InputError(
             f"to judge each of the {tuple(q.batch_shape)} posteriors the closure must return one loss each; "

@@ -11,17 +11,7 @@ from torchngvi.interfaces import Posterior
 
 
 def give_up(method: str, q: Posterior, rows: int, rho: Tensor) -> None:
-    """Raise because q stands still: the last steps were all rejected.
-
-    Args:
-        method: the name of the optimizer's class.
-        q: the posterior.
-        rows: the number of steps in a row that were rejected.
-        rho: the last step size, (*batch,).
-
-    Raises:
-        RejectedStepError: always.
-    """
+    """Raise because q stands still: the last steps were all rejected."""
     remedy = "step_size=KLRadius(0.1), or IBLR, none of whose steps leaves the cone"
     if not q.framed:
         remedy = "a limit such as step_size=Clip(5.0)"
@@ -34,13 +24,7 @@ def give_up(method: str, q: Posterior, rows: int, rho: Tensor) -> None:
 
 
 def warn_of_divergence(method: str, what: str, rho: Tensor) -> None:
-    """Warn that a run is far above its start.
-
-    Args:
-        method: the name of the optimizer's class.
-        what: what has climbed, with its values.
-        rho: the last step size, (*batch,).
-    """
+    """Warn that a run is far above its start."""
     warn(
         f"{method}: {what}: the run diverges, at steps of size {float(rho.max()):.3g}, unless the loss itself has "
         "grown, as with data that come later. Begin again from the start with a smaller lr, or with "
@@ -50,12 +34,7 @@ def warn_of_divergence(method: str, what: str, rho: Tensor) -> None:
 
 
 def warn_of_falling(method: str, loss: float) -> None:
-    """Warn that a loss falls without bound while its gradient grows.
-
-    Args:
-        method: the name of the optimizer's class.
-        loss: its value.
-    """
+    """Warn that a loss falls without bound while its gradient grows."""
     warn(
         f"{method}: the loss has fallen to {loss:.3g}, and its gradient grows: the run diverges, since the log joint "
         "does not confine q. If the function returns -log p, an energy, return its negative; give every parameter a "
@@ -69,13 +48,7 @@ def _domain(q: Posterior) -> str:
 
 
 def warn_of_rejection(method: str, q: Posterior, rho: Tensor) -> None:
-    """Warn that a step was not taken, and say what to do about it.
-
-    Args:
-        method: the name of the optimizer's class.
-        q: the posterior that was left as it is.
-        rho: the step size that was tried, (*batch,).
-    """
+    """Warn that a step was not taken, and say what to do about it."""
     remedy = "or VN or SRVN without one, which find their steps by trial"
     if not q.framed:
         remedy = "a limit such as step_size=Clip(5.0), or a metric with a larger eps or warmup"
@@ -88,13 +61,7 @@ def warn_of_rejection(method: str, q: Posterior, rho: Tensor) -> None:
 
 
 def warn_if_unsummed(method: str) -> None:
-    """Warn, in a run of several processes, that a step sums nothing over them.
-
-    The coordinates of q are buffers, whose gradients DistributedDataParallel does not reduce.
-
-    Args:
-        method: the name of the optimizer's class.
-    """
+    """Warn, in a run of several processes, that a step sums nothing over them."""
     if ranks() > 1 and not Processes.met:  # where they meet, a closure or a hook sums
         warn(
             f"{method}: this is one of {ranks()} processes, and a step does not sum over them what "
@@ -107,12 +74,7 @@ def warn_if_unsummed(method: str) -> None:
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warn at the first frame of the call stack that belongs neither to this library nor to torch.
-
-    Args:
-        text: the warning.
-        category: the class of the warning.
-    """
+    """Warn at the first frame of the call stack that belongs neither to this library nor to torch."""
     depth, frame = 2, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("torchngvi", "torch"):
         depth, frame = depth + 1, frame.f_back

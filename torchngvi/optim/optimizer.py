@@ -341,10 +341,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         return kept, {name: where_members(known, value, own[name]) for name, value in new.items()}
 
     def _check_deterministic(self, loss: Tensor, again: Callable[[], Tensor]) -> None:
-        """Once, ask the closure again at the same q: a trial means nothing if the loss has changed.
-
-        Where reading the answer would make the host wait for a device, it is left to the user.
-        """
+        """Once, ask the closure again at the same q: a trial means nothing if the loss has changed."""
         if not self._repeats and loss.device.type == "cpu":
             pairs.refuse(pairs.ASKED_TWICE, self._parts(losses=(loss, again())))
             self._repeats = True

@@ -53,11 +53,7 @@ class Parts(NamedTuple):
         return bool(((again - loss).abs() > rounding).any())
 
     def words(self) -> dict[str, Any]:
-        """The words that a sentence of the tables may use in braces.
-
-        Returns:
-            The names of the parts by axis, and what the posterior, the estimator and the losses add to them.
-        """
+        """The words that a sentence of the tables may use in braces."""
         names = {name: type(part).__name__ for name, part in self._asdict().items()}
         words = {"emits": self.rule.emits.__name__, "number": self.number}
         if self.q is not None:
@@ -197,30 +193,14 @@ FOLDERS = {
 
 
 def refuse(table: Sequence[Refusal], parts: Parts, **more: str) -> None:
-    """Raise the sentence of the first row of a table whose condition holds.
-
-    Args:
-        table: pairs of a condition on the parts and a sentence with names in braces.
-        parts: the parts that are to work together.
-        more: further words for the sentence.
-
-    Raises:
-        PairError: a row whose condition holds.
-    """
+    """Raise the sentence of the first row of a table whose condition holds."""
     for holds, sentence in table:
         if holds(parts):
             raise PairError(sentence.format(**parts.words(), **more))
 
 
 def check_kinds(**parts: Any) -> None:
-    """Check that each part is an instance of the class of its axis, or was not given.
-
-    Args:
-        parts: the parts by the name of their axis, a key of `FOLDERS`; only ``rule`` may not be None.
-
-    Raises:
-        PairError: a class in the place of an instance, or an object of another package.
-    """
+    """Check that each part is an instance of the class of its axis, or was not given."""
     for name, part in parts.items():
         kind, folder = FOLDERS[name]
         if isinstance(part, kind) or (part is None and name != "rule"):
@@ -235,14 +215,7 @@ def check_kinds(**parts: Any) -> None:
 
 
 def posteriors_of(given: Any) -> list[Any]:
-    """What an optimizer is built over, as a list: one posterior, or an iterable of them or of param groups.
-
-    Args:
-        given: what the user gave.
-
-    Returns:
-        The items, which param groups check one by one.
-    """
+    """What an optimizer is built over, as a list: one posterior, or an iterable of them or of param groups."""
     if isinstance(given, Posterior | Tensor | str | bytes | dict | type) or not isinstance(given, Iterable):
         return [given]
     return list(given)

@@ -8,28 +8,13 @@ State = dict[str, Any]
 
 
 def complete(state: State, fresh: State) -> None:
-    """Complete a state that was loaded, in place: add entries that it lacks, and restore their dtypes.
-
-    torch loads a state in the dtype of the probes, truth values included.
-
-    Args:
-        state: the state that was loaded.
-        fresh: the state before the first step, whose dtypes are the right ones.
-    """
+    """Complete a state that was loaded, in place: add entries that it lacks, and restore their dtypes."""
     for name, value in fresh.items():
         state[name] = _in_dtypes_of(value, state[name]) if name in state else value
 
 
 def converted(state: State, like: Tensor) -> State:
-    """The state in the dtype and on the device of q.
-
-    Args:
-        state: the state of a posterior, dicts within it included.
-        like: a tensor of the dtype and device wanted.
-
-    Returns:
-        A new dict, in which every floating-point tensor is converted.
-    """
+    """The state in the dtype and on the device of q."""
     new = dict(state)
     for name, value in state.items():
         if isinstance(value, dict):

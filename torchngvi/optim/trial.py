@@ -33,32 +33,14 @@ class Tried(NamedTuple):
 
 
 def proposed(q: Posterior, path: Path, rho: Tensor) -> Proposal:
-    """The point of a path at the step size ρ.
-
-    Args:
-        q: the posterior, which is not moved.
-        path: the path of the rule.
-        rho: the step size, (*batch,).
-
-    Returns:
-        The point, and which batch members stay in the domain of q there.
-    """
+    """The point of a path at the step size ρ."""
     move = path.at(rho)
     new, inside = q.moved(move)
     return Proposal(path, rho, move, new, inside)
 
 
 def measured(q: Posterior, path: Path, like: Tensor) -> Path:
-    """The path, with the length of the change that it makes to q's own coordinates at ρ = 1.
-
-    Args:
-        q: the posterior, whose structure counts each stored entry once.
-        path: the path of the rule, of moves along a straight line in q's own coordinates.
-        like: a tensor (*batch,) of the dtype and device of q.
-
-    Returns:
-        The same path that says its ``change2``.
-    """
+    """The path, with the length of the change that it makes to q's own coordinates at ρ = 1."""
 
     def change2() -> Tensor:
         move, structure = path.at(torch.ones_like(like)), q.structure
@@ -76,18 +58,7 @@ def tried(
     evaluate: Callable[[], Evaluation],
     judge: Callable[[Trial], tuple[Tensor, dict[str, Any]]],
 ) -> Tried:
-    """Move q to a proposal, evaluate it there, and put back the members whose step is not kept.
-
-    Args:
-        q: the posterior at the start; an error or an interrupt in ``evaluate`` leaves it there.
-        proposal: the point to move to.
-        start: the evaluation at the start.
-        evaluate: evaluates the target at q as it then is.
-        judge: tells which members are kept, (*batch,), and the state of the step size after such a trial.
-
-    Returns:
-        The members that were kept, the evaluation that holds now, and the new state of the step size.
-    """
+    """Move q to a proposal, evaluate it there, and put back the members whose step is not kept."""
     path, rho = proposal.path, proposal.rho
     old = q.snapshot()
     slope, length = path.slope(), rho * path.norm2().sqrt()
@@ -107,26 +78,12 @@ def tried(
 
 
 def usable(trial: Trial) -> Tensor:  # (*batch,)
-    """The members whose trial began where L, its slope and the step were finite; other trials teach nothing.
-
-    Args:
-        trial: the losses before and after a step, with its slope and length.
-
-    Returns:
-        The mask of these members, (*batch,).
-    """
+    """The members whose trial began where L, its slope and the step were finite; other trials teach nothing."""
     return finite(trial.rho) & finite(trial.slope) & finite(trial.before)
 
 
 def together(trial: Trial) -> Trial:
-    """One trial for all batch members, for a target that couples them: they are kept or put back together.
-
-    Args:
-        trial: the trial of each member.
-
-    Returns:
-        The trial with losses and promised decreases summed over the members, each with its own ρ.
-    """
+    """One trial for all batch members, for a target that couples them: they are kept or put back together."""
     before, after, promised = (x.sum().expand_as(x) for x in (trial.before, trial.after, trial.rho * trial.slope))
     length = trial.length.square().sum().sqrt().expand_as(trial.length)
     slack = trial.slack.sum().expand_as(trial.slack) if isinstance(trial.slack, Tensor) else trial.slack

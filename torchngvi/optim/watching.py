@@ -72,14 +72,8 @@ class Seen(NamedTuple):
 
 
 def read_later(counts: Tensor, pending: Fetched | None) -> tuple[list[float] | None, Fetched | None]:
-    """Read counts where that costs nothing: on the CPU at once, on CUDA those of a step before, once they have arrived.
-
-    Args:
-        counts: the counts of this step.
-        pending: those that are on their way, if any.
-
-    Returns:
-        The counts that are known, or None, and those that are on their way now.
+    """Read counts where that costs nothing: on the CPU at once, on CUDA those of a step before, once they
+    have arrived.
     """
     if may_be_asked(counts):
         return counts.tolist(), None
@@ -92,18 +86,7 @@ def read_later(counts: Tensor, pending: Fetched | None) -> tuple[list[float] | N
 
 
 def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | None:
-    """Count the steps in a row that were rejected, and those whose loss is far above the start.
-
-    Args:
-        watch: what is far.
-        q: the posterior after the step.
-        seen: the step.
-        state: of the watch, which is changed: ``far``, the value that is far above the start, and both ``counts``.
-
-    Returns:
-        The least count of rejections over the members and the largest of losses, (2,); None where both are known to
-        be 0, since neither a member nor a loss is amiss.
-    """
+    """Count the steps in a row that were rejected, and those whose loss is far above the start."""
     value, dim = seen.start.loss, q.structure.total_dim if q.framed else q.dim
     if seen.lossless:
         value = q.norm2(q.local(seen.start.e)) if q.framed else seen.heading.path.slope()
@@ -133,22 +116,7 @@ def fallen(seen: Seen, state: State) -> bool:
 
 
 def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float], said: bool) -> bool:
-    """Warn of a run that diverges, once, and end one whose q stands still.
-
-    Args:
-        watch: how many steps in a row are too many.
-        method: the name of the optimizer's class.
-        q: the posterior.
-        seen: the step.
-        known: both counts.
-        said: whether it was said before that the run diverges.
-
-    Returns:
-        Whether it has been said by now.
-
-    Raises:
-        RejectedStepError: more rejections in a row, of all members, than ``watch.rejections``.
-    """
+    """Warn of a run that diverges, once, and end one whose q stands still."""
     rejected, above = known
     if not said and above >= watch.steps and not seen.lossless and bool((seen.start.loss < 0).all()):
         notices.warn_of_falling(method, float(seen.start.loss.max()))

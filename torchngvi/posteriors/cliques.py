@@ -15,10 +15,7 @@ from torchngvi.structures.pattern import is_whole
 
 @final
 class CliqueGaussian(PrecisionCholeskyGaussian):
-    """N(m_c, (T_c T_cᵀ)⁻¹) over the coordinates of cliques, one a batch member: see `clique_marginals`.
-
-    A picture of q at one moment: moving it does not move q.
-    """
+    """N(m_c, (T_c T_cᵀ)⁻¹) over the coordinates of cliques, one a batch member: see `clique_marginals`."""
 
     def __init__(
         self,
@@ -69,12 +66,6 @@ def clique_marginals(
 
 def forest_of(q: Posterior) -> Forest | None:
     """The forest of a q whose precision has the pattern of one, in this process alone.
-
-    Args:
-        q: the Gaussian.
-
-    Returns:
-        The forest; None of any other q.
 
     >>> from torchngvi.structures import arrow
     >>> groups = arrow(groups=3, local=2, globals=1)

@@ -135,11 +135,7 @@ class NaturalGaussian(PrecisionGaussian):
         return new, self.structure.everywhere(ok & proper)
 
     def _bounded(self, matrix: Structured, factor: Structured) -> bool:
-        """Whether all variances are known to be finite and positive without an inverse of T; of a large q only.
-
-        By the means of the other eigenvalues, the smallest is at least det S / (tr S / (D - 1))^(D-1); a variance lies
-        between 1 / tr S and its inverse.  Half of the range of exponents is left for rounding.
-        """
+        """Whether all variances are known to be finite and positive without an inverse of T; of a large q only."""
         structure, others = self.structure, self.dim - 1
         if self.dim <= _SMALL or not matrix.is_cpu or not is_whole(structure):
             return False

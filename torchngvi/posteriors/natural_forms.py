@@ -85,15 +85,6 @@ class NaturalForm(ABC):
 def natural_form(q: Posterior) -> NaturalForm:
     """View a posterior by its natural parameters.
 
-    Args:
-        q: an exponential family, or a Gaussian with all correlations or with none.
-
-    Returns:
-        The form, which reads and moves q itself.
-
-    Raises:
-        PairError: any other posterior.
-
     >>> from torchngvi.posteriors.flat import Gamma
     >>> natural_form(Gamma(torch.tensor([3.0, 2.0]))).natural().tolist()
     [3.0, 2.0]

@@ -10,13 +10,6 @@ from torchngvi.structures.pattern import Structured
 def kept_covariance(structure: Pattern, scale_tril: Tensor) -> Tensor:
     """Keep the marginal distributions of the blocks of a pattern, as the nearest q in KL(p‖q) does.
 
-    Args:
-        structure: the pattern; one without blocks keeps everything.
-        scale_tril: a lower factor of the covariance, (*batch, D, D).
-
-    Returns:
-        The lower factor of the covariance of the blocks, (*batch, D, D).
-
     >>> import torch
     >>> from torchngvi.structures import Diagonal
     >>> kept_covariance(Diagonal(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]])).tolist()
@@ -34,20 +27,6 @@ def tangent_moved(
     move: Move,
 ) -> tuple[Coordinates, Tensor]:
     """Move mean and root along a tangent: Λ + change, the diagonal by its logarithm where the move is a `LogTangent`.
-
-    A step that takes a diagonal entry of Λ through zero has left the domain: on the way there a variance was zero, or
-    infinite, and with the sign of its column turned back q' would be at a point that the gradient says nothing of.
-
-    Args:
-        structure: the pattern of q.
-        here: m, and a triangular root Λ of the covariance or of the precision, in the pattern.
-        move: a `Tangent`, whose change is that of Λ; or a `LogTangent`, with the change of log Λ_ii on the diagonal.
-
-    Returns:
-        The new mean and root, and the members (*batch,) for which the diagonal of the root is positive.
-
-    Raises:
-        NotImplementedError: another move, which a posterior that takes it makes by itself.
 
     >>> import torch
     >>> from torchngvi.structures import Dense
@@ -75,13 +54,6 @@ def root_of_inverse(
     root: Structured,  # A, lower triangular
 ) -> Structured:
     """Find the lower root of (A Aᵀ)⁻¹, by a QR factorisation of A⁻ᵀ.
-
-    Args:
-        structure: a pattern that is ``closed`` under all products.
-        root: A, lower triangular, in the pattern.
-
-    Returns:
-        The root in the pattern, with a positive diagonal.
 
     >>> import torch
     >>> from torchngvi.structures import Dense

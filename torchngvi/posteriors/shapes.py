@@ -14,15 +14,6 @@ Shape = int | Sequence[int]  # of a sample: a number of draws, or their shape
 def sizes(shape: Shape) -> tuple[int, ...]:
     """Read the shape of a sample, in which a number of draws n stands for (n,).
 
-    Args:
-        shape: a number or the sizes.
-
-    Returns:
-        The sizes.
-
-    Raises:
-        InputError: anything else, or a negative size.
-
     >>> sizes(3), sizes((2, 5)), sizes(())
     ((3,), (2, 5), ())
     """
@@ -37,18 +28,6 @@ def sizes(shape: Shape) -> tuple[int, ...]:
 def normal(shape: Shape, own: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw standard normal noise.
 
-    Args:
-        shape: of the sample, or a number of draws.
-        own: the shape of one draw.
-        like: a tensor that decides dtype and device.
-        generator: the source; torch's default generator if None.
-
-    Returns:
-        The noise, (*shape, *own).
-
-    Raises:
-        InputError: no shape, or no generator of this device.
-
     >>> normal(3, (2,), torch.zeros(1), None).shape
     torch.Size([3, 2])
     """
@@ -58,14 +37,6 @@ def normal(shape: Shape, own: Sequence[int], like: Tensor, generator: torch.Gene
 
 def check_points(theta: object, dim: int, like: Tensor) -> None:
     """Check that points are a tensor of real numbers, (*sample, *batch, D), where the posterior is.
-
-    Args:
-        theta: what the user gave.
-        dim: the number D of coordinates.
-        like: the mean of the posterior, (*batch, D), or something of its shape.
-
-    Raises:
-        InputError: if it is something else, has another width, or is on another device.
 
     >>> check_points(torch.zeros(5, 2), 2, torch.zeros(2))
     """
@@ -84,15 +55,6 @@ def check_points(theta: object, dim: int, like: Tensor) -> None:
 
 def number_of_draws(n: int) -> int:
     """A number of draws, after a check that it is one.
-
-    Args:
-        n: the number, at least one.
-
-    Returns:
-        It.
-
-    Raises:
-        InputError: anything else.
 
     >>> number_of_draws(3)
     3

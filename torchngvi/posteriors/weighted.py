@@ -110,11 +110,7 @@ class WeightedGaussians(Posterior):
         return super()._apply(fn, recurse)
 
     def _refuse(self, *_: Any) -> NoReturn:
-        """Refuse what only one Gaussian has.
-
-        Raises:
-            PairError: always.
-        """
+        """Refuse what only one Gaussian has."""
         raise PairError(
             "a Mixture has no mean with one root, and no step of its own. Its components have: use q.components, with "
             "MixtureIntegrand(q, log_joint) of torchngvi.models as their target; or torchngvi.fit(q, log_joint)."
@@ -149,12 +145,6 @@ class WeightedGaussians(Posterior):
 @torch.no_grad()
 def overlaps(components: Gaussian) -> Tensor:
     """The overlaps ∫√(N_j N_k) of all pairs of Gaussians (Bhattacharyya's coefficients), 1 for two that are the same.
-
-    Args:
-        components: Gaussians of batch shape (K,).
-
-    Returns:
-        The overlaps, (K, K).
 
     >>> from torchngvi import CholeskyGaussian
     >>> round(overlaps(CholeskyGaussian(1, (2,), mean=torch.tensor([[0.0], [2.0]])))[0, 1].item(), 4)  # exp(-½)

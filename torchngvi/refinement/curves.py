@@ -17,14 +17,6 @@ _FLAT = 1e-6  # below which expm1(x)/x and log1p(x)/x are their series
 class Spline:
     """The cubic spline through K nodes that has no knot at the second and the last but one.
 
-    It is linear in the values at the nodes: a curve with the values V, (K, n), is `basis(s) @ V`.  Three nodes have
-    a parabola, two a line and one a constant; from four nodes on cubics are met exactly, where the natural spline
-    misses even parabolas (de Boor 2001, *A Practical Guide to Splines*, chapter 4).  Beyond the ends it goes on in a
-    line for the distance of the last two nodes, and is constant from there.
-
-    Args:
-        nodes: (K,), rising.
-
     >>> nodes = torch.tensor([-2.0, -1.0, 0.5, 1.0, 3.0], dtype=torch.float64)
     >>> at = torch.tensor([-1.5, 2.0], dtype=torch.float64)
     >>> (Spline(nodes).basis(at) @ nodes**3).round(decimals=9).tolist()
@@ -89,14 +81,6 @@ class _Table(NamedTuple):
 
 class LineDensity:
     """The density p(s) ∝ exp h(s) of a curve h known at nodes, made positive everywhere.
-
-    Between the nodes h is their spline, beyond them it goes on with the slope and the curvature of the last node.  It
-    is tabulated, and the density is log-linear between the entries: normaliser, distribution function and quantiles
-    are then exact for what is evaluated.
-
-    Args:
-        nodes: (K,), rising.
-        heights: h there, (K,).
 
     Attributes:
         log_mass: log ∫ exp h.

@@ -85,14 +85,7 @@ class Wider(NamedTuple):
 
 @torch.no_grad()
 def weigh(q: Gaussian, joint: Joint, seed: int) -> tuple[WeightedDraws, Quality, Wider] | None:
-    """Draw 2,048 times from q and from t distributions as wide as its linear response, and weigh by p.
-
-    Half of the draws are those of q, which keeps the weights bounded where it has mass; see `Proposal`.
-
-    Returns:
-        The draws with smoothed weights, what they are worth, and where more come from; None where the log joint is NaN
-        at one of them, or finite at none.
-    """
+    """Draw 2,048 times from q and from t distributions as wide as its linear response, and weigh by p."""
     frame = q.frame()
     z = Fixed(max(_FEWEST, _EACH * q.dim), seed=seed)(frame.mean)
     value, gradient = value_and_gradient(joint, frame.mean + frame.push(z))

@@ -26,9 +26,6 @@ class Joint:
         target: the log joint, its errors become -∞.
         values: points at which no gradient was wanted.
 
-    Raises:
-        InputError: a target at temperature 0, or one that gives another value at each call.
-
     >>> from torchngvi import LogJoint
     >>> joint = Joint(LogJoint(lambda theta: -0.5 * theta.square().sum(-1)))
     >>> joint(torch.ones(3, 2)).tolist(), joint.values
@@ -70,14 +67,6 @@ def value_and_gradient(
 ) -> tuple[Tensor, Tensor]:  # (N,), (N, D)
     """Evaluate a log density and its gradient at points.
 
-    Args:
-        log_density: of points (N, D), returns (N,).
-        points: (N, D).
-        at_once: the most points in one call, which bounds the memory.
-
-    Returns:
-        The values, (N,), and the gradients, (N, D).
-
     >>> value_and_gradient(lambda x: -0.5 * x.square().sum(-1), torch.ones(1, 2))
     (tensor([-1.]), tensor([[-1., -1.]]))
     """
@@ -111,14 +100,6 @@ class Quality(NamedTuple):
 def quality(density: Density, joint: Joint, seed: int) -> Quality:
     """Judge a density by log w = log p/γ - log q at 1,024 of its draws.
 
-    Args:
-        density: the density q.
-        joint: the log joint log p, at temperature γ.
-        seed: of the draws.
-
-    Returns:
-        The ELBO with its standard error, the log evidence, and what the importance weights are worth.
-
     >>> from torchngvi import LogJoint
     >>> from torchngvi.refinement import LayeredGaussian
     >>> q = LayeredGaussian(torch.zeros(1), torch.eye(1))
@@ -136,12 +117,6 @@ def quality_of(
     log_weights: Tensor,  # (S,)
 ) -> Quality:
     """Judge a density by its log importance weights at its own draws.
-
-    Args:
-        log_weights: log p/γ - log q, (S,).
-
-    Returns:
-        The ELBO with its standard error, the log evidence, and what the weights are worth, as of 1,024 draws.
 
     >>> round(quality_of(torch.zeros(256)).effective)
     1024

@@ -195,12 +195,6 @@ def orthogonal(
 ) -> Tensor:  # (D, D)
     """Make an orthogonal matrix [u P] whose first column is a direction, by a Householder reflection.
 
-    Args:
-        direction: u, (D,), of length 1.
-
-    Returns:
-        The matrix, (D, D).
-
     >>> orthogonal(torch.tensor([0.0, 1.0]))[:, 0].tolist()
     [0.0, 1.0]
     """

@@ -108,21 +108,7 @@ def mix(
     seed: int,
     known: Sequence[Tensor] = (),
 ) -> Mixture | None:
-    """Search modes, fit a Gaussian at each, and find the shares with which their mixture has the largest ELBO.
-
-    Args:
-        mean: of a q that has been fitted, the first member, (D,).
-        root: of q, lower triangular, (D, D).
-        joint: the log joint.
-        elbo: of q; a mode whose evidence is five nats below does not count.
-        starts: of the search, (K, D); by default 4 to 16, half of them uniform on (-2, 2), the others within six
-            standard deviations of q.
-        seed: of all draws.
-        known: modes that are known already, (D,) each, where the search begins too.
-
-    Returns:
-        The mixture; None where q is left alone.
-    """
+    """Search modes, fit a Gaussian at each, and find the shares with which their mixture has the largest ELBO."""
     own = mean, root
     modes = [mode for mode in _searched(*own, joint, starts, seed, known) if mode is not None and mode.found]
     kept = _distinct(modes, own, elbo)
@@ -176,11 +162,7 @@ def _distance(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> fl
 
 
 def best_shares(mean: Tensor, root: Tensor, joint: Joint, seed: int) -> Tensor:
-    """The shares π (K,) at which Σ_k π_k E_k[log p - log Σ_l π_l q_l] is largest, over fixed draws of each member.
-
-    At the optimum all members with a share have the same E_k[log p - log q], and each sweep multiplies π_k by its
-    exponential.  Where members do not overlap the first sweep is the last: the softmax of their ELBOs.
-    """
+    """The shares π (K,) at which Σ_k π_k E_k[log p - log Σ_l π_l q_l] is largest, over fixed draws of each member."""
     count, dim = mean.shape
     generator = torch.Generator(mean.device).manual_seed(seed)
     z = torch.randn(_SHARED, 1, dim, dtype=mean.dtype, device=mean.device, generator=generator)

@@ -65,17 +65,6 @@ def fitted(
 ) -> Fits:
     """Fit from these starts by VN over fixed draws; the ELBO is of others.
 
-    Args:
-        target: one log density a member.
-        mean: of the starts.
-        root: of the starts, lower triangular.
-        seed: of the draws.
-        draws: how many; by default as many as it takes to know each Gaussian to about 0.05 nats, within limits: few,
-            and then what the noise of the gradient over them asks for.
-
-    Returns:
-        Means and roots of the Gaussians, their ELBOs, where they may be used, and over how many draws they were fitted.
-
     >>> fits = fitted(Batched(lambda y: -2 * y.square().sum(-1)), torch.ones(1, 2), torch.eye(2)[None], seed=0)
     >>> bool(fits.ok), fits.draws, fits.root.diagonal(dim1=-2, dim2=-1).tolist()
     (True, 32, [[0.5, 0.5]])

@@ -57,18 +57,7 @@ class Second(NamedTuple):
 def examined_again(
     density: Density, joint: Joint, seed: int, wider: Wider | None = None, names: Sequence[str] = ()
 ) -> Second:
-    """Compare the moments of a refined density with those by importance sampling from something wider.
-
-    Args:
-        density: as `refine` found it.
-        joint: the log joint.
-        seed: of the draws, of which none was used before.
-        wider: what weighted draws come from; other densities know something wider by themselves.
-        names: of the coordinates, for the reasons.
-
-    Returns:
-        One of the words of a verdict, with its reasons.
-    """
+    """Compare the moments of a refined density with those by importance sampling from something wider."""
     found = _sampled(density, joint, seed, wider, _DRAWS)
     if found is not None and undecided(*found):
         found = _sampled(density, joint, seed + 1, wider, _MORE)

@@ -65,17 +65,6 @@ def trace(
 ) -> Nodes | None:
     """Fit Gaussians conditional on s = uᵀx, of a log density of x that is near N(0, I).
 
-    Each side goes on until the ELBO has fallen by 9 nats, in steps that it chooses itself; each node starts from the
-    ones before it.
-
-    Args:
-        log_density: of points x (N, D), returns (N,).
-        direction: u, (D,), of length 1.
-        seed: of the draws.
-
-    Returns:
-        The nodes; None where the conditional in the middle has none.
-
     >>> nodes = trace(lambda x: -0.5 * x.square().sum(-1), torch.tensor([1.0, 0.0]), seed=0)
     >>> bool((nodes.elbo - nodes.elbo.max() + 0.5 * nodes.s**2).abs().max() < 1e-5)
     True

@@ -17,14 +17,6 @@ def covariance_speed2(
 ) -> Tensor:
     """The squared Fisher length of a velocity of mean and covariance.
 
-    Args:
-        q: the posterior, which holds a root of the covariance.
-        mean: ṁ, (*batch, D).
-        covariance: V̇, symmetric, in the pattern.
-
-    Returns:
-        |u|² + ½‖Q‖²_F, (*batch,).
-
     >>> import torch
     >>> from torchngvi import CholeskyGaussian
     >>> covariance_speed2(CholeskyGaussian(1, scale=2.0), torch.tensor([2.0]), torch.tensor([[8.0]])).item()
@@ -45,14 +37,6 @@ def map_speed2(
 ) -> Tensor:
     """The squared Fisher length of the velocity θ ↦ ṁ + B(θ - m), with which V̇ = BV + VBᵀ.
 
-    Args:
-        q: the posterior, which holds a root of the covariance.
-        mean: ṁ, (*batch, D).
-        B: any matrix of squares.
-
-    Returns:
-        The squared length, (*batch,).
-
     >>> import torch
     >>> from torchngvi import CholeskyGaussian
     >>> map_speed2(CholeskyGaussian(1, scale=2.0), torch.tensor([2.0]), torch.tensor([[1.0]])).item()
@@ -69,13 +53,6 @@ def root_speed2(
     velocity: Coordinates,  # of mean and root
 ) -> Tensor:
     """The squared Fisher length of a velocity of the mean and of the triangular root Λ that q stores.
-
-    Args:
-        q: the posterior, which holds a root of the covariance or of the precision.
-        velocity: ṁ and Λ̇, lower triangular.
-
-    Returns:
-        The squared length, (*batch,), where Q = K + Kᵀ with K = Λ⁻¹Λ̇.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian
@@ -94,14 +71,6 @@ def triangular_speed2(
     K: Structured,
 ) -> Tensor:
     """The squared Fisher length |u|² + ½‖K + Kᵀ‖²_F of a velocity of the root C' = C(I + ρK) in the frame.
-
-    Args:
-        structure: the pattern of K.
-        u: the velocity of the mean in the frame, (*batch, D).
-        K: lower triangular.
-
-    Returns:
-        The squared length, (*batch,).
 
     >>> import torch
     >>> from torchngvi.structures import Dense

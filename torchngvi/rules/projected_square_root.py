@@ -51,10 +51,8 @@ class ProjectedSquareRoot(Rule):
         self.floor = read_number("floor", floor, what, above=0)
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """Return the straight line from (m, R), each point of which is projected onto the roots with eigenvalues ≥ c.
-
-        Raises:
-            PairError: if the posterior does not have a full covariance.
+        """Return the straight line from (m, R), each point of which is projected onto the roots with
+        eigenvalues ≥ c.
         """
         if q.structure.widest < q.dim:
             raise PairError(

@@ -48,17 +48,7 @@ class Direction(NamedTuple):
 
 
 def hessian(e: Expectation, local: Local, frame: Frame, exact: bool = False) -> Callable[[Direction], Direction]:
-    """The Hessian of L in (m, C) at q, as a map of directions.
-
-    Args:
-        e: the expectation at q, whose packet tells its change, or else is taken to stand still.
-        local: its gradient in the frame.
-        frame: of q, over a structure with all products.
-        exact: whether its products are as precise as q; those of a step need not be.
-
-    Returns:
-        The map.
-    """
+    """The Hessian of L in (m, C) at q, as a map of directions."""
     structure, gamma = frame.structure, e.temperature
     assert isinstance(structure, FullAlgebra)
     W = local.P + gamma * structure.eye(local.a)
@@ -81,19 +71,7 @@ def conjugate_gradients(
     structure: FullAlgebra,
     most: int,
 ) -> tuple[Direction, int]:
-    """Solve H x = r, each member to its own accuracy; where curvature is not positive, end at what there is.
-
-    Args:
-        hessian: the map H.
-        precondition: an inverse of about H.
-        r: the right-hand side.
-        accuracy: the relative residual, in the metric of the preconditioner, of each member.
-        structure: of the root.
-        most: the largest number of products.
-
-    Returns:
-        x, and the number of products.
-    """
+    """Solve H x = r, each member to its own accuracy; where curvature is not positive, end at what there is."""
     products = 0
     x = Direction(torch.zeros_like(r.delta), torch.zeros_like(r.T))
     p = z = precondition(r)
@@ -120,12 +98,7 @@ def conjugate_gradients(
 
 
 def still_solved(e: Expectation, local: Local, frame: Frame) -> Callable[[Direction], Direction]:
-    """The inverse of the Hessian as it would be if H stood still, (Wδ, tril[WT] + γ diag T), as a preconditioner.
-
-    Column j of tril[WT] is the trailing square of W times that of T.  With W = LᵀL the trailing squares of L are their
-    factors, so that all columns are solved at once by T₀ = L⁻¹ tril[L⁻ᵀ R], and each of the D terms γ T_jj takes a
-    correction of rank one.  Where C is upper triangular, rows and leading squares of W = LLᵀ take their place.
-    """
+    """The inverse of the Hessian as it would be if H stood still, (Wδ, tril[WT] + γ diag T), as a preconditioner."""
     structure, gamma = frame.structure, e.temperature
     assert isinstance(structure, FullAlgebra)
     W = local.P + gamma * structure.eye(local.a)

@@ -27,17 +27,7 @@ def joint_log_density(
     out: Moments,
     there: Moments,
 ) -> tuple[Tensor, Tensor]:
-    """Compute log ∫ Π_B p(y_j | θ) q_0(θ) dθ of every group B, with its standard error.
-
-    Args:
-        model: of the rows; densities are of rows as they are, without their weights.
-        member: the group of each row.
-        out: q_0, for each group or for all.
-        there: q_1, the same.
-
-    Returns:
-        The log densities (G,), in nats, and their standard errors as if draws were independent, (G,).
-    """
+    """Compute log ∫ Π_B p(y_j | θ) q_0(θ) dθ of every group B, with its standard error."""
     count, dim = int(member.max()) + 1, model.dim
     pairs = [(m.expand(count, dim), C.expand(count, dim, dim)) for m, C in (out, there)]
     z = _normal(dim, model.X)

@@ -152,18 +152,7 @@ def _of_groups(
 
 
 def numbered(groups: Any, count: int) -> tuple[tuple[Any, ...], list[int]]:
-    """Number the groups in the order of their names.
-
-    Args:
-        groups: the name of the group of each row, in any sequence, array, tensor or column of a table.
-        count: the number of rows.
-
-    Returns:
-        The names, sorted, and the number of that of each row.
-
-    Raises:
-        InputError: names that are missing or cannot be sorted, of another number of rows, or of one group alone.
-    """
+    """Number the groups in the order of their names."""
     if isinstance(groups, Tensor) and groups.is_meta:
         raise InputError("groups names the group of each row; a tensor on a meta device has no names.")
     values = groups.tolist() if hasattr(groups, "tolist") else groups

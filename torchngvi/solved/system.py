@@ -18,18 +18,6 @@ _LEFT = 100.0  # tolerances, the relative residual above which a solution is ref
 def response(q: Gaussian, target: TractableTarget, u: Direction, tolerance: float) -> Direction:
     """Solve H x = u by conjugate gradients, whose products need no expectation, beside one at q.
 
-    Args:
-        q: the optimum, over a structure with all products.
-        target: whose packets tell how they change with q.
-        u: in the frame of q.
-        tolerance: of the optimum; the system is solved as accurately.
-
-    Returns:
-        x, in the frame.
-
-    Raises:
-        InputError: a system that cannot be solved as accurately.
-
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> q, model = CholeskyGaussian(1, scale=0.5), GeneralizedLinear(torch.ones(3, 1), [1.0, 2.0, 3.0], "gaussian")
     >>> response(q, model, Direction(torch.ones(1), torch.ones(1, 1)), 1e-3)  # W is 1: of the root there is γ too

@@ -15,14 +15,6 @@ _SHARE = 0.1  # nats for each group
 def raised(least: float, norm2: Tensor, leaves: int) -> Tensor:
     """A limit of the squared length of a step, raised in proportion to the number of groups near the optimum.
 
-    Args:
-        least: the limit for a q without groups, and for all q far from the optimum.
-        norm2: the squared natural norm of the gradient, (*batch,).
-        leaves: n, the number of blocks of coordinates that are independent given the others.
-
-    Returns:
-        max(least, n/10) for the members whose squared norm is at most n, least for the others, (*batch,).
-
     >>> raised(4.0, torch.tensor([99.0, 101.0]), 100).tolist(), raised(4.0, torch.tensor(0.0), 1).item()
     ([10.0, 4.0], 4.0)
     """

@@ -97,9 +97,5 @@ class PowerSchedule:
         self,
         t: int,  # steps taken
     ) -> float:
-        """Return the factor of lr after t steps.
-
-        Raises:
-            InputError: if the count of steps is negative.
-        """
+        """Return the factor of lr after t steps."""
         return (self.offset + _count(t) + 1) ** -self.alpha

@@ -26,19 +26,6 @@ def theorem_2_step(
 ) -> float:
     """The constant step size up to which Theorem 2 has SR-VN descend, for γ = 1.
 
-        ρ ≤ min{λ_min/(λ_max² M), √(2/5) ξ_l²/(M ξ_u⁴)}        (Kumar et al. 2025, Eq 55; printed with max)
-
-    Args:
-        M: the largest curvature of ℓ, ∇²ℓ ⪯ M.
-        lambda_min, lambda_max: the smallest and the largest eigenvalue of V_t along the run; ξ_u² always is a λ_max.
-        xi_l, xi_u: the smallest and the largest ‖C_t‖_F along the run.
-
-    Returns:
-        The largest such ρ.
-
-    Raises:
-        InputError: if a constant is not positive and finite.
-
     >>> theorem_2_step(4.0, 0.25, 1.0, 0.5, 1.0)
     0.03952847075210474
     """
@@ -54,20 +41,6 @@ def theorem_2_descent(
     xi_u: float,  # largest ‖C_t‖_F
 ) -> float:
     """The constant η of the linear rate of SR-VN, L_{t+1} - L* ≤ (1 - 2ηδ)(L_t - L*) (Kumar et al. 2025, Eq 25).
-
-        η = min{λ_min ρ - ½ M ρ² ξ_u⁴, √(5/2) ρ ξ_l² - 5/4 M ρ² ξ_u⁴}
-
-    Args:
-        rho: the constant step size ρ.
-        M: the largest curvature of ℓ, ∇²ℓ ⪯ M.
-        lambda_min: the smallest eigenvalue of V_t along the run.
-        xi_l, xi_u: the smallest and the largest ‖C_t‖_F along the run.
-
-    Returns:
-        η; the theorem says something only where it is positive.
-
-    Raises:
-        InputError: if a constant is not positive and finite.
 
     >>> theorem_2_descent(0.01, 4.0, 0.25, 0.5, 1.0)
     0.0023
@@ -85,20 +58,6 @@ def descent_step(
 ) -> float:
     """A constant step size that suffices for SR-VN to descend, L' ≤ L - ½ρ|a|² - ¼ρ‖P‖²_F.
 
-        ρ = 1/((M + γ/λ_min) λ_max)
-
-    Args:
-        M: the largest curvature of ℓ, ∇²ℓ ⪯ M.
-        lambda_min: the smallest eigenvalue of V before and after the step.
-        lambda_max: the largest eigenvalue of V before the step.
-        temperature: γ, not negative.
-
-    Returns:
-        That ρ.
-
-    Raises:
-        InputError: if a constant is not positive and finite, or the temperature is negative.
-
     >>> descent_step(4.0, 0.25, 1.0)
     0.125
     """
@@ -114,22 +73,6 @@ def iterations_to(
     rate: float,  # share of the gap a step takes off: 2ηδ, or ½ρδλ_min
 ) -> int:
     """The number of steps after which a gap that shrinks by 1 - rate a step is below ``gap``.
-
-        ⌈log(gap/start)/log(1 - rate)⌉
-
-    This is Eq 58 of Kumar et al. (2025), which prints the lower bound on t as an upper one.  Of the two cases it
-    distinguishes the larger number of steps holds, where min is printed: η is the smaller of two.
-
-    Args:
-        gap: the wanted L - L*, in nats.
-        start: the gap L_0 - L* at the start, in nats.
-        rate: the share of the gap that a step takes off, 2ηδ or ½ρδλ_min, in (0, 1).
-
-    Returns:
-        The number of steps, 0 where the start is near enough.
-
-    Raises:
-        InputError: if a gap or a start is not positive, or the rate lies outside (0, 1).
 
     >>> iterations_to(1e-3, 1.0, 0.5)
     10

@@ -43,13 +43,6 @@ class Index(NamedTuple):
 def index_of(pattern: Positioned, device: torch.device) -> Index:
     """Make the indices of a pattern on a device, or return those that were made for it before.
 
-    Args:
-        pattern: what the entries belong to; patterns that compare equal share their indices.
-        device: where the indices are to lie.
-
-    Returns:
-        The `Index`, of integers on that device; its weights are float64.
-
     >>> from torchngvi.structures import Dense
     >>> index_of(Dense(2), torch.device("cpu")).diagonal.tolist()
     [0, 3]

@@ -37,13 +37,6 @@ def kinds_of(
 ) -> list[Kind]:
     """Sort the nodes of a forest into kinds: nodes of one size whose parents are of one kind.
 
-    Args:
-        parents: of each node the number of its parent, a later node; -1 of a root.
-        sizes: the number of coordinates of each node.
-
-    Returns:
-        The kinds, each before the kind of its parents.
-
     >>> groups, root = kinds_of([2, 2, -1], [1, 1, 3])
     >>> groups.nodes, groups.size, groups.above, root.nodes
     (2, 1, 3, 1)
@@ -95,13 +88,6 @@ def inherited(
 ) -> Tensor:
     """Give each node the values of its parent.
 
-    Args:
-        kind: the kind of the nodes.
-        values: of the m parents, (*batch, m, a, b).
-
-    Returns:
-        The values, (*batch, n, a, b); of a single parent one, to be broadcast.
-
     >>> kind, _ = kinds_of([2, 3, -1, -1], [1, 1, 1, 1])
     >>> inherited(kind, torch.tensor([5.0, 7.0])[:, None, None]).flatten().tolist()
     [5.0, 7.0]
@@ -115,14 +101,6 @@ def below(
     own: Tensor,  # B, (*batch, n, b, c)
 ) -> Tensor:
     """Multiply the parent's matrix by each node's own.
-
-    Args:
-        kind: the kind of the nodes.
-        values: A of the m parents, (*batch, m, a, b).
-        own: B of the n nodes, (*batch, n, b, c).
-
-    Returns:
-        A_parent B, (*batch, n, a, c).
 
     >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
     >>> below(kind, torch.tensor([[[2.0]]]), torch.tensor([[[3.0]], [[4.0]]])).flatten().tolist()
@@ -138,13 +116,6 @@ def summed(
     values: Tensor,  # (*batch, n, a, b)
 ) -> Tensor:
     """Sum the values of siblings.
-
-    Args:
-        kind: the kind of the nodes.
-        values: of the n nodes, (*batch, n, a, b).
-
-    Returns:
-        One sum a parent, (*batch, m, a, b).
 
     >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
     >>> summed(kind, torch.tensor([[[3.0]], [[4.0]]])).flatten().tolist()
@@ -162,14 +133,6 @@ def summed_product(
     right: Tensor,  # B, (*batch, n, b, c)
 ) -> Tensor:
     """Sum the products A B of siblings.
-
-    Args:
-        kind: the kind of the nodes.
-        left: A of the n nodes, (*batch, n, a, b).
-        right: B of the n nodes, (*batch, n, b, c).
-
-    Returns:
-        One sum a parent, (*batch, m, a, c).
 
     >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
     >>> A = torch.tensor([[[3.0]], [[4.0]]])
@@ -189,14 +152,6 @@ def stacked(
     of_parents: Tensor | None,  # (*batch, m, c, b)
 ) -> Tensor:
     """Stack the rows of each node on those of its ancestors.
-
-    Args:
-        kind: the kind of the nodes.
-        rows: of the n nodes, (*batch, n, a, b).
-        of_parents: of the m parents, with those of their ancestors, (*batch, m, c, b); None of roots.
-
-    Returns:
-        The rows of both, (*batch, n, a + c, b).
 
     >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
     >>> stacked(kind, torch.tensor([[[3.0]], [[4.0]]]), torch.tensor([[[9.0]]]))[..., 0].tolist()
@@ -257,12 +212,7 @@ class Chains(Handed):
 
 
 class Inbox:
-    """What descendants send upwards: for each node a matrix whose rows are its own, then those of its ancestors.
-
-    Args:
-        kinds: of the forest, children first.
-        symmetric: whether the columns are those of the node and its ancestors too, not those of vectors.
-    """
+    """What descendants send upwards: for each node a matrix whose rows are its own, then those of its ancestors."""
 
     def __init__(self, kinds: Sequence[Kind], symmetric: bool = False) -> None:
         self._kinds, self._symmetric = kinds, symmetric

@@ -21,14 +21,6 @@ _has_no_root: Any = _refused
 class NoMatrix(Pattern):
     """The pattern without entries: tensors (*batch, 0), so that what moves, masks, scales or saves a matrix finds one.
 
-    Products and factors are those of a root, and there is none: a posterior that holds this pattern has no frame.
-
-    Args:
-        dim: D, the length of the vector.
-
-    Raises:
-        NotImplementedError: any product or factor is asked for.
-
     >>> NoMatrix(3).eye(torch.zeros(2, 3)).shape
     torch.Size([2, 0])
     """

@@ -328,12 +328,6 @@ class Pattern(ABC):
 def is_whole(pattern: Pattern) -> bool:
     """Say whether one process has all coordinates of a pattern, so that `Pattern.total` has nothing to add.
 
-    Args:
-        pattern: the pattern.
-
-    Returns:
-        True if its ``total`` is that of `Pattern`.
-
     >>> from torchngvi.structures import Dense
     >>> is_whole(Dense(2))
     True

@@ -38,14 +38,6 @@ def placed(
 ) -> list[Placed] | None:
     """Find for each row of a sparse design the clique that its columns lie in: a node and its ancestors.
 
-    Args:
-        pattern: the forest.
-        X: the design, (N, D), in sparse CSR storage; what was found is remembered as long as X lives.
-
-    Returns:
-        The rows of each kind of nodes, in the order of ``pattern.kinds``; None where a row has columns of different
-        branches.
-
     >>> from torchngvi.numerics.sparse import compressed
     >>> from torchngvi.structures import arrow
     >>> X = compressed(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), torch.ones(3), (2, 3))

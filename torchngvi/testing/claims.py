@@ -30,8 +30,6 @@ _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.defau
 class Claim:
     """A part under test, and the input for which something is said of it.
 
-    Every check makes one, narrows it by `at`, and says by the other methods what must hold.
-
     >>> claim = Claim("MyRule").at("a batch of (2, 3)")
     >>> claim.holds(False, "its path must begin at q")
     Traceback (most recent call last):
@@ -118,12 +116,6 @@ class NoReads(TorchDispatchMode):
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Compute the largest difference of two tensors, relative to the largest expected entry or to 1.
 
-    Args:
-        actual, expected: tensors of one shape.
-
-    Returns:
-        A number, 0 for tensors without entries and NaN where either has one.
-
     >>> relative_error(torch.tensor([15.0]), torch.tensor([10.0]))
     0.5
     """
@@ -136,14 +128,6 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def normal(*shape: int, seed: int, dtype: torch.dtype = DTYPE) -> Tensor:
     """Draw standard normal numbers that depend on the seed and the shape only.
 
-    Args:
-        shape: the sizes of the tensor.
-        seed: of a generator of its own.
-        dtype: into which the float64 draws are rounded.
-
-    Returns:
-        A tensor of that shape on the CPU.
-
     >>> torch.equal(normal(2, seed=1), normal(2, seed=1))
     True
     """
@@ -152,13 +136,6 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = DTYPE) -> Tensor:
 
 def derivative(function: Callable[[float], Tensor], step: float = 5e-5) -> Tensor:
     """Compute f'(0) from values at 0 and to the right of it, with an error of the order step⁴.
-
-    Args:
-        function: f, from a number to a tensor, which need not be known left of 0.
-        step: the distance between two of the five values.
-
-    Returns:
-        A tensor of the shape of f.
 
     >>> round(derivative(lambda h: torch.tensor(2.0 + h, dtype=torch.float64).square()).item(), 8)
     4.0
@@ -171,13 +148,6 @@ def derivative(function: Callable[[float], Tensor], step: float = 5e-5) -> Tenso
 def matvec(matrix: Tensor, x: Tensor) -> Tensor:
     """Multiply vectors by matrices, A x, with samples on the left of the batch.
 
-    Args:
-        matrix: A, (*batch, D, D).
-        x: (*sample, *batch, D).
-
-    Returns:
-        A x, (*sample, *batch, D).
-
     >>> matvec(2 * torch.eye(2), torch.ones(3, 2)).shape
     torch.Size([3, 2])
     """
@@ -186,12 +156,6 @@ def matvec(matrix: Tensor, x: Tensor) -> Tensor:
 
 def tensors_in(packet: Any) -> list[Tensor]:
     """Collect every tensor of nested tuples, such as a move or a packet.
-
-    Args:
-        packet: a tensor, a tuple that may hold further ones, or anything else, in which there is none.
-
-    Returns:
-        The tensors in order.
 
     >>> len(tensors_in((torch.ones(1), (torch.ones(1), 2.0))))
     2
@@ -204,12 +168,6 @@ def tensors_in(packet: Any) -> list[Tensor]:
 def kind(part: object) -> str:
     """Return the name of the class of a part, by which the sentences call it.
 
-    Args:
-        part: any object.
-
-    Returns:
-        The name alone, without its module.
-
     >>> kind(torch.nn.Linear(1, 1))
     'Linear'
     """
@@ -218,12 +176,6 @@ def kind(part: object) -> str:
 
 def batch_text(batch: tuple[int, ...]) -> str:
     """Say in words for how many posteriors something is claimed.
-
-    Args:
-        batch: the batch dimensions.
-
-    Returns:
-        The words of a sentence's end.
 
     >>> batch_text((2, 3)), batch_text(())
     ('a batch of (2, 3)', 'one posterior')

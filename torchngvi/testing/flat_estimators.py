@@ -66,13 +66,6 @@ class Known(NamedTuple):
 def check_on_flat(claim: Claim, factory: Callable[[], Estimator]) -> int:
     """Check an estimator on the flat posteriors that it takes.
 
-    Args:
-        claim: about the estimator.
-        factory: makes it.
-
-    Returns:
-        The number of posteriors that it took, 0 for one that reads a frame.
-
     >>> from torchngvi.expectations.flat import ClosedForm
     >>> check_on_flat(Claim("ClosedForm"), ClosedForm) > 0
     True

@@ -83,14 +83,6 @@ LAWS: dict[str, Callable[[Tensor], Distribution]] = {
 def several(q: FlatPosterior, batch: tuple[int, ...], seed: int) -> FlatPosterior:
     """Make a batch of posteriors near one, on its manifold where there is one.
 
-    Args:
-        q: the posterior in the middle, without batch dimensions.
-        batch: the batch dimensions; with none, a copy of q.
-        seed: of the differences.
-
-    Returns:
-        A posterior of that batch shape.
-
     >>> several(FLAT["Beta"](), (2, 3), seed=0).vector.shape
     torch.Size([2, 3, 2])
     """
@@ -107,13 +99,6 @@ def fisher(
     vector: Tensor,  # (D,)
 ) -> Tensor:  # (D, D)
     """Compute the Fisher matrix of a law by autograd, as the Hessian of KL(q_λ₀ ‖ q_λ) at λ = λ₀.
-
-    Args:
-        law: the law as a function of λ.
-        vector: λ₀, (D,).
-
-    Returns:
-        The matrix, (D, D).
 
     >>> fisher(LAWS["MeanFieldGaussian"], torch.zeros(4)).diagonal().tolist()
     [1.0, 1.0, 2.0, 2.0]

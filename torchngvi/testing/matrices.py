@@ -13,12 +13,6 @@ from torchngvi.testing.claims import DTYPE, matvec, normal
 def mask(pattern: Pattern) -> Tensor:
     """Mark the entries that a symmetric matrix of the pattern has.
 
-    Args:
-        pattern: whose `positions` are read.
-
-    Returns:
-        1 where there is an entry, else 0, (D, D) in float64.
-
     >>> from torchngvi.structures import block_diagonal
     >>> mask(block_diagonal([1, 2])).tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
@@ -32,14 +26,6 @@ def mask(pattern: Pattern) -> Tensor:
 def root_in(pattern: Pattern, batch: tuple[int, ...] = (), seed: int = 0) -> Tensor:
     """Draw a lower triangular matrix of the pattern, with a diagonal between about 0.4 and 1.2.
 
-    Args:
-        pattern: which entries it has.
-        batch: the batch dimensions.
-        seed: of the draws.
-
-    Returns:
-        A matrix that is written out, (*batch, D, D).
-
     >>> from torchngvi.structures import Dense
     >>> torch.equal(root_in(Dense(3)), root_in(Dense(3)).tril())
     True
@@ -52,14 +38,6 @@ def root_in(pattern: Pattern, batch: tuple[int, ...] = (), seed: int = 0) -> Ten
 def symmetric_in(pattern: Pattern, batch: tuple[int, ...] = (), seed: int = 0) -> Tensor:
     """Draw a symmetric, indefinite matrix of the pattern.
 
-    Args:
-        pattern: which entries it has.
-        batch: the batch dimensions.
-        seed: of the draws.
-
-    Returns:
-        A matrix that is written out, (*batch, D, D).
-
     >>> from torchngvi.structures import Dense
     >>> torch.equal(symmetric_in(Dense(3)), symmetric_in(Dense(3)).mT)
     True
@@ -70,14 +48,6 @@ def symmetric_in(pattern: Pattern, batch: tuple[int, ...] = (), seed: int = 0) -
 
 def definite_in(pattern: Pattern, batch: tuple[int, ...] = (), seed: int = 0) -> Tensor:
     """Draw a positive definite matrix of the pattern, the square L Lᵀ of a root of it.
-
-    Args:
-        pattern: which entries it has.
-        batch: the batch dimensions.
-        seed: of the draws.
-
-    Returns:
-        A matrix that is written out, (*batch, D, D).
 
     >>> from torchngvi.structures import Dense
     >>> bool(torch.linalg.eigvalsh(definite_in(Dense(3))).min() > 0)
@@ -90,14 +60,6 @@ def definite_in(pattern: Pattern, batch: tuple[int, ...] = (), seed: int = 0) ->
 def definite(dim: int, batch: tuple[int, ...] = (), seed: int = 0) -> Tensor:
     """Draw a positive definite curvature with every entry.
 
-    Args:
-        dim: D.
-        batch: the batch dimensions.
-        seed: of the draws.
-
-    Returns:
-        A matrix that is written out, (*batch, D, D), with eigenvalues of at least 0.3.
-
     >>> definite(3, (2,)).shape
     torch.Size([2, 3, 3])
     """
@@ -108,11 +70,6 @@ def definite(dim: int, batch: tuple[int, ...] = (), seed: int = 0) -> Tensor:
 @dataclass(frozen=True)
 class WrittenOut(Pattern):
     """An arrow, every coordinate beside the last one, whose verbs write their matrices out: slow, and plain to see.
-
-    Its squares are not closed under all products, so that rules which need a `FullAlgebra` fail on it.
-
-    Args:
-        dim: D.
 
     >>> WrittenOut(3).to_dense(torch.arange(1.0, 6.0)).tolist()
     [[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [4.0, 5.0, 3.0]]

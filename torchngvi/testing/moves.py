@@ -25,13 +25,6 @@ from torchngvi.testing.problems import Normal, after, moments
 def check_moves(claim: Claim, q: Posterior) -> None:
     """Check every move of `takes` against its definition, and each with an entry that is not finite.
 
-    Args:
-        claim: the claim about the posterior, to be narrowed.
-        q: the posterior, which is left as it is.
-
-    Raises:
-        AssertionError: a move leads elsewhere; the text says which, by how much, and for which input.
-
     >>> from torchngvi import CholeskyGaussian
     >>> check_moves(Claim("CholeskyGaussian"), CholeskyGaussian(3, dtype=torch.float64))
     """

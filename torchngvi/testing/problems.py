@@ -21,13 +21,6 @@ PosteriorFactory = Callable[..., Posterior]
 def over(kind: PosteriorFactory, structure: Callable[[int], Pattern]) -> PosteriorFactory:
     """Make a factory of posteriors over a structure of as many coordinates as are asked for.
 
-    Args:
-        kind: the class of the posteriors.
-        structure: the pattern, from D.
-
-    Returns:
-        A factory as `check_posterior` takes it.
-
     >>> over(CholeskyGaussian, lambda dim: block_diagonal([1, dim - 1]))(3).structure.widest
     2
     """
@@ -119,15 +112,6 @@ class Quadratic(NamedTuple):
 def quadratic(batch: tuple[int, ...], temperature: float, seed: int, dim: int = DIM) -> Quadratic:
     """Make a convex problem whose optimum is not where the posteriors of `start` are.
 
-    Args:
-        batch: the batch dimensions.
-        temperature: γ.
-        seed: of the draws.
-        dim: D.
-
-    Returns:
-        The problem, in float64.
-
     >>> quadratic((2,), 1.0, seed=0).mu.shape == (2, DIM)
     True
     """
@@ -136,15 +120,6 @@ def quadratic(batch: tuple[int, ...], temperature: float, seed: int, dim: int = 
 
 def start(factory: PosteriorFactory, batch: tuple[int, ...], seed: int, dim: int = DIM) -> Normal:
     """Draw moments away from zero and the identity that the posteriors of a factory have.
-
-    Args:
-        factory: as in `check_posterior`; only its structure is read.
-        batch: the batch dimensions.
-        seed: of the draws.
-        dim: D.
-
-    Returns:
-        The moments, in float64, whose precision has a root in the structure.
 
     >>> from torchngvi import DiagonalGaussian
     >>> start(DiagonalGaussian, (2,), seed=0).covariance.shape == (2, DIM, DIM)
@@ -157,13 +132,6 @@ def start(factory: PosteriorFactory, batch: tuple[int, ...], seed: int, dim: int
 def made(factory: PosteriorFactory, at: Normal) -> Posterior:
     """Make the posterior with these moments.
 
-    Args:
-        factory: as in `check_posterior`.
-        at: the moments, whose dtype the posterior has.
-
-    Returns:
-        A posterior whose batch is that of the moments.
-
     >>> from torchngvi import CholeskyGaussian
     >>> made(CholeskyGaussian, Normal(torch.zeros(1), 4 * torch.eye(1))).scale_tril.item()
     2.0
@@ -174,12 +142,6 @@ def made(factory: PosteriorFactory, at: Normal) -> Posterior:
 
 def moments(q: Posterior) -> Normal:
     """Read mean and covariance from the frame of a posterior.
-
-    Args:
-        q: the posterior, which is left as it is.
-
-    Returns:
-        Copies of its moments, without gradients.
 
     >>> from torchngvi import CholeskyGaussian
     >>> moments(CholeskyGaussian(1, scale=2.0)).covariance.item()
@@ -192,13 +154,6 @@ def moments(q: Posterior) -> Normal:
 
 def after(q: Posterior, move: Move) -> tuple[Normal, Tensor]:
     """Compute the moments after a move, in a copy of the posterior.
-
-    Args:
-        q: the posterior, which is left as it is.
-        move: one of those that it takes.
-
-    Returns:
-        The moments, and for which members (*batch,) the move stays in the cone.
 
     >>> from torchngvi import CholeskyGaussian
     >>> from torchngvi.interfaces import Congruence

@@ -130,16 +130,6 @@ class Counted:
 def target_of(claim: Claim, needs: type[Target], data: Data, count: Counted, dtype: torch.dtype = DTYPE) -> Target:
     """Make of the data a target of the kind that an estimator needs.
 
-    Args:
-        claim: fails where there is no example of the kind.
-        needs: the kind, as `Estimator.needs` says it.
-        data: the numbers.
-        count: counts the evaluations.
-        dtype: of all tensors.
-
-    Returns:
-        The target, at the temperature of all examples.
-
     >>> at = Normal(torch.zeros(DIM, dtype=DTYPE), torch.eye(DIM, dtype=DTYPE))
     >>> target = target_of(Claim("MyEstimator"), Target, DATA["a regression"](at, False), Counted())
     >>> target.log_joint(torch.zeros(4, DIM, dtype=DTYPE)).shape

@@ -63,12 +63,6 @@ class _Tests(TorchDispatchMode):
 def far(part: Any) -> Any:
     """Make the tensors of a posterior or of a model pass for those of a device, in place.
 
-    Args:
-        part: a module, or an object with tensors and named tuples of tensors among its attributes.
-
-    Returns:
-        The part.
-
     >>> from torchngvi import CholeskyGaussian
     >>> far(CholeskyGaussian(1)).mean.is_cpu
     False
@@ -84,12 +78,6 @@ def far(part: Any) -> Any:
 
 def reads(do: Callable[[], _T]) -> tuple[_T, collections.Counter[str]]:
     """Call a function, and count how often that would wait for the device.
-
-    Args:
-        do: works on parts that `far` has changed.
-
-    Returns:
-        The result, and the number of waits by line of the library.
 
     >>> total, lines = reads(lambda: float(torch.ones(2).as_subclass(Far).sum()))
     >>> total, sum(lines.values())

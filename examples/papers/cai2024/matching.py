@@ -27,16 +27,6 @@ def matched(
 ) -> tuple[Tensor, Tensor]:
     """One step of batch and match.
 
-    Args:
-        theta: draws of q_t, (B, *batch, D).
-        scores: ∇log p at the draws, (B, *batch, D).
-        mean: μ_t, (*batch, D).
-        covariance: Σ_t, (*batch, D, D).
-        lam: λ, (*batch,); the larger, the longer is the step.
-
-    Returns:
-        μ and Σ of q_{t+1}.
-
     >>> theta = torch.tensor([[0.0], [2.0]], dtype=torch.float64)
     >>> mean, covariance = matched(theta, -0.5 * theta, torch.ones(1), torch.eye(1, dtype=torch.float64), 1e12)
     >>> round(mean.item(), 6), round(covariance.item(), 6)  # of the target N(0, 2), from any two draws
@@ -60,14 +50,6 @@ def matched(
 class BatchAndMatch:
     """Batch and match on a `CholeskyGaussian`: steps from new draws and their gradients, no step size but λ.
 
-    It stands outside the frame of the library's methods: the update reads the second moments of the gradients, which no
-    packet (a, W) has, and its fixed point is none of the ELBO's.
-
-    Args:
-        q: a posterior, or a batch of them.
-        draws: B.
-        generator: of the draws.
-
     >>> from torchngvi.models import LogJoint
     >>> q = CholeskyGaussian(1, dtype=torch.float64)
     >>> method = BatchAndMatch(q, 8, torch.Generator().manual_seed(0))
@@ -80,12 +62,7 @@ class BatchAndMatch:
         self.q, self.draws, self.generator = q, draws, generator
 
     def step(self, target: Target, lam: Tensor | float) -> None:
-        """Take one step; a member whose step is not finite stays where it is.
-
-        Args:
-            target: the log joint.
-            lam: λ, (*batch,).
-        """
+        """Take one step; a member whose step is not finite stays where it is."""
         q = self.q
         theta = q.sample((self.draws,), self.generator)
         scores = -energy_and_gradient(target, theta)[1]

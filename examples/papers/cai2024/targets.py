@@ -74,14 +74,8 @@ def run_targets(
 
 
 def limit_of(each: Problem, draws: int) -> float:
-    """The mean gap at which batch and match stays with many draws, where its own divergence is least, not the ELBO's.
-
-    Args:
-        each: the target.
-        draws: B, so many that their noise is small beside the gap.
-
-    Returns:
-        Nats.
+    """The mean gap at which batch and match stays with many draws, where its own divergence is least, not
+    the ELBO's.
     """
     q = CholeskyGaussian(each.dim, scale=_START, dtype=torch.float64)
     matching, gaps = BatchAndMatch(q, draws, torch.Generator().manual_seed(1)), []

@@ -40,14 +40,7 @@ _SEEN = (-0.30, -0.52, -0.99, -1.30)  # log concentrations: those of V = K = 1 w
 
 
 def log_concentrations(theta: Tensor) -> Tensor:
-    """The log concentrations at the times of the data, by classical Runge-Kutta steps on x = log C.
-
-    Args:
-        theta: (log V, log K), (*sample, 2).
-
-    Returns:
-        (*sample, 4).
-    """
+    """The log concentrations at the times of the data, by classical Runge-Kutta steps on x = log C."""
     rate, half = theta[..., 0].exp(), theta[..., 1].exp()
     x, now, states = torch.full_like(rate, math.log(_DOSE)), 0.0, []
 
@@ -74,15 +67,7 @@ def log_joint(theta: Tensor) -> Tensor:
 
 @functools.cache
 def evidence(points: int = 400, reach: float = 6.0) -> float:
-    """The logarithm of the integral of the joint, over a grid.
-
-    Args:
-        points: of each axis.
-        reach: the grid goes from minus to plus this.
-
-    Returns:
-        log p(y), up to the constant of `log_joint`.
-    """
+    """The logarithm of the integral of the joint, over a grid."""
     axis = torch.linspace(-reach, reach, points, dtype=torch.float64)
     grid = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1)
     return float(torch.logsumexp(log_joint(grid).flatten(), 0) + 2 * (axis[1] - axis[0]).log())
@@ -109,18 +94,7 @@ _COMPARED = ("IFVB", "window", "damped batch Fisher", "Adam, 0.01", "Adam, 0.03"
 def run_ode(
     iterations: int = 400, seeds: int = 4, draws: int = 10, methods: Sequence[str] = _COMPARED, full: bool = False
 ) -> pd.DataFrame:
-    """Run a coupling flow on the equation: nats below the evidence, over evaluations of the log joint.
-
-    Args:
-        iterations: the number of steps.
-        seeds: the number of runs of each method.
-        draws: of the log joint a step.
-        methods: names, also "AIFVB", "last 400 vectors" and "window of 800".
-        full: 1500 steps.
-
-    Returns:
-        The log, the best Gaussian among the methods.
-    """
+    """Run a coupling flow on the equation: nats below the evidence, over evaluations of the log joint."""
     lines: list[dict[str, Any]] = []
     for seed in range(seeds):
         for name, build in _methods(draws).items():
@@ -167,15 +141,7 @@ def draw_ode(log: pd.DataFrame, path: Path) -> None:
 
 
 def reached(log: pd.DataFrame, goals: Sequence[float] = (1.0, 0.3, 0.1)) -> pd.DataFrame:
-    """The evaluations of the log joint after which the median gap is below each goal, "beyond" if never.
-
-    Args:
-        log: of `run_ode`.
-        goals: nats below the evidence.
-
-    Returns:
-        A row for each method.
-    """
+    """The evaluations of the log joint after which the median gap is below each goal, "beyond" if never."""
     medians = log.groupby(["method", "log_joint_draws"], sort=False)["gap"].median().reset_index()
     rows = {}
     for name, part in medians.groupby("method", sort=False):

@@ -34,21 +34,7 @@ def recipe(
     momentum: float | None = None,
     averaging: Averaging | None = None,
 ) -> Build:
-    """A function that makes an optimizer of one method, whose schedule moves on with each step.
-
-    Steps have no trust radius, as in the paper.
-
-    Args:
-        metric, estimator: make the parts.
-        lr: the learning rate at the start of the schedule.
-        schedule: of the learning rate.
-        clip: the largest norm of a step, if any.
-        momentum: the share of the past in the average of the directions, if any.
-        averaging: the weights of the average of AIFVB; without it, there is no average.
-
-    Returns:
-        A function of a posterior and of the generator of its draws.
-    """
+    """A function that makes an optimizer of one method, whose schedule moves on with each step."""
 
     def build(q: FlatPosterior, generator: torch.Generator) -> PreconditionedVI:
         parts: list[Any] = [metric(), estimator()]
@@ -89,21 +75,7 @@ def logged(
     seed: int = 0,
     both: bool = False,
 ) -> list[dict[str, Any]]:
-    """Run one method, and log it; with an average its values are logged, and with ``both`` the iterate's as well.
-
-    Args:
-        name: of the method.
-        q: the flat posterior, with one batch member for each seed.
-        build: makes the optimizer, see `recipe`.
-        target: as the optimizer takes it.
-        iterations: the number of steps.
-        measure: columns of the log at λ (seeds, D), (seeds,) each.
-        seed: of the draws.
-        both: whether the iterate is logged beside the average.
-
-    Returns:
-        The lines of the log.
-    """
+    """Run one method, and log it; with an average its values are logged, and with ``both`` the iterate's as well."""
     optimizer = build(q, torch.Generator().manual_seed(seed))
     lines: list[dict[str, Any]] = []
     for at, spent, _ in steps(lambda _: optimizer.step(target), iterations, _moments(iterations)):

@@ -18,17 +18,6 @@ from torchngvi.theory.kim2024 import GaussianTarget
 def exact_variance(estimator: str, q: CholeskyGaussian, target: GaussianTarget) -> float:
     """E‖ĝ - g‖² of one draw in the squared natural norm, on a Gaussian target.
 
-    With A = CᵀΛC and b = CᵀΛ(m - μ) the gradient at a draw is b + Az.  Price: ‖A‖²_F.  Reparametrised: that and, by
-    Isserlis' theorem, ½(½(D + 1)|b|² + ½((D + 4)‖A‖²_F + (tr A)²) - ‖A‖²_F).
-
-    Args:
-        estimator: a key of `ESTIMATORS`.
-        q: one posterior.
-        target: N(μ, Λ⁻¹).
-
-    Returns:
-        The variance.
-
     >>> target = GaussianTarget(torch.zeros(3), torch.eye(3))
     >>> [exact_variance(name, CholeskyGaussian(3), target) for name in ESTIMATORS]
     [3.0, 9.0]

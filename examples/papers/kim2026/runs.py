@@ -48,21 +48,7 @@ def steps_to(
     runs: int,
     limit: int,
 ) -> list[tuple[int, float]]:
-    """The least steps to each goal over a grid of constant steps, all runs of all steps as one batch from N(0, I).
-
-    Args:
-        target: the log joint.
-        gap: of a batch of posteriors, in nats above the optimum.
-        dim: D.
-        names: the geometry and the estimator, of one draw a step.
-        longest: the longest step of the grid.
-        goals: mean gaps over the runs, falling.
-        runs: the runs of each step.
-        limit: the number of steps at which it ends.
-
-    Returns:
-        For each goal the number of steps, -1 where the limit was reached before, and the step size that took it there.
-    """
+    """The least steps to each goal over a grid of constant steps, all runs of all steps as one batch from N(0, I)."""
     q = CholeskyGaussian(dim, (_STEPS, runs), dtype=torch.float64)
     lr = longest * _RATIO ** torch.arange(_STEPS, dtype=torch.float64)
     estimator = ESTIMATORS[names[1]](Independent(1, torch.Generator().manual_seed(0)))

@@ -40,13 +40,6 @@ SCHEDULES: dict[str, Schedule] = {
 def geometric_constant(gamma: float, ratio: float) -> float:
     """The limit of N E[gap]/V∞ for constant steps and batches that grow by a ratio each step, where J = I.
 
-    Args:
-        gamma: the step.
-        ratio: r, above 1 and below (1 - γ)⁻², else the start is never forgotten.
-
-    Returns:
-        The limit, infinite where there is none.
-
     >>> geometric_constant(1.0, 2.0)
     1.0
     """
@@ -55,17 +48,7 @@ def geometric_constant(gamma: float, ratio: float) -> float:
 
 
 def expected(ends: Ends, schedule: Schedule, start: float, draws: int) -> list[tuple[int, float]]:
-    """The draws and the mean gap after each step by the recursion.
-
-    Args:
-        ends: eigenvalues, and noises of one draw.
-        schedule: of γ and B.
-        start: the gap at the start, taken to be spread evenly over the directions.
-        draws: the number N at which it ends.
-
-    Returns:
-        Draws and gaps.
-    """
+    """The draws and the mean gap after each step by the recursion."""
     s = 2 * start / (len(ends.eigenvalues) * ends.eigenvalues)
     found, spent, t = [], 0, 0
     while spent < draws:

@@ -48,15 +48,7 @@ _RISEN = 1e12  # nats at which a run is ended
 
 
 def robust(rows: int = 15, dim: int = 3) -> GeneralizedLinear:
-    """A regression with Cauchy noise, and every third row an outlier: not log-concave.
-
-    Args:
-        rows: N.
-        dim: D.
-
-    Returns:
-        The model, float64.
-    """
+    """A regression with Cauchy noise, and every third row an outlier: not log-concave."""
     generator = torch.Generator().manual_seed(3)
     X = torch.randn(rows, dim, dtype=torch.float64, generator=generator)
     y = X.sum(-1) + 0.3 * torch.randn(rows, dtype=torch.float64, generator=generator)
@@ -73,14 +65,7 @@ STARTS = {"narrow": 0.2, "wide": 5.0}  # standard deviations over those of the o
 
 
 def optimum(model: GeneralizedLinear) -> CholeskyGaussian:
-    """The optimum, from N(0, I), by steps that cannot leave the cone.
-
-    Args:
-        model: any of `TARGETS`.
-
-    Returns:
-        q*.
-    """
+    """The optimum, from N(0, I), by steps that cannot leave the cone."""
     q = CholeskyGaussian(model.dim, dtype=torch.float64)
     fit(q, model, progress=False)
     opt = NaturalGradientVI(q, Retraction(), lr=0.5, step_size=Constant())
@@ -96,17 +81,7 @@ def begun(star: CholeskyGaussian, factor: float) -> CholeskyGaussian:
 
 
 def away(name: str, model: GeneralizedLinear, start: CholeskyGaussian, steps: int) -> float:
-    """The distance √(2 KL) from the flow at time 1, after so many steps of a curve.
-
-    Args:
-        name: a key of `CURVES`.
-        model: the target.
-        start: where both begin; it is left as it is.
-        steps: of the size 1/steps.
-
-    Returns:
-        The distance, NaN where a step left the cone.
-    """
+    """The distance √(2 KL) from the flow at time 1, after so many steps of a curve."""
     end = natural_gradient_flow(start, model, [1.0])
     exact = CholeskyGaussian(start.dim, mean=end.mean[-1], scale=torch.linalg.cholesky(end.covariance[-1]),
                              dtype=start.dtype)  # fmt: skip
@@ -118,19 +93,7 @@ def away(name: str, model: GeneralizedLinear, start: CholeskyGaussian, steps: in
 
 
 def settled(name: str, model: GeneralizedLinear, start: CholeskyGaussian, least: float, rho: float, most: int) -> str:
-    """The number of constant steps to a gap of 1e-6 nats, or what the run does instead.
-
-    Args:
-        name: a key of `CURVES`.
-        model: the target.
-        start: where it begins; it is left as it is.
-        least: L at the optimum.
-        rho: ρ.
-        most: steps.
-
-    Returns:
-        A number, or "leaves" (a step left the cone), "rises" (L or a number in it has no bound), "stays" (neither).
-    """
+    """The number of constant steps to a gap of 1e-6 nats, or what the run does instead."""
     q = CholeskyGaussian(start.dim, mean=start.mean, scale=start.scale_tril, dtype=start.dtype)
     opt = unguarded(NaturalGradientVI(q, CURVES[name](), lr=rho, step_size=Constant()))
     for count in range(1, most + 1):
@@ -148,21 +111,7 @@ def settled(name: str, model: GeneralizedLinear, start: CholeskyGaussian, least:
 def under_noise(
     name: str, model: GeneralizedLinear, star: CholeskyGaussian, rho: float, draws: int, runs: int, length: int
 ) -> dict[str, float]:
-    """Constant steps of reparametrised gradients, whose H is not definite, from twice the standard deviations.
-
-    Args:
-        name: a key of `CURVES`.
-        model: the target.
-        star: the optimum.
-        rho: ρ.
-        draws: a step.
-        runs: as a batch.
-        length: steps, of which the second half counts.
-
-    Returns:
-        Median and maximum over the runs of the mean gap, infinite where a run has no finite one, and the share of the
-        steps that left the cone.
-    """
+    """Constant steps of reparametrised gradients, whose H is not definite, from twice the standard deviations."""
     q = repeated(begun(star, 2.0), runs)
     estimator = ClosedEntropyStein(Independent(draws, torch.Generator().manual_seed(0)))
     opt = unguarded(NaturalGradientVI(q, CURVES[name](), lr=rho, step_size=Constant(), estimator=estimator))

@@ -34,15 +34,7 @@ METHODS: dict[str, Any] = {"VN": VN, "SR-VN": SRVN}
 
 
 def gaussian(rows: int = 12, dim: int = 3) -> GeneralizedLinear:
-    """A linear regression on drawn rows: its posterior is a Gaussian.
-
-    Args:
-        rows: N.
-        dim: D.
-
-    Returns:
-        The model, float64.
-    """
+    """A linear regression on drawn rows: its posterior is a Gaussian."""
     generator = torch.Generator().manual_seed(2)
     X = torch.randn(rows, dim, dtype=torch.float64, generator=generator)
     return GeneralizedLinear(X, torch.randn(rows, dtype=torch.float64, generator=generator), "gaussian")
@@ -52,30 +44,13 @@ TARGETS = {"Gaussian": gaussian, **{name: MODELS[name] for name in ("logistic, 3
 
 
 def estimator(name: str, draws: int, seed: int = 0) -> Estimator:
-    """Price's gradient, or the reparametrised one, of so many draws, with a generator of its own.
-
-    Args:
-        name: "Price" or "reparametrised".
-        draws: S.
-        seed: equal seeds are equal draws.
-
-    Returns:
-        The estimator.
-    """
+    """Price's gradient, or the reparametrised one, of so many draws, with a generator of its own."""
     source = Independent(draws, torch.Generator().manual_seed(seed))
     return BonnetPrice(source) if name == "Price" else ClosedEntropyStein(source)
 
 
 def biases(covariance: Tensor, dim: int, gamma: float) -> dict[str, float]:
     """The biases of log det V of either method to first order in γ, where J = I.
-
-    Args:
-        covariance: of the noise, from `noise`.
-        dim: D.
-        gamma: the constant step.
-
-    Returns:
-        By the name of the method, in nats of log det V.
 
     >>> biases(torch.diag(torch.tensor([1.0, 4.0])), 1, 0.1)  # Var W = 8: +¼γ 8 and -¼γ (8 + 8)
     {'VN': 0.2, 'SR-VN': -0.4}
@@ -125,18 +100,7 @@ def run_floor(
 def stationary(
     opt: NaturalGradientVI, q: CholeskyGaussian, model: GeneralizedLinear, count: int, looks: int = 30
 ) -> dict[str, Tensor]:
-    """Step 2 count times, and look at the runs during the second half.
-
-    Args:
-        opt: of ``q``, with a constant step.
-        q: R runs.
-        model: with exact expectations.
-        count: the steps of either half.
-        looks: about so many.
-
-    Returns:
-        The loss and log det V, each (looks, R), and the share of steps that were rejected.
-    """
+    """Step 2 count times, and look at the runs during the second half."""
     losses, volumes = [], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RejectedStepWarning)

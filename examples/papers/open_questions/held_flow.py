@@ -21,9 +21,6 @@ from torchngvi.interfaces import Congruence, Expectation, Path, Posterior, Rule
 class HeldFlow(Rule):
     """The curve of a study: of a full covariance, with an eigendecomposition a step.
 
-    Raises:
-        PairError: at a step, if the posterior has no full covariance.
-
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
     >>> q = CholeskyGaussian(1)  # S = 1

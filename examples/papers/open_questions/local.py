@@ -23,13 +23,6 @@ _STEP = 1e-4  # of central differences, in standard deviations
 def flattened(a: Tensor, P: Tensor) -> Tensor:
     """The pair (a, P) as vectors whose squared length is the natural norm |a|² + ½‖P‖².
 
-    Args:
-        a: (*batch, D).
-        P: (*batch, D, D), symmetric.
-
-    Returns:
-        (*batch, D + D(D + 1)/2).
-
     >>> flattened(torch.tensor([1.0]), torch.tensor([[2.0]]))
     tensor([1.0000, 1.4142])
     """
@@ -54,15 +47,7 @@ def unflattened(u: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def moved(star: CholeskyGaussian, u: Tensor) -> CholeskyGaussian:
-    """The Gaussians with the coordinates u about ``star``, as a batch.
-
-    Args:
-        star: one posterior, the origin.
-        u: (R, D + D(D + 1)/2).
-
-    Returns:
-        The R posteriors.
-    """
+    """The Gaussians with the coordinates u about ``star``, as a batch."""
     x, Y = unflattened(u, star.dim)
     root = star.scale_tril @ torch.linalg.cholesky(torch.matrix_exp(Y))
     return CholeskyGaussian(star.dim, u.shape[:1], mean=star.mean + x @ star.scale_tril.mT, scale=root, dtype=u.dtype)
@@ -70,15 +55,7 @@ def moved(star: CholeskyGaussian, u: Tensor) -> CholeskyGaussian:
 
 @torch.no_grad()
 def hessian(star: CholeskyGaussian, target: Target) -> Tensor:
-    """The matrix J, by central differences of the exact gradient.
-
-    Args:
-        star: the optimum.
-        target: a model whose expectations quadrature finds.
-
-    Returns:
-        J, symmetric, D + D(D + 1)/2 rows.
-    """
+    """The matrix J, by central differences of the exact gradient."""
     count = star.dim + star.dim * (star.dim + 1) // 2
     axes = _STEP * torch.eye(count, dtype=star.dtype)
     q = moved(star, torch.cat([axes, -axes]))
@@ -91,17 +68,7 @@ def hessian(star: CholeskyGaussian, target: Target) -> Tensor:
 
 @torch.no_grad()
 def noise(star: Gaussian, target: Target, estimator: Estimator, calls: int) -> Tensor:
-    """The covariance of one stochastic natural gradient at the optimum.
-
-    Args:
-        star: R equal posteriors, each at the optimum, as a batch: R gradients a call.
-        target: the model.
-        estimator: draws anew at each call.
-        calls: how many.
-
-    Returns:
-        The covariance, D + D(D + 1)/2 rows.
-    """
+    """The covariance of one stochastic natural gradient at the optimum."""
     vectors = torch.cat([flattened(*star.local(estimator(star, target))) for _ in range(calls)])
     return torch.cov(vectors.mT)
 

@@ -34,12 +34,7 @@ TARGETS = {"linear, 12 rows": gaussian, **MODELS}
 
 
 def shifted(star: DiagonalGaussian, u: Tensor) -> DiagonalGaussian:
-    """The posteriors with m = m* + C*x and V = V* exp(y√2) for the rows (x, y) of u, as a batch.
-
-    Args:
-        star: one posterior, the origin.
-        u: (R, 2D).
-    """
+    """The posteriors with m = m* + C*x and V = V* exp(y√2) for the rows (x, y) of u, as a batch."""
     x, y = u.chunk(2, -1)
     sd = star.stddev.detach()
     root = sd * torch.exp(y / math.sqrt(2))
@@ -48,12 +43,7 @@ def shifted(star: DiagonalGaussian, u: Tensor) -> DiagonalGaussian:
 
 @torch.no_grad()
 def hessian(star: DiagonalGaussian, target: GeneralizedLinear) -> Tensor:
-    """The matrix J of a diagonal optimum, (2D, 2D), by central differences of the exact gradient.
-
-    Args:
-        star: the optimum among diagonal Gaussians.
-        target: with exact expectations.
-    """
+    """The matrix J of a diagonal optimum, (2D, 2D), by central differences of the exact gradient."""
     axes = _STEP * torch.eye(2 * star.dim, dtype=star.dtype)
     q = shifted(star, torch.cat([axes, -axes]))
     a, P = q.local(Quadrature()(q, target))
@@ -64,11 +54,7 @@ def hessian(star: DiagonalGaussian, target: GeneralizedLinear) -> Tensor:
 
 
 def solved(model: GeneralizedLinear) -> tuple[DiagonalGaussian, float]:
-    """The optimum among diagonal Gaussians by Newton's method on the bound, and its loss.
-
-    Args:
-        model: log-concave.
-    """
+    """The optimum among diagonal Gaussians by Newton's method on the bound, and its loss."""
     q = DiagonalGaussian(model.dim, dtype=torch.float64)
     opt = NewtonCG(q)
     for _ in range(_NEWTON):
@@ -83,16 +69,7 @@ def loss(q: DiagonalGaussian, model: GeneralizedLinear) -> Tensor:
 
 
 def full_step_factor(star: DiagonalGaussian, model: GeneralizedLinear, count: int = 8) -> float:
-    """The factor by which exact full steps change the distance from the optimum, near it, from a power iteration.
-
-    Args:
-        star: the optimum.
-        model: with exact expectations.
-        count: of the iteration.
-
-    Returns:
-        Above 1 the full step diverges.
-    """
+    """The factor by which exact full steps change the distance from the optimum, near it, from a power iteration."""
     generator = torch.Generator().manual_seed(0)
     u = torch.randn(1, 2 * star.dim, dtype=star.dtype, generator=generator)
     factor = 0.0

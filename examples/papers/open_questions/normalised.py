@@ -48,14 +48,6 @@ def noise_vectors(star: CholeskyGaussian, model: GeneralizedLinear, estimator: E
 def normalised_floor(J: Tensor, vectors: Tensor, step: float) -> tuple[float, float]:
     """The spread of normalised steps to first order in their length, and the bias that is left without it, as gaps.
 
-    Args:
-        J: the Hessian at the optimum.
-        vectors: gradients there, which are noise.
-        step: α.
-
-    Returns:
-        Both in nats.
-
     >>> vectors = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 2.0], [0.0, -2.0]], dtype=torch.float64)
     >>> spread, bias = normalised_floor(torch.eye(2, dtype=torch.float64), vectors, 0.1)
     >>> round(spread, 4), bias  # M = I/4 and N = I/2: S = 0.1 I

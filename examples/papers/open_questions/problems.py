@@ -22,30 +22,14 @@ def _libsvm(name: str) -> GeneralizedLinear:
 
 
 def counts(rows: int = 60, dim: int = 5) -> GeneralizedLinear:
-    """A Poisson regression on drawn rows.
-
-    Args:
-        rows: N.
-        dim: D.
-
-    Returns:
-        The model, float64.
-    """
+    """A Poisson regression on drawn rows."""
     generator = torch.Generator().manual_seed(0)
     X = 0.5 * torch.randn(rows, dim, dtype=torch.float64, generator=generator)
     return GeneralizedLinear(X, torch.poisson(torch.exp(0.5 * X.sum(-1)), generator=generator), "poisson")
 
 
 def few(rows: int = 30, dim: int = 4) -> GeneralizedLinear:
-    """A logistic regression on few drawn rows under a wide prior, N(0, 100 I): far from Gaussian.
-
-    Args:
-        rows: N.
-        dim: D.
-
-    Returns:
-        The model, float64.
-    """
+    """A logistic regression on few drawn rows under a wide prior, N(0, 100 I): far from Gaussian."""
     generator = torch.Generator().manual_seed(0)
     X = 0.5 * torch.randn(rows, dim, dtype=torch.float64, generator=generator)
     y = torch.rand(rows, dtype=torch.float64, generator=generator) < torch.sigmoid(2 * X.sum(-1))
@@ -62,14 +46,7 @@ MODELS: dict[str, Callable[[], GeneralizedLinear]] = {
 
 
 def solved(model: GeneralizedLinear) -> tuple[CholeskyGaussian, Tensor]:
-    """The optimum, and its exact loss.
-
-    Args:
-        model: log-concave.
-
-    Returns:
-        q* and L(q*), ().
-    """
+    """The optimum, and its exact loss."""
     q = CholeskyGaussian(model.dim, dtype=torch.float64)
     fit(q, model, progress=False)
     opt = VN(q, lr=1.0, step_size=Constant())

@@ -59,16 +59,7 @@ def copied(q: CholeskyGaussian) -> CholeskyGaussian:
 
 @torch.no_grad()
 def ratios(q: CholeskyGaussian, model: GeneralizedLinear, least: Tensor) -> dict[str, Tensor]:
-    """The gap and both PL ratios of each member.
-
-    Args:
-        q: a batch.
-        model: log-concave, so that a full step is defined.
-        least: L*.
-
-    Returns:
-        By name, each (*batch,).
-    """
+    """The gap and both PL ratios of each member."""
     e, full = Quadrature()(q, model), copied(q)
     gap = q.loss(e) - least
     VN(full, lr=1.0, step_size=Constant()).step(model)
@@ -77,13 +68,7 @@ def ratios(q: CholeskyGaussian, model: GeneralizedLinear, least: Tensor) -> dict
 
 @torch.no_grad()
 def smoothness(q: CholeskyGaussian, after: CholeskyGaussian, model: GeneralizedLinear) -> Tensor:
-    """The relative curvature of L along a step, (*batch,): 1 for a conjugate model.
-
-    Args:
-        q: before the step.
-        after: after it.
-        model: with exact expectations.
-    """
+    """The relative curvature of L along a step, (*batch,): 1 for a conjugate model."""
     e = Quadrature()(q, model)
     return (exact_loss(after, model) - q.loss(e) - inner(q, e, after)) / after.kl(q)
 

@@ -42,14 +42,7 @@ class _Shape(NamedTuple):
 
 
 class Centring(ABC):
-    """A map from θ̃ = (b̃, β, ω) to θ = (b, β, ω), and the log joint of θ̃: abstract, see `DataCentred`, `ModeCentred`.
-
-    Args:
-        model: a mixed model of counts or of two classes, by their canonical links, without weights.
-
-    Raises:
-        InputError: a model of another family, or with weights.
-    """
+    """A map from θ̃ = (b̃, β, ω) to θ = (b, β, ω), and the log joint of θ̃: abstract, see `DataCentred`, `ModeCentred`."""
 
     def __init__(self, model: MixedLogJoint) -> None:
         rows, likelihood = model.rows, model.rows.likelihood
@@ -116,11 +109,7 @@ class DataCentred(Centring):
 
 
 class ModeCentred(Centring):
-    """RVB2: the expansion is at the mode b̂_i of p(b_i | β, ω, y_i), a function of β and ω.
-
-    Newton's method finds b̂ without a graph; one step more from there, by the curvature found, does not move b̂ and
-    has its derivative (the implicit function theorem).
-    """
+    """RVB2: the expansion is at the mode b̂_i of p(b_i | β, ω, y_i), a function of β and ω."""
 
     def locals(self, beta: Tensor, precision: Tensor) -> Locals:
         """λ_i = b̂_i, and H_i = diag A''(X_i β + Z_i b̂_i)."""

@@ -63,11 +63,7 @@ def heart() -> tuple[np.ndarray, np.ndarray]:
 
 
 def icu() -> tuple[np.ndarray, np.ndarray]:
-    """X (200, 20): the intercept, 3 standardised numbers, 16 binary columns; y = 1 for a death.
-
-    Race is white or not and consciousness none or lost, each coded 1 for the first: which of the two is
-    coded 1 moves the diagonal bound by more than a nat, and the paper does not say.
-    """
+    """X (200, 20): the intercept, 3 standardised numbers, 16 binary columns; y = 1 for a death."""
     table = _read("icu.tsv.gz", "\t")
     table["RACE"] = table["RACE"] == 1
     table["LOC"] = table["LOC"] == 0

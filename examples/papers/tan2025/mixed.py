@@ -82,10 +82,7 @@ def epilepsy() -> MixedLogJoint:
 
 
 def toenail() -> MixedLogJoint:
-    """Infections of 294 patients at up to 7 visits, logistic, with an intercept that varies.
-
-    The months are standardised over all rows, which the paper does not say, and which its bounds need.
-    """
+    """Infections of 294 patients at up to 7 visits, logistic, with an intercept that varies."""
     column = _columns("toenail")
     treated, time = column("treatment") == "terbinafine", column("time")
     time = (time - time.mean()) / time.std(ddof=1)
@@ -158,11 +155,7 @@ def run_mixed(
 
 
 def controlled(log: pd.DataFrame) -> pd.DataFrame:
-    """The log with the optimum of GVA, whose bound is known, as control variate of the bounds by draws.
-
-    All fits of a data set end with the same standard normal draws; what these miss at the optimum of GVA is taken from
-    all estimates, which stay unbiased.
-    """
+    """The log with the optimum of GVA, whose bound is known, as control variate of the bounds by draws."""
     exact = log[log["optimiser"] == DEFAULT].set_index("data")
     error = log["data"].map(exact["estimate"] - exact["bound"])
     return log.assign(estimate=log["estimate"] - error)

@@ -15,10 +15,8 @@ from torchngvi.structures import arrow, block_diagonal
 
 
 def run_patterns(sizes: tuple[int, ...] = (4, 3, 5, 4), draw: int = 0, *, full: bool = False) -> pd.DataFrame:
-    """Take one step of Algorithms 1c and 2c at a random q, and record what is not zero; the last block is the global.
-
-    For the arrow Tᵀ stands in the place of Cᵀ, the Euclidean gradient on the pattern in that of Ḡ₁, and DB(H) in that
-    of H.
+    """Take one step of Algorithms 1c and 2c at a random q, and record what is not zero; the last block is
+    the global.
     """
     sizes, found = tuple(sizes), []
     dim = sum(sizes)

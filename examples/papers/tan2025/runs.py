@@ -150,11 +150,7 @@ def written(lines: Sequence[str], path: Path) -> None:
 
 
 def bounds_drawn(log: pd.DataFrame, path: Path, title: str, level: str = "") -> None:
-    """Draw the average bound of each 1000 iterations, one panel a data set: a colour an optimiser, a dash a family.
-
-    Lines are means over the seeds, as long as all of them run, with their range as a band.  Where ``level`` says what
-    it is, the bound of the default fit is a line across the panel.
-    """
+    """Draw the average bound of each 1000 iterations, one panel a data set: a colour an optimiser, a dash a family."""
     names, families = list(dict.fromkeys(log["data"])), list(dict.fromkeys(log["family"]))
     seeds = log["seed"].nunique()
     figure = blank_figure(

@@ -95,15 +95,6 @@ class Reader(Sequence[Batch]):
 def found(files: str | Path | Iterable[str | Path]) -> list[str]:
     """The files of a name, a pattern or a list, those of a pattern in the order of their names.
 
-    Args:
-        files: a file, a pattern with ``*``, ``?`` or ``[..]``, or a list of files.
-
-    Returns:
-        Their paths.
-
-    Raises:
-        InputError: there are none.
-
     >>> found(__file__)[0].endswith("reader.py")
     True
     """
@@ -121,33 +112,12 @@ def found(files: str | Path | Iterable[str | Path]) -> list[str]:
 
 
 def checked_rows(rows: int) -> int:
-    """Check the number of rows of a batch.
-
-    Args:
-        rows: the number.
-
-    Returns:
-        The number.
-
-    Raises:
-        InputError: it is below 1.
-    """
+    """Check the number of rows of a batch."""
     return read_count("rows", rows, "counts the rows of a batch")
 
 
 def numbers(name: str, column: Array) -> Array:
-    """Check that a column holds numbers.
-
-    Args:
-        name: its name, for the message.
-        column: its entries, (n,).
-
-    Returns:
-        The entries, in memory that may be written to.
-
-    Raises:
-        InputError: it holds something else.
-    """
+    """Check that a column holds numbers."""
     if column.dtype.kind not in "buif":
         raise InputError(f"column {name!r} must hold numbers; got {column.dtype}, such as {column[0]!r}. Leave it out.")
     return np.ascontiguousarray(column if column.flags.writeable else column.copy())

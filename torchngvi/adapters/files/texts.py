@@ -68,16 +68,7 @@ class Csv:
 
 
 def frames(path: str, separator: str, rows: int) -> Iterator[Any]:
-    """Read a table of text in batches of rows.
-
-    Args:
-        path: the file.
-        separator: the character between two cells.
-        rows: of a batch.
-
-    Yields:
-        The batches, as frames of pandas.
-    """
+    """Read a table of text in batches of rows."""
     import pandas as pd
 
     try:

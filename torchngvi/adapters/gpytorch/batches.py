@@ -18,27 +18,12 @@ Batch = tuple[Tensor, Tensor]  # x (*batch, B, features), y (*batch, B), or (B, 
 def count(
     x: Tensor,  # (*batch, B, features), or (B,)
 ) -> int:
-    """The number of rows B of a batch of inputs.
-
-    Args:
-        x: the inputs, (*batch, B, features), or (B,) for one feature.
-
-    Returns:
-        B.
-    """
+    """The number of rows B of a batch of inputs."""
     return x.shape[-1 if x.ndim == 1 else -2]
 
 
 def check_num_data(num_data: float, rows: int) -> None:
-    """Check that a batch has no more rows than all of the data.
-
-    Args:
-        num_data: the number of rows of the whole data, as it was given.
-        rows: of a batch.
-
-    Raises:
-        InputError: more rows.
-    """
+    """Check that a batch has no more rows than all of the data."""
     if rows > num_data:
         raise InputError(
             f"num_data counts the rows of the whole data, and is {num_data:g} where one batch has {rows} rows: the KL "
@@ -51,32 +36,12 @@ def row_dimension(
     y: Tensor,
     latents: Latents,
 ) -> int:
-    """The dimension of the targets that runs over the rows.
-
-    Args:
-        y: the targets, (*batch, B), or (B, tasks) of several values a datum.
-        latents: the latent functions of the model.
-
-    Returns:
-        -1, or -2 where the last dimension is that of the tasks.
-    """
+    """The dimension of the targets that runs over the rows."""
     return -2 if latents.coupled and y.ndim > 1 else -1
 
 
 def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
-    """The batches one after another, each checked against the model before it is used.
-
-    Args:
-        batches: pairs (x, y) of tensors.
-        latents: the latent functions of the model, with its inducing points.
-
-    Returns:
-        An iterator over the same pairs, without the graph that made them.
-
-    Raises:
-        InputError: something that is no pair of tensors, no rows, inputs of another number of features, another number
-            of targets.
-    """
+    """The batches one after another, each checked against the model before it is used."""
     features = latents.strategy.inducing_points.shape[-1]
     if isinstance(batches, str | bytes | type) or not hasattr(batches, "__iter__") or getattr(batches, "ndim", 1) == 0:
         raise InputError(f"batches is a DataLoader or a list of pairs (x, y) of tensors; got {shown(batches)}.")
@@ -113,19 +78,7 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
 
 
 def all_rows(data: Any, latents: Latents) -> Batch:
-    """All rows of the data at once.
-
-    Args:
-        data: one pair (x, y), a ``TensorDataset`` of the two, pairs, or a ``DataLoader`` of them; the tensors of a
-            ``TensorDataset`` of which it gives every row once are taken as they are.
-        latents: the latent functions of the model, with its inducing points.
-
-    Returns:
-        Inputs (N, features) and targets (N,).
-
-    Raises:
-        InputError: no data, and as `pairs`.
-    """
+    """All rows of the data at once."""
     if isinstance(data, DataLoader):
         data = _all_tensors(data) or data
     if type(data) is TensorDataset:
@@ -140,16 +93,7 @@ def all_rows(data: Any, latents: Latents) -> Batch:
 
 
 def check_order(likelihood: Likelihood, data: Any) -> None:
-    """Check that the likelihood is one, and that rows which have a noise of their own come in their order.
-
-    Args:
-        likelihood: the likelihood; the order tells of a `FixedNoiseGaussianLikelihood` alone.
-        data: the data; what is no ``DataLoader`` is taken to be in order.
-
-    Raises:
-        InputError: a loader that shuffles.
-        PairError: something that is no likelihood.
-    """
+    """Check that the likelihood is one, and that rows which have a noise of their own come in their order."""
     if not hasattr(likelihood, "expected_log_prob"):
         instead = (
             "mll.likelihood in the place of mll" if hasattr(likelihood, "likelihood") else "one of gpytorch.likelihoods"

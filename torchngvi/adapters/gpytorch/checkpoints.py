@@ -28,19 +28,6 @@ def taken(
 ) -> tuple[Tensor, Tensor] | None:
     """Take the entries of a distribution of GPyTorch's out of a state dict.
 
-    Args:
-        state_dict: of a model or a part of it; the entries found are removed.
-        prefix: the name of the distribution in it.
-        num_inducing_points: M.
-        batch_shape: the batch shape of q.
-
-    Returns:
-        The mean (*batch, M) and the lower Cholesky factor of the covariance (*batch, M, M) in the dtype of the
-        checkpoint; None where there is no such distribution.
-
-    Raises:
-        RuntimeError: torch's own, where the entries are of another shape.
-
     >>> q = CholeskyVariationalDistribution(2)
     >>> q.chol_variational_covar.data.copy_(torch.tensor([[-2.0, 9.0], [1.0, 3.0]]))  # 9 is not read
     tensor([[-2.,  9.],
@@ -64,14 +51,7 @@ def taken(
 
 @torch.no_grad()
 def moments_of(own: Any) -> tuple[Tensor, Tensor]:
-    """The moments of a Gaussian of GPyTorch's, or of this library.
-
-    Args:
-        own: the variational distribution.
-
-    Returns:
-        The mean (*batch, M) and the lower Cholesky factor of the covariance (*batch, M, M).
-    """
+    """The moments of a Gaussian of GPyTorch's, or of this library."""
     q = own()
     # Adam may leave columns of either sign
     return q.mean, positive_columns(q.lazy_covariance_matrix.cholesky().to_dense().tril())[0]

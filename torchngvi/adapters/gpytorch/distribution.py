@@ -269,14 +269,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
 
 def distributions_of(model: torch.nn.Module) -> list[NaturalGradientVariationalDistribution]:
-    """The distributions of this library in a model, in the order of the modules.
-
-    Args:
-        model: an `ApproximateGP`, or a whole `DeepGP`.
-
-    Returns:
-        The distributions; none, where the model has others.
-    """
+    """The distributions of this library in a model, in the order of the modules."""
     read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP")
     return [d for d in model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
 
@@ -320,14 +313,7 @@ def variational_posteriors(model: torch.nn.Module) -> list[Gaussian | FlatGaussi
 
 
 def check_shapes(strategy: _VariationalStrategy) -> None:
-    """Check q against the inducing points and the kernels of its strategy.
-
-    Args:
-        strategy: a variational strategy; one without a q of this library passes.
-
-    Raises:
-        InputError: another number of inducing values than points, or fewer posteriors than the batch of models needs.
-    """
+    """Check q against the inducing points and the kernels of its strategy."""
     q = getattr(strategy, "_variational_distribution", None)
     if not isinstance(q, NaturalGradientVariationalDistribution):
         return

@@ -34,24 +34,7 @@ def energy(
     y: Tensor,
     values: MultivariateNormal,
 ) -> Tensor:
-    """F_n = -E[log p(y_n | f_n)] of each datum, by the likelihood's own formula or over draws that stay the same.
-
-    The likelihood's ``expected_log_prob`` is asked where it is a formula or a quadrature; one that draws would leave
-    noise in values that are compared, and fixed draws take its place.  For a Bernoulli likelihood log Φ is computed
-    to rounding: GPyTorch's own jumps by 0.0019 at -1, where no gradient tells.
-
-    Args:
-        likelihood: the likelihood.
-        y: the targets, (*batch, B), or (B, tasks).
-        values: the marginals of the latent values.
-
-    Returns:
-        F_n, (*batch, B), or (B,) of several values a datum.
-
-    Raises:
-        InputError: targets of another shape than the values, or outside of the support of the likelihood, expectations
-            that are summed over the data, a noise of its own for each row of other data.
-    """
+    """F_n = -E[log p(y_n | f_n)] of each datum, by the likelihood's own formula or over draws that stay the same."""
     if isinstance(likelihood, FixedNoiseGaussianLikelihood) and likelihood.noise.shape[-1] != values.mean.shape[-1]:
         raise InputError(
             f"FixedNoiseGaussianLikelihood holds a noise for each of {likelihood.noise.shape[-1]} rows and cannot tell "
@@ -116,15 +99,7 @@ def _draws(count: int, shape: torch.Size, dtype: torch.dtype, device: torch.devi
 
 
 def check_labels(likelihood: Likelihood, y: Tensor) -> None:
-    """Check that a Bernoulli likelihood gets labels; what is missing may be NaN.
-
-    Args:
-        likelihood: the likelihood; of any other nothing is asked.
-        y: the targets.
-
-    Raises:
-        InputError: targets that are not 0 and 1, nor -1 and 1.
-    """
+    """Check that a Bernoulli likelihood gets labels; what is missing may be NaN."""
     if not isinstance(likelihood, BernoulliLikelihood) or y.dtype is torch.bool:
         return
     if not bool(((y == 1) | (y == 0) | (y == -1) | y.isnan()).all()):
@@ -135,29 +110,12 @@ def check_labels(likelihood: Likelihood, y: Tensor) -> None:
 
 
 def conjugate(likelihood: Likelihood) -> bool:
-    """Whether every F_n is quadratic in the latent values, so that a full natural step is exact.
-
-    Args:
-        likelihood: the likelihood.
-
-    Returns:
-        True for the Gaussian likelihoods of GPyTorch and those that inherit their expectations.
-    """
+    """Whether every F_n is quadratic in the latent values, so that a full natural step is exact."""
     return _function(likelihood.expected_log_prob) in _QUADRATIC
 
 
 def log_concave(likelihood: Likelihood) -> bool:
-    """Whether every 2 ∂F/∂v is known not to be negative, so that full steps stay in the cone.
-
-    A likelihood says so itself by an attribute ``log_concave``: True where -log p(y | f) is convex in f for every y and
-    every parameter.  Without one it is known of GPyTorch's own densities, and of no other.
-
-    Args:
-        likelihood: the likelihood.
-
-    Returns:
-        True if it is known.
-    """
+    """Whether every 2 ∂F/∂v is known not to be negative, so that full steps stay in the cone."""
     declared = getattr(likelihood, "log_concave", None)
     if declared is not None:
         return bool(declared)

@@ -31,19 +31,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 
 class Epochs(Engine):
-    """The engine of joint training, whose advance is an epoch.
-
-    A record is of an epoch: its loss is the mean over the batches per datum, its evaluations are batches, its gradients
-    epochs, and no norm is computed.  An interrupt leaves everything as the last step left it.
-
-    Args:
-        model, likelihood, batches, num_data, hyper_optimizer: see `train_svgp_in_batches`.
-        epochs: the number of epochs up to which the bar counts.
-        processes: those that train together, each with batches of its own; None for one process.
-
-    Raises:
-        PairError: a model or a likelihood that `SparseGP` cannot serve.
-    """
+    """The engine of joint training, whose advance is an epoch."""
 
     name, unit, scaled = "SVGP", "row", True
     unit_of_a_record = "epoch"
@@ -260,15 +248,7 @@ def _rows_of(batch: Batch | None) -> Tensor:
 
 
 def penalty(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> Tensor | None:
-    """Priors on hyper-parameters and added losses, in nats per datum, as GPyTorch's objectives have them.
-
-    Args:
-        model, likelihood: the owners of the priors.
-        num_data: N, by which the log priors are divided.
-
-    Returns:
-        What they add to the negative ELBO per datum, 0-d; None where they hold nothing that is learnt.
-    """
+    """Priors on hyper-parameters and added losses, in nats per datum, as GPyTorch's objectives have them."""
     terms = [
         -prior.log_prob(closure(module)).sum() / num_data
         for owner in (model, likelihood)
@@ -280,16 +260,7 @@ def penalty(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> Tens
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, q: Gaussian, parameters: list[torch.nn.Parameter]) -> None:
-    """Check that an optimizer takes one evaluation a step, of hyper-parameters of this model.
-
-    Args:
-        optimizer: what was given as one.
-        q: the posterior, which it may not hold.
-        parameters: those of the model and its likelihood.
-
-    Raises:
-        InputError: something else.
-    """
+    """Check that an optimizer takes one evaluation a step, of hyper-parameters of this model."""
     check_hyper_optimizer(optimizer)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held & {id(part) for part in q.buffers()}:

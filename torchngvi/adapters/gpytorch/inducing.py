@@ -17,13 +17,8 @@ _CANDIDATES = 2048  # rows that are looked at, or 4M if that is more
 
 
 def left_open(strategy: VariationalStrategy) -> bool:
-    """Whether the inducing points coincide, as those of ``torch.zeros(M, features)``, so that they have to be chosen.
-
-    Args:
-        strategy: the strategy of the model.
-
-    Returns:
-        True for two and more points that are all the same.
+    """Whether the inducing points coincide, as those of ``torch.zeros(M, features)``, so that they have to
+    be chosen.
     """
     Z = strategy.inducing_points
     return Z.shape[-2] > 1 and bool((Z[..., :1, :] == Z).all())
@@ -32,15 +27,7 @@ def left_open(strategy: VariationalStrategy) -> bool:
 @torch.no_grad()
 @evaluated()
 def choose_inducing_points(strategy: VariationalStrategy, x: Tensor) -> None:
-    """Put the inducing points on rows of the data, by greedy variance with the kernel as it is.
-
-    Args:
-        strategy: the strategy of the model, whose inducing points are written to.
-        x: the inputs, (rows, features); of many some are drawn as candidates, the same ones each time.
-
-    Raises:
-        InputError: fewer rows than inducing points; the points of a batch of models.
-    """
+    """Put the inducing points on rows of the data, by greedy variance with the kernel as it is."""
     Z = strategy.inducing_points
     size = Z.shape[-2]
     if len(x) < size:
@@ -63,13 +50,6 @@ def pivots(
     size: int,
 ) -> Tensor:
     """The pivots of a Cholesky factorisation: each row has the largest variance given those before it.
-
-    Args:
-        covariance: the covariance of the rows, (rows, rows).
-        size: the number of pivots, at most the number of rows.
-
-    Returns:
-        The indices of different rows, (size,).
 
     >>> pivots(torch.tensor([[4.0, 3.9, 0.0], [3.9, 4.1, 0.0], [0.0, 0.0, 1.0]]), 2).tolist()
     [1, 2]

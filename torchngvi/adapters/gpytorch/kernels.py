@@ -31,17 +31,7 @@ class Kernels(NamedTuple):
 
     @torch.no_grad()
     def projection(self, dtype: torch.dtype) -> "Projection":
-        """The rows a_n = L⁻¹ k(Z, x_n) with the prior moments that they leave, without a graph.
-
-        In float32 the substitution has a backward error of the size of the rounding that k(Z, x_n) comes with: a_n is
-        exact for an L, and so for a K_ZZ, whose entries differ by rounding.  The factor itself is made in float64.
-
-        Args:
-            dtype: the dtype of the computation and of the result.
-
-        Returns:
-            The projection of the batch.
-        """
+        """The rows a_n = L⁻¹ k(Z, x_n) with the prior moments that they leave, without a graph."""
         # from the right, where the transposed view is in the order that LAPACK takes without a copy
         cross = self.cross.to(dtype).mT
         rows = torch.linalg.solve_triangular(self.factor.to(dtype).mT, cross, upper=True, left=False)
@@ -49,19 +39,7 @@ class Kernels(NamedTuple):
 
     @torch.no_grad()
     def pulled(self, sites: Sites, H: Tensor, frame: Frame) -> "Kernels":
-        """∂E_q[ℓ] of the data part, from H = Σ β_n a_n a_nᵀ, which the step of q has formed already.
-
-        With P = L⁻ᵀ(S - I) and w = L⁻ᵀm: for k(Z, x_n) it is w α_n + P β_n a_n, for L the lower part of
-        -w (Σ α_n a_n)ᵀ - P H.
-
-        Args:
-            sites: the rows a_n with α_n and β_n.
-            H: the curvature of the data part, (*batch, M, M).
-            frame: mean and root of q.
-
-        Returns:
-            The gradient in each entry of this tuple.
-        """
+        """∂E_q[ℓ] of the data part, from H = Σ β_n a_n a_nᵀ, which the step of q has formed already."""
         S, dtype = covariance(frame), self.factor.dtype
         S.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         both = torch.cat([frame.mean[..., None], S], -1).to(dtype)
@@ -81,39 +59,18 @@ class Projection(NamedTuple):
     variance: Tensor  # k(x_n, x_n) + jitter - |a_n|², (*batch, B)
 
     def part(self, rows: slice) -> "Projection":
-        """The projection of some of the rows.
-
-        Args:
-            rows: a slice of them.
-
-        Returns:
-            The same for these rows.
-        """
+        """The projection of some of the rows."""
         return Projection(self.rows[..., rows, :], self.mean[..., rows], self.variance[..., rows])
 
     def moments(self, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
-        """The moments of the latent values under q.
-
-        Args:
-            frame: mean and root C of q.
-
-        Returns:
-            The means e_n and the variances v_n, (*batch, B) each, and the rows times C, (*batch, B, M).
-        """
+        """The moments of the latent values under q."""
         projected = triangular_rows(self.rows, frame.root, frame.upper) if _full(frame) else frame.rows(self.rows)
         mean = self.mean + (self.rows @ frame.mean[..., None])[..., 0]
         return mean, self.variance + projected.square().sum(-1), projected
 
 
 def covariance(frame: Frame) -> Tensor:
-    """The covariance S of q, written out.
-
-    Args:
-        frame: mean and root C of q.
-
-    Returns:
-        S = C Cᵀ, (*batch, M, M).
-    """
+    """The covariance S of q, written out."""
     if _full(frame):
         return triangular_gram(frame.root, frame.upper)
     return frame.structure.full(frame.marginals())
@@ -126,11 +83,7 @@ def _full(frame: Frame) -> bool:
 
 @contextlib.contextmanager
 def evaluated() -> Iterator[None]:
-    """A block in which kernels are evaluated, of which GPyTorch factors some on the way; also a decorator.
-
-    Raises:
-        InputError: a kernel matrix without a factor.
-    """
+    """A block in which kernels are evaluated, of which GPyTorch factors some on the way; also a decorator."""
     try:
         yield
     except (NanError, NotPSDError, torch.linalg.LinAlgError) as error:
@@ -159,19 +112,7 @@ def kernels(
     x: Tensor,  # (*batch, B, features)
     factor: Tensor | None = None,  # (*batch, M, M)
 ) -> Kernels:
-    """Evaluate mean and kernel of the model for a batch beside the inducing points.
-
-    Args:
-        strategy: the whitened strategy of the model.
-        x: the inputs, (*batch, B, features).
-        factor: L, (*batch, M, M), where the same hyper-parameters have given it already.
-
-    Returns:
-        The prior of the batch.
-
-    Raises:
-        InputError: a K_ZZ without a Cholesky factor, a kernel that GPyTorch cannot evaluate.
-    """
+    """Evaluate mean and kernel of the model for a batch beside the inducing points."""
     Z = strategy.inducing_points
     if x.ndim == 1:
         x = x[:, None]
@@ -191,11 +132,7 @@ _kept: WeakKeyDictionary[VariationalStrategy, tuple[Tensor, Tensor, Versions]] =
 
 
 def _factor_of(strategy: VariationalStrategy, covariance: Tensor) -> Tensor:
-    """L of K_ZZ, which is kept while K_ZZ has the same entries.
-
-    It is a function of these entries and its dtype alone, and they are compared, so that whatever may have changed them
-    is seen: a step of an optimizer, a write behind torch's count, a buffer, an attribute, another kernel, a setting.
-    """
+    """L of K_ZZ, which is kept while K_ZZ has the same entries."""
     if covariance.requires_grad or covariance.device.type != "cpu":  # where to compare would wait for the device
         return _factor(covariance)
     if strategy in _kept:
@@ -211,10 +148,7 @@ def _factor_of(strategy: VariationalStrategy, covariance: Tensor) -> Tensor:
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, to the last digit that of GPyTorch's predictions.
-
-    They read the whitened values by it, and another order of summation would tell at a condition of 1e8.
-    """
+    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, to the last digit that of GPyTorch's predictions."""
     L, info = torch.linalg.cholesky_ex(covariance.to(_linalg_dtype_cholesky.value()))
     # a NaN or an infinity anywhere reaches the diagonal
     if L.device.type == "cpu" and not bool((info == 0).all() & L.diagonal(dim1=-2, dim2=-1).isfinite().all()):

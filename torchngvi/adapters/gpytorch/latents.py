@@ -147,15 +147,7 @@ def _marginals(
 
 
 def one_function(model: Any, likelihood: Any) -> str | None:
-    """Say where a softmax sees one function in the place of one for each class.
-
-    Args:
-        model: the model.
-        likelihood: its likelihood.
-
-    Returns:
-        A sentence; None of any other model.
-    """
+    """Say where a softmax sees one function in the place of one for each class."""
     outer: Any = getattr(model, "variational_strategy", None)
     inner: Any = getattr(outer, "base_variational_strategy", None)
     tasks = isinstance(outer, IndependentMultitaskVariationalStrategy) and inner is not None
@@ -170,20 +162,7 @@ def one_function(model: Any, likelihood: Any) -> str | None:
 
 
 def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
-    """The latent functions of a model, with their q started as GPyTorch would.
-
-    Args:
-        model: an `ApproximateGP` with the whitened strategy, alone or of several tasks or latent functions.
-        likelihood: the likelihood, which has to take as many values a datum.
-
-    Returns:
-        The latent functions.
-
-    Raises:
-        InputError: autocast, under which kernels have half precision.
-        PairError: a model with a ``__call__`` of its own, a strategy that is not whitened, a q of another library, a
-            likelihood of another number of values.
-    """
+    """The latent functions of a model, with their q started as GPyTorch would."""
     outer: Any = getattr(model, "variational_strategy", None)
     strategy: Any = getattr(outer, "base_variational_strategy", outer)
     if hasattr(model, "_orig_mod"):

@@ -34,17 +34,7 @@ _FULL = (CholeskyVariationalDistribution, NaturalVariationalDistribution, TrilNa
 
 @contextlib.contextmanager
 def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """A block in which the model has a q of this library in the place of its own, which takes over what was found.
-
-    Args:
-        model: the model; one with a strategy that is neither the whitened nor the unwhitened one, of several functions
-            with any but the whitened one, with the whitened one over a q of this library, or with a q that is no full
-            Gaussian, is left alone.
-
-    Returns:
-        A context manager, which gives another one: a block within it where the model has its own q, with what was found
-        so far.
-    """
+    """A block in which the model has a q of this library in the place of its own, which takes over what was found."""
     outer: Any = getattr(model, "variational_strategy", None)
     strategy: Any = getattr(outer, "base_variational_strategy", outer)  # of several functions
     own: Any = getattr(strategy, "_variational_distribution", None)

@@ -22,11 +22,7 @@ def forget(model: torch.nn.Module) -> None:
 
 
 def as_in_predictions(model: torch.nn.Module) -> None:
-    """Put the layers of a network within a model in eval mode: without dropout, with the statistics that were kept.
-
-    Args:
-        model: the model; GPyTorch's own modules, and classes of the user's, keep their mode.
-    """
+    """Put the layers of a network within a model in eval mode: without dropout, with the statistics that were kept."""
     for module in model.modules():
         if type(module).__module__.startswith("torch.nn."):
             module.eval()
@@ -35,14 +31,6 @@ def as_in_predictions(model: torch.nn.Module) -> None:
 @contextlib.contextmanager
 def kept_modes(*owners: torch.nn.Module) -> Iterator[None]:
     """A block in which models may be evaluated, in any mode.
-
-    Caches are cleared before and after, and modes are restored.
-
-    Args:
-        owners: the models and likelihoods.
-
-    Returns:
-        A context manager.
 
     >>> model = torch.nn.Sequential(torch.nn.Dropout().eval())
     >>> with kept_modes(model):

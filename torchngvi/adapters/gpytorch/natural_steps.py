@@ -39,13 +39,7 @@ _LAG = 0.3  # -c/ρ at which ρ stays
 
 
 class NaturalSteps:
-    """Steps of q on batches, whose length follows the cosine of successive gradients of the mean.
-
-    Args:
-        target: the target of the model, without data; where its likelihood is not known to be log-concave, q follows
-            `IBLR` in short steps, otherwise `VN`.
-        num_data: N.
-    """
+    """Steps of q on batches, whose length follows the cosine of successive gradients of the mean."""
 
     def __init__(self, target: SparseGP, num_data: int) -> None:
         self.q, self.num_data, self.longest = target.posterior, num_data, target.latents.longest
@@ -60,15 +54,7 @@ class NaturalSteps:
         self.force: Tensor | None = None  # of the batch before
 
     def step(self, target: SparseGP, rows: int) -> Tensor:
-        """Take a step of q on a batch.  Where float32 is not enough for the step, q is in float64 from here on.
-
-        Args:
-            target: the target with this batch.
-            rows: the number of its rows.
-
-        Returns:
-            The loss before the step, 0-d.
-        """
+        """Take a step of q on a batch.  Where float32 is not enough for the step, q is in float64 from here on."""
         self.set_length(rows)
         refused = self.optimizer.rejections if self.q.dtype != torch.float64 else 0
         with warnings.catch_warnings():
@@ -85,11 +71,7 @@ class NaturalSteps:
         return loss
 
     def set_length(self, rows: int) -> None:
-        """Set ρ of the next step; on all of the data of a Gaussian likelihood it is 1, where that is exact.
-
-        Args:
-            rows: the number of rows of the next batch.
-        """
+        """Set ρ of the next step; on all of the data of a Gaussian likelihood it is 1, where that is exact."""
         if self.log_rho is None:
             share = rows / self.num_data
             first = min(_CAP, self.longest, max(share, 4 * _NOISE * rows / self.q.dim))
@@ -102,12 +84,7 @@ class NaturalSteps:
         force: Tensor,  # gradient of the mean on the batch of the last step, (*batch, M)
         rows: int,
     ) -> None:
-        """Let the length follow the cosine of this gradient and the one before, in the frame of q.
-
-        Args:
-            force: the gradient of the mean on the batch of the last step, (*batch, M).
-            rows: the number of rows of that batch.
-        """
+        """Let the length follow the cosine of this gradient and the one before, in the frame of q."""
         assert self.log_rho is not None
         before, self.force = self.force, force.detach().to(self.q.dtype)
         if before is None:

@@ -125,14 +125,7 @@ def natural_optimizer(
 
 
 def check_hyper_optimizer(optimizer: object) -> None:
-    """Check that something is a torch optimizer whose step follows one backward pass.
-
-    Args:
-        optimizer: what was given as one.
-
-    Raises:
-        InputError: something else.
-    """
+    """Check that something is a torch optimizer whose step follows one backward pass."""
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, NaturalGradientVI):
         raise InputError(
             f"hyper_optimizer is a torch optimizer of the hyper-parameters; got {type(optimizer).__name__}. "

@@ -59,18 +59,6 @@ class _Point(NamedTuple):
 class ProfiledELBO:
     """The largest ELBO over q at the present hyper-parameters, of rows that weigh as much as the whole data.
 
-    It is what `train_svgp` maximises.
-
-    Args:
-        model, likelihood: see `SparseGP`; one latent function, without a batch shape.
-        batch: the rows, as one pair (x, y).
-        num_data: the number of rows of the whole data, by default those of the batch.
-        tolerance: nats a datum; the search for q ends with a step that brings less.
-
-    Raises:
-        InputError: targets that are NaN, or no labels where these are wanted; data with a batch shape.
-        PairError: a model or a likelihood it cannot serve.
-
     >>> import gpytorch
     >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
     >>> class Model(gpytorch.models.ApproximateGP):
@@ -125,14 +113,7 @@ class ProfiledELBO:
         self._last: _Point | None = None
 
     def __call__(self) -> Tensor:
-        """Evaluate the bound per datum at the present hyper-parameters.
-
-        Returns:
-            A 0-d tensor in float64, differentiable once in every hyper-parameter.
-
-        Raises:
-            InputError: hyper-parameters at which the bound is not finite, or K_ZZ is not positive definite.
-        """
+        """Evaluate the bound per datum at the present hyper-parameters."""
         prior = kernels(self.target.strategy, self.x)
         with torch.no_grad():
             projection = Projection(*(part.detach() for part in prior.projection(torch.float64)))

@@ -117,11 +117,7 @@ _fitted: WeakKeyDictionary[VariationalStrategy, Tensor] = WeakKeyDictionary()
 
 
 def forget_rows(strategy: VariationalStrategy) -> None:
-    """Forget for which rows q was found before: a training begins, with rows of its own.
-
-    Args:
-        strategy: of the model that is trained.
-    """
+    """Forget for which rows q was found before: a training begins, with rows of its own."""
     _fitted.pop(strategy, None)
 
 
@@ -149,14 +145,7 @@ def _forgotten(target: SparseGP) -> str:
 
 @contextlib.contextmanager
 def restored_dtype(q: Gaussian) -> Iterator[Gaussian]:
-    """A block in which q may be converted; at its end q has the dtype again that it had.
-
-    Args:
-        q: the posterior.
-
-    Returns:
-        A context manager that gives q.
-    """
+    """A block in which q may be converted; at its end q has the dtype again that it had."""
     dtype = q.dtype
     try:
         yield q

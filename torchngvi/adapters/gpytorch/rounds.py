@@ -45,21 +45,7 @@ _GAIN = 1e-3  # nats a datum that a round on the last rows has to bring
 
 
 class Rounds(Engine):
-    """The engine whose advance is a round of L-BFGS for the hyper-parameters.
-
-    A record is of a round: its loss is minus the bound per datum on the rows of the round, its evaluations are those of
-    the bound, its gradients rounds, and no norm is computed.  An interrupt goes back to where the last round has ended.
-
-    Args:
-        model, likelihood: see `train_svgp`.
-        x: all inputs, (N, features).
-        y: all targets, (N,).
-        most: the number of rounds up to which the bar counts.
-
-    Raises:
-        InputError: targets that are NaN; data with a batch shape.
-        PairError: a model or a likelihood that `ProfiledELBO` cannot serve, a ``forward`` that draws.
-    """
+    """The engine whose advance is a round of L-BFGS for the hyper-parameters."""
 
     name, unit = "SVGP", "round"
     unit_of_a_record = "round"
@@ -91,11 +77,7 @@ class Rounds(Engine):
         self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
 
     def rows(self, number: int) -> int:
-        """The number of rows of a round.
-
-        Args:
-            number: of the round, from 0.
-        """
+        """The number of rows of a round."""
         N, M = len(self.y), self.strategy.inducing_points.shape[-2]
         if self.order is None:
             return N
@@ -224,11 +206,7 @@ class Rounds(Engine):
             return math.inf
 
     def _evaluated(self, bound: ProfiledELBO) -> tuple[Tensor, list[Tensor]]:
-        """The loss and its gradient, which is left in the parameters.
-
-        Raises:
-            InputError: hyper-parameters at which it cannot be evaluated.
-        """
+        """The loss and its gradient, which is left in the parameters."""
         for p in self.learnt:
             p.grad = None
         loss = self._loss(bound)

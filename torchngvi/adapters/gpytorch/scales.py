@@ -37,13 +37,7 @@ def check_start(
     x: Tensor,  # (N, features)
     y: Tensor,  # (N,)
 ) -> None:
-    """Warn where targets with Gaussian noise are on another scale than the model begins with.
-
-    Args:
-        model, likelihood: as they begin.
-        x: the inputs, (N, features).
-        y: the targets, (N,).
-    """
+    """Warn where targets with Gaussian noise are on another scale than the model begins with."""
     if not conjugate(likelihood) or likelihood.noise.shape[-1] not in (1, len(y)):  # the latter is refused elsewhere
         return
     y = y[:_ROWS].double()
@@ -67,16 +61,7 @@ def is_constant(
     y: Tensor,  # (N,)
     loss: float,
 ) -> bool:
-    """Whether a fit is no better than a constant function, with a warning where it is not.
-
-    Args:
-        likelihood: the likelihood, as it was learnt.
-        y: the targets, (N,).
-        loss: the negative ELBO per datum.
-
-    Returns:
-        True where the best constant function, under the noise that the likelihood may have, does as well.
-    """
+    """Whether a fit is no better than a constant function, with a warning where it is not."""
     constant = _of_a_constant(likelihood, y.double())
     if not loss > constant - _NO_BETTER:
         return False
@@ -101,10 +86,7 @@ def _within_bounds(likelihood: Likelihood, noise: float) -> float:
 
 @torch.no_grad()
 def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
-    """The negative log likelihood per datum of the best constant function; infinite where every target is the same.
-
-    A noise that is learnt follows the constant; every other parameter of the likelihood is as it is.
-    """
+    """The negative log likelihood per datum of the best constant function; infinite where every target is the same."""
     if bool((y == y[0]).all()):
         return math.inf
     if conjugate(likelihood) and any(p.requires_grad for p in likelihood.parameters()):
@@ -127,15 +109,7 @@ def check_repeats(
     model: ApproximateGP,
     x: Tensor,  # (N, features)
 ) -> None:
-    """Check that ``forward`` gives the same when it is called again, as a line search has to assume.
-
-    Args:
-        model: the model, in training mode.
-        x: the inputs, (N, features).
-
-    Raises:
-        PairError: a forward that draws, as one with dropout does.
-    """
+    """Check that ``forward`` gives the same when it is called again, as a line search has to assume."""
     rows = torch.cat([model.variational_strategy.inducing_points, x[:8]], -2)
     first, second = (model.forward(rows) for _ in range(2))
     pairs = zip((first.mean, first.covariance_matrix), (second.mean, second.covariance_matrix), strict=True)
@@ -153,18 +127,7 @@ def lengthen(
     model: ApproximateGP,
     x: Tensor,  # (N, features)
 ) -> bool:
-    """Double the length scales that are learnt, until the prior relates the median row to the nearest of M others.
-
-    GPyTorch begins with ln 2, at which standardised rows of ten features and more are all far from one another.  The
-    bound is flat there, and L-BFGS stays at a constant function.
-
-    Args:
-        model: the model; where nothing helps, it stays as it is.
-        x: the inputs, (N, features).
-
-    Returns:
-        Whether it was changed.
-    """
+    """Double the length scales that are learnt, until the prior relates the median row to the nearest of M others."""
     kernels = [m for m in model.modules() if isinstance(m, Kernel) and m.has_lengthscale]
     kernels = [kernel for kernel in kernels if kernel.raw_lengthscale.requires_grad]
     if not kernels or len(x) < 2:

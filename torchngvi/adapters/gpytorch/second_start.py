@@ -29,13 +29,6 @@ def telling(
 ) -> Tensor:
     """Which inputs still tell something about the scores, each for itself.
 
-    Args:
-        scores: of the rows, in an order of no meaning, (N,).
-        x: the inputs, (N, features).
-
-    Returns:
-        Whether means over groups of rows that are neighbours in this input explain much of their variance, (features,).
-
     >>> x = torch.linspace(-3, 3, 400)
     >>> telling(torch.sin(4 * x), torch.stack([x, x.sin() * 1e4 % 1], -1)).tolist()
     [True, False]
@@ -58,16 +51,7 @@ def shorten(
     x: Tensor,  # (N, features)
     told: Tensor,  # (features,)
 ) -> bool:
-    """Make the length scales that are learnt short in some inputs, and those beside them long.
-
-    Args:
-        model: the model; a kernel of none of these inputs stays as it is.
-        x: the inputs, (N, features).
-        told: in which inputs, (features,).
-
-    Returns:
-        Whether any was changed.
-    """
+    """Make the length scales that are learnt short in some inputs, and those beside them long."""
     lengths = torch.where(told, _SHORT, _LONG) * x.std(0)
     changed = False
     for kernel in model.modules():

@@ -20,15 +20,7 @@ def of_run(
     num_data: int,
     hyper: torch.optim.Optimizer,
 ) -> dict[str, str]:
-    """The settings of a run in batches, in words: model, kernels, likelihood, hyper-optimizer, data in memory.
-
-    Args:
-        model, likelihood, batches, num_data: see `train_svgp_in_batches`.
-        hyper: the optimizer of the hyper-parameters.
-
-    Returns:
-        Texts by name; a checkpoint with others is of another run.
-    """
+    """The settings of a run in batches, in words: model, kernels, likelihood, hyper-optimizer, data in memory."""
     settings = {"method": "train_svgp", "num_data": str(num_data), **of_model(model, likelihood)}
     if isinstance(batches, DataLoader):
         size = getattr(batches.batch_sampler, "batch_size", None)
@@ -37,14 +29,7 @@ def of_run(
 
 
 def of_model(model: ApproximateGP, likelihood: Likelihood) -> dict[str, str]:
-    """The settings of a model in words: its modules and theirs, its kernels, the shapes of its tensors.
-
-    Args:
-        model, likelihood: see `train_svgp`.
-
-    Returns:
-        Texts by name.
-    """
+    """The settings of a model in words: its modules and theirs, its kernels, the shapes of its tensors."""
     settings: dict[str, str] = {}
     for name, module in (("model", model), ("likelihood", likelihood)):
         settings |= {f"{name} {path}".strip(): type(part).__name__ for path, part in module.named_modules()}

@@ -84,14 +84,6 @@ def draws_at_once(
 ) -> int:
     """The number of draws in one call of a log joint, so that its largest tensors stay in the cache of a CPU.
 
-    Args:
-        largest: the numbers of the largest tensor of a run at one θ.
-        like: a tensor of the dtype and device of θ.
-        most: the number elsewhere, and the most.
-
-    Returns:
-        The number of draws.
-
     >>> draws_at_once(10_000, torch.zeros((), dtype=torch.float64), 2048)
     26
     """
@@ -158,11 +150,7 @@ def by_loop(runs: Runs, theta: Tensor) -> Tensor:
 
 
 class _ForEachDraw(TorchFunctionMode):
-    """New tensors are those of each draw, so that what depends on the draw can be written into them.
-
-    vmap cannot write a value for each draw into a tensor that all draws share; every new tensor gets a zero added that
-    is one for each draw.
-    """
+    """New tensors are those of each draw, so that what depends on the draw can be written into them."""
 
     def __init__(self, theta: Tensor) -> None:
         super().__init__()
@@ -180,18 +168,7 @@ def best_way(
     runs: Runs,
     points: Tensor,  # (POINTS, D)
 ) -> tuple[str, Batched]:
-    """The first way that agrees with the loop, in value and gradient.
-
-    Args:
-        runs: the log joint.
-        points: where they are compared, (POINTS, D).
-
-    Returns:
-        Its name, and the way as a function (S, D) -> (S,).
-
-    Raises:
-        InputError: a model that cannot be differentiated by its latents, or only in part.
-    """
+    """The first way that agrees with the loop, in value and gradient."""
     ways: list[tuple[str, Callable[[Runs, Tensor], Tensor]]] = [
         ("plate", by_broadcasting),
         ("vmap", by_vmap),

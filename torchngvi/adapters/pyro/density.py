@@ -342,19 +342,7 @@ def prototype(
     trace: Trace | None,
     order: Tensor | None = None,
 ) -> tuple[Layout, Tensor]:
-    """The layout of θ and an initial point, from a given trace or from a run of the model.
-
-    Args:
-        model, args, kwargs: the model with its arguments.
-        trace: the trace to use; without one the model is run, with its sites at their medians.
-        order: of the coordinates of θ, as for a `Layout`.
-
-    Returns:
-        The layout, and the initial θ, (D,).
-
-    Raises:
-        InputError: sites that θ cannot hold, see `latents`.
-    """
+    """The layout of θ and an initial point, from a given trace or from a run of the model."""
     with torch.no_grad():
         if trace is None:
             started = InitMessenger(partial(start, init_to_median))(model)

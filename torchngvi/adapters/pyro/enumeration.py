@@ -40,10 +40,8 @@ class Factor(NamedTuple):
 
 @dataclass
 class Factors:
-    """A trace with enumerated sites as a product of factors, the letters of the dimensions to sum out, and their scale.
-
-    The conventions are those of TraceEnum_ELBO: a mask is inside the sum over the values of an enumerated site and
-    leaves the site itself alone, a scale is outside.
+    """A trace with enumerated sites as a product of factors, the letters of the dimensions to sum out, and
+    their scale.
     """
 
     factors: list[Factor]
@@ -52,17 +50,7 @@ class Factors:
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
-        """The factors of a trace.
-
-        Args:
-            trace: a trace with log probabilities at its sites.
-
-        Returns:
-            One factor for each random site.
-
-        Raises:
-            InputError: sites of different scales that depend on an enumerated one.
-        """
+        """The factors of a trace."""
         trace.pack_tensors()
         summed = frozenset(trace.symbol_to_dim) - set(trace.plate_to_symbol.values())
         factors, scales = [], []
@@ -79,14 +67,7 @@ class Factors:
         return cls(_of_one_dtype(factors), summed, _common(scales))
 
     def for_all_draws(self, log_probs: list[Tensor]) -> Tensor:
-        """The sum for each draw, where the draws are in front of the log probabilities and count as one more plate.
-
-        Args:
-            log_probs: one tensor (S, ...) for each factor.
-
-        Returns:
-            The log of the sum, (S,).
-        """
+        """The sum for each draw, where the draws are in front of the log probabilities and count as one more plate."""
         known = "".join(factor.dims for factor in self.factors)
         draw = next(letter for letter in string.ascii_letters if letter not in known)
         factors = []
@@ -96,14 +77,7 @@ class Factors:
         return Factors(factors, self.summed, self.scale).sum_out(frozenset(draw))
 
     def sum_out(self, draws: frozenset[str]) -> Tensor:
-        """Sum out the enumerated dimensions, and add up over plates but that of the draws.
-
-        Args:
-            draws: the plate of the draws, or nothing.
-
-        Returns:
-            The log of the sum, (S,) with a plate of draws, else 0-d.
-        """
+        """Sum out the enumerated dimensions, and add up over plates but that of the draws."""
         inside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
         outside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
         for plates, dims, log_prob in self.factors:

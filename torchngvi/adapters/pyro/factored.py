@@ -29,13 +29,6 @@ _SPREAD = 0.1  # of the points where the terms are tried, around the initial θ
 class FactoredLogJoint(FactorTarget):
     """A `ModelLogJoint` in terms of one node each, for a q over the forest of the model.
 
-    Args:
-        density: the log joint, whose θ has the order of the forest.
-        structure: what was found of the model, with a forest.
-
-    Raises:
-        InputError: a model whose terms join the nodes of different branches, or do not broadcast over members.
-
     >>> import pyro.distributions as dist
     >>> from torchngvi.adapters.pyro import AutoGaussian
     >>> def model():
@@ -214,14 +207,7 @@ class _Term:
         return values.reshape(len(values), self.level.nodes, -1).sum(-1).expand(count, -1)
 
     def check_apart(self, theta: Tensor, other: Tensor) -> None:
-        """Check that the term of a node stays as it is where other nodes of the level move.
-
-        Args:
-            theta, other: two values of all nodes, (n, k).
-
-        Raises:
-            JoinedError: a site that depends on other members of a plate.
-        """
+        """Check that the term of a node stays as it is where other nodes of the level move."""
         moves, plates = [torch.zeros(len(theta), dtype=torch.bool)], [""]
         number = torch.arange(len(theta)).reshape([plate.size for plate in self.level.plates])
         for axis, plate in enumerate(self.level.plates):
@@ -241,9 +227,8 @@ class _Term:
 
 
 class _Named(Conditioned):
-    """`Conditioned`, which keeps the log probabilities of some sites by name, and no eye on sites that are not theirs.
-
-    The others have a value for each member too, whatever shape they come with.
+    """`Conditioned`, which keeps the log probabilities of some sites by name, and no eye on sites that are
+    not theirs.
     """
 
     def __init__(self, values: Values, shapes: Mapping[str, torch.Size], wanted: Callable[[str], bool]) -> None:

@@ -19,12 +19,6 @@ from torchngvi.interfaces import Target
 class Call:
     """A model with its arguments, of which none is kept alive: whether another call is the same.
 
-    It is where the model is the same object and the arguments are the same tensors, not written into since, or equal
-    numbers and texts; anything else might have changed.  A copy or a pickle is of no call.
-
-    Args:
-        model, args, kwargs: the model with its arguments.
-
     >>> import torch
     >>> y = torch.zeros(2)
     >>> call = Call(print, (y, 3), {})
@@ -63,15 +57,7 @@ def _is(mark: Any, each: Any) -> bool:
 
 
 def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace) -> Structure:
-    """Find the structure of a model, and try it.
-
-    Args:
-        model, args, kwargs: the model with its arguments.
-        trace: a trace of its latents, as the guide has it.
-
-    Returns:
-        The structure, of two with a forest the one of fewer parameters; a dense one says why.
-    """
+    """Find the structure of a model, and try it."""
     density = ModelLogJoint(model, args, kwargs, trace)
     try:
         reads = reads_of(_fixed(density), trace)
@@ -128,19 +114,7 @@ def _fixed(density: ModelLogJoint) -> ModelLogJoint:
 
 
 def factored(density: ModelLogJoint, structure: Structure, trace: Trace) -> Target:
-    """The log joint as one of a guide that has members of plates apart: in terms of the members where that can be.
-
-    Args:
-        density: the log joint, whose θ has the order of the guide.
-        structure: that of the guide, with a forest.
-        trace: a trace of the latents, as the guide has it.
-
-    Returns:
-        The target.
-
-    Raises:
-        InputError: a model that joins these members, or that the guide was not set up with.
-    """
+    """The log joint as one of a guide that has members of plates apart: in terms of the members where that can be."""
     try:
         _fixed(density)
         if structure.terms is not None:

@@ -168,21 +168,7 @@ def target_of(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[ModelLogJoint | DataLogJoint, Layout]:
-    """The log joint of a model in the coordinates of a guide, in passes where its rows come in batches.
-
-    Args:
-        model: the model.
-        guide: the guide.
-        batches: the arguments of the model for a pass, or None.
-        args: those of every call.
-        kwargs: those by name.
-
-    Returns:
-        The log joint, and how the sites lie in its coordinates.
-
-    Raises:
-        InputError: as `fit_guide`.
-    """
+    """The log joint of a model in the coordinates of a guide, in passes where its rows come in batches."""
     if batches is not None:
         check_guide(guide)
         return pass_over_batches(model, guide, batches, args, kwargs)
@@ -195,16 +181,7 @@ def target_of(
 
 
 def spread(density: ModelLogJoint | DataLogJoint, guide: AutoGaussian, processes: Processes) -> Target:
-    """The log joint with its draws over processes, which all begin from the guide and the generator of the first.
-
-    Args:
-        density: the log joint.
-        guide: the guide, set up.
-        processes: those that share the draws.
-
-    Returns:
-        The target; the log joint itself where there is one process.
-    """
+    """The log joint with its draws over processes, which all begin from the guide and the generator of the first."""
     if processes.world == 1:
         return density
     synchronize(guide.posterior, group=processes)
@@ -215,32 +192,13 @@ def spread(density: ModelLogJoint | DataLogJoint, guide: AutoGaussian, processes
 def density_of(
     model: Callable[..., Any], guide: AutoGaussian, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ModelLogJoint:
-    """The log joint over the latents of the guide, which is set up.
-
-    Args:
-        model: the model.
-        guide: the guide.
-        args, kwargs: the arguments of the model.
-
-    Returns:
-        The target.
-
-    Raises:
-        InputError: as `check_guide` and `ModelLogJoint`.
-    """
+    """The log joint over the latents of the guide, which is set up."""
     check_guide(guide)
     return guide.setup(*args, **kwargs).density(model, args, kwargs)
 
 
 def check_guide(guide: object) -> None:
-    """Check that a guide is an `AutoGaussian` of this library.
-
-    Args:
-        guide: what was given as the guide.
-
-    Raises:
-        InputError: another guide; Pyro's of the same name is named with its module.
-    """
+    """Check that a guide is an `AutoGaussian` of this library."""
     if isinstance(guide, PyrosAutoGaussian):
         raise InputError(
             "the guide is pyro.infer.autoguide.AutoGaussian, another class of this name; import AutoGaussian from "

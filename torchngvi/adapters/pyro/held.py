@@ -13,8 +13,6 @@ from torchngvi.fitting.records import FitResult
 class Held(Messenger):
     """Takes down the parameters that a model reads and that an optimizer could move.
 
-    Those that require no gradient, or that `poutine.block` hides, are fixed on purpose, and left out.
-
     >>> import pyro
     >>> with Held() as held:
     ...     _ = pyro.param("s", Tensor([1.0]))
@@ -34,11 +32,7 @@ class Held(Messenger):
             self.found[name] = None
 
     def told(self, result: FitResult) -> FitResult:
-        """The result of a fit, whose reason names the parameters that were held fixed, if there are any.
-
-        Args:
-            result: of the fit.
-        """
+        """The result of a fit, whose reason names the parameters that were held fixed, if there are any."""
         if not self.found:
             return result
         several = len(self.found) > 1

@@ -28,17 +28,7 @@ _PLATE = "_torchngvi_particles"
 
 
 def gaussian_of(guide: AutoGuideList) -> AutoGaussian:
-    """The one guide of a list that follows natural gradients.
-
-    Args:
-        guide: the list, whose parts may be lists again.
-
-    Returns:
-        The `AutoGaussian`.
-
-    Raises:
-        InputError: none, or more than one; Pyro's of the same name, see `check_guide`.
-    """
+    """The one guide of a list that follows natural gradients."""
     found = [part for part in guide.modules() if isinstance(part, AutoGaussian)]
     for part in guide.modules():
         if not found and isinstance(part, PyrosAutoGaussian):
@@ -52,16 +42,7 @@ def gaussian_of(guide: AutoGuideList) -> AutoGaussian:
 
 
 class ListedGuides:
-    """The loss of a list of guides, evaluated for a number of draws at once.
-
-    Args:
-        model: the model.
-        guide: the list, which covers all its continuous latents.
-        args, kwargs: the arguments of the model.
-
-    Raises:
-        InputError: as `ModelLogJoint`; a list that leaves latents out.
-    """
+    """The loss of a list of guides, evaluated for a number of draws at once."""
 
     def __init__(
         self, model: Callable[..., Any], guide: AutoGuideList, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -82,11 +63,7 @@ class ListedGuides:
             return poutine.trace(plate(self.guide)).get_trace(*self.density.args, **self.density.kwargs)
 
     def loss(self, count: int) -> Tensor:
-        """The loss at a number of draws, 0-d, differentiable in the probes of q and in all parameters.
-
-        Args:
-            count: the number of draws.
-        """
+        """The loss at a number of draws, 0-d, differentiable in the probes of q and in all parameters."""
         trace, layout = self._trace(count), self.density.layout
         with pyro.validation_enabled(False):
             trace.compute_log_prob()

@@ -27,10 +27,6 @@ _ALONE = 0.09  # squared natural norm beyond which a member has no say
 class MemoisedBound(TractableTarget):
     """L* as a target for q(g): its energy is L* + entropy(q(g)), so that L of q(g) is the negative ELBO.
 
-    Args:
-        visits: the sites and the terms of the model.
-        tolerance: on the natural norm, of which the members may leave a part.
-
     Attributes:
         left: the natural norm that the members have left at the q(g) that was seen last.
         gradient: that of the globals there.
@@ -68,11 +64,7 @@ class MemoisedBound(TractableTarget):
         return ()
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """There is none of the globals alone.
-
-        Raises:
-            InputError: always.
-        """
+        """There is none of the globals alone."""
         raise InputError("a bound with memoised locals has no log joint of the globals alone.")
 
     @torch.no_grad()
@@ -89,14 +81,7 @@ class MemoisedBound(TractableTarget):
 
     @torch.no_grad()
     def norm_at(self, top: Globals) -> float:
-        """The natural norm over all coordinates on fresh draws, without a step of anything.
-
-        Args:
-            top: q(g).
-
-        Returns:
-            The norm.
-        """
+        """The natural norm over all coordinates on fresh draws, without a step of anything."""
         seed = drawn_seed()
         _, g, H, left = self._pass(top, seed, math.inf, keeps=False)
         a = torch.linalg.solve_triangular(top.root, g[:, None], upper=False)
@@ -138,10 +123,7 @@ class MemoisedBound(TractableTarget):
 
 
 def batches_of(visits: Visits) -> list[tuple[Tensor, Tensor]]:
-    """All members in random batches of the size of the subsample; which of each batch were in none before.
-
-    A model comes with one size of its subsamples, so that the last batch is filled up with members of the first.
-    """
+    """All members in random batches of the size of the subsample; which of each batch were in none before."""
     layout, device = visits.density.layout, visits.sites.visited.device
     n, size = layout.size, layout.members
     order = torch.arange(n) if size == n else torch.randperm(n)

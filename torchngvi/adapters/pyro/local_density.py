@@ -70,18 +70,7 @@ class _Weighted(Scored):
 
 @final
 class PlateDensity:
-    """The terms of a Pyro model on a subsample of a plate, whose members it asks for by their index.
-
-    Args:
-        model: a Pyro model.
-        args, kwargs: its arguments, which hold the data of all members.
-        layout: where its latents are.
-        start: b_i and g about which the model is tried, (r,) and (P,).
-
-    Raises:
-        InputError: another subsampled plate, enumerated sites, a member whose terms depend on another member, a shared
-            term that depends on a member, a density that is NaN at the start.
-    """
+    """The terms of a Pyro model on a subsample of a plate, whose members it asks for by their index."""
 
     enumerates = False
 
@@ -149,10 +138,7 @@ class PlateDensity:
             validate(run, math.inf, f"at its start, on some members of the plate {layout.plate!r}")
 
     def _check_separate(self, theta: Tensor) -> None:
-        """Terms of a member, and those outside the plate, may have no slope in the latents of other members.
-
-        Any two members differ in a bit of their number, so that once the terms of the one are seen without the other's.
-        """
+        """Terms of a member, and those outside the plate, may have no slope in the latents of other members."""
         kept, layout = self.layout.weights, self.layout
         assert kept is not None
         shared = torch.zeros_like(kept)
@@ -204,17 +190,7 @@ class PlateDensity:
         g: Tensor,  # (S, P)
         weights: Tensor,  # (B + 1,)
     ) -> Tensor:
-        """-Σ_i u_i ℓ_i - u_0 ℓ_0 of each draw, (S,).
-
-        Args:
-            index: of the members, (B,).
-            b: draws of their latents, (S, B, r).
-            g: draws of the globals, (S, P).
-            weights: u of the members, and last of what all share, (B + 1,).
-
-        Returns:
-            The weighted log joint of the batch.
-        """
+        """-Σ_i u_i ℓ_i - u_0 ℓ_0 of each draw, (S,)."""
         self.index, self.layout.weights = index, weights
         return self._batched(torch.cat([b.flatten(-2), g], -1)).detach().to(g.dtype)
 
@@ -226,16 +202,7 @@ class PlateDensity:
         b: Tensor,  # (S, B, r)
         g: Tensor,  # (S, P)
     ) -> Terms:
-        """E[ℓ_i] of the members of a batch, and last E[ℓ_0], over draws, with gradients and Hessians.
-
-        Args:
-            index: of the members, (B,).
-            b: draws of their latents, (S, B, r).
-            g: draws of the globals, (S, P).
-
-        Returns:
-            Values, gradients and Hessians in (b_i, g).
-        """
+        """E[ℓ_i] of the members of a batch, and last E[ℓ_0], over draws, with gradients and Hessians."""
         k = b.shape[-1] + g.shape[-1]
         t = g.new_zeros(k, requires_grad=True)
         u, loss = self._loss(index, b + t[: b.shape[-1]], g + t[b.shape[-1] :])

@@ -29,19 +29,7 @@ class FreshElbo(NamedTuple):
 
 @torch.no_grad()
 def fresh_elbo(visits: Visits, top: Globals, batches: list[tuple[Tensor, Tensor]]) -> FreshElbo:
-    """Average log p - log q over joint draws of the globals and all members, which are seen a batch at a time.
-
-    A draw is a (g, b_1, .., b_n), and its mirror image that about the mean.  All batches see the same draws of g, and
-    each has draws of its members that no other has.  The pairs are independent, and their scatter tells the error.
-
-    Args:
-        visits: the sites and the terms of the model.
-        top: q(g).
-        batches: the members of each batch, (B,), and which of them were in none before, (B,).
-
-    Returns:
-        The mean over the pairs, and its standard error.
-    """
+    """Average log p - log q over joint draws of the globals and all members, which are seen a batch at a time."""
     layout, like = visits.density.layout, top.mean
     generator = torch.Generator().manual_seed(drawn_seed())
 

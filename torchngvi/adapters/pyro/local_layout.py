@@ -11,16 +11,7 @@ from torchngvi.errors import InputError
 
 
 class PlateLayout:
-    """The places of the latents: of each member of the plate in b_i, (r,), and of all others in g, (P,).
-
-    Args:
-        trace: a trace of the model on a subsample of the plate.
-        plate: the name of the plate.
-
-    Raises:
-        InputError: a plate without latents, one that is not vectorised, latents that no Gaussian can stand for, no
-            latents outside the plate.
-    """
+    """The places of the latents: of each member of the plate in b_i, (r,), and of all others in g, (P,)."""
 
     def __init__(self, trace: Trace, plate: str) -> None:
         frames = [f for site in random_sites(trace) for f in site["cond_indep_stack"] if f.name == plate]
@@ -69,16 +60,7 @@ class PlateLayout:
         b: Tensor,  # (*sample, B, r)
         g: Tensor,  # (*sample, P)
     ) -> Tensor:
-        """The unconstrained value of a site, (*sample, *free), for as many members as b has.
-
-        Args:
-            site: the site.
-            b: the locals of some members, (*sample, B, r).
-            g: the globals, (*sample, P).
-
-        Returns:
-            The part of b or g that is the value of the site.
-        """
+        """The unconstrained value of a site, (*sample, *free), for as many members as b has."""
         place, sample = self.places[site.name], g.shape[:-1]
         if site.name not in self.locals:
             return g[..., place].reshape(sample + site.free)
@@ -98,15 +80,7 @@ class PlateLayout:
         return torch.cat(b).detach(), torch.cat(g).detach()
 
     def constrained(self, theta: Tensor, nesting: int = 0) -> tuple[Values, Tensor]:
-        """The values of the sites, and the log Jacobian of their supports with the weights of the terms.
-
-        Args:
-            theta: the locals of all members of a batch before the globals, (*sample, B r + P).
-            nesting: the number of plates for which there is to be room between sample and site dimensions.
-
-        Returns:
-            The values by the name of the site, and Σ_i u_i log|∂x/∂b_i| + u_0 log|∂x/∂g|, (*sample,).
-        """
+        """The values of the sites, and the log Jacobian of their supports with the weights of the terms."""
         assert self.weights is not None
         sample, ends = theta.shape[:-1], self.members * self.r
         b, g = theta[..., :ends].reshape(*sample, self.members, self.r), theta[..., ends:]

@@ -37,14 +37,7 @@ _KNOWN = ("tolerance", "max_evaluations", "max_seconds", "stop", "callbacks", "p
 
 @final
 class PassesOverPlate(Steps):
-    """Passes over the members of a plate until the natural-gradient norm over all coordinates is small.
-
-    Args:
-        q: q(g).
-        visits: the sites and the terms of the model.
-        stop: when the run ends; its tolerance and its budget of evaluations, which are passes, are read.
-        resumed: whether the sites are those of an earlier run.
-    """
+    """Passes over the members of a plate until the natural-gradient norm over all coordinates is small."""
 
     unit = "pass"
 
@@ -176,21 +169,7 @@ def fit_locals(
     kwargs: dict[str, Any],
     options: dict[str, Any],
 ) -> FitResult:
-    """Fit a guide with memoised locals, in place: what `fit_guide` does with one.
-
-    Args:
-        model: the model.
-        guide: the guide, which goes on from where it is if it was fitted before.
-        args, kwargs: of the model.
-        options: of `fit_guide`; tolerance, max_evaluations (passes), max_seconds, stop, callbacks, progress and
-            checkpoint are known.  The tolerance is 0.1 √(D/100) with D = n r + P latents, at least 0.1.
-
-    Returns:
-        The verdict on q with its trace, a record a pass.
-
-    Raises:
-        InputError: other options; as `AutoLocalGaussian`.
-    """
+    """Fit a guide with memoised locals, in place: what `fit_guide` does with one."""
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
         raise InputError(

@@ -165,16 +165,8 @@ def moved(
     top: Globals,
     rate: Tensor,  # (B,)
 ) -> tuple[Locals, Message, Tensor]:
-    """Sites (1 - ρ) site + ρ (H, H m - g) of some members, as locals about the same m_g, messages, and where they are.
-
-    Args:
-        here, message: the sites that they have.
-        seen: the terms of the members alone.
-        top: q(g), at which they were seen.
-        rate: ρ of each, (B,).
-
-    Returns:
-        b_i given g, the messages, and which new S_i are positive definite, (B,).
+    """Sites (1 - ρ) site + ρ (H, H m - g) of some members, as locals about the same m_g, messages, and where
+    they are.
     """
     r, rho = here.mean.shape[-1], rate[:, None, None]
     cross = here.slope @ here.precision  # K S

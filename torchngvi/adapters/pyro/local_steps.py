@@ -49,11 +49,6 @@ class Visit(NamedTuple):
 class Visits:
     """Visits to members of a plate, which move their sites and q(g).
 
-    Args:
-        sites: of all members.
-        density: the terms of the model.
-        num_particles: the number of draws, even.
-
     Attributes:
         asked: for how many draws of a batch the model was run with derivatives so far.
     """
@@ -63,11 +58,7 @@ class Visits:
         self.asked = 0
 
     def noise(self, members: int) -> tuple[Tensor, Tensor]:
-        """z of the members, (S, B, r), and of the globals, (S, P), in antithetic pairs.
-
-        For the locals Sobol points, whose digits each member shifts for itself, so that errors of members do not add
-        up, and of covariance exactly I, so that a quadratic has its exact expectation; the globals' are shared by all.
-        """
+        """z of the members, (S, B, r), and of the globals, (S, P), in antithetic pairs."""
         layout, like = self.density.layout, self.sites.shared_pull
         seed = drawn_seed()
         quasi = Quasi(self.num_particles // 2, seed=seed)
@@ -82,16 +73,7 @@ class Visits:
         rate: float,
         first: bool = False,
     ) -> Visit:
-        """A step on a batch of members.
-
-        Args:
-            index: of the members, (B,).
-            rate: ρ, which the guard may shorten.
-            first: go on until the globals are near their best for the batch and the messages of the others.
-
-        Returns:
-            What was seen before the last step.
-        """
+        """A step on a batch of members."""
         z, before = self.noise(len(index)), self.asked
         if not first:
             at = self._look(index, z)
@@ -145,21 +127,7 @@ class Visits:
         z: tuple[Tensor, Tensor],
         share: float = _NEAR**2,
     ) -> tuple[Locals, Terms, Tensor]:
-        """VN for each member alone, q(g) as it is, until all are near or as near as they get.
-
-        A member that is far is judged by its bound.  Of one that is near the bound at fixed draws is no judge, since
-        its least value is not quite where the expected derivatives are zero; their norm is.
-
-        Args:
-            index: of the members, (B,).
-            here: where they are given g.
-            top: q(g).
-            z: draws, see `noise`.
-            share: the squared natural norm at which a member waits.
-
-        Returns:
-            Where they are, the terms there, and the squared norms, (B,).
-        """
+        """VN for each member alone, q(g) as it is, until all are near or as near as they get."""
         seen = self.seen(index, here, top, z)
         silent = Message(torch.zeros_like(top.root).expand(len(index), -1, -1), top.mean.expand(len(index), -1))
         alone = seen_alone(seen.members, here)
@@ -227,17 +195,7 @@ class Visits:
 
 
 def corrected(seen: Terms, here: Locals, top: Globals, z: tuple[Tensor, Tensor]) -> Terms:
-    """Terms whose values have the mean of ½ δᵀHδ over the draws replaced by its expectation ½ tr(HV).
-
-    δ is a draw less the mean; of a quadratic term the value is then exact.  Far from the best H is no guide.
-
-    Args:
-        seen: the terms at these draws.
-        here, top, z: those of `drawn`.
-
-    Returns:
-        The same gradients and Hessians, with better values.
-    """
+    """Terms whose values have the mean of ½ δᵀHδ over the draws replaced by its expectation ½ tr(HV)."""
     (b, g), r = drawn(here, top, z), here.mean.shape[-1]
     off = torch.cat([b - here.mean, (g - top.mean)[:, None].expand(-1, len(here.mean), -1)], -1)
     error = covariance(here, top) - torch.einsum("sbi,sbj->bij", off, off) / len(off)
@@ -262,16 +220,7 @@ class _Look(NamedTuple):
 
 
 def drawn(here: Locals, top: Globals, z: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Draws from the marginals of members: b_i, (S, B, r), and g, (S, P).
-
-    Args:
-        here: b_i given g, with the means at m_g.
-        top: q(g).
-        z: standard normal, (S, B, r) and (S, P).
-
-    Returns:
-        b_i = m_i - K_iᵀ(g - m) + T_i⁻ᵀz_i and g = m + T⁻ᵀz_g.
-    """
+    """Draws from the marginals of members: b_i, (S, B, r), and g, (S, P)."""
     off = torch.linalg.solve_triangular(top.root.mT, z[1].mT, upper=True).mT
     root, _ = small_blocks.cholesky(here.precision)
     own = small_blocks.tsolve(root, z[0].movedim(0, -1)).movedim(-1, 0)
@@ -279,15 +228,7 @@ def drawn(here: Locals, top: Globals, z: tuple[Tensor, Tensor]) -> tuple[Tensor,
 
 
 def turned(seen: Seen, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """What members see of the globals once b_i follows g, by Schur complements about b_i given g.
-
-    Args:
-        seen: their terms.
-        slope: K, (B, P, r).
-
-    Returns:
-        g_g - K g_i, (B, P), and H_gg - K H_ig - H_gi Kᵀ + K H_ii Kᵀ, (B, P, P).
-    """
+    """What members see of the globals once b_i follows g, by Schur complements about b_i given g."""
     eye = torch.eye(slope.shape[1], dtype=slope.dtype, device=slope.device)
     turn = torch.cat([-slope, eye.expand(len(slope), -1, -1)], -1)
     return (turn @ seen.g[..., None])[..., 0], turn @ seen.H @ turn.mT

@@ -13,14 +13,7 @@ _DONE = "_decentered"  # the end of the names that LocScaleReparam gives
 
 
 def unwrapped(fn: Any) -> Any:
-    """The distribution of one element of a site.
-
-    Args:
-        fn: the distribution of the site.
-
-    Returns:
-        The same without `Independent` around it.
-    """
+    """The distribution of one element of a site."""
     while isinstance(fn, Independent):
         fn = fn.base_dist
     return fn
@@ -28,12 +21,6 @@ def unwrapped(fn: Any) -> Any:
 
 def location_scale(density: ModelLogJoint) -> list[str]:
     """Name the latent sites of location-scale families whose location or scale depends on other latents.
-
-    Args:
-        density: the log joint of the model.
-
-    Returns:
-        Their names in the order of the model, without those that `LocScaleReparam` has made.
 
     >>> import pyro
     >>> import pyro.distributions as dist
@@ -59,15 +46,7 @@ def location_scale(density: ModelLogJoint) -> list[str]:
 
 
 def advised(result: FitResult, density: ModelLogJoint) -> FitResult:
-    """Name the sites that `centred` would look at, where a Gaussian does not fit or is about right.
-
-    Args:
-        result: of a fit.
-        density: the log joint of the model.
-
-    Returns:
-        The result with a verdict that says so.
-    """
+    """Name the sites that `centred` would look at, where a Gaussian does not fit or is about right."""
     verdict = result.examination
     if verdict is None or not verdict.next or verdict.modes or not (names := location_scale(density)):
         return result

@@ -27,11 +27,7 @@ _COMPILED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO)
 
 
 def check_loss() -> None:
-    """Check that the loss of Pyro that is calling the guide at this moment is one that can fit it.
-
-    Raises:
-        InputError: another loss.  Losses that weigh draws are refused only where gradients are recorded.
-    """
+    """Check that the loss of Pyro that is calling the guide at this moment is one that can fit it."""
     loss = _loss_in_progress(sys._getframe(1))
     if isinstance(loss, _WEIGHING) and torch.is_grad_enabled():
         why = "it needs the derivative of log q in the coordinates of q, which this guide holds constant"

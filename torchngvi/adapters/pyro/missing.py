@@ -22,15 +22,7 @@ def idle_of(
     site: Any,
     free: torch.Size,  # the shape of the unconstrained value
 ) -> Tensor | None:
-    """Which unconstrained values of a latent site are idle.
-
-    Args:
-        site: the site, which Pyro has marked by its name and its mask alone.
-        free: the shape of its unconstrained value.
-
-    Returns:
-        A mask (*free,), or None for a site that no ``obs_mask`` has made.
-    """
+    """Which unconstrained values of a latent site are idle."""
     if not is_missing(site):
         return None
     mask = site["mask"].expand(site["fn"].batch_shape)
@@ -42,16 +34,7 @@ def standing_alone(
     log_jacobian: Tensor,  # (*sample, *batch)
     idle: Tensor,  # (*free,)
 ) -> Tensor:
-    """The log Jacobian of a site, with log N(u | 0, 1) in its place for what is idle.
-
-    Args:
-        u: the unconstrained value, (*sample, *free).
-        log_jacobian: of each member of the site's batch, (*sample, *batch).
-        idle: the mask of `idle_of`, (*free,).
-
-    Returns:
-        The log densities, (*sample, *batch).
-    """
+    """The log Jacobian of a site, with log N(u | 0, 1) in its place for what is idle."""
     alone = -0.5 * (u.square() + math.log(2 * math.pi))
     members = log_jacobian.shape[u.ndim - idle.ndim :]
     return torch.where(idle.reshape(*members, -1)[..., 0], alone.reshape(*log_jacobian.shape, -1).sum(-1), log_jacobian)

@@ -9,16 +9,7 @@ from torchngvi.adapters.pyro.sites import Layout
 
 
 def coordinate_names(layout: Layout) -> list[str]:
-    """Name the coordinates of θ: "mu", "log tau", "theta[0, 3]".
-
-    "unconstrained phi" says that another transform lies between the site and θ.
-
-    Args:
-        layout: the sites that make up θ.
-
-    Returns:
-        One name for each coordinate.
-    """
+    """Name the coordinates of θ: "mu", "log tau", "theta[0, 3]"."""
     names = []
     for site in layout.sites:
         name = f"{_scale(site.transform)}{site.name}"

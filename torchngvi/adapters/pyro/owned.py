@@ -39,9 +39,6 @@ _RADIUS = 0.5  # nats
 class Step(torch.nn.Module):
     """The parameter that stands for a step of q: zero but between the step of an optimizer and the next use of q.
 
-    Args:
-        q: the posterior.
-
     >>> from torchngvi import CholeskyGaussian
     >>> q = CholeskyGaussian(2)
     >>> step = Step(q)
@@ -65,12 +62,7 @@ class Step(torch.nn.Module):
         return zero - zero.detach()
 
     def announce(self, q: Gaussian | FlatPosterior, name: str) -> None:
-        """Tell the messengers of Pyro, SVI among them, that the guide has this parameter.
-
-        Args:
-            q: the posterior, of which draws are about to be made.
-            name: that of the guide.
-        """
+        """Tell the messengers of Pyro, SVI among them, that the guide has this parameter."""
         if not (torch.is_grad_enabled() and self.length.requires_grad):
             return
         self.take(q)
@@ -82,10 +74,8 @@ class Step(torch.nn.Module):
         effectful(lambda: value, type="param")(name=full)
 
     def take(self, q: Gaussian | FlatPosterior) -> None:
-        """Make the step for which an optimizer has asked; where q was moved by others since the draws, it is dropped.
-
-        Args:
-            q: the posterior.
+        """Make the step for which an optimizer has asked; where q was moved by others since the draws, it is
+        dropped.
         """
         seen = self.seen
         if seen is not None and seen != _writes(q):
@@ -96,11 +86,7 @@ class Step(torch.nn.Module):
 
     @torch.no_grad()
     def _begin(self, q: Gaussian | FlatPosterior) -> None:
-        """Tell the gradients of the next step from what the probes hold, unless the owner adds up several passes.
-
-        What they hold is of passes that the owner dropped by ``zero_grad``, or made while the guide was frozen, or of
-        a loss of one's own.
-        """
+        """Tell the gradients of the next step from what the probes hold, unless the owner adds up several passes."""
         slope, grads = self.length.grad, _gradients(q)
         if isinstance(q, FlatPosterior) or (self.scale.grad is not None and slope is not None and bool(slope.any())):
             return
@@ -161,14 +147,7 @@ def _gradients(q: Gaussian | FlatPosterior) -> tuple[Tensor | None, ...]:
 
 
 def safe_rule(q: Gaussian) -> Any:
-    """The rule that stays in the cone for every step, if there is one for the coordinates and the structure of q.
-
-    Args:
-        q: the posterior.
-
-    Returns:
-        A rule that it can follow.
-    """
+    """The rule that stays in the cone for every step, if there is one for the coordinates and the structure of q."""
     if isinstance(q.structure, FullAlgebra):
         return Retraction()
     return LocalExponential() if LocalExponential.emits in q.takes else NaturalGradient()

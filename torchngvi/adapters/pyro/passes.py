@@ -29,10 +29,6 @@ _SAME = 1e-4  # relative error at which two sums of the same rows differ
 class Portion(Messenger):
     """A messenger that keeps the density of the rows of a model, or that of everything else, and masks the other.
 
-    Args:
-        rows: keep the rows.
-        plate: the subsampled plate that holds the rows; without one they are the observed sites.
-
     Attributes:
         index: which members of the plate are the rows of this run, at most as many as it subsamples.
     """
@@ -67,17 +63,7 @@ class Portion(Messenger):
 
 
 def subsampled_plate(density: ModelLogJoint) -> tuple[str, int, int] | None:
-    """The one plate of a model that subsamples its members.
-
-    Args:
-        density: the log joint of the model.
-
-    Returns:
-        Its name, the number of its members, and how many of them a run sees; None where none subsamples.
-
-    Raises:
-        InputError: two plates that subsample; discrete sites that are summed out.
-    """
+    """The one plate of a model that subsamples its members."""
     trace = density.trace(density.unpack(density.initial))
     found = {
         frame.name: (frame.name, frame.full_size, frame.size)
@@ -102,21 +88,7 @@ def pass_over_plate(
     kwargs: dict[str, Any],
     plate: tuple[str, int, int],
 ) -> DataLogJoint:
-    """The log joint of all members of a plate that subsamples them, so many at once as it does.
-
-    Args:
-        model: the model.
-        guide: the guide, set up.
-        args: its arguments.
-        kwargs: those by name.
-        plate: the plate, see `subsampled_plate`.
-
-    Returns:
-        The target.
-
-    Raises:
-        InputError: as `ModelLogJoint`.
-    """
+    """The log joint of all members of a plate that subsamples them, so many at once as it does."""
     name, members, size = plate
     prior, rows, portion = _portions(model, guide, args, kwargs, name)
     order = torch.randperm(members, generator=torch.Generator().manual_seed(0))
@@ -137,22 +109,7 @@ def pass_over_batches(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[DataLogJoint, Layout]:
-    """The log joint of all rows of batches that are arguments of the model.
-
-    Args:
-        model: the model.
-        guide: the guide, which is set up on the first batch if it was not.
-        batches: what is iterated over for a pass; a batch is a tensor, a tuple of arguments or a dict of them by name.
-        args: arguments of the model after those of the batch.
-        kwargs: those by name.
-
-    Returns:
-        The target, and the places of the latent sites in θ.
-
-    Raises:
-        InputError: batches that cannot be gone through again, observed sites that are no sum over rows, discrete sites
-            that are summed out; as `ModelLogJoint`.
-    """
+    """The log joint of all rows of batches that are arguments of the model."""
     check_batches(batches, 1)
     sizes = [rows_of(batch) for batch in batches]
     check_batches(batches, sum(sizes))

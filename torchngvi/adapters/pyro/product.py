@@ -162,20 +162,7 @@ def fit_product(
     kwargs: dict[str, Any],
     options: dict[str, Any],
 ) -> FitResult:
-    """Fit a product to a model, in place.
-
-    Args:
-        model: the model.
-        guide: the guide, which is set up if it was not.
-        args, kwargs: the arguments of the model.
-        options: keywords of `torchngvi.fit`.
-
-    Returns:
-        The verdict of `torchngvi.fit`.
-
-    Raises:
-        InputError: as `AutoProduct`, and as `torchngvi.fit`.
-    """
+    """Fit a product to a model, in place."""
     graph = guide.setup(*args, **kwargs).graph(model, args, kwargs)
     return fit(guide.posterior, graph, **options)
 

@@ -77,32 +77,14 @@ class Reads(NamedTuple):
 
 @torch.no_grad()
 def reads_of(density: ModelLogJoint, trace: Trace) -> Reads:
-    """Find what the terms of a model read.
-
-    Args:
-        density: the log joint, which does not draw, nor sum discrete latents out.
-        trace: a trace of its latents, as the guide has it.
-
-    Returns:
-        What they read.
-
-    Raises:
-        InputError: a model that has another number of terms at other values of its latents.
-    """
+    """Find what the terms of a model read."""
     groups = _groups(density, trace)
     inner = sorted((nodes for nodes in groups if nodes.plates), key=lambda nodes: -len(nodes.place))
     return Reads(density.dim, inner, [nodes for nodes in groups if not nodes.plates], *_links(density, inner))
 
 
 def structure_by(reads: Reads) -> Structure:
-    """Make the forest of a model of what its terms read.
-
-    Args:
-        reads: what they read.
-
-    Returns:
-        The structure, without terms by site; dense where the members of all plates are joined.
-    """
+    """Make the forest of a model of what its terms read."""
     dim, inner, shared, names, links = reads.dim, list(reads.inner), reads.shared, reads.names, reads.links
     reasons: list[str] = []
     for column in reversed(range(len(inner))):
@@ -214,12 +196,7 @@ def _without(links: Tensor, column: int) -> Tensor:
 
 
 def _parents(links: Tensor, counts: list[int]) -> list[int] | tuple[int, int]:
-    """The parent of each node, the levels one after another and then a root; or two levels that cross.
-
-    Args:
-        links: the nodes that are read together, (rows, levels), the level with the most nodes first.
-        counts: of the nodes.
-    """
+    """The parent of each node, the levels one after another and then a root; or two levels that cross."""
     starts = [sum(counts[:level]) for level in range(len(counts) + 1)]
     parents: list[int] = []
     for level, count in enumerate(counts):

@@ -45,18 +45,7 @@ class Call(NamedTuple):
 def read(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], init_loc_fn: Callable[..., Tensor]
 ) -> Call:
-    """Run a model once, and follow what its sites read.
-
-    Args:
-        model, args, kwargs: the model with its arguments.
-        init_loc_fn: where the latent sites begin.
-
-    Returns:
-        The record.
-
-    Raises:
-        InputError: a plate in a loop, without a size or that subsamples, dependencies that cannot be followed.
-    """
+    """Run a model once, and follow what its sites read."""
     met = pyro.poutine.trace(InitMessenger(partial(start, init_loc_fn))(model))
     with pyro.validation_enabled(False), torch.no_grad():
         trace = pyro.poutine.block(met.get_trace)(*args, **kwargs)
@@ -121,12 +110,7 @@ class _Given(Messenger):
 
 
 class SiteDensity:
-    """The log density of a site as a function of draws of the latents that it reads.
-
-    Args:
-        call: the model with its arguments.
-        name: the site.
-    """
+    """The log density of a site as a function of draws of the latents that it reads."""
 
     def __init__(self, call: Call, name: str) -> None:
         self.call, self.name, self.sites = call, name, call.reads[name]
@@ -136,11 +120,7 @@ class SiteDensity:
         self.plates = (1,) * (call.nesting - len(batch)) + batch
 
     def at(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The log densities at values as the model has them.
-
-        Raises:
-            InputError: a model that cannot be evaluated there.
-        """
+        """The log densities at values as the model has them."""
         given = {name: values.get(name, fixed) for name, fixed in self.fixed.items()}
         given = {name: x.to(self.fixed[name].dtype) if _discrete(self.fixed[name]) else x for name, x in given.items()}
         messenger = _Given(given, self.name)
@@ -169,11 +149,7 @@ class SiteDensity:
         return SiteFactor(self, *self.sites, plates=self.plates)
 
     def check(self, q: Product) -> None:
-        """Check that the site reads member by member, and at two draws of q that many at once are as each alone.
-
-        Raises:
-            InputError: where it does not, or they are not.
-        """
+        """Check that the site reads member by member, and at two draws of q that many at once are as each alone."""
         for name in self.sites:
             batch = q[name].batch_shape
             if any(n > 1 and m == 1 for n, m in zip(reversed(batch), reversed(self.plates), strict=False)):

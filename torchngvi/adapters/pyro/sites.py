@@ -36,15 +36,7 @@ class Site:
 
 
 class Layout:
-    """The places of the latent sites in θ: one after another, in the order of the trace, as AutoContinuous has them.
-
-    Args:
-        trace: a trace of the model, or of a guide with the same latent sites.
-        order: which of these coordinates is the first, second, ... of θ, where it has another order.
-
-    Raises:
-        InputError: sites that θ cannot hold, see `latents`.
-    """
+    """The places of the latent sites in θ: one after another, in the order of the trace, as AutoContinuous has them."""
 
     def __init__(self, trace: Trace, order: Tensor | None = None) -> None:
         self.sites: list[Site] = []
@@ -70,15 +62,7 @@ class Layout:
         return theta[..., self.back]
 
     def constrained(self, theta: Tensor, nesting: int = 0) -> tuple[Values, Tensor]:
-        """The constrained values of the latent sites at θ.
-
-        Args:
-            theta: unconstrained θ, (*sample, D).
-            nesting: the number of plates for which there is to be room between sample and site dimensions.
-
-        Returns:
-            The values (*sample, *shape) by site, and log|∂x/∂θ|, (*sample,); log N(θ_i | 0, 1) of what is idle.
-        """
+        """The constrained values of the latent sites at θ."""
         theta, sample, values = self.by_site(theta), theta.shape[:-1], {}
         log_jacobian = theta.new_zeros(sample)
         for site in self.sites:
@@ -91,17 +75,7 @@ class Layout:
         return values, log_jacobian
 
     def unconstrained(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of `constrained`.
-
-        Args:
-            values: constrained values (*sample, *shape) by the name of the site.
-
-        Returns:
-            θ, (*sample, D).
-
-        Raises:
-            InputError: a site without a value.
-        """
+        """The inverse of `constrained`."""
         missing = [site.name for site in self.sites if site.name not in values]
         if missing:
             raise InputError(f"a value is needed for each latent site of the model; got none for {listed(missing)}.")
@@ -115,15 +89,7 @@ class Layout:
 
 
 class Conditioned(Messenger):
-    """A messenger that gives latent sites their values; random subsamples are drawn once and kept.
-
-    A value and its derivatives then see the same rows.
-
-    Args:
-        values: constrained values by the name of the site.
-        shapes: the shapes of the sites in θ.
-        kept: the indices of subsamples by the name of the plate, to which new ones are added.
-    """
+    """A messenger that gives latent sites their values; random subsamples are drawn once and kept."""
 
     def __init__(
         self,
@@ -155,11 +121,7 @@ class Conditioned(Messenger):
             msg["value"] = self.kept[msg["name"]]
 
     def check(self) -> None:
-        """Check after a run that each site was met, and no other.
-
-        Raises:
-            InputError: sites that came or went.
-        """
+        """Check after a run that each site was met, and no other."""
         moved = [name for name in self.values if name not in self.met] + self.unknown
         if moved:
             raise InputError(
@@ -197,11 +159,7 @@ def is_subsampled(frame: Any) -> bool:
 
 
 def check_size(frame: Any) -> None:
-    """Check that the plate of a latent says how many members it has.
-
-    Raises:
-        InputError: a plate without size.
-    """
+    """Check that the plate of a latent says how many members it has."""
     if frame.size < 0:
         raise InputError(
             f"the plate {frame.name!r} has no size, and a guide has to know how many members its latents have: write "
@@ -220,11 +178,7 @@ def latents_of(trace: Trace) -> list[Any]:
 
 
 def latents(trace: Trace) -> list[Any]:
-    """The sites of a trace that make up θ, after a check that a Gaussian can stand for them.
-
-    Raises:
-        InputError: as `check_latents`; no such site at all.
-    """
+    """The sites of a trace that make up θ, after a check that a Gaussian can stand for them."""
     check_latents(trace)
     found = latents_of(trace)
     if not found:
@@ -243,17 +197,7 @@ def check_shape(
     value: Tensor,  # (*sample, 1, .., *shape)
     shape: torch.Size,  # of the site in θ
 ) -> None:
-    """Check that a latent site is as large in this run as where θ was laid out.
-
-    Args:
-        name: the name of the site.
-        fn: its distribution in this run.
-        value: the value that it is given, (*sample, 1, .., *shape).
-        shape: the shape of the site in θ.
-
-    Raises:
-        InputError: another shape.
-    """
+    """Check that a latent site is as large in this run as where θ was laid out."""
     now = fn.shape()
     fits = len(now) <= value.ndim and all(
         mine in (1, its) for mine, its in zip(reversed(now), reversed(value.shape), strict=False)
@@ -267,12 +211,7 @@ def check_shape(
 
 
 def check_latents(trace: Trace) -> None:
-    """Check that a Gaussian over one fixed vector can stand for the latent sites of a trace.
-
-    Raises:
-        InputError: a discrete site that is not enumerated in parallel, one without a density, a latent in a
-            subsampled plate, a support without a bijection from the real numbers.
-    """
+    """Check that a Gaussian over one fixed vector can stand for the latent sites of a trace."""
     for site in random_sites(trace):
         if not site["is_observed"]:
             _check_latent(site["name"], site)

@@ -17,12 +17,6 @@ _MOST = 6  # names in a sentence
 def listed(names: Iterable[str]) -> str:
     """Names for a sentence: the first six, and how many more there are.
 
-    Args:
-        names: of sites or plates.
-
-    Returns:
-        The names with commas between them.
-
     >>> listed(["a", "b"]), listed("abcdefghi")
     ('a, b', 'a, b, c, d, e, f and 3 more')
     """
@@ -32,18 +26,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
-    """The initial value of a site; 0 in unconstrained space for an improper prior, from which nothing can be drawn.
-
-    Args:
-        init_loc_fn: a strategy of `pyro.infer.autoguide.initialization`, which is not asked about discrete sites.
-        site: the site.
-
-    Returns:
-        A value within the support, in the shape of the site.
-
-    Raises:
-        InputError: a value of the strategy that is of another shape and does not broadcast.
-    """
+    """The initial value of a site; 0 in unconstrained space for an improper prior, from which nothing can be drawn."""
     fn = site["fn"]
     if fn.support.is_discrete:
         return fn.sample()

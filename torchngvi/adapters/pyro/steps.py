@@ -61,13 +61,7 @@ class Stepping(Protocol):
 
 
 class AveragedSteps(Engine):
-    """Steps of a `NaturalSVI` with the same arguments, of falling size, whose average is the result.
-
-    Args:
-        svi: takes the steps.
-        args, kwargs: the arguments of the model.
-        planned: the number of steps after which the run ends; one that ends earlier says why.
-    """
+    """Steps of a `NaturalSVI` with the same arguments, of falling size, whose average is the result."""
 
     unit = "step"
 

@@ -21,10 +21,7 @@ from torchngvi.interfaces import Posterior
 
 
 class _Written(type(constraints.real)):  # type: ignore[misc]
-    """The constraint of the entries of one guide: the store puts the plain one in its place where a state is set.
-
-    It knows the guides that live and wrote under this name.
-    """
+    """The constraint of the entries of one guide: the store puts the plain one in its place where a state is set."""
 
     def __init__(self, guide: PyroModule, entries: dict[str, Tensor], others: Iterable[PyroModule]) -> None:
         self.guides, self.entries = weakref.WeakSet({guide, *others}), entries
@@ -62,12 +59,7 @@ transform_to.register(_Written, lambda written: written.settle() and AffineTrans
 
 
 def write(guide: PyroModule, q: Posterior) -> None:
-    """Put the coordinates of q into the parameter store, in the place of what another guide of this name wrote.
-
-    Args:
-        guide: the guide, whose name is that of the entries.
-        q: its posterior.
-    """
+    """Put the coordinates of q into the parameter store, in the place of what another guide of this name wrote."""
     store, entries = pyro.get_param_store(), _entries(guide, q)
     if _is_local() or all(store._params.get(key) is entry and _mark(store, key) for key, entry in entries.items()):
         return
@@ -80,15 +72,7 @@ def write(guide: PyroModule, q: Posterior) -> None:
 
 
 def sync(guide: PyroModule, q: Posterior) -> None:
-    """Set q to what was put into the parameter store under the name of the guide; if there is nothing, put q there.
-
-    Args:
-        guide: the guide, whose name is that of the entries.
-        q: its posterior.
-
-    Raises:
-        InputError: the coordinates of a posterior of another kind or size.
-    """
+    """Set q to what was put into the parameter store under the name of the guide; if there is nothing, put q there."""
     store, entries = pyro.get_param_store(), _entries(guide, q)
     if _is_local() or all(store._params.get(key) is entry for key, entry in entries.items()):
         return

@@ -62,17 +62,6 @@ class Level(NamedTuple):
 class Structure:
     """What was found of a model: the levels of its forest, and in sentences why they are not more.
 
-    Args:
-        dim: the number D of coordinates.
-        levels: innermost first.
-        forest: the pattern of the precision; None of a dense one.
-        order: which coordinate, in the order of the sites of the model, is the first, second, ... of θ; None where θ
-            has that order.
-        terms: the level of each site, by the position of the level; without those that depend on no latent.  None
-            where members are read by index, and the log joint is one of draws of the whole θ.
-        reasons: one sentence for each plate that is no level.
-        call: the call of the model that it was found of, where that was tried.
-
     >>> print(Structure(2))
     one dense block of 2 coordinates
     """
@@ -117,15 +106,7 @@ class Dependencies(NamedTuple):
 def dependencies(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace
 ) -> Dependencies | str:
-    """Follow one run of the model.
-
-    Args:
-        model, args, kwargs: the model with its arguments.
-        trace: a trace of its latents, as the guide has it.
-
-    Returns:
-        `Dependencies`, or a sentence that says why they are not known.
-    """
+    """Follow one run of the model."""
     layout, met = Layout(trace), pyro.poutine.trace(InitMessenger(partial(start, init_to_median))(model))
     try:
         with pyro.validation_enabled(False):
@@ -146,15 +127,7 @@ def dependencies(
 
 
 def structure_of(known: Dependencies, joined: Mapping[str, str]) -> Structure:
-    """Make the levels of a forest of what is known.
-
-    Args:
-        known: the dependencies.
-        joined: plates that are no levels, with the reason, beside those of which the record says so.
-
-    Returns:
-        The structure; dense where no latent is local.
-    """
+    """Make the levels of a forest of what is known."""
     reasons, sites = dict(joined), {site.name: site for site in known.layout.sites}
     while (found := _joined(known, sites, reasons)) is not None:
         reasons |= found
@@ -186,15 +159,7 @@ def structure_of(known: Dependencies, joined: Mapping[str, str]) -> Structure:
 
 
 def coordinates_by_member(site: Site, plates: tuple[Plate, ...]) -> Tensor:
-    """The coordinates of a site for each member of some of its plates.
-
-    Args:
-        site: the site.
-        plates: some of its plates, outermost first.
-
-    Returns:
-        The coordinates in the order of the sites, (n, m).
-    """
+    """The coordinates of a site for each member of some of its plates."""
     index = torch.arange(site.where.start, site.where.stop, device="cpu").reshape(site.free)
     axes = [site.batch_dims + plate.dim for plate in plates]
     return index.movedim(axes, list(range(len(axes)))).reshape(_members(plates), -1)
@@ -245,14 +210,7 @@ def _crossed(keys: set[Plates], own: Mapping[str, Plates], sites: Mapping[str, S
 
 
 def check_plates(sites: list[Any]) -> None:
-    """Latent sites in loops over a plate have no place among those of Pyro's automatic guides.
-
-    Args:
-        sites: the latent sites of a trace.
-
-    Raises:
-        InputError: a latent in a loop over a plate.
-    """
+    """Latent sites in loops over a plate have no place among those of Pyro's automatic guides."""
     for site in sites:
         for frame in site["cond_indep_stack"]:
             if not frame.vectorized:
@@ -264,15 +222,7 @@ def check_plates(sites: list[Any]) -> None:
 
 
 def check_choice(structure: str, posterior: Callable[..., Any]) -> None:
-    """Check what a guide is told of its structure.
-
-    Args:
-        structure: "dense" or "auto".
-        posterior: makes q.
-
-    Raises:
-        InputError: another word, or a posterior that cannot have the pattern of a forest.
-    """
+    """Check what a guide is told of its structure."""
     read_choice("structure", structure, ("dense", "auto"), 'is "dense", or "auto", that of the plates of the model')
     if structure == "auto" and posterior not in _STRUCTURED:
         raise InputError(
@@ -287,20 +237,7 @@ def made(
     mean: Tensor,  # (D,), in the order of the sites
     scale: float,
 ) -> Any:
-    """Make q over a structure.
-
-    Args:
-        posterior: makes q.
-        structure: what was found of the model.
-        mean: of q, (D,), in the order of the sites.
-        scale: the standard deviation of every coordinate.
-
-    Returns:
-        The posterior.
-
-    Raises:
-        InputError: a dense q that does not fit into the memory that is free, one that no loss of Pyro can reach.
-    """
+    """Make q over a structure."""
     if structure.forest is None:
         _check_room(posterior, mean)
         q = posterior(structure.dim, mean=mean, scale=scale)

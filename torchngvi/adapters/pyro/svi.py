@@ -312,11 +312,7 @@ def _usual(q: Gaussian) -> NaturalGradientVI:
 
 
 def _checked_steps(num_steps: SupportsIndex) -> int:
-    """The number of steps as an int, from an integer of Python, NumPy or torch.
-
-    Raises:
-        InputError: no integer, or fewer than 8.
-    """
+    """The number of steps as an int, from an integer of Python, NumPy or torch."""
     try:
         steps = operator.index(num_steps)
     except TypeError:

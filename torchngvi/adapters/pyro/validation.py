@@ -25,12 +25,7 @@ from torchngvi.messages import listed
 
 
 def scored(trace: Trace) -> None:
-    """Compute the log probabilities of a trace.
-
-    Raises:
-        InputError: observations that their distribution cannot take, such as integers, booleans or lists; what fails
-            at a site that is not observed is raised as it is.
-    """
+    """Compute the log probabilities of a trace."""
     try:
         trace.compute_log_prob()
     except (TypeError, RuntimeError, IndexError, AttributeError) as error:
@@ -57,13 +52,7 @@ def _is_scored(site: Any) -> bool:
 
 
 def warn_of_sites(trace: Trace, latents: Collection[str], given: bool) -> None:
-    """Warn of a model that observes nothing, and of one observation that a plate repeats.
-
-    Args:
-        trace: one run of the model, without dimensions for draws.
-        latents: the names of its latent sites.
-        given: whether the model has data among its arguments; one without, as a funnel, may observe nothing.
-    """
+    """Warn of a model that observes nothing, and of one observation that a plate repeats."""
     sites = random_sites(trace)
     seen = [site for site in sites if site["is_observed"] and site["name"] not in latents]
     if given and sites and not seen:
@@ -108,16 +97,7 @@ def refusal(
     run: Callable[[], Trace],
     nesting: float,
 ) -> str | None:
-    """Run a model once as a loss of Pyro does, and give what Pyro has against it.
-
-    Args:
-        run: runs the model at some values of its latents, and gives the trace.
-        nesting: the number of dimensions of its plates; further ones on the left are those of enumerated sites.
-
-    Returns:
-        Pyro's sentence on shapes against plates, observations outside of their supports, or parameters that violate
-        their constraints; None where Pyro has nothing against the model, or is set not to look.
-    """
+    """Run a model once as a loss of Pyro does, and give what Pyro has against it."""
     if not is_validated():
         return None
     try:
@@ -138,16 +118,7 @@ def validate(
     nesting: float,
     where: str,
 ) -> None:
-    """Check that Pyro's validation passes a model.
-
-    Args:
-        run: see `refusal`.
-        nesting: see `refusal`.
-        where: what the values of the latents are, for the message.
-
-    Raises:
-        InputError: what Pyro refuses, in Pyro's words.
-    """
+    """Check that Pyro's validation passes a model."""
     found = refusal(run, nesting)
     if found is not None:
         raise InputError(
@@ -159,17 +130,7 @@ def validate(
 
 @torch.no_grad()
 def refusals(runs: Mapping[str, tuple[Callable[[], Trace], int]]) -> str | None:
-    """Run a model at draws of its latents, and count the draws at which it violates a constraint of a parameter.
-
-    A scale that is drawn from a Normal is positive at the start of a fit and negative elsewhere.
-
-    Args:
-        runs: by what is drawn from, what draws and runs the model, and gives the trace, with the number of draws.
-
-    Returns:
-        A clause that counts them and quotes Pyro; None where there are none, or where Pyro is set not to look. What a
-        model does at values that are not finite is no violation.
-    """
+    """Run a model at draws of its latents, and count the draws at which it violates a constraint of a parameter."""
     for source, (run, draws) in runs.items():
         found = []
         with poutine.block(), torch.random.fork_rng():

@@ -16,11 +16,7 @@ RandomState = int | np.random.RandomState | None  # by scikit-learn's convention
 
 
 def validated(estimator: Any, X: Any, *y: Any, **options: Any) -> Any:
-    """What scikit-learn's ``validate_data`` makes of the rows, after a check that nothing of them is masked.
-
-    Raises:
-        InputError: masked entries, which scikit-learn takes as they are, and a complex y.
-    """
+    """What scikit-learn's ``validate_data`` makes of the rows, after a check that nothing of them is masked."""
     for name, value in (("X", X), *(("y", one) for one in y)):
         _check(name, value, masked=True)
     for one in y:
@@ -49,11 +45,7 @@ def _warn_of_order(X: Any, y: Any) -> None:
 
 
 def numbers_of(y: Any) -> Any:
-    """The targets of a regression as float64.
-
-    Raises:
-        InputError: texts that are no numbers.
-    """
+    """The targets of a regression as float64."""
     try:
         return y.astype(np.float64)
     except ValueError as error:
@@ -63,11 +55,7 @@ def numbers_of(y: Any) -> Any:
 
 
 def check_classes_weigh(classes: Any, codes: Any, weights: Any) -> None:
-    """Check that each class has a row whose weight is not 0.
-
-    Raises:
-        InputError: a class all of whose rows have the weight 0.
-    """
+    """Check that each class has a row whose weight is not 0."""
     if weights is None:
         return
     for place, total in enumerate(np.bincount(codes, weights, len(classes))):
@@ -114,9 +102,6 @@ def is_positive(value: object) -> bool:
 def check_sd(name: str, value: object) -> None:
     """Check the standard deviation of a prior.
 
-    Raises:
-        InputError: neither a positive number nor None.
-
     >>> check_sd("prior_sd", None)
     """
     if value is not None and not is_positive(value):
@@ -125,9 +110,6 @@ def check_sd(name: str, value: object) -> None:
 
 def checked_count(n_samples: object) -> int:
     """The number of draws, after a check.
-
-    Raises:
-        InputError: anything but a whole number that is not negative.
 
     >>> checked_count(3)
     3
@@ -139,16 +121,6 @@ def checked_count(n_samples: object) -> int:
 
 def seed_of(random_state: RandomState) -> int:
     """A seed, by scikit-learn's convention for ``random_state``.
-
-    Args:
-        random_state: a whole number, which is the seed; a ``RandomState`` of NumPy, from which it is drawn; or None,
-            for a fresh one from the entropy of the system.
-
-    Returns:
-        The seed.
-
-    Raises:
-        InputError: anything else.
 
     >>> seed_of(3), seed_of(np.random.RandomState(0)) == seed_of(np.random.RandomState(0))
     (3, True)

@@ -240,18 +240,7 @@ class BayesianLinear(BaseEstimator):
 
 
 def as_covariates(X: Any, *, fitting: bool = False) -> Any:
-    """The rows of a frame with numbers where cells stand for numbers, and a warning of what one may not expect.
-
-    Args:
-        X: the rows, (n_samples, n_features); arrays stay as they are.
-        fitting: whether warnings are given, as at the fit.
-
-    Returns:
-        The rows.
-
-    Raises:
-        InputError: columns that are no numbers.
-    """
+    """The rows of a frame with numbers where cells stand for numbers, and a warning of what one may not expect."""
     X, notes = numeric(X)
     for note in notes if fitting else ():
         warnings.warn(f"{note[0].upper()}{note[1:]}.", stacklevel=3)
@@ -279,13 +268,7 @@ def first_scale(design: Array, precision: Array, weights: Array | None) -> float
 
 
 def warn_of_columns(X: Array, estimator: Any, *, copies: bool = True) -> None:
-    """Warn of columns of which nothing is learned: the same in all rows beside an intercept, or copies of others.
-
-    Args:
-        X: the rows, (n_samples, n_features).
-        estimator: with the names of the columns, where they have some.
-        copies: whether copies are looked for.
-    """
+    """Warn of columns of which nothing is learned: the same in all rows beside an intercept, or copies of others."""
     read_flag("fit_intercept", estimator.fit_intercept)
     names = [str(name) for name in getattr(estimator, "feature_names_in_", range(X.shape[1]))]
     if copies:

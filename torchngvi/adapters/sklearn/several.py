@@ -24,16 +24,6 @@ def softmax_model(
 ) -> SoftmaxRegression:
     """The model of K classes 0, ..., K - 1.
 
-    Args:
-        design: the rows, (N, D).
-        codes: their classes, (N,).
-        precision: τ of the coefficients of each class, of each column, (D,).
-        weights: factors of the log likelihood of each row, (N,), or None.
-        mean: prior means of the differences to the first class, ((K - 1) D,).
-
-    Returns:
-        The model, over the K - 1 blocks of D differences to the first class.
-
     >>> model = softmax_model(np.eye(3), np.arange(3), np.ones(3), None)
     >>> model.dim, [round(entry, 3) for entry in model.prior.precision[0, :4].tolist()]
     (6, [0.667, 0.0, 0.0, -0.333])

@@ -21,18 +21,7 @@ SHA256 = "40bcdc0564654431df66b78f44dde2227010e8aa1cf4cc1822e0a6549daea0b2"  # o
 
 
 def pieces(name: str) -> list[list[float]]:
-    """The pieces of a bound, for `PiecewiseBound`.
-
-    Args:
-        name: `PUBLISHED`, or a csv file with columns low, high, a, b, c, in $TORCHNGVI_DATA or where it is named.
-
-    Returns:
-        Rows (low, high, a, b, c), each the quadratic a x² + b x + c on [low, high].
-
-    Raises:
-        InputError: no such csv file or not those columns, a published file with other content.
-        MissingDataError: the published table is not here and cannot be downloaded.
-    """
+    """The pieces of a bound, for `PiecewiseBound`."""
     return _published() if name == PUBLISHED else _provided(datasets.beside(name))
 
 

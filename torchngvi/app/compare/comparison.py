@@ -41,29 +41,14 @@ _BEST = {"objective": "optimum", "train": "train_optimum", "test_nll": "test_nll
 
 
 def last_values(log: pd.DataFrame) -> pd.DataFrame:
-    """The last record of each method, as the mean over its starts.
-
-    Args:
-        log: the log of an experiment.
-
-    Returns:
-        A row for each case and method.
-    """
+    """The last record of each method, as the mean over its starts."""
     last = log[log["iteration"] == log.groupby(["case", "method"])["iteration"].transform("max")]
     grouped = last.drop(columns="start").groupby(["case", "method"], sort=False)
     return grouped.agg(lambda values: values.mean(skipna=False)).reset_index()
 
 
 def compared(log: pd.DataFrame) -> pd.DataFrame:
-    """The last values of each method in the units of `torchngvi fit`: ELBOs in nats, losses in nats a row.
-
-    Args:
-        log: the log of an experiment.
-
-    Returns:
-        A row for each case and method, with ``elbo``, how far ``below`` the best of the case it is, and ``loss``.  The
-        best is the optimum where it is known, and else the largest of the runs.
-    """
+    """The last values of each method in the units of `torchngvi fit`: ELBOs in nats, losses in nats a row."""
     frame = last_values(log)
     frame["elbo"] = -frame["objective"]
     known = -frame["optimum"] if "optimum" in frame else frame["elbo"] * np.nan
@@ -75,12 +60,7 @@ def compared(log: pd.DataFrame) -> pd.DataFrame:
 
 
 def show_table(log: pd.DataFrame, title: str) -> None:
-    """Print the last values of each method as a table, and what its columns mean.
-
-    Args:
-        log: the log of an experiment.
-        title: above the table.
-    """
+    """Print the last values of each method as a table, and what its columns mean."""
     frame = compared(log)
     table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown = {name: of for name, of in _SHOWN.items() if name in frame}
@@ -100,20 +80,7 @@ def _cell(value: Any, form: str) -> str:
 
 
 def curves(log: pd.DataFrame, experiment: Experiment) -> Figure:
-    """Draw one row of panels for each case: mean and min-max band over the starts.
-
-    Objectives are shown by their distance from the optimum of the method's family, or, where the energy is not convex,
-    from the stationary point that steps by trial find; where neither is known, and for test rows, whose minimum no
-    method looks for, the values themselves are drawn, with a dotted line at the value of the optimum.  Seconds are
-    iterations times the median seconds of a step.
-
-    Args:
-        log: the log of the experiment.
-        experiment: its settings, which name the panels and the cases.
-
-    Returns:
-        The figure.
-    """
+    """Draw one row of panels for each case: mean and min-max band over the starts."""
     named, found = [case.name for case in experiment.cases], list(dict.fromkeys(log["case"]))
     cases = [case for case in found if case in named]
     columns = experiment.columns
@@ -174,21 +141,7 @@ def compare(
     overwrite: bool = False,
     **flags: Any,
 ) -> Path:
-    """Run several methods on one data set, from a TOML file or from flags, and write logs and curves.
-
-    Args:
-        config: the TOML file.
-        out: the folder of the results.
-        methods: METHOD or METHOD=LR, such as "bwgd=1e-3".
-        overwrite: whether results that are in the folder already may be replaced.
-        flags: fields of `Case`, and ``starts``.
-
-    Returns:
-        The folder.
-
-    Raises:
-        InputError: settings that cannot be used, both a file and flags, or a folder in use.
-    """
+    """Run several methods on one data set, from a TOML file or from flags, and write logs and curves."""
     if config is not None:
         if flags or methods:
             given = ", ".join("--" + key.replace("_", "-") for key in ([*flags, "methods"] if methods else flags))
@@ -231,13 +184,7 @@ def _contender(text: str) -> dict[str, Any]:
 
 
 def write_log(folder: OutputFolder, keys: Mapping[str, Any], log: pd.DataFrame) -> None:
-    """Write log.csv and settings.json.
-
-    Args:
-        folder: where to write.
-        keys: the settings.
-        log: the log.
-    """
+    """Write log.csv and settings.json."""
     with folder.writing() as place:
         write_frame(place / "log.csv", log)
         (place / "settings.json").write_text(json.dumps(keys, indent=2) + "\n")

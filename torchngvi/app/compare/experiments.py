@@ -48,19 +48,7 @@ class Problem:
 
 
 def build(case: Case, starts: int = 1) -> Problem:
-    """Read the data of a case, split them, and make the models, for so many starts side by side.
-
-    Args:
-        case: the settings of the case.
-        starts: the number of starts, for the memory that they take.
-
-    Returns:
-        The problem.
-
-    Raises:
-        InputError: data or settings that cannot be used, too little memory.
-        MissingDataError: a data set that is not to be had.
-    """
+    """Read the data of a case, split them, and make the models, for so many starts side by side."""
     (X, y), (X_test, y_test) = _data(case, _budget(case, starts))
     prior = _prior(case, X, y)
     mean, precision = prior
@@ -145,18 +133,6 @@ def _synthetic(case: Case) -> tuple[Tensor, Tensor]:
 def quadratic(eigenvalues: Sequence[float], prior_precision: float) -> tuple[Tensor, Tensor]:
     """Two rows of a linear regression with noise 1 whose posterior precision has these eigenvalues.
 
-    The axes are turned by 30 degrees; the posterior mean is (1, -1), up to the prior.
-
-    Args:
-        eigenvalues: two, larger than the prior precision.
-        prior_precision: that of both coefficients.
-
-    Returns:
-        X (2, 2) and y (2,), float64.
-
-    Raises:
-        InputError: other eigenvalues.
-
     >>> X, _ = quadratic((1.0, 10.0), 0.1)
     >>> torch.linalg.eigvalsh(X.mT @ X + 0.1 * torch.eye(2)).round(decimals=6).tolist()
     [1.0, 10.0]
@@ -178,17 +154,7 @@ def _estimator(case: Case) -> Estimator:
 
 
 def start(case: Case, contender: Contender, problem: Problem, experiment: Experiment) -> Gaussian:
-    """One batched posterior with all starts; the means are the same for every method.
-
-    Args:
-        case: the case, whose seed makes the means.
-        contender: the method, which names its posterior.
-        problem: the models of the case.
-        experiment: the number of starts, and how far they are spread.
-
-    Returns:
-        A posterior of batch shape (starts,), float64.
-    """
+    """One batched posterior with all starts; the means are the same for every method."""
     shape = (experiment.starts, problem.model.dim)
     noise = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(case.seed))
     mean, scale, dim = experiment.start_sd * noise, experiment.start_scale, problem.model.dim
@@ -247,16 +213,7 @@ def _minibatch(model: GeneralizedLinear, rows: Tensor) -> GeneralizedLinear:
 def measured(
     q: Gaussian, problem: Problem, iteration: int, evaluations: int, seconds: float, rejections: int
 ) -> pd.DataFrame:
-    """The metrics at q.
-
-    Args:
-        q: the posteriors of all starts, of batch shape (starts,).
-        problem: the models.
-        iteration, evaluations, seconds, rejections: what the run has counted so far, for the log.
-
-    Returns:
-        A row a start.
-    """
+    """The metrics at q."""
     model, frame = problem.model, q.frame()
     loss = problem.estimator(q, problem.target).value - q.entropy()
     precision = torch.as_tensor(model.prior.precision).expand(model.dim)
@@ -283,17 +240,7 @@ def measured(
 
 
 def optimum(problem: Problem, diagonal: bool) -> dict[str, float]:
-    """The objective, the training objective of Table 3 and the test loss at the optimum of a family, found by trial.
-
-    Args:
-        problem: the models of the case.
-        diagonal: whether q is a mean field, and not a full Gaussian.
-
-    Returns:
-        ``optimum``, ``train_optimum`` and ``test_nll_optimum``; not a number where the natural norm of the gradient
-        stays above 1e-6, or where the energy is not convex, so that there may be several.  Under a penalty
-        ``stationary`` is the objective at the point that is found.
-    """
+    """The objective, the training objective of Table 3 and the test loss at the optimum of a family, found by trial."""
     names: tuple[str, ...] = ("objective", "train", "test_nll")
     keys: tuple[str, ...] = ("optimum", "train_optimum", "test_nll_optimum", "stationary")
     if not problem.model.likelihood.convex:
@@ -317,18 +264,7 @@ def optimum(problem: Problem, diagonal: bool) -> dict[str, float]:
 
 
 def run_all(experiment: Experiment, say: Any = print) -> pd.DataFrame:
-    """Run every method of every case; a case whose data cannot be had is skipped with a sentence.
-
-    Args:
-        experiment: the settings.
-        say: called with each sentence on the progress.
-
-    Returns:
-        The log of all runs, with the columns of `optimum` for the family of each method.
-
-    Raises:
-        InputError: as `build`; every case was skipped.
-    """
+    """Run every method of every case; a case whose data cannot be had is skipped with a sentence."""
     logs = []
     for case in experiment.cases:
         if case.skip:

@@ -39,12 +39,7 @@ _STEP = re.compile(r"^(\w+)=(\S+)$")  # METHOD=LR, as on the command line
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure twice, as .png and as .svg, the latter without a date, so that equal figures are equal files.
-
-    Args:
-        figure: from `blank_figure`.
-        path: its suffix is replaced.
-    """
+    """Write a figure twice, as .png and as .svg, the latter without a date, so that equal figures are equal files."""
     figure.savefig(path.with_suffix(".png"))
     text = io.StringIO()
     with rc_context({"svg.hashsalt": path.stem}):
@@ -61,16 +56,7 @@ def _shortened(path: re.Match[str]) -> str:
 
 
 def blank_figure(width: float, height: float, title: str, note: str = "") -> Figure:
-    """A figure without panels, with a title and an Agg canvas.
-
-    Args:
-        width, height: in inches.
-        title: at the top.
-        note: at the bottom.
-
-    Returns:
-        The figure.
-    """
+    """A figure without panels, with a title and an Agg canvas."""
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     look: dict[str, Any] = {"x": 0.01, "ha": "left", "fontfamily": families()}
@@ -81,13 +67,7 @@ def blank_figure(width: float, height: float, title: str, note: str = "") -> Fig
 
 
 def style(axes: Axes, title: str, x: str = "", y: str = "") -> None:
-    """Give a panel the look of all panels.
-
-    Args:
-        axes: the panel.
-        title: above it.
-        x, y: the labels of its axes.
-    """
+    """Give a panel the look of all panels."""
     axes.set_title(drawable(title), loc="left", fontsize=9, color=INK, fontfamily=families())
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)
@@ -101,37 +81,17 @@ def style(axes: Axes, title: str, x: str = "", y: str = "") -> None:
 
 
 def color(index: int) -> str:
-    """The colour of the method with this number.
-
-    Args:
-        index: from 0.
-
-    Returns:
-        A colour of matplotlib.
-    """
+    """The colour of the method with this number."""
     return _COLORS[index % len(_COLORS)]
 
 
 def dashes(index: int) -> Any:
-    """The dashes of the line with this number.
-
-    Args:
-        index: from 0, for a line without gaps.
-
-    Returns:
-        A line style of matplotlib.
-    """
+    """The dashes of the line with this number."""
     return _DASHES[index % len(_DASHES)]
 
 
 def spoken(label: str) -> str:
     """The name of a method in words, with what its label says beside it.
-
-    Args:
-        label: of a method in an experiment, such as "bwgd=1e-3" or "svgd, large step".
-
-    Returns:
-        The name for a legend.
 
     >>> spoken("srvn"), spoken("bwgd=1e-3"), spoken("Adam")
     ('square-root VN (SR-VN)', 'Bures-Wasserstein (BW-GD), step 1e-3', 'Adam')
@@ -141,11 +101,7 @@ def spoken(label: str) -> str:
 
 
 def legend(figure: Figure) -> None:
-    """Name the lines of all panels once, at the right of them.
-
-    Args:
-        figure: with its panels drawn; a line whose label begins with an underscore has no name.
-    """
+    """Name the lines of all panels once, at the right of them."""
     named: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -163,15 +119,6 @@ SEEDS = ("seed", "start")  # the columns that tell the runs of a method apart, o
 def gap(values: pd.Series, optimum: pd.Series | float | None) -> pd.Series | None:
     """The distances of values from their optimum, or None where it is not known: then the values are drawn.
 
-    The smallest value of the runs is never taken for the optimum, since a run that ended early would be at zero.
-
-    Args:
-        values: of a metric.
-        optimum: one for all or one for each value, in the same units; None, or not finite, where it is not known.
-
-    Returns:
-        The distances, with the index of the values; None where any optimum is unknown.
-
     >>> gap(pd.Series([3.0, 2.5]), 2.0).tolist()
     [1.0, 0.5]
     >>> gap(pd.Series([3.0, 2.5]), float("nan")) is None
@@ -185,12 +132,6 @@ def gap(values: pd.Series, optimum: pd.Series | float | None) -> pd.Series | Non
 def step_seconds(log: pd.DataFrame) -> float:
     """The median over the records of all seeds of the seconds that a step took since the record before.
 
-    Args:
-        log: one method on one data set, with columns iteration and seconds, which count from the start of each run.
-
-    Returns:
-        Seconds a step; not a number where no run has two records.
-
     >>> step_seconds(pd.DataFrame({"iteration": [0, 2, 4, 5], "seconds": [0.0, 1.0, 2.0, 90.0]}))
     0.5
     """
@@ -201,17 +142,7 @@ def step_seconds(log: pd.DataFrame) -> float:
 
 
 def axis(log: pd.DataFrame, x: str = "iteration") -> pd.Series:
-    """Where the records of a method stand on the horizontal axis, by iteration.
-
-    Seconds are iterations times the median step, so that what else the machine did is not in them.
-
-    Args:
-        log: one method on one data set.
-        x: "iteration", "seconds", or another column, of which the mean over the seeds is taken.
-
-    Returns:
-        The places, indexed by iteration.
-    """
+    """Where the records of a method stand on the horizontal axis, by iteration."""
     iterations = pd.Series(sorted(log["iteration"].unique()), dtype=float)
     iterations.index = pd.Index(iterations)
     if x == "iteration":
@@ -228,17 +159,6 @@ def over_seeds(
     levels: tuple[float, float] = (0.0, 1.0),
 ) -> pd.DataFrame:
     """The middle of a column over the seeds, and the quantiles that bound it.
-
-    Args:
-        log: one method on one data set.
-        value: the column.
-        by: the column of the horizontal axis.
-        middle: "mean" or "median".
-        levels: of the lower and the upper edge; by default the smallest and the largest value.
-
-    Returns:
-        Columns middle, low and high, indexed by the values of ``by``.  Where a seed has no finite value the middle is
-        not a number, which ends the line.
 
     >>> log = pd.DataFrame({"iteration": [0, 0, 0], "gap": [1.0, 2.0, 6.0]})
     >>> over_seeds(log, "gap").loc[0].tolist()
@@ -265,19 +185,7 @@ def band(
     dash: int | None = None,
     floor: float = -np.inf,
 ) -> None:
-    """Draw one method: the middle over the seeds as a line, and the range of the seeds as a band of its colour.
-
-    Args:
-        axes: the panel.
-        log: one method on one data set.
-        value: the column of the vertical axis.
-        label: of the line, in the legend.
-        index: of the colour, and of the dash where that is not given.
-        x: see `axis`.
-        middle, levels: see `over_seeds`.
-        dash: of the line.
-        floor: values that are not above it are left out, such as zeros on a logarithmic axis.
-    """
+    """Draw one method: the middle over the seeds as a line, and the range of the seeds as a band of its colour."""
     drawn = over_seeds(log, value, middle=middle, levels=levels).join(axis(log, x).rename("x"))
     drawn = drawn[drawn["middle"] > floor]  # which is false of what is not a number
     filled(axes, drawn["x"], drawn.assign(low=drawn["low"].clip(lower=floor)), label, index, dash)
@@ -292,17 +200,7 @@ def filled(
     dash: int | None = None,
     **look: Any,
 ) -> None:
-    """Draw a line with a band between two edges.
-
-    Args:
-        axes: the panel.
-        x: the places.
-        drawn: the line and the edges, in columns middle, low and high.
-        label: in the legend.
-        index: of the colour, and of the dash where that is not given.
-        dash: of the line.
-        look: of the line, for matplotlib.
-    """
+    """Draw a line with a band between two edges."""
     style: dict[str, Any] = {"linestyle": dashes(index if dash is None else dash), "linewidth": 1.4, **look}
     axes.plot(x, drawn["middle"], color=color(index), label=drawable(label), **style)
     axes.fill_between(x, drawn["low"], drawn["high"], color=color(index), alpha=0.15, linewidth=0)

@@ -30,10 +30,6 @@ AXES = {"iteration": "iterations", "evaluations": "evaluations", "seconds": "CPU
 class Contender:
     """The settings of one method in an experiment.
 
-    Raises:
-        InputError: an unknown name, a learning rate that is not positive, steps by trial with noisy values.
-        PairError: a method and a posterior that do not fit.
-
     >>> Contender("bwgd", lr=1e-3).label
     'bwgd'
     """
@@ -64,9 +60,6 @@ class Contender:
 @dataclass(frozen=True)
 class Case:
     """The settings of one data set, with the methods that are run on it.
-
-    Raises:
-        InputError: an unknown name, a number out of range, no methods, two methods of one label.
 
     >>> Case("wine", data="wine", methods=(Contender("vn"),)).iterations
     100
@@ -145,9 +138,6 @@ class Case:
 class Experiment:
     """The settings of a published figure or table, or of a comparison.
 
-    Raises:
-        InputError: an unknown kind, metric or axis, a number out of range, a method without the step that it needs.
-
     >>> Experiment("Wine", (Case("wine", data="wine", methods=(Contender("vn"),)),)).starts
     1
     """
@@ -192,18 +182,7 @@ def _check_positive(record: Any, key: str) -> None:
 
 
 def read(path: str | Path, full: bool = False) -> Experiment:
-    """Read an experiment from a TOML file.
-
-    Args:
-        path: the file.
-        full: whether runs are as long as in the paper.
-
-    Returns:
-        The settings.
-
-    Raises:
-        InputError: no file, unknown keys, values of the wrong type or out of range.
-    """
+    """Read an experiment from a TOML file."""
     experiment = parsed(read_toml(path))
     if not full:
         return experiment
@@ -214,13 +193,6 @@ def read(path: str | Path, full: bool = False) -> Experiment:
 def replaced(record: Any, **changes: Any) -> Any:
     """A copy of a record with other values, checked as the first.
 
-    Args:
-        record: a `Contender`, a `Case` or an `Experiment`.
-        changes: the other values.
-
-    Returns:
-        The copy.
-
     >>> replaced(Contender("vn"), label="Newton").label
     'Newton'
     """
@@ -229,15 +201,6 @@ def replaced(record: Any, **changes: Any) -> Any:
 
 def parsed(keys: Mapping[str, Any]) -> Experiment:
     """An experiment from plain tables, such as those of a TOML file.
-
-    Args:
-        keys: the fields of `Experiment`, with cases and methods as tables.
-
-    Returns:
-        The settings.
-
-    Raises:
-        InputError: unknown keys, values of the wrong type or out of range.
 
     >>> parsed({"title": "x", "cases": [{"name": "c", "methods": [{"method": "vn"}]}]}).cases[0].methods[0].label
     'vn'
@@ -280,12 +243,5 @@ def _value(key: str, value: Any, hinted: Any, where: str) -> Any:
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:
-    """The settings as plain values, for settings.json.
-
-    Args:
-        experiment: the settings.
-
-    Returns:
-        Values by the name of the field.
-    """
+    """The settings as plain values, for settings.json."""
     return asdict(experiment)

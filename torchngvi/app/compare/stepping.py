@@ -32,14 +32,6 @@ def steps(
 ) -> Iterator[Look]:
     """Step ``count`` times, and hand out a `Look` after each step that is due; who breaks the loop ends the run.
 
-    Args:
-        step: takes the step with this number, from 1.
-        count: the number of steps.
-        due: numbers of steps after which to look, 0 for the start; without it, every step.
-
-    Returns:
-        An iterator over the places that are due.
-
     >>> [(look.iteration, look.value) for look in steps(lambda number: number**2, 4, {0, 2, 4})]
     [(0, None), (2, 4), (4, 16)]
     """
@@ -57,15 +49,6 @@ def steps(
 def unguarded(optimizer: Optimizer) -> Optimizer:
     """An optimizer that takes every step as papers print it, and says nothing of a run that diverges.
 
-    A study asks which runs diverge; and a step that turns the sign of a column of the root is taken, see `Turned`,
-    unless a momentum averages the steps.
-
-    Args:
-        optimizer: of a run with a learning rate.
-
-    Returns:
-        The same one.
-
     >>> from torchngvi import VN, CholeskyGaussian
     >>> unguarded(VN(CholeskyGaussian(1), lr=3.0)).watch.rejections
     inf
@@ -78,12 +61,6 @@ def unguarded(optimizer: Optimizer) -> Optimizer:
 
 class Turned(Rule):
     """A rule along a straight line of mean and root C, with the columns of C' turned so that its diagonal is positive.
-
-    Papers leave the sign of the diagonal free: V' = C'C'ᵀ is the same for either.  The library does not take a step
-    that turns one; a reproduction of a paper does.
-
-    Args:
-        rule: one that emits a `Tangent`, such as `NaturalGradient`.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
@@ -116,17 +93,6 @@ class Turned(Rule):
 
 def printed(name: str, q: Any, lr: float | None, **settings: Any) -> NaturalGradientVI:
     """The method of that name with its update as the paper prints it.
-
-    Its rate is not bounded, a step may turn the sign of a column of the root, and its run is not watched.
-
-    Args:
-        name: a key of `torchngvi.registry.METHODS`.
-        q: the posterior that it moves.
-        lr: its learning rate; without one it finds its steps by trial.
-        settings: further arguments of its class.
-
-    Returns:
-        The optimizer.
 
     >>> from torchngvi import CholeskyGaussian
     >>> printed("srvn", CholeskyGaussian(1), 0.1).step_size

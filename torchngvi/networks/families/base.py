@@ -267,13 +267,6 @@ class Family(nn.Module, ABC):
 def key(what: str, name: str) -> str:
     """Name a buffer: names of parameters have dots, names of buffers may not.
 
-    Args:
-        what: the kind of buffer.
-        name: of the parameter.
-
-    Returns:
-        The name of the buffer.
-
     >>> key("mean", "0.weight")
     'mean/0/weight'
     """

@@ -26,19 +26,6 @@ def mean_and_scale(
 ) -> tuple[Tensor, Tensor]:
     """Write out the mean and the standard deviations of a standard start, each (*batch, d).
 
-    Args:
-        dim: d, the number of latent variables.
-        batch_shape: the batch dimensions.
-        mean: the mean, which broadcasts to (*batch, d).
-        scale: the standard deviations, which broadcast to (*batch, d).
-        dtype, device: by default those of the tensors among mean and scale, or torch's defaults.
-
-    Returns:
-        The mean and the standard deviations.
-
-    Raises:
-        InputError: a dimension below 1.
-
     >>> [x.tolist() for x in mean_and_scale(2, (), 0.0, 3.0, None, None)]
     [[0.0, 0.0], [3.0, 3.0]]
     """

@@ -37,11 +37,7 @@ from torchngvi.structures.pattern import Structured
 
 
 def check_start(posterior: str, **parts: Any) -> None:
-    """Check that the parts of a start, which are named by the keywords, are floating-point vectors or matrices.
-
-    Raises:
-        InputError: anything but floating-point tensors with a dimension.
-    """
+    """Check that the parts of a start, which are named by the keywords, are floating-point vectors or matrices."""
     for name, part in parts.items():
         numeric = isinstance(part, Tensor) and part.ndim > 0 and part.is_floating_point() and not part.is_meta
         if not numeric:
@@ -57,16 +53,7 @@ def check_start(posterior: str, **parts: Any) -> None:
 
 
 def check_shapes(posterior: str, mean: Tensor, **shapes: tuple[Tensor, tuple[int, ...]]) -> None:
-    """Check the shapes of the parts of a start beside its mean, (*batch, d).
-
-    Args:
-        posterior: the name of the class.
-        mean: the mean, (*batch, d).
-        shapes: by name the part and the shape that it must have.
-
-    Raises:
-        InputError: another shape.
-    """
+    """Check the shapes of the parts of a start beside its mean, (*batch, d)."""
     for name, (part, shape) in shapes.items():
         if part.shape != shape:
             raise InputError(

@@ -141,12 +141,6 @@ class Warp(ABC):
 def normal_nodes(like: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes and weights of E[f(ξ)] ≈ Σ_k w_k f(ξ_k) for ξ ~ N(0, 1), of functions that are smooth but at 0.
 
-    Args:
-        like: a tensor of the dtype and on the device that are wanted.
-
-    Returns:
-        Nodes and weights, each (K,); the weights sum to one.
-
     >>> xi, weights = normal_nodes(torch.zeros((), dtype=torch.float64))
     >>> round((weights * xi.abs()).sum().item(), 12), round((2 / torch.pi) ** 0.5, 12)
     (0.797884560803, 0.797884560803)

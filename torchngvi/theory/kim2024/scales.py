@@ -25,11 +25,7 @@ class Gradient(NamedTuple):
     scale: Tensor  # (*sample, D, D)
 
     def square(self) -> Tensor:
-        """The squared length |g_m|² + ‖g_C‖²_F.
-
-        Returns:
-            One number for each draw, (*sample,).
-        """
+        """The squared length |g_m|² + ‖g_C‖²_F."""
         return self.mean.square().sum(-1) + self.scale.square().sum((-2, -1))
 
 
