@@ -1,6 +1,7 @@
-"""The studies of the papers stand in a clone, beside the package; without them these tests are skipped."""
+"""The studies of the papers stand in a clone, beside the package; a test that asks for them elsewhere is skipped."""
 
 import sys
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -8,18 +9,17 @@ import pytest
 import torchngvi
 
 ROOT = Path(torchngvi.__file__).parents[1]
-THERE = (ROOT / "examples" / "papers").is_dir()
 
-if THERE and str(ROOT) not in sys.path:
+
+class NoStudies(MetaPathFinder):
+    """Skips the file or the test that imports the studies."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname == "examples":
+            pytest.skip("needs examples/papers of a clone, beside the package that is tested", allow_module_level=True)
+
+
+if not (ROOT / "examples" / "papers").is_dir():
+    sys.meta_path.insert(0, NoStudies())
+elif str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
-
-
-class Skipped(pytest.Module):
-    """A file of tests that is skipped before it is imported."""
-
-    def collect(self):
-        pytest.skip("needs examples/papers of a clone beside the package that is tested", allow_module_level=True)
-
-
-def pytest_pycollect_makemodule(module_path, parent):
-    return None if THERE else Skipped.from_parent(parent, path=module_path)
