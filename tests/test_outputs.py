@@ -51,7 +51,7 @@ def title(text):
 
 IN_A_CLONE = pytest.mark.skipif(
     not (Path(torchngvi.__file__).parents[1] / "examples" / "papers").is_dir(),
-    reason="the experiments of the papers are in a clone, beside the package",
+    reason="needs the package of a clone, with examples/papers next to it",
 )
 EXPERIMENT = """title = "t"
 [[cases]]

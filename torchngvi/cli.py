@@ -171,7 +171,7 @@ def _compare(**flags: Any) -> int:
 
 
 def _reproduce(**flags: Any) -> int:
-    """Run an experiment of a paper; these stand beside the package in a clone, and no installation has them."""
+    """List or run the experiments of the papers, which a clone has and an installation has not."""
     root = Path(__file__).parents[1]
     if not (root / "examples" / "papers" / "reproduce.py").is_file():
         raise InputError(

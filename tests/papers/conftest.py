@@ -1,4 +1,4 @@
-"""The studies of the papers stand in a clone, beside the package; a test that asks for them elsewhere is skipped."""
+"""A clone has the studies of the papers next to the package; a test that asks for them elsewhere is skipped."""
 
 import sys
 from importlib.abc import MetaPathFinder
@@ -16,7 +16,7 @@ class NoStudies(MetaPathFinder):
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname == "examples":
-            pytest.skip("needs examples/papers of a clone, beside the package that is tested", allow_module_level=True)
+            pytest.skip("needs the package of a clone, with examples/papers next to it", allow_module_level=True)
 
 
 if not (ROOT / "examples" / "papers").is_dir():
