@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from torchngvi import fit
 from torchngvi.app.compare.experiments import Problem, measured
 from torchngvi.app.datasets import mnist_images
 from torchngvi.expectations import Quadrature
-from torchngvi.fitting.fit import fit
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian
 

@@ -18,9 +18,9 @@ from examples.papers.godichon2023.problems import (
 )
 from examples.papers.godichon2023.runs import Build, logged, recipe
 from examples.papers.godichon2023.two_rotations import TwoRotations
+from torchngvi import fit
 from torchngvi.app.compare.plots import blank_figure, legend, save, style
 from torchngvi.app.datasets import provided
-from torchngvi.fitting.fit import fit
 from torchngvi.ifvb import (
     Adam,
     BatchFisher,

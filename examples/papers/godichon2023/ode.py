@@ -17,8 +17,8 @@ from torch import Tensor
 
 from examples.papers.godichon2023.drawing import RANGE, X_LABELS, median_and_range, summary
 from examples.papers.godichon2023.runs import Build, logged, recipe
+from torchngvi import fit
 from torchngvi.app.compare.plots import INK, blank_figure, legend, save, style
-from torchngvi.fitting.fit import fit
 from torchngvi.ifvb import (
     Adam,
     AffineCoupling,

@@ -15,9 +15,9 @@ from examples.papers.godichon2023.problems import (
     poisson_data,
 )
 from examples.papers.godichon2023.runs import Build, logged, recipe
+from torchngvi import fit
 from torchngvi.app.compare import plots
 from torchngvi.app.compare.plots import blank_figure, legend, save, style
-from torchngvi.fitting.fit import fit
 from torchngvi.ifvb import (
     Adam,
     Averaging,

@@ -21,15 +21,14 @@ import torch
 from examples.papers.open_questions.floor import gaussian
 from examples.papers.open_questions.held_flow import HeldFlow
 from examples.papers.open_questions.problems import exact_loss, few, repeated
+from torchngvi import fit
 from torchngvi.adapters.flows import natural_gradient_flow
 from torchngvi.app.compare.plots import blank_figure, color, save, style
 from torchngvi.app.compare.stepping import Turned, unguarded
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import ClosedEntropyStein, Independent
-from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Rule
-from torchngvi.models import GeneralizedLinear
-from torchngvi.models.likelihoods import StudentT
+from torchngvi.models import GeneralizedLinear, StudentT
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.rules import Geodesic, LocalExponential, NaturalGradient, Retraction, VariationalNewton

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torchngvi import fit
 from torchngvi.app import datasets
 from torchngvi.expectations import Quadrature
-from torchngvi.fitting.fit import fit
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian

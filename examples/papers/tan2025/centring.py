@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.models import LogJoint, MixedLogJoint
-from torchngvi.models.likelihoods import BernoulliLogit, PoissonLog
+from torchngvi.models import BernoulliLogit, LogJoint, MixedLogJoint, PoissonLog
 from torchngvi.models.mixed_prior import root_of
 from torchngvi.numerics import small_blocks
 

@@ -29,8 +29,7 @@ from examples.papers.tan2025.runs import (
 )
 from torchngvi.app.datasets import provided
 from torchngvi.interfaces import Target
-from torchngvi.models import MixedLogJoint, MixedPrior, RandomEffects
-from torchngvi.models.likelihoods import PoissonLog
+from torchngvi.models import MixedLogJoint, MixedPrior, PoissonLog, RandomEffects
 from torchngvi.posteriors import CholeskyGaussian, PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import block_diagonal

@@ -9,12 +9,12 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
+from torchngvi import fit
 from torchngvi.app.compare import plots
 from torchngvi.app.compare.plots import FAINT, blank_figure, legend, save, style
 from torchngvi.app.compare.stepping import steps
 from torchngvi.diagnostics import elbo
 from torchngvi.expectations import Independent, PathDerivative
-from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Target, TractableTarget
 from torchngvi.methods import SRVN, RootGD, Snngm
 from torchngvi.optim import NaturalGradientVI

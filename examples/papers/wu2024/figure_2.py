@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from examples.papers.wu2024.runs import CLAMP, NAMES, band, due
+from torchngvi import fit
 from torchngvi.app import datasets
 from torchngvi.app.compare import plots
 from torchngvi.app.compare.stepping import steps, unguarded
@@ -18,7 +19,6 @@ from torchngvi.app.datasets import mnist_images
 from torchngvi.diagnostics import predictor_moments
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import BonnetPrice, Independent, Quadrature, Reparametrized
-from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Estimator
 from torchngvi.methods import NGVI
 from torchngvi.models import GeneralizedLinear
