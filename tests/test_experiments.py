@@ -71,6 +71,11 @@ class TestSettings:
         with pytest.raises((InputError, PairError), match=sentence):
             settings.parsed(one_case(**keys))
 
+    def test_the_file_of_settings_parses(self):
+        experiment = settings.read(COMPARE)
+        assert experiment.cases
+        assert settings.read(COMPARE, full=True) == experiment
+
     def test_columns(self):
         with pytest.raises(InputError, match="the metric of a column .* Did you mean 'objective'"):
             settings.parsed({**one_case(), "columns": ["objectiv over iteration"]})

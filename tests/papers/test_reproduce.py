@@ -71,6 +71,7 @@ class TestCommands:
         said = capsys.readouterr().out
         assert main(["reproduce", "--list"]) == 0
         assert capsys.readouterr().out == said
+        assert len(reproduce.known()) >= 51
         for path in CONFIGS.glob("*.toml"):
             of_none = path.stem.startswith("open-") or path.stem in ("ifvb-coupling", "ifvb-memory", "ifvb-ode")
             year = "" if of_none else r"\d"
