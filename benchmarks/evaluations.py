@@ -18,17 +18,9 @@ from pathlib import Path
 import torch
 from sklearn.datasets import load_breast_cancer, load_svmlight_file
 
-from torchngvi import (
-    SRVN,
-    VN,
-    CholeskyGaussian,
-    DiagonalGaussian,
-    GeneralizedLinear,
-    NaturalGaussian,
-    RowSpace,
-    SiteNewton,
-    fit,
-)
+from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi.fitting import RowSpace
+from torchngvi.rules import SiteNewton
 
 SETS = {  # file: (columns, prior precision)
     "australian_scale": (14, 1e-5),

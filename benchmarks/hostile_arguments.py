@@ -43,6 +43,7 @@ from torchngvi import (
     expectations,
     fitting,
     ifvb,
+    methods,
     metrics,
     models,
     networks,
@@ -299,10 +300,10 @@ def front_doors() -> None:
     door("leave_one_out", ngvi.leave_one_out, q=Made(lambda: fitted()[0]), model=Made(lambda: fitted()[1]))
     door("forget", ngvi.forget, result=Made(lambda: fitted()[2]), rows=[0, 1])
     door("add", ngvi.add, result=Made(lambda: fitted()[2]), X=Made(lambda: rows()[0]), y=Made(lambda: rows()[1]))
-    door("merge", ngvi.merge, sums=Made(lambda: [ngvi.site_sum(*fitted()[:2])] * 2))
-    door("site_sum", ngvi.site_sum, q=Made(lambda: fitted()[0]), model=Made(lambda: fitted()[1]))
-    door("solve", ngvi.solve, q=Q, target=MODEL)
-    door("sensitivity", ngvi.sensitivity, result=Made(lambda: fitted()[2]))
+    door("merge", ngvi.solved.merge, sums=Made(lambda: [ngvi.solved.site_sum(*fitted()[:2])] * 2))
+    door("site_sum", ngvi.solved.site_sum, q=Made(lambda: fitted()[0]), model=Made(lambda: fitted()[1]))
+    door("solve", ngvi.solved.solve, q=Q, target=MODEL)
+    door("sensitivity", ngvi.solved.sensitivity, result=Made(lambda: fitted()[2]))
     door(
         "prior_by_evidence",
         ngvi.prior_by_evidence,
@@ -313,14 +314,14 @@ def front_doors() -> None:
     )
     door(
         "simulation_based_calibration",
-        ngvi.simulation_based_calibration,
+        diagnostics.simulation_based_calibration,
         prior=lambda g: torch.randn(1, generator=g, dtype=F64),
         simulate=lambda theta, g: theta + torch.randn(3, generator=g, dtype=F64),
         fit=lambda y: q(1, mean=y.mean(), scale=0.5),
         runs=3,
         draws=9,
     )
-    door("show_config", ngvi.show_config)
+    door("show_config", ngvi.numerics.show_config)
     door(
         "stacking_weights",
         importlib.import_module("torchngvi.solved").stacking_weights,
@@ -450,7 +451,7 @@ OPTIMIZERS = (
 
 def optimizer_doors() -> None:
     for name in OPTIMIZERS:
-        door(name, getattr(ngvi, name), steps, posterior=Q, lr=0.1)
+        door(name, getattr(methods, name), steps, posterior=Q, lr=0.1)
     door("NaturalGradientVI", ngvi.NaturalGradientVI, steps, posterior=Q, rule=Made(rules.VariationalNewton), lr=0.1)
     door("NaturalGradientVI by trial", ngvi.NaturalGradientVI, steps, posterior=Q, rule=Made(rules.VariationalNewton))
     door(
@@ -465,12 +466,12 @@ def optimizer_doors() -> None:
     door("step", lambda target, resting: ngvi.VN(q(), 0.1).step(target, resting=resting), target=MODEL, resting=None)
     door("step_untried", lambda target: ngvi.VN(q(), 0.1).step_untried(target), target=MODEL)
     door("BBVI", ngvi.BBVI, steps_on_log_joint, posterior=Q, lr=0.1, smoothness=1.0)
-    door("ProximalBBVI", ngvi.ProximalBBVI, steps_on_log_joint, posterior=Q, lr=0.1)
+    door("ProximalBBVI", ngvi.methods.ProximalBBVI, steps_on_log_joint, posterior=Q, lr=0.1)
     door("NGVI", ngvi.NGVI, steps, posterior=Made(lambda: q(kind=ngvi.NaturalGaussian)))
     door("IFVB", ngvi.IFVB, steps_on_log_joint, posterior=Made(flat_gaussian), lr=0.1)
     door("AIFVB", ngvi.AIFVB, steps_on_log_joint, posterior=Made(flat_gaussian), lr=0.1)
-    door("CapturedStep", ngvi.CapturedStep, optimizer=Made(lambda: ngvi.VN(q(), 0.1)), target=MODEL)
-    door("ExpectationAverage", ngvi.ExpectationAverage, q=Made(lambda: q(kind=ngvi.NaturalGaussian)))
+    door("CapturedStep", ngvi.optim.CapturedStep, optimizer=Made(lambda: ngvi.VN(q(), 0.1)), target=MODEL)
+    door("ExpectationAverage", ngvi.averaging.ExpectationAverage, q=Made(lambda: q(kind=ngvi.NaturalGaussian)))
     for name, then in {"Constant": used_as("step_size"), "Convex": used_as("step_size")}.items():
         door(f"stepsizes.{name}", getattr(stepsizes, name), then)
     door("KLRadius", stepsizes.KLRadius, used_as("step_size"), radius=1.0)
@@ -596,8 +597,12 @@ def model_doors() -> None:
     door("PerDatum", models.PerDatum, fits, log_likelihoods=log_likelihood_of_rows, log_prior=log_prior)
     door("Streamed", ngvi.Streamed, fits, batches=Made(lambda: [rows()]), num_data=8, model=ngvi.GeneralizedLinear)
     door("Sharded", ngvi.Sharded, local=MODEL, num_data=8)
-    door("ShardedDraws", ngvi.ShardedDraws, target=LOG)
-    door("RowSpace", ngvi.RowSpace, model=Made(lambda: ngvi.GeneralizedLinear(rows()[0].T.contiguous(), [0.0, 1.0])))
+    door("ShardedDraws", models.ShardedDraws, target=LOG)
+    door(
+        "RowSpace",
+        fitting.RowSpace,
+        model=Made(lambda: ngvi.GeneralizedLinear(rows()[0].T.contiguous(), [0.0, 1.0])),
+    )
     door(
         "MixedModel",
         ngvi.MixedModel.__init__ and _mixed,
@@ -758,8 +763,12 @@ def model_doors() -> None:
     )
     door("models.ShardedLogJoint", models.ShardedLogJoint, local=MODEL, processes=Made(ngvi.Processes), num_data=8)
     door("Processes", ngvi.Processes)
-    door("synchronize", ngvi.synchronize, q=Q)
-    door("sum_gradients", ngvi.sum_gradients, optimizer=Made(lambda: torch.optim.SGD(net().parameters(), lr=0.1)))
+    door("synchronize", ngvi.distributed.synchronize, q=Q)
+    door(
+        "sum_gradients",
+        ngvi.distributed.sum_gradients,
+        optimizer=Made(lambda: torch.optim.SGD(net().parameters(), lr=0.1)),
+    )
 
 
 def _mixed(X: Any, y: Any, random: Any, family: Any, prior: Any = None, weights: Any = None, offset: Any = None) -> Any:
@@ -867,13 +876,13 @@ def network_doors() -> None:
         optimizer=Made(lambda: torch.optim.SGD(LAST[0].model.parameters(), lr=0.1)),
     )
     door("VON", ngvi.VON, model=Made(net), num_data=8, lr=0.1, steps=4)
-    door("IVON", ngvi.IVON, model=Made(net), num_data=8, lr=0.1)
-    door("VOGN", ngvi.VOGN, model=Made(net), num_data=8, lr=0.1)
+    door("IVON", networks.IVON, model=Made(net), num_data=8, lr=0.1)
+    door("VOGN", networks.VOGN, model=Made(net), num_data=8, lr=0.1)
     door("calibrate", ngvi.calibrate, q=Made(network), loader=Made(batches), samples=2)
     curvature = lambda c: attached(curvature=c)  # noqa: E731
-    door("SampledLabels", ngvi.SampledLabels, curvature)
-    door("GradientNoise", ngvi.GradientNoise, curvature, batch_size=4)
-    door("networks.Reparametrized", ngvi.Reparametrized, curvature)
+    door("SampledLabels", networks.SampledLabels, curvature)
+    door("GradientNoise", networks.GradientNoise, curvature, batch_size=4)
+    door("networks.Reparametrized", networks.Reparametrized, curvature)
     door("networks.ExampleGradients", networks.ExampleGradients)
     door("networks.Categorical", networks.Categorical, lambda family: ngvi.network(net(), 8, likelihood=family))
     door("networks.Gaussian", networks.Gaussian, lambda family: ngvi.network(net(), 8, likelihood=family), scale=1.0)

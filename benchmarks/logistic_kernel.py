@@ -15,8 +15,7 @@ import time
 
 import torch
 
-from torchngvi import show_config
-from torchngvi.numerics import logistic_mixture
+from torchngvi.numerics import logistic_mixture, show_config
 from torchngvi.numerics.logistic import softplus
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "tests" / "logistic_golden.json"

@@ -15,7 +15,8 @@ import time
 import torch
 
 from benchmarks.evaluations import breast_cancer, libsvm
-from torchngvi import CholeskyGaussian, GeneralizedLinear, add, fit, forget, merge, site_sum
+from torchngvi import CholeskyGaussian, GeneralizedLinear, add, fit, forget
+from torchngvi.solved import merge, site_sum
 
 SETS = ("heart_scale", "german.numer_scale", "australian_scale", "diabetes_scale", "ionosphere_scale")
 ROUNDS = 4

@@ -42,21 +42,20 @@ from torchngvi import (
     CholeskyGaussian,
     DataLogJoint,
     DiagonalGaussian,
-    ExpectationAverage,
     GeneralizedLinear,
     LogJoint,
     NaturalGaussian,
     NaturalGradientVI,
     PrecisionCholeskyGaussian,
-    ProximalBBVI,
-    RootGD,
     Snngm,
     Stein,
     fit,
 )
 from torchngvi.app.compare.plots import blank_figure, color, style
+from torchngvi.averaging import ExpectationAverage
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import BonnetPrice, Fixed, Hessian, Independent, PathDerivative, Reparametrized
+from torchngvi.methods import ProximalBBVI, RootGD
 from torchngvi.models.likelihoods import StudentT
 from torchngvi.rules import Adam, ProjectedRootGradient
 from torchngvi.stepsizes import theorem_schedule

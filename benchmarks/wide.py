@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from sklearn.datasets import load_svmlight_file
 
-from torchngvi import GeneralizedLinear, RowSpace
+from torchngvi import GeneralizedLinear
+from torchngvi.fitting import RowSpace
 from torchngvi.numerics import sparse
 
 

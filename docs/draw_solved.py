@@ -141,9 +141,9 @@ def draw_derivatives():
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     grid, q = torch.linspace(-3, 3, 25, dtype=torch.float64), gaussian()
-    paths = torch.stack([ngvi.solve(q, regression(prior_precision=2.0**k)).mean for k in grid.tolist()])
+    paths = torch.stack([ngvi.solved.solve(q, regression(prior_precision=2.0**k)).mean for k in grid.tolist()])
     log2 = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    mean = ngvi.solve(q, regression(prior_precision=2**log2)).mean
+    mean = ngvi.solved.solve(q, regression(prior_precision=2**log2)).mean
     near = torch.tensor([-1.0, 1.0])
     for k, color in zip((NAMES.index(n) for n in ("worst concavity", "radius error", "compactness error")),
                         (BLUE, ORANGE, "black"), strict=True):  # fmt: skip
@@ -184,7 +184,7 @@ def chosen_scales():
     def closure():
         optimizer.zero_grad()
         model = ngvi.GeneralizedLinear(X[train], Y[train], prior_precision=log_precision.exp().repeat(3))
-        found = ngvi.solve(q, model)
+        found = ngvi.solved.solve(q, model)
         loss = -score(found, validation)
         loss.backward()
         scores.append((-loss.item(), score(found, test).item()))

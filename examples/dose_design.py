@@ -39,7 +39,7 @@ def gain(q, after, doses):
     """The expected fall of the entropy, in nats; `after` holds the sixteen posteriors, where they were last."""
     X = torch.cat([design(DOSES), design(doses)])
     y = torch.cat([DIED.expand(16, -1), OUTCOMES], -1)
-    found = ngvi.solve(after, ngvi.GeneralizedLinear(X, y, prior_precision=PRIOR, classes=[0, 1]))
+    found = ngvi.solved.solve(after, ngvi.GeneralizedLinear(X, y, prior_precision=PRIOR, classes=[0, 1]))
     falls = q.scale_tril.logdet() - found.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return (likelihoods(q, doses) * falls).sum()
 

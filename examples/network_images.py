@@ -40,7 +40,7 @@ def main(arguments=None):
     )
     q = ngvi.network(model, num_data=len(y), temperature=0.1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
-    ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.SampledLabels(every=2))
+    ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.networks.SampledLabels(every=2))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     for _ in range(options.steps):
         rows = torch.randint(len(y), (50,))

@@ -58,7 +58,7 @@ def main(arguments=None):
     model.head.reset_parameters()
     q = ngvi.network(model, num_data=60, structure={"head.*": "diagonal"})
     optimizer = torch.optim.AdamW(model.head.parameters(), lr=1.0, weight_decay=0.0)
-    attachment = ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.SampledLabels(every=1))
+    attachment = ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.networks.SampledLabels(every=1))
     train(model, optimizer, few, labels, options.steps)
     model.eval()
     attached = q.predict(test, samples=64)

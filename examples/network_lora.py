@@ -71,7 +71,7 @@ def main(arguments=None):
     model = adapted(base)
     q = ngvi.network(model, num_data=len(labels), temperature=0.1)  # over what is not frozen
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
-    ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.SampledLabels(every=2))
+    ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.networks.SampledLabels(every=2))
     train(model, optimizer, few, labels, options.steps)
     model.eval()
     ngvi.calibrate(q, [validation])

@@ -42,7 +42,7 @@ def main(arguments=None):
     def solved(log_precision):
         solves[0] += 1
         precision = log_precision.exp().expand(10).repeat(3)  # means, errors and worst of ten characteristics
-        return ngvi.solve(q, ngvi.GeneralizedLinear(X[train], y[train], prior_precision=precision))
+        return ngvi.solved.solve(q, ngvi.GeneralizedLinear(X[train], y[train], prior_precision=precision))
 
     def chosen(start, pull):  # by L-BFGS; pull is the precision of a normal prior of the logarithms around the start
         log_precision = start.clone().requires_grad_()

@@ -19,7 +19,7 @@ from torchngvi.stepsizes import Constant
 STEPS = 40
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)  # of each method the largest with which L falls at every step
 METHODS = {
-    "gradient descent in (m, C)": ngvi.RootGD,
+    "gradient descent in (m, C)": ngvi.methods.RootGD,
     "Bures-Wasserstein": ngvi.BWGD,
     "square-root VN": ngvi.SRVN,
     "VN": ngvi.VN,

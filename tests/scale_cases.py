@@ -14,15 +14,13 @@ from torchngvi import (
     PrecisionCholeskyGaussian,
     Processes,
     Sharded,
-    ShardedDraws,
     Stein,
     Streamed,
     fit,
-    sum_gradients,
-    synchronize,
 )
+from torchngvi.distributed import sum_gradients, synchronize
 from torchngvi.expectations import SampleAverage
-from torchngvi.models import PerDatum, SoftmaxRegression
+from torchngvi.models import PerDatum, ShardedDraws, SoftmaxRegression
 
 ROWS, DIM = 2001, 6
 POSTERIORS = {

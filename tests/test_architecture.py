@@ -125,6 +125,18 @@ def test_no_imports_inside_functions():
                 assert not hidden, f"{module(path)}:{hidden[0].lineno} imports inside a function"
 
 
+def test_imports_by_name():
+    """The front door, old names and the table of engines import modules by name; nothing else does."""
+    late = {
+        "__init__.py",
+        "renamed.py",
+        "fitting/request.py",
+        "mixed_models/exports.py",
+    }  # the last: optional libraries
+    found = {path.relative_to(PACKAGE).as_posix() for path in FILES if "import_module" in path.read_text("utf-8")}
+    assert {name for name in found if name.split("/")[0].removesuffix(".py") not in HOSTS} == late
+
+
 def test_third_parties():
     """Beside torch and tqdm only in the adapters, the application, and where pictures are drawn."""
     for path in FILES:

@@ -17,12 +17,12 @@ from torchngvi import (
     LogJoint,
     NaturalGaussian,
     NaturalGradientVI,
-    ProximalBBVI,
     Quadrature,
 )
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
 from torchngvi.interfaces import Cost, Expectation, Framed
+from torchngvi.methods import ProximalBBVI
 from torchngvi.rules import ProjectedRootGradient, ProjectedSquareRoot, ProximalRootGradient
 from torchngvi.stepsizes import Constant
 from torchngvi.theory.kim2024 import (

@@ -9,8 +9,9 @@ from small_problems import BATCHES, POSTERIORS, coordinates, distance, make_mode
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torchngvi as ngvi
-from torchngvi import VN, Antithetic, Autograd, CholeskyGaussian, NaturalGaussian, Quasi, Stein
+from torchngvi import VN, CholeskyGaussian, NaturalGaussian, Stein
 from torchngvi.errors import InputError, PairError
+from torchngvi.expectations import Antithetic, Autograd, Quasi
 from torchngvi.models import SoftmaxRegression
 from torchngvi.optim import CapturedStep
 from torchngvi.stepsizes import Constant

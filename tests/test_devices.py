@@ -19,7 +19,6 @@ from torchngvi import (
     BWGD,
     SRVN,
     VN,
-    Autograd,
     CholeskyGaussian,
     GeneralizedLinear,
     KLRadius,
@@ -28,7 +27,7 @@ from torchngvi import (
     Quadrature,
     Stein,
 )
-from torchngvi.expectations import Antithetic, Fixed, Quasi
+from torchngvi.expectations import Antithetic, Autograd, Fixed, Quasi
 from torchngvi.models import MixtureIntegrand
 from torchngvi.posteriors import Mixture
 from torchngvi.rules import LocalExponential

@@ -17,7 +17,6 @@ from torchngvi import (
     DiagonalGaussian,
     GeneralizedLinear,
     LogJoint,
-    Quasi,
     Stein,
     certificate,
     examine,
@@ -28,6 +27,7 @@ from torchngvi import (
     rules,
 )
 from torchngvi.errors import InputError, TorchngviError
+from torchngvi.expectations import Quasi
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "hostile_arguments.py"
 CASES, SEED = 3000, 0
@@ -143,7 +143,7 @@ def test_a_rate_of_zero_stays(method, momentum):
     """As torch's optimizers take it; a schedule may begin there, and the steps after it are those of its rate."""
     q, model = make_posterior("cholesky"), make_model()
     if momentum is not None:
-        method = torchngvi.RootGD
+        method = torchngvi.methods.RootGD
     parts = {} if momentum is None else {"momentum": momentum()}
     optimizer = method(q, lr=0.0, **parts)
     before = [part.clone() for part in q.coordinates]

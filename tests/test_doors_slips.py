@@ -330,7 +330,7 @@ def _():
 
 @slip("merge", "posteriors in place of site sums", "takes what site_sum returns")
 def _():
-    ngvi.merge([fitted().posterior] * 2)
+    ngvi.solved.merge([fitted().posterior] * 2)
 
 
 # ------------------------------------------------------------------------------------ posteriors

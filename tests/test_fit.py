@@ -5,6 +5,7 @@ import dataclasses
 import io
 import math
 import re
+import subprocess
 import sys
 import warnings
 
@@ -42,8 +43,10 @@ from torchngvi import (
 )
 from torchngvi.errors import DivergenceWarning, InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Autograd, Fixed
-from torchngvi.fitting.fit import _usual_optimizer
-from torchngvi.interfaces import Estimator, Target
+from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.request import ENGINES
+from torchngvi.fitting.steps import usual_optimizer
+from torchngvi.interfaces import Estimator, Posterior, Target
 from torchngvi.methods import SVGDDensity
 from torchngvi.models import SoftmaxRegression, StudentT
 from torchngvi.stepsizes import Constant
@@ -109,7 +112,7 @@ def test_who_is_fitted_by_newtons_method():
     wide = GeneralizedLinear(torch.eye(4, 201, dtype=torch.float64), y)
 
     def default(target, kind=CholeskyGaussian, batch=(), **options):
-        return type(_usual_optimizer(kind(target.dim, batch, dtype=torch.float64, **options), target))
+        return type(usual_optimizer(kind(target.dim, batch, dtype=torch.float64, **options), target))
 
     assert default(logistic) is default(logistic, NaturalGaussian) is NewtonCG
     assert default(logistic, DiagonalGaussian, (2,)) is default(classes, DiagonalGaussian) is NewtonCG
@@ -859,3 +862,46 @@ class TestFarStart:
         assert result.converged
         assert torch.equal(whole.mean, parts.mean)
         assert torch.equal(whole.scale_tril, parts.scale_tril)
+
+
+# ------------------------------------------------------------------------------------ engines by their words
+
+
+def own_engine(request):
+    """An engine of one's own, which is that of steps by another name."""
+    engine, criteria = request.engine("steps")
+    engine.name = "own"
+    return engine, criteria
+
+
+class TestWords:
+    REGRESSION = """
+import sys, torch, torchngvi
+torchngvi.fit(torchngvi.CholeskyGaussian(2), torchngvi.GeneralizedLinear(torch.eye(2), [0.0, 1.0]), progress=False)
+print(*sys.modules)
+"""
+
+    def test_every_word_is_in_the_table(self):
+        def kinds(cls):
+            return {cls, *(each for below in cls.__subclasses__() for each in kinds(below))}
+
+        words = {kind.engine for kind in kinds(Posterior) | kinds(Target) if kind.__module__.startswith("torchngvi.")}
+        assert words == set(ENGINES) - {"groups"} | {""}  # a keyword asks for groups
+
+    def test_an_engine_needs_no_more_than_a_row(self, monkeypatch):
+        class Own(CholeskyGaussian):
+            engine = "own"
+
+        monkeypatch.setitem(ENGINES, "own", f"{__name__}:own_engine")
+        q, usual = Own(DIM, dtype=torch.float64), CholeskyGaussian(DIM, dtype=torch.float64)
+        names, run = [], Loop.run
+        monkeypatch.setattr(Loop, "run", lambda loop: (names.append(loop.engine.name), run(loop))[1])
+        assert quiet(q, make_model(())).loss == quiet(usual, make_model(())).loss
+        assert names == ["own", "NewtonCG"]
+
+    def test_a_regression_imports_no_other_engine(self):
+        done = subprocess.run(
+            [sys.executable, "-c", self.REGRESSION], capture_output=True, text=True, timeout=120, check=True
+        )
+        modules = {place.split(":")[0] for place in ENGINES.values()} & set(done.stdout.split())
+        assert modules == {"torchngvi.fitting.chunks", "torchngvi.fitting.steps"}

@@ -17,8 +17,6 @@ from torchngvi import (
     LogJoint,
     NaturalGaussian,
     NaturalGradientVI,
-    QuasiNewton,
-    RootGD,
     Stein,
     fit,
 )
@@ -44,8 +42,9 @@ from torchngvi.ifvb import (
     Recursive,
 )
 from torchngvi.interfaces import Local
+from torchngvi.methods import RootGD
 from torchngvi.rules import Adam as AdamMomentum
-from torchngvi.rules import ExponentialAverage, NaturalGradient, RootGradient
+from torchngvi.rules import ExponentialAverage, NaturalGradient, QuasiNewton, RootGradient
 from torchngvi.stepsizes import Clip, Constant, KLRadius, PowerSchedule, Shortest, SufficientDecrease
 from torchngvi.structures import Dense, arrow
 from torchngvi.structures.no_matrix import NoMatrix

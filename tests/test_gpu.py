@@ -12,10 +12,11 @@ from on_a_gpu import CUDA, waits_are_errors
 from small_problems import distance, make_model, make_posterior, same_bits
 
 import torchngvi as ngvi
-from torchngvi import VN, Antithetic, Stein
+from torchngvi import VN, Stein
 from torchngvi.app import bench
 from torchngvi.cli import main
 from torchngvi.errors import RejectedStepError
+from torchngvi.expectations import Antithetic
 from torchngvi.optim import CapturedStep, Watch
 
 everywhere = pytest.mark.parametrize("device", ["cpu", CUDA])

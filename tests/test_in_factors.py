@@ -24,10 +24,10 @@ from torchngvi import (
 from torchngvi.errors import InputError
 from torchngvi.expectations import Fixed, PerFactor, SampleAverage
 from torchngvi.fitting.descent import Descent
-from torchngvi.fitting.fit import _default_tolerance
+from torchngvi.fitting.request import tolerance_by_draws
 from torchngvi.fitting.sight import Sight
 from torchngvi.fitting.starts import Starts
-from torchngvi.models import FactorTarget, GroupedLogJoint, LogJoint, MixedPrior, TractableFactors
+from torchngvi.models import FactorTarget, GroupedLogJoint, MixedPrior, TractableFactors
 from torchngvi.models.guarded import Guarded
 from torchngvi.models.guarded_factors import GuardedFactors, in_factors
 from torchngvi.structures import arrow
@@ -186,8 +186,8 @@ class TestFits:
         wide = arrow(groups=399, local=1, globals=1)
         target = FactorTarget(wide, [(0, lambda theta: -0.5 * (theta[..., 0] - theta[..., 1]) ** 2), (1, normal)])
         q = PrecisionCholeskyGaussian(400, structure=wide, dtype=DTYPE, scale=0.5)
-        assert _default_tolerance(q, True, target) == pytest.approx(0.2)
-        assert _default_tolerance(CholeskyGaussian(400, dtype=DTYPE), True, LogJoint(normal)) == 0.1
+        assert tolerance_by_draws(q) == pytest.approx(0.2)
+        assert tolerance_by_draws(CholeskyGaussian(400, dtype=DTYPE)) == 0.1
         reason = fit(q, target, progress=False, examine=False, max_evaluations=1).reason
         assert reason.endswith("against a tolerance of 0.2). Raise max_evaluations."), reason
 

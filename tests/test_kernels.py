@@ -221,7 +221,7 @@ def test_without_a_compiler(fresh, monkeypatch, caplog, capsys):
     monkeypatch.setattr(sys, "platform", "linux")
     message = refused(caplog)
     assert "no C compiler was found in PATH; install gcc, or set CC" in message
-    torchngvi.show_config()
+    torchngvi.numerics.show_config()
     assert "logistic kernel: PyTorch (no C compiler" in capsys.readouterr().out
 
 
@@ -354,7 +354,7 @@ def test_the_self_test_reaches_every_rule(monkeypatch):
 )
 def test_the_configuration_is_shown(wanted, text, fresh, monkeypatch, capsys):
     monkeypatch.setenv("TORCHNGVI_KERNELS", wanted)
-    torchngvi.show_config()
+    torchngvi.numerics.show_config()
     shown = capsys.readouterr().out
     assert f"logistic kernel: {text}" in shown
     assert f"torch {torch.__version__}" in shown
@@ -365,7 +365,7 @@ def test_the_configuration_is_shown(wanted, text, fresh, monkeypatch, capsys):
 @needs_compiler
 def test_the_configuration_names_the_library(fresh, folder, capsys):
     library()
-    torchngvi.show_config()
+    torchngvi.numerics.show_config()
     assert f"logistic kernel: compiled, {folder}" in capsys.readouterr().out
 
 

@@ -16,19 +16,19 @@ from torchngvi import (
     VN,
     CholeskyGaussian,
     DiagonalGaussian,
-    ExpectationAverage,
     GeneralizedLinear,
     LogJoint,
     NaturalGaussian,
     NaturalGradientVI,
     Quadrature,
-    RootGD,
     SufficientDecrease,
 )
+from torchngvi.averaging import ExpectationAverage
 from torchngvi.diagnostics import log_predictive_density, predictor_moments
 from torchngvi.errors import DivergenceWarning, InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import BonnetPrice, ClosedEntropyStein, Fixed, Hessian, Independent, Reparametrized
 from torchngvi.interfaces import Frame
+from torchngvi.methods import RootGD
 from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.rules import ProjectedRootGradient

@@ -27,7 +27,6 @@ from torchngvi import (
     BWGD,
     SRVN,
     VN,
-    Autograd,
     CholeskyGaussian,
     GeneralizedLinear,
     KLRadius,
@@ -38,7 +37,7 @@ from torchngvi import (
     Stein,
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
-from torchngvi.expectations import Antithetic, Independent
+from torchngvi.expectations import Antithetic, Autograd, Independent
 from torchngvi.interfaces import Raw, TractableTarget
 from torchngvi.models.likelihoods import GaussianNoise, StudentT
 from torchngvi.models.regularized import ExpectedPenalty, Regularized

@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 
 import torchngvi
+from torchngvi.renamed import NAMES
 
 HERE = Path(__file__).parent
 API = HERE.parent / "docs" / "api"
 PACKAGE = Path(torchngvi.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+
+FRONT_DOOR = 48  # names at most, those of extras among them
 
 # attributes of torchngvi that `from torchngvi import *` leaves alone, since each needs packages of an extra
 OF_EXTRAS = {"mixed": "formulae", "load": "matplotlib", "to_arviz": "arviz"}
@@ -196,7 +199,13 @@ def test_no_entry_is_doubled():
 
 def test_the_front_door():
     """What it finds without naming it in `__all__` needs an extra, and is named on the page of what is public."""
+    assert len({*torchngvi._HOME, *torchngvi.__all__}) <= FRONT_DOOR
     assert set(torchngvi._HOME) - set(torchngvi.__all__) == set(OF_EXTRAS)
+    tree = ast.parse(Path(torchngvi.__file__).read_text("utf-8"))
+    (typed,) = [node for node in tree.body if isinstance(node, ast.If)]  # TYPE_CHECKING
+    assert {each.names[0].asname: each.module for each in typed.body} == {
+        name: home for name, home in torchngvi._HOME.items() if name not in OF_EXTRAS
+    }
     page = (API / "public.md").read_text("utf-8")
     for name, package in OF_EXTRAS.items():
         assert f"`torchngvi.{name}`" in page, f"docs/api/public.md does not name torchngvi.{name}"
@@ -288,7 +297,9 @@ def test_the_page_has_every_old_name():
     new, refused = old_names()
     assert len(new) >= 12
     assert new == on_the_page(), "the table of old names of docs/api/public.md is not what the source renames"
-    text = (API / "public.md").read_text("utf-8").split("And these are refused")[1]
+    page, text = (API / "public.md").read_text("utf-8").split("And these are refused")
+    left = {module: tuple(re.findall(r"`(\w+)`", names)) for module, names in re.findall(r"- `([\w.]+)`: (.*)", page)}
+    assert left == NAMES, "docs/api/public.md: the names that have left the front door"
     assert refused == set(re.findall(r"`([a-z_]+)`", text)), "docs/api/public.md: the keywords that are refused"
 
 

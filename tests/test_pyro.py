@@ -449,7 +449,7 @@ def test_conjugate_posterior_by_exact_curvature_and_by_random_draws(model):
 
     # Stein's precision is I + R zᵀ with R = (H - I) z whitened at the start: its error is known
     guide, draws = AutoGaussian(model, init_scale=0.3).setup(X, Y), 4096
-    ngvi.VN(guide.posterior, **full, estimator=ngvi.Stein(ngvi.Independent(draws))).step(density)
+    ngvi.VN(guide.posterior, **full, estimator=ngvi.Stein(ngvi.expectations.Independent(draws))).step(density)
     z = torch.linalg.cholesky(covariance).mT @ torch.linalg.inv(guide.posterior.covariance) @ torch.linalg.cholesky(
         covariance
     ) - torch.eye(3)

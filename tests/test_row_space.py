@@ -6,9 +6,10 @@ import pytest
 import torch
 from sklearn.datasets import load_svmlight_file
 
-from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, SiteNewton, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit
 from torchngvi.errors import InputError
 from torchngvi.fitting.row_space import RowSpace
+from torchngvi.rules import SiteNewton
 
 FAMILIES = ["bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian"]
 

@@ -39,24 +39,11 @@ from cases import (
     step,
 )
 
-from torchngvi import (
-    BWGD,
-    IBLR,
-    SRVN,
-    VN,
-    CholeskyGaussian,
-    CovarianceGD,
-    DiagonalGaussian,
-    GeneralizedLinear,
-    NaturalGaussian,
-    RootGD,
-    SVGDDensity,
-    SymmetricSRVN,
-    fit,
-)
+from torchngvi import BWGD, IBLR, SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
 from torchngvi.errors import PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Root
+from torchngvi.methods import CovarianceGD, RootGD, SVGDDensity, SymmetricSRVN
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, SufficientDecrease

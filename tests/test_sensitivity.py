@@ -1,4 +1,4 @@
-"""`torchngvi.sensitivity`: by how much conclusions hang on the prior."""
+"""`torchngvi.solved.sensitivity`: by how much conclusions hang on the prior."""
 
 import copy
 import dataclasses
@@ -7,18 +7,10 @@ import math
 import pytest
 import torch
 
-from torchngvi import (
-    CholeskyGaussian,
-    DiagonalGaussian,
-    GeneralizedLinear,
-    LogJoint,
-    PrecisionCholeskyGaussian,
-    fit,
-    sensitivity,
-    solve,
-)
+from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, PrecisionCholeskyGaussian, fit
 from torchngvi.errors import InputError, PairError
 from torchngvi.models import SoftmaxRegression
+from torchngvi.solved import sensitivity, solve
 from torchngvi.structures import block_diagonal
 
 DTYPE, N, D = torch.float64, 40, 3

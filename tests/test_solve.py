@@ -1,4 +1,4 @@
-"""`torchngvi.solve`: the optimum as a differentiable function of what the target was made of."""
+"""`torchngvi.solved.solve`: the optimum as a differentiable function of what the target was made of."""
 
 import copy
 import functools
@@ -15,10 +15,10 @@ from torchngvi import (
     NaturalGaussian,
     PrecisionCholeskyGaussian,
     fit,
-    solve,
 )
 from torchngvi.errors import InputError, PairError
 from torchngvi.models import NegativeBinomial, SoftmaxRegression, StudentT
+from torchngvi.solved import solve
 from torchngvi.structures import block_diagonal
 
 DTYPE, N, D = torch.float64, 30, 3

@@ -43,8 +43,6 @@ from torchngvi import (
     NaturalGaussian,
     NaturalGradientVI,
     PrecisionCholeskyGaussian,
-    QuasiNewton,
-    RootGD,
     Snngm,
     fit,
 )
@@ -53,6 +51,7 @@ from torchngvi.expectations import Hessian, Independent, PathDerivative, Quadrat
 from torchngvi.expectations.draws import Draws
 from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates
+from torchngvi.methods import RootGD
 from torchngvi.optim import Evaluation
 from torchngvi.rules import (
     Adam,
@@ -61,6 +60,7 @@ from torchngvi.rules import (
     LogRootGradient,
     NaturalGradient,
     NormalizedMomentum,
+    QuasiNewton,
     RootGradient,
 )
 from torchngvi.stepsizes import Constant

@@ -10,9 +10,10 @@ from cases import DTYPE, EXACT, IDENTITY, close, randn
 from test_forest import Watch
 from test_tan import Given, InTurn, log_joint, slope
 
-from torchngvi import SRVN, CholeskyGaussian, LogJoint, PrecisionCholeskyGaussian, RootGD, Snngm
+from torchngvi import SRVN, CholeskyGaussian, LogJoint, PrecisionCholeskyGaussian, Snngm
 from torchngvi.expectations import Independent, PathDerivative
 from torchngvi.interfaces import Coordinates
+from torchngvi.methods import RootGD
 from torchngvi.stepsizes import Constant
 from torchngvi.structures import arrow, block_diagonal
 from torchngvi.testing.matrices import root_in

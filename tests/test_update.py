@@ -18,11 +18,10 @@ from torchngvi import (
     add,
     fit,
     forget,
-    merge,
-    site_sum,
 )
 from torchngvi.errors import InputError, PairError
 from torchngvi.models import GaussianNoise, NegativeBinomial, SoftmaxRegression
+from torchngvi.solved import merge, site_sum
 
 DTYPE, N, D = torch.float64, 60, 4
 

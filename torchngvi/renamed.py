@@ -29,7 +29,20 @@ GONE: dict[str, str] = {
 }
 
 # the names that left `torchngvi`, by the public module that has them
-NAMES: dict[str, tuple[str, ...]] = {}
+NAMES: dict[str, tuple[str, ...]] = {
+    "torchngvi.averaging": ("ExpectationAverage",),
+    "torchngvi.diagnostics": ("simulation_based_calibration",),
+    "torchngvi.distributed": ("sum_gradients", "synchronize"),
+    "torchngvi.expectations": ("Antithetic", "Autograd", "Independent", "Quasi"),
+    "torchngvi.fitting": ("LaplaceResult", "RowSpace"),
+    "torchngvi.methods": ("CovarianceGD", "ProximalBBVI", "RootGD", "SVGDDensity", "SymmetricSRVN"),
+    "torchngvi.models": ("ShardedDraws",),
+    "torchngvi.networks": ("IVON", "VOGN", "GradientNoise", "Reparametrized", "SampledLabels"),
+    "torchngvi.numerics": ("show_config",),
+    "torchngvi.optim": ("CapturedStep",),
+    "torchngvi.rules": ("QuasiNewton", "SiteNewton"),
+    "torchngvi.solved": ("merge", "sensitivity", "site_sum", "solve"),
+}
 
 
 def find_moved_name(name: str) -> Any:

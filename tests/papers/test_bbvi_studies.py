@@ -11,13 +11,9 @@ from examples.papers.kim2024.floor import correlated, draw_floor, predicted_floo
 from examples.papers.kim2024.quadratic_variance import draw_qv, run_qv
 from examples.papers.kim2024.rate import decay, draw_rate, run_rate
 from examples.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, optimum, reference_target, start
-from torchngvi import (
-    CholeskyGaussian,
-    LogJoint,
-    NaturalGradientVI,
-    ProximalBBVI,
-)
+from torchngvi import CholeskyGaussian, LogJoint, NaturalGradientVI
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
+from torchngvi.methods import ProximalBBVI
 from torchngvi.rules import ProjectedSquareRoot
 from torchngvi.stepsizes import Constant
 from torchngvi.theory.kim2024 import (

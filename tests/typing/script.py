@@ -40,13 +40,13 @@ def of_a_solved_regression() -> tuple[float, list[float]]:
     result = ngvi.fit(ngvi.CholeskyGaussian(3, dtype=torch.float64), model, progress=False)
     q = ngvi.CholeskyGaussian(2, dtype=torch.float64)
     other = ngvi.GeneralizedLinear(X[:, :2], y, prior_precision=1.0)
-    solution = ngvi.solve(q, other)
+    solution = ngvi.solved.solve(q, other)
     mean: Tensor = solution.mean
     found = ngvi.compare_models({"three": result, "two": (q, other)})
     less: ngvi.FitResult = ngvi.forget(result, [0, 1])
     bound: float = ngvi.certificate(q, other).bound
     density: Tensor = ngvi.leave_one_out(q, other).density
-    print(mean, less.posterior, density, found, ngvi.sensitivity(result))
+    print(mean, less.posterior, density, found, ngvi.solved.sensitivity(result))
     return bound, found.weight.tolist()
 
 

@@ -68,7 +68,10 @@ def run(device: str = "cpu", dims: Sequence[int] = (30, 128, 512), rows: int = 1
     step, evaluation = waits(at)
     how = "" if at.type == "cuda" else ", counted with tensors that pass for those of a GPU"
     print(f"\nThe host waits {step:g} times a step, and {evaluation:g} times an evaluation of a fit by VN{how}.")
-    print("floor: XC, (XC)'(XC) and one Cholesky factor; captured: the step as a CUDA graph (torchngvi.CapturedStep).")
+    print(
+        "floor: XC, (XC)'(XC) and one Cholesky factor; captured: the step as a CUDA graph "
+        "(torchngvi.optim.CapturedStep)."
+    )
 
 
 def measured(dim: int, rows: int, device: torch.device, dtype: torch.dtype) -> Line:

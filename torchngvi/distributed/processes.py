@@ -30,9 +30,10 @@ def _no_clock() -> float:
 class Processes(Meetings):
     """A group of processes of torch.distributed that fit one posterior together, each with its part of the work.
 
-    `torchngvi.Sharded` and `torchngvi.ShardedDraws` make one; every method that sums or compares is a collective, so
-    that all ranks have to call it.  The leader, rank 0 of the group, shows the bar, calls the callbacks and writes the
-    files of a run.  Without an initialised process group there is one process, and everything stays as it is.
+    `torchngvi.Sharded` and `torchngvi.models.ShardedDraws` make one; every method that sums or compares is a
+    collective, so that all ranks have to call it.  The leader, rank 0 of the group, shows the bar, calls the callbacks
+    and writes the files of a run.  Without an initialised process group there is one process, and everything stays as
+    it is.
 
     Args:
         group: a group of torch.distributed; by default that of all processes.

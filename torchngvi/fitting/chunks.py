@@ -15,7 +15,8 @@ from torch import Tensor
 
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.irls import start_at_mode
-from torchngvi.fitting.steps import Steps
+from torchngvi.fitting.request import Request, tolerance_of
+from torchngvi.fitting.steps import Steps, steps_of, usual_optimizer
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Coordinates, Posterior, Target
 from torchngvi.models import GeneralizedLinear
@@ -25,6 +26,18 @@ from torchngvi.optim.records import Report
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NUMBERS = 1_000_000  # of XC in one chunk
+
+
+def chunks_of(request: Request) -> tuple[Steps, Criterion]:
+    """Make the engine of a `Request` for a regression, in chunks where its batch is large, and what ends its run."""
+    q, target = request.q, request.target
+    size = None if request.optimizer is not None else members_at_once(q, target)
+    if size is None:
+        return steps_of(request)
+    assert isinstance(q, Gaussian)
+    assert isinstance(target, GeneralizedLinear)
+    optimizer, criteria = usual_optimizer(q, target), request.until_small(request.tolerance_or(tolerance_of))
+    return ChunkedSteps(q, target, optimizer, criteria, size), criteria
 
 
 def members_at_once(q: Posterior, target: Target) -> int | None:

@@ -19,6 +19,8 @@ from torchngvi.fitting import fingerprints
 from torchngvi.fitting.anderson import Anderson
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.records import Record
+from torchngvi.fitting.request import Request, tolerance_of
+from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Target
 from torchngvi.models.factor_graph import FactorGraph
 from torchngvi.models.known_factors import Factor
@@ -30,6 +32,15 @@ _UNTIL = 20  # steps of γ near 1, before they fall
 _WINDOW = 20  # sweeps in the moving average of a loss with noise
 _LOCAL, _ROUGH = 0.01, 0.2  # Fisher length of a member's change at which locals are solved: of all data, of a batch
 _EACH, _MOST = 2, 100  # sweeps of the locals after which it is asked, and most sweeps
+
+
+def sweeps_of(request: Request) -> tuple["CoordinateSweeps", Criterion]:
+    """Make the engine of a `Request` for a product, and what ends its run."""
+    if request.optimizer is not None:
+        raise InputError("a Product is fitted site by site, without an optimizer; leave optimizer= out.")
+    assert isinstance(request.q, Product)
+    engine = CoordinateSweeps(request.q, request.target, request.tolerance_or(tolerance_of))
+    return engine, request.until_unimproved(engine.tolerance)
 
 
 class CoordinateSweeps(Engine):

@@ -3,16 +3,7 @@
 The norm |∇L|_F⁻¹/γ of the natural gradient is free of units, of coordinates and of the temperature:
 near a well-conditioned optimum L/γ is about half its square, in nats, above the minimum.
 
-Which engine of the loop is run:
-
-    an optimizer is given, or E_q[ℓ] has a closed form        its steps, `torchngvi.fitting.steps`
-    a log joint without an optimizer                           averages that grow, `torchngvi.fitting.sample_average`
-    a mixture of Gaussians                                     natural gradients of components and weights,
-                                                               `torchngvi.fitting.mixtures`
-    a flat posterior without an optimizer                      IFVB, or NGVI of an exponential family, until a smoothed
-                                                               bound stops rising, `torchngvi.fitting.smoothed`
-    a warped posterior                                         the Gaussian, then its curves, `torchngvi.fitting.warped`
-    a product of posteriors and a `FactorGraph`                coordinate ascent, `torchngvi.fitting.coordinate_sweeps`
+Which engine of the loop is run is said by q, or by the target: see `torchngvi.fitting.request`.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,54 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_count, read_flag, read_number, read_path
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.callbacks import checked_callbacks
-from torchngvi.fitting.chunks import ChunkedSteps, members_at_once
-from torchngvi.fitting.coordinate_sweeps import CoordinateSweeps
-from torchngvi.fitting.engine import Engine
-from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.fitting.loop import Loop
-from torchngvi.fitting.mixtures import MixtureSteps
 from torchngvi.fitting.records import FitResult, Record
-from torchngvi.fitting.sample_average import SampleAverages
-from torchngvi.fitting.steps import Steps
-from torchngvi.fitting.stopping import (
-    Criterion,
-    Evaluations,
-    Gradients,
-    NormBelow,
-    Seconds,
-    Stalled,
-    Unimproved,
-    joined,
-)
-from torchngvi.fitting.usual_steps import usual_steps
-from torchngvi.fitting.warped import WarpedAverages
-from torchngvi.interfaces import Posterior, Target, TractableTarget
-from torchngvi.methods import VN, NewtonCG
+from torchngvi.fitting.request import Request
+from torchngvi.fitting.stopping import Criterion, Gradients, Seconds
+from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, read_posterior
-from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.numerics.inference_mode import tracked
-from torchngvi.optim import NaturalGradientVI, Watch
-from torchngvi.posteriors.cliques import forest_of
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.mixture import Mixture
-from torchngvi.posteriors.product import Product
-from torchngvi.posteriors.warped import Warped
-
-_BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
-_MANY = 100  # coordinates of a q over a forest from which each is as accurate as with so many
-_BENT = 20  # the same of curves, each of which is known from draws no better
-_PATIENCE = 200  # steps without a new best of the smoothed bound
-_FULL, _WIDE = 200, 500  # coordinates up to which Newton's method is the faster one, with all covariances and with few
-_STALL = int(Watch.rejections)  # rejected steps in a row after which nothing more is to be had
 
 
 @tracked
@@ -158,48 +117,9 @@ def fit(
     callbacks = checked_callbacks(callbacks)
     if batch_size is not None:
         batch_size = _checked_batch_size(q, target, batch_size)
-    criteria: Criterion
-    engine: Engine
-    if batch_groups is None and isinstance(target, MixedLogJoint):
-        batch_groups = target.groups_at_once  # where they are spread over processes
-    if batch_groups is not None:
-        _check_in_batches(optimizer, batch_size)
-        criteria = _criteria(
-            _default_tolerance(q, False, target) if tolerance is None else tolerance, max_evaluations, stop
-        )
-        engine = PassesOverGroups(q, target, batch_groups, criteria)
-    elif isinstance(q, Warped):
-        engine = _warped(q, target, optimizer, batch_size, tolerance, examine)
-        criteria = _criteria(engine.tolerance, max_evaluations, stop)
-    elif isinstance(q, Product):
-        if optimizer is not None:
-            raise InputError("a Product is fitted site by site, without an optimizer; leave optimizer= out.")
-        engine = CoordinateSweeps(q, target, _default_tolerance(q, False, target) if tolerance is None else tolerance)
-        criteria = joined(NormBelow(engine.tolerance) | Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
-    elif optimizer is None and isinstance(q, FlatPosterior):
-        engine = usual_steps(q, target, tolerance)
-        criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
-        criteria = NormBelow(engine.tolerance) | criteria if engine.tolerance else criteria
-    elif isinstance(q, Mixture):
-        _check_mixture(optimizer, batch_size)
-        criteria = _criteria(_BY_DRAWS if tolerance is None else tolerance, max_evaluations, stop)
-        engine = MixtureSteps(q, target, criteria.tolerance)
-    else:
-        by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(target, TractableTarget)
-        starts = optimizer is None
-        optimizer = _usual_optimizer(q, target) if optimizer is None else optimizer
-        if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
-            raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
-        criteria = _criteria(
-            _default_tolerance(q, by_draws, target) if tolerance is None else tolerance, max_evaluations, stop
-        )
-        size = members_at_once(q, target) if starts else None
-        if by_draws and isinstance(q, Gaussian):
-            engine = SampleAverages(q, target, criteria.tolerance, examine)
-        elif size is not None and isinstance(q, Gaussian) and isinstance(target, GeneralizedLinear):
-            engine = ChunkedSteps(q, target, optimizer, criteria, size)
-        else:
-            engine = Steps(q, target, optimizer, criteria, batch_size, starts)
+    groups = target.groups_at_once if batch_groups is None else batch_groups
+    request = Request(q, target, optimizer, tolerance, max_evaluations, stop, batch_size, groups, examine)
+    engine, criteria = request.engine()
     criteria = criteria if max_gradients is None else criteria | Gradients(max_gradients)
     criteria = criteria if max_seconds is None else criteria | Seconds(max_seconds)
     loop = Loop(
@@ -212,58 +132,6 @@ def fit(
         processes=processes,
     )
     return replace(loop.run(), target=target, posterior=q)
-
-
-def _warped(
-    q: Warped,
-    target: Target,
-    optimizer: object,
-    batch_size: int | None,
-    tolerance: float | None,
-    examine: bool,
-) -> WarpedAverages:
-    """The engine of a warped posterior, which has its own steps."""
-    if optimizer is not None or batch_size is not None:
-        raise InputError("a warped posterior is fitted by steps of its own; leave optimizer= and batch_size= out.")
-    if tolerance is not None:
-        return WarpedAverages(q, target, tolerance, examine)
-    usual = _default_tolerance(q.base, True, target)
-    return WarpedAverages(q, target, usual, examine, max(usual, _BY_DRAWS * (q.dim / _BENT) ** 0.5))
-
-
-def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
-    """Newton's method on the bound where it is convex and products with its Hessian are cheap, else VN."""
-    if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.curved and target.comparable):
-        return VN(q)
-    full = q.structure.widest == q.dim
-    dear = full and (q.dim > _FULL or bool(q.batch_shape) or not target.products)
-    newton = q.dim <= _WIDE and q.structure.closed and not dear and not target.coupled
-    return NewtonCG(q) if newton else VN(q)
-
-
-def _check_in_batches(optimizer: object, batch_size: int | None) -> None:
-    if optimizer is not None or batch_size is not None:
-        raise InputError("batch_groups= has its own steps and its own batches; leave optimizer= and batch_size= out.")
-
-
-def _check_mixture(optimizer: object, batch_size: int | None) -> None:
-    if optimizer is not None or batch_size is not None:
-        raise InputError(
-            "a Mixture has its own steps, of components and weights; leave optimizer= and batch_size= out, or make "
-            "steps by an optimizer over q.components with MixtureIntegrand(q, log_joint)."
-        )
-
-
-def _default_tolerance(q: Posterior, by_draws: bool, target: Target) -> float:
-    if by_draws:
-        coordinates = 1 if forest_of(q) is None else q.dim
-        return _BY_DRAWS * max(coordinates / _MANY, 1.0) ** 0.5
-    return 1e-5 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-2
-
-
-def _criteria(tolerance: float, max_evaluations: int, stop: Criterion | None) -> Criterion:
-    """What ends the run, in the order in which the reasons count."""
-    return joined(NormBelow(tolerance) | Stalled(_STALL) | Evaluations(max_evaluations), stop)
 
 
 def _checked_batch_size(q: Posterior, target: Target, batch_size: int) -> int:

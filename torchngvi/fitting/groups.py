@@ -14,6 +14,7 @@ from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Standing
+from torchngvi.fitting.request import Request, tolerance_of
 from torchngvi.fitting.steps import Steps
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Coordinates, Posterior, Target
@@ -25,6 +26,14 @@ from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 
+def passes_of(request: Request) -> tuple["PassesOverGroups", Criterion]:
+    """Make the engine of a `Request` in batches of groups, and what ends its run."""
+    if request.optimizer is not None or request.batch_size is not None:
+        raise InputError("batch_groups= has its own steps and its own batches; leave optimizer= and batch_size= out.")
+    criteria = request.until_small(request.tolerance_or(tolerance_of))
+    return PassesOverGroups(request.q, request.target, request.batch_groups, criteria), criteria
+
+
 @final
 class PassesOverGroups(Steps):
     """Passes over batches of groups until the natural-gradient norm over all coordinates is small."""
@@ -32,7 +41,7 @@ class PassesOverGroups(Steps):
     unit = "pass"
     apart = ("groups",)  # those of each process
 
-    def __init__(self, q: Posterior, model: Target, batch_groups: int, stop: Criterion) -> None:
+    def __init__(self, q: Posterior, model: Target, batch_groups: int | None, stop: Criterion) -> None:
         processes = model.processes or Processes.alone()
         with processes.together():
             groups = read_count("batch_groups", batch_groups, "counts groups")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.errors import InputError
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.fitting import fingerprints, mixture_words
@@ -21,6 +22,8 @@ from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.mixture_words import GONE, Seen
 from torchngvi.fitting.records import Record
+from torchngvi.fitting.request import BY_DRAWS, Request
+from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Local, RootTangent, Rule, StepSize, Target
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.mixture_integrand import MixtureIntegrand
@@ -40,6 +43,18 @@ _LEAST = 2.0**-6  # ρ
 _FALL = 0.02  # nats for a norm of 1, below which a fall is none: over fixed draws it is not monotone
 _DRAWS, _MORE, _MOST = 256, 4, 4096  # of a component, the factor by which they grow, and up to how many
 _SHARE = 0.1  # of the tolerance, to which the average over fixed draws is solved
+
+
+def mixture_steps_of(request: Request) -> tuple["MixtureSteps", Criterion]:
+    """Make the engine of a `Request` for a mixture, and what ends its run."""
+    if request.optimizer is not None or request.batch_size is not None:
+        raise InputError(
+            "a Mixture has its own steps, of components and weights; leave optimizer= and batch_size= out, or make "
+            "steps by an optimizer over q.components with MixtureIntegrand(q, log_joint)."
+        )
+    assert isinstance(request.q, Mixture)
+    criteria = request.until_small(request.tolerance_or(lambda q: BY_DRAWS))
+    return MixtureSteps(request.q, request.target, criteria.tolerance), criteria
 
 
 def usual_rule(components: Gaussian) -> Rule:

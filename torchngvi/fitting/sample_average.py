@@ -25,8 +25,10 @@ from torchngvi.fitting.descent import Descent
 from torchngvi.fitting.engine import Ending, Engine, Mark, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.points import Place
+from torchngvi.fitting.request import Request, tolerance_by_draws
 from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.stopping import Criterion
 from torchngvi.fitting.sweeps import Sweeps
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.mode import Mode
@@ -41,6 +43,15 @@ _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError, BudgetError)  # whate
 
 _T = TypeVar("_T")
 _Path = Generator[Standing, None, _T]  # where it stands after each evaluation
+
+
+def averages_of(request: Request) -> tuple[Engine, Criterion]:
+    """Make the engine of a `Request` for a log joint, and what ends its run; an optimizer makes its own steps."""
+    if request.optimizer is not None:
+        return request.engine("steps")
+    assert isinstance(request.q, Gaussian)
+    criteria = request.until_small(request.tolerance_or(tolerance_by_draws))
+    return SampleAverages(request.q, request.target, criteria.tolerance, request.examine), criteria
 
 
 class SampleAverages(Engine):

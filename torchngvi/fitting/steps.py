@@ -14,9 +14,11 @@ from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.irls import WIDE, has_start, start_at_mode
 from torchngvi.fitting.laplace import laplace_within, usual_tolerance
 from torchngvi.fitting.records import record
+from torchngvi.fitting.request import Request, tolerance_of
 from torchngvi.fitting.stopping import Criterion, Rounding
 from torchngvi.fitting.streaming import start_in_passes, stream_rows
 from torchngvi.interfaces import Posterior, Target, TractableTarget
+from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
 from torchngvi.numerics.host import on_host
 from torchngvi.numerics.linalg import finite
@@ -32,9 +34,30 @@ _PASSES = 100  # Newton steps for the mode of a model that is not convex
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
 _DOUBTED = 5  # rejections in a row after which two passes over batches are compared
 _APART = 1e-4  # of a loss, by which two passes over the same rows differ by rounding at most
+_FULL, _WIDE = 200, 500  # coordinates up to which Newton's method is the faster one, with all covariances and with few
 _NOISY = (
     "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
 )
+
+
+def steps_of(request: Request) -> tuple["Steps", Criterion]:
+    """Make the engine of a `Request` by steps of its optimizer, or of the usual one, and what ends its run."""
+    q, target, starts = request.q, request.target, request.optimizer is None
+    optimizer = usual_optimizer(q, target) if request.optimizer is None else request.optimizer
+    if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
+        raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
+    criteria = request.until_small(request.tolerance_or(tolerance_of))
+    return Steps(q, target, optimizer, criteria, request.batch_size, starts), criteria
+
+
+def usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
+    """Newton's method on the bound where it is convex and products with its Hessian are cheap, else VN."""
+    if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.curved and target.comparable):
+        return VN(q)
+    full = q.structure.widest == q.dim
+    dear = full and (q.dim > _FULL or bool(q.batch_shape) or not target.products)
+    newton = q.dim <= _WIDE and q.structure.closed and not dear and not target.coupled
+    return NewtonCG(q) if newton else VN(q)
 
 
 class Steps(Engine):

@@ -11,8 +11,10 @@ from torchngvi.arguments import read_number
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import StatisticRegression
 from torchngvi.fitting import reasons
-from torchngvi.fitting.engine import Standing
+from torchngvi.fitting.engine import Engine, Standing
+from torchngvi.fitting.request import Request
 from torchngvi.fitting.smoothed import SmoothedSteps
+from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Target
 from torchngvi.methods.ifvb import IFVB
 from torchngvi.optim import NaturalGradientVI
@@ -28,6 +30,15 @@ _LEFT = 20  # steps in a row that leave the domain, after which none is expected
 _TRUST = 0.245  # nats, ½ · 0.7², a step of an exponential family
 _UNTIL = 20  # steps of γ near 1, before they fall
 _FIRST = _UNTIL**0.75
+
+
+def flat_steps_of(request: Request) -> tuple[Engine, Criterion]:
+    """Make the engine of a `Request` for a flat posterior, and what ends its run; an optimizer makes its own steps."""
+    if request.optimizer is not None:
+        return request.engine("steps")
+    assert isinstance(request.q, FlatPosterior)
+    engine = usual_steps(request.q, request.target, request.tolerance)
+    return engine, request.until_unimproved(engine.tolerance)
 
 
 def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> SmoothedSteps:

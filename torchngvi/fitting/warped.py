@@ -20,14 +20,32 @@ from torchngvi.fitting.directions import skewed_directions
 from torchngvi.fitting.engine import Ending, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.records import Record
+from torchngvi.fitting.request import BY_DRAWS, Request, tolerance_by_draws
 from torchngvi.fitting.sample_average import SampleAverages, within
+from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.models.warped import WarpedTarget
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
 
 WORTH, EACH = 0.05, 0.01  # nats on fresh draws below which the Gaussian is kept: in all, and a coordinate of few
+_BENT = 20  # coordinates of which curves are as accurate as with so many: each is known from draws no better
 _LONG = 16_000  # gradients, or as many as the Gaussian took, after which a small gain is believed in any case
+
+
+def warped_averages_of(request: Request) -> tuple["WarpedAverages", Criterion]:
+    """Make the engine of a `Request` for a warped posterior, and what ends its run."""
+    q, target = request.q, request.target
+    assert isinstance(q, Warped)
+    if request.optimizer is not None or request.batch_size is not None:
+        raise InputError("a warped posterior is fitted by steps of its own; leave optimizer= and batch_size= out.")
+    if request.tolerance is not None:
+        engine = WarpedAverages(q, target, request.tolerance, request.examine)
+    else:
+        usual = tolerance_by_draws(q.base)
+        curves = max(usual, BY_DRAWS * (q.dim / _BENT) ** 0.5)
+        engine = WarpedAverages(q, target, usual, request.examine, curves)
+    return engine, request.until_small(engine.tolerance)
 
 
 class WarpedAverages(SampleAverages):

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Posterior(torch.nn.Module, ABC):
         framed: whether it has a mean and a root, which `frame` and `probed` return.
         upper: whether the root C of its frame is upper triangular.
         domain: in words, what a step must not leave.
+        engine: the word for its engine in `torchngvi.fitting.request`; empty where `torchngvi.fit` asks the target.
         mean_probe: p, (*batch, D), zero.
         root_probe: R, (*batch, *structure.shape), zero.
         coding: the classes of the first target that has some; a copy of q has them, a ``state_dict`` has not.
@@ -51,6 +52,7 @@ class Posterior(torch.nn.Module, ABC):
     framed: bool = True  # it has a mean and a root: `frame` and `probed` return them
     upper: bool  # the root C of its frame is upper triangular
     domain: str = "the positive definite cone"  # what a step must not leave, in words
+    engine: ClassVar[str] = "steps"  # of `torchngvi.fit`; empty where the target names it
     mean_probe: Tensor  # (*batch, D), zero
     root_probe: Structured  # zero
     coding: tuple[float, ...] = ()  # the classes of the first target that has some; a copy has it, a state_dict not

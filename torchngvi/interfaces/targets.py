@@ -7,7 +7,7 @@ regularised models are in `torchngvi.models`.  The richer the kind of target, th
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -35,6 +35,8 @@ class Target(ABC):
         batches: what a pass over the data iterates over.
         in_passes: whether an evaluation is a pass over data in batches.
         processes: the processes that sum their values, so that every evaluation is a collective operation.
+        engine: the word for its engine in `torchngvi.fitting.request`, for a posterior that leaves it to the target.
+        groups_at_once: ``batch_groups`` of a fit that does not give it.
 
     >>> import torch
     >>> from torchngvi.models import LogJoint
@@ -51,6 +53,8 @@ class Target(ABC):
     batches: Iterable[Any] = ()  # what a pass over the data iterates over; its generators belong to the run
     in_passes: bool = False  # an evaluation is a pass over data in batches: no modes are searched for
     processes: Processes | None = None  # which sum its values, so that every evaluation is a collective
+    engine: ClassVar[str] = "averages"  # of `torchngvi.fit`, for a posterior that leaves it to the target
+    groups_at_once: int | None = None  # batch_groups of a fit, where it is not given
 
     @abstractmethod
     def log_joint(
@@ -115,6 +119,7 @@ class TractableTarget(Target):
     1.2655
     """
 
+    engine = "steps"
     convex: bool = False
     exact: bool = True
     curved: bool = False

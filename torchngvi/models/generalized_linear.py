@@ -67,6 +67,7 @@ class GeneralizedLinear(LinearTarget):
     1
     """
 
+    engine = "chunks"  # where the batch is large
     products = True
 
     @tracked
@@ -98,7 +99,7 @@ class GeneralizedLinear(LinearTarget):
         )  # fmt: skip
 
     def attached(self) -> Self:
-        """Return the model with its tensors in the graph of what it was made of, as `torchngvi.solve` asks for it."""
+        """Return the model with its tensors in the graph of what it was made of, for `torchngvi.solved.solve`."""
         if self._given is None:
             return self
         with graphs.attached():

@@ -1,4 +1,4 @@
-"""Whether a model keeps the graph of what it is made of, which a fit does not follow and `torchngvi.solve` asks for."""
+"""Whether a model keeps the graph of what it is made of, which no fit follows and `torchngvi.solved.solve` needs."""
 
 import contextlib
 from collections.abc import Iterator

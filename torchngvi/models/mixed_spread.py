@@ -43,7 +43,6 @@ class SpreadGroups(ByMoments):
     rows: GroupedRows
     asked: MixedPrior
     covariance_prior: CovariancePrior
-    groups_at_once: int | None = None
 
     @property
     def precision(self) -> CovariancePrior:

@@ -108,7 +108,7 @@ class SoftmaxRegression(AdditiveTractable):
         )  # fmt: skip
 
     def attached(self) -> Self:
-        """Return the model with its tensors in the graph of what it was made of, as `torchngvi.solve` asks for it."""
+        """Return the model with its tensors in the graph of what it was made of, for `torchngvi.solved.solve`."""
         if self._given is None:
             return self
         with graphs.attached():

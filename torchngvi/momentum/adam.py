@@ -33,7 +33,8 @@ class Adam(Momentum):
     Raises:
         InputError: if a beta lies outside [0, 1), or eps is not positive.
 
-    >>> from torchngvi import SRVN, CholeskyGaussian, RootGD
+    >>> from torchngvi import SRVN, CholeskyGaussian
+    >>> from torchngvi.methods import RootGD
     >>> q = CholeskyGaussian(2)
     >>> euclidean, natural = RootGD(q, lr=1e-3, momentum=Adam()), SRVN(q, lr=1e-3, momentum=Adam())
     """

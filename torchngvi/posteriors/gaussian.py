@@ -34,6 +34,8 @@ class Gaussian(ConvertibleGaussian):
     (True, torch.Size([4, 2]))
     """
 
+    engine = ""  # the target names it
+
     def marginal_variance(
         self,
         rows: Tensor,  # X, (N, D) or (*batch, N, D)

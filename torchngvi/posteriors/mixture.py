@@ -74,6 +74,8 @@ class Mixture(WeightedGaussians):
     (0.0, 10.0, torch.Size([5, 1]))
     """
 
+    engine = "mixture"
+
     # -------------------------------------------------------------------------------- made of others
 
     @classmethod

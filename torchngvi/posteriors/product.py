@@ -49,6 +49,7 @@ class Product(Posterior):
 
     framed = False
     upper = False
+    engine = "product"
     takes = frozenset()
     domain = "each site is inside its own"
 

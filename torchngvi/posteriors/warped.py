@@ -70,6 +70,7 @@ class Warped(Posterior):
 
     takes = frozenset()
     framed = False
+    engine = "warped"
     domain = "every number is finite, and the base positive definite"
     base: ConvertibleGaussian
     phi: Tensor

@@ -8,7 +8,7 @@ the mean gradient and the mean Hessian along (δ, T), its Hessian at (m, C) is t
 
 and is positive semi-definite there.  A packet that knows these changes, see `Sites.change`, is asked for them without
 a new expectation; of any other packet H is taken to stand still, dg = H Cδ.  The preconditioner is its inverse as it
-would be if H stood still.  `torchngvi.rules.RootNewton` takes steps by it, `torchngvi.solve` derivatives.
+would be if H stood still.  `torchngvi.rules.RootNewton` takes steps by it, `torchngvi.solved.solve` derivatives.
 """
 
 from collections.abc import Callable

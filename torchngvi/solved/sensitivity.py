@@ -72,7 +72,7 @@ def sensitivity(result: FitResult, of: Any = None, names: Sequence[str] | None =
     One wants it before a conclusion is reported: what moves by a good part of its standard deviation was said by the
     prior as much as by the data.  The derivative takes one linear system, and a fit with the doubled precision from
     there stands beside it, which shows how far the derivative can be trusted.  For another change of the prior, or of
-    one part of it, see `torchngvi.solve`.
+    one part of it, see `torchngvi.solved.solve`.
 
     Args:
         result: of `torchngvi.fit`, of a Gaussian over a structure with all products and a `torchngvi.GeneralizedLinear`

@@ -23,7 +23,8 @@ class Clip(StepSize):
         InputError: if the norm is not positive.
         PairError: at construction of an optimizer, if the rule does not move q along a straight line.
 
-    >>> from torchngvi import CholeskyGaussian, RootGD
+    >>> from torchngvi import CholeskyGaussian
+    >>> from torchngvi.methods import RootGD
     >>> opt = RootGD(CholeskyGaussian(2), lr=0.1, step_size=Clip(5.0))
     """
 

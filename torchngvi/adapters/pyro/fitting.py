@@ -56,7 +56,7 @@ def fit_guide(
         args, kwargs: the arguments of the model.
         options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
             checkpoint, optimizer. ``group``, a `torchngvi.Processes` or a group of torch.distributed, spreads the
-            draws over processes that all have the same model and data, see `torchngvi.ShardedDraws`.
+            draws over processes that all have the same model and data, see `torchngvi.models.ShardedDraws`.
         batches: a DataLoader without ``drop_last``, or a list, where the data are passed in batches: tensors, tuples
             of arguments that stand before ``args``, or dicts of arguments by name, with as many rows in each tensor.
             A plate over the rows may scale them, ``pyro.plate(name, num_data, subsample_size=len(y))``, or not.

@@ -84,6 +84,7 @@ class FlatPosterior(Posterior):
     takes = frozenset({Tangent, RootTangent})
     framed = False
     upper = False
+    engine = "flat"
     reparametrised = False  # whether rsample exists
     flat = True  # no manifold: λ may be averaged
     vector: Tensor
