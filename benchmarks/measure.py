@@ -3,8 +3,8 @@
     python -m benchmarks.measure [--only PATTERN] [--limit 300] [--jobs 1] [--new] [--list]
 
 README and docs are the registry: a command there that starts with ``python -m benchmarks``, ``python benchmarks/``,
-``python examples/``, ``python docs/draw_`` or ``torchngvi reproduce`` is a measurement, and is run as it is printed
-there (experiments without their options).  What it prints goes into runs/measure, what became of it into
+``python examples/``, ``python docs/draw_`` or ``python -m examples.papers`` is a measurement, and is run as it is
+printed there (experiments without their options).  What it prints goes into runs/measure, what became of it into
 benchmarks/measure.json, and docs/appendix/measured.md is written from that.  Of the numbers in the tables of its
 section, those of three digits or more, it is counted how many are printed again; times and ratios of times never quite
 are, and a table between markers, which a command writes into its page, is no witness.  A command that names a CLONE, a
@@ -36,7 +36,9 @@ LOG, PAGE, OUT = (
     TREE / "runs" / "measure",
 )
 BEGIN, END = "<!-- table: python -m benchmarks.measure -->", "<!-- end of table -->"
-STARTS = r"python -m benchmarks\.\w|python benchmarks/\w|python examples/\w|python docs/draw_|torchngvi reproduce \w"
+STARTS = (
+    r"python -m benchmarks\.\w|python benchmarks/\w|python examples/\w|python docs/draw_|python -m examples\.papers \w"
+)
 COMMAND = re.compile(rf"`((?:{STARTS})[^`]*)`|^((?:{STARTS})[^`#\n]*)", re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?")
 OPEN = re.compile(r"\b[A-Z]{4,}\b|[.][.]|\bNAME\b")  # what the reader fills in
@@ -77,7 +79,7 @@ def named() -> dict[str, list[Place]]:
         for first, last in sections(text):
             for match in COMMAND.finditer("".join(lines[first - 1 : last])):
                 words = (match[1] or match[2]).split()
-                command = " ".join(words[:3] if words[0] == "torchngvi" else words)
+                command = " ".join(words[:4] if words[2:3] == ["examples.papers"] else words)
                 places = found.setdefault(command, [])
                 if Place(page, first, last) not in places:
                     places.append(Place(page, first, last))
@@ -143,9 +145,9 @@ def run(command: str, limit: float) -> tuple[str, float]:
     folder = folder_of(command)
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier run has left is not of this one
     folder.mkdir(parents=True)
-    program, *arguments = shlex.split(command)
-    words = [sys.executable, *(["-m", "torchngvi"] if program == "torchngvi" else []), *arguments]
-    if program == "torchngvi":
+    arguments = shlex.split(command)[1:]
+    words = [sys.executable, *arguments]
+    if arguments[:2] == ["-m", "examples.papers"]:
         words += ["--out", str(folder), "--overwrite"]
     example = arguments[0].startswith("examples/")  # which leave a picture where they run
     if example:

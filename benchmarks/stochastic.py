@@ -19,6 +19,7 @@ those of a step of one run alone.  German credit and eight schools need TORCHNGV
 import argparse
 import contextlib
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ from torchngvi import (
     Stein,
     fit,
 )
+from torchngvi.app.compare.plots import blank_figure, color, style
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import BonnetPrice, Fixed, Hessian, Independent, PathDerivative, Reparametrized
@@ -57,9 +59,10 @@ from torchngvi.methods import ProximalBBVI, RootGD
 from torchngvi.models.likelihoods import StudentT
 from torchngvi.rules import Adam, ProjectedRootGradient
 from torchngvi.stepsizes import theorem_schedule
-from torchngvi.studies.figures import blank_figure, color, style
-from torchngvi.studies.papers.tan2025.logistic import regression
 from torchngvi.theory.kim2024 import landing_variance
+
+sys.path.append(str(Path(__file__).parents[1]))  # of the clone, which has the studies
+from examples.papers.tan2025.logistic import regression  # noqa: E402
 
 LOOKS = (100, 200, 300, 600, 1_000, 2_000, 3_000, 6_000, 10_000, 20_000, 30_000)  # gradients
 BUDGETS = (300, 1_000, 3_000, 10_000, 30_000)

@@ -54,12 +54,11 @@ LEVELS = [
     {"__init__"},  # the front door re-exports what is below; only what hosts the library goes through it
     {"adapters"},
     {"app"},
-    {"studies"},
     {"cli"},
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-HOSTS = {"adapters", "app", "studies", "cli"}  # where third parties and imports inside functions are allowed
+HOSTS = {"adapters", "app", "cli"}  # where third parties and imports inside functions are allowed
 FOUNDATIONS = {"torch", "tqdm"}
 PICTURES = {"diagnostics/figures.py"}  # draw with matplotlib, which is imported when a picture is asked for
 
@@ -160,7 +159,7 @@ def test_imports_by_name():
 
 
 def test_third_parties():
-    """Beside torch and tqdm only in the adapters, the application, the studies, and where pictures are drawn."""
+    """Beside torch and tqdm only in the adapters, the application, and where pictures are drawn."""
     for path in FILES:
         for name, node in imports(path):
             root = name.split(".")[0]

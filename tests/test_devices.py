@@ -157,7 +157,7 @@ BY_DEFAULT = {
     "posteriors/flat/flat_gaussian.py",
     "metrics/recursion.py",  # into a tensor that is there
 }
-HOSTS = ("adapters", "app", "studies", "testing", "theory", "distributed", "mixed_models", "cli.py")
+HOSTS = ("adapters", "app", "testing", "theory", "distributed", "mixed_models", "cli.py")
 
 
 def made_by_default(code):

@@ -1,4 +1,4 @@
-"""`torchngvi compare` and `torchngvi reproduce`: settings, runs, published values, files, sentences."""
+"""`torchngvi compare`: settings, runs, published values, files, sentences."""
 
 import gzip
 import hashlib
@@ -13,17 +13,12 @@ import pytest
 import scipy.io
 import torch
 
-from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
 from torchngvi.app import datasets
+from torchngvi.app.compare import bounds, comparison, experiments, plots, settings
 from torchngvi.cli import main
 from torchngvi.errors import InputError, PairError
-from torchngvi.studies import bounds, comparison, experiments, figures, reproduce, settings
-from torchngvi.studies.papers import digits, kumar2025, mnist
 
-CONFIGS = reproduce.CONFIGS
 COMPARE = Path(__file__).parents[1] / "configs" / "compare.toml"
-PUBLISHED = sorted(CONFIGS.glob("srvn-*.toml"))
-CURVES = [path for path in PUBLISHED if path.stem != "srvn-digits"]  # which is a study of `papers`
 NEEDS_DATA = pytest.mark.skipif(
     not (Path(os.environ.get("TORCHNGVI_DATA", ".")) / "libsvm").is_dir(),
     reason="needs TORCHNGVI_DATA, a folder with libsvm/*.svm.gz",
@@ -54,36 +49,6 @@ def one_case(**keys):
 
 
 class TestSettings:
-    def test_every_published_experiment_has_a_file(self):
-        wanted = {"srvn-table3", "srvn-digits", *(f"srvn-fig{number}" for number in range(1, 12))}
-        assert {path.stem for path in PUBLISHED} == wanted
-
-    @pytest.mark.parametrize("path", [*CURVES, COMPARE], ids=lambda path: path.stem)
-    def test_files_parse(self, path):
-        experiment = settings.read(path)
-        full = settings.read(path, full=True)
-        assert experiment.cases
-        assert all(new.iterations >= old.iterations for new, old in zip(full.cases, experiment.cases, strict=True))
-
-    def test_table_2_is_what_is_run(self):
-        """Steps of VN, SR-VN and BW-GD, and the prior precision."""
-        cases = {case.name: case for case in settings.read(CONFIGS / "srvn-table3.toml").cases}
-        steps = {name: (case.prior_precision, *(c.lr for c in case.methods)) for name, case in cases.items()}
-        twice = {name: steps.pop(name) for name in [*steps] if name.endswith(", published pieces")}
-        assert twice == {
-            f"{name}, published pieces": steps[name] for name in ("Australian", "Diabetes", "Breast-cancer")
-        }
-        assert steps == {
-            "Australian": (1e-5, 5e-3, 5e-3, 4.4e-3),
-            "Diabetes": (1e-2, 5e-3, 5e-3, 9e-4),
-            "Breast-cancer": (1e-1, 9e-3, 6e-3, 6.3e-3),
-            "Mushrooms": (1e-2, 2.5e-4, 2.5e-4, 8.5e-5),
-            "Phishing": (1e-2, 4e-4, 4e-4, 8e-5),
-            "Leukemia": (2e-1, 5e-6, 5e-6, 1.5e-6),
-            "MNIST": (1e-1, 5e-6, 5e-6, 1e-6),
-            "Covtype": (2e-2, 1e-5, 1e-5, 1e-6),
-        }
-
     @pytest.mark.parametrize(
         ("keys", "sentence"),
         [
@@ -105,6 +70,11 @@ class TestSettings:
     def test_what_is_refused(self, keys, sentence):
         with pytest.raises((InputError, PairError), match=sentence):
             settings.parsed(one_case(**keys))
+
+    def test_the_file_of_settings_parses(self):
+        experiment = settings.read(COMPARE)
+        assert experiment.cases
+        assert settings.read(COMPARE, full=True) == experiment
 
     def test_columns(self):
         with pytest.raises(InputError, match="the metric of a column .* Did you mean 'objective'"):
@@ -277,78 +247,15 @@ class TestCommands:
         assert experiments.build(case).model.likelihood.noise == 1
         assert experiments.build(settings.replaced(case, noise=2.0)).model.likelihood.noise == 2
 
-    def test_all_experiments_are_listed(self, capsys):
-        """By the package's own files, which an installation has, and each with a line."""
-        assert main(["reproduce"]) == 0
-        said = capsys.readouterr().out
-        assert main(["reproduce", "--list"]) == 0
-        assert capsys.readouterr().out == said
-        for path in CONFIGS.glob("*.toml"):
-            of_none = path.stem.startswith("open-") or path.stem in ("ifvb-coupling", "ifvb-memory", "ifvb-ode")
-            year = "" if of_none else r"\d"
-            assert re.search(rf"^  {path.stem} +\S.+{year}", said, re.MULTILINE)
-        assert "srvn-table3      Kumar et al. (2025), Table 3: converged rows, and rows stopped early" in said
-        assert "others are looked for in the folder $TORCHNGVI_DATA" in said
-
     def test_compare_from_a_file(self):
         text = COMPARE.read_text().replace("iterations = 60", "iterations = 3")
         Path("mine.toml").write_text(text)
         assert main(["compare", "mine.toml"]) == 0
         assert Path("runs/mine/compare.png").stat().st_size > 10_000
 
-    def test_quadratic(self, capsys):
-        """Figure 1: one step of VN is exact; with small steps SR-VN is VN up to the step."""
-        text = (CONFIGS / "srvn-fig1.toml").read_text()
-        for old in ("iterations = 3000", "iterations = 1000"):
-            text = text.replace(old, "iterations = 100")
-        Path("fig1.toml").write_text(text)
-        assert main(["reproduce", "fig1.toml", "--out", "out"]) == 0
-        log = pd.read_csv("out/log.csv")
-        vn = log[(log["case"] == "a: condition 10") & (log["method"] == "vn")]
-        assert vn["iteration"].max() == 1
-        assert vn["gap"].iloc[-1] < 1e-12
-        away = kumar2025.differences(log)
-        assert away["b: small steps, srvn"] < 1e-3
-        assert away["c: large steps, srvn"] > 0.1
-        assert Path("out/fig1.png").exists()
-        assert "largest difference" in capsys.readouterr().out
-
-    def test_run_time(self):
-        text = (CONFIGS / "srvn-fig5.toml").read_text().replace("dims = [25, 50, 100, 200, 400, 800]", "dims = [3, 5]")
-        Path("fig5.toml").write_text(text.replace("iterations = 300", "iterations = 3"))
-        assert main(["reproduce", "fig5.toml", "--out", "out"]) == 0
-        assert Path("out/fig5.png").exists()
-        assert (pd.read_csv("out/log.csv")["seconds"] > 0).all()
-
-    def test_table_and_figures_are_drawn_from_logs(self, capsys):
-        methods = '[{ method = "vn", lr = 0.3, printed = [1.0, 2.0, 0.5] }]'
-        case = (
-            f'[[cases]]\nname = "c"\ndata = "synthetic"\nrows = 40\nfeatures = 2\niterations = 3\nmethods = {methods}\n'
-        )
-        skipped = '[[cases]]\nname = "d"\nskip = "it is too large."\n'
-        Path("t.toml").write_text(f'title = "t"\nkind = "table"\n{case}{skipped}')
-        assert main(["reproduce", "t.toml", "--out", "out"]) == 0
-        out = capsys.readouterr().out
-        assert "d is skipped: it is too large." in out
-        assert "(1.00)" in out
-        first = Path("out/table.csv").read_text()
-        assert main(["reproduce", "t.toml", "--out", "out", "--from-logs"]) == 0
-        assert Path("out/table.csv").read_text() == first
-
     @pytest.mark.parametrize(
         ("flags", "sentence"),
         [
-            (["reproduce", "srvn-fig33"], "there is no experiment 'srvn-fig33'. Did you mean 'srvn-fig3'?"),
-            (["reproduce", "srvn-fig1", "--from-logs"], "Run it without --from-logs."),
-            (
-                ["reproduce", "srvn-fig1", "--from-logs", "--out", "other"],
-                "is not one of srvn-fig1: it has no 'case'.",
-            ),
-            (
-                ["reproduce", "tan-fig3", "--from-logs", "--out", "other"],
-                "is not one of tan-fig3: it has no 'data'.",
-            ),
-            (["reproduce", "no.toml"], "there is no settings file 'no.toml'"),
             (["compare"], "data is missing"),
             (["compare", "--data", "breast_cancer", "--methods", "vn=fast"], "METHOD or METHOD=LR"),
             (["compare", "--data", "breast_cancr"], "Did you mean 'breast_cancer'?"),
@@ -358,14 +265,14 @@ class TestCommands:
                 "dispersion belongs to family negative_binomial; got dispersion 2 with family bernoulli_logit.",
             ),
             (["compare", "--data", "iris", "--family", "t", "--dof", "0"], "dof must be positive and finite; got 0."),
-            (["compare", str(CONFIGS / "srvn-fig1.toml")], "say torchngvi reproduce"),
+            (["compare", "table.toml"], "table.toml is of kind 'table': say torchngvi reproduce table.toml."),
             (["compare", str(COMPARE), "--starts", "2"], "from a file or from flags"),
         ],
         ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
     )
     def test_sentences(self, flags, sentence, capsys):
-        Path("other").mkdir()
-        Path("other/log.csv").write_text("a,b\n1,2\n")
+        methods = '[[cases.methods]]\nmethod = "vn"\n'
+        Path("table.toml").write_text(f'title = "t"\nkind = "table"\n[[cases]]\nname = "c"\ndata = "iris"\n{methods}')
         assert main(flags) == 2
         assert sentence in capsys.readouterr().err
         assert not Path("runs").exists()
@@ -482,7 +389,7 @@ class TestFigures:
         log = self.log()
         for name in ("one", "two"):
             Path(name).mkdir()
-            figures.save(comparison.curves(log, self.experiment), Path(name) / "curves")
+            plots.save(comparison.curves(log, self.experiment), Path(name) / "curves")
         assert Path("one/curves.svg").read_bytes() == Path("two/curves.svg").read_bytes()
         assert Path("one/curves.svg").read_text().startswith("<?xml")
 
@@ -604,34 +511,7 @@ class TestPublishedBound:
         )
 
 
-class TestDigits:
-    """Each digit against the rest: the MNIST row of Table 3."""
-
-    def test_a_task_is_at_its_optimum_and_measured_as_table_3(self, monkeypatch, capsys):
-        """Σ F + β/2 |m|² - ½ log det V by hand at the optimum that VN finds in float64."""
-        rng = torch.Generator().manual_seed(0)
-        X, labels = torch.rand(80, 4, generator=rng), torch.randint(3, (80,), generator=rng)
-        monkeypatch.setattr(
-            digits, "images", lambda what, part="train": (X, labels) if part == "train" else (X, labels)
-        )
-        log = digits.run_digits(digits=(2,), prior_precision=0.5, rows=60)
-        model = GeneralizedLinear(X[:60].double(), (labels[:60] == 2).double(), prior_precision=0.5)
-        q = CholeskyGaussian(4, dtype=torch.float64)
-        loss = fit(q, model, progress=False).loss
-        constants = 0.25 * float(q.variance.sum()) - 0.5 * 4 * (np.log(0.5) + 1)
-        assert log["train"][0] == pytest.approx(loss - constants, abs=0.02)
-        accuracy = ((X.double() @ q.mean > 0) == (labels == 2)).double().mean()
-        assert log["test_accuracy"][0] == pytest.approx(float(accuracy), abs=1e-6)
-        digits.show_digits(log, Path("digits"))
-        said = Path("digits.txt").read_text(encoding="utf-8")
-        assert said.startswith("2 against the rest: train ")
-        assert "; possible\nprinted: train 6301.87, test NLL 1012.37, accuracy 0.989\n" in said
-        assert "printed: train 6301.87" in capsys.readouterr().out
-
-    def test_what_is_above_the_printed_objective_is_not_it(self):
-        row = {"digit": 8, "train": 6302.0, "test_nll": 1.0, "test_accuracy": 0.5}
-        assert digits.line(row).endswith("; not it: its optimum is above the printed objective")
-
+class TestMnist:
     def test_images(self, monkeypatch):
         monkeypatch.setenv("TORCHNGVI_DATA", "data")
         Path("data/mnist").mkdir(parents=True)
@@ -641,10 +521,10 @@ class TestDigits:
         ):
             with gzip.open(f"data/mnist/t10k-{name}-ubyte.gz", "wb") as file:
                 file.write(content)
-        pixels, labels = mnist.images("MNIST", "t10k")
+        pixels, labels = datasets.mnist_images("MNIST", "t10k")
         torch.testing.assert_close(pixels, torch.tensor([[0.0, 0.2], [1.0, 0.0]]))
         assert labels.tolist() == [3, 7]
         with pytest.raises(
             datasets.MissingDataError, match="MNIST is not here. Set TORCHNGVI_DATA to .* mnist/train-lab"
         ):
-            mnist.images("MNIST")
+            datasets.mnist_images("MNIST")

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
 
 from benchmarks import measure  # noqa: E402
-from torchngvi.studies.reproduce import known  # noqa: E402
+from examples.papers.reproduce import known  # noqa: E402
 
 LOG = json.loads(measure.LOG.read_text())
 DONE = {"ended": "ran", "version": "9", "day": "today", "seconds": 1}
@@ -32,9 +32,9 @@ def test_the_page_is_that_of_the_record():
 
 @pytest.mark.parametrize("command", LOG)
 def test_what_is_named_exists(command):
-    program, *words = shlex.split(command)
-    if program == "torchngvi":
-        assert words[1] in known()
+    words = shlex.split(command)[1:]
+    if words[:2] == ["-m", "examples.papers"]:
+        assert words[2] in known()
     elif words[0] == "-m":
         path = measure.TREE / words[1].replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
@@ -45,14 +45,14 @@ def test_what_is_named_exists(command):
 def test_commands_are_found_in_prose_and_in_code(tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("# One\n\nBy `python benchmarks/mixed.py\n--fast`.\n")
-    text = "# Two\n```sh\ntorchngvi reproduce srvn-fig1 --full   # long\n# no heading\n```\n"
+    text = "# Two\n```sh\npython -m examples.papers srvn-fig1 --full   # long\n# no heading\n```\n"
     text += "## Three\n`python -m benchmarks.newton`\n"
     (tmp_path / "docs" / "page.md").write_text(text)
     monkeypatch.setattr(measure, "TREE", tmp_path)
     assert measure.named() == {
         "python -m benchmarks.newton": [measure.Place("docs/page.md", 6, 7)],
         "python benchmarks/mixed.py --fast": [measure.Place("README.md", 1, 4)],
-        "torchngvi reproduce srvn-fig1": [measure.Place("docs/page.md", 1, 5)],
+        "python -m examples.papers srvn-fig1": [measure.Place("docs/page.md", 1, 5)],
     }
 
 

@@ -135,7 +135,7 @@ def test_synthetic_data(capsys):
         'title = "t"\n[[cases]]\nname = "c"\ndata = "synthetic"\nrows = 1000000000000\nfeatures = 2\n'
         'methods = [{ method = "vn" }]\n'
     )
-    assert main(["reproduce", "t.toml"]) == 2
+    assert main(["compare", "t.toml"]) == 2
     assert "a fit of posterior cholesky to case 'c', 1000000000000 rows of 2 columns, takes" in capsys.readouterr().err
 
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from torchngvi import GeneralizedLinear, methods, posteriors, registry
+from torchngvi.app.compare.stepping import steps
 from torchngvi.errors import InputError, PairError
 from torchngvi.posteriors.flat import LowRankGaussian, RankOneGaussian
 from torchngvi.structures import Dense, Diagonal, block_diagonal
-from torchngvi.studies import papers
-from torchngvi.studies.stepping import steps
 
 
 def needed(kind):
@@ -164,16 +163,6 @@ def test_what_is_refused(call, error, message):
 def test_a_check_takes_no_memory():
     registry.check("vn", "precision", "999999999,999999999")
     assert registry.widths("99999,2", 5) == (99999, 99999**2 + 4)
-
-
-def test_papers_by_word_and_by_name(tmp_path):
-    for word, name in papers.PAPERS.items():
-        keys = [{"paper": paper, "study": "x"} for paper in (word, name)]
-        for settings in keys:
-            with pytest.raises(InputError, match="study is one of"):
-                papers.study(settings, tmp_path)
-    with pytest.raises(InputError, match="paper is one of srvn, tan, bbvi, ngvi, ifvb, price, open, bam; got 'x'"):
-        papers.study({"paper": "x"}, tmp_path)
 
 
 class TestSteps:

@@ -24,13 +24,6 @@ def test_the_version_is_in_one_place():
     assert re.search(r"^version: (\S+)$", text("CITATION.cff"), re.MULTILINE)[1] == torchngvi.__version__
 
 
-def test_the_experiments_are_data_of_the_package():
-    setup = configparser.ConfigParser()
-    setup.read_string(text("setup.cfg"))
-    assert setup["options.package_data"]["torchngvi.studies"] == "configs/*.toml"
-    assert len(list((ROOT / "torchngvi" / "studies" / "configs").glob("*.toml"))) >= 31
-
-
 def test_the_source_of_the_kernel_is_data_of_the_package():
     setup = configparser.ConfigParser()
     setup.read_string(text("setup.cfg"))

@@ -195,6 +195,12 @@ def test_a_path_that_is_gone_says_what_to_use(tables):
         importlib.import_module("torchngvi.studies_of_old")
 
 
+@pytest.mark.parametrize("path", sorted(tables_of_release.GONE))
+def test_each_row_of_gone(path):
+    with pytest.raises(ModuleNotFoundError, match=f"^{re.escape(path)} is gone: "):
+        importlib.import_module(path)
+
+
 def test_any_other_path_is_not_found():
     with pytest.raises(ModuleNotFoundError, match="No module named 'torchngvi.no_such_module'"):
         importlib.import_module("torchngvi.no_such_module")

@@ -9,13 +9,15 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from torchngvi.app.config import Settings, settings_from
 from torchngvi.app.flags import DEBUG, parser
 from torchngvi.app.names import FLAT_METHODS, METHODS
 from torchngvi.app.toml import read_toml
-from torchngvi.errors import TorchngviError
+from torchngvi.errors import InputError, TorchngviError
 from torchngvi.extras import install
 
 # what is missing, by the extra that brings it
@@ -58,10 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command is None:
             top.print_help()
             return 0
-        if command in _COMMANDS:
-            return _COMMANDS[command](**flags)
         if command != "fit":
-            return _experiment(command, flags)
+            return _COMMANDS[command](**flags)
         config, overwrite = flags.pop("config", None), flags.pop("overwrite", False)
         keys = {**(read_toml(config) if config else {}), **flags}
         return _of_formula(keys, overwrite) if "formula" in flags else _fit(settings_from(keys), overwrite)
@@ -163,18 +163,39 @@ def _methods() -> int:
     return 0
 
 
-_COMMANDS: dict[str, Callable[..., int]] = {"predict": _predict, "demo": _demo, "bench": _bench, "methods": _methods}
+def _compare(**flags: Any) -> int:
+    from torchngvi.app.compare.comparison import compare
 
-
-def _experiment(command: str, flags: dict[str, Any]) -> int:
-    from torchngvi.studies import reproduce
-
-    if command == "reproduce" and (flags.pop("list") or flags["name"] is None):
-        print(reproduce.listing())
-        return 0
-    folder = reproduce.reproduce(**flags) if command == "reproduce" else reproduce.compare(**flags)
-    print(f"written to {folder}/")
+    print(f"written to {compare(**flags)}/")
     return 0
+
+
+def _reproduce(**flags: Any) -> int:
+    """List or run the experiments of the papers, which a clone has and an installation has not."""
+    root = Path(__file__).parents[1]
+    if not (root / "examples" / "papers" / "reproduce.py").is_file():
+        raise InputError(
+            "the experiments of the papers are in a clone of torchngvi, and not in what pip has installed. In the "
+            f"root of a clone, run python -m examples.papers{' ' + flags['name'] if flags['name'] else ''}."
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    papers = import_module("examples.papers.reproduce")
+    if flags.pop("list") or flags["name"] is None:
+        print(papers.listing())
+        return 0
+    print(f"written to {papers.reproduce(**flags)}/")
+    return 0
+
+
+_COMMANDS: dict[str, Callable[..., int]] = {
+    "predict": _predict,
+    "demo": _demo,
+    "bench": _bench,
+    "methods": _methods,
+    "compare": _compare,
+    "reproduce": _reproduce,
+}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The posteriors, patterns and methods that have a name: the one list from which a user chooses by a word.
 
-The command line, the studies and the tests read it.  Which method works with which posterior is not written down
+The command line and the tests read it.  Which method works with which posterior is not written down
 here: it is asked of the parts themselves, by making the optimizer.
 """
 

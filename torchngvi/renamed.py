@@ -23,7 +23,10 @@ R = TypeVar("R")
 MODULES: dict[str, str] = {}
 
 # the path of a module that is gone, and what to use in its place, as the end of a sentence
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "torchngvi.studies": "the studies of the papers are examples/papers of a clone, where python -m examples.papers "
+    "lists and runs them; what torchngvi compare is made of is torchngvi.app.compare",
+}
 
 # the names that left `torchngvi`, by the public module that has them
 NAMES: dict[str, tuple[str, ...]] = {

@@ -33,6 +33,7 @@ import torch
 from matplotlib.figure import Figure
 
 from torchngvi import CholeskyGaussian, NaturalGradientVI, fit
+from torchngvi.app.compare.stepping import unguarded
 from torchngvi.diagnostics import compare_estimators
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import (
@@ -46,7 +47,6 @@ from torchngvi.expectations import (
 from torchngvi.models import LogJoint
 from torchngvi.rules import Retraction
 from torchngvi.stepsizes import Constant
-from torchngvi.studies.stepping import unguarded
 
 from .load import NAMES, Posterior, load
 

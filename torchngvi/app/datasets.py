@@ -4,6 +4,7 @@ Files of one data set differ in compression, in the coding of the two classes an
 The checksum is therefore of the content: shape, classes and the entries to three decimals.
 """
 
+import gzip
 import hashlib
 import os
 import urllib.error
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from sklearn.datasets import load_svmlight_file
+from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import write_whole
@@ -144,3 +147,24 @@ def provided(name: str, what: str) -> Path:
     if not path.is_file():
         raise MissingDataError(f"{what} is not here. Set TORCHNGVI_DATA to a folder that holds {name}.")
     return path
+
+
+def mnist_images(what: str, part: str = "train") -> tuple[Tensor, Tensor]:
+    """Read the images of a part of MNIST."""
+    arrays = []
+    for name, header in (("labels-idx1", 8), ("images-idx3", 16)):
+        with gzip.open(provided(f"mnist/{part}-{name}-ubyte.gz", what)) as file:
+            arrays.append(np.frombuffer(file.read(), np.uint8, offset=header))
+    labels, pixels = arrays[0], arrays[1].reshape(len(arrays[0]), -1)
+    return torch.as_tensor(pixels.astype(np.float32) / 255), torch.as_tensor(labels.astype(np.int64))
+
+
+def mnist_pair(digits: tuple[int, int], rows: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Two digits as two classes."""
+    parts = []
+    for part in ("train", "t10k"):
+        X, labels = mnist_images(f"MNIST of digits {digits[0]} and {digits[1]}", part)
+        kept = (labels == digits[0]) | (labels == digits[1])
+        parts.append((X[kept].double(), (labels[kept] == digits[1]).double()))
+    (X, y), test = parts
+    return (X[: rows or len(X)], y[: rows or len(y)]), test

@@ -1,1 +1,0 @@
-"""What stands behind ``torchngvi compare`` and ``torchngvi reproduce``: the tables and figures of the papers."""
