@@ -69,7 +69,7 @@ def tree(path):
 
 
 def part(path):
-    """The top-level name a file belongs to: posteriors/natural.py -> posteriors."""
+    """The top-level name a file belongs to: posteriors/precision.py -> posteriors."""
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
 
@@ -80,7 +80,7 @@ def draws(path):
 
 
 def module(path):
-    """Its dotted name: posteriors/natural.py -> torchngvi.posteriors.natural."""
+    """Its dotted name: posteriors/precision.py -> torchngvi.posteriors.precision."""
     parts = ("torchngvi", *path.relative_to(PACKAGE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -112,7 +112,7 @@ def inner(path):
 
 
 def test_the_package_is_found():
-    assert {"torchngvi", "torchngvi.interfaces", "torchngvi.posteriors.natural"} <= set(MODULES)
+    assert {"torchngvi", "torchngvi.interfaces", "torchngvi.posteriors.precision"} <= set(MODULES)
 
 
 def test_every_file_has_a_level():

@@ -153,9 +153,9 @@ MAKERS = {
 }
 # what is made as the user's default says: modules as those of torch, and what hosts make by themselves
 BY_DEFAULT = {
-    "posteriors/flat/module_flow.py",
+    "posteriors/flat/flows.py",
     "posteriors/flat/flat_gaussian.py",
-    "metrics/recursion.py",  # into a tensor that is there
+    "metrics/recursive.py",  # into a tensor that is there
 }
 HOSTS = ("adapters", "app", "testing", "theory", "distributed", "mixed_models", "cli.py")
 

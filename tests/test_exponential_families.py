@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.numerics.gamma_functions import (
+from torchngvi.numerics.special import (
     increasing_root,
     inverse_digamma,
     log_minus_digamma,

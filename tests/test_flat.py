@@ -47,7 +47,7 @@ from torchngvi.rules import Adam as AdamMomentum
 from torchngvi.rules import ExponentialAverage, NaturalGradient, QuasiNewton, RootGradient
 from torchngvi.stepsizes import Clip, Constant, KLRadius, PowerSchedule, Shortest, SufficientDecrease
 from torchngvi.structures import Dense, arrow
-from torchngvi.structures.no_matrix import NoMatrix
+from torchngvi.structures.pattern import NoMatrix
 
 FLOAT = torch.float64
 

@@ -29,7 +29,7 @@ from torchngvi.posteriors import DiagonalGaussian
 from torchngvi.rules import LocalExponential, NaturalGradient, VariationalNewton
 from torchngvi.structures import Dense, EqualBlocks, Forest, arrow, forest, nested
 from torchngvi.testing import check_structure
-from torchngvi.testing.matrices import definite_in, mask, root_in, symmetric_in
+from torchngvi.testing.claims import definite_in, mask, root_in, symmetric_in
 
 FORESTS = {
     "arrow": arrow(groups=3, local=2, globals=2),

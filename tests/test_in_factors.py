@@ -28,8 +28,7 @@ from torchngvi.fitting.request import tolerance_by_draws
 from torchngvi.fitting.sight import Sight
 from torchngvi.fitting.starts import Starts
 from torchngvi.models import FactorTarget, GroupedLogJoint, MixedPrior, TractableFactors
-from torchngvi.models.guarded import Guarded
-from torchngvi.models.guarded_factors import GuardedFactors, in_factors
+from torchngvi.models.guarded import Guarded, GuardedFactors, in_factors
 from torchngvi.structures import arrow
 from torchngvi.testing import check_estimator
 

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchngvi import CholeskyGaussian, fit, marginal
 from torchngvi import laplace as laplace_of_q
 from torchngvi.errors import InputError
-from torchngvi.latents import LaplaceError, MarginalLaplace, error, laplace
-from torchngvi.latents.chain import Factor, Layout
-from torchngvi.latents.curvature import Curvature, probed_pairs
-from torchngvi.latents.sparsity import colours, in_a_narrow_order, neighbours, pairs_of
+from torchngvi.latents import LaplaceError, MarginalLaplace, laplace
+from torchngvi.latents import summary as error
+from torchngvi.latents.laplace import colours, in_a_narrow_order, neighbours, pairs_of
+from torchngvi.latents.modes import Curvature, Factor, Layout, probed_pairs
 from torchngvi.models import FactorTarget
-from torchngvi.numerics.gauss_hermite import normal_rule
+from torchngvi.numerics.special import normal_rule
 from torchngvi.structures import arrow
 
 pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")

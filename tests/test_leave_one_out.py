@@ -10,7 +10,7 @@ from sklearn.datasets import load_breast_cancer
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit, leave_one_out
 from torchngvi.errors import InputError, PairError
 from torchngvi.models import GaussianNoise, NegativeBinomial, SoftmaxRegression
-from torchngvi.solved.cavities import Optimum
+from torchngvi.solved.leave_one_out import Optimum
 
 DTYPE, N, D = torch.float64, 50, 4
 

@@ -12,7 +12,6 @@ from test_sample_average import two
 from torch.optim.lr_scheduler import LambdaLR
 
 import torchngvi
-import torchngvi.stopping
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, LogJoint, Stein, fit, ifvb
 from torchngvi.errors import InputError
 from torchngvi.fitting import Evaluations, Gradients, NormBelow, Seconds, SlopeBelow, SlopeStop, Stalled, Unimproved
@@ -225,7 +224,6 @@ def test_averages_over_other_blocks_are_refused(tmp_path):
 
 def test_under_its_short_names():
     assert torchngvi.fit is fit
-    assert sys.modules["torchngvi.stopping"].SlopeStop is SlopeStop
 
 
 class KilledError(BaseException):

@@ -20,7 +20,7 @@ from torchngvi.metrics import QuasiNewton
 from torchngvi.models import MixedPrior
 from torchngvi.rules import NaturalGradient
 from torchngvi.stepsizes import SufficientDecrease
-from torchngvi.stepsizes.lengths import raised
+from torchngvi.stepsizes.line_search import raised
 from torchngvi.structures import Dense, Diagonal, arrow, block_diagonal, forest, nested
 
 LOCAL = {"intercept": 1, "slope": 2}

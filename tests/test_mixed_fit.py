@@ -24,7 +24,7 @@ from torchngvi.mixed_models.predictions import inverse_link, responses
 from torchngvi.mixed_models.table import Marginals, weighted_quantile
 from torchngvi.models import GaussianNoise, Likelihood, MarginalMixed, MixedPrior, StudentT, Wishart, mixed_marginal
 from torchngvi.models.mixed_prior import root_of, scales_of
-from torchngvi.numerics.gauss_hermite import normal_rule
+from torchngvi.numerics.special import normal_rule
 
 ALL = {**FAMILIES, "t": StudentT(0.8, 5.0)}
 

@@ -28,7 +28,7 @@ from torchngvi.fitting.stopping import Evaluations, NormBelow
 from torchngvi.mode import Mode
 from torchngvi.models import MixtureIntegrand
 from torchngvi.posteriors import Mixture
-from torchngvi.posteriors.weighted import overlaps
+from torchngvi.posteriors.mixture import overlaps
 from torchngvi.structures import arrow
 
 DTYPE = torch.float64

@@ -25,7 +25,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations import Antithetic, Autograd, Quadrature
 from torchngvi.interfaces import Curved
 from torchngvi.models import ExpectedPenalty, Regularized, SoftmaxRegression
-from torchngvi.models.softmax_rows import moments, nodes
+from torchngvi.models.softmax import moments, nodes
 from torchngvi.numerics.logistic import softplus
 
 CPU = torch.device("cpu")

@@ -10,8 +10,7 @@ from cases import DTYPE, randn
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import RejectedStepWarning
-from torchngvi.fitting.pool import Lot, Pool, PooledAverage
-from torchngvi.fitting.sweeps import Sweeps
+from torchngvi.fitting.sweeps import Lot, Pool, PooledAverage, Sweeps
 from torchngvi.models import LogJoint
 
 DIM = 6

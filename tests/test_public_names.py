@@ -41,7 +41,7 @@ def exports(path):
 
 
 def module_name(path):
-    """Its dotted name: posteriors/natural.py -> torchngvi.posteriors.natural."""
+    """Its dotted name: posteriors/precision.py -> torchngvi.posteriors.precision."""
     parts = ("torchngvi", *path.relative_to(PACKAGE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -14,14 +14,12 @@ from torchngvi.diagnostics.rule import OtherMode
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Target
 from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, RefinementWarning, WarpLayer, WeightedDraws
-from torchngvi.refinement.curves import LineDensity, Spline
+from torchngvi.refinement.density import Joint, value_and_gradient
 from torchngvi.refinement.fan import _gains, _warp_gain
-from torchngvi.refinement.joint import Joint, value_and_gradient
-from torchngvi.refinement.layers import Nodes, orthogonal
+from torchngvi.refinement.layers import LineDensity, Nodes, Spline, orthogonal
 from torchngvi.refinement.mixture import best_shares
-from torchngvi.refinement.newton import Batched, fitted
-from torchngvi.refinement.second import examined_again
-from torchngvi.refinement.tracing import trace
+from torchngvi.refinement.refinement import examined_again
+from torchngvi.refinement.tracing import Batched, fitted, trace
 
 LOG_TAU = 0.5 * math.log(2 * math.pi)
 

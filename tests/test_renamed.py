@@ -174,7 +174,7 @@ def test_the_prior_of_the_covariance_of_a_mixed_model():
 @pytest.fixture
 def tables(monkeypatch):
     """Tables with a row each, whatever the release has moved."""
-    monkeypatch.setitem(tables_of_release.MODULES, "torchngvi.words_of_old", "torchngvi.words")
+    monkeypatch.setitem(tables_of_release.MODULES, "torchngvi.words_of_old", "torchngvi.messages")
     monkeypatch.setitem(tables_of_release.GONE, "torchngvi.studies_of_old", "run python -m examples.papers in a clone")
     yield
     sys.modules.pop("torchngvi.words_of_old", None)
@@ -182,11 +182,11 @@ def tables(monkeypatch):
 
 
 def test_an_old_path_is_the_module_that_holds_its_content(tables):
-    with pytest.warns(FutureWarning, match="torchngvi.words_of_old is now torchngvi.words"):
+    with pytest.warns(FutureWarning, match="torchngvi.words_of_old is now torchngvi.messages"):
         found = importlib.import_module("torchngvi.words_of_old")
-    assert found is importlib.import_module("torchngvi.words")
-    assert found.__name__ == "torchngvi.words"  # the module keeps its own name and spec
-    assert found.__spec__.name == "torchngvi.words"
+    assert found is importlib.import_module("torchngvi.messages")
+    assert found.__name__ == "torchngvi.messages"  # the module keeps its own name and spec
+    assert found.__spec__.name == "torchngvi.messages"
     assert torchngvi.words_of_old is found
 
 

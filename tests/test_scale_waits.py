@@ -5,7 +5,7 @@ import torch
 
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, NewtonCG, fit
 from torchngvi.models import SoftmaxRegression
-from torchngvi.numerics.host import on_host
+from torchngvi.numerics.arrays import on_host
 from torchngvi.testing.waits import Far, far, reads
 
 
@@ -40,7 +40,7 @@ def test_newtons_method_waits_once_an_evaluation_and_four_times_a_pass_of_its_st
     result, lines = reads(lambda: fit(q, model, progress=False))
     assert result.converged
     passes = result.gradients - result.evaluations
-    assert lines.pop(next(line for line in lines if line.startswith("numerics/host.py"))) == result.evaluations, lines
+    assert lines.pop(next(line for line in lines if line.startswith("numerics/arrays.py"))) == result.evaluations, lines
     assert sum(lines.values()) <= 4 * passes + 3, lines
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchngvi.expectations import Quasi
-from torchngvi.numerics.seeds import drawn_seed, whole_numbers
+from torchngvi.expectations.draws import drawn_seed, whole_numbers
 
 
 @pytest.mark.parametrize(

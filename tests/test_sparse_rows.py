@@ -9,8 +9,8 @@ from test_forest import FORESTS, PRECISION, Watch
 
 from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
 from torchngvi.structures import Forest, Pattern, arrow
-from torchngvi.structures.sparse_rows import placed
-from torchngvi.testing.matrices import root_in
+from torchngvi.structures.forest import placed
+from torchngvi.testing.claims import root_in
 
 
 def compressed(X):

@@ -25,7 +25,7 @@ from torchngvi.rules import LocalExponential, NormalizedMomentum, QuasiNewton
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, UnequalBlocks, block_diagonal
 from torchngvi.structures import pattern as pattern_module
 from torchngvi.testing import check_structure
-from torchngvi.testing.matrices import definite_in, mask, root_in, symmetric_in
+from torchngvi.testing.claims import definite_in, mask, root_in, symmetric_in
 
 DIM = 6
 PATTERNS = {

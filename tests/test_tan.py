@@ -49,6 +49,7 @@ from torchngvi import (
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Hessian, Independent, PathDerivative, Quadrature, ScoreFunction, Stein
 from torchngvi.expectations.draws import Draws
+from torchngvi.fitting import SlopeStop
 from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates
 from torchngvi.methods import RootGD
@@ -64,7 +65,6 @@ from torchngvi.rules import (
     RootGradient,
 )
 from torchngvi.stepsizes import Constant
-from torchngvi.stopping import SlopeStop
 
 ROOTS = {"C": "cholesky", "T": "precision"}
 forms = pytest.mark.parametrize("form", ROOTS)

@@ -16,7 +16,7 @@ from torchngvi.interfaces import Coordinates
 from torchngvi.methods import RootGD
 from torchngvi.stepsizes import Constant
 from torchngvi.structures import arrow, block_diagonal
-from torchngvi.testing.matrices import root_in
+from torchngvi.testing.claims import root_in
 
 LOCALS, GLOBALS = (1, 2, 1), 3
 DIM = sum(LOCALS) + GLOBALS

@@ -1,9 +1,11 @@
-"""Parts of messages: numbers, lists of names, questions such as 'Did you mean ..?'; they do not need PyTorch."""
+"""Parts of messages, and shorter words for families; PyTorch is not needed for them."""
 
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+
+# Parts of messages: numbers, lists of names, questions such as 'Did you mean ..?'; they do not need PyTorch
 
 SHOWN = 20  # names in a message at most
 
@@ -42,3 +44,29 @@ def hint(name: str, known: Iterable[str], meant: Mapping[str, str] = MappingProx
     names = {k.lower(): k for k in known}
     close = difflib.get_close_matches(str(name).lower(), names, n=1)
     return f" Did you mean {meant.get(names[close[0]], repr(names[close[0]]))}?" if close else ""
+
+
+# Shorter words for the families of distributions, and those of other libraries; PyTorch is not needed for them
+
+SHORT = {
+    "bernoulli": "bernoulli_logit",
+    "logistic": "bernoulli_logit",
+    "logit": "bernoulli_logit",
+    "probit": "bernoulli_probit",
+    "poisson": "poisson_log",
+    "normal": "gaussian",
+    "negbin": "negative_binomial",
+    "nb": "negative_binomial",
+    "student": "student_t",
+    "t": "student_t",
+}
+BINOMIAL = "For two classes say bernoulli; for counts of events poisson, or negative_binomial."
+
+
+def full_name(word: str) -> str:
+    """The name of the family that a short word stands for; another word as it is.
+
+    >>> full_name("Logistic"), full_name("gaussian"), full_name("poison")
+    ('bernoulli_logit', 'gaussian', 'poison')
+    """
+    return SHORT.get(word.lower(), word)

@@ -6,7 +6,7 @@ import torch
 from examples.papers.godichon2023 import flow, two_rotations
 from examples.papers.godichon2023.two_rotations import TwoRotations
 from torchngvi.ifvb import OrthogonalFlow
-from torchngvi.posteriors.flat import orthogonal_flow
+from torchngvi.posteriors.flat import flows as orthogonal_flow
 from torchngvi.stepsizes import Constant
 from torchngvi.testing import check_flat_posterior
 

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from torchngvi.errors import InputError
-from torchngvi.messages import hint
-from torchngvi.words import BINOMIAL, SHORT
+from torchngvi.messages import BINOMIAL, SHORT, hint
 
 
 def family_of(word: object, known: Mapping[str, str], otherwise: str = "") -> str:

@@ -23,8 +23,7 @@ from torchngvi.app.names import (
     PRIORS,
 )
 from torchngvi.errors import InputError
-from torchngvi.messages import hint
-from torchngvi.words import SHORT, full_name
+from torchngvi.messages import SHORT, full_name, hint
 
 _LARGEST = 2**63  # of a whole number
 _POSITIVE = (

@@ -16,8 +16,7 @@ from torchngvi.app.names import (
     STRUCTURES,
 )
 from torchngvi.errors import InputError
-from torchngvi.messages import hint
-from torchngvi.words import SHORT
+from torchngvi.messages import SHORT, hint
 
 DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
 _ENVIRONMENT = f"""environment:

@@ -3,7 +3,7 @@
 What they stand for is in `torchngvi.registry` and `torchngvi.models`; a test holds the two lists to each other.
 """
 
-from torchngvi.words import BINOMIAL
+from torchngvi.messages import BINOMIAL
 
 FAMILIES = ("bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian", "negative_binomial", "student_t")
 METHODS = (

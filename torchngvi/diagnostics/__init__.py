@@ -23,7 +23,6 @@ from torchngvi.diagnostics.linear_response import (
 )
 from torchngvi.diagnostics.marginal import Margin, laplace_margin
 from torchngvi.diagnostics.monte_carlo import Estimate, Extremes, elbo, log_weights
-from torchngvi.diagnostics.power import Power
 from torchngvi.diagnostics.predictive import (
     accuracy,
     coded,
@@ -33,7 +32,7 @@ from torchngvi.diagnostics.predictive import (
     predictor_moments,
 )
 from torchngvi.diagnostics.psis import Smoothed, k_hat, smoothed
-from torchngvi.diagnostics.uniformity import Uniformity, holm
+from torchngvi.diagnostics.uniformity import Power, Uniformity, holm
 from torchngvi.diagnostics.verdict import Verdict
 
 __all__ = [

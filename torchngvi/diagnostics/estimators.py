@@ -29,7 +29,7 @@ from torchngvi.expectations import (
     ScoreFunction,
     Stein,
 )
-from torchngvi.expectations.drawing import Drawing
+from torchngvi.expectations.draws import Drawing
 from torchngvi.interfaces import Cost, Estimator, Target
 from torchngvi.interfaces.packets import Local
 from torchngvi.messages import hint

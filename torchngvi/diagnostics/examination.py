@@ -50,8 +50,8 @@ from torchngvi.interfaces import Target
 from torchngvi.mode import Mode
 from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
 from torchngvi.models.guarded import VALUE, Guarded
-from torchngvi.models.warped import WarpedTarget, unwarped
-from torchngvi.numerics.inference_mode import tracked
+from torchngvi.models.log_joint import WarpedTarget, unwarped
+from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
 

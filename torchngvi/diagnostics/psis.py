@@ -1,11 +1,7 @@
-"""Pareto-smoothed importance sampling: is q close enough to the density it stands for?
-
-k̂ is the shape of a generalised Pareto distribution fitted to the largest importance weights, by the estimate of
-Zhang and Stephens (2009, Technometrics 51); the largest weights are then replaced by its quantiles (Vehtari, Simpson,
-Gelman, Yao and Gabry 2024, Journal of Machine Learning Research 25).
-"""
+"""Pareto-smoothed importance sampling, and log densities of data that a model was not fitted to."""
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,6 +9,12 @@ from torch import Tensor
 
 from torchngvi.arguments import read_tensor
 from torchngvi.errors import InputError
+
+# Pareto-smoothed importance sampling: is q close enough to the density it stands for?
+#
+# k̂ is the shape of a generalised Pareto distribution fitted to the largest importance weights, by the estimate of
+# Zhang and Stephens (2009, Technometrics 51); the largest weights are then replaced by its quantiles (Vehtari, Simpson,
+# Gelman, Yao and Gabry 2024, Journal of Machine Learning Research 25).
 
 USELESS = 0.7  # k̂ above which weights are of no use
 _NEARLY_ALL = 0.9  # share of the draws that are effective where nearly all weights are equal
@@ -180,3 +182,50 @@ def _quantiles(share: Tensor, k: Tensor, sigma: Tensor) -> Tensor:
     rate = -torch.log1p(-share.clamp(0.0, 1 - 1e-16))
     small = k.abs() < torch.finfo(torch.float64).eps
     return sigma * torch.where(small, rate, torch.expm1(k * rate) / torch.where(small, 1.0, k))
+
+
+# What a model says of data that it was not fitted to: log densities of rows, or groups, each without itself
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Log predictive densities, each of a part of the data under the posterior of all other parts: abstract.
+
+    Attributes:
+        density: log p(y_i | the others), (N,), in nats.
+        in_sample: log p(y_i | all), (N,).
+        resolved: of which parts the posterior without them was found by a fit, (N,).
+        evaluations: of those fits.
+    """
+
+    density: Tensor  # (N,)
+    in_sample: Tensor  # (N,)
+    resolved: Tensor  # (N,)
+    evaluations: int
+
+    parts = "rows"
+
+    @property
+    def total(self) -> float:
+        """The sum of the log densities, elpd, in nats."""
+        return float(self.density.sum())
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of the sum over parts like these, √(N var); NaN of one part."""
+        if len(self.density) < 2:
+            return math.nan
+        return math.sqrt(len(self.density) * float(self.density.var()))
+
+    @property
+    def complexity(self) -> float:
+        """The effective number of parameters, p_loo: by how much the parts are better known in sample."""
+        return float((self.in_sample - self.density).sum())
+
+    def __str__(self) -> str:
+        again, what = int(self.resolved.sum()), self.parts
+        text = f"elpd {self.total:.2f} ± {self.standard_error:.2f} nats over {len(self.density)} {what}"
+        return f"{text}, p_loo {self.complexity:.2f}; {again} of them by a fit without the {what.removesuffix('s')}."
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"

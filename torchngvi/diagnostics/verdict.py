@@ -27,7 +27,7 @@ from torchngvi.diagnostics.rule import (
 )
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
-from torchngvi.models.warped import WarpedTarget
+from torchngvi.models.log_joint import WarpedTarget
 
 GAUSSIAN, BENT = "the Gaussian family", "the family of warped Gaussians"
 _ROWS = 4  # coordinates that are shown

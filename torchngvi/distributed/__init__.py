@@ -1,9 +1,16 @@
 """Several processes: sums over a group of torch.distributed, and what all of them have to agree on."""
 
-from torchngvi.distributed.headers import Ended
-from torchngvi.distributed.processes import Processes
-from torchngvi.distributed.ranks import average_over_ranks_, rank, ranks, same_on_ranks_
-from torchngvi.distributed.synchronizing import processes_of, sum_gradients, synchronize
+from torchngvi.distributed.processes import (
+    Ended,
+    Processes,
+    average_over_ranks_,
+    processes_of,
+    rank,
+    ranks,
+    same_on_ranks_,
+    sum_gradients,
+    synchronize,
+)
 
 __all__ = [
     "Ended",

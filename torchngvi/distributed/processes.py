@@ -1,24 +1,278 @@
 """The processes that evaluate a target together: one sum an evaluation, which also tells what has gone wrong where.
 
 Every meeting of the processes is one all-reduce of one buffer of float64: a header with a row for each rank, see
-`torchngvi.distributed.headers`, and numbers to be summed.  So an error on one rank is an error on all of them, at the
+`torchngvi.distributed.processes`, and numbers to be summed.  So an error on one rank is an error on all of them, at the
 same evaluation and in the same words, where other programs would wait for one another.
 """
 
 import contextlib
+import itertools
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from torchngvi.distributed.headers import Ended
-from torchngvi.distributed.meetings import OBJECTS, SUM, Meetings
-from torchngvi.distributed.prints import fingerprint, shown
-from torchngvi.errors import InputError
+from torchngvi.arguments import read_instance
+from torchngvi.errors import InputError, RankError
+
+# Several processes: who sums what the ranks contribute
+
+
+def ranks() -> int:
+    """Processes in the default group of torch.distributed; 1 where there is none."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return 1
+
+
+def rank() -> int:
+    """Return the number of this process in the default group; 0 where there is none."""
+    return torch.distributed.get_rank() if ranks() > 1 else 0
+
+
+def average_over_ranks_(tensors: list[torch.Tensor]) -> None:
+    """Replace tensors by their means over all processes, in place and in one sum; one process leaves them as they are.
+
+    Args:
+        tensors: the same shapes in every process.
+
+    >>> average_over_ranks_([torch.ones(2)])
+    """
+    if ranks() > 1:
+        for dtype in {tensor.dtype: None for tensor in tensors}:  # in the order that all processes have
+            some = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.flatten() for tensor in some])
+            torch.distributed.all_reduce(flat)
+            flat /= ranks()
+            for tensor, mean in zip(some, flat.split([tensor.numel() for tensor in some]), strict=True):
+                tensor.copy_(mean.view_as(tensor))
+
+
+def same_on_ranks_(tensors: list[torch.Tensor]) -> None:
+    """Replace tensors by those of the first process, in place; one process leaves them as they are.
+
+    Args:
+        tensors: the same shapes in every process.
+
+    >>> same_on_ranks_([torch.ones(2)])
+    """
+    if ranks() > 1:
+        for tensor in tensors:
+            torch.distributed.broadcast(tensor, 0)
+
+
+# The header of a meeting of processes: what each of them says of itself, and what is wrong where they differ
+
+
+class Row(NamedTuple):
+    """What a rank says in the header of a meeting, in numbers that are exact in float64.
+
+    Attributes:
+        failed: whether an error was raised there.
+        print: the fingerprint of q, or of the draws, which has to be that of all ranks.
+        stop: whether the run is to end, by a callback or the keyboard.
+        seconds: the clock of that process; the leader's is everyone's.
+        kind: a sum of numbers, or an exchange of objects.
+        size: how many numbers are to be summed.
+
+    >>> different([Row(0, 1, 0, 0, 1, 3), Row(0, 1, 0, 0, 1, 3)]) is None
+    True
+    """
+
+    failed: float
+    print: float
+    stop: float
+    seconds: float
+    kind: float
+    size: float
+
+
+class Ended(KeyboardInterrupt):
+    """A run was ended from outside on some rank, and is now ended on all: raised where the processes meet.
+
+    It is a `KeyboardInterrupt`, which no ``except Exception`` of a user's log joint takes for an error of its own.
+
+    Attributes:
+        reason: a sentence from "because" on.
+        error: what a callback has raised, which is to be raised again; None where none did.
+
+    >>> str(Ended("because a callback stopped it."))
+    'because a callback stopped it.'
+    """
+
+    def __init__(self, reason: str, error: Exception | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.error = reason, error
+
+
+def elsewhere(rows: Sequence[Row]) -> str | None:
+    """Say that the ranks have met at different places of a program, where they have."""
+    if len({row.kind for row in rows}) == 1:
+        return None
+    return (
+        f"the ranks are at different places of the program: {_first_other(rows, 'kind')}. Let every rank call the same "
+        "functions in the same order, with the same settings."
+    )
+
+
+def different(rows: Sequence[Row]) -> str | None:
+    """Say in what the ranks differ, where they do: in q or the draws, or in how many numbers they sum."""
+    if len({row.print for row in rows}) > 1:
+        return (
+            f"q, or a draw from it, is not the same on all ranks: {_first_other(rows, 'print')}. Start every rank from "
+            "the same q, call synchronize(q) after a change on one rank, and give the generators of estimators the "
+            "same seed."
+        )
+    if len({row.size for row in rows}) > 1:
+        return (
+            f"the ranks sum different numbers of entries, {rows[0].size:.0f} on rank 0: {_first_other(rows, 'size')}. "
+            "Give every rank a q of the same shape and as many draws."
+        )
+    return None
+
+
+def _first_other(rows: Sequence[Row], name: str) -> str:
+    rank = next(rank for rank, row in enumerate(rows) if getattr(row, name) != getattr(rows[0], name))
+    return f"rank {rank} differs from rank 0"
+
+
+def words(error: Exception) -> str:
+    """An error in the words that the other ranks are told.
+
+    >>> words(OSError("no space left")), words(InputError("a sentence."))
+    ('OSError: no space left', 'a sentence.')
+    """
+    text = " ".join(str(error).split())
+    return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
+
+
+# One meeting of processes: an all-reduce of a header and of numbers, and what is raised where something is wrong
+#
+# The header has a row for each rank, see `torchngvi.distributed.processes`.  Buffers have the length of the last one of
+# the group: where more numbers are to be summed all meet once more, and small ones are not made shorter.
+
+SUM, OBJECTS = 1, 2  # kinds of meetings
+_SMALL, _LESS = 2**14, 4  # numbers that a buffer may keep, and times fewer for which a larger one is given up
+
+
+class Meetings:
+    """The meetings of the ranks of a group: the base of `torchngvi.Processes`, which says what they are for.
+
+    Attributes:
+        met: whether any group of this process has summed something.
+    """
+
+    met = False  # of the class: any group
+    _sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # room in the buffer, by group
+
+    group: Any
+    rank: int
+    world: int
+    device: torch.device
+    sums: int
+    seconds: float
+    clock: Callable[[], float]
+    _end: Ended | None  # noted here, to be told
+
+    def _meet(self, kind: int, numbers: Tensor, key: Tensor, error: Exception | None) -> Tensor:
+        """Meet all ranks, once more where sizes change; the sum of the numbers."""
+        whole = self.group or torch.distributed.group.WORLD
+        while True:
+            agreed = Meetings._sizes.get(whole, 0)  # room in the buffer on every rank of the group, whoever sums
+            size = len(numbers) if kind == SUM else agreed
+            row = Row(error is not None, float(key), self._end is not None, self.clock(), kind, size)
+            buffer = torch.zeros(self.world * len(row) + agreed, dtype=torch.float64, device=self.device)
+            header, sums = buffer[: self.world * len(row)].view(self.world, -1), buffer[self.world * len(row) :]
+            header[self.rank] = torch.tensor(row, dtype=torch.float64)
+            if kind == SUM and size <= agreed and error is None:
+                sums[:size] = numbers
+            torch.distributed.all_reduce(buffer, group=self.group)
+            self.sums, Meetings.met = self.sums + 1, True
+            rows = [Row(*values) for values in header.tolist()]
+            self.seconds = rows[0].seconds
+            self._judge(rows, error)
+            asked = int(rows[0].size)
+            if asked > agreed or (agreed > _SMALL and _LESS * asked < agreed):
+                Meetings._sizes[whole] = asked
+            if asked <= agreed:
+                return sums[:asked]
+
+    def _judge(self, rows: list[Row], error: Exception | None) -> None:
+        """Raise on every rank what went wrong on one."""
+        if any(row.failed for row in rows):
+            self._raise_everywhere(error)
+        if (apart := elsewhere(rows)) is not None:
+            raise InputError(apart)
+        if any(row.stop for row in rows):
+            self._end_everywhere()
+        if (apart := different(rows)) is not None:
+            raise InputError(apart)
+
+    def _raise_everywhere(self, error: Exception | None) -> NoReturn:
+        mine = None if error is None else (isinstance(error, InputError), words(error))
+        rank, (refused, text) = next((rank, said) for rank, said in enumerate(self._gathered(mine)) if said is not None)
+        raise (InputError if refused else RankError)(f"rank {rank}: {text}") from error
+
+    def _end_everywhere(self) -> NoReturn:
+        ended, self._end = self._end, None
+        error = None if ended is None or ended.error is None else ended.error
+        mine = None if ended is None else (ended.reason, None if error is None else words(error))
+        rank, (reason, text) = next((rank, said) for rank, said in enumerate(self._gathered(mine)) if said is not None)
+        if text is None:
+            raise Ended(reason)
+        raise Ended(reason, error if rank == self.rank else RankError(f"rank {rank}: {text}"))
+
+    def _gathered(self, thing: Any) -> list[Any]:
+        """An object of each rank, where all are known to ask for it."""
+        things: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(things, thing, group=self.group)
+        return things
+
+
+# Fingerprints: whether two processes hold the same numbers, without sending them
+
+_BITS = 2**50  # a whole number below it is exact in float64
+_SHORT = 8  # entries up to which a tensor is written out
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an entry
+
+
+@torch.no_grad()
+def fingerprint(tensors: Iterable[Tensor]) -> Tensor:
+    """Sum the bits of all entries, as integers times odd weights, modulo 2⁵⁰.
+
+    >>> x = torch.ones(3, dtype=torch.float64)
+    >>> fingerprint([x]).item() == fingerprint([x.clone()]).item(), fingerprint([x]) == fingerprint([x * (1 + 1e-15)])
+    (True, tensor(False))
+    """
+    total: Tensor | None = None
+    for number, tensor in enumerate(tensors):
+        entries = tensor.detach().contiguous().flatten()
+        entries = entries.byte() if entries.dtype == torch.bool else entries
+        bits = entries.view(_INTEGERS[entries.element_size()]).long()
+        weights = 2 * torch.arange(bits.numel(), device=bits.device) + 2_654_435_761 * (2 * number + 1)
+        # the high bits go in too: products wrap around modulo 2⁶⁴
+        part = (bits * weights).sum() + 31 * ((bits >> 20) * weights).sum() + bits.numel()
+        total = part if total is None else 1_000_003 * total + part
+    return torch.zeros((), dtype=torch.float64) if total is None else (total % _BITS).double()
+
+
+def shown(value: object) -> str:
+    """Write a value in a few words; of a large tensor its shape and its first entries.
+
+    >>> shown(torch.tensor(2.0)), shown(torch.zeros(3, 3)), shown((0.0, 1.0))
+    ('2.0', '(3, 3) entries, the first 0.0', '(0.0, 1.0)')
+    """
+    if not isinstance(value, Tensor):
+        return str(value)
+    if value.numel() <= _SHORT:
+        return str(value.tolist())
+    return f"{tuple(value.shape)} entries, the first {float(value.flatten()[0])}"
+
 
 _T = TypeVar("_T")
 
@@ -305,3 +559,78 @@ class Processes(Meetings):
         finally:
             self._end = None
             signal.signal(signal.SIGINT, before)
+
+
+# Bring the ranks to the same q, and sum what `loss.backward()` has left in its probes
+
+
+def processes_of(group: Any) -> Processes:
+    """The processes that a caller names, for functions that work in one process unless they are told otherwise.
+
+    Args:
+        group: a `Processes`, a group of torch.distributed, or None for this process alone.
+
+    Returns:
+        The processes.
+
+    >>> processes_of(None).world
+    1
+    """
+    if group is None:
+        return Processes.alone()
+    return group if isinstance(group, Processes) else Processes(group)
+
+
+@torch.no_grad()
+def synchronize(q: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, group: Any = None) -> None:
+    """Give q, and an optimizer over it, the state that they have on the leader.
+
+    One wants it after a change of q on one rank, such as a start from a file, and before a fit of several processes.
+
+    Args:
+        q: the posterior, of the same class and shape on every rank.
+        optimizer: the optimizer over it; None for q alone.
+        group: a group of torch.distributed, or a `Processes`; by default that of all processes.
+
+    Raises:
+        InputError: on every rank, where one of them is elsewhere in the program.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> synchronize(CholeskyGaussian(2))
+    """
+    processes = group if isinstance(group, Processes) else Processes(group)
+    if processes.world == 1:
+        return
+    q.load_state_dict(processes.one(q.state_dict()))
+    if optimizer is not None:
+        optimizer.load_state_dict(processes.one(optimizer.state_dict()))
+
+
+def sum_gradients(optimizer: torch.optim.Optimizer, group: Any = None) -> Any:
+    """Sum the gradients of all parameters over the ranks before each step, in one all-reduce.
+
+    It is for ``loss.backward(); opt.step()`` where the losses of the ranks add up to the loss: each its rows, and the
+    prior and the entropy on one of them, or in R equal parts.
+
+    Args:
+        optimizer: an optimizer whose gradients were filled when it steps.
+        group: a group of torch.distributed, or a `Processes`; by default that of all processes.
+
+    Returns:
+        The handle of the hook, whose ``remove()`` takes it back.
+
+    >>> from torchngvi import VN, CholeskyGaussian
+    >>> handle = sum_gradients(VN(CholeskyGaussian(1), lr=0.1))
+    >>> handle.remove()
+    """
+    read_instance("optimizer", optimizer, torch.optim.Optimizer, "is an optimizer, such as VN(q, lr=0.1)")
+    processes = group if isinstance(group, Processes) else Processes(group)
+    held = list(itertools.chain.from_iterable(entry["params"] for entry in optimizer.param_groups))
+
+    @torch.no_grad()
+    def hook(*_: object) -> None:
+        filled: list[Tensor] = [p.grad if p.grad is not None else torch.zeros_like(p) for p in held]
+        for parameter, total in zip(held, processes.total(filled), strict=True):
+            parameter.grad = total
+
+    return optimizer.register_step_pre_hook(hook)

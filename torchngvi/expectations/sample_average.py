@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_callable, read_instance
-from torchngvi.expectations.drawing import Drawing, Seen
-from torchngvi.expectations.draws import Draws, Fixed
+from torchngvi.expectations.draws import Drawing, Draws, Fixed, Seen
 from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 from torchngvi.structures import Forest
 from torchngvi.structures.pattern import Structured, is_whole

@@ -6,8 +6,17 @@ Read `engine` first: it says what an engine is asked for, and when.
 from torchngvi.fitting.laplace import LaplaceResult
 from torchngvi.fitting.mixture_start import mixture_at_modes
 from torchngvi.fitting.row_space import RowSpace
-from torchngvi.fitting.slope import SlopeBelow, SlopeStop
-from torchngvi.fitting.stopping import Criterion, Evaluations, Gradients, NormBelow, Seconds, Stalled, Unimproved
+from torchngvi.fitting.stopping import (
+    Criterion,
+    Evaluations,
+    Gradients,
+    NormBelow,
+    Seconds,
+    SlopeBelow,
+    SlopeStop,
+    Stalled,
+    Unimproved,
+)
 
 __all__ = [
     "Criterion",

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.expectations.drawing import Seen
-from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.draws import Fixed, Seen
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Standing
 from torchngvi.fitting.points import Place, Point

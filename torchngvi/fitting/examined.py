@@ -18,7 +18,7 @@ from torchngvi.fitting.generators import Generators
 from torchngvi.fitting.starts import Starts
 from torchngvi.mode import Mode
 from torchngvi.models.guarded import VALUE, Guarded
-from torchngvi.models.warped import WarpedTarget
+from torchngvi.models.log_joint import WarpedTarget
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
 

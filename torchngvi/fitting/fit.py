@@ -16,15 +16,15 @@ from torch import Tensor
 from torchngvi.arguments import read_count, read_flag, read_number, read_path
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
-from torchngvi.fitting.callbacks import checked_callbacks
 from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.progress import checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.request import Request
 from torchngvi.fitting.stopping import Criterion, Gradients, Seconds
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, read_posterior
-from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.versions import tracked
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 

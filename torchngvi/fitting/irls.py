@@ -19,8 +19,8 @@ from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import cholesky, finite
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Forest, Pattern
+from torchngvi.structures.forest import placed
 from torchngvi.structures.pattern import Structured
-from torchngvi.structures.sparse_rows import placed
 
 _DECREMENT2 = 0.1  # gᵀH⁻¹g, in units of γ, at which the mode is near enough
 _PASSES = 50

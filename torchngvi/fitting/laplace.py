@@ -22,8 +22,8 @@ from torchngvi.interfaces import Framed, Target, TractableTarget
 from torchngvi.models import GeneralizedLinear, TractableFactors
 from torchngvi.models.arguments import as_target, read_gaussian
 from torchngvi.numerics import sparse
-from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.linalg import eigh
+from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Pattern
 from torchngvi.structures.pattern import Structured

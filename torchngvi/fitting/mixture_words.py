@@ -8,8 +8,7 @@ from torch import Tensor
 
 from torchngvi.interfaces import Target
 from torchngvi.numerics.linalg import finite
-from torchngvi.posteriors.mixture import Mixture
-from torchngvi.posteriors.weighted import overlaps
+from torchngvi.posteriors.mixture import Mixture, overlaps
 
 GONE = 1e-6  # weight below which a component is left behind
 _SAME = 0.95  # overlap from which two components are one

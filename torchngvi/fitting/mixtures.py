@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.expectations import Stein
-from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.draws import Fixed, drawn_seed
 from torchngvi.fitting import fingerprints, mixture_words
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
@@ -27,8 +27,7 @@ from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Local, RootTangent, Rule, StepSize, Target
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.mixture_integrand import MixtureIntegrand
-from torchngvi.numerics.host import on_host
-from torchngvi.numerics.seeds import drawn_seed
+from torchngvi.numerics.arrays import on_host
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.optim.watching import UNWATCHED
 from torchngvi.posteriors.gaussian import Gaussian

@@ -14,7 +14,7 @@ from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target, known_everywhere
-from torchngvi.models.guarded_factors import in_factors
+from torchngvi.models.guarded import in_factors
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import number_of_draws

@@ -24,7 +24,7 @@ from torchngvi.fitting.engine import Engine
 from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled, Unimproved, joined
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.optim import NaturalGradientVI, Watch
-from torchngvi.posteriors.cliques import forest_of
+from torchngvi.posteriors.precision import forest_of
 
 # the module of each engine, and in it the function that makes of a `Request` the engine and what ends its run
 ENGINES = {

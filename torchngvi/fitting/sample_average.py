@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from torchngvi.errors import TorchngviError
+from torchngvi.expectations.draws import drawn_seed
 from torchngvi.fitting import fingerprints, fresh, reasons
 from torchngvi.fitting.descent import Descent
 from torchngvi.fitting.engine import Ending, Engine, Mark, Standing, Stop
@@ -34,7 +35,6 @@ from torchngvi.interfaces import Coordinates, Target
 from torchngvi.mode import Mode
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.guarded import BudgetError, Guarded
-from torchngvi.numerics.seeds import drawn_seed
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at

@@ -11,15 +11,13 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics.flatness import PAIRS, flatness
 from torchngvi.diagnostics.linear_response import Residuals
 from torchngvi.expectations import PerFactor
-from torchngvi.expectations.drawing import Seen
-from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.draws import Fixed, Seen
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.interfaces import Estimator, Target
-from torchngvi.models.guarded import Guarded
-from torchngvi.models.guarded_factors import guarded_factors
+from torchngvi.models.guarded import Guarded, guarded_factors
 from torchngvi.posteriors import clique_marginals
-from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.precision import forest_of
 
 _NUMBERS = 20_000_000  # of the draws of all cliques, at most
 _FEWEST = 32  # draws, whatever the number of cliques

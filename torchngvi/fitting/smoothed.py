@@ -18,10 +18,10 @@ from torchngvi.arguments import read_callable, read_count, read_instance, read_s
 from torchngvi.errors import InputError
 from torchngvi.expectations.flat import integrand
 from torchngvi.fitting import fingerprints
-from torchngvi.fitting.callbacks import checked_callbacks
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.progress import checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Evaluations, Unimproved, joined
 from torchngvi.interfaces import Target

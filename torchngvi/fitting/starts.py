@@ -20,11 +20,10 @@ from torchngvi.fitting.race import MEAN_FIELD, Race, Start, sampled_loss
 from torchngvi.fitting.streaming import start_in_passes
 from torchngvi.interfaces import Coordinates
 from torchngvi.mode import Mode, Seen, find_mode, find_modes
-from torchngvi.models.guarded import Guarded
-from torchngvi.models.guarded_factors import in_factors
+from torchngvi.models.guarded import Guarded, in_factors
 from torchngvi.posteriors import DiagonalGaussian
-from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.precision import forest_of
 
 _FEWEST = 32  # draws of one sample average
 _FEWEST_DIAGONAL = 128  # of a mean field in as many dimensions and more, or its start is left for the noise of few

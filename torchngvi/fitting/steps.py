@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.expectations.draws import drawn_seed
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
@@ -20,9 +21,8 @@ from torchngvi.fitting.streaming import start_in_passes, stream_rows
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
-from torchngvi.numerics.host import on_host
+from torchngvi.numerics.arrays import on_host
 from torchngvi.numerics.linalg import finite
-from torchngvi.numerics.seeds import drawn_seed
 from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.posteriors.gaussian import Gaussian
 

@@ -24,7 +24,7 @@ from torchngvi.fitting.request import BY_DRAWS, Request, tolerance_by_draws
 from torchngvi.fitting.sample_average import SampleAverages, within
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Coordinates, Target
-from torchngvi.models.warped import WarpedTarget
+from torchngvi.models.log_joint import WarpedTarget
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
 

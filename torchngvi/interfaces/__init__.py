@@ -36,30 +36,23 @@ the gradient into what the rule follows, so that
     IFVB      = FlatPosterior    x RootGradient      x KLRadius(0.1)     λ' = λ - ρ t P ∇L, P learnt by `Recursive`
 """
 
-from torchngvi.interfaces.cliques import clique_frames
-from torchngvi.interfaces.frame import Frame, known_everywhere, may_be_asked, where_members
-from torchngvi.interfaces.moves import (
-    Affine,
-    Congruence,
-    Coordinates,
-    LogTangent,
-    Move,
-    Path,
-    Root,
-    RootTangent,
-    Tangent,
-    once,
-)
 from torchngvi.interfaces.packets import (
     Change,
     Cost,
     Curved,
     Derivative,
     Expectation,
+    Frame,
     Framed,
+    FullPrior,
     Local,
+    Prior,
     Raw,
     Sites,
+    clique_frames,
+    known_everywhere,
+    may_be_asked,
+    where_members,
 )
 from torchngvi.interfaces.parts import (
     Acceleration,
@@ -72,8 +65,19 @@ from torchngvi.interfaces.parts import (
     Trial,
     TrialStepSize,
 )
-from torchngvi.interfaces.posterior import Posterior
-from torchngvi.interfaces.priors import FullPrior, Prior
+from torchngvi.interfaces.posterior import (
+    Affine,
+    Congruence,
+    Coordinates,
+    LogTangent,
+    Move,
+    Path,
+    Posterior,
+    Root,
+    RootTangent,
+    Tangent,
+    once,
+)
 from torchngvi.interfaces.targets import (
     Additive,
     AdditiveTractable,

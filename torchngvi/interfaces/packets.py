@@ -1,22 +1,305 @@
-"""What an expectation hands on: a value, and a derivative in one of three forms.
+"""The frame of q, Gaussian priors, and the packets in which an expectation hands on a value and a derivative."""
 
-`Framed` holds the derivative in the frame of q, `Raw` in θ, and `Sites` as two numbers for each row of a design.  An
-estimator returns whichever costs it least; each can be turned into a and W by ``framed``.  A `Curved` is a `Raw` that
-knows how it changes with q, as `Sites` do.
-"""
-
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces.frame import Frame, where_members
-from torchngvi.interfaces.priors import FullPrior, Prior
+from torchngvi.errors import PairError
 from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import gram
-from torchngvi.structures import Dense, Pattern
+from torchngvi.structures import Dense, Forest, Pattern
 from torchngvi.structures.pattern import Structured
+
+# The frame of q: its mean and its root, which are all that an expectation may read
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The mean and the root of a Gaussian q, θ = m + C z with z ~ N(0, I): all that an expectation may read of it.
+
+    An estimator that is written for the frame works for every system of coordinates.  `Posterior.frame` returns it
+    without gradients, `Posterior.probed` as a differentiable function of the probes.  The stored matrix L is lower
+    triangular in the pattern of q: C itself, or, where q holds the precision S = T Tᵀ, L = T⁻¹ with C = Lᵀ upper
+    triangular.
+
+    Attributes:
+        mean: m, (*batch, D).
+        root: L, (*batch, *structure.shape), as the structure stores it.
+        structure: the pattern of L, which computes all products with it.
+        upper: whether C = Lᵀ; otherwise C = L.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> frame = CholeskyGaussian(2, scale=3.0).frame()
+    >>> frame.push(torch.ones(2)).tolist(), frame.variance.tolist()
+    ([3.0, 3.0], [9.0, 9.0])
+    """
+
+    mean: Tensor  # (*batch, D)
+    root: Structured  # L
+    structure: Pattern
+    upper: bool = False  # C = Lᵀ
+
+    def push(self, z: Tensor) -> Tensor:
+        """Multiply vectors by the root: C z, (*sample, *batch, D), turns noise into deviations of θ from the mean."""
+        return (self.structure.tmv if self.upper else self.structure.mv)(self.root, z)
+
+    def pull(self, gradient: Tensor) -> Tensor:
+        """Multiply vectors by the transposed root: Cᵀ g, (*sample, *batch, D), brings gradients in θ into the frame."""
+        return (self.structure.mv if self.upper else self.structure.tmv)(self.root, gradient)
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """Multiply a design by the root: X C, (*batch, N, D); its squared row norms are the variances of X θ."""
+        return self.structure.rows(rows, self.root, self.upper)
+
+    @property
+    def variance(self) -> Tensor:
+        """The marginal variances of θ, diag(V), (*batch, D)."""
+        return self.structure.row_norms(self.root, self.upper)
+
+    def dense(self) -> Tensor:
+        """Write C out as a matrix, (*batch, D, D): for small D and for comparisons, since it drops the pattern."""
+        root = self.structure.to_dense(self.root)
+        return root.mT if self.upper else root
+
+    def marginals(self) -> Structured:
+        """Compute those entries of the covariance V = C Cᵀ that the pattern stores."""
+        return self.structure.marginals(self.root, self.upper)
+
+    def gram(
+        self,
+        weights: Tensor,  # broadcasts to (*batch, D)
+    ) -> Structured:
+        """Bring a diagonal curvature into the frame: Π(Cᵀ diag(w) C), as the structure stores it."""
+        return self.structure.gram(self.root, weights, self.upper)
+
+    def conjugate(
+        self,
+        H: Tensor,  # (*batch, D, D), symmetric
+    ) -> Structured:
+        """Bring a dense symmetric curvature into the frame: Π(Cᵀ H C), as the structure stores it."""
+        return self.structure.conjugate(self.root, H, self.upper)
+
+
+def may_be_asked(mask: Tensor) -> bool:
+    """Say whether a mask may decide on the host which way the code goes: on the CPU, outside of ``torch.compile``.
+
+    Args:
+        mask: any tensor.
+
+    Returns:
+        True where reading its entries neither waits for a device nor breaks a graph.
+
+    >>> may_be_asked(torch.tensor(True)), may_be_asked(torch.ones((), dtype=torch.bool, device="meta"))
+    (True, False)
+    """
+    return mask.is_cpu and not torch.compiler.is_compiling()
+
+
+def known_everywhere(mask: Tensor) -> bool:
+    """Say whether a mask is known to be true for every member: where it is, and asking does not wait for a device.
+
+    Args:
+        mask: of the members, (*batch,), boolean.
+
+    Returns:
+        True if all entries are true and the mask is on the CPU.
+
+    >>> known_everywhere(torch.tensor([True, True])), known_everywhere(torch.tensor([True, False]))
+    (True, False)
+    """
+    return may_be_asked(mask) and bool(mask.all() if mask.ndim else mask)
+
+
+def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Choose between two tensors member by member, as ``torch.where`` does with a mask over the batch alone.
+
+    Args:
+        mask: which members are new, (*batch,), boolean.
+        new: the values of those members, (*batch, ...).
+        old: the values of the others, of the same shape.
+
+    Returns:
+        A tensor of that shape; on the CPU it is ``new`` or ``old`` itself where the mask is all true or all false.
+
+    >>> where_members(torch.tensor([True, False]), torch.ones(2, 2), torch.zeros(2, 2)).tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+    """
+    if may_be_asked(mask):  # where asking costs nothing, most masks need no copy
+        if mask.ndim == 0:
+            return new if bool(mask) else old
+        if bool(mask.all()):
+            return new
+        if not bool(mask.any()):
+            return old
+    return torch.where(mask.reshape(mask.shape + (1,) * (old.ndim - mask.ndim)), new, old)
+
+
+# The Gaussian priors, whose part of an expectation and of its derivative is known exactly
+
+
+class Prior(NamedTuple):
+    """A Gaussian prior N(m₀, Λ⁻¹) with a diagonal precision Λ.
+
+    Attributes:
+        mean: m₀, broadcasts to (*batch, D).
+        precision: diag Λ, positive, broadcasts to (*batch, D).
+
+    >>> prior = Prior(torch.zeros(2), torch.full((2,), 2 * torch.pi))
+    >>> prior.energy(torch.zeros(2)).item()
+    0.0
+    """
+
+    mean: Tensor  # m₀, broadcasts to (*batch, D)
+    precision: Tensor  # diag Λ, broadcasts to (*batch, D)
+
+    def energy(
+        self,
+        theta: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """Compute -log p(θ) with its constants, (*sample, *batch)."""
+        square = self.precision * (theta - self.mean).square()
+        return 0.5 * (square - torch.log(self.precision / (2 * torch.pi)).expand(square.shape)).sum(-1)
+
+    def expected_energy(self, frame: Frame) -> Tensor:
+        """Compute E_q[-log p(θ)] = -log p(m) + ½ Σ_i Λ_ii V_ii, (*batch,), differentiable in the frame."""
+        return self.energy(frame.mean) + 0.5 * (self.precision * frame.variance).sum(-1)
+
+    def force(
+        self,
+        mean: Tensor,  # (*batch, D)
+    ) -> Tensor:
+        """Compute the gradient of E_q[-log p(θ)] in the mean, Λ(m - m₀), (*batch, D)."""
+        return self.precision * (mean - self.mean)
+
+    def product(
+        self,
+        x: Tensor,  # (*batch, D)
+    ) -> Tensor:
+        """Multiply vectors by the precision: Λx, (*batch, D)."""
+        return self.precision * x
+
+    def framed(self, frame: Frame) -> Structured:
+        """Bring the curvature of the prior into the frame: Π(CᵀΛC)."""
+        return frame.gram(self.precision)
+
+    def add_to(
+        self,
+        H: Tensor,  # (*batch, D, D)
+    ) -> Tensor:
+        """Add the precision to a Hessian in place, H + Λ, and return it."""
+        H.diagonal(dim1=-2, dim2=-1).add_(self.precision)
+        return H
+
+    def scaled(self, factor: float) -> "Prior":
+        """Return the prior with its precision times a factor, as a temperature or a share of the data weighs it."""
+        return Prior(self.mean, factor * self.precision)
+
+
+class FullPrior(NamedTuple):
+    """A Gaussian prior N(m₀, Λ⁻¹) with a full precision Λ = RᵀR.
+
+    Attributes:
+        mean: m₀, broadcasts to (*batch, D).
+        precision: Λ, (D, D), symmetric positive definite.
+        root: R, (D, D), upper triangular, so that densities and expectations need no factorisation.
+
+    >>> R = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    >>> FullPrior(torch.zeros(2), R.mT @ R, R).force(torch.tensor([1.0, 0.0])).tolist()
+    [1.0, 1.0]
+    """
+
+    mean: Tensor  # m₀, broadcasts to (*batch, D)
+    precision: Tensor  # Λ, (D, D)
+    root: Tensor  # R, (D, D) upper triangular
+
+    def energy(
+        self,
+        theta: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """Compute -log p(θ) = ½|R(θ - m₀)|² - log|R| + ½D log 2π, (*sample, *batch)."""
+        square = ((theta - self.mean) @ self.root.mT).square().sum(-1)
+        constant = 0.5 * theta.shape[-1] * math.log(2 * math.pi) - self.root.diagonal().log().sum()
+        return 0.5 * square + constant
+
+    def expected_energy(self, frame: Frame) -> Tensor:
+        """Compute E_q[-log p(θ)] = -log p(m) + ½‖RC‖²_F, (*batch,), differentiable in the frame."""
+        return self.energy(frame.mean) + 0.5 * frame.rows(self.root).square().sum((-2, -1))
+
+    def force(
+        self,
+        mean: Tensor,  # (*batch, D)
+    ) -> Tensor:
+        """Compute the gradient of E_q[-log p(θ)] in the mean, Λ(m - m₀), (*batch, D)."""
+        return (mean - self.mean) @ self.precision
+
+    def product(
+        self,
+        x: Tensor,  # (*batch, D)
+    ) -> Tensor:
+        """Multiply vectors by the precision: Λx, (*batch, D)."""
+        return x @ self.precision
+
+    def framed(self, frame: Frame) -> Structured:
+        """Bring the curvature of the prior into the frame: Π((RC)ᵀRC)."""
+        projected = frame.rows(self.root)
+        return frame.structure.lower(projected, projected)
+
+    def add_to(
+        self,
+        H: Tensor,  # (*batch, D, D)
+    ) -> Tensor:
+        """Add the precision to a Hessian in place, H + Λ, and return it."""
+        return H.add_(self.precision)
+
+    def scaled(self, factor: float) -> "FullPrior":
+        """Return the prior with its precision times a factor, and its root times the square root of that."""
+        return FullPrior(self.mean, factor * self.precision, math.sqrt(factor) * self.root)
+
+
+# The frames of the marginals of q over the cliques of a forest: each node with its ancestors
+
+
+def clique_frames(frame: Frame) -> list[Frame]:
+    """The frame of q restricted to each node and its ancestors, of each kind of nodes all n in one batch.
+
+    q over a clique c is N(m_c, C_c C_cᵀ), where C_c = T_c⁻ᵀ is the part of C = T⁻ᵀ in the clique: an ordinary dense
+    frame of batch shape (*batch, n), in which local work can be done.  No matrix is factorised.
+
+    Args:
+        frame: of a q whose precision has the pattern of a `Forest`.
+
+    Returns:
+        One for each kind of nodes, in the order of ``structure.kinds``; the coordinates of a node stand before those of
+        its ancestors.
+
+    Raises:
+        PairError: another structure, or a root of the covariance.
+
+    >>> from torchngvi import PrecisionCholeskyGaussian
+    >>> from torchngvi.structures import arrow
+    >>> q = PrecisionCholeskyGaussian(7, structure=arrow(groups=3, local=2, globals=1))
+    >>> [tuple(one.mean.shape) for one in clique_frames(q.frame())]
+    [(3, 3), (1, 1)]
+    """
+    structure = frame.structure
+    if not isinstance(structure, Forest) or not frame.upper:  # a user passes q; only a forest has nodes
+        raise PairError(
+            "cliques are nodes with their ancestors, of a q whose precision has the pattern of a forest; got one over "
+            f"{structure}. Use PrecisionCholeskyGaussian(D, structure=arrow(groups=..., local=..., globals=...))."
+        )
+    parts = zip(structure.gather(frame.mean), structure.cliques(frame.root), strict=True)
+    return [Frame(mean, root, Dense(mean.shape[-1]), upper=True) for mean, root in parts]
+
+
+# What an expectation hands on: a value, and a derivative in one of three forms
+#
+# `Framed` holds the derivative in the frame of q, `Raw` in θ, and `Sites` as two numbers for each row of a design.  An
+# estimator returns whichever costs it least; each can be turned into a and W by ``framed``.  A `Curved` is a `Raw` that
+# knows how it changes with q, as `Sites` do.
 
 _WIDE = 128  # D from which half of a symmetric product is left out
 _LARGE = 2**16  # numbers of XC from which products with a direction, wanted to a few digits, are in single precision

@@ -11,9 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from torchngvi.errors import PairError
-from torchngvi.interfaces.moves import Coordinates, Path
 from torchngvi.interfaces.packets import Expectation, Local
-from torchngvi.interfaces.posterior import Posterior
+from torchngvi.interfaces.posterior import Coordinates, Path, Posterior
 from torchngvi.interfaces.targets import Target
 
 

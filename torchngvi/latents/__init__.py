@@ -5,8 +5,7 @@ reading order: `sparsity` (which latents occur together), `chain` (factors of sp
 (derivatives), `modes`, `laplace`, and `summary` and `error`, which follow a fit.
 """
 
-from torchngvi.latents.error import LaplaceError
 from torchngvi.latents.laplace import MarginalLaplace, marginal
-from torchngvi.latents.summary import Latents
+from torchngvi.latents.summary import LaplaceError, Latents
 
 __all__ = ["LaplaceError", "Latents", "MarginalLaplace", "marginal"]

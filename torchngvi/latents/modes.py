@@ -1,18 +1,518 @@
-"""The modes of the latents at many values of the hyperparameters, by a guarded Newton's method.
+"""The modes of the latents, with the sparse matrices and the derivatives that Newton's method needs."""
 
-Newton's step -H⁻¹∇ℓ is halved until ℓ falls by a share of what the step promises.  Where H is not positive definite,
-λI is added, with λ the first of 10⁻³, 10⁻², .. times the largest entry of the diagonal at which H + λI is; a mode has
-to be reached without.
-"""
-
+import heapq
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchngvi.errors import InputError
 from torchngvi.interfaces import where_members
-from torchngvi.latents.chain import Factor, Layout
-from torchngvi.latents.curvature import Curvature, Jet
+from torchngvi.numerics import small_blocks
+from torchngvi.numerics.small_blocks import product
+
+# Sparse symmetric matrices as chains of dense blocks: factor, solutions, log determinant, selected inverse
+#
+# An order of the latents in which neighbours stand at most b places apart, cut into pieces of b, leaves a
+# block-tridiagonal matrix: a Cholesky factor has its blocks, and nothing else is filled in.  A lattice of √D x √D
+# latents has b = √D, so that the D² entries of a matrix become 2 D^1.5, and the D³ operations D².  Several unconnected
+# parts stand one behind the other, or side by side in a batch of chains of one length; groups of latents are a batch of
+# chains of one block.
+#
+# The entries of the inverse at the places of the pattern are had from the factor, from the last block back to the
+# first, without any other (Takahashi, Fagan and Chin 1973; Rue and Martino 2007).
+
+_WORTH_A_CALL = 32  # size up to which a block costs no more than the call that factors it
+
+
+class Layout:
+    """Where the entries of a sparse symmetric matrix stand in chains of blocks: K chains of T blocks of b latents.
+
+    >>> layout = Layout([[0, 1, 2]], torch.tensor([[1, 0], [2, 1]]), torch.device("cpu"))
+    >>> layout.chains, layout.length, layout.block
+    (1, 1, 3)
+    """
+
+    def __init__(self, parts: list[list[int]], pairs: Tensor, device: torch.device) -> None:
+        self.dim, largest = sum(map(len, parts)), len(parts[0])
+        order = torch.tensor([latent for part in parts for latent in part], device="cpu")
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(self.dim, device="cpu")
+        widest = int((inverse[pairs[:, 0]] - inverse[pairs[:, 1]]).abs().max()) if len(pairs) else 1
+        self.block = max(widest, min(_WORTH_A_CALL, largest))
+        abreast = max(1, self.dim // largest)
+        room = self.dim if abreast == 1 else largest
+        self.length = -(-room // self.block)
+        starts, self.chains = _packed([len(part) for part in parts], self.length * self.block)
+        slots = torch.empty(self.dim, dtype=torch.long, device="cpu")
+        begun = 0
+        for part, start in zip(parts, starts, strict=True):
+            slots[order[begun : begun + len(part)]] = torch.arange(start, start + len(part), device="cpu")
+            begun += len(part)
+        # slots are numbered by chain, block and place, and stored by block, chain and place
+        chain, rest = slots // (self.length * self.block), slots % (self.length * self.block)
+        number, place = rest // self.block, rest % self.block
+        self.slots = ((number * self.chains + chain) * self.block + place).to(device)
+        self.empty = torch.ones(self.length * self.chains * self.block, dtype=torch.bool, device=device)
+        self.empty[self.slots] = False
+        self._place(
+            torch.cat([torch.arange(self.dim, device="cpu")[:, None].expand(-1, 2), pairs]),
+            chain,
+            number,
+            place,
+            device,
+        )
+
+    def _place(self, entries: Tensor, chain: Tensor, number: Tensor, place: Tensor, device: torch.device) -> None:
+        """Find the place of every entry, in its block row, and tell those within a block from those between two."""
+        first, second = entries.unbind(-1)
+        swap = (number[first] < number[second]) | ((number[first] == number[second]) & (place[first] < place[second]))
+        below, above = torch.where(swap, second, first), torch.where(swap, first, second)
+        flat = (chain[below] * self.block + place[below]) * self.block + place[above]
+        rows = number[above]  # of a pair between two blocks, the first one
+        between = number[below] != number[above]
+        self.within, self.between = (
+            Places.sorted(mask.nonzero()[:, 0], rows[mask], flat[mask], length, device)
+            for mask, length in ((~between, self.length), (between, self.length - 1))
+        )
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the blocks of one matrix are."""
+        return (2 * self.length - 1) * self.chains * self.block**2
+
+
+class Places(NamedTuple):
+    """Entries and where they stand, by blocks: the entries' numbers, and their places in the flat block of a row."""
+
+    entries: tuple[Tensor, ...]  # of each block
+    flat: tuple[Tensor, ...]
+
+    @classmethod
+    def sorted(cls, entries: Tensor, rows: Tensor, flat: Tensor, length: int, device: torch.device) -> "Places":
+        """Sort them by their blocks."""
+        order = rows.argsort(stable=True)
+        counts = torch.bincount(rows, minlength=length).tolist()
+        return cls(entries[order].to(device).split(counts), flat[order].to(device).split(counts))
+
+    def blocks(
+        self,
+        layout: Layout,
+        values: Tensor,  # (S, D + E)
+        k: int,
+    ) -> Tensor:
+        """The blocks of number k of all chains, (S, K, b, b), with zeros where there is no entry."""
+        shape = (len(values), layout.chains, layout.block, layout.block)
+        out = values.new_zeros(len(values), shape[1] * shape[2] * shape[3])
+        return out.index_copy_(1, self.flat[k], values[:, self.entries[k]]).view(shape)
+
+
+def _packed(sizes: list[int], room: int) -> tuple[list[int], int]:
+    """Where each part begins if chains hold so many latents, each in the emptiest chain; and the number of chains."""
+    starts: list[int] = []
+    chains = [(0, 0)]  # latents and number of each, a heap
+    for size in sizes:
+        used, chain = chains[0]
+        if used + size <= room:
+            heapq.heapreplace(chains, (used + size, chain))
+        else:
+            used, chain = 0, len(chains)
+            heapq.heappush(chains, (size, chain))
+        starts.append(chain * room + used)
+    return starts, len(chains)
+
+
+class Factor:
+    """The Cholesky factor of a batch of sparse symmetric positive definite matrices, A = L Lᵀ.
+
+    Args:
+        layout: where entries stand.
+        values: the entries, (S, D + E).
+
+    Attributes:
+        ok: which of the matrices are positive definite, (S,); the others have no factor that is of use.
+
+    >>> layout = Layout([[0, 1]], torch.tensor([[1, 0]]), torch.device("cpu"))
+    >>> factor = Factor(layout, torch.tensor([[2.0, 3.0, 1.0]]))
+    >>> round(factor.log_det().exp().item(), 4), factor.solve(torch.tensor([[5.0, 5.0]])).tolist()
+    (5.0, [[2.0, 1.0]])
+    """
+
+    def __init__(self, layout: Layout, values: Tensor) -> None:
+        self.layout = layout
+        pads = layout.empty.to(values.dtype).view(layout.length, layout.chains, layout.block)
+        self.diagonal: list[Tensor] = []  # L_t, (S, K, b, b)
+        self.below: list[Tensor] = []  # L_{t+1, t}
+        fine = []
+        for t in range(layout.length):
+            block = layout.within.blocks(layout, values, t)
+            block.diagonal(dim1=-2, dim2=-1).add_(pads[t])
+            if t:
+                block -= product(self.below[-1], self.below[-1].mT)
+            lower, ok = small_blocks.cholesky(block)
+            self.diagonal.append(lower)
+            fine.append(ok.all(-1))
+            if t + 1 < layout.length:
+                coupling = layout.between.blocks(layout, values, t)
+                self.below.append(small_blocks.solve(lower, coupling.mT).mT)
+        self.ok = torch.stack(fine).all(0)
+
+    def log_det(self) -> Tensor:
+        """Compute log|A|, (S,)."""
+        return 2 * sum(lower.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1)) for lower in self.diagonal)  # type: ignore[return-value]
+
+    def solve(
+        self,
+        x: Tensor,  # (S, D) or (S, D, R)
+    ) -> Tensor:
+        """Solve A y = x, for one vector or for R columns."""
+        columns = self._forward(self._apart(x if x.ndim == 3 else x[..., None]))
+        return self._together(self._backward(columns), x)
+
+    def spread(
+        self,
+        z: Tensor,  # (S, D, R)
+    ) -> Tensor:
+        """Turn noise z ~ N(0, I) into draws L⁻ᵀ z ~ N(0, A⁻¹), (S, D, R)."""
+        return self._together(self._backward(self._apart(z)), z)
+
+    def selected_inverse(self) -> Tensor:
+        """Compute the entries of A⁻¹ on the diagonal and at the pairs of the pattern, (S, D + E)."""
+        layout = self.layout
+        shape = (len(self.ok), sum(map(len, layout.within.entries)) + sum(map(len, layout.between.entries)))
+        out = self.diagonal[0].new_empty(shape)
+        following: Tensor | None = None
+        for t in reversed(range(layout.length)):
+            root = small_blocks.inverse(self.diagonal[t])
+            inverse = product(root.mT, root)
+            if following is not None:
+                gain = product(self.below[t], root)
+                down = product(following, gain)  # minus the block below
+                inverse = inverse + product(gain.mT, down)
+                out[:, layout.between.entries[t]] = -down.flatten(1)[:, layout.between.flat[t]]
+            out[:, layout.within.entries[t]] = inverse.flatten(1)[:, layout.within.flat[t]]
+            following = inverse
+        return out
+
+    def _apart(self, x: Tensor) -> list[Tensor]:
+        """Columns (S, D, R) as blocks (S, K, b, R)."""
+        layout = self.layout
+        slots = x.new_zeros(len(x), len(layout.empty), x.shape[-1]).index_copy_(1, layout.slots, x)
+        shape = (len(x), layout.length, layout.chains, layout.block, x.shape[-1])
+        return list(slots.view(shape).unbind(1))
+
+    def _together(self, blocks: list[Tensor], like: Tensor) -> Tensor:
+        slots = torch.stack(blocks, 1).flatten(1, 3)
+        return slots[:, self.layout.slots].reshape(like.shape)
+
+    def _forward(self, x: list[Tensor]) -> list[Tensor]:
+        out: list[Tensor] = []
+        for t, part in enumerate(x):
+            left = part - product(self.below[t - 1], out[-1]) if t else part
+            out.append(small_blocks.solve(self.diagonal[t], left))
+        return out
+
+    def _backward(self, y: list[Tensor]) -> list[Tensor]:
+        out: list[Tensor] = []
+        for t in reversed(range(len(y))):
+            left = y[t] - product(self.below[t].mT, out[-1]) if out else y[t]
+            out.append(small_blocks.tsolve(self.diagonal[t], left))
+        return out[::-1]
+
+
+# The derivatives of a log joint in its latents: gradient, the entries of the Hessian, and what the adjoint needs
+#
+# For each colour one double backward pass gives the product of the Hessian with the indicator of the colour, whose
+# entries are those of the Hessian (`torchngvi.latents.laplace`).  With the entries of the inverse Σ at the same
+# places,
+#
+#     c(θ, u) = -½ tr(Σ H(θ, u)),     Σ held fixed,
+#
+# is a scalar whose gradient is that of -½ log|H|, third derivatives of the log joint and no others: one more backward
+# pass, whatever the number of hyperparameters (Margossian, Vehtari, Simpson and Agrawal 2020; Margossian 2023).
+
+Joint = Callable[[Tensor, Tensor], Tensor]  # (θ (S, P), u (S, D)) -> log p(y, u, θ), (S,)
+
+_SINGLE = 1e-5  # share of the Hessian that rounding in float32 may change
+_OF_SHAPES = ("must match", "cannot be multiplied", "is invalid for input of size", "out of bounds")
+_PROBED = 2048  # latents up to which a pattern can be found by differentiating along each of them
+
+
+class Jet(NamedTuple):
+    """ℓ = -log p(y, u, θ) as a function of u.
+
+    Attributes:
+        energy: ℓ, (S,).
+        gradient: ∇ℓ, (S, D).
+        entries: of H = ∇²ℓ, the diagonal and then the pairs of the pattern, (S, D + E).
+    """
+
+    energy: Tensor
+    gradient: Tensor
+    entries: Tensor
+
+
+class Curvature:
+    """A log joint with its derivatives in the latents, at many (θ, u) at once.
+
+    Args:
+        joint: the log joint, (θ (S, P), u (S, D)) -> (S,).
+        dim: the number D of latents.
+        pairs: the pairs of the pattern, (E, 2).
+        colours: of the latents, (D,).
+
+    >>> def joint(theta, u):
+    ...     return -0.5 * u.square().sum(-1) - (u[..., 0] - u[..., 1]).square() * theta[..., 0]
+    >>> curvature = Curvature(joint, 2, torch.tensor([[1, 0]]), torch.tensor([0, 1]))
+    >>> curvature.jet(torch.ones(1, 1), torch.zeros(1, 2)).entries.tolist()
+    [[3.0, 3.0, -2.0]]
+    """
+
+    def __init__(self, joint: Joint, dim: int, pairs: Tensor, colours: Tensor) -> None:
+        self.joint, self.dim, self.pairs = joint, dim, pairs
+        self.members = [(colours == k).nonzero()[:, 0] for k in range(int(colours.max()) + 1)]
+        own = torch.arange(dim, device=pairs.device)[:, None].expand(-1, 2)
+        self.places = torch.cat([own, pairs, pairs.flip(-1)])  # row and column of every entry, of both triangles
+        self.seen = (
+            colours[self.places[:, 1]] * dim + self.places[:, 0]
+        )  # the row, in the product of the column's colour
+        self.stored = dim + len(pairs)
+        self.twice = torch.ones(self.stored, device=pairs.device)
+        self.twice[dim:] = 2.0  # an entry and that of the transpose
+
+    def energy(
+        self,
+        theta: Tensor,  # (S, P)
+        u: Tensor,  # (S, D)
+    ) -> Tensor:
+        """Compute ℓ, (S,), after a check of what the function returns.
+
+        Raises:
+            InputError: if the result is no real tensor with one value for each pair of theta and latents, or has fewer
+                digits than these; where the function cannot take so many of them.
+        """
+        try:
+            value = self.joint(theta, u)
+        except (RuntimeError, IndexError) as error:
+            if isinstance(error, RuntimeError) and not any(words in str(error) for words in _OF_SHAPES):
+                raise
+            raise InputError(
+                f"the log joint cannot take theta {tuple(theta.shape)} and latents {tuple(u.shape)}: {error}. There "
+                f"are as many latents as latents= says, {u.shape[-1]}, and as many hyperparameters as at= has, "
+                f"{theta.shape[-1]}."
+            ) from error
+        if not isinstance(value, Tensor) or value.is_complex():
+            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(f"the log joint of theta and the latents must return a real tensor; got {got}.")
+        if value.shape != theta.shape[:1]:
+            raise InputError(
+                f"the log joint must map theta {tuple(theta.shape)} and latents {tuple(u.shape)} to one value each, "
+                f"shape {tuple(theta.shape[:1])}; got shape {tuple(value.shape)}. Index coordinates as theta[..., 0], "
+                "sum over the last dimension, keep the first."
+            )
+        if torch.promote_types(value.dtype, u.dtype) != value.dtype:
+            raise InputError(
+                f"the log joint of theta and the latents in {u.dtype} returns {value.dtype}, whose digits are too few "
+                f"for second derivatives. Have it compute in {u.dtype}, its data too, or give at= in {value.dtype}."
+            )
+        return -value.to(u.dtype)
+
+    def jet(self, theta: Tensor, u: Tensor) -> Jet:
+        """Compute ℓ, its gradient and the entries of its Hessian at u, without a graph."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            energy, gradient = self._gradient(theta.detach(), u)
+            entries = self._entries(gradient, u, create_graph=False)
+        return Jet(energy.detach(), gradient.detach(), entries)
+
+    def adjoint(
+        self,
+        theta: Tensor,  # (S, P)
+        u: Tensor,  # û, (S, D)
+        inverse: Tensor,  # the entries of Σ = H⁻¹, (S, D + E)
+        solve: Callable[[Tensor], Tensor],  # with H
+    ) -> Tensor:
+        """Differentiate log p(y, û, θ) - ½ log|H| in θ, where û is the mode of the latents at θ.
+
+        With c as above and w = H⁻¹ ∇_u c, the implicit function theorem has dû/dθ = -H⁻¹ ∇_θ∇_u ℓ, so that the
+        gradient is -∇_θ ℓ + ∇_θ c - ∇_θ(wᵀ ∇_u ℓ), w held fixed.
+
+        Returns:
+            The gradient, (S, P).
+        """
+        with torch.enable_grad():
+            theta, u = theta.detach().requires_grad_(), u.detach().requires_grad_()
+            energy, gradient = self._gradient(theta, u)
+            by_theta, by_u = _gradients(self._change(gradient, u, inverse), (theta, u))
+            w = solve(by_u)
+            return by_theta + _gradients(-energy.sum() - (gradient * w).sum(), (theta,))[0]
+
+    def slope(
+        self,
+        theta: Tensor,  # (S, P)
+        u: Tensor,  # û, (S, D)
+        inverse: Tensor,  # the entries of Σ = H⁻¹, (S, D + E)
+    ) -> Tensor:
+        """Compute ∇_u c, (S, D): the mean of the latents differs from their mode by H⁻¹ ∇_u c, to first order."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            _, gradient = self._gradient(theta.detach(), u)
+            return _gradients(self._change(gradient, u, inverse), (u,))[0]
+
+    def gradient(
+        self,
+        theta: Tensor,  # (S, P)
+        u: Tensor,  # (S, D)
+    ) -> tuple[Tensor, Tensor]:
+        """Compute ℓ, (S,), and its gradient in u, (S, D)."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            energy = self.energy(theta.detach(), u)
+            return energy.detach(), _gradients(energy.sum(), (u,))[0]
+
+    def product(
+        self,
+        theta: Tensor,  # (S, P)
+        u: Tensor,  # (S, D)
+        v: Tensor,  # (S, D)
+    ) -> Tensor:
+        """Compute the product H v of the Hessian itself, whatever its pattern, (S, D)."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            _, gradient = self._gradient(theta.detach(), u)
+            return _gradients((gradient * v).sum(), (u,))[0]
+
+    def product_of_pattern(
+        self,
+        theta: Tensor,  # (S, P)
+        u: Tensor,  # (S, D)
+        v: Tensor,  # (S, D)
+    ) -> Tensor:
+        """Compute the product with the entries of the pattern alone, each as its own row has it, (S, D)."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            _, gradient = self._gradient(theta.detach(), u)
+            entries = self._products(gradient, u, create_graph=False)[:, self.seen]
+        rows, columns = self.places.unbind(-1)
+        return torch.zeros_like(v).index_add(1, rows, entries * v[:, columns])
+
+    def _gradient(self, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """ℓ and ∇_u ℓ with their graphs."""
+        energy = self.energy(theta, u)
+        gradient = None
+        if energy.requires_grad:
+            (gradient,) = torch.autograd.grad(energy.sum(), u, create_graph=True, allow_unused=True)
+        if gradient is None:
+            raise InputError(
+                "the log joint does not depend on the latents: its result has no gradient with respect to its second "
+                "argument. Compute it from that by torch operations, without detach(), item() or NumPy."
+            )
+        return energy, gradient
+
+    def _change(self, gradient: Tensor, u: Tensor, inverse: Tensor) -> Tensor:
+        """c, summed over θ, with its graph."""
+        entries = self._entries(gradient, u, create_graph=True)
+        return -0.5 * (inverse * self.twice.to(u.dtype) * entries).sum()
+
+    def _entries(self, gradient: Tensor, u: Tensor, create_graph: bool) -> Tensor:
+        """The entries of the Hessian, (S, D + E)."""
+        return self._products(gradient, u, create_graph)[:, self.seen[: self.stored]]
+
+    def _products(self, gradient: Tensor, u: Tensor, create_graph: bool) -> Tensor:
+        """The products of the Hessian with the indicators of the colours, (S, colours x D), a backward pass each."""
+        products = [_gradients(gradient[:, some].sum(), (u,), create_graph)[0] for some in self.members]
+        return torch.stack(products, 1).flatten(1)
+
+
+def _gradients(scalar: Tensor, inputs: tuple[Tensor, ...], create_graph: bool = False) -> tuple[Tensor, ...]:
+    """The gradients of a scalar, zeros where it does not depend on an input; the graph is kept."""
+    needed = [x for x in inputs if x.requires_grad]
+    found: dict[int, Tensor | None] = {}
+    if scalar.requires_grad and needed:
+        gradients = torch.autograd.grad(scalar, needed, retain_graph=True, create_graph=create_graph, allow_unused=True)
+        found = {id(x): gradient for x, gradient in zip(needed, gradients, strict=True)}
+    every = [(x, found.get(id(x))) for x in inputs]
+    return tuple(torch.zeros_like(x) if gradient is None else gradient for x, gradient in every)
+
+
+def probed_pairs(
+    joint: Joint,
+    theta: Tensor,  # (P,)
+    u: Tensor,  # (D,)
+) -> Tensor:
+    """Find the pairs of latents between which the Hessian has an entry, by a product with each unit vector.
+
+    >>> def joint(theta, u):
+    ...     return -(u[..., 1:] - u[..., :-1]).square().sum(-1)
+    >>> probed_pairs(joint, torch.zeros(1), torch.tensor([0.1, 0.2, 0.4])).tolist()
+    [[1, 0], [2, 1]]
+    """
+    dim = len(u)
+    if dim > _PROBED:
+        raise InputError(
+            f"with more than {_PROBED} latents say which of them occur together in a term of the log joint, by "
+            f"pattern=; got {dim} latents and no pattern."
+        )
+    none, alone = torch.zeros(0, 2, dtype=torch.long, device=u.device), torch.zeros(dim, dtype=torch.long, device="cpu")
+    curvature = Curvature(joint, dim, none, alone.to(u.device))
+    found = []
+    for units in torch.arange(dim, device=u.device).split(64):
+        v = torch.zeros(len(units), dim, dtype=u.dtype, device=u.device).scatter_(1, units[:, None], 1.0)
+        shape = (len(units), -1)
+        rows = curvature.product(theta.expand(shape), u.expand(shape), v)
+        if not bool(rows.isfinite().all()):
+            raise InputError(
+                "the Hessian of the log joint in the latents is not finite at a point near the one where their search "
+                "begins, so that its pattern cannot be found. Declare it, by pattern=."
+            )
+        where = rows.nonzero()
+        found.append(torch.stack([units[where[:, 0]], where[:, 1]], -1))
+    every = torch.cat(found)
+    return every[every[:, 0] > every[:, 1]]
+
+
+def check_pattern(
+    curvature: Curvature,
+    theta: Tensor,  # (P,)
+    mode: Tensor,  # (D,)
+    noise: Tensor,  # (D,)
+) -> None:
+    """Compare a product with the Hessian itself with that of the entries in the pattern, near a mode."""
+    theta, v = theta[None], noise.flip(0)[None]
+    sd = curvature.jet(theta, mode[None]).entries[0, : curvature.dim].rsqrt()
+    u = (mode + 0.1 * sd * noise)[None]  # in general position, where no entry vanishes by chance
+    truth = curvature.product(theta, u, v)
+    if not bool(truth.isfinite().all()):
+        u = mode[None]
+        truth = curvature.product(theta, u, v)
+    apart = (truth - curvature.product_of_pattern(theta, u, v)).abs()[0]
+    worst = int(apart.argmax())
+    largest = float(truth.abs().max())
+    if not float(apart[worst]) > torch.finfo(u.dtype).eps ** 0.5 * largest:
+        return
+    if u.dtype == torch.float64 and float(apart[worst]) < _SINGLE * largest:
+        raise InputError(
+            f"two ways to the Hessian of the log joint in float64 differ by {float(apart[worst]) / largest:.1g} of it, "
+            "as they do where a part of it is computed in float32. Look for .float() and for data in float32, or give "
+            "at= in float32."
+        )
+    unit = torch.zeros_like(v)
+    unit[0, worst] = 1.0
+    row, places = curvature.product(theta, u, unit)[0].abs(), curvature.places
+    row[places[places[:, 0] == worst, 1]] = 0.0
+    first, second = sorted((worst, int(row.argmax())))
+    raise InputError(
+        f"the pattern misses the pair of latents {first} and {second}, between which the Hessian of the log joint has "
+        "an entry. Add every pair of latents that occur in one term, or leave pattern= out."
+    )
+
+
+# The modes of the latents at many values of the hyperparameters, by a guarded Newton's method
+#
+# Newton's step -H⁻¹∇ℓ is halved until ℓ falls by a share of what the step promises.  Where H is not positive definite,
+# λI is added, with λ the first of 10⁻³, 10⁻², .. times the largest entry of the diagonal at which H + λI is; a mode has
+# to be reached without.
 
 _STEPS = 100
 _HALVINGS = 40  # of a step

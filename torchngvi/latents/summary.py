@@ -1,19 +1,159 @@
-"""What is known of the latents: their marginals, which are mixtures over the hyperparameters, and joint draws."""
+"""What is known of the latents, and how far Laplace's approximation of their integral is off."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchngvi.arguments import shown
 from torchngvi.errors import InputError
-from torchngvi.latents.modes import Modes
+from torchngvi.latents.modes import Curvature, Modes
 from torchngvi.models.checks import numbers
 from torchngvi.posteriors.shapes import number_of_draws
+
+# How far Laplace's approximation of an integral over latents is off, by draws of its own Gaussian
+#
+# With u = û + w ± L⁻ᵀz, w the first-order difference of mean and mode, the integral is Laplace's times E[exp r],
+# r = log p(y, u, θ) - log p(y, û, θ) + ½ zᵀz: where r varies little, the error is log E[exp r], by weights.  Where it
+# varies more, as over thousands of latents, it is the next term of the expansion (Shun and McCullagh 1995), for
+# f = log p(y, u, θ)
+#
+#     ⅛ f_ijkl Σ_ij Σ_kl + ½ wᵀHw + ¹⁄₁₂ f_ijk f_lmn Σ_il Σ_jm Σ_kn  =  E[T₄] + ½ wᵀHw + ⅙ E|g - ∇c|²_Σ,
+#
+# with T₄ the part of fourth order of f and g that of second order of ∇f at û + x, x ~ N(0, Σ), by differences along x.
+# Both are sums over all latents already for one draw, so that few draws are enough, however many latents there are.
+
+_VARIES = 1.0  # variance of r up to which weights are used
+_AT_ONCE = 2**19  # numbers of the latents of some draws, at all θ of a part
+
+
+@dataclass(frozen=True)
+class LaplaceError:
+    """The error of Laplace's log p(y, θ) at values of the hyperparameters, in nats: what has to be added to it.
+
+    A constant error does not change the posterior of θ.  What changes it is how the error varies: to first order a mean
+    moves by the covariance of θ and the error over the posterior, which is `shift`, in standard deviations.
+
+    Attributes:
+        theta: the values, (S, P).
+        error: log p(y, θ) minus its approximation, (S,).
+        standard_error: of each, (S,); the draws of the latents are common to all θ, so that differences are known
+            better.
+        expanded: where the latents vary too much for weights and the expansion was used, (S,).
+
+    >>> error, noise = torch.tensor([0.1, 0.2]), torch.tensor([0.01, 0.01])
+    >>> found = LaplaceError(torch.zeros(2, 1), error, noise, torch.zeros(2) > 0)
+    >>> print(found)
+    Laplace's log p(y, theta) is off by 0.1 to 0.2 nats, standard error 0.01, at 2 values of theta.
+    """
+
+    theta: Tensor  # (S, P)
+    error: Tensor  # (S,)
+    standard_error: Tensor  # (S,)
+    expanded: Tensor  # (S,)
+
+    @property
+    def shift(self) -> Tensor:
+        """By how many standard deviations the error moves the posterior mean of each hyperparameter, (P,)."""
+        apart = self.theta - self.theta.mean(0)
+        moved = (apart * (self.error - self.error.mean())[:, None]).mean(0)
+        return moved / apart.square().mean(0).sqrt().clamp_min(torch.finfo(moved.dtype).tiny)
+
+    def __str__(self) -> str:
+        low, high, noise = (float(x) for x in (self.error.amin(), self.error.amax(), self.standard_error.amax()))
+        off = f"{low:.2g}" if len(self.theta) == 1 else f"{low:.2g} to {high:.2g}"
+        where = "1 value" if len(self.theta) == 1 else f"{len(self.theta)} values"
+        how = " (by expansion)" if bool(self.expanded.any()) else ""
+        text = f"Laplace's log p(y, theta) is off by {off} nats{how}, standard error {noise:.1g}, at {where} of theta."
+        if len(self.theta) < 4 * self.theta.shape[-1]:
+            return text
+        shift, worst = self.shift, int(self.shift.abs().argmax())
+        return f"{text} That moves the mean of theta[{worst}] by {float(shift[worst]):+.2g} sd, the others less."
+
+
+@torch.no_grad()
+def laplace_error(
+    theta: Tensor,  # (S, P)
+    z: Tensor,  # (N, D)
+    curvature: Curvature,
+    found: Iterable[tuple[Tensor, Modes]],
+) -> LaplaceError:
+    """Estimate the error at each θ from the same noise."""
+    parts = [_error(Given.at(curvature, part, modes), z) for part, modes in found]
+    return LaplaceError(theta, *(torch.cat(some) for some in zip(*parts, strict=True)))
+
+
+class Given(NamedTuple):
+    """The Gaussian of the latents given θ, and the log joint."""
+
+    curvature: Curvature
+    theta: Tensor  # (S, P)
+    modes: Modes
+    slope: Tensor  # ∇c, (S, D)
+    w: Tensor  # H⁻¹∇c, (S, D)
+
+    @classmethod
+    def at(cls, curvature: Curvature, theta: Tensor, modes: Modes) -> "Given":
+        """With what follows from the selected inverse."""
+        slope = curvature.slope(theta, modes.u, modes.factor.selected_inverse())
+        return cls(curvature, theta, modes, slope, modes.factor.solve(slope))
+
+    def deviations(self, z: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A few z at a time, (n, D), with L⁻ᵀz, (n, S, D)."""
+        for some in z.split(max(1, _AT_ONCE // self.slope.numel())):
+            yield some, self.modes.factor.spread(some.mT.expand(len(self.theta), -1, -1)).movedim(-1, 0)
+
+    def jet(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """ℓ (n, S) and ∇ℓ (n, S, D) at latents (n, S, D)."""
+        copies = self.theta.expand(len(u), -1, -1).flatten(0, 1)
+        energy, gradient = self.curvature.gradient(copies, u.flatten(0, 1))
+        return energy.unflatten(0, u.shape[:2]), gradient.unflatten(0, u.shape[:2])
+
+
+def _error(given: Given, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The error at each θ, its standard error, and whether by expansion."""
+    r = _log_weights(given, z)
+    value = torch.logsumexp(r, (0, 1)) - math.log(2 * len(z))
+    noise = (r - value).exp().mean(0).std(0) / math.sqrt(len(z))
+    expanded = ~(r.flatten(0, 1).var(0) <= _VARIES)
+    if bool(expanded.any()):
+        terms = _terms(given, z)
+        value = torch.where(expanded, terms.mean(0), value)
+        noise = torch.where(expanded, terms.std(0) / math.sqrt(len(z)), noise)
+    return value, noise, expanded
+
+
+def _log_weights(given: Given, z: Tensor) -> Tensor:
+    """r at û + w ± L⁻ᵀz, (2, N, S)."""
+    found = []
+    for some, apart in given.deviations(z):
+        mean = given.modes.u + given.w
+        copies = given.theta.expand(len(some), -1, -1).flatten(0, 1)
+        ends = [given.curvature.energy(copies, u.flatten(0, 1)) for u in (mean + apart, mean - apart)]
+        energy = torch.stack(ends).unflatten(1, apart.shape[:2])
+        found.append(given.modes.energy - energy + 0.5 * some.square().sum(-1)[:, None])
+    return torch.cat(found, 1)
+
+
+def _terms(given: Given, z: Tensor) -> Tensor:
+    """What is averaged over z for the next term of the expansion, (N, S)."""
+    u, energy, solve = given.modes.u, given.modes.energy, given.modes.factor.solve
+    h = torch.finfo(z.dtype).eps ** (1 / 12)
+    found = []
+    for some, apart in given.deviations(z):
+        (up, g_up), (down, g_down) = given.jet(u + h * apart), given.jet(u - h * apart)
+        fourth = (energy - 0.5 * (up + down)) / h**4 + 0.5 * some.square().sum(-1)[:, None] / h**2
+        bend = -0.5 * (g_up + g_down) / h**2 - given.slope
+        length = (bend * solve(bend.movedim(0, -1)).movedim(-1, 0)).sum(-1)
+        found.append(fourth + length / 6)
+    return torch.cat(found) + 0.5 * (given.w * given.slope).sum(-1)
+
+
+# What is known of the latents: their marginals, which are mixtures over the hyperparameters, and joint draws
 
 _BISECTIONS = 60  # of an interval that holds a quantile
 _WIDE = 40.0  # standard deviations within which every quantile in double precision lies

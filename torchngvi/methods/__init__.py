@@ -4,18 +4,18 @@ from torchngvi.methods.bbvi import BBVI, ProximalBBVI
 from torchngvi.methods.gaussian import (
     BWGD,
     IBLR,
+    NGVI,
     SRVN,
     VN,
     CovarianceGD,
     Method,
+    NewtonCG,
     RootGD,
     Snngm,
     SVGDDensity,
     SymmetricSRVN,
 )
 from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
-from torchngvi.methods.newton import NewtonCG
-from torchngvi.methods.ngvi import NGVI
 
 __all__ = [
     "AIFVB",

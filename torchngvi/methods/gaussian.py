@@ -12,10 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from torchngvi.errors import PairError
+from torchngvi.expectations import StatisticRegression
 from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.optim.pairs import posteriors_of
 from torchngvi.posteriors import NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.posteriors.flat import ExponentialFamily
 from torchngvi.renamed import renamed
 from torchngvi.rules import (
     SVGD,
@@ -25,9 +27,11 @@ from torchngvi.rules import (
     NormalizedMomentum,
     Retraction,
     RootGradient,
+    RootNewton,
     SymmetricRoot,
     VariationalNewton,
 )
+from torchngvi.stepsizes import Backtracking, Convex
 
 
 class Method(NaturalGradientVI):
@@ -299,3 +303,93 @@ def _small_step(q: Posterior) -> float:
 
 def _usual_norm(q: Posterior) -> str:
     return "riemannian" if isinstance(q, PrecisionCholeskyGaussian) else "euclidean"
+
+
+# Newton's method on the bound, as a method by name
+
+
+class NewtonCG(Method):
+    """Newton's method in the mean and the root, (m, C), by conjugate gradients, with backtracking.
+
+    In these coordinates the bound of a log-concave model is convex, and its Hessian products need no expectation beside
+    those of an evaluation.  It is the default of `torchngvi.fit` for generalised linear models of moderate size; one
+    wants it wherever expectations are exact, and evaluations, not products of matrices, are dear.  The arguments are
+    those of `Method`; without lr and step_size, steps are found by `Backtracking`.
+
+    Raises:
+        PairError: a posterior over a structure without all products, such as an arrow.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> from torchngvi.models import GeneralizedLinear
+    >>> q = CholeskyGaussian(1, dtype=torch.float64)
+    >>> model = GeneralizedLinear(torch.ones(3, 1, dtype=torch.float64), [0.0, 1.0, 1.0])
+    >>> opt = NewtonCG(q)
+    >>> losses = [opt.step(model).item() for _ in range(4)]
+    >>> bool(opt.evaluate(model).norm2 < 1e-10)
+    True
+    """
+
+    def __init__(self, posterior: Posterior | Iterable[Any], lr: float | Tensor | None = None, **parts: Any) -> None:
+        if lr is None and parts.get("step_size") is None:
+            parts["step_size"] = Backtracking()
+        super().__init__(posterior, lr, **parts)
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The rule is `RootNewton`."""
+        return RootNewton()
+
+
+# Stochastic natural-gradient VI, whose steps are convex combinations, for Gaussians and exponential families
+
+
+class NGVI(Method):
+    """Stochastic natural-gradient VI: η' = (1 - γ)η + γ(∇_ω E_q[log p(y|z)] + η_prior), 0 ≤ γ ≤ 1.
+
+    It is `VN` whose steps are convex combinations (Wu and Gardner 2024, section 3), which stay in the cone with any
+    curvature estimate that is positive semi-definite (mini-batches of a linear regression, `BonnetPrice`, `Hessian`).
+    ``LambdaLR(opt, theorem_schedule)`` gives γ_t = 2/(2 + t), `ExpectationAverage` the output of Theorem 1.
+
+    The posterior may also be one of `torchngvi.posteriors.flat` that is an `ExponentialFamily`, such as `Gamma` or
+    `Dirichlet`, over any log joint: the target of a step is then found by `StatisticRegression`, without noise where
+    the log joint is conjugate.
+
+    Args:
+        posterior, loss_scale: see `NaturalGradientVI`.
+        estimator: see `NaturalGradientVI`; by default `StatisticRegression()` for exponential families.
+        lr: γ, at most 1, which erases q: for conjugate models, or the start of a schedule on one.  For other models
+            0.1, or 0.5 with a schedule.
+
+    Raises:
+        InputError: an lr that is not positive; in a step, one above 1.
+        PairError: in a step, a target that the estimator cannot evaluate.
+
+    >>> import torch
+    >>> from torchngvi import GeneralizedLinear, NaturalGaussian
+    >>> from torchngvi.stepsizes import theorem_schedule
+    >>> X, y = torch.arange(8.0).reshape(8, 1) - 3, torch.arange(8.0)
+    >>> model, q = GeneralizedLinear(X, y, "gaussian"), NaturalGaussian(1)
+    >>> opt = NGVI(q, lr=1.0)
+    >>> schedule = torch.optim.lr_scheduler.LambdaLR(opt, theorem_schedule)
+    >>> for _ in range(20):
+    ...     loss = opt.step(model.minibatch(torch.randint(8, (4,))))
+    ...     schedule.step()
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor = 1.0,
+        *,
+        estimator: Estimator | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        if estimator is None and isinstance(posterior, ExponentialFamily):
+            estimator = StatisticRegression()
+        super().__init__(posterior, lr, step_size=Convex(), estimator=estimator, loss_scale=loss_scale)
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The rule is that of `VN` on the same posterior, and the natural gradient in η of an exponential family."""
+        return NaturalGradient() if isinstance(posterior, ExponentialFamily) else VN.rule_for(posterior)

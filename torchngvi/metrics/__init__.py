@@ -5,17 +5,11 @@ inverse Fisher matrix of a flat posterior.
 """
 
 from torchngvi.metrics.adam import Adam
-from torchngvi.metrics.batch_fisher import BatchFisher
-from torchngvi.metrics.blocks import Blocks
-from torchngvi.metrics.exact import Exact
-from torchngvi.metrics.identity import Identity
-from torchngvi.metrics.matrix_free import MatrixFree
+from torchngvi.metrics.fisher import BatchFisher, Window
 from torchngvi.metrics.nagvac import NAGVAC, PublishedNAGVAC
-from torchngvi.metrics.preconditioner import Preconditioner
-from torchngvi.metrics.quasi_newton import QuasiNewton
-from torchngvi.metrics.recursive import Recursive
-from torchngvi.metrics.site_newton import SiteNewton
-from torchngvi.metrics.window import Window
+from torchngvi.metrics.preconditioner import Blocks, Exact, Identity, Preconditioner
+from torchngvi.metrics.quasi_newton import QuasiNewton, SiteNewton
+from torchngvi.metrics.recursive import MatrixFree, Recursive
 
 __all__ = [
     "NAGVAC",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchngvi.interfaces import Coordinates
 from torchngvi.metrics.preconditioner import Preconditioner, State
-from torchngvi.momentum.adam import Adam as AdamMomentum
+from torchngvi.momentum.averages import Adam as AdamMomentum
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 

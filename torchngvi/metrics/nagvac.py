@@ -11,7 +11,7 @@ from torch import Tensor
 from torchngvi.errors import PairError
 from torchngvi.metrics.preconditioner import Preconditioner, State
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
-from torchngvi.posteriors.flat.rank_one import RankOneGaussian
+from torchngvi.posteriors.flat.low_rank import RankOneGaussian
 
 
 def _rank_one(q: FlatPosterior) -> RankOneGaussian:

@@ -5,15 +5,16 @@ I_F depends on q alone, so that a metric learns from scores φ at draws of its o
 """
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_size
+from torchngvi.arguments import read_instance, read_list, read_number, read_size
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Bent, Local, Metric, Posterior
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, solve_symmetric
 
 State = dict[str, Any]  # tensors and counts, saved with the optimizer
 _AT_ONCE = 256  # scores of a warm-up
@@ -172,3 +173,165 @@ def check_count(name: str, value: int) -> int:
     3
     """
     return read_size(name, value, "counts draws")
+
+
+# No preconditioner: the ordinary gradient (Godichon-Baggioni, Nguyen and Tran 2023, Eq 2.5)
+
+
+@final
+class Identity(Preconditioner):
+    """No metric: the direction is the ordinary gradient ∇L, so that steps depend on the units and coordinates of λ.
+
+    One wants it as the baseline that shows what a metric gains.
+
+    >>> import torch
+    >>> from torchngvi.ifvb import Beta
+    >>> Identity().direction({}, torch.ones(2), Beta(torch.ones(2))).tolist()
+    [1.0, 1.0]
+    """
+
+    natural = False
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """Return the gradient as it is."""
+        return gradient
+
+
+# The damped Fisher matrix of a batch of scores, solved by Woodbury or Cholesky
+#
+#     (F̂ + ρ tr(F̂)/D I) x = g,  F̂ = ΦᵀΦ/n,  Φ the scores as rows
+#
+# With n < D the n x n matrix suffices: x = (g - Φᵀ(nδI + ΦΦᵀ)⁻¹Φg)/δ, δ = ρ tr(F̂)/D.
+
+
+def check_damping(rho: float) -> float:
+    """Check a damping ρ.
+
+    >>> check_damping(1)
+    1.0
+    """
+    return read_number("rho", rho, "is the damping in units of the mean eigenvalue", at_least=0)
+
+
+def damped_solve(
+    rows: Tensor,  # (n, *batch, D)
+    count: Tensor,  # (*batch,), rows that are not empty
+    rho: float,
+    gradient: Tensor,  # (*batch, D)
+) -> Tensor:
+    """Solve (F̂ + ρ tr(F̂)/D I) x = g, with F̂ = ΦᵀΦ/n the mean of the outer products of the scores.
+
+    >>> damped_solve(torch.eye(2), torch.tensor(2), 1.0, torch.ones(2)).tolist()  # (½ + ½) x = 1
+    [1.0, 1.0]
+    """
+    Phi = rows.movedim(0, -2)
+    n, D = Phi.shape[-2:]
+    square = Phi.square().sum((-2, -1))
+    n_delta = (rho / D * square)[..., None, None]  # nδ
+    g = count.clamp_min(1)[..., None] * gradient
+    if n < D:
+        inner = Phi @ Phi.mT + n_delta * torch.eye(n, dtype=Phi.dtype, device=Phi.device)
+        small = solve_symmetric(inner, (Phi @ g[..., None])[..., 0])
+        return (g - (Phi.mT @ small[..., None])[..., 0]) / n_delta[..., 0]
+    return solve_symmetric(Phi.mT @ Phi + n_delta * torch.eye(D, dtype=Phi.dtype, device=Phi.device), g)
+
+
+# The natural gradient in closed form (Godichon-Baggioni, Nguyen and Tran 2023, Eq 3.4)
+
+
+@final
+class Exact(Preconditioner):
+    """The natural gradient I_F⁻¹∇L in closed form, from `FlatPosterior.exact_fisher_solve`.
+
+    It is free of noise, and the first choice where the posterior knows its Fisher matrix.
+
+    Raises:
+        PairError: at construction of an optimizer, if the posterior does not know its Fisher matrix.
+
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> Exact().direction({}, torch.tensor([1.0, 1.0]), MeanFieldGaussian(torch.zeros(2))).tolist()
+    [1.0, 0.5]
+    """
+
+    exact = True
+
+    def fresh(self, q: FlatPosterior) -> State:
+        """Return an empty state, after one call that has a posterior without a closed form refused here.
+
+        Raises:
+            PairError: if the posterior does not know its Fisher matrix.
+        """
+        q.exact_fisher_solve(torch.zeros_like(q.vector))
+        return {}
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """Return the natural gradient I_F⁻¹∇L."""
+        return q.exact_fisher_solve(gradient)
+
+
+# One preconditioner for each block of λ: exact where q is a product over the blocks, an approximation elsewhere
+#
+# It needs ΣD_b² numbers in the place of D².
+
+
+class _Slice:
+    """What the preconditioner of a block sees of the posterior: the length and place of its part of λ."""
+
+    def __init__(self, vector: Tensor) -> None:
+        self.vector, self.size = vector, vector.shape[-1]
+
+
+@final
+class Blocks(Preconditioner):
+    """A block-diagonal metric: a copy of one preconditioner for each consecutive block of λ.
+
+    One wants it where λ is too long for a D x D matrix, or where q is a product over the blocks, so that its Fisher
+    matrix is block-diagonal.
+
+    Args:
+        rule: the preconditioner, `Recursive`, `MatrixFree`, `Window` or `BatchFisher`; its warm-up and generator are
+            those
+            of all blocks.
+        sizes: the lengths of the blocks, which sum to D.
+
+    Raises:
+        InputError: if the rule takes no scores, or there are no sizes; at construction of an optimizer, if the sizes do
+            not
+            sum to D.
+
+    >>> from torchngvi.ifvb import MeanFieldGaussian, Recursive
+    >>> len(Blocks(Recursive(), [2, 2]).fresh(MeanFieldGaussian(torch.zeros(4))))
+    2
+    """
+
+    def __init__(self, rule: Preconditioner, sizes: Sequence[int]) -> None:
+        read_instance("rule", rule, Preconditioner, "is one that learns from scores, such as Recursive()")
+        sizes = read_list("sizes", sizes, "lists the length of each block")
+        if rule.samples == 0 or isinstance(rule, Blocks):
+            raise InputError(f"Blocks splits a rule that learns from scores; got {type(rule).__name__}.")
+        if not sizes:
+            raise InputError("sizes lists the length of each block; got none.")
+        self.rule, self.sizes = rule, [check_count("a block size", size) for size in sizes]
+        self.samples, self.remembers = rule.samples, rule.remembers
+        self.warmup, self.generator = rule.warmup, rule.generator
+
+    def fresh(self, q: FlatPosterior) -> State:
+        """Return one state for each block.
+
+        Raises:
+            InputError: if the sizes do not sum to D, or the rule refuses a block.
+        """
+        if sum(self.sizes) != q.size:
+            raise InputError(f"the blocks have {sum(self.sizes)} entries and lambda has {q.size}.")
+        pieces = q.vector.detach().split(self.sizes, -1)
+        return {str(i): self.rule.fresh(_Slice(piece)) for i, piece in enumerate(pieces)}  # type: ignore[arg-type]
+
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> State:
+        """Hand its part of the scores to the preconditioner of each block."""
+        pieces = enumerate(scores.split(self.sizes, -1))
+        return {str(i): state[str(i)] | self.rule.absorb(state[str(i)], piece, generator) for i, piece in pieces}
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """Return the directions of the blocks, side by side."""
+        pieces = gradient.split(self.sizes, -1)
+        return torch.cat([self.rule.direction(state[str(i)], piece, q) for i, piece in enumerate(pieces)], -1)

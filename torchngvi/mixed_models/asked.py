@@ -7,14 +7,13 @@ from torch import Tensor
 
 from torchngvi.arguments import read_choice, read_seed
 from torchngvi.errors import InputError
-from torchngvi.messages import hint
+from torchngvi.messages import BINOMIAL, SHORT, full_name, hint
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.models import Likelihood, MixedPrior
 from torchngvi.models.learned import LEARNED, Learned
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.multilevel_prior import prior_of
-from torchngvi.words import BINOMIAL, SHORT, full_name
 
 Marginalise = Literal["quadrature", "response", "none"]
 

@@ -18,15 +18,14 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_number
-from torchngvi.diagnostics.left_out import LeftOut
-from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.psis import LeftOut, smoothed
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import asked
 from torchngvi.mixed_models.integrated import Weighted, integrated
 from torchngvi.mixed_models.locals import ByQuadrature, Locals
 from torchngvi.models import GaussianMixed, MarginalMixed
 from torchngvi.models.mixed_integrated import IntegratedMixed
-from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 
 _AT_ONCE = 4_000_000  # importance weights that are smoothed

@@ -25,8 +25,8 @@ from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import checked_prior
 from torchngvi.models.mixed_units import covariance_prior_of
 from torchngvi.models.multilevel import Several
-from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.linalg import eigh
+from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 

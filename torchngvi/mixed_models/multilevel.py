@@ -23,7 +23,7 @@ from torchngvi.models.mixed_prior import checked_prior, units_of
 from torchngvi.models.multilevel import MultilevelLogJoint, Several
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.models.multilevel_start import started
-from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors import CholeskyGaussian, PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 

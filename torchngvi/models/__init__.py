@@ -1,11 +1,9 @@
 """The targets that a posterior approximates: log joints with structure, and without."""
 
 from torchngvi.models.data_log_joint import DataLogJoint
-from torchngvi.models.factor_graph import FactorGraph
-from torchngvi.models.factors import FactorTarget, TractableFactors
+from torchngvi.models.factor_graph import ExpectedFactor, FactorGraph, SiteFactor
+from torchngvi.models.factors import FactorTarget, GroupedLogJoint, TractableFactors
 from torchngvi.models.generalized_linear import GeneralizedLinear
-from torchngvi.models.grouped import GroupedLogJoint
-from torchngvi.models.known_factors import ExpectedFactor
 from torchngvi.models.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
@@ -15,8 +13,7 @@ from torchngvi.models.likelihoods import (
     PoissonLog,
     StudentT,
 )
-from torchngvi.models.log_joint import LogJoint
-from torchngvi.models.messages import SiteFactor
+from torchngvi.models.log_joint import LogJoint, PerDatum, WarpedTarget
 from torchngvi.models.mixed import MixedLogJoint, RandomEffects
 from torchngvi.models.mixed_gaussian import GaussianMixed
 from torchngvi.models.mixed_marginal import MarginalMixed
@@ -25,13 +22,11 @@ from torchngvi.models.mixed_summary import MixedSummary
 from torchngvi.models.mixture_integrand import MixtureIntegrand
 from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
-from torchngvi.models.per_datum import PerDatum
 from torchngvi.models.regularized import ExpectedPenalty, MeanPenalty, Regularized
 from torchngvi.models.scale_priors import Exponential, HalfNormal, HalfT
 from torchngvi.models.sharded import Sharded, ShardedDraws, ShardedLogJoint, ShardedTractable
 from torchngvi.models.softmax import SoftmaxRegression
 from torchngvi.models.streamed import Streamed
-from torchngvi.models.warped import WarpedTarget
 
 __all__ = [
     "BernoulliLogit",

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, FullPrior, LinearTarget, Marginals, Posterior, Raw, Sites
-from torchngvi.messages import hint
-from torchngvi.models import checks, graphs
+from torchngvi.messages import BINOMIAL, SHORT, full_name, hint
+from torchngvi.models import checks
+from torchngvi.models import checks as graphs
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
-from torchngvi.numerics.inference_mode import tracked
-from torchngvi.numerics.versions import settings_of, tensors_of
-from torchngvi.words import BINOMIAL, SHORT, full_name
+from torchngvi.numerics.versions import settings_of, tensors_of, tracked
 
 _WITH_PARAMETERS = {  # of which a word alone makes none
     "negative_binomial": "torchngvi.models.NegativeBinomial(dispersion)",

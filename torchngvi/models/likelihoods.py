@@ -14,10 +14,10 @@ from torch import Tensor
 
 from torchngvi.arguments import read_number
 from torchngvi.errors import InputError
-from torchngvi.numerics import normal_tail
+from torchngvi.messages import full_name
+from torchngvi.numerics import special as normal_tail
 from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square
 from torchngvi.numerics.logistic import softplus
-from torchngvi.words import full_name
 
 ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)] under N(e, v)
 

@@ -1,17 +1,20 @@
-"""Any differentiable log joint, given as a function: of all draws at once, or of one."""
+"""Log joints given as functions: of all draws at once, of one, with terms for each datum, or under a warp."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchngvi.arguments import read_callable, read_number
+from torchngvi.arguments import read_callable, read_instance, read_number
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Target
+from torchngvi.interfaces import SeparableTarget, Target
+from torchngvi.posteriors.warped import Warped
+
+# Any differentiable log joint, given as a function: of all draws at once, or of one
 
 _WORDS_OF_VMAP = ("vmap", "doesn't have storage")  # in the errors it raises
 
@@ -186,3 +189,108 @@ def number(value: object) -> Tensor:
             "Sum over data and coordinates."
         )
     return value
+
+
+# A log joint that tells its terms apart: one log likelihood a datum, and a log prior
+
+
+@final
+class PerDatum(SeparableTarget):
+    """A log joint whose terms are known one by one, log p(θ) + Σ_n log p(y_n | θ), as `GaussNewton` needs them.
+
+    Args:
+        log_likelihoods: the log likelihood of every datum, θ (S, D) -> (S, N).
+        log_prior: the log prior, θ (S, D) -> (S,).
+        temperature: the weight γ of the entropy, finite and not negative.
+
+    Raises:
+        InputError: if something cannot be called; on use, if a result has another shape.
+
+    >>> import torch
+    >>> y = torch.tensor([1.0, 2.0])
+    >>> target = PerDatum(lambda theta: -0.5 * (y - theta).square(), lambda theta: -0.5 * theta.square().sum(-1))
+    >>> target.log_joint(torch.zeros(1, 1)).item()
+    -2.5
+    """
+
+    def __init__(
+        self,
+        log_likelihoods: Callable[[Tensor], Tensor],
+        log_prior: Callable[[Tensor], Tensor],
+        temperature: float = 1.0,
+    ) -> None:
+        read_callable("log_likelihoods", log_likelihoods, "must be a function of theta", arguments="theta")
+        self.log_likelihoods, self.prior = log_likelihoods, LogJoint(log_prior, temperature)
+        self.temperature = self.prior.temperature
+
+    def terms(self, theta: Tensor) -> Tensor:
+        """Return log p(y_n | θ), (S, N).
+
+        Raises:
+            InputError: if the function gives a result of another shape.
+        """
+        terms = self.log_likelihoods(theta)
+        if terms.ndim != 2 or len(terms) != len(theta):
+            raise InputError(
+                f"log_likelihoods must map theta of shape {tuple(theta.shape)} to (S, N), one value a draw and datum; "
+                f"got shape {tuple(terms.shape)}. Do not sum over the data."
+            )
+        return terms
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return no tensors: those that the functions depend on are unknown."""
+        return ()
+
+
+# A warp is a change of the target: what the Gaussian inside a warped posterior approximates
+
+
+@final
+class WarpedTarget(Target):
+    """The log joint as a density of x, where θ = m + s w((x - m)/s; φ): that of θ plus γ Σ_i log w'(ξ_i; φ_i).
+
+    What an examination of the base against it finds, k-hat and the ELBO among it, is true of the warped posterior.
+
+    Args:
+        target: the log joint of θ.
+        q: the warped posterior, which is read at each call.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> target = WarpedTarget(LogJoint(lambda theta: -theta.square().sum(-1)), CholeskyGaussian(1).warped())
+    >>> target.log_joint(torch.ones(1, 1)).tolist()  # the identity
+    [-1.0]
+    """
+
+    def __init__(self, target: Target, q: Warped) -> None:
+        read_instance("target", target, Target, "is a model or a LogJoint", other=q)
+        read_instance("q", q, Warped, "is a warped posterior, such as CholeskyGaussian(2).warped()", other=target)
+        self.target, self.q = target, q
+        self.temperature, self.comparable, self.coupled = target.temperature, target.comparable, target.coupled
+        self.draws_at_once, self.in_passes, self.batches = target.draws_at_once, target.in_passes, target.batches
+        self.processes = target.processes
+
+    def log_joint(self, theta: Tensor) -> Tensor:
+        """Compute the log joint at the bent points, plus the log volume."""
+        bent, log_volume = self.q.bent(theta)
+        return self.target.log_joint(bent) + self.temperature * log_volume
+
+    def outward(self, theta: Tensor) -> Tensor:
+        """Map points x to the θ that they stand for."""
+        return self.q.bent(theta)[0]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors of the log joint, if they are known, with those of the warp."""
+        inner = self.target.tensors()
+        return (*inner, *self.q.state_dict().values()) if inner else ()
+
+
+def unwarped(q: Any, target: Target) -> tuple[Any, Target]:
+    """Take a warped posterior and its target to the Gaussian inside and what that approximates; others stay.
+
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> q, target = unwarped(CholeskyGaussian(1).warped(), LogJoint(lambda theta: -theta.square().sum(-1)))
+    >>> type(q).__name__, type(target).__name__
+    ('CholeskyGaussian', 'WarpedTarget')
+    """
+    return (q.base, WarpedTarget(target, q)) if isinstance(q, Warped) else (q, target)

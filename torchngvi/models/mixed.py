@@ -26,7 +26,7 @@ from torchngvi.models.mixed_spread import SpreadGroups
 from torchngvi.models.mixed_start import started
 from torchngvi.models.mixed_summary import MixedSummary, predicted, summarised
 from torchngvi.models.multilevel_prior import derivative, expected_energy
-from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import arrow

@@ -25,7 +25,7 @@ from torchngvi.models import checks
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import Effects, half_squares
 from torchngvi.numerics import small_blocks
-from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.versions import tracked
 from torchngvi.structures.pattern import Structured
 from torchngvi.structures.storage import Part
 

@@ -26,7 +26,7 @@ from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import root_of
 from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics import small_blocks
-from torchngvi.numerics.gauss_hermite import normal_rule
+from torchngvi.numerics.special import normal_rule
 
 _NODES = {1: 15, 2: 7}  # in each dimension, by the number of random effects
 _MORE = 5  # nodes in each of three dimensions or more

@@ -17,8 +17,8 @@ from torch import Tensor
 from torchngvi.arguments import is_number
 from torchngvi.errors import InputError
 from torchngvi.models import checks
-from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.numerics.versions import tracked
 
 
 class Wishart(NamedTuple):

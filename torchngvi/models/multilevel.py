@@ -32,8 +32,7 @@ from torchngvi.models.mixed_units import Levels, covariance_prior_of, set_column
 from torchngvi.models.multilevel_prior import CovariancePrior, derivative, expected_energy, prior_of
 from torchngvi.models.multilevel_rows import MultilevelRows
 from torchngvi.models.multilevel_start import blocks_of, started
-from torchngvi.numerics.inference_mode import tracked
-from torchngvi.numerics.versions import settings_of, tensors_of
+from torchngvi.numerics.versions import settings_of, tensors_of, tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.structures.pattern import Structured
 

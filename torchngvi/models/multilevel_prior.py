@@ -14,7 +14,7 @@ from torchngvi.errors import InputError
 from torchngvi.models.mixed_prior import Effects, MixedPrior, Precision, check_one_prior, half_squares
 from torchngvi.models.mixed_prior import starts as diagonal_of
 from torchngvi.models.scale_priors import ScalesPrior
-from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.versions import tracked
 
 CovariancePrior = Precision | ScalesPrior
 

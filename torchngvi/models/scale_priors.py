@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.models.mixed_prior import is_positive, omega_of, scales_of, starts
-from torchngvi.numerics.gauss_hermite import normal_rule
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.numerics.special import normal_rule
 
 _NODES = {1: 25, 3: 9, 6: 3}  # in each dimension of ω, of one, two and three random effects
 _POINTS = 512  # of which each has its mirror image, in more dimensions

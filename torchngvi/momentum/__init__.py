@@ -1,7 +1,5 @@
 """The momenta, which average the changes of q's coordinates over the steps: one file each."""
 
-from torchngvi.momentum.adam import Adam
-from torchngvi.momentum.exponential_average import ExponentialAverage
-from torchngvi.momentum.normalized import NormalizedMomentum
+from torchngvi.momentum.averages import Adam, ExponentialAverage, NormalizedMomentum
 
 __all__ = ["Adam", "ExponentialAverage", "NormalizedMomentum"]

@@ -15,7 +15,7 @@ from torchngvi.networks.losses import find_scale_column, take_rows, tell_of_colu
 from torchngvi.networks.optimizers import check_options, largest_lr, planned_share
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import called_by, warn_caller
-from torchngvi.numerics.host import Fetched
+from torchngvi.numerics.arrays import Fetched
 
 _WITHOUT_RADIUS = 1.0  # the learning rate of weights that a radius limits, which no other parameter trains with
 _AFTER = 1.5  # of the planned steps, from which on a warning says that they are over

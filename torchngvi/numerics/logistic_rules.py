@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.numerics.gauss_hermite import normal_rule
+from torchngvi.numerics.special import normal_rule
 
 HERMITE = ((0.24, 8), (0.54, 16))  # below s: the number of nodes
 NARROW = HERMITE[-1][0]  # s below which the rule of Gauss and Hermite is taken

@@ -1,14 +1,42 @@
-"""Whether tensors are what they were, by torch's count of writes and by their contents."""
+"""Whether tensors are what they were, and the modes of torch under which a call runs."""
 
+import functools
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import is_not
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchngvi.numerics import sparse
+
+# The modes of torch under which a call runs
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def tracked(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let a function run outside of ``torch.inference_mode``, where tensors have neither gradients nor versions.
+
+    >>> with torch.inference_mode():
+    ...     tracked(torch.ones)(2).is_inference(), torch.ones(2).is_inference()
+    (False, True)
+    """
+
+    @functools.wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return run
+
+
+# Whether tensors are what they were, by torch's count of writes and by their contents
 
 _BY_VALUE = (int, float, str, numbers.Number)  # the usual ones first
 _Count = tuple[object, torch.dtype, torch.device]

@@ -14,27 +14,30 @@ non-finite value is not taken, member by member.
 Read `NaturalGradientVI.step` and what it calls, down to `_advance`, which is a step.  The rest has a file each:
 `evaluating` (L, its gradient and the way from there), `base` (posteriors as param groups, with their state), `pairs`
 (what is refused), `cache` (the last evaluation), `gradients` (closures and ``loss.backward()``), `averaged` (momentum),
-`trial` (move, judge, go back), `notices` (warnings).
+`trial` (move, judge, go back), `watching` (warnings).
 """
 
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import (
+    Coordinates,
     Cost,
     Estimator,
     Metric,
     Momentum,
+    Move,
     Path,
     Posterior,
     Rule,
     StepSize,
+    Tangent,
     Target,
     Trial,
     TrialStepSize,
@@ -44,15 +47,129 @@ from torchngvi.interfaces import (
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
 from torchngvi.models.arguments import FullPrecision, as_target, classify
-from torchngvi.numerics.inference_mode import tracked
-from torchngvi.optim import gradients, notices, pairs, watching
-from torchngvi.optim.averaged import averaged
+from torchngvi.numerics.linalg import finite
+from torchngvi.numerics.versions import tracked
+from torchngvi.optim import gradients, pairs, watching
 from torchngvi.optim.evaluating import EvaluatingOptimizer
-from torchngvi.optim.records import Evaluation, Heading, Report
-from torchngvi.optim.state import State
-from torchngvi.optim.trial import measured, proposed, together, tried, usable
+from torchngvi.optim.records import Evaluation, Heading, Report, State
 from torchngvi.renamed import renamed
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
+
+# The path of a momentum: along the average of the changes that the rule has asked for
+
+AverageState = dict[str, Tensor]
+
+
+def averaged(
+    momentum: Momentum, q: Posterior, path: Path, share: Tensor, state: AverageState
+) -> tuple[Path, AverageState]:
+    """The path along the average of the changes that the rule has asked for, and the state of the momentum after it."""
+    move = path.at(share)
+    assert isinstance(move, Tangent)
+    kind, (vector, matrix) = type(move), move.change
+    state = state | {name: q.carried(state[name]) for name in momentum.carried}
+    change, memory = momentum(q, move.change, path.norm2, state)
+    finite = vector.isfinite().all(-1) & q.structure.is_finite(matrix)
+    memory = {name: where_members(finite, value, state[name]) for name, value in memory.items()}
+
+    def at(rho: Tensor) -> Move:
+        return kind(Coordinates(rho[..., None] * change.vector, q.structure.scaled(rho, change.matrix)))
+
+    return Path(at, path.norm2, path.slope, speed2=path.length2), memory
+
+
+# A step: propose a point of the path, move there, and where it is judged keep it or go back, member by member
+
+_SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy derivative vanishes
+
+
+class Proposal(NamedTuple):
+    """A point of the path that q may move to."""
+
+    path: Path
+    rho: Tensor  # (*batch,)
+    move: Move
+    new: Coordinates
+    inside: Tensor  # the members for which it stays in the domain of q, (*batch,)
+
+
+class Tried(NamedTuple):
+    """The result of a trial, in which q was moved, evaluated, and put back where the step was refused."""
+
+    accepted: Tensor  # (*batch,)
+    evaluation: Evaluation  # at q as it is afterwards: of the trial where it was kept, of the start elsewhere
+    control: dict[str, Any]  # what of the step size's state is new
+
+
+def proposed(q: Posterior, path: Path, rho: Tensor) -> Proposal:
+    """The point of a path at the step size ρ."""
+    move = path.at(rho)
+    new, inside = q.moved(move)
+    return Proposal(path, rho, move, new, inside)
+
+
+def measured(q: Posterior, path: Path, like: Tensor) -> Path:
+    """The path, with the length of the change that it makes to q's own coordinates at ρ = 1."""
+
+    def change2() -> Tensor:
+        move, structure = path.at(torch.ones_like(like)), q.structure
+        assert isinstance(move, Tangent)
+        vector, matrix = move.change
+        return structure.dot(vector, vector) + structure.entries_norm2(structure.tril(matrix))
+
+    return replace(path, change2=change2)
+
+
+def tried(
+    q: Posterior,
+    proposal: Proposal,
+    start: Evaluation,
+    evaluate: Callable[[], Evaluation],
+    judge: Callable[[Trial], tuple[Tensor, dict[str, Any]]],
+) -> Tried:
+    """Move q to a proposal, evaluate it there, and put back the members whose step is not kept."""
+    path, rho = proposal.path, proposal.rho
+    old = q.snapshot()
+    slope, length = path.slope(), rho * path.norm2().sqrt()
+    q.assign(proposal.new, proposal.inside)
+    try:
+        there = evaluate()
+    except BaseException:  # an interrupt, an error in the user's function: nothing is lost
+        q.restore(old)
+        raise
+    slack = 0.0 if start.e.noise2 is None else _SLACK * start.e.noise2
+    kept, control = judge(Trial(start.loss, there.loss, slope, length, rho, slack))
+    accepted = proposal.inside & kept
+    if known_everywhere(accepted):
+        return Tried(accepted, there, control)
+    q.assign(old, ~accepted)
+    return Tried(accepted, _merged(accepted, there, start), control)
+
+
+def usable(trial: Trial) -> Tensor:  # (*batch,)
+    """The members whose trial began where L, its slope and the step were finite; other trials teach nothing."""
+    return finite(trial.rho) & finite(trial.slope) & finite(trial.before)
+
+
+def together(trial: Trial) -> Trial:
+    """One trial for all batch members, for a target that couples them: they are kept or put back together."""
+    before, after, promised = (x.sum().expand_as(x) for x in (trial.before, trial.after, trial.rho * trial.slope))
+    length = trial.length.square().sum().sqrt().expand_as(trial.length)
+    slack = trial.slack.sum().expand_as(trial.slack) if isinstance(trial.slack, Tensor) else trial.slack
+    return Trial(before, after, promised / trial.rho, length, trial.rho, slack)
+
+
+def _merged(where: Tensor, new: Evaluation, old: Evaluation) -> Evaluation:
+    """New for the members of the mask, old for the others."""
+    noise2 = new.e.noise2
+    if noise2 is not None and old.e.noise2 is not None:
+        noise2 = torch.where(where, noise2, old.e.noise2)
+    e = new.e._replace(
+        noise2=noise2,
+        value=where_members(where, new.e.value, old.e.value),
+        derivative=new.e.derivative.merged(where, old.e.derivative),  # type: ignore[arg-type]
+    )
+    return Evaluation(where_members(where, new.loss, old.loss), e)
 
 
 class NaturalGradientVI(EvaluatingOptimizer):
@@ -281,7 +398,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         q, lr, state = self.posteriors[index], self.param_groups[index]["lr"], self._state(index)
         if not self._asked_ranks:
             self._asked_ranks = True
-            notices.warn_if_unsummed(type(self).__name__)
+            watching.warn_if_unsummed(type(self).__name__)
 
         path = heading.path
         whole = self.momentum is not None and self.momentum.of_steps  # it averages steps that are limited already
@@ -350,4 +467,4 @@ class NaturalGradientVI(EvaluatingOptimizer):
         """Warn of a step that was not taken, once, and where asking costs nothing."""
         if may_be_asked(refused) and not self._warned and bool(refused.any()):
             self._warned = True
-            notices.warn_of_rejection(type(self).__name__, q, rho)
+            watching.warn_of_rejection(type(self).__name__, q, rho)

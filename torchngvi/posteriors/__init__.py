@@ -9,11 +9,9 @@ Posteriors that are not Gaussians in such coordinates, Beta distributions and no
 `torchngvi.posteriors.flat`.
 """
 
-from torchngvi.posteriors.cliques import clique_marginals
 from torchngvi.posteriors.covariance_root import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.mixture import Mixture
-from torchngvi.posteriors.natural import NaturalGaussian
-from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
+from torchngvi.posteriors.precision import NaturalGaussian, PrecisionCholeskyGaussian, clique_marginals
 from torchngvi.posteriors.product import Product
 from torchngvi.posteriors.warped import Warped
 

@@ -1,19 +1,397 @@
-"""Gaussians from moments, from a prior, or from another posterior: the same q in other coordinates."""
+"""Gaussians from moments, from a prior or from another posterior; their roots, starts, and what they keep computed."""
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_tensor
-from torchngvi.errors import InputError
-from torchngvi.interfaces import FullPrior, Prior
+from torchngvi.arguments import read_device, read_dtype, read_size, read_sizes, read_tensor
+from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import (
+    Coordinates,
+    FullPrior,
+    LogTangent,
+    Move,
+    Posterior,
+    Prior,
+    Tangent,
+    known_everywhere,
+    where_members,
+)
 from torchngvi.numerics.linalg import cholesky, eigh
-from torchngvi.posteriors.roots import kept_covariance, root_of_inverse
-from torchngvi.posteriors.starts import StartedGaussian
-from torchngvi.structures import Dense, Pattern
+from torchngvi.numerics.versions import Versions, tracked
+from torchngvi.structures import Dense, Diagonal, FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
+
+# Triangular roots in a pattern, moved along their logarithm, inverted, and cut to the marginals of a pattern
+
+
+def kept_covariance(structure: Pattern, scale_tril: Tensor) -> Tensor:
+    """Keep the marginal distributions of the blocks of a pattern, as the nearest q in KL(p‖q) does.
+
+    >>> import torch
+    >>> from torchngvi.structures import Diagonal
+    >>> kept_covariance(Diagonal(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]])).tolist()
+    [[1.0, 0.0], [0.0, 5.0]]
+    """
+    if structure.widest == structure.dim or not structure.closed:
+        return scale_tril
+    root, _ = structure.cholesky(structure.from_dense(scale_tril @ scale_tril.mT))
+    return structure.to_dense(root)
+
+
+def tangent_moved(
+    structure: Pattern,
+    here: Coordinates,  # m and a triangular root Λ
+    move: Move,
+) -> tuple[Coordinates, Tensor]:
+    """Move mean and root along a tangent: Λ + change, the diagonal by its logarithm where the move is a `LogTangent`.
+
+    >>> import torch
+    >>> from torchngvi.structures import Dense
+    >>> here = Coordinates(torch.zeros(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
+    >>> change = Coordinates(torch.ones(2), torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+    >>> new, positive = tangent_moved(Dense(2), here, LogTangent(change))
+    >>> new.matrix.tolist(), positive.item()
+    ([[1.0, 0.0], [4.0, 4.0]], True)
+    >>> tangent_moved(Dense(2), here, Tangent(Coordinates(torch.ones(2), -2 * torch.eye(2))))[1].item()
+    False
+    """
+    match move:
+        case LogTangent((vector, matrix)):
+            diagonal = structure.diagonal(here.matrix) * structure.diagonal(matrix).exp()
+            new = Coordinates(here.vector + vector, structure.with_diagonal(here.matrix + matrix, diagonal))
+            return new, (diagonal > 0).all(-1)
+        case Tangent((vector, matrix)):
+            root = here.matrix + matrix
+            return Coordinates(here.vector + vector, root), (structure.diagonal(root) > 0).all(-1)
+    raise NotImplementedError  # `takes` refuses it before
+
+
+def root_of_inverse(
+    structure: Pattern,
+    root: Structured,  # A, lower triangular
+) -> Structured:
+    """Find the lower root of (A Aᵀ)⁻¹, by a QR factorisation of A⁻ᵀ.
+
+    >>> import torch
+    >>> from torchngvi.structures import Dense
+    >>> root_of_inverse(Dense(1), torch.tensor([[4.0]])).item()
+    0.25
+    """
+    assert isinstance(structure, FullAlgebra)  # it is closed: for the type alone
+    return structure.positive_root(structure.lower_root(structure.transpose(structure.inverse(root))))[0]
+
+
+# What a posterior has computed from its coordinates, which is kept until they change, and handed over by a step
+
+
+class Tested(Coordinates):
+    """Coordinates after a move, with what the test of the cone has computed from them on the way.
+
+    >>> new = Tested.of(torch.zeros(1), torch.ones(1, 1), root=torch.ones(1, 1))
+    >>> new.known["root"].item()
+    1.0
+    """
+
+    known: dict[str, Tensor]  # (*batch, ...), by the names under which they are remembered
+
+    @classmethod
+    def of(cls, vector: Tensor, matrix: Tensor, **known: Tensor) -> "Tested":
+        """Make coordinates that carry what is known of them, under the names by which it is remembered."""
+        new = cls(vector, matrix)
+        new.known = known
+        return new
+
+
+class Memory:
+    """What was computed from the coordinates of a posterior, and the versions of those coordinates."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+        self.of: Versions | None = None
+        self.settled = False  # nothing but `assign` changes the coordinates now
+
+    def forget(self) -> None:
+        """Drop everything, because the coordinates were changed."""
+        self.values, self.of = {}, None
+
+
+class RememberingPosterior(Posterior):
+    """A posterior that computes factors, roots and means from its coordinates only once: abstract.
+
+    A class has a method ``_compute_<name>`` for each such thing, and asks for it by ``_computed(name)``.  Whether the
+    coordinates have changed since is told by their versions, or by comparing them; a step that has computed the same
+    from the new ones hands it over as `Tested`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memory = Memory()
+
+    def assign(self, new: Coordinates, where: Tensor) -> None:
+        """Write coordinates in place for the members of the mask, and keep what the test of the cone has computed."""
+        known = new.known if isinstance(new, Tested) else {}
+        if not known_everywhere(where):
+            old = self._computed(*known)
+            known = {name: where_members(where, value, old[name]) for name, value in known.items()}
+        # graphs through what was computed from the old coordinates are stale: let torch know
+        torch.autograd.graph.increment_version(tuple(self._memory.values.values()))
+        super().assign(new, where)
+        if known:
+            self._memory.values, self._memory.of = known, Versions(self.coordinates)
+
+    @tracked
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As every posterior; what was computed from the coordinates is forgotten."""
+        self._memory.forget()
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memory": Memory()}
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Open a block in which only :meth:`assign` changes the coordinates; the memory is compared once."""
+        memory, outer = self._memory, self._memory.settled
+        if not outer and memory.of is not None and not memory.of.hold(self.coordinates):
+            memory.forget()
+        memory.settled = True
+        try:
+            yield
+        finally:
+            memory.settled = outer
+
+    def _computed(self, *names: str) -> dict[str, Tensor]:
+        """What ``_compute_<name>`` makes of the coordinates, and all that is known of them: kept until they change."""
+        coordinates = self.coordinates
+        memory = self._memory
+        traced = memory.settled and torch.compiler.is_compiling()  # where writes are not counted, nor any but assign's
+        if names and (memory.of is None or not (traced or memory.of.hold(coordinates, contents=not memory.settled))):
+            memory.values, memory.of = {}, Versions(coordinates)
+        values = memory.values  # one thing may be computed from another, and of tensors of inference_mode none is kept
+        for name in names:
+            if name not in values:
+                with torch.inference_mode(False), torch.no_grad():
+                    values[name] = getattr(self, f"_compute_{name}")()
+        return values
+
+
+# Where a Gaussian posterior starts: its sizes, its buffers, and their first values
+
+
+class StartedGaussian(RememberingPosterior):
+    """q = N(m, V) over (*batch, D), with buffers that a start is written to: abstract, the ground of `Gaussian`.
+
+    A class says the names of its two buffers, and how their values follow from a mean with standard deviations, or from
+    a mean with a lower factor of the covariance.
+    """
+
+    coordinate_names: tuple[str, str]  # the buffers of the vector and of the matrix
+    upper = False  # q holds a precision, whose root gives the frame an upper triangular C
+    structure: Pattern
+
+    if TYPE_CHECKING:  # buffers or properties, as the coordinates have it
+
+        @property
+        def mean(self) -> Tensor:
+            """The mean m of q, (*batch, D)."""
+
+        @property
+        def scale_tril(self) -> Tensor:
+            """The lower Cholesky factor of the covariance V, (*batch, D, D)."""
+
+        @property
+        def precision(self) -> Tensor:
+            """The precision S = V⁻¹, (*batch, D, D)."""
+
+    def __init__(
+        self,
+        dim: int,
+        batch_shape: Sequence[int] = (),
+        *,
+        mean: Tensor | float = 0.0,
+        scale: Tensor | float = 1.0,
+        structure: Pattern | Callable[[int], Pattern] | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self._size(dim, batch_shape, structure)
+        self._register(mean, scale, dtype, device)
+
+    def _size(self, dim: int, batch_shape: Sequence[int], structure: Pattern | Callable[[int], Pattern] | None) -> None:
+        """Take the sizes and the structure, after a check that they fit one another and the coordinates."""
+        dim = read_size("dim", dim, "is the number of latent variables")
+        what = "must be a tuple of integers of at least 1, () for one posterior"
+        self.batch_shape = torch.Size(read_sizes("batch_shape", batch_shape, what))
+        structure = Dense if structure is None else structure
+        if not (isinstance(structure, Pattern) or callable(structure)):
+            raise InputError(
+                "structure must be a pattern of torchngvi.structures, as Diagonal, block_diagonal([1, 4]) or "
+                f"arrow(groups=8, local=1, globals=2), or a class or function that makes one of D; got {structure!r}."
+            )
+        structure = structure if isinstance(structure, Pattern) else structure(dim)
+        if not isinstance(structure, Pattern) or structure.dim != dim:
+            raise InputError(f"the structure must have D = {dim} coordinates, as the posterior; got {structure}.")
+        if not (self.upper or structure.closed):
+            raise PairError(
+                f"{type(self).__name__} holds a root of the covariance, which {type(structure).__name__} does not have "
+                "in its pattern: only that of the precision. Use a PrecisionCholeskyGaussian or a NaturalGaussian."
+            )
+        self.dim = dim
+        self.structure = structure
+
+    @tracked
+    def _register(
+        self,
+        mean: Tensor | float,
+        scale: Tensor | float,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+    ) -> None:
+        """Create the two buffers and the probes, and write the start into them."""
+        given = [x for x in (mean, scale) if isinstance(x, Tensor)]
+        usual = given[0].dtype if given else torch.get_default_dtype()
+        dtype = read_dtype("dtype", usual if dtype is None else dtype)
+        device = read_device("device", device if device is not None or not given else given[0].device)
+        vector = torch.zeros(*self.batch_shape, self.dim, dtype=dtype, device=device)
+        matrix = torch.zeros(*self.batch_shape, *self.structure.shape, dtype=dtype, device=device)
+        self._hold(vector, matrix)
+        self.initialize_(mean, scale)
+
+    def _hold(
+        self,
+        vector: Tensor,  # (*batch, D)
+        matrix: Structured,
+    ) -> None:
+        """Take two tensors as the buffers, with probes beside them."""
+        for name, buffer in zip(self.coordinate_names, (vector, matrix), strict=True):
+            self._buffers[name] = buffer  # a property of the class may write the same matrix out
+        for name, like in zip(("mean_probe", "root_probe"), (vector, matrix), strict=True):
+            self.register_buffer(name, torch.zeros_like(like, requires_grad=True), persistent=False)
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The two buffers, a vector and a matrix."""
+        vector, matrix = self.coordinate_names
+        return Coordinates(self._buffers[vector], self._buffers[matrix])  # type: ignore[arg-type]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the coordinates, which is that of the mean."""
+        return self.mean_probe.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the coordinates are on."""
+        return self.mean_probe.device
+
+    def _of_stddev(
+        self,
+        mean: Tensor,  # (*batch, D)
+        stddev: Tensor,  # (*batch, D)
+    ) -> Coordinates:
+        """Compute the coordinates of a posterior with independent coordinates of these standard deviations."""
+        raise NotImplementedError
+
+    def _of_factor(
+        self,
+        mean: Tensor,  # (*batch, D)
+        factor: Tensor,  # C, (*batch, D, D), lower triangular
+    ) -> Coordinates:
+        """Compute the coordinates of the posterior with this factor of the covariance, as far as its pattern goes."""
+        raise NotImplementedError
+
+    def _coordinates_with(self, mean: Tensor, whitener: Structured) -> Coordinates:
+        """Coordinates in this family of a mean and a root T of the precision, in its own pattern."""
+        raise NotImplementedError  # of a family over precisions
+
+    def _diagonal_matrix(self, entries: Tensor) -> Structured:
+        """A matrix of the pattern with this diagonal, (*batch, D), and zeros."""
+        zeros = entries.new_zeros(*entries.shape[:-1], *self.structure.shape)
+        return self.structure.with_diagonal(zeros, entries)
+
+    @torch.no_grad()
+    def initialize_(
+        self,
+        mean: Tensor | float = 0.0,  # broadcasts to (*batch, D)
+        scale: Tensor | float = 1.0,  # scalar, (*batch, D) standard deviations, or (*batch, D, D) lower factor
+    ) -> Self:
+        """Restart in place from N(mean, scale scaleᵀ); the classes of earlier targets are forgotten.
+
+        Args:
+            mean: m, which broadcasts to (*batch, D).
+            scale: a scalar, (*batch, D) standard deviations, or (*batch, D, D) a lower factor of the covariance.
+
+        Returns:
+            The posterior itself.
+
+        Raises:
+            InputError: not finite, of a shape that does not fit, a scale whose diagonal is not positive, or one whose
+                coordinates are not finite in this dtype.
+
+        >>> from torchngvi import CholeskyGaussian
+        >>> CholeskyGaussian(1).initialize_(scale=2.0).variance.item()
+        4.0
+        """
+        like = self.mean_probe
+        start = read_tensor("mean", mean, like=like)
+        factor = read_tensor("scale", scale, like=like)
+        full = (*self.batch_shape, self.dim)
+        is_matrix = factor.ndim >= 2 and factor.shape == (*full, self.dim)
+        for name, value, shape in (("mean", start, full), ("scale", factor, (*full, self.dim) if is_matrix else full)):
+            try:
+                torch.broadcast_shapes(value.shape, shape)
+                fits = value.ndim <= len(shape) and torch.broadcast_shapes(value.shape, shape) == shape
+            except RuntimeError:
+                fits = False
+            if not fits:
+                wanted = f"a scalar or {tuple(full)}" + (f" or {(*full, self.dim)}" if name == "scale" else "")
+                raise InputError(f"{name} must be {wanted} for this posterior; got shape {tuple(value.shape)}.")
+        if is_matrix and bool((factor.triu(1) != 0).any()):
+            raise InputError(
+                "scale must be lower triangular, V = scale scaleᵀ; got entries above the diagonal. "
+                "Pass torch.linalg.cholesky(V)."
+            )
+        factor = factor if is_matrix else factor.expand(full)
+        smallest = float((factor.diagonal(dim1=-2, dim2=-1) if is_matrix else factor).min())
+        if smallest <= 0:
+            raise InputError(
+                f"scale must have a positive diagonal, so that the covariance is positive definite; got {smallest:.6g}."
+            )
+        old, everywhere = self.snapshot(), torch.ones(self.batch_shape, dtype=torch.bool, device=like.device)
+        self.assign((self._of_factor if is_matrix else self._of_stddev)(start.expand(full), factor), everywhere)
+        frame = self.frame()
+        regular = self.structure.positive_root(frame.root)[1].all() & torch.isfinite(frame.mean).all()
+        if not bool(regular):
+            self.assign(old, everywhere)
+            raise InputError(
+                f"mean and scale must have coordinates in {like.dtype}; those of {type(self).__name__} overflow or "
+                f"vanish, with a smallest scale of {smallest:.3g}. Use float64 or other units of theta."
+            )
+        self.coding = ()
+        return self
+
+    def extra_repr(self) -> str:
+        """Describe the posterior for ``repr``: its dimension, batch, dtype, and what its structure is if not dense.
+
+        >>> from torchngvi import CholeskyGaussian, DiagonalGaussian
+        >>> from torchngvi.structures import block_diagonal
+        >>> CholeskyGaussian(3), DiagonalGaussian(2, (5,))
+        (CholeskyGaussian(3, dtype=torch.float32), DiagonalGaussian(2, batch_shape=(5,), dtype=torch.float32))
+        >>> CholeskyGaussian(3, structure=block_diagonal([1, 2]))
+        CholeskyGaussian(3, dtype=torch.float32, structure=UnequalBlocks(sizes=(1, 2)))
+        """
+        batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
+        own = self.structure.widest < self.dim and not isinstance(self.structure, Diagonal)
+        structure = f", structure={self.structure}" if own else ""
+        return f"{self.dim}{batch}, dtype={self.dtype}{structure}"
+
+
+# Gaussians from moments, from a prior, or from another posterior: the same q in other coordinates
 
 
 class ConvertibleGaussian(StartedGaussian):

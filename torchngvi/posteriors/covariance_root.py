@@ -30,8 +30,8 @@ from torchngvi.interfaces import (
     RootTangent,
     Tangent,
 )
+from torchngvi.posteriors.conversions import tangent_moved
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.roots import tangent_moved
 from torchngvi.structures import Diagonal, FullAlgebra, Pattern
 
 

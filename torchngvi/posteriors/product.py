@@ -18,8 +18,7 @@ from torchngvi.interfaces import Coordinates, Expectation, Frame, Move, Posterio
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import Shape
-from torchngvi.structures.no_matrix import NoMatrix
-from torchngvi.structures.pattern import Structured
+from torchngvi.structures.pattern import NoMatrix, Structured
 
 Values = dict[str, Tensor]
 

@@ -23,7 +23,7 @@ from torchngvi.arguments import read_flag
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Posterior
 from torchngvi.numerics.arrays import writable
-from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.conversions import ConvertibleGaussian
 from torchngvi.posteriors.shapes import Shape, normal
 from torchngvi.posteriors.warps import SinhArcsinh, Warp

@@ -4,9 +4,8 @@
 Gaussian, and `fan` for how it is chosen.
 """
 
-from torchngvi.refinement.density import Density
+from torchngvi.refinement.density import Density, WeightedDraws
 from torchngvi.refinement.fan import LayeredGaussian
-from torchngvi.refinement.importance import WeightedDraws
 from torchngvi.refinement.layers import FanLayer, WarpLayer
 from torchngvi.refinement.mixture import Mixture
 from torchngvi.refinement.refinement import Refinement, RefinementWarning, refine

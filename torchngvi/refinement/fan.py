@@ -21,8 +21,7 @@ from torchngvi.diagnostics.linear_response import third_order
 from torchngvi.diagnostics.rule import name_of
 from torchngvi.expectations.draws import Fixed
 from torchngvi.numerics.linalg import eigh
-from torchngvi.refinement.density import Density
-from torchngvi.refinement.joint import DRAWS, Joint, LogDensity, quality, value_and_gradient
+from torchngvi.refinement.density import DRAWS, Density, Joint, LogDensity, quality, value_and_gradient
 from torchngvi.refinement.layers import LOG_TAU, FanLayer, Layer, WarpLayer
 from torchngvi.refinement.tracing import trace
 

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from torchngvi import posteriors
 from torchngvi.mode import Mode, find_modes, search_points
-from torchngvi.refinement.density import Density
-from torchngvi.refinement.joint import Joint
-from torchngvi.refinement.newton import Batched, fitted
+from torchngvi.refinement.density import Density, Joint
+from torchngvi.refinement.tracing import Batched, fitted
 
 _APART = 3.0  # standard deviations, by either curvature, between two modes
 _SAME = 1.0  # the same, between two Gaussians that were fitted

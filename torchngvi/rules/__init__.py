@@ -4,28 +4,18 @@ QuasiNewton and SiteNewton may bend the gradient before a rule follows it; Norma
 ExponentialAverage may average the changes afterwards.
 """
 
-from torchngvi.metrics.quasi_newton import QuasiNewton
-from torchngvi.metrics.site_newton import SiteNewton
-from torchngvi.momentum.adam import Adam
-from torchngvi.momentum.exponential_average import ExponentialAverage
-from torchngvi.momentum.normalized import NormalizedMomentum
-from torchngvi.rules.bures_wasserstein import BuresWasserstein
-from torchngvi.rules.centered_svgd import CenteredSVGD
-from torchngvi.rules.covariance_gradient import CovarianceGradient
-from torchngvi.rules.geodesic import Geodesic
-from torchngvi.rules.local_exponential import LocalExponential
-from torchngvi.rules.log_natural_gradient import LogNaturalGradient
-from torchngvi.rules.log_root_gradient import LogRootGradient
-from torchngvi.rules.natural_gradient import NaturalGradient
-from torchngvi.rules.projected_root_gradient import ProjectedRootGradient
-from torchngvi.rules.projected_square_root import ProjectedSquareRoot
-from torchngvi.rules.proximal_root_gradient import ProximalRootGradient
-from torchngvi.rules.retraction import Retraction
-from torchngvi.rules.root_gradient import RootGradient
-from torchngvi.rules.root_newton import RootNewton
-from torchngvi.rules.svgd import SVGD
-from torchngvi.rules.symmetric_root import SymmetricRoot
-from torchngvi.rules.variational_newton import VariationalNewton
+from torchngvi.metrics.quasi_newton import QuasiNewton, SiteNewton
+from torchngvi.momentum.averages import Adam, ExponentialAverage, NormalizedMomentum
+from torchngvi.rules.natural_gradient import Geodesic, LocalExponential, LogNaturalGradient, NaturalGradient, Retraction
+from torchngvi.rules.newton import RootNewton, SymmetricRoot, VariationalNewton
+from torchngvi.rules.root_gradient import (
+    LogRootGradient,
+    ProjectedRootGradient,
+    ProjectedSquareRoot,
+    ProximalRootGradient,
+    RootGradient,
+)
+from torchngvi.rules.wasserstein import SVGD, BuresWasserstein, CenteredSVGD, CovarianceGradient
 
 __all__ = [
     "SVGD",

@@ -1,10 +1,8 @@
 """What a posterior that was found to rounding allows: derivatives of it, and rows taken out of it or put in."""
 
-from torchngvi.solved.comparison import Comparison, compare_models
-from torchngvi.solved.differentiable import Solution, solve
+from torchngvi.solved.comparison import Comparison, compare_models, stacking_weights
 from torchngvi.solved.leave_one_out import LeaveOneOut, leave_one_out
-from torchngvi.solved.sensitivity import Sensitivity, sensitivity
-from torchngvi.solved.stacking import stacking_weights
+from torchngvi.solved.sensitivity import Sensitivity, Solution, sensitivity, solve
 from torchngvi.solved.update import SiteSum, add, forget, merge, site_sum
 
 __all__ = [

@@ -1,13 +1,8 @@
 """The step sizes, which say how far along a path a step goes: one a file."""
 
-from torchngvi.stepsizes.backtracking import Backtracking
-from torchngvi.stepsizes.clip import Clip
-from torchngvi.stepsizes.constant import Constant
-from torchngvi.stepsizes.convex import Convex
-from torchngvi.stepsizes.kl_radius import KLRadius
-from torchngvi.stepsizes.schedules import PowerSchedule, harmonic_schedule, theorem_schedule
-from torchngvi.stepsizes.shortest import Shortest
-from torchngvi.stepsizes.sufficient_decrease import SufficientDecrease
+from torchngvi.stepsizes.bounds import Clip, KLRadius, Shortest
+from torchngvi.stepsizes.line_search import Backtracking, SufficientDecrease
+from torchngvi.stepsizes.schedules import Constant, Convex, PowerSchedule, harmonic_schedule, theorem_schedule
 
 __all__ = [
     "Backtracking",

@@ -1,17 +1,96 @@
-"""Decreasing steps for stochastic natural gradients, as functions of the step count for torch's ``LambdaLR``.
+"""Step sizes that the step count sets: constant, convex combinations, and decreasing schedules."""
 
-    theorem_schedule    γ_t = 2/(2 + t)     E KL(average, q*) ≤ 4V/(T + 2)      (Wu and Gardner 2024, Theorem 1)
-    harmonic_schedule   γ_t = 1/(1 + t)     η_T is the plain mean of the targets of all steps
-    PowerSchedule       γ_t = (c' + t + 1)^-α       of IFVB and AIFVB
-
-Both begin with γ_0 = 1, which erases q_0: right for conjugate models, whose stochastic gradient does not depend
-on q; for others begin lower, ``LambdaLR(opt, theorem_schedule)`` with ``lr=0.5``.  Theorem 1 is printed with V in the
-place of 4V, which fails at T = 0 already.
-"""
-
+import math
 from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
 
 from torchngvi.arguments import read_count, read_number
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Path, StepSize
+
+# The learning rate as it stands in the param group: constant, or moved by a torch scheduler
+
+
+@final
+class Constant(StepSize):
+    """The step size is the learning rate, ρ = lr, with no bound on how far q moves: the update as papers print it.
+
+    Use it to reproduce a paper, or for the one full step that is exact on a conjugate model, ``VN(q, lr=1.0,
+    step_size=Constant())``.  The default of a given rate is `KLRadius`, whose steps are the same where they are
+    short; without its bound a rate that is too long for the problem makes a run diverge within a few steps.
+
+    Args:
+        rate: the learning rate, positive, where the optimizer is given no ``lr``: ``SRVN(q, step_size=Constant(0.1))``
+            is ``SRVN(q, lr=0.1, step_size=Constant())``.
+
+    Raises:
+        InputError: if the rate is not positive and finite; at construction of an optimizer, if it has an ``lr`` too.
+
+    >>> Constant().propose(None, 0.5, torch.zeros(2), {}).tolist()
+    [0.5, 0.5]
+    """
+
+    def __init__(self, rate: float | None = None) -> None:
+        if rate is not None and not (isinstance(rate, (int, float)) and 0 < rate < math.inf):
+            raise InputError(f"rate is a learning rate, positive and finite; got {rate!r}.")
+        self.rate = rate
+
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        return "Constant()" if self.rate is None else f"Constant({self.rate:g})"
+
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
+        """Return the learning rate as ρ for every member, (*batch,)."""
+        return torch.ones_like(like) * lr if isinstance(lr, Tensor) else torch.full_like(like, lr)
+
+
+# A step that is a convex combination: ρ = lr, held to [0, 1]
+
+
+@final
+class Convex(StepSize):
+    """The step size of a convex combination, ρ = lr with 0 ≤ lr ≤ 1.
+
+    The new natural parameters η' = (1 - ρ)η + ρη̂ lie between those of q and the target η̂ of the step.  With a target
+    in the cone, and so with every curvature estimate that is positive semi-definite, no step leaves it (Wu and Gardner
+    2024, section 3.1).  For a model at temperature γ ≠ 1 the combination needs lr ≤ 1/γ.  One wants it for stochastic
+    natural-gradient VI as it is analysed; `Constant` takes longer steps too.
+
+    Raises:
+        InputError: on use, if lr is a number outside [0, 1]; a tensor outside it makes a step that is not taken.
+
+    >>> Convex().propose(None, 0.5, torch.zeros(2), {}).tolist()
+    [0.5, 0.5]
+    """
+
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
+        """Return the learning rate as ρ for every member, (*batch,).
+
+        Raises:
+            InputError: if lr is a number outside [0, 1].
+        """
+        if isinstance(lr, Tensor):
+            return torch.ones_like(like) * torch.where((lr >= 0) & (lr <= 1), lr, torch.nan)
+        if not 0 <= lr <= 1:
+            raise InputError(
+                f"a step of natural-gradient VI is a convex combination, with lr in [0, 1]; got {lr:g}. "
+                "Lower lr or the schedule's factor; VN takes longer steps."
+            )
+        return torch.ones_like(like) * lr
+
+
+# Decreasing steps for stochastic natural gradients, as functions of the step count for torch's ``LambdaLR``
+#
+#     theorem_schedule    γ_t = 2/(2 + t)     E KL(average, q*) ≤ 4V/(T + 2)      (Wu and Gardner 2024, Theorem 1)
+#     harmonic_schedule   γ_t = 1/(1 + t)     η_T is the plain mean of the targets of all steps
+#     PowerSchedule       γ_t = (c' + t + 1)^-α       of IFVB and AIFVB
+#
+# Both begin with γ_0 = 1, which erases q_0: right for conjugate models, whose stochastic gradient does not depend
+# on q; for others begin lower, ``LambdaLR(opt, theorem_schedule)`` with ``lr=0.5``.  Theorem 1 is printed with V in the
+# place of 4V, which fails at T = 0 already.
 
 
 def theorem_schedule(

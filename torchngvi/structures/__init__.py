@@ -6,11 +6,9 @@ has.
 """
 
 from torchngvi.structures.block_diagonal import UnequalBlocks, block_diagonal
-from torchngvi.structures.blocks import Dense, EqualBlocks
+from torchngvi.structures.blocks import Dense, EqualBlocks, FullAlgebra
 from torchngvi.structures.diagonal import Diagonal
-from torchngvi.structures.forest import Forest
-from torchngvi.structures.full_algebra import FullAlgebra
-from torchngvi.structures.groups import arrow, forest, nested
+from torchngvi.structures.forest import Forest, arrow, forest, nested
 from torchngvi.structures.pattern import Pattern
 
 __all__ = [

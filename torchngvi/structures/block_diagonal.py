@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_sizes
-from torchngvi.structures.blocks import Dense, EqualBlocks
+from torchngvi.structures.blocks import Dense, EqualBlocks, FullAlgebra
 from torchngvi.structures.diagonal import Diagonal
-from torchngvi.structures.full_algebra import FullAlgebra
 from torchngvi.structures.pattern import Structured
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchngvi.arguments import read_size
 from torchngvi.numerics import sparse
-from torchngvi.structures.full_algebra import FullAlgebra
+from torchngvi.structures.blocks import FullAlgebra
 from torchngvi.structures.pattern import Structured
 
 

@@ -7,17 +7,90 @@ precision it says that nodes of different branches are independent, given their 
 local parameters of groups and global ones says of its posterior.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
+from torchngvi.arguments import read_list, read_size, read_sizes
+from torchngvi.errors import InputError
 from torchngvi.numerics import small_blocks
 from torchngvi.numerics.small_blocks import product
+from torchngvi.structures.block_diagonal import block_diagonal
+from torchngvi.structures.blocks import FullAlgebra
 from torchngvi.structures.levels import Chains, Inbox, Kind, Rows, below, inherited
 from torchngvi.structures.pattern import Structured
-from torchngvi.structures.sparse_rows import placed
 from torchngvi.structures.storage import Part, Stored
+
+# Rows of a sparse design on the cliques of a forest: each row's columns lie in one node and its ancestors
+#
+# Of such rows H = Xᵀ diag(b) X has the pattern, and the variance of a predictor is that under the marginal of one
+# clique. Designs of group-wise and global columns are of that kind: nothing of D x D is needed for them.
+
+
+class Placed(NamedTuple):
+    """The rows whose deepest node is of one kind."""
+
+    kind: int
+    clique: Tensor  # (N_k,), the node of each row within its kind
+    rows: Tensor  # (N_k,), which rows of X these are
+    entries: Tensor  # which of the stored values of X are theirs
+    at: Tensor  # the place of those in a flat (N_k, k)
+    size: int  # k
+
+    def dense(self, values: Tensor) -> Tensor:
+        """The rows, each over the k coordinates of its clique, (N_k, k)."""
+        flat = values.new_zeros(len(self.rows) * self.size)
+        return flat.index_add(0, self.at, values[self.entries]).unflatten(0, (-1, self.size))
+
+
+_KNOWN = WeakIdKeyDictionary()  # X -> where its rows stand; the columns of a design do not change
+
+
+def placed(
+    pattern: Stored,
+    X: Tensor,  # (N, D) sparse CSR
+) -> list[Placed] | None:
+    """Find for each row of a sparse design the clique that its columns lie in: a node and its ancestors.
+
+    >>> from torchngvi.numerics.sparse import compressed
+    >>> from torchngvi.structures import arrow
+    >>> X = compressed(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), torch.ones(3), (2, 3))
+    >>> groups, root = placed(arrow(groups=2, local=1, globals=1), X)
+    >>> groups.clique.tolist(), groups.rows.tolist(), len(root.rows)
+    ([0, 1], [0, 1], 0)
+    """
+    known: dict[Stored, list[Placed] | None] = _KNOWN.setdefault(X, {})
+    if pattern not in known:
+        with torch.inference_mode(False), torch.no_grad():
+            known[pattern] = _placed(pattern, X)
+    return known[pattern]
+
+
+def _placed(pattern: Stored, X: Tensor) -> list[Placed] | None:
+    columns = X.col_indices().long()
+    row = torch.arange(len(X), device=X.device).repeat_interleave(X.crow_indices().diff().long())
+    lowest = torch.full((len(X),), pattern.dim, device=X.device).scatter_reduce(0, row, columns, "amin")
+    kinds = pattern.on(columns)
+    kind_of, node_of = torch.full((2, pattern.dim + 1), -1, device=X.device)  # of no column, no node
+    for k, kind in enumerate(kinds):
+        kind_of[kind.place] = k
+        node_of[kind.place] = torch.arange(kind.nodes, device=X.device)[:, None]
+    found = []
+    cliques = pattern.gather(torch.arange(pattern.dim, device=X.device))
+    for k, clique in enumerate(cliques):
+        mine = kind_of[lowest] == k
+        rows, entries = mine.nonzero()[:, 0], mine[row].nonzero()[:, 0]
+        number = (mine.cumsum(0) - 1)[row[entries]]
+        same = clique[node_of[lowest[row[entries]]]] == columns[entries, None]
+        if not bool(same.any(-1).all()):
+            return None
+        size = clique.shape[-1]
+        at = number * size + same.to(torch.uint8).argmax(-1)
+        found.append(Placed(k, node_of[lowest[rows]], rows, entries, at, size))
+    return found
 
 
 class Forest(Stored):
@@ -260,3 +333,140 @@ def _chains(kinds: tuple[Kind, ...], parts: list[Part]) -> Chains:
     for k, part in reversed(list(enumerate(parts))):
         chains.keep(k, *part)
     return chains
+
+
+# Forests as a model has them: groups below common parameters, groups in groups, or any parents
+
+_ONES = "must be positive integers, at least one"
+
+
+def arrow(
+    *,
+    groups: int | None = None,  # n
+    local: int | Sequence[int],  # r, the local parameters of each group, or one number a group
+    globals: int,  # p
+) -> Forest:
+    """The pattern of n groups with local parameters, and of global ones: θ = (b₁, ..., bₙ, g).
+
+    Given g the groups are independent.  Wanted for a hierarchical model: the precision S of its posterior then has n
+    blocks S_i, n borders S_gi and one block S_g, which takes n r (r + p) + p² numbers in the place of (n r + p)².
+
+    Args:
+        groups: n; left out where ``local`` has one number a group.
+        local: r, of all groups or of each.
+        globals: p, the parameters that all groups share; the last coordinates of θ.
+
+    Returns:
+        The structure, for a posterior that holds a precision or its root.
+
+    Raises:
+        InputError: numbers that are no positive integers, or not one a group.
+
+    >>> arrow(groups=59, local=2, globals=9)
+    Forest(59 of 2 below 9, 1 of 9)
+    >>> arrow(local=[1, 2, 2], globals=1).dim
+    6
+    """
+    if isinstance(local, Iterable):
+        sizes = list(read_sizes("local", local, _ONES, none=False))
+        if groups is not None and groups != len(sizes):
+            raise InputError(f"local must be one number, or one for each of the {groups} groups; got {len(sizes)}.")
+    else:
+        if groups is None:
+            raise InputError("say how many groups there are, groups=n, or give local= one number for each group.")
+        sizes = [read_size("local", local, "is a number of parameters")] * read_size("groups", groups, "counts groups")
+    globals = read_size("globals", globals, "is a number of parameters")  # noqa: A001
+    return Forest((len(sizes),) * len(sizes) + (-1,), (*sizes, globals))
+
+
+def nested(
+    *within: Sequence[int],  # of each node of a level, the number of its parent in the next
+    local: Sequence[int],  # parameters of each node, one number a level, innermost first
+    globals: int = 0,
+) -> Forest:
+    """The pattern of groups in groups: pupils in classes in schools, θ = (pupils, classes, schools, globals).
+
+    Args:
+        within: for each level but the outermost, one number a node: which node of the next level it belongs to,
+            counted from 0.
+        local: the parameters of each node of the first, second, ... level; one more than there are ``within``.
+        globals: the parameters that all share, the last coordinates of θ; 0 for none.
+
+    Returns:
+        The structure, for a posterior that holds a precision or its root.
+
+    Raises:
+        InputError: another number of levels than of ``local``, parents that are not numbered 0, 1, ..., or numbers that
+            are no positive integers.
+
+    >>> nested([0, 0, 1, 1, 1, 2], [0, 0, 1], local=[1, 2, 1], globals=3)  # 6 pupils, 3 classes, 2 schools
+    Forest(6 of 1 below 6, 3 of 2 below 4, 2 of 1 below 3, 1 of 3)
+    """
+    within = tuple(
+        read_sizes("within", level, "is one parent a node, numbers from 0 on", at_least=0) for level in within
+    )
+    local = read_sizes("local", local, _ONES, none=False)
+    globals = read_size("globals", globals, "is a number of parameters", at_least=0)  # noqa: A001
+    if not within or len(local) != len(within) + 1:
+        raise InputError(
+            "nested groups need the parents of each level but the outermost, and one number of parameters a level; got "
+            f"{len(within)} lists of parents and {len(local)} numbers."
+        )
+    counts = [len(level) for level in within] + [max(within[-1], default=-1) + 1]
+    for level, (parents, count) in enumerate(zip(within, counts[1:], strict=True)):
+        if not len(parents) or any(not 0 <= parent < count for parent in parents):
+            raise InputError(
+                f"the parents of level {level + 1} must be numbers from 0 to {count - 1} of the nodes of the next "
+                f"level, at least one; got {min(parents, default=None)} to {max(parents, default=None)}."
+            )
+    parents_of, sizes, start = [], [], 0
+    for level, count in enumerate(counts):
+        start += count
+        upper = within[level] if level < len(within) else [0 if globals else -1 - start] * count
+        parents_of += [start + parent for parent in upper]
+        sizes += [local[level]] * count
+    return Forest((*parents_of, -1), (*sizes, globals)) if globals else Forest(tuple(parents_of), tuple(sizes))
+
+
+def forest(
+    *,
+    parents: Sequence[int | None],  # of each node, the number of a later one; -1 or None of a root
+    sizes: Sequence[int],  # of the nodes, in the order of θ
+) -> Forest | FullAlgebra:
+    """The pattern of a forest: each node holds a block of coordinates, beside those of all its ancestors.
+
+    The entries of θ stand in the order of the nodes, and children before their parents: locals first, globals last.
+
+    Args:
+        parents: of each node the number of its parent, a later node; -1 or None of a root.
+        sizes: the number of coordinates of each node.
+
+    Returns:
+        The structure, for a posterior that holds a precision or its root; of roots alone independent blocks, which
+        every posterior takes.
+
+    Raises:
+        InputError: parents and sizes of different numbers, a parent that does not come later, or a size that is no
+            positive integer.
+
+    >>> forest(parents=[3, 3, 4, 4, -1], sizes=[1, 1, 2, 1, 2])
+    Forest(2 of 1 below 3, 1 of 2 below 2, 1 of 1 below 2, 1 of 2)
+    >>> forest(parents=[-1, -1], sizes=[2, 2])  # roots only
+    EqualBlocks(count=2, size=2)
+    """
+    sizes = read_sizes("sizes", sizes, _ONES)
+    what = "are numbers of nodes, or -1 or None of a root"
+    given = [-1 if parent is None else parent for parent in read_list("parents", parents, what)]
+    parents = read_sizes("parents", given, what, at_least=-1)
+    if len(parents) != len(sizes) or not sizes:
+        raise InputError(
+            f"a forest needs one parent and one size a node, at least one; got {len(parents)} parents and "
+            f"{len(sizes)} sizes."
+        )
+    for node, parent in enumerate(parents):
+        if parent != -1 and not node < parent < len(sizes):
+            raise InputError(
+                f"children stand before their parents, and roots have the parent -1: node {node} of {len(sizes)} must "
+                f"have a later node for a parent; got {parent}."
+            )
+    return block_diagonal(sizes) if set(parents) == {-1} else Forest(parents, sizes)

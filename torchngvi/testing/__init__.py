@@ -10,14 +10,12 @@ the same result at each call, since what it draws comes from seeds of its own.
 
 from torchngvi.testing.accelerations import check_acceleration
 from torchngvi.testing.estimators import check_estimator
-from torchngvi.testing.exponential_families import check_exponential_family
-from torchngvi.testing.flat_posteriors import check_flat_posterior
-from torchngvi.testing.likelihoods import check_likelihood
+from torchngvi.testing.flat_posteriors import check_exponential_family, check_flat_posterior
 from torchngvi.testing.metrics import check_metric
-from torchngvi.testing.momenta import check_momentum
+from torchngvi.testing.momenta import check_momentum, check_step_size
 from torchngvi.testing.posteriors import check_posterior
+from torchngvi.testing.regressions import check_likelihood
 from torchngvi.testing.rules import check_rule
-from torchngvi.testing.step_sizes import check_step_size
 from torchngvi.testing.structures import check_structure
 
 __all__ = [

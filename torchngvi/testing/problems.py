@@ -10,8 +10,7 @@ from torch import Tensor
 from torchngvi.interfaces import Cost, Expectation, Move, Posterior, Raw
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.structures import Pattern, block_diagonal
-from torchngvi.testing.claims import DTYPE, matvec, normal
-from torchngvi.testing.matrices import WrittenOut, definite, mask, root_in
+from torchngvi.testing.claims import DTYPE, WrittenOut, definite, mask, matvec, normal, root_in
 
 DIM = 3
 # of (dim, batch_shape), with the keywords mean and scale

@@ -9,8 +9,20 @@ from torch import Tensor
 
 from torchngvi.interfaces import Frame
 from torchngvi.structures import FullAlgebra, Pattern
-from torchngvi.testing.claims import DTYPE, IDENTITY, SINGLE, Claim, batch_text, kind, matvec, normal
-from torchngvi.testing.matrices import definite_in, mask, root_in, symmetric_in
+from torchngvi.testing.claims import (
+    DTYPE,
+    IDENTITY,
+    SINGLE,
+    Claim,
+    batch_text,
+    definite_in,
+    kind,
+    mask,
+    matvec,
+    normal,
+    root_in,
+    symmetric_in,
+)
 
 DIM = 6
 STORED = 0.0  # of entries that are only put in their places

@@ -19,7 +19,7 @@ from torchngvi.arguments import read_generator, read_instance, read_size, read_t
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Metric
 from torchngvi.methods.ifvb import AIFVB
-from torchngvi.metrics.recursion import Perturbation
+from torchngvi.metrics.recursive import Perturbation
 from torchngvi.models.arguments import as_target
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior

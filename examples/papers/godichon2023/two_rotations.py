@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.ifvb import FlatPosterior, OrthogonalFlow
-from torchngvi.posteriors.flat.drawing import Shape, normal
+from torchngvi.posteriors.flat.flat_posterior import Shape, normal
 
 
 class TwoRotations(FlatPosterior):

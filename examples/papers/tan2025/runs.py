@@ -15,12 +15,12 @@ from torchngvi.app.compare.plots import FAINT, blank_figure, legend, save, style
 from torchngvi.app.compare.stepping import steps
 from torchngvi.diagnostics import elbo
 from torchngvi.expectations import Independent, PathDerivative
+from torchngvi.fitting import SlopeStop
 from torchngvi.interfaces import Target, TractableTarget
 from torchngvi.methods import SRVN, RootGD, Snngm
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import Adam
-from torchngvi.stopping import SlopeStop
 
 OPTIMISERS = ("Euclid Adam", "Natural Adam", "Natural Snngm")
 DEFAULT = "fit(q, model)"

@@ -13,9 +13,6 @@ worker.  Parquet needs the extra "parquet".
 from torchngvi.extras import needing
 
 with needing("torchngvi.adapters.files", "parquet"):
-    from torchngvi.adapters.files.npy import Npy
-    from torchngvi.adapters.files.parquet import Parquet
-    from torchngvi.adapters.files.reader import Reader
-    from torchngvi.adapters.files.texts import Csv
+    from torchngvi.adapters.files.reader import Csv, Npy, Parquet, Reader
 
 __all__ = ["Csv", "Npy", "Parquet", "Reader"]

@@ -34,7 +34,7 @@ from torchngvi.adapters.gpytorch.covariances import DiagonalCovariance, RootCova
 from torchngvi.arguments import read_instance, read_number, read_size, read_sizes
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.optim.notices import warn
+from torchngvi.optim.watching import warn
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian

@@ -28,7 +28,7 @@ from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.methods import IBLR, VN, Method
-from torchngvi.optim.notices import warn
+from torchngvi.optim.watching import warn
 from torchngvi.stepsizes import Constant, KLRadius
 
 _NOISE = 0.05  # nats per datum that the noise of a mini-batch may cost at first

@@ -35,7 +35,7 @@ from torchngvi.errors import InputError
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Gradients, joined
-from torchngvi.models.shards import threads
+from torchngvi.models.sharded import threads
 from torchngvi.renamed import warn_renamed
 
 _INTERRUPTED = "because it was interrupted"

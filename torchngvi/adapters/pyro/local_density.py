@@ -29,7 +29,7 @@ from torchngvi.adapters.pyro.local_layout import PlateLayout, weighted
 from torchngvi.adapters.pyro.sites import Conditioned, Scored, Values, is_enumerated, is_subsampled
 from torchngvi.adapters.pyro.validation import validate
 from torchngvi.errors import InputError
-from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.versions import tracked
 
 _SMALL = 2000  # numbers of locals up to which derivatives are taken in one batched pass; beyond, caches are too small
 _SPREAD = 0.1  # of the points where the model is tried, around the start

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchngvi.adapters.pyro.local_sites import Globals
 from torchngvi.adapters.pyro.local_steps import Visits, drawn
-from torchngvi.numerics.seeds import drawn_seed
+from torchngvi.expectations.draws import drawn_seed
 
 DRAWS = 64  # in mirrored pairs
 

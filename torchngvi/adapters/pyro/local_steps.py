@@ -22,9 +22,9 @@ from torch import Tensor
 from torchngvi.adapters.pyro.local_density import PlateDensity, Terms
 from torchngvi.adapters.pyro.local_sites import Globals, Message, Sites, covariance, moved, seen_alone
 from torchngvi.expectations import Antithetic, Quasi
+from torchngvi.expectations.draws import drawn_seed
 from torchngvi.models.mixed_batches import Locals, Seen
 from torchngvi.numerics import small_blocks
-from torchngvi.numerics.seeds import drawn_seed
 
 _NEAR, _GUARD = 0.3, 0.7  # natural norms: where a batch solve ends, and beyond which a site is not taken
 _MOST, _ROUNDS = 40, 40  # steps of the members alone, and of the globals at the first visit

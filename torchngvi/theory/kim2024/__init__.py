@@ -4,7 +4,6 @@ Kim, Ma and Gardner, *Linear Convergence of Black-Box Variational Inference: Sho
 with the corrections of `docs/bbvi.md`.  The algorithm itself is `torchngvi.methods.BBVI`.
 """
 
-from torchngvi.theory.kim2024.bases import Base, Gaussian, Laplace, Logistic, StudentT
 from torchngvi.theory.kim2024.moments import (
     EmpiricalVariance,
     GaussianTarget,
@@ -20,7 +19,18 @@ from torchngvi.theory.kim2024.rates import (
     landing_bound,
     landing_variance,
 )
-from torchngvi.theory.kim2024.scales import MeanField, Scale, SquareRoot, Triangular, Unrestricted
+from torchngvi.theory.kim2024.scales import (
+    Base,
+    Gaussian,
+    Laplace,
+    Logistic,
+    MeanField,
+    Scale,
+    SquareRoot,
+    StudentT,
+    Triangular,
+    Unrestricted,
+)
 
 __all__ = [
     "AdaptiveVariance",

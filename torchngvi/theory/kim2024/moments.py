@@ -22,8 +22,7 @@ from torchngvi.expectations import Draws, Independent
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models.arguments import as_target, read_posterior
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.theory.kim2024.bases import Gaussian
-from torchngvi.theory.kim2024.scales import Gradient, Scale
+from torchngvi.theory.kim2024.scales import Gaussian, Gradient, Scale
 
 
 class Residuals(NamedTuple):
