@@ -451,7 +451,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path):
         return model, q, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
 
     root, file = pathlib.Path(__file__).parents[2], tmp_path / "state.pt"
-    paths = os.pathsep.join([str(root), str(root / "tests")])
+    paths = os.pathsep.join([str(root), str(root / "tests"), str(root / "tests" / "networks")])
     threads = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     done = subprocess.run([sys.executable, "-c", KILLED, file], env=os.environ | threads, timeout=120)
     assert done.returncode == -signal.SIGKILL
