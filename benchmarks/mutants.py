@@ -98,8 +98,10 @@ def find_parts() -> dict[str, Part]:
         kind = check.__name__.removeprefix("check_").partition("_of")[0]
         for cls, factories in sorted(table.items(), key=lambda item: item[0].__name__):
             calls = tuple(functools.partial(check, factory) for factory in factories)
-            rows = list_rows(f"{kind}: {cls.__name__}")
-            found[f"{kind}: {cls.__name__}"] = Part(kind, cls.__name__, find_source(cls), rows + calls)
+            name, rows = f"{kind}: {cls.__name__}", list_rows(f"{kind}: {cls.__name__}")
+            if name in found:  # of two parts of one name
+                name = f"{kind}: {cls.__module__.rpartition('.')[2]}.{cls.__name__}"
+            found[name] = Part(kind, cls.__name__, find_source(cls), rows + calls)
             for base in cls.__mro__[1:]:
                 if base.__module__.startswith("torchngvi") and find_source(base) != find_source(cls):
                     judges.setdefault(base, []).append((kind, calls[0], rows))

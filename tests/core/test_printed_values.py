@@ -6,8 +6,8 @@ stands beside it with its source; KPM is Kumar et al. (2025), T is Tan (2025), G
 (2023).  `benchmarks/mutants.py` judges a part by its check and by `check_values`.
 """
 
-import functools
 import math
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +17,10 @@ from helpers import DTYPE, EXACT, close, step
 from reference import normal_mean, tril_half
 
 from torchngvi import expectations, metrics, models, momentum, rules, stepsizes
+from torchngvi.errors import PairError
 from torchngvi.expectations import Draws, Fixed, flat
 from torchngvi.interfaces import Congruence, Coordinates, Cost, Expectation, FullPrior, Local, Path, Prior, Raw, Trial
+from torchngvi.metrics.recursive import downdate
 from torchngvi.models import FactorTarget, GeneralizedLinear, LogJoint
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.posteriors import flat as laws
@@ -36,6 +38,12 @@ def row(*parts):
         return values
 
     return entered
+
+
+def enter(kind, printed, hold):
+    """Put what a generator lists into the table; a part is made when its row is read, so that it is as it then is."""
+    for place, (part, *_) in enumerate(printed()):
+        ROWS[f"{kind}: {type(part).__name__}"] = lambda place=place: hold(*next(islice(printed(), place, None)))
 
 
 def check_values(part):
@@ -162,7 +170,7 @@ def stepped(rule, mean, covariance, slope):
     yield from ((path.norm2(), p.norm2), (path.slope(), slope))
 
 
-ROWS |= {f"rule: {type(rule).__name__}": functools.partial(stepped, rule, *rest) for rule, *rest in printed_rules()}
+enter("rule", printed_rules, stepped)
 
 
 @row("rule: RootNewton")
@@ -257,7 +265,7 @@ def estimated(estimator, *printed):
     yield from packet(estimator(q, log_joint(cubic, p.gamma)), q, *printed)
 
 
-ROWS |= {f"estimator: {type(e).__name__}": functools.partial(estimated, e, *rest) for e, *rest in printed_estimators()}
+enter("estimator", printed_estimators, estimated)
 
 
 @row("estimator: Drawing")
@@ -413,6 +421,8 @@ def of_flat_vectors():
     slope = theta[0].cos() - 2 * theta[0] + gamma * z / sd
     e = flat.Pathwise(5, seeded())(q, target)
     yield from ((e.value, -h[0].mean()), (e.derivative.a, -torch.stack([slope, slope * sd * z]).mean(-1)))
+    with pytest.raises(PairError, match="Beta has no map from noise to draws"):
+        flat.Pathwise(5).check(laws.Beta(t(2.0, 3.0)))
     # of a bound that is known, here μ² log σ
     part = flat.ClosedForm()
     e = part(q, part.prepared(lambda lam: lam[..., 0] ** 2 * lam[..., 1]))
@@ -452,7 +462,7 @@ def judged(control, state, *trials):
 
 @row("step_size: Backtracking", "step_size: TrialStepSize")
 def backtracked():
-    """(Armijo 1966) Kept where L - L' ≥ cρs up to 64ε max(|L|, 1); else ρ' = ½ρ²s/(ρs - (L - L')), within [ρ/10, ρ/2]."""
+    """(Armijo 1966) Kept where L - L' ≥ cρs up to 64ε max(|L|, 1); else ρ' = ½ρ²s/(ρs - L + L') in [ρ/10, ρ/2]."""
     control, rounding = stepsizes.Backtracking(0.2), 64 * torch.finfo(DTYPE).eps
     yield control.propose(path_of((1.0,)), 0.8, t(0.0), {"share": t(0.25, 0.25)}), [0.2, 0.2]
     trials = [[3.0, after, 1.0, 1.0, 2.0] for after in (2.0, 2.7, 3.4, 30.0)]
@@ -463,11 +473,13 @@ def backtracked():
 
 @row("step_size: SufficientDecrease")
 def sufficient():
-    """ρ = min(lr, reach/|∇L|, cap); a trial lets the reach grow by 4 or shrink by ¼, and sets the cap by the parabola."""
+    """ρ = min(lr, reach/|∇L|, cap); a trial lets the reach grow by 4 or shrink by ¼; the cap is by the parabola."""
     control, wide = stepsizes.SufficientDecrease(2.0), t(0.0, 0.0)
     state = control.init(wide)
     yield from ((state["reach"], [2.0, 2.0]), (control.propose(path_of((16.0, 4.0)), 0.7, wide, state), [0.5, 0.7]))
-    many = control.propose(path_of((16.0, 400.0), leaves=100), 9.0, wide, state)
+    state["cap"] = t(math.inf, 0.05)
+    yield control.propose(path_of((0.0, 4.0)), 0.5, wide, state), [0.5, 0.05]
+    many = control.propose(path_of((16.0, 400.0), leaves=100), 9.0, wide, control.init(wide))
     yield many, [math.sqrt(2 * 0.1 * 100) / 4, 2 / 20]
     state = {"reach": t(2.0, 2.0, 2.0, 2.0), "cap": t(math.inf, 0.9, 0.9, math.inf)}
     kept, new = judged(control, state, *([3.0, after, 1.0, 1.5, 2.0] for after in (1.5, 2.6, 3.4, 3.4)))
@@ -554,6 +566,7 @@ def empirical():
     q, old, new = mean_field(4), scores(2, 4), 0.7 * scores(5, 4).flip(0)
     yield learned(metrics.BatchFisher(5, rho=0.0), q, old, new), damped(new, 0.0)
     yield learned(metrics.BatchFisher(2, rho=0.3), q, new, old), damped(old, 0.3)
+    yield learned(metrics.BatchFisher(5, rho=0.3), q, old, new), damped(new, 0.3)
     yield learned(metrics.Window(6, 2, rho=0.3), q, old, new), damped(torch.cat([old[1:], new]), 0.3)
     yield learned(metrics.Window(3, 2, rho=0.3), q, new, old), damped(torch.cat([new[-1:], old]), 0.3)
     yield from ((learned(metrics.Exact(), q), [1, 1, 0.5, 0.5]), (learned(metrics.Identity(), q), [1, 1, 1, 1]))
@@ -579,6 +592,7 @@ def recursive():
     metric = metrics.Recursive(5, warmup=20)
     _, state = metric(q, Local(torch.ones_like(q.vector), q.no_matrix), t([0.0])[0], metric.init(q))
     yield from ((state["fisher_draws"], 25), (state["count"], 25.0))
+    yield downdate(phi[:1], lambda rows: -rows), 0 * phi[:1]  # nothing is taken from a P that has no positive form
 
 
 # ----------------------------------------------------------------------------------------------------- posteriors
@@ -714,7 +728,7 @@ def printed_families():
     yield q, X[lower], parts, F, wishart, T, t(-1.5, 0.0, 0.0, 0.0)
 
 
-ROWS |= {f"flat_posterior: {type(q).__name__}": functools.partial(family, q, *x) for q, *x in printed_families()}
+enter("flat_posterior", printed_families, family)
 
 
 def density(q, theta, log_q, moments=None, F=None):
@@ -818,20 +832,20 @@ def printed_likelihoods():
 
 def observed(likelihood, low, high, energy):
     """-log p(y | η), and under η ~ N(e, v) its mean and those of its derivatives in η, by a trapezoid rule."""
-    mean, variance = torch.linspace(-2.0, 1.5, 8, dtype=DTYPE), t(0.05, 0.9, 0.3, 1.2, 0.6, 0.1, 0.7, 0.4)
-    y = torch.linspace(low, high, 8, dtype=DTYPE).round() if low >= 0 else t(*[low, high] * 4).to(DTYPE)
+    index = torch.arange(40, dtype=DTYPE)
+    mean, variance = 3 * (index + 1).square().sin(), 0.05 + 3 * index.cos().square()
+    y = index % (high + 1) if low == 0 else torch.where(index % 3 == 0, 1.0 * low, 1.0 * high)
     yield likelihood.energy(mean, y), energy(mean, y)
     slope = torch.func.grad(lambda eta: energy(eta, y[:, None]).sum())
     curvature = torch.func.grad(lambda eta: slope(eta).sum())
     parts = [normal_mean(f, mean, variance) for f in (lambda eta: energy(eta, y[:, None]), slope, curvature)]
     yield from zip(likelihood.expected(mean, variance, y), parts, strict=True)
     if likelihood.two_classes:
-        yield likelihood.checked(t(3.0, 0.0, 3.0)), [1.0, -1.0, 1.0]
+        codings = ([0.0, 1.0, 1.0], [-1.0, 1.0, 1.0], [2.0, 4.0, 4.0])
+        yield from ((likelihood.checked(t(*coding)), [-1, 1, 1]) for coding in codings)
 
 
-ROWS |= {
-    f"likelihood: {type(part).__name__}": functools.partial(observed, part, *x) for part, *x in printed_likelihoods()
-}
+enter("likelihood", printed_likelihoods, observed)
 
 
 # ------------------------------------------------------------------------------------------------------- the table
