@@ -538,6 +538,22 @@ def bfgs():
         old = x
 
 
+@row("acceleration: SiteNewton")
+def site_newton():
+    """Wδ = -a - ½Aβ_eδv, D = P + A²(β_eAδ + β_vδv), δv = -A²D, W = 1 + P, of one row with β_e = 2β_v = e^(e + v/2)."""
+    m, C, x, gamma, a, P = 0.2, 0.9, 0.8, 1.6, 0.25, 0.1
+    q = CholeskyGaussian(1, mean=t([m]), scale=t([[C]]))
+    model = GeneralizedLinear(t([[x]]), t([2.0]), "poisson_log", temperature=gamma)
+    A, W = x * C, 1 + P
+    beta_e = math.exp(x * m + 0.5 * A**2) / gamma
+    change = -(A**2) * (P - A**3 * beta_e * a / W) / (1 + A**4 * (0.5 * beta_e - 0.5 * beta_e**2 * A**2 / W))
+    delta, D = -(a + 0.5 * A * beta_e * change) / W, -change / A**2
+    part = metrics.SiteNewton(model)
+    bent, _ = part(q, Local(t([a]), t([[P]])), t([0.0])[0], part.init(q))
+    printed = -(1 + D) * delta, D, -a * (1 + D) * delta + 0.5 * P * D
+    yield from zip((bent.local.a[0], bent.local.P[0, 0], bent.slope), printed, strict=True)
+
+
 def scores(count, size):
     return torch.cos(torch.arange(1, count * size + 1, dtype=DTYPE) ** 2).reshape(count, size)
 
@@ -854,7 +870,6 @@ enter("likelihood", printed_likelihoods, observed)
 ELSEWHERE = {  # parts whose formula has tests of its own
     "estimator: GaussNewton": "optim/test_gauss_newton.py",
     "estimator: PiecewiseBound": "models/test_models_piecewise.py",
-    "acceleration: SiteNewton": "optim/test_site_newton.py",
     "metric: NAGVAC": "papers/test_ifvb_families.py",
     "metric: PublishedNAGVAC": "papers/test_ifvb_families.py",
     "flat_posterior: ModuleFlow": "papers/test_ifvb_families.py",
