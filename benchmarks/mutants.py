@@ -287,11 +287,12 @@ def choose_parts(everything: dict[str, Part], names: list[str]) -> dict[str, Par
     return {name: part for name, part in everything.items() if not names or is_asked(part)}
 
 
-def make_stand_in(name: str, everything: dict[str, Part]) -> Part:
-    """For a base class that has merged with another: the first parts of its kind judge its mutants."""
+def make_stand_in(name: str, mutant: Mutant | None, everything: dict[str, Part]) -> Part:
+    """For a base class that has merged with another: the first parts of its file judge its mutants, or of its kind."""
     kind = name.partition(":")[0]
-    alike = [part.checks[0] for part in everything.values() if part.kind == kind]
-    return Part(kind, name, PACKAGE, tuple(alike[:JUDGES]))
+    alike = [part for part in everything.values() if part.kind == kind]
+    near = [part for part in alike if mutant is not None and part.path == mutant.path] or alike
+    return Part(kind, name, PACKAGE, tuple(check for part in near[:JUDGES] for check in part.checks))
 
 
 def find_again(killed: list[dict[str, str]]) -> Iterator[tuple[Mutant | None, dict[str, str]]]:
@@ -344,7 +345,7 @@ def main() -> int:
         killed = [entry for entry in record if entry["result"] == "killed" and entry["part"] in wanted]
         killed += [entry for entry in record if entry["result"] == "killed" and entry["part"] not in everything]
         pairs = [
-            (mutant, entry, wanted.get(entry["part"]) or make_stand_in(entry["part"], everything))
+            (mutant, entry, wanted.get(entry["part"]) or make_stand_in(entry["part"], mutant, everything))
             for mutant, entry in find_again(killed)
         ]
         gone = [entry for mutant, entry, _ in pairs if mutant is None]
