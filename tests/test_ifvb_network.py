@@ -1,4 +1,4 @@
-"""The network with the group lasso, its closed forms, and the studies and the example of the IFVB paper."""
+"""The network with the group lasso, its closed forms, and the example of the IFVB paper."""
 
 import math
 import runpy
@@ -13,7 +13,6 @@ from torchngvi.errors import InputError
 from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian, run
 
 FLOAT = torch.float64
-CONFIGS = Path(__file__).parents[1] / "torchngvi" / "studies" / "configs"
 
 
 def seeded(seed=0):
@@ -158,20 +157,6 @@ def test_what_the_log_joint_depends_on():
 def test_networks_that_are_refused(build, message):
     with pytest.raises(InputError, match=message):
         build()
-
-
-# ------------------------------------------------------------------------------------ studies
-
-
-SMALL = {
-    "fig1": {"iterations": 5, "seeds": 2},
-    "fig2": {"iterations": 5, "seeds": 2, "draws": 20},
-    "fig3": {"iterations": 5, "seeds": 2, "draws": 50, "gibbs": 200},
-    "fig4": {"iterations": 5, "seeds": 2, "data": [0]},
-    "fig5": {"iterations": 4, "seeds": 1, "hidden": [3]},
-    "fig6": {"iterations": 3, "seeds": 1, "draws": 3, "samples": 3, "hidden": 1},
-    "coupling": {"iterations": 3, "seeds": 1, "draws": 3},
-}
 
 
 def test_the_example(tmp_path, capsys):
