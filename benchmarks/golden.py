@@ -1,11 +1,11 @@
 """The seven ways into the library, each as one small problem, with a few more fits and steps of every method.
 
     python benchmarks/golden.py [--only NAME]
-    python benchmarks/golden.py | diff - tests/golden_numbers.json
+    python benchmarks/golden.py | diff - tests/house/golden_numbers.json
 
 The first prints the numbers of each case as JSON: losses, counts, means and standard deviations to the last bit, in
 float64 on one thread with fixed seeds.  The second compares them bit for bit with those that are recorded, on the
-kind of processor that recorded them; `tests/test_golden_numbers.py` compares them up to rounding on any.
+kind of processor that recorded them; `tests/house/test_golden_numbers.py` compares them up to rounding on any.
 `benchmarks/house.py --paths` traces what the seven run.  What is imported here is public, so that this file can run on
 an older checkout too.
 """

@@ -73,12 +73,12 @@ REASONS = [
     Reason(
         "*/test_natural_variational_distribution.py::*::test_one_step_optimal_high_precision",
         "variational_parameters() has nothing for an optimizer to move",
-        "The test builds NGD, and is told to build natural_optimizer; tests/test_gpytorch.py has the same identity.",
+        "The test builds NGD, and is asked for natural_optimizer; tests/gpytorch/test_gpytorch.py has the identity.",
     ),
     Reason(
         "*/test_natural_variational_distribution.py::*::test_optimization_optimal_error",
         "optimizer got an empty parameter list",
-        "The test steps the natural parameters by SGD; tests/test_gpytorch.py has the same identity.",
+        "The test steps the natural parameters by SGD; tests/gpytorch/test_gpytorch.py has the same identity.",
     ),
     Reason(
         "*/test_simple_gp_classification.py::*",

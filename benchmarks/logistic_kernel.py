@@ -18,7 +18,7 @@ import torch
 from torchngvi.numerics import logistic_mixture, show_config
 from torchngvi.numerics.logistic import softplus
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "tests" / "logistic_golden.json"
+GOLDEN = pathlib.Path(__file__).parents[1] / "tests" / "core" / "logistic_golden.json"
 BANDS = ((0.01, 0.24), (0.24, 0.6), (0.6, 1.0), (1.0, 4.0), (4.0, 30.0), (30.0, 1e4), (0.1, 3.0))
 
 

@@ -4,11 +4,11 @@
     python benchmarks/mutants.py --against benchmarks/mutants.json
 
 A NAME is a kind (rule, estimator, metric, ...), a part (Retraction) or a file or folder (torchngvi/rules).  The parts
-and the check of each are those of `tests/test_conformance.py`; a base class is judged by the checks of the parts that
-derive from it.  Mutated are the methods of the class and the functions of its file that it uses: a sign, an operator, a
-numeric literal, a comparison, or `and` for `or`.  A mutant is drawn by the text of its function, so that the same
-function has the same mutants in whichever file it stands.  Nothing is written into the tree: each runs in a process
-that is forked from this one, with the code of that function replaced.
+and the check of each are those of `tests/core/test_conformance.py`; a base class is judged by the checks of the parts
+that derive from it.  Mutated are the methods of the class and the functions of its file that it uses: a sign, an
+operator, a numeric literal, a comparison, or `and` for `or`.  A mutant is drawn by the text of its function, so that
+the same function has the same mutants in whichever file it stands.  Nothing is written into the tree: each runs in a
+process that is forked from this one, with the code of that function replaced.
 
 ``--against`` runs those of an earlier record that were killed, found again by the text of the function or else of the
 statement, and ends with the status 1 where one of them lives now.

@@ -2,7 +2,7 @@
 
 The chain is a random walk over (log τ_0, log τ_1, atanh ρ, log σ) in NumPy, fixed and random effects integrated out by
 the covariance of the ten days of a subject: nothing of the library is in it.  Its numbers are those of
-tests/test_doors_mixed.py.  ``python benchmarks/sleepstudy.py 400000``: some minutes.
+tests/tables/test_doors_mixed.py.  ``python benchmarks/sleepstudy.py 400000``: some minutes.
 """
 
 import math

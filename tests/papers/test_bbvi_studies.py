@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from cases import IDENTITY, close, randn
+from helpers import IDENTITY, close, randn
 from torch.optim.lr_scheduler import LambdaLR
 
 from examples.papers.kim2024.complexity import draw_complexity, run_complexity

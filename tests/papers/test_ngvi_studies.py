@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from cases import randn
+from helpers import randn
 
 from examples.papers.wu2024 import families, figure_1, figure_2
 from torchngvi import (

@@ -8,8 +8,9 @@ import re
 import pandas as pd
 import pytest
 import torch
-from cases import DTYPE, EXACT, close, randn
-from test_mixed import model_of, problem
+from helpers import DTYPE, EXACT, close, randn
+from helpers import mixed_model as model_of
+from helpers import mixed_problem as problem
 
 from examples.papers.tan2025 import mixed
 from examples.papers.tan2025.centring import DataCentred, ModeCentred

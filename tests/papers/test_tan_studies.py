@@ -7,9 +7,7 @@ import re
 
 import pytest
 import torch
-from cases import (
-    DTYPE,
-)
+from helpers import DTYPE
 
 from torchngvi import (
     CholeskyGaussian,

@@ -1,0 +1,266 @@
+"""The algebra of every pattern against dense matrices: closure, each verb, the metric, the refusals."""
+
+import re
+
+import pytest
+import torch
+from arrow import ScalarArrow
+from helpers import DTYPE, EXACT, IDENTITY, close, randn
+
+from torchngvi import (
+    CholeskyGaussian,
+    DiagonalGaussian,
+    GeneralizedLinear,
+    NaturalGaussian,
+    NaturalGradientVI,
+    PrecisionCholeskyGaussian,
+    Snngm,
+    fit,
+    rules,
+)
+from torchngvi.averaging import ExpectationAverage
+from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Local, Raw, RootTangent, Rule
+from torchngvi.rules import LocalExponential, NormalizedMomentum, QuasiNewton
+from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, UnequalBlocks, block_diagonal
+from torchngvi.structures import pattern as pattern_module
+from torchngvi.testing import check_structure
+from torchngvi.testing.claims import definite_in, mask, root_in, symmetric_in
+
+DIM = 6
+PATTERNS = {
+    "dense": Dense(DIM),
+    "diagonal": Diagonal(DIM),
+    "equal": EqualBlocks(3, 2),
+    "unequal": UnequalBlocks((2, 1, 3)),
+    "scattered": UnequalBlocks((1, 2, 1, 2)),
+    "arrow": ScalarArrow(DIM),
+    "forest": Forest((2, 2, 3, -1), (1, 2, 1, 2)),
+}
+FULL = [name for name, pattern in PATTERNS.items() if isinstance(pattern, FullAlgebra)]
+patterns = pytest.mark.parametrize("name", PATTERNS)
+
+
+@patterns
+def test_it_keeps_the_contract(name):
+    """Closure, every verb, the metric, and what fails member by member, against dense matrices."""
+    check_structure(PATTERNS[name])
+
+
+@patterns
+def test_a_closed_pattern_has_the_products_of_its_symmetric_matrices(name):
+    """And no other pattern does: `closed` is what it says, and has the verbs of a full algebra."""
+    pattern = PATTERNS[name]
+    entries = pattern.full(torch.ones(pattern.shape, dtype=DTYPE))
+    within = bool((entries @ entries)[entries == 0].eq(0).all())
+    assert pattern.closed == within == isinstance(pattern, FullAlgebra)
+
+
+FAMILIES = [(CholeskyGaussian, name) for name in FULL] + [
+    (kind, name) for kind in (PrecisionCholeskyGaussian, NaturalGaussian) for name in PATTERNS
+]
+
+
+def posterior_of(kind, name, batch=(), seed=0):
+    """Away from zero and the identity."""
+    pattern = PATTERNS[name]
+    q = kind(DIM, batch, structure=pattern, mean=randn(*batch, DIM, seed=seed), dtype=DTYPE)
+    matrix = root_in(pattern, batch, seed + 1)
+    matrix = matrix @ matrix.mT if kind is NaturalGaussian else matrix
+    mean = q.mean.clone()
+    vector = (matrix @ mean[..., None])[..., 0] if kind is NaturalGaussian else mean
+    q.assign(Coordinates(vector, pattern.from_dense(matrix)), torch.ones(batch, dtype=torch.bool))
+    return q
+
+
+@pytest.mark.parametrize(("kind", "name"), FAMILIES)
+class TestFisher:
+    """Norms, metrics and natural gradients against Fisher matrices from autograd, in the entries that q has."""
+
+    @staticmethod
+    def moments(kind, pattern, flat):
+        """Mean and covariance of the coordinates (vector, entries on and below the diagonal), written out."""
+        vector, entries = flat[:DIM], flat[DIM:]
+        rows, columns = torch.where(mask(pattern).tril() > 0)
+        lower = torch.zeros(DIM, DIM, dtype=DTYPE).index_put((rows, columns), entries)
+        if kind is CholeskyGaussian:
+            return vector, lower @ lower.mT
+        if kind is PrecisionCholeskyGaussian:
+            return vector, torch.linalg.inv(lower @ lower.mT)
+        V = torch.linalg.inv(lower + lower.tril(-1).mT)
+        return V @ vector, V
+
+    def test_the_tangent_and_every_norm(self, kind, name):
+        pattern = PATTERNS[name]
+        q = posterior_of(kind, name, seed=1)
+        g, H = randn(DIM, seed=3), symmetric_in(PATTERNS["dense"], (), 4)
+        rows, columns = torch.where(mask(pattern).tril() > 0)
+
+        def entries(vector, matrix):
+            return torch.cat([vector, pattern.to_dense(matrix)[rows, columns]])
+
+        here = entries(*q.coordinates)
+        V = q.covariance
+        G = H - torch.linalg.inv(V)
+
+        def divergence(there):
+            mean, other = self.moments(kind, pattern, there)
+            shift, inverse = mean - q.mean, torch.linalg.inv(other)
+            return 0.5 * ((inverse @ V).trace() + shift @ inverse @ shift + torch.logdet(other))
+
+        def objective(there):  # to first order, what the packet (g, H) is the derivative of
+            mean, other = self.moments(kind, pattern, there)
+            return g @ mean + 0.5 * (G * other).sum()
+
+        fisher = torch.func.hessian(divergence)(here)
+        slope = torch.func.grad(objective)(here)
+        expected = torch.linalg.solve(fisher, slope)
+        e = Expectation(torch.zeros((), dtype=DTYPE), Raw(g, H), 1.0, True, Cost(1, 1))
+        close(entries(*q.tangent(e)), expected, IDENTITY)
+        local = q.local(e)
+        close(q.norm2(local), slope @ expected, IDENTITY)
+        close(q.norm2(local), local.a @ local.a + pattern.flat(local.P).square().sum(), EXACT)
+        if RootTangent in q.takes:
+            close(entries(*q.euclidean(e)), slope, IDENTITY)
+        back = q.unframe(*Raw(g, H).framed(q.frame()))
+        close(back[0], g, IDENTITY)
+        if name == "dense":
+            close(pattern.full(back[1]), H, IDENTITY)
+
+    def test_the_memory_and_the_momentum_measure_with_it(self, kind, name):
+        """QuasiNewton's first pair, and a Riemannian unit step: both in the metric of q."""
+        q = posterior_of(kind, name, seed=1)
+        e = Expectation(
+            torch.zeros((), dtype=DTYPE),
+            Raw(randn(DIM, seed=3), 5 * definite_in(Dense(DIM), (), 4)),
+            1.0,
+            True,
+            Cost(1, 1),
+        )
+        local, memory = q.local(e), QuasiNewton()
+        nowhere, state = torch.zeros((), dtype=DTYPE), memory.init(q)
+        (bent, slope), new = memory(q, local, nowhere, state)
+        close(slope, q.norm2(local), EXACT)
+        other = Local(0.9 * local.a, 0.9 * local.P)
+        (_, _), new = memory(q, other, torch.tensor(0.01, dtype=DTYPE), state | new)
+        change = Local(other.a - local.a, other.P - local.P)
+        assert new["kept"].tolist()[0] == 1
+        close(new["y0"].square().sum(), q.norm2(change), EXACT)
+        close(new["s0"].norm(), 0.01 * q.norm2(local).sqrt(), EXACT)
+        momentum = NormalizedMomentum("riemannian", beta=0.0)
+        velocity = q.tangent(e)
+        change, _ = momentum(q, velocity, lambda: q.norm2(local), momentum.init(q))
+        close(change.vector, velocity.vector / q.norm2(local).sqrt(), EXACT)
+
+
+FACTORIES = {rules.ProjectedSquareRoot: lambda: rules.ProjectedSquareRoot(0.1)}
+NEED_FULL = [
+    rule for rule in vars(rules).values() if isinstance(rule, type) and issubclass(rule, Rule) and rule.full_algebra
+]
+
+
+@pytest.mark.parametrize("rule", NEED_FULL)
+def test_rules_that_leave_the_pattern_are_refused_by_name(rule):
+    q, made = PrecisionCholeskyGaussian(3, structure=ScalarArrow(3)), FACTORIES.get(rule, rule)()
+    if rule.emits not in q.takes:
+        with pytest.raises(PairError, match=f"^{rule.__name__} moves q by {rule.emits.__name__}, which"):
+            NaturalGradientVI(q, made, lr=0.1)
+        return
+    text = (
+        f"{rule.__name__} needs products of matrices that leave the pattern of ScalarArrow(dim=3). Use "
+        "VariationalNewton(), NaturalGradient() or LocalExponential(), or a structure of blocks."
+    )
+    with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+        NaturalGradientVI(q, made, lr=0.1)
+
+
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in FAMILIES if pair[0] is not NaturalGaussian])
+def test_the_local_exponential_never_leaves_the_cone(kind, name):
+    """diag Λ ≥ ½ for steps and curvatures of any size."""
+    q = posterior_of(kind, name, (50,), 1)
+    P = 50 * randn(50, *PATTERNS[name].shape, seed=2)
+    packet = Framed(randn(50, DIM, seed=3), PATTERNS[name].one_sided(P))
+    e = Expectation(torch.zeros(50, dtype=DTYPE), packet, 1.0, True, Cost(1, 1))
+    for rho in (0.01, 0.1, 1.0, 10.0):
+        new, ok = q.moved(LocalExponential()(q, e).at(torch.full((50,), rho, dtype=DTYPE)))
+        assert bool(ok.all())
+        ratio = q.structure.diagonal(new.matrix) / q.structure.diagonal(q.coordinates.matrix)
+        assert float(ratio.min()) >= 0.5
+
+
+class TestBlockDiagonal:
+    def test_the_simplest_pattern_is_chosen(self):
+        assert block_diagonal([4]) == Dense(4)
+        assert block_diagonal([1, 1]) == Diagonal(2)
+        assert block_diagonal([2, 2]) == EqualBlocks(2, 2)
+        assert block_diagonal([2, 1]) == UnequalBlocks((2, 1)) != UnequalBlocks((1, 2))
+        assert len({block_diagonal([2, 1]), UnequalBlocks((2, 1))}) == 1
+
+    @pytest.mark.parametrize("sizes", [[], [0, 2], [True, 2], [1.0, 2]])
+    def test_sizes(self, sizes):
+        text = f"sizes of blocks are positive integers, at least one; got {sizes}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            block_diagonal(sizes)
+
+    def test_a_structure_over_another_number_of_coordinates(self):
+        text = "the structure must have D = 3 coordinates, as the posterior; got Dense(dim=4)."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            CholeskyGaussian(3, structure=Dense(4))
+
+    @pytest.mark.parametrize("given", ["diagonal", (1, 2), 3])
+    def test_a_structure_that_is_none(self, given):
+        text = (
+            "structure must be a pattern of torchngvi.structures, as Diagonal, block_diagonal([1, 4]) or "
+            f"arrow(groups=8, local=1, globals=2), or a class or function that makes one of D; got {given!r}."
+        )
+        for kind in (CholeskyGaussian, NaturalGaussian):
+            with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+                kind(3, structure=given)
+
+    def test_no_covariance_root_of_an_arrow(self):
+        text = (
+            "CholeskyGaussian holds a root of the covariance, which ScalarArrow does not have in its pattern: only "
+            "that of the precision. Use a PrecisionCholeskyGaussian or a NaturalGaussian."
+        )
+        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+            CholeskyGaussian(3, structure=ScalarArrow(3))
+
+    @pytest.mark.parametrize("structure", [Dense(3), Diagonal(2)])
+    def test_a_mean_field_has_one_structure(self, structure):
+        text = f"a DiagonalGaussian has the structure Diagonal(3); got {structure}."
+        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+            DiagonalGaussian.from_moments(torch.zeros(3), torch.eye(3), structure=structure)
+
+    def test_blocks_of_one_coordinate_are_a_mean_field(self):
+        """Whatever stores them: a conversion takes the variances, and by default gives every entry room."""
+        q = PrecisionCholeskyGaussian(3, structure=EqualBlocks(3, 1), scale=torch.tensor([1.0, 2.0, 3.0]))
+        new = NaturalGaussian.from_posterior(q)
+        assert new.structure == Dense(3)
+        close(new.covariance, q.covariance, 1e-6)
+        assert NaturalGaussian.from_posterior(new, structure=EqualBlocks(3, 1)).structure == EqualBlocks(3, 1)
+
+    def test_no_average_of_the_moments_of_an_arrow(self):
+        text = (
+            "ExpectationAverage needs the blocks of a covariance; ScalarArrow(dim=3) keeps those of the precision. "
+            "Use "
+            "a posterior with a dense or block-diagonal structure."
+        )
+        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+            ExpectationAverage(NaturalGaussian(3, structure=ScalarArrow(3)))
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, PrecisionCholeskyGaussian, NaturalGaussian])
+def test_dense_matrices_need_no_table_of_their_entries(kind, monkeypatch):
+    """It would be several times as large as the matrix."""
+
+    def refused(structure, device):
+        raise AssertionError(f"a table of the entries of {structure}")
+
+    monkeypatch.setattr(pattern_module, "index_of", refused)
+    model = GeneralizedLinear(randn(20, 5, seed=1), torch.arange(20) % 2)
+    assert fit(kind(5, dtype=DTYPE), model, progress=False).converged
+    assert fit(kind(5, dtype=DTYPE), model.log_joint, progress=False).converged
+    for rule in (rules.RootGradient, rules.LogNaturalGradient, rules.LocalExponential):
+        if rule.emits in kind.takes:
+            NaturalGradientVI(kind(5, dtype=DTYPE), rule(), lr=0.01, momentum=None).step(model)
+    Snngm(kind(5, dtype=DTYPE)).step(model.log_joint)

@@ -1,0 +1,466 @@
+"""Rules beyond VN, SR-VN and BW-GD: their printed updates, their cones, their convergence by trial.
+
+What every rule must do (slope, norm, fixed points, refusals) is in test_identities, over all of them.
+"""
+
+import functools
+import re
+
+import pytest
+import reference
+import torch
+from helpers import (
+    BASE,
+    DIFFERENCE,
+    DIM,
+    DTYPE,
+    EXACT,
+    EXCLUDED_RULES,
+    IDENTITY,
+    PAIRS,
+    POSTERIORS,
+    RULES,
+    batches,
+    batches_at,
+    close,
+    difference,
+    every,
+    for_each,
+    framed_packet,
+    kept,
+    members,
+    randn,
+    random_model,
+    random_packet,
+    random_posterior,
+    random_root,
+    random_symmetric,
+    stationary_point,
+    step,
+)
+
+from torchngvi import BWGD, IBLR, SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi.errors import PairError
+from torchngvi.expectations import Quadrature
+from torchngvi.interfaces import Root
+from torchngvi.methods import CovarianceGD, RootGD, SVGDDensity, SymmetricSRVN
+from torchngvi.optim import NaturalGradientVI
+from torchngvi.rules import QuasiNewton
+from torchngvi.stepsizes import Constant, SufficientDecrease
+
+roots = pytest.mark.parametrize("name", ["cholesky", "diagonal"])
+
+
+# ---------------------------------------------------------------------- the updates as they are printed
+
+
+def symmetric_root(m, V, g, H, rho, gamma):
+    """C' = C - ½ρ C (CᵀHC - γI) for the symmetric square root C."""
+    values, vectors = torch.linalg.eigh(V)
+    C = (vectors * values.sqrt()) @ vectors.mT
+    new = C - 0.5 * rho * C @ (C.mT @ H @ C - gamma * torch.eye(len(m), dtype=m.dtype))
+    return m - rho * V @ g, new @ new.mT
+
+
+def iblr(m, V, g, H, rho, gamma):
+    """S' = (1 - γρ)S + ρH + ½ρ² (H - γS) V (H - γS), m' = m - ρVg."""
+    S = torch.linalg.inv(V)
+    G = H - gamma * S
+    return m - rho * V @ g, torch.linalg.inv((1 - gamma * rho) * S + rho * H + 0.5 * rho**2 * G @ V @ G)
+
+
+def geodesic(m, V, g, H, rho, gamma):
+    """V' = V^½ exp(-ρ V^½ G V^½) V^½, the geodesic with velocity -VGV."""
+    values, vectors = torch.linalg.eigh(V)
+    half = (vectors * values.sqrt()) @ vectors.mT
+    G = H - gamma * torch.linalg.inv(V)
+    return m - rho * V @ g, half @ torch.linalg.matrix_exp(-rho * half @ G @ half) @ half
+
+
+def svgd(m, V, g, H, rho, gamma, name="cholesky"):
+    """m' = m + ε(Bm - g), V' = (I + εB) V (I + εB)ᵀ, B = γI - HV - gmᵀ; a kernel a block of the pattern."""
+    eye = torch.eye(len(m), dtype=m.dtype)
+    B = gamma * eye - H @ V - kept(name, torch.outer(g, m))
+    M = eye + rho * B
+    return m + rho * (B @ m - g), M @ V @ M.mT
+
+
+def centered_svgd(m, V, g, H, rho, gamma):
+    """m' = m - εg, V' = (I + εB) V (I + εB)ᵀ, B = γI - HV."""
+    eye = torch.eye(len(m), dtype=m.dtype)
+    M = eye + rho * (gamma * eye - H @ V)
+    return m - rho * g, M @ V @ M.mT
+
+
+def covariance_gradient(m, V, g, H, rho, gamma):
+    """m' = m - ρg, V' = V - ½ρ(H - γS)."""
+    return m - rho * g, V - 0.5 * rho * (H - gamma * torch.linalg.inv(V))
+
+
+def precision_root_gradient(m, V, g, H, rho, gamma):
+    """m' = m - ρg, T' = T + ρ tril[V(H - γS)T⁻ᵀ]: minus the derivative of L in T, V = (TTᵀ)⁻¹."""
+    S = torch.linalg.inv(V)
+    T = torch.linalg.cholesky(S)
+    new = T + rho * torch.tril(V @ (H - gamma * S) @ torch.linalg.inv(T).mT)
+    return m - rho * g, torch.linalg.inv(new @ new.mT)
+
+
+def log_root(natural, inverse):
+    """A step in the mean, log Λ_ii and Λ_ij, Λ the root of V or of S."""
+
+    def update(m, V, g, H, rho, gamma):
+        G = H - gamma * torch.linalg.inv(V)
+        root = torch.linalg.cholesky(torch.linalg.inv(V) if inverse else V)
+        gradient = torch.tril(-V @ G @ torch.linalg.inv(root).mT if inverse else G @ root)
+        velocity = root @ reference.tril_half(root.mT @ gradient)
+        ratio = (velocity if natural else gradient).diagonal()
+        ratio = ratio / root.diagonal() if natural else ratio * root.diagonal()
+        below = (velocity if natural else gradient).tril(-1)
+        new = torch.diag(root.diagonal() * torch.exp(-rho * ratio)) + root.tril(-1) - rho * below
+        product = new @ new.mT
+        return m - rho * (V @ g if natural else g), torch.linalg.inv(product) if inverse else product
+
+    return update
+
+
+def local_exponential(inverse):
+    """T' = T (I + ρK + ½ρ²K²) or C' = C (I - ρK + ½ρ²K²), K = tril½[Cᵀ(H - γS)C] with the C of each."""
+
+    def update(m, V, g, H, rho, gamma):
+        S = torch.linalg.inv(V)
+        root = torch.linalg.cholesky(S if inverse else V)
+        C = torch.linalg.inv(root).mT if inverse else root
+        K = (rho if inverse else -rho) * reference.tril_half(C.mT @ (H - gamma * S) @ C)
+        new = root @ (torch.eye(len(m), dtype=m.dtype) + K + 0.5 * K @ K)
+        product = new @ new.mT
+        return m - rho * V @ g, torch.linalg.inv(product) if inverse else product
+
+    return update
+
+
+def root_gradient(m, V, g, H, rho, gamma):
+    """m' = m - ρg, C' = C - ρ tril[HC - γC⁻ᵀ]."""
+    C = torch.linalg.cholesky(V)
+    new = C - rho * torch.tril(H @ C - gamma * torch.linalg.inv(C).mT)
+    return m - rho * g, new @ new.mT
+
+
+PRINTED = {  # and a step that stays in the cone
+    "symmetric_root": (symmetric_root, 0.4),
+    "retraction": (iblr, 0.4),
+    "geodesic": (geodesic, 0.4),
+    "svgd": (svgd, 0.05),
+    "centered_svgd": (centered_svgd, 0.05),
+    "covariance_gradient": (covariance_gradient, 0.01),
+    "root_gradient": (root_gradient, 0.05),
+    "log_natural_gradient": (log_root(natural=True, inverse=False), 0.4),
+    "log_root_gradient": (log_root(natural=False, inverse=False), 0.05),
+    "local_exponential": (local_exponential(inverse=False), 0.4),
+}
+
+
+ON_PRECISION = {  # rules whose line depends on the coordinates
+    "root_gradient": precision_root_gradient,
+    "log_natural_gradient": log_root(natural=True, inverse=True),
+    "log_root_gradient": log_root(natural=False, inverse=True),
+    "local_exponential": local_exponential(inverse=True),
+}
+
+
+@pytest.mark.parametrize(("name", "rule"), [pair for pair in PAIRS if pair[1] in PRINTED])
+@batches_at
+def test_the_printed_update(name, rule, batch, gamma):
+    q, e = random_posterior(name, batch, seed=1), random_packet(batch, 7, gamma)
+    H, (printed, rho) = kept(name, e.derivative.H), PRINTED[rule]
+    if rule == "svgd":
+        printed = functools.partial(svgd, name=name)
+    if BASE.get(name, name) == "precision":
+        printed = ON_PRECISION.get(rule, printed)
+    expected = [
+        for_each(lambda *x, i=i: printed(*x, rho, gamma)[i], batch, q.mean, q.covariance, e.derivative.g, H)
+        for i in (0, 1)
+    ]
+    mean, covariance = step(q, RULES[rule]()(q, e).at(every(rho, batch)))
+    close(mean, expected[0], IDENTITY)
+    close(covariance, expected[1], IDENTITY)
+
+
+def test_every_rule_of_the_cases_has_its_formula():
+    """What is listed in cases is written out here or in test_identities; every rule is in test_conformance."""
+    assert set(RULES) == set(PRINTED) | {"newton", "natural_gradient", "bures_wasserstein"}
+
+
+# ------------------------------------------------------------------------------------- what they share
+
+
+@pytest.mark.parametrize("rule", ["symmetric_root", "retraction", "geodesic"])
+@batches
+def test_curves_of_p_do_not_depend_on_the_root(rule, batch):
+    """Permuting the coordinates of θ permutes q'; SR-VN's triangular half does not commute with that."""
+    q, e = random_posterior("cholesky", batch, seed=1), random_packet(batch, 7)
+    order = torch.tensor([2, 0, 1])
+    V, g, H = q.covariance[..., order, :][..., order], e.derivative.g[..., order], e.derivative.H
+    other = CholeskyGaussian(DIM, batch, mean=q.mean[..., order], scale=torch.linalg.cholesky(V))
+    e2 = e._replace(derivative=e.derivative._replace(g=g, H=H[..., order, :][..., order]))
+
+    def both(rule):
+        here, there = (step(p, rule(p, d).at(every(0.4, batch))) for p, d in ((q, e), (other, e2)))
+        return here[1][..., order, :][..., order], there[1]
+
+    close(*both(RULES[rule]()), IDENTITY)
+    expected, actual = both(RULES["natural_gradient"]())
+    assert float((expected - actual).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("rule", ["retraction", "geodesic"])
+@batches
+def test_one_q_in_all_coordinates(rule, batch):
+    q, e = random_posterior("cholesky", batch, seed=1), random_packet(batch, 37)
+    other = NaturalGaussian(DIM, batch, mean=q.mean, scale=q.scale_tril)
+    for actual, expected in zip(*(step(p, RULES[rule]()(p, e).at(every(0.4, batch))) for p in (other, q)), strict=True):
+        close(actual, expected, IDENTITY)
+
+
+@pytest.mark.parametrize(("name", "rule"), [p for p in PAIRS if RULES[p[1]].natural])
+@batches
+def test_natural_rules_start_along_the_natural_gradient(name, rule, batch):
+    """d/dρ of the coordinates at 0 is -λ̇ for all that follow it; SymmetricRoot up to its rotation of C."""
+    q, e = random_posterior(name, batch, seed=1), random_packet(batch, 29)
+    path, velocity = RULES[rule]()(q, e), q.tangent(e)
+
+    def at(rho, part):
+        new, ok = q.moved(path.at(every(rho, batch)))
+        assert bool(ok.all())
+        return new[part]
+
+    for part in (0, 1):
+        close(difference(lambda rho, part=part: at(rho, part)), -velocity[part], DIFFERENCE)
+
+
+@pytest.mark.parametrize(("name", "rule"), [p for p in PAIRS if not RULES[p[1]].natural])
+def test_the_others_do_not(name, rule):
+    """Which is why they take no quasi-Newton memory."""
+    q, e = random_posterior(name, seed=1), random_packet((), 29)
+    tiny = 1e-6
+    mean = step(q, RULES[rule]()(q, e).at(every(tiny, ())))[0]
+    natural = step(q, RULES["natural_gradient"]()(q, e).at(every(tiny, ())))[0]
+    assert float((mean - natural).abs().max()) > 0.1 * tiny
+    text = f"got {RULES[rule].__name__} with SufficientDecrease."
+    with pytest.raises(PairError, match=re.escape(text)):
+        NaturalGradientVI(q, RULES[rule](), step_size=SufficientDecrease(), metric=QuasiNewton())
+    assert NaturalGradientVI(q, RULES[rule]()).metric is None
+    assert isinstance(NaturalGradientVI(q, RULES[rule]()).step_size, SufficientDecrease)
+
+
+def test_second_order_agreement():
+    """exp, iBLR and VN differ in V⁻¹ by ½ρ²P² and ρ³P³/6, in the frame."""
+    q, e = random_posterior("cholesky", seed=1), random_packet((), 29)
+    P, C = q.local(e).P, q.scale_tril
+    for rho in (1e-2, 1e-3):
+        N = {
+            rule: C.mT @ torch.linalg.inv(step(q, RULES[rule]()(q, e).at(every(rho, ())))[1]) @ C
+            for rule in ("newton", "retraction", "geodesic")
+        }
+        close((N["retraction"] - N["newton"]) / rho**2, P @ P / 2, 1e-7)
+        close((N["geodesic"] - N["retraction"]) / rho**3, P @ P @ P / 6, 10 * rho)
+
+
+# -------------------------------------------------------------------------------------------- the cone
+
+
+@pytest.mark.parametrize("rule", ["retraction", "geodesic"])
+@pytest.mark.parametrize("name", POSTERIORS)
+@batches
+@pytest.mark.parametrize("rho", [0.1, 1.0, 10.0])
+def test_always_positive_definite(rule, name, batch, rho):
+    """Whatever ρ and H, where VN leaves the cone."""
+    q, e = random_posterior(name, batch, seed=1), random_packet(batch, 7, definite=False)
+    e = e._replace(derivative=e.derivative._replace(H=-random_symmetric(batch, 5)))
+    step(q, RULES[rule]()(q, e).at(every(rho, batch)))
+    if rho > 1:
+        assert not bool(q.moved(RULES["newton"]()(q, e).at(every(rho, batch)))[1].any())
+
+
+@roots
+def test_gradient_descent_in_v_leaves_the_cone_member_by_member(name):
+    """V is wide, so that G is positive definite and a long step makes V' indefinite."""
+    model = GeneralizedLinear(randn(9, DIM, seed=3), torch.arange(9) % 2)
+    q = POSTERIORS[name](DIM, (4,), scale=10.0, dtype=DTYPE)
+    rule, rho = RULES["covariance_gradient"](), torch.tensor([1e-3, 1e3, 1e-3, torch.nan], dtype=DTYPE)
+    e = Quadrature()(q, model)
+    assert q.moved(rule(q, e).at(rho))[1].tolist() == [True, False, True, False]
+    opt, before = NaturalGradientVI(q, rule, lr=1e3, step_size=Constant()), q.covariance
+    with pytest.warns(match="left the positive definite cone"):
+        opt.step(model)
+    assert torch.equal(q.covariance, before)
+    assert opt.rejections == 4
+
+
+@roots
+def test_symmetric_root_keeps_a_positive_diagonal(name):
+    """A step at which an eigenvalue of I - ½ρP is zero or below leaves the cone."""
+    q = POSTERIORS[name](2, dtype=DTYPE)
+    W = q.structure.from_dense(torch.diag(torch.tensor([5.0, 1.0], dtype=DTYPE)))
+    path = RULES["symmetric_root"]()(q, framed_packet(torch.zeros(2, dtype=DTYPE), W))
+    close(step(q, path.at(every(0.4, ())))[1], torch.diag(torch.tensor([0.04, 1.0], dtype=DTYPE)), EXACT)
+    for rho in (0.5, 1.0):  # 1 - ½ρ · 4 = 0 and -1
+        assert not bool(q.moved(path.at(every(rho, ())))[1])
+
+
+# --------------------------------------------------------------------------------------- steps by trial
+
+BUDGET = {"covariance_gradient": 3000, "root_gradient": 1500, "svgd": 1500, "centered_svgd": 400}
+
+
+ON_PRECISION = {  # rules whose line depends on the coordinates
+    "root_gradient": precision_root_gradient,
+    "log_natural_gradient": log_root(natural=True, inverse=True),
+    "log_root_gradient": log_root(natural=False, inverse=True),
+    "local_exponential": local_exponential(inverse=True),
+}
+
+
+@pytest.mark.parametrize(("name", "rule"), [pair for pair in PAIRS if pair[1] in PRINTED])
+def test_sufficient_decrease_works_with_every_rule(name, rule):
+    """No learning rate, from a wrong start: never up, to the optimum of the reference."""
+    model = random_model("bernoulli_logit", (), 41)
+    m, V = stationary_point(name)
+    q = POSTERIORS[name](DIM, mean=torch.ones(DIM, dtype=DTYPE), scale=2.0)
+    losses = []
+    result = fit(
+        q,
+        model.target,
+        NaturalGradientVI(q, RULES[rule]()),
+        tolerance=1e-6,
+        max_evaluations=BUDGET.get(rule, 60),
+        callbacks=[lambda record: losses.append(record.loss)],
+        progress=False,
+    )
+    assert result.converged, (result, rule)
+    assert all(b <= a + 1e-12 * abs(a) for a, b in zip(losses, losses[1:], strict=False))
+    close(q.mean.detach(), m, 2e-6)
+    close(q.covariance, V, 2e-6)
+
+
+# ---------------------------------------------------------------------------------------- named methods
+
+METHODS = {
+    VN: "newton",
+    SRVN: "natural_gradient",
+    SymmetricSRVN: "symmetric_root",
+    IBLR: "retraction",
+    BWGD: "bures_wasserstein",
+    SVGDDensity: "svgd",
+    CovarianceGD: "covariance_gradient",
+    RootGD: "root_gradient",
+}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_named_methods_are_their_rules(method):
+    """The same bits after three steps as the rule by hand; without lr steps are found by trial."""
+    model = random_model("bernoulli_logit", (2,), 43).target
+    q, p = (random_posterior("cholesky", (2,), seed=3) for _ in range(2))
+    named, plain = (
+        method(q, lr=1e-3, step_size=Constant()),
+        NaturalGradientVI(p, RULES[METHODS[method]](), lr=1e-3, step_size=Constant()),
+    )
+    assert type(named.rule) is RULES[METHODS[method]]
+    for _ in range(3):
+        named.step(model)
+        plain.step(model)
+    assert all(torch.equal(a, b) for a, b in zip(q.coordinates, p.coordinates, strict=True))
+    assert isinstance(method(q).step_size, SufficientDecrease)
+    assert (method(q).metric is not None) == method(q).rule.natural
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_named_methods_refuse_what_they_cannot_move(method):
+    refused = ("natural", METHODS[method]) in EXCLUDED_RULES or method is SRVN
+    q = NaturalGaussian(DIM)
+    if not refused:
+        assert method(q).posteriors == [q]
+        return
+    with pytest.raises(PairError, match=r"Use a CholeskyGaussian or a DiagonalGaussian\.|SRVN with a CholeskyGaussian"):
+        method(q)
+    assert isinstance(method(DiagonalGaussian(DIM)).posteriors[0], DiagonalGaussian)
+
+
+def test_the_sentence_of_a_refusal():
+    text = (
+        "RootGradient moves q by RootTangent, which NaturalGaussian cannot do (it takes Congruence, Tangent). "
+        "Use a CholeskyGaussian or a DiagonalGaussian."
+    )
+    with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+        RootGD(NaturalGaussian(DIM), lr=0.1, step_size=Constant())
+
+
+# --------------------------------------------------------------------------------------- the new verbs
+
+
+@pytest.mark.parametrize("name", ["cholesky", "diagonal"])
+@batches
+def test_new_verbs_of_the_structures(name, batch):
+    structure = POSTERIORS[name](DIM).structure
+    A, S = kept(name, randn(*batch, DIM, DIM, seed=1)), kept(name, random_symmetric(batch, 2))
+    close(structure.to_dense(structure.tril(structure.from_dense(A))), torch.tril(A), 0.0)
+    close(structure.to_dense(structure.exp(structure.from_dense(A))), torch.linalg.matrix_exp(A), EXACT)
+    factor, ok = structure.cholesky(structure.from_dense(S))
+    close(structure.to_dense(factor), torch.linalg.cholesky(S), EXACT)
+    assert bool(ok.all())
+    assert ok.shape == batch
+    assert not bool(structure.cholesky(-structure.from_dense(S))[1].any())
+
+
+@roots
+@batches
+def test_the_root_move(name, batch):
+    """Mean and root as they stand, columns with a positive diagonal; NaN and zero leave the cone."""
+    q, C = random_posterior(name, batch, seed=1), kept(name, random_root(batch, 5))
+    C[..., 1] *= -1
+    stored, mean = q.structure.from_dense(C), randn(*batch, DIM, seed=6)
+    new, ok = q.moved(Root(mean, stored))
+    assert bool(ok.all())
+    assert bool((q.structure.diagonal(new.matrix) > 0).all())
+    close(new.vector, mean, 0.0)
+    root = q.structure.to_dense(new.matrix)
+    close(root @ root.mT, C @ C.mT, EXACT)
+    for bad in (0.0, torch.nan):
+        q.structure.diagonal(stored)[..., 0] = bad
+        assert not bool(q.moved(Root(mean, stored))[1].any())
+    assert len(list(members(batch))) == ok.numel()
+
+
+# --------------------------------------------------------------------------------------- values worked out by hand
+
+
+def one_dimension():
+    """q = N(1, 4) with g = 3 and H = 1.25, so that G = H - S = 1."""
+    q = CholeskyGaussian(1, mean=1.0, scale=2.0, dtype=DTYPE)
+    g, H = torch.tensor([3.0], dtype=DTYPE), torch.tensor([[1.25]], dtype=DTYPE)
+    return q, framed_packet(2 * g, 4 * H)  # a = Cg, W = CHC
+
+
+@pytest.mark.parametrize(
+    ("rule", "slope"),
+    [
+        ("covariance_gradient", 9.25),  # g² + ¼ G²
+        ("bures_wasserstein", 13.0),  # g² + (GC)²
+        ("centered_svgd", 25.0),  # g² + B², B = -GV
+        ("svgd", 58.0),  # g² + B², B = -(GV + gm)
+        ("root_gradient", 13.0),  # g² + (GC)²
+        ("newton", 44.0),  # a² + ½ P², P = CGC
+    ],
+)
+def test_slopes_by_hand(rule, slope):
+    q, e = one_dimension()
+    close(RULES[rule]()(q, e).slope(), torch.tensor(slope, dtype=DTYPE), EXACT)
+
+
+@pytest.mark.parametrize("rho", [0.1, 1.0])
+def test_the_retraction_by_hand(rho):
+    """S' = S (1 + ρP + ½ρ²P²) with S = ¼ and P = 4, and m' = m - ρCa."""
+    q, e = one_dimension()
+    mean, covariance = step(q, RULES["retraction"]()(q, e).at(every(rho, ())))
+    close(mean, torch.tensor([1 - 12 * rho], dtype=DTYPE), EXACT)
+    close(1 / covariance, torch.tensor([[0.25 * (1 + 4 * rho + 8 * rho**2)]], dtype=DTYPE), EXACT)
