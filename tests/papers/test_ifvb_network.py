@@ -159,6 +159,7 @@ def test_networks_that_are_refused(build, message):
         build()
 
 
+@pytest.mark.accuracy
 def test_the_example(tmp_path, capsys):
     """Where the answer is known it is found, and a flow passes the best Gaussian on a crescent."""
     path = Path(__file__).parents[2] / "examples" / "ifvb_flow.py"
