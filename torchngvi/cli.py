@@ -178,8 +178,7 @@ def _reproduce(**flags: Any) -> int:
             "the experiments of the papers are in a clone of torchngvi, and not in what pip has installed. In the "
             f"root of a clone, run python -m examples.papers{' ' + flags['name'] if flags['name'] else ''}."
         )
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
+    sys.path[:] = [str(root), *(path for path in sys.path if path != str(root))]  # before any other "examples"
     papers = import_module("examples.papers.reproduce")
     if flags.pop("list") or flags["name"] is None:
         print(papers.listing())

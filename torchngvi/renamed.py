@@ -210,7 +210,7 @@ class MovedModules(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return a spec for a path of the tables, and None for any other."""
         if fullname in GONE:
-            raise ModuleNotFoundError(f"{fullname} is gone: {GONE[fullname]}.", name=fullname)
+            raise ModuleNotFoundError(f"{fullname} is gone: {GONE[fullname]}.")  # a name would let Python drop it
         return ModuleSpec(fullname, self) if fullname in MODULES else None
 
     def create_module(self, spec: ModuleSpec) -> None:

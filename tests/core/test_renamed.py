@@ -201,6 +201,11 @@ def test_each_row_of_gone(path):
         importlib.import_module(path)
 
 
+def test_a_name_that_is_gone_says_what_to_use(tables):
+    with pytest.raises(ModuleNotFoundError, match="is gone: run python -m examples.papers in a clone"):
+        exec("from torchngvi import studies_of_old")
+
+
 def test_a_path_that_is_gone_is_no_attribute(tables):
     assert not hasattr(torchngvi, "studies_of_old")
     with pytest.raises(AttributeError, match="is gone: run python -m examples.papers in a clone"):

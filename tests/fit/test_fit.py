@@ -894,6 +894,13 @@ print(*sys.modules)
         assert quiet(q, make_model(())).loss == quiet(usual, make_model(())).loss
         assert names == ["own", "NewtonCG"]
 
+    def test_a_word_that_no_row_has(self):
+        class Own(CholeskyGaussian):
+            engine = "diesel"
+
+        with pytest.raises(InputError, match="name the engine 'diesel', which the table .* does not have"):
+            quiet(Own(DIM, dtype=torch.float64), make_model(()))
+
     def test_a_regression_imports_no_other_engine(self):
         done = subprocess.run(
             [sys.executable, "-c", self.REGRESSION], capture_output=True, text=True, timeout=120, check=True

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -220,6 +221,15 @@ def test_the_module_lists_what_the_command_lists(capfd):
     assert refused.stderr.startswith("torchngvi: error: there is no experiment 'srvn-fig33'. Did you mean")
 
 
+def test_another_package_of_examples_comes_first(tmp_path):
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "__init__.py").write_text("")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    words = [sys.executable, "-m", "torchngvi", "reproduce"]
+    found = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert "srvn-table3" in found.stdout, found.stderr
+
+
 @pytest.mark.parametrize("words", [[], ["srvn-table3"]])
 def test_an_installation_names_the_clone(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "torchngvi" / "cli.py"))
@@ -230,7 +240,6 @@ def test_an_installation_names_the_clone(words, tmp_path, monkeypatch, capsys):
     )
 
 
-@pytest.mark.accuracy
 def test_nothing_in_the_package_imports_the_studies():
     """But for the command line, which looks for them when they are asked for."""
     files = sorted((ROOT / "torchngvi").rglob("*.py"))

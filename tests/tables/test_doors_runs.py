@@ -899,7 +899,6 @@ def with_packages_blocked(blocked, *places):
 
 
 class TestExtras:
-    @pytest.mark.accuracy
     def test_modules_say_which_they_need(self):
         """With torch alone, as of an installation without extras; it was "No module named 'numpy'"."""
         extras = {

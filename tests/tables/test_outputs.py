@@ -65,7 +65,6 @@ methods = [{ method = "vn", lr = 0.3 }]
 
 
 class TestFolders:
-    @pytest.mark.accuracy
     @pytest.mark.parametrize("command", ["fit", "compare", pytest.param("reproduce", marks=IN_A_CLONE)])
     def test_earlier_results_are_kept(self, command, capsys):
         table("a.csv")

@@ -1,7 +1,7 @@
 """The processes that evaluate a target together: one sum an evaluation, which also tells what has gone wrong where.
 
-Every meeting of the processes is one all-reduce of one buffer of float64: a header with a row for each rank, see
-`torchngvi.distributed.processes`, and numbers to be summed.  So an error on one rank is an error on all of them, at the
+Every meeting of the processes is one all-reduce of one buffer of float64: a header with a row for each rank, and
+numbers to be summed.  So an error on one rank is an error on all of them, at the
 same evaluation and in the same words, where other programs would wait for one another.
 """
 
@@ -153,8 +153,8 @@ def words(error: Exception) -> str:
 
 # One meeting of processes: an all-reduce of a header and of numbers, and what is raised where something is wrong
 #
-# The header has a row for each rank, see `torchngvi.distributed.processes`.  Buffers have the length of the last one of
-# the group: where more numbers are to be summed all meet once more, and small ones are not made shorter.
+# The header has a row for each rank, as above.  Buffers have the length of the last one of the group: where more
+# numbers are to be summed all meet once more, and small ones are not made shorter.
 
 SUM, OBJECTS = 1, 2  # kinds of meetings
 _SMALL, _LESS = 2**14, 4  # numbers that a buffer may keep, and times fewer for which a larger one is given up

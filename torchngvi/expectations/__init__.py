@@ -1,4 +1,4 @@
-"""The estimators of E_q[ℓ] and of its derivative, one a file, with the draws that some of them take."""
+"""The estimators of E_q[ℓ] and of its derivative, with the draws that some of them take."""
 
 from torchngvi.expectations.draws import Antithetic, Draws, Fixed, Independent, Quasi
 from torchngvi.expectations.flat import StatisticRegression

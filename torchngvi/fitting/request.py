@@ -20,6 +20,7 @@ from importlib import import_module
 
 import torch
 
+from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Engine
 from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled, Unimproved, joined
 from torchngvi.interfaces import Posterior, Target
@@ -61,7 +62,13 @@ class Request:
     def engine(self, word: str = "") -> tuple[Engine, Criterion]:
         """Make the engine that a word names, by default that of q, or else of the target, and what ends its run."""
         own = "groups" if self.batch_groups is not None else self.q.engine or self.target.engine
-        module, function = ENGINES[word or own].split(":")
+        if (asked := word or own) not in ENGINES:
+            raise InputError(
+                f"{type(self.q).__name__} and {type(self.target).__name__} name the engine {asked!r}, which the table "
+                f"torchngvi.fitting.request.ENGINES does not have; it has {', '.join(ENGINES)}. Add a row, or call an "
+                "attribute of your own something else than engine."
+            )
+        module, function = ENGINES[asked].split(":")
         found: tuple[Engine, Criterion] = getattr(import_module(module), function)(self)
         return found
 

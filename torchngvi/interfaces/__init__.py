@@ -19,8 +19,8 @@ the step size chooses ρ, and q makes the move `path.at(ρ)` by `Posterior.moved
 trial, in which q moves, is evaluated there, and is kept or restored.  The parts never call one another; they exchange
 the packets and moves that are defined here.
 
-In reading order: `frame` (what of q may be read), `priors`, `packets` (what an expectation hands on), `moves` (what
-a rule asks of q), `posterior`, `targets`, and `parts`, the contracts of the axes.
+In reading order: `packets` (what of q may be read, the Gaussian priors, and what an expectation hands on), `posterior`
+(which moves a rule may ask of q, and its contract), `targets`, and `parts`, the contracts of the axes.
 
 A part of your own has its check in `torchngvi.testing`, and a worked example in CONTRIBUTING.md.
 

@@ -1,8 +1,8 @@
 """Models with many latents: Laplace's approximation of the integral over them, and what the data say of each.
 
 `torchngvi.marginal` makes a log joint of the hyperparameters, which `torchngvi.fit` takes; see `marginal` here.  In
-reading order: `sparsity` (which latents occur together), `chain` (factors of sparse matrices), `curvature`
-(derivatives), `modes`, `laplace`, and `summary` and `error`, which follow a fit.
+reading order: `modes` (factors of sparse matrices, derivatives, the modes), `laplace` (which latents occur together,
+and the integral over them), and `summary`, which follows a fit.
 """
 
 from torchngvi.latents.laplace import MarginalLaplace, marginal

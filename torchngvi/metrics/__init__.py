@@ -1,4 +1,4 @@
-"""The metrics, which bend a gradient before the rule follows it: one file each.
+"""The metrics, which bend a gradient before the rule follows it.
 
 `QuasiNewton` and `SiteNewton` improve on the natural gradient of a Gaussian; the others stand in the place of the
 inverse Fisher matrix of a flat posterior.

@@ -139,7 +139,8 @@ def downdate(
 
 # The inverse Fisher matrix by recursion, dense (Godichon-Baggioni, Nguyen and Tran 2023, Theorem 4.1, Eqs 4.3-4.6)
 #
-# The matrix P of `recursion` is kept in full.  The last vectors W wait beside it and are subtracted many at a time,
+# The matrix P of the recursion above is kept in full.  The last vectors W wait beside it and are subtracted many at a
+# time,
 #
 #     P = P₀ - VᵀV,        P x = P₀ x - Vᵀ(Vx),
 #

@@ -1,4 +1,4 @@
-"""The momenta, which average the changes of q's coordinates over the steps: one file each."""
+"""The momenta, which average the changes of q's coordinates over the steps."""
 
 from torchngvi.momentum.averages import Adam, ExponentialAverage, NormalizedMomentum
 

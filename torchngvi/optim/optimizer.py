@@ -11,10 +11,10 @@ step uses up, so that no later one can add to them; without a step they add up, 
 here reads a value back from the device; a step that leaves the positive definite cone or meets a
 non-finite value is not taken, member by member.
 
-Read `NaturalGradientVI.step` and what it calls, down to `_advance`, which is a step.  The rest has a file each:
-`evaluating` (L, its gradient and the way from there), `base` (posteriors as param groups, with their state), `pairs`
-(what is refused), `cache` (the last evaluation), `gradients` (closures and ``loss.backward()``), `averaged` (momentum),
-`trial` (move, judge, go back), `watching` (warnings).
+Read `NaturalGradientVI.step` and what it calls, down to `_advance`, which is a step; `averaged` is the momentum, and
+`proposed` and `tried` move, judge and go back.  The other files: `evaluating` (posteriors as param groups with their
+state, L and its gradient, the last evaluation), `pairs` (what is refused), `gradients` (closures and
+``loss.backward()``), `records`, `watching` (warnings), `captured` (a step at fixed addresses).
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Variational posteriors, one system of coordinates a file.
+"""Variational posteriors, each in its own system of coordinates.
 
 `CholeskyGaussian` stores mean and root of the covariance and is the first choice; `DiagonalGaussian` is its mean
 field; `NaturalGaussian` stores natural parameters, `PrecisionCholeskyGaussian` mean and root of the precision, both

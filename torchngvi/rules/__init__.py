@@ -1,4 +1,4 @@
-"""The rules: along which curve a step moves q, one rule a file.
+"""The rules: along which curve a step moves q, those that are read together in one file.
 
 QuasiNewton and SiteNewton may bend the gradient before a rule follows it; NormalizedMomentum, Adam and
 ExponentialAverage may average the changes afterwards.

@@ -1,7 +1,7 @@
 """Leave-one-out predictive densities of rows, or groups of rows, of a regression, by dividing out their sites.
 
-`cavities` takes the sites out and lets the others respond; where they respond by more than a bound, the optimum without
-the rows is found by a fit.  `joint` has the densities of several rows together.
+First come the cavities, from which sites are taken out while the others respond; where they respond by more than a
+bound, the optimum without the rows is found by a fit.  Then come the densities of several rows together.
 """
 
 import copy

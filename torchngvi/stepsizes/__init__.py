@@ -1,4 +1,4 @@
-"""The step sizes, which say how far along a path a step goes: one a file."""
+"""The step sizes, which say how far along a path a step goes: by the step count, with a bound, or by trial."""
 
 from torchngvi.stepsizes.bounds import Clip, KLRadius, Shortest
 from torchngvi.stepsizes.line_search import Backtracking, SufficientDecrease

@@ -1,0 +1,1 @@
+"""Examples; those of the papers are run by ``python -m examples.papers``."""
