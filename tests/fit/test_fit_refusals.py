@@ -174,7 +174,7 @@ REFUSED = {
     "checkpoint_every": (
         lambda: run(q_of(), normal, checkpoint_every=0),
         InputError,
-        ("checkpoint_every", COUNT, "got 0"),
+        ("checkpoint_every", "at least 1", "0."),
     ),
     "an object in a file": (at_file(state_of_an_object), InputError, ("tensors, numbers and texts", "got object")),
     "a file of a tensor": (resumed_from(torch.ones(3)), InputError, OTHER_FILE),
@@ -203,11 +203,7 @@ REFUSED = {
         InputError,
         ("fingerprint of the data", "here it is", "Remove it"),
     ),
-    "another method": (
-        at_file(lambda file: [resumed(file), resumed(file, SRVN)]),
-        InputError,
-        ("is NewtonCG", "here it is SRVN"),
-    ),
+    "method": (at_file(lambda file: [resumed(file), resumed(file, SRVN)]), InputError, ("NewtonCG", "it is SRVN")),
     "a checkpoint of a model for its log joint": (
         at_file(lambda file: [resumed(file), resumed(file, target=make_model().log_joint)]),
         InputError,
@@ -221,25 +217,13 @@ REFUSED = {
     # products of sites
     "domain": (lambda: run(*normal_gamma(memory=2, mean=-1.0)), InputError, ("positive for Gamma", "got Product(mu=")),
     "memory= alone": (lambda: run(site(), square(memory=2)), InputError, ("not conjugate", "Leave memory= out")),
-    "memory= with local=": (
-        lambda: FactorGraph([LOG], local=["x"], memory=2),
-        InputError,
-        ("all sites", "leave local="),
-    ),
+    "memory= and local=": (lambda: FactorGraph([LOG], local=["x"], memory=2), InputError, ("all sites", "local=")),
     "a product and a log joint": (lambda: run(normal_gamma()[0], normal), InputError, ("FactorGraph", "got LogJoint")),
-    "a product and VN": (
-        lambda: run(normal_gamma()[0], normal_gamma()[1], NGVI(gamma())),
-        InputError,
-        ("site by site", "optimizer"),
-    ),
+    "a product and VN": (lambda: run(*normal_gamma(), NGVI(gamma())), InputError, ("site by site", "optimizer")),
     "a graph and one site": (lambda: run(gamma(), square()), PairError, ("Product", "named sites", "got Gamma")),
     "a graph at theta": (lambda: square().log_joint(torch.ones(1)), PairError, ("vector theta", "use graph.value_at")),
     "batches for a list": (lambda: FactorGraph([LOG], batches=[1]), InputError, ("function", "got list and 1 batches")),
-    "no batches": (
-        lambda: FactorGraph(lambda batch: [LOG]),
-        InputError,
-        ("function of a batch", "got function and no batches"),
-    ),
+    "no batches": (lambda: FactorGraph(lambda batch: [LOG]), InputError, ("got function and no batches",)),
     "no factors of a graph": (lambda: FactorGraph([]), InputError, ("at least one", "got 'none'")),
     "a factor that is a number": (lambda: FactorGraph([3]), InputError, ("SiteFactors and ExpectedFactors", "got 3")),
     "no local site": (lambda: FactorGraph([LOG], local=["z"]).check(site()), InputError, ("lacks", "'z'")),
@@ -252,16 +236,8 @@ REFUSED = {
     # steps and stops
     "a posterior that was converted": (converted, InputError, ("model is in torch.float64", "q in torch.float32")),
     "rejections of Watch": (lambda: Watch(rejections=0), InputError, ("rejections of Watch", "positive")),
-    "stop, a number": (
-        lambda: run(q_of(), normal, stop=3),
-        InputError,
-        ("stop is a criterion", "Seconds(60)", "got 3"),
-    ),
-    "stop, a function": (
-        lambda: run(q_of(), normal, stop=max),
-        InputError,
-        ("stop is a criterion", "got <built-in", "A function of"),
-    ),
+    "stop, 3": (lambda: run(q_of(), normal, stop=3), InputError, ("stop is a criterion", "Seconds(60)", "got 3")),
+    "stop, max": (lambda: run(q_of(), normal, stop=max), InputError, ("criterion", "got <built-in", "A function of")),
     "stop, a class": (lambda: run(q_of(), normal, stop=Seconds), InputError, ("stop is a criterion", "got <class")),
     "Evaluations": (lambda: Evaluations(0), InputError, ("max_evaluations", "expectations", COUNT, "got 0")),
     "Gradients": (lambda: Gradients(2.5), InputError, ("Gradients", "budget of gradients", COUNT, "got 2.5")),
@@ -281,11 +257,7 @@ REFUSED = {
         InputError,
         ("at the same theta", "it draws", "keep the draws", "DataLogJoint", "VN(q, lr=0.1)"),
     ),
-    "batch_size": (
-        lambda: run(q_of(), normal, batch_size=5),
-        InputError,
-        ("batch_size", "GeneralizedLinear", "log joint"),
-    ),
+    "batch_size": (lambda: run(q_of(), normal, batch_size=5), InputError, ("batch_size", "one posterior")),
     "no sum": (lambda: at_zeros(Guarded(LogJoint(lambda theta: theta))), InputError, ("log joint must map theta",)),
     "a margin of coordinate 2": (lambda: margin(coordinate=2), InputError, ("the 2 coordinates", "got 2")),
     "a margin of coordinate -1": (lambda: margin(coordinate=-1), InputError, ("coordinate counts", "got -1")),
@@ -294,11 +266,7 @@ REFUSED = {
     "margins of a batch": (lambda: margin(q=q_of(2, (3,))), InputError, ("one posterior at a time", "(3,)")),
     "a margin of nothing": (lambda: margin(q=None), InputError, ("laplace_margin", "None")),
     "three names of two": (lambda: result().named(["a", "b", "c"]), InputError, ("one entry a coordinate, 2", "got 3")),
-    "one name of two": (
-        lambda: run(q_of(), normal).verdict.named(["mu"]),
-        InputError,
-        ("one entry a coordinate, 2", "got 1"),
-    ),
+    "one name": (lambda: run(q_of(), normal).verdict.named(["mu"]), InputError, ("a coordinate, 2", "got 1")),
     # factors
     "noise of a sum over cliques": (
         lambda: PerFactor(SampleAverage(Fixed(64)))(
@@ -321,36 +289,24 @@ REFUSED = {
     ),
     "a dense fit": (lambda: run(q_of(12), tractable()), PairError, ("cliques of a forest", str(ARROW), "over Dense")),
     "no cliques": (lambda: clique_marginals(q_of()), PairError, ("Dense(dim=2)", "Use PrecisionCholeskyGaussian")),
-    "functions": (
-        lambda: TractableFactors(ARROW, TERM),
-        InputError,
-        ("expectation", "got a LogJoint", "Use FactorTarget"),
-    ),
+    "functions": (lambda: TractableFactors(ARROW, TERM), InputError, ("got a LogJoint", "Use FactorTarget")),
     # one function for all groups
     "groups in a tensor": (lambda: schools(data=torch.zeros(6, 2)), InputError, ("data is a list", "got Tensor")),
     "groups in a dictionary": (lambda: schools(data={"y": torch.zeros(6)}), InputError, ("data is a list", "got dict")),
     "no function of a group": (lambda: schools(None), InputError, ("group is the log density", "got NoneType")),
     "two numbers of groups": (lambda: schools(data=[Y, Y[:1]]), InputError, ("first dimension", "got [1, 2]")),
     "groups without data": (lambda: schools(data=[]), InputError, ("first dimension", "got none")),
-    "a group of two": (
-        lambda: at_zeros(schools(lambda b, g, y: b + g)),
-        InputError,
-        ("one number, of shape ()", "got shape (2,)"),
-    ),
-    "a branch": (
-        lambda: at_zeros(schools(lambda b, g, y: g[b[0] > 0])),
-        InputError,
-        ("all groups at once", "FactorTarget"),
-    ),
+    "a group of two": (lambda: at_zeros(schools(lambda b, g, y: b + g)), InputError, ("one number", "got shape (2,)")),
+    "a branch": (lambda: at_zeros(schools(lambda b, g, y: g[b[0] > 0])), InputError, ("at once", "FactorTarget")),
     "beyond local": (
         lambda: at_zeros(schools(lambda b, g, y: b[1])),
         InputError,
-        ("group", "local=1", "counted from 0", "index 1"),
+        ("group", "local=1", "from 0", "index 1"),
     ),
     "beyond globals": (
         lambda: at_zeros(schools(common=lambda g: g[2])),
         InputError,
-        ("shared", "globals=2", "counted from 0", "index 2"),
+        ("shared takes", "globals=2", "index 2"),
     ),
     **{
         f"{name}={given!r}": (
@@ -361,43 +317,27 @@ REFUSED = {
         for name, given in (("local", 2.0), ("local", 0), ("globals", True), ("globals", "2"))
     },
     "arrow": (lambda: arrow(groups=3, local=2.0, globals=1), InputError, ("local is a number", COUNT, "got 2.0")),
-    "parts": (
-        lambda: schools().parts(torch.zeros(4, 9)),
-        InputError,
-        ("4 coordinates", "local=", "globals=", "(4, 9)"),
-    ),
+    "parts": (lambda: schools().parts(torch.zeros(4, 9)), InputError, ("4 coordinates", "local=", "(4, 9)")),
     # laplace
     "laplace, tolerance": (lambda: mode_of(tolerance=0.0), InputError, ("tolerance", "Newton", POSITIVE, "got 0.0")),
     "laplace, iterations": (lambda: mode_of(max_iterations=0), InputError, ("max_iterations", COUNT, "got 0")),
     "laplace, start": (
         lambda: mode_of(lambda theta: theta.log().sum(-1)),
         InputError,
-        ("finite at q's mean", "got -inf", "initialize_"),
+        ("q's mean", "-inf", "initialize_"),
     ),
     "laplace, temperature": (lambda: mode_of(COLD), InputError, ("covariance", "positive temperature", "got 0")),
     # the space of the rows
-    "RowSpace, batch": (
-        lambda: RowSpace(rows(X.expand(2, 3, 5))),
-        InputError,
-        ("one data set", "X (2, 3, 5)", "y (3,)"),
-    ),
+    "RowSpace, batch": (lambda: RowSpace(rows(X.expand(2, 3, 5))), InputError, ("one data set", "(2, 3, 5)", "y (3,)")),
     "RowSpace, prior": (
-        lambda: RowSpace(rows(prior_precision=torch.eye(5, dtype=DTYPE))),
+        lambda: RowSpace(rows(prior_precision=torch.eye(5))),
         InputError,
         ("RowSpace", "diagonal prior"),
     ),
     "RowSpace, q": (lambda: RowSpace(rows()).lift(q_of(4)), InputError, ("3 coordinates", "got 4", "batch ()")),
-    "RowSpace, scale": (
-        lambda: RowSpace(rows(1e200 * X)),
-        InputError,
-        ("products of the rows", "Scale the columns of X"),
-    ),
+    "RowSpace, scale": (lambda: RowSpace(rows(1e200 * X)), InputError, ("products of", "Scale the columns of X")),
     # warped posteriors
-    "warped, optimizer": (
-        lambda: run(WARPED, normal, SRVN(WARPED.base, 0.1)),
-        InputError,
-        ("leave optimizer= and batch_size= out",),
-    ),
+    "warped": (lambda: run(WARPED, normal, SRVN(WARPED.base, 0.1)), InputError, ("leave optimizer= and batch",)),
     "warped batch": (lambda: run(q_of(2, (3,)).warped(), normal), InputError, ("one warped posterior", "shape (3,)")),
     "warped, cold": (lambda: run(q_of().warped(), COLD), InputError, ("got temperature 0", "there is none")),
 }

@@ -246,11 +246,7 @@ REFUSED = {
     "figure": (lambda: calibrated(runs=1).plot(figure()), InputError, ("two fits or more", "got 1")),
     # certificates
     "certificate, size": (lambda: certificate(q_of(3), logistic()), InputError, ("4 coefficients", "q has 3")),
-    "certificate, batch": (
-        lambda: certificate(q_of(), logistic(y=CLASSES.expand(2, N))),
-        InputError,
-        ("batch (2,) of data sets",),
-    ),
+    "bound, batch": (lambda: certificate(q_of(), logistic(y=CLASSES.expand(2, N))), InputError, ("(2,) of data",)),
     "certificate, prior": (
         lambda: certificate(q_of(), logistic(prior_precision=X[:1, None] ** 2)),
         InputError,
@@ -274,7 +270,7 @@ REFUSED = {
     "stacking, complex": (lambda: stacking_weights(1j * torch.ones(3, 2)), InputError, ("real", "torch.complex64")),
     "stacking, text": (lambda: stacking_weights([["a", "b"]]), InputError, ("log_density must be numbers", "got list")),
     "compare, rows": (lambda: compared(fitted(poisson(slice(59)))), InputError, ("'two', (59,)", "'one', (60,)")),
-    "compare, order": (
+    "order": (
         lambda: compared(fitted(poisson(torch.arange(N).flip(0)))),
         InputError,
         ("same order", "y of 'two', (60,)"),
@@ -292,11 +288,7 @@ REFUSED = {
     "compare, no result": (lambda: compared(X), InputError, ("of 'two'", "a Tensor")),
     "compare, names": (lambda: compare_models({1: one(), "1": one()}), InputError, ("differ as texts", "1, '1'")),
     "compare, a copy": (lambda: compared(copy.copy(counted())), InputError, ("'two' has no model", "copy")),
-    "compare, mean field": (
-        lambda: compared(fitted(poisson(), diagonal())),
-        PairError,
-        ("leave_one_out", "dense Gaussian"),
-    ),
+    "family": (lambda: compared(fitted(poisson(), diagonal())), PairError, ("leave_one_out", "dense Gaussian")),
     "compare, third": (lambda: compared(counted()).elbo_difference("one", "z"), InputError, ("one, two", "got 'z'")),
     "compare, a density of zero": (zero_density, InputError, ("number 7 under 'one' is -inf", "2 in all")),
     # predictions and draws
@@ -317,11 +309,7 @@ REFUSED = {
     "evidence, no groups": (lambda: by_evidence(groups=[]), InputError, ("groups", "none empty", "got [].")),
     "evidence, noise": (lambda: by_evidence(noise=True), InputError, ("noise=True", "Gaussian", "BernoulliLogit")),
     "evidence, prior": (lambda: by_evidence(small(prior_precision=EYE)), InputError, ("diagonal", "is a matrix")),
-    "evidence, batch": (
-        lambda: prior_by_evidence(q_of(2, (3,)), small()),
-        InputError,
-        ("by evidence", "one posterior"),
-    ),
+    "prior, batch": (lambda: prior_by_evidence(q_of(2, (3,)), small()), InputError, ("by evidence", "one posterior")),
     # leaving out
     "groups of all": (lambda: mixed("none").leave_one_group_out(), InputError, ("marginalise='quadrature'",)),
     "worst, NaN": (lambda: mixed().leave_one_group_out(worst=math.nan), InputError, ("worst", "0 or larger", "nan")),
@@ -334,18 +322,10 @@ REFUSED = {
     "groups, NaN": (lambda: by_groups([math.nan, 1.0] * 30), InputError, ("missing (nan) in 30 rows",)),
     "groups, kinds": (lambda: by_groups([1, "a"] * 30), InputError, ("all by numbers or all by texts", "[1, 'a']")),
     "groups, matrix": (lambda: by_groups(torch.zeros(N, 2)), InputError, ("[[0.0, 0.0]", "unhashable")),
-    "leave out, softmax": (
-        lambda: leave_one_out(q_of(8), softmax()),
-        PairError,
-        ("leave_one_out", "dense", "got Softmax"),
-    ),
+    "leave out, softmax": (lambda: leave_one_out(q_of(8), softmax()), PairError, ("leave_one_out", "got Softmax")),
     "leave out, sparse": (lambda: left_out(X.to_sparse_csr()), PairError, ("(60, 4), torch.sparse_csr", "y of (60,)")),
     "leave out, data sets": (lambda: left_out(y=CLASSES.expand(2, -1)), PairError, ("torch.strided", "y of (2, 60)")),
-    "leave out, mean field": (
-        lambda: leave_one_out(diagonal(), logistic()),
-        PairError,
-        ("leave_one_out", "got Diagonal"),
-    ),
+    "leave out, family": (lambda: leave_one_out(diagonal(), logistic()), PairError, ("leave_one_out", "got Diagonal")),
     "leave out, size": (lambda: leave_one_out(q_of(3), logistic()), InputError, ("4 coefficients", "q has 3")),
     "leave out, dtype": (lambda: leave_one_out(CholeskyGaussian(D), logistic()), InputError, ("q in torch.float32",)),
     "leave out, float32": (
@@ -354,11 +334,7 @@ REFUSED = {
         (FIRST, "below 0.001, in float64"),
     ),
     "leave out, not fitted": (lambda: left_out(), InputError, ("leave_one_out", FIRST, "below 0.001.")),
-    "leave out, flag": (
-        lambda: leave_one_out(q_of(), logistic(), flag=-1),
-        InputError,
-        ("flag", "0 or larger", "got -1"),
-    ),
+    "leave out, flag": (lambda: leave_one_out(q_of(), logistic(), flag=-1), InputError, ("flag bounds", "got -1")),
     "leave out, cold": (lambda: left_out(temperature=0.5), InputError, ("leave_one_out", "temperature 1", "has 0.5")),
     # linear response
     "no pairs": (lambda: third_order(randn(64, 2), randn(64, 2)), InputError, ("antithetic draws", "got others")),
@@ -374,11 +350,7 @@ REFUSED = {
     "an arrow": (lambda: third_order(DRAWS, DRAWS, ScalarArrow(4)), InputError, ("closed under products", "`confirm`")),
     # sensitivity
     "sensitivity, copy": (lambda: sensitivity(copy.copy(one())), PairError, ("Gaussian prior", "a copy of a result")),
-    "sensitivity, log joint": (
-        lambda: sensitivity(changed(target=LogJoint(normal))),
-        PairError,
-        ("sensitivity", "got LogJoint"),
-    ),
+    "tilted log joint": (lambda: sensitivity(changed(target=LogJoint(normal))), PairError, ("sensitivity", "LogJoint")),
     "sensitivity, batch": (lambda: sensitivity(fitted(logistic(), q_of(D, (2,)))), PairError, ("one Gaussian", "got")),
     "sensitivity, not fitted": (lambda: sensitivity(changed(posterior=q_of())), InputError, ("sensitivity", FIRST)),
     "conclusions, columns": (lambda: sensitivity(one(), X[:2, :2]), InputError, ("(K, 4) of factors", "got (2, 2)")),
@@ -389,19 +361,11 @@ REFUSED = {
     "solve, a log joint": (lambda: solve(q_of(), LogJoint(normal)), PairError, ("solve", "packets", "got LogJoint")),
     "solve, Student": (lambda: solve(q_of(), small(family=StudentT(1.0, dof=4))), PairError, ("with StudentT",)),
     "solve, module": (lambda: solve(torch.nn.ReLU(), logistic()), InputError, ("a posterior first", "got ReLU")),
-    "solve, early end": (
-        patched("fit", SHORT_FIT, lambda: solve(q_of(), logistic())),
-        InputError,
-        ("1e-08", "the fit ended at"),
-    ),
+    "early end": (patched("fit", SHORT_FIT, lambda: solve(q_of(), logistic())), InputError, ("1e-08", "fit ended")),
     "solve twice": (lambda: second_derivative("mean"), InputError, ("first derivatives only", "create_graph=True")),
     "solve, bound": (lambda: second_derivative("elbo"), InputError, ("first derivatives only", "create_graph=True")),
     "solve, written data": (written_to, InputError, ("data", "written to between solve and the backward")),
-    "solve, hard": (
-        patched("_PRODUCTS", 1, lambda: solved()[1].mean.sum().backward()),
-        InputError,
-        ("residual", "1e-06"),
-    ),
+    "hard": (patched("_PRODUCTS", 1, lambda: solved()[1].mean.sum().backward()), InputError, ("relative", "1e-06")),
     # ArviZ
     "arviz, a number": (lambda: exported(3), InputError, ("mixed model", "got a int")),
     "arviz, log joint": (lambda: exported(fitted(LogJoint(normal), q_of(1))), InputError, ("FitResult of a LogJoint",)),
@@ -412,25 +376,13 @@ REFUSED = {
     # rows that come and go
     "site_sum, log joint": (lambda: site_sum(q_of(), LogJoint(normal)), PairError, ("site_sum", "got LogJoint")),
     "site_sum, batch": (lambda: site_sum(q_of(D, (2,)), logistic()), InputError, ("site_sum", "without batch")),
-    "site_sum, cold": (
-        lambda: site_sum(q_of(), logistic(temperature=0.5)),
-        InputError,
-        ("sites", "temperature 1", "0.5"),
-    ),
+    "site_sum, cold": (lambda: site_sum(q_of(), logistic(temperature=0.5)), InputError, ("sites", "temperature 1")),
     "forget, softmax": (lambda: forget(fitted(softmax()), [0]), PairError, ("forget", "dense", "got SoftmaxRegr")),
-    "forget, mean field": (
-        lambda: forget(fitted(logistic(), diagonal()), [0]),
-        PairError,
-        ("forget is", "got Diagonal"),
-    ),
+    "forget, family": (lambda: forget(fitted(logistic(), diagonal()), [0]), PairError, ("forget is", "got Diagonal")),
     "forget, row 60": (lambda: forget(one(), [60]), InputError, ("from 0 to 59", "got 60")),
     "forget, row -1": (lambda: forget(one(), [-1, 2]), InputError, ("from 0 to 59", "got -1")),
     "forget, a short mask": (lambda: forget(one(), [True, False]), InputError, ("mask of all 60 rows", "torch.bool")),
-    "forget, bytes": (
-        lambda: forget(one(), CLASSES.to(torch.uint8)),
-        InputError,
-        ("mask of all 60 rows", "torch.uint8"),
-    ),
+    "forget, bytes": (lambda: forget(one(), CLASSES.to(torch.uint8)), InputError, ("all 60 rows", "torch.uint8")),
     "forget, a text": (lambda: forget(one(), "ab"), InputError, ("list of row numbers, or a mask", "got str")),
     "forget, None": (lambda: forget(one(), None), InputError, ("list of row numbers, or a mask", "got NoneType")),
     "forget, a set": (lambda: forget(one(), {1, 2}), InputError, ("list of row numbers, or a mask", "got set")),
@@ -445,11 +397,7 @@ REFUSED = {
     "examine, cold": (lambda: examine(q_of(2), COLD), InputError, ("examine", "density", "got temperature 0")),
     "examine, budget": (lambda: examine(q_of(2), normal, max_gradients=0), InputError, ("max_gradients", "got 0")),
     "examine, residuals": (lambda: residuals(torch.zeros(512, 3)), InputError, ("residuals", "shape (S, 2)", "got")),
-    "examine, ones": (
-        lambda: residuals(torch.ones(512, 2)),
-        InputError,
-        ("antithetic draws", "got others", "Fixed(S)"),
-    ),
+    "examine, ones": (lambda: residuals(torch.ones(512, 2)), InputError, ("antithetic draws", "got others")),
     "draw nothing": (lambda: Verdict.none("no word").plot(), InputError, ("drawn", "there was none: no word")),
     # refinement
     "refine, a text": (lambda: refine("q", normal), PairError, ("refine", "a CholeskyGaussian", "got str")),
@@ -463,11 +411,7 @@ REFUSED = {
     "refine, noise": (lambda: refine(q_of(2), Noisy()), InputError, ("Noisy gives others", "DataLogJoint")),
     "layers, theta": (lambda: LAYERED.log_prob(torch.zeros(3)), InputError, ("theta", "D = 2", "got shape (3,)")),
     "layers, level": (lambda: LAYERED.quantile([0.0]), InputError, ("levels", "between 0 and 1", "got [0.0]")),
-    "no density": (
-        lambda: WeightedDraws(EYE, ONES[0]).log_prob(ONES),
-        InputError,
-        ("no density", 'kind="fan"', 'kind="mixture"'),
-    ),
+    "no density": (lambda: WeightedDraws(EYE, ONES[0]).log_prob(ONES), InputError, ('kind="fan"', 'kind="mixture"')),
 }
 
 

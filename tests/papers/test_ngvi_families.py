@@ -244,11 +244,12 @@ class TestNotConjugate:
         assert error(fitted) == pytest.approx(0.076, rel=0.1)
         assert error(score) > 5 * error(fitted)
 
-    def test_a_class_that_does_not_vary_is_left_alone():
-        """All counts drawn are 0 for a tiny rate: there is nothing to fit, and nothing is changed."""
-        q = Poisson(vec(-60.0))
-        NGVI(q, lr=1.0, estimator=StatisticRegression(8, seeded())).step(lambda x: x[..., 0])
-        assert q.vector.item() == -60.0
+
+def test_a_class_that_does_not_vary_is_left_alone():
+    """All counts drawn are 0 for a tiny rate: there is nothing to fit, and nothing is changed."""
+    q = Poisson(vec(-60.0))
+    NGVI(q, lr=1.0, estimator=StatisticRegression(8, seeded())).step(lambda x: x[..., 0])
+    assert q.vector.item() == -60.0
 
 
 def test_fit_needs_no_learning_rate():
