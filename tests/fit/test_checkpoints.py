@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from torchngvi import (
     DataLogJoint,
     GeneralizedLinear,
     KLRadius,
-    LogJoint,
     Stein,
     fit,
 )
@@ -109,23 +107,6 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_checkpoints_of_something_else(tmp_path):
-    model, file = make_model(), tmp_path / "run.pt"
-    other = CholeskyGaussian(5, dtype=torch.float64)
-    target = LogJoint(lambda theta: -theta.square().sum(-1))
-    fit(other, target, VN(other, lr=0.1), max_evaluations=3, progress=False, checkpoint=file)
-    q = make_posterior("cholesky")
-    text = (
-        f"{file} is the checkpoint of another run: its posterior mean is (5,) float64, here it is (3,) float64. "
-        "Remove it, or name another file."
-    )
-    with pytest.raises(InputError) as error:
-        fit(q, target, VN(q, lr=0.1), progress=False, checkpoint=file)
-    assert str(error.value) == text
-    with pytest.raises(InputError, match="its target is LogJoint, here it is GeneralizedLinear. Remove it, or name an"):
-        fit(q, model, progress=False, checkpoint=file)
-
-
 def test_a_place_that_cannot_be_written(tmp_path):
     """Before the first evaluation, not after the last."""
     model, q = make_model(), make_posterior("cholesky")
@@ -138,32 +119,6 @@ def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(InputError, match=r"is a folder\. Name a file in a folder that exists\.$"):
         fit(q, model, progress=False, checkpoint=tmp_path)
     assert torch.equal(q.mean, make_posterior("cholesky").mean)
-
-
-def test_checkpoints_of_another_problem_or_method(tmp_path):
-    model, file = make_model(), tmp_path / "run.pt"
-    fit(make_posterior("cholesky"), model, progress=False, checkpoint=file)
-    other = GeneralizedLinear(model.X, -model.y, prior_precision=2.0)
-    with pytest.raises(
-        InputError,
-        match=r"run\.pt is the checkpoint of another run: its fingerprint of the data is [0-9a-f]{16}, here it is "
-        r"[0-9a-f]{16}\. Remove it, or name another file\.$",
-    ):
-        fit(make_posterior("cholesky"), other, progress=False, checkpoint=file)
-    q = make_posterior("cholesky")
-    with pytest.raises(InputError) as error:
-        fit(q, model, SRVN(q), progress=False, checkpoint=file)
-    assert str(error.value) == (
-        f"{file} is the checkpoint of another run: its method is NewtonCG, here it is SRVN. Remove it, or name another "
-        "file."
-    )
-
-
-def test_the_interval_must_be_positive():
-    with pytest.raises(
-        InputError, match="^checkpoint_every counts steps and must be a whole number, at least 1; got 0.$"
-    ):
-        fit(make_posterior("cholesky"), make_model(), progress=False, checkpoint_every=0)
 
 
 # ------------------------------------------------------------------------------------ another run
@@ -364,17 +319,6 @@ def test_what_was_captured_stays(tmp_path):
     assert not same_bits(q, state["posterior"].values())
 
 
-def test_what_no_file_can_hold(tmp_path):
-    q = make_posterior("cholesky")
-    optimizer = VN(q)
-    optimizer.param_groups[0]["note"] = object()
-    with pytest.raises(
-        InputError,
-        match="^a checkpoint holds tensors, numbers and texts; got object in the state of the run. Leave chec",
-    ):
-        one_step(q, make_model(), optimizer, tmp_path / "run.pt")
-
-
 # ------------------------------------------------------------------------------------ the file
 
 
@@ -394,32 +338,6 @@ def test_every_damage_is_told(tmp_path):
         ):
             one_step(q, model, VN(q), file)
     assert same_bits(q, make_posterior("cholesky"))
-
-
-def test_files_of_something_else(tmp_path):
-    file, q = tmp_path / "run.pt", make_posterior("cholesky")
-    text = f"{file} is no checkpoint of this version of torchngvi. Remove it, or name another file."
-    for content in (
-        torch.ones(3),
-        {"posterior": q.state_dict(), "trace": []},
-        [1],
-    ):  # the second as in earlier versions
-        torch.save(content, file)
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            one_step(q, make_model(), VN(q), file)
-    for content in (b"", b"nonsense"):
-        file.write_bytes(content)
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            one_step(q, make_model(), VN(q), file)
-    file.write_bytes(b"torchngvi checkpoint, format 7\n...")
-    with pytest.raises(InputError, match=r"run.pt is a checkpoint of format 7, and this version has 3\. Remove it, or"):
-        one_step(q, make_model(), VN(q), file)
-    content = b"not from torch.save"
-    file.write_bytes(b"torchngvi checkpoint, format 3\n" + checkpoints._digest(content) + content)
-    with pytest.raises(
-        InputError, match=r"run.pt cannot be understood by this version of torch \(.*\)\. Remove it, or"
-    ):
-        one_step(q, make_model(), VN(q), file)
 
 
 @pytest.mark.parametrize("key", ["posterior", "optimizer", "generators"])

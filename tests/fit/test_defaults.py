@@ -225,13 +225,3 @@ def test_the_triangle_that_is_right():
         seen = C.mT @ mask(H @ C)  # the gradient as somebody's triangular operator passes it
         probe = seen.mT if frame.upper else seen  # of R in C(I + R)ᵀ, or in C(I + R)
         torch.testing.assert_close(q.structure.one_sided(probe), W, rtol=1e-12, atol=1e-12)
-
-
-def test_a_conversion_is_noticed():
-    """A packet of float64 serves no posterior in float32."""
-    model, q = make_model(), make_posterior("cholesky")
-    opt = VN(q)
-    opt.step(model)
-    q.float()
-    with pytest.raises(InputError, match=r"^the model is in torch\.float64 and q in torch\.float32;"):
-        opt.step(model)

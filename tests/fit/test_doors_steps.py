@@ -479,10 +479,6 @@ class TestRejectionsInARow:
         assert not result.converged
         assert "30 steps in a row were rejected" in result.reason
 
-    def test_settings_that_are_none(self):
-        with pytest.raises(InputError, match="rejections of Watch must be positive"):
-            Watch(rejections=0)
-
 
 def test_several_limits_keep_the_bound():
     q = CholeskyGaussian(2)

@@ -16,7 +16,6 @@ from torchngvi.app.psis import Proposal
 from torchngvi.diagnostics import ExaminationSettings, laplace_margin
 from torchngvi.diagnostics.importance import corrected_moments
 from torchngvi.diagnostics.rule import agrees
-from torchngvi.errors import InputError
 from torchngvi.models import GroupedLogJoint
 from torchngvi.models.guarded import Guarded
 
@@ -309,23 +308,6 @@ def test_a_margin_keeps_its_budget_and_says_where_there_is_none():
     assert target.gradients <= 60
     assert laplace_margin(q, LogJoint(lambda theta: theta.square().sum(-1)), 0) is None  # no maximum
     assert laplace_margin(q, LogJoint(lambda theta: theta.sum(-1) * torch.nan), 0) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"coordinate": 2}, "counts the 2 coordinates"),
-        ({"coordinate": -1}, "coordinate counts"),
-        ({"coordinate": "mean"}, "coordinate counts"),
-        ({"max_gradients": "many"}, "max_gradients is a budget"),
-        ({"q": CholeskyGaussian(2, (3,), dtype=F64)}, "one posterior at a time"),
-        ({"q": None}, "laplace_margin"),
-    ],
-)
-def test_a_margin_of_something_else(change, match):
-    given = {"q": CholeskyGaussian(2, dtype=F64), "target": LogJoint(funnel), "coordinate": 0} | change
-    with pytest.raises(InputError, match=match):
-        laplace_margin(**given)
 
 
 def test_a_margin_where_the_log_joint_raises():

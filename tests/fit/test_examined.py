@@ -503,14 +503,6 @@ def test_names_that_are_old_names_of_others():
     assert letters.reasons == expected
 
 
-def test_names_of_another_number():
-    _, result = run(two_normals, 2)
-    with pytest.raises(InputError, match="names must have one entry a coordinate, 2; got 3"):
-        replace(result, examination=None).named(["a", "b", "c"])
-    with pytest.raises(InputError, match="names must have one entry a coordinate, 2; got 1"):
-        result.named(["mu"])
-
-
 def test_names_are_kept_for_later():
     q = PrecisionCholeskyGaussian(3, dtype=F64)
     result = fit(q, make_model(), progress=False).named(["a", "b", "c"])

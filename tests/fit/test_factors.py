@@ -19,7 +19,7 @@ from torchngvi import (
     PrecisionCholeskyGaussian,
     fit,
 )
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import PairError
 from torchngvi.expectations import (
     ClosedEntropyStein,
     Fixed,
@@ -28,7 +28,6 @@ from torchngvi.expectations import (
     PerFactor,
     Quadrature,
     Reparametrized,
-    SampleAverage,
     Stein,
 )
 from torchngvi.interfaces import Additive
@@ -235,61 +234,6 @@ class TestPieces:
             close(sum(getattr(part, name) for _, part in parts), getattr(packet, name), 1e-12)
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("number", [0, 5])
-    def test_pieces(self, number):
-        text = f"pieces are of at least one factor each, and there are 4; got number={number}."
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            next(several(True).pieces(number))
-
-    def test_a_prior_of_another_kind(self):
-        with pytest.raises(InputError, match=r"got the kinds \[0, 2\]"):
-            FactorTarget(ARROW, [(0, torch.sum)], prior=[(2, torch.sum)])
-
-    def test_targets(self):
-        text = f"a FactorTarget is over a Forest, as arrow(...) gives it; got {Dense(3)!r}."
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            FactorTarget(Dense(3), [(0, torch.sum)])
-        for factors, got in (([], "[]"), ([(2, torch.sum)], f"the kinds [2]. The kinds are {ARROW}")):
-            text = (
-                "factors are pairs of a kind of nodes, from 0 to 1 or -1 of the last, and a term, at least one; got "
-                f"{got}."
-            )
-            with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-                FactorTarget(ARROW, factors)
-        text = f"the factors are over D = {ARROW.dim} coordinates; got a posterior of 3."
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            VN(CholeskyGaussian(3, dtype=DTYPE)).step(poisson()[0])
-
-    def test_posteriors(self):
-        text = (
-            f"PerFactor needs a q whose precision has the pattern of its target, {ARROW}; got a CholeskyGaussian over "
-            f"Dense(dim={ARROW.dim}). Use PrecisionCholeskyGaussian({ARROW.dim}, structure=...)."
-        )
-        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            PerFactor(Stein(8))(CholeskyGaussian(ARROW.dim, dtype=DTYPE), poisson()[0])
-        text = (
-            "the factors are over the cliques of a forest, and need a q whose precision has its pattern, "
-            f"{ARROW}; got a CholeskyGaussian over Dense(dim={ARROW.dim})."
-        )
-        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            fit(CholeskyGaussian(ARROW.dim, dtype=DTYPE), poisson()[0])
-        text = (
-            "cliques are nodes with their ancestors, of a q whose precision has the pattern of a forest; got one over "
-            "Dense(dim=2). Use PrecisionCholeskyGaussian(D, structure=arrow(groups=..., local=..., globals=...))."
-        )
-        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            clique_marginals(CholeskyGaussian(2))
-
-    def test_functions_do_not_know_their_expectation(self):
-        text = (
-            "TractableFactors are targets that know their expectation, as a GeneralizedLinear; got a LogJoint. Use "
-            "FactorTarget, which fit takes too."
-        )
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            TractableFactors(ARROW, [(0, torch.sum)])
-
-
 def test_the_page_of_groups(monkeypatch):
     """The last snippet of docs/groups.md runs as it stands, and every fit of it converges."""
     text = (pathlib.Path(__file__).parents[2] / "docs/groups.md").read_text(encoding="utf-8")
@@ -303,14 +247,3 @@ def test_the_page_of_groups(monkeypatch):
     torch.manual_seed(0)
     exec(compile(snippet, "docs/groups.md", "exec"), {})
     assert [result.converged for result in results] == [True] * 3
-
-
-def test_noise_that_is_not_known_of_a_sum_is_refused():
-    target = FactorTarget(ARROW, [(0, lambda theta: -theta.square().sum(-1))])
-    q = PrecisionCholeskyGaussian(ARROW.dim, structure=ARROW, dtype=DTYPE)
-    message = (
-        "SampleAverage has its steps judged by its noise, which does not add up over cliques that share their draws. "
-        "Give each its own: Fixed(64, apart=True)."
-    )
-    with pytest.raises(PairError, match=re.escape(message)):
-        PerFactor(SampleAverage(Fixed(64)))(q, target)

@@ -34,7 +34,7 @@ from torchngvi import (
     fit,
     laplace,
 )
-from torchngvi.errors import DivergenceWarning, InputError, PairError, RejectedStepWarning
+from torchngvi.errors import DivergenceWarning, InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Autograd, Fixed
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.request import ENGINES
@@ -586,12 +586,6 @@ def test_the_optimizer_must_be_over_q():
     for optimizer in (VN(other), VN([q, other], lr=0.1)):
         with refuses(InputError, text):
             quiet(q, make_model(), optimizer)
-
-
-def test_a_log_joint_with_random_draws_needs_a_learning_rate():
-    q = make_posterior("cholesky")
-    with pytest.raises(PairError, match="^SufficientDecrease compares the objective before and after a step"):
-        quiet(q, make_model().log_joint, VN(q))
 
 
 # ------------------------------------------------------------------------------------ the bar

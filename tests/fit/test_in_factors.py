@@ -20,7 +20,6 @@ from torchngvi import (
     Quadrature,
     fit,
 )
-from torchngvi.errors import InputError
 from torchngvi.expectations import Fixed, PerFactor, SampleAverage
 from torchngvi.fitting.descent import Descent
 from torchngvi.fitting.request import tolerance_by_draws
@@ -301,29 +300,6 @@ class TestGrouped:
         assert counts.posterior().dtype == torch.float64
         assert counts.data[0].dtype == torch.int64
 
-    def test_refusals(self):
-        for group, data, message in (
-            (None, SCHOOLS, "group is the log density of one group, a function; got NoneType."),
-            (
-                school,
-                [torch.ones(2), torch.ones(3)],
-                "data have the groups along their first dimension, as many in each of them; got [2, 3].",
-            ),
-            (school, [], "data have the groups along their first dimension, as many in each of them; got none."),
-        ):
-            with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-                GroupedLogJoint(group, shared, data, local=1, globals=2)
-
-    def test_functions_that_are_no_densities_of_one_group(self):
-        theta = torch.zeros(2, 10)
-        several = GroupedLogJoint(lambda b, g, y, error: b + g, shared, SCHOOLS, local=1, globals=2)
-        with pytest.raises(InputError, match=re.escape("must be one number, of shape (); got shape (2,).")):
-            several.log_joint(theta)
-        branching = GroupedLogJoint(lambda b, g, y, e: g[0] if b[0] > 0 else g[1], shared, SCHOOLS, local=1, globals=2)
-        message = "Write the terms of all groups at once, and give them to a FactorTarget."
-        with pytest.raises(InputError, match=re.escape(message)):
-            branching.log_joint(theta)
-
 
 @pytest.mark.parametrize("groups", [1001, 7001, 20_002])
 def test_the_most_draws_that_the_memory_allows_are_pairs(groups):
@@ -332,52 +308,3 @@ def test_the_most_draws_that_the_memory_allows_are_pairs(groups):
     sight.factors = SimpleNamespace(structure=sight.q.structure)
     assert sight.most(16_384) % 2 == 0
     assert sight.most(16_384) >= 32
-
-
-@pytest.mark.parametrize("data", [torch.zeros(6, 2), {"y": torch.zeros(6)}])
-def test_data_that_are_no_list_are_refused(data):
-    with pytest.raises(InputError, match=r"data is a list of tensors or arrays, such as \[y, x\]; got"):
-        GroupedLogJoint(lambda b, g, y: b.sum(), lambda g: g.sum(), data, local=1, globals=1)
-
-
-class TestWhatAGroupIsGiven:
-    @pytest.mark.parametrize(
-        ("group", "common", "sentence"),
-        [
-            (
-                lambda b, g, y, error: -(b[1] ** 2),
-                shared,
-                "group takes b, of local=1 numbers, g, of globals=2, and its part of the data, counted from 0, and "
-                "an index goes beyond one of its tensors (index 1 is out of bounds for dimension 0 with size 1).",
-            ),
-            (
-                school,
-                lambda g: -(g[2] ** 2),
-                "shared takes g, of globals=2 numbers, counted from 0, and an index goes beyond one of its tensors "
-                "(index 2 is out of bounds for dimension 0 with size 2).",
-            ),
-        ],
-    )
-    def test_an_index_beyond_the_parameters(self, group, common, sentence):
-        target = GroupedLogJoint(group, common, SCHOOLS, local=1, globals=2)
-        with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
-            target.log_joint(torch.zeros(target.structure.dim, dtype=DTYPE))
-
-    @pytest.mark.parametrize(("name", "given"), [("local", 2.0), ("local", 0), ("globals", True), ("globals", "2")])
-    def test_numbers_of_parameters(self, name, given):
-        numbers = {"local": 1, "globals": 2, name: given}
-        sentence = f"{name} is a number of parameters, a positive integer; got {given!r}."
-        with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
-            GroupedLogJoint(school, shared, SCHOOLS, **numbers)
-        if name == "local" and given:
-            with pytest.raises(
-                InputError,
-                match=r"^local is a number of parameters and must be a whole number, at least 1; got 2\.0\.$",
-            ):
-                arrow(groups=3, local=given, globals=1)
-
-    def test_parts_of_another_size(self):
-        target = GroupedLogJoint(school, shared, SCHOOLS, local=1, globals=2)
-        sentence = "theta has 10 coordinates, local= of each group and globals=; got shape (4, 9)."
-        with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
-            target.parts(torch.zeros(4, 9))

@@ -7,7 +7,6 @@ import torch
 from sklearn.datasets import load_svmlight_file
 
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit
-from torchngvi.errors import InputError
 from torchngvi.fitting.row_space import RowSpace
 from torchngvi.rules import SiteNewton
 
@@ -145,23 +144,3 @@ def test_more_rows_than_newton_takes(monkeypatch):
     found, result = RowSpace(model).fit(tolerance=1e-9, progress=False)
     assert result.converged
     torch.testing.assert_close(found.mean, expected.mean, rtol=0, atol=1e-8)
-
-
-def test_refusals():
-    model = make()
-    batch = GeneralizedLinear(model.X.expand(2, 12, 30), model.y)
-    with pytest.raises(InputError, match=r"^RowSpace takes one data set; got X \(2, 12, 30\) and y \(12,\)\.$"):
-        RowSpace(batch)
-    full = GeneralizedLinear(model.X, model.y, prior_precision=torch.eye(30, dtype=torch.float64))
-    with pytest.raises(InputError, match="^RowSpace needs a diagonal prior precision, a scalar or"):
-        RowSpace(full)
-    text = "q must be one posterior over the 12 coordinates of RowSpace.model; got 5 and a batch ()."
-    with pytest.raises(InputError) as error:
-        RowSpace(model).lift(CholeskyGaussian(5))
-    assert str(error.value) == text
-
-
-def test_products_that_overflow():
-    X = torch.tensor([[1e200, 0.0, 1.0], [1e200, 1.0, 0.0]], dtype=torch.float64)
-    with pytest.raises(InputError, match=r"^RowSpace needs the products of the rows, .* Scale the columns of X\.$"):
-        RowSpace(GeneralizedLinear(X, [0.0, 1.0]))

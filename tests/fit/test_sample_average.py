@@ -9,7 +9,6 @@ import torch
 
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit, mode
 from torchngvi.diagnostics.psis import smoothed
-from torchngvi.errors import InputError
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
@@ -361,23 +360,6 @@ def test_a_saddle_at_the_start():
     assert abs(float(found.theta[0])) == pytest.approx(1.0, abs=0.2)
 
 
-def test_a_function_that_draws():
-    f = LogJoint(lambda theta: -0.5 * (theta - torch.randn(2, dtype=torch.float64)).square().sum(-1))
-    text = (
-        r"^the log joint gives \S+ and then \S+ at the same theta: it draws\. Draw once and keep the draws, give "
-        r"mini-batches to DataLogJoint, or pass an optimizer with a learning rate, VN\(q, lr=0\.1\)\.$"
-    )
-    with pytest.raises(InputError, match=text):
-        quiet(CholeskyGaussian(2, dtype=torch.float64), f)
-
-
-def test_a_checkpoint_of_another_problem(tmp_path):
-    file, model = tmp_path / "run.pt", logistic(rows=10)
-    quiet(CholeskyGaussian(4, dtype=torch.float64), model.log_joint, checkpoint=file, max_evaluations=2)
-    with pytest.raises(InputError, match="belongs to another problem: at its q the negative ELBO was"):
-        quiet(CholeskyGaussian(4, dtype=torch.float64), lambda t: -0.5 * (t - 3).square().sum(-1), checkpoint=file)
-
-
 def test_draws_of_the_check_that_fail_are_counted():
     def f(theta):
         if bool((theta > 2.8).any()):  # beyond the 32 draws that this fit takes
@@ -459,14 +441,6 @@ def test_a_function_of_one_theta_is_told_of_vmapped():
         "(The log joint was called with theta of shape (1, 3), draws first, and dtype torch.float64, that of q. A "
         "function of one theta is wrapped as LogJoint.vmapped(f).)"
     ]
-
-
-def test_batch_size_is_for_models():
-    q = CholeskyGaussian(4, dtype=torch.float64)
-    with pytest.raises(
-        InputError, match="^batch_size is for one posterior of a GeneralizedLinear model; give a log joint"
-    ):
-        quiet(q, logistic().log_joint, batch_size=5)
 
 
 def test_a_start_without_density():
@@ -648,14 +622,6 @@ def test_resume_is_exact(tmp_path):
     assert runs[0][1] == runs[1][1]
 
 
-def test_a_checkpoint_of_another_method(tmp_path):
-    file, q = tmp_path / "run.pt", CholeskyGaussian(4, dtype=torch.float64)
-    quiet(q, logistic(), checkpoint=file)
-    text = "run.pt is the checkpoint of another run: its method is NewtonCG, here it is VN by sample averages."
-    with pytest.raises(InputError, match=text):
-        quiet(q, logistic().log_joint, checkpoint=file)
-
-
 class TestGuarded:
     """log joint -½|θ|², which raises where a coordinate exceeds 2."""
 
@@ -714,12 +680,6 @@ class TestGuarded:
         assert second is None
         assert first.found
         assert third.found
-
-
-def test_guarded_passes_on_its_own_errors():
-    target = Guarded(LogJoint(lambda theta: theta))
-    with pytest.raises(InputError, match="^the log joint must map theta"):
-        target.log_joint(torch.ones(2, 3))
 
 
 def test_resample_keeps_the_memory():

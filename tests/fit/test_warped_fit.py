@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torchngvi import (
-    SRVN,
     CholeskyGaussian,
     DiagonalGaussian,
     GeneralizedLinear,
@@ -254,22 +253,6 @@ def test_elbo_is_that_of_fresh_draws(fitted):
     theta = q.sample(20_000, torch.Generator().manual_seed(1))
     terms = log_gamma(0.5)[0](theta) - q.log_prob(theta)
     assert abs(float(terms.mean()) + fitted.loss) < 0.05
-
-
-@pytest.mark.parametrize(
-    ("start", "words"),
-    [
-        (lambda q: fit(q, skewed, SRVN(q.base, 0.1)), "steps of its own; leave optimizer= and batch_size= out"),
-        (
-            lambda q: fit(CholeskyGaussian(2, (3,)).warped(), skewed),
-            "one warped posterior at a time; got a batch of shape \\(3,\\)",
-        ),
-        (lambda q: fit(q, LogJoint(skewed, temperature=0.0)), "got temperature 0, where there is none"),
-    ],
-)
-def test_refusals(start, words):
-    with pytest.raises(InputError, match=words):
-        start(CholeskyGaussian(2).warped())
 
 
 # ------------------------------------------------------------------------------------ runs that are cut

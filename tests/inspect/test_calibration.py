@@ -10,7 +10,7 @@ import torch
 import torchngvi
 from torchngvi import CholeskyGaussian, refine
 from torchngvi.diagnostics import Calibration, Uniformity, holm, simulation_based_calibration
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 
 NOISE, ROWS = 0.5, 3
 
@@ -273,17 +273,6 @@ def test_an_interrupt_before_the_first_rank_is_not_known():
     )
 
 
-def test_functions_without_a_generator_are_refused():
-    text = (
-        r"^prior is called as prior\(generator\), with a torch.Generator to draw from; got a function of \(\)\. Add the"
-    )
-    with pytest.raises(InputError, match=text):
-        simulation_based_calibration(lambda: torch.randn(1), simulate, exact)
-    text = r"^simulate is called as simulate\(theta, generator\), .* got a function of \(theta\)\. Add the"
-    with pytest.raises(InputError, match=text):
-        simulation_based_calibration(prior(1), lambda theta: theta, exact)
-
-
 def test_draws_of_the_fit_are_independent_of_the_truth():
     """A fit that draws from torch's generator, as the prior does from its own, does not draw the truth."""
     truths, drawn = [], []
@@ -329,34 +318,6 @@ def test_few_simulations_say_what_they_could_find(count, text):
 def test_many_simulations_do_not_say_what_they_could_find():
     many = Calibration(("x",), torch.arange(201)[:, None] * 99 // 200, 99, 201, 0)
     assert str(many) == "calibration over 201 of 201 simulations: nothing speaks against it in 1 quantity."
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"runs": 0}, "runs counts simulations and must be a whole number, at least 1; got 0"),
-        ({"names": ["a"]}, "names must have one for each of the 2 coordinates; got 1"),
-        ({"fit": lambda y: torch.zeros(5, 2)}, r"must give 99 draws of 2 coordinates; got \(5, 2\)"),
-        ({"quantities": {"sum": lambda theta, y: theta}}, "the quantity 'sum' must map theta"),
-        ({"resume": Calibration(("a",), torch.zeros(1, 1), 9, 1, 0)}, "what is resumed had draws=9 and seed=0; got"),
-        ({"resume": Calibration(("a",), torch.zeros(1, 1), 99, 1, 0)}, "what is resumed had the quantities a; got"),
-    ],
-)
-def test_refusals(options, text):
-    with pytest.raises(InputError, match=text):
-        calibration(2, **{"runs": 2, **options})
-
-
-def test_refusals_of_a_prior_and_a_fit():
-    with pytest.raises(
-        InputError, match=r"prior must return one theta, a tensor of numbers \(D,\); got a tensor of shape \(2, 2\)"
-    ):
-        simulation_based_calibration(lambda generator: torch.zeros(2, 2), simulate, exact)
-    with pytest.raises(PairError, match=r"fit must return something that can be sampled.*got str"):
-        calibration(2, lambda y: "no")
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    with pytest.raises(InputError, match="needs the ranks of two fits or more; got 1"):
-        calibration(1, runs=1).plot(figure)
 
 
 def test_picture(tmp_path):

@@ -22,7 +22,6 @@ from torchngvi import (
 )
 from torchngvi.diagnostics import Certificate
 from torchngvi.diagnostics.certificate import Curvature, _Here, local_bound
-from torchngvi.errors import InputError
 from torchngvi.models import MeanPenalty, NegativeBinomial, Regularized, SoftmaxRegression, StudentT
 from torchngvi.models.likelihoods import BernoulliLogit, PoissonLog
 from torchngvi.numerics.self_concordance import row_constants
@@ -331,13 +330,3 @@ class TestResults:
         assert certificate(CholeskyGaussian(D), model) == certificate(q, model)
         single = model.to(torch.float32)
         assert certificate(q, single) == certificate(q, single.to(DTYPE)) == certificate(CholeskyGaussian(D), single)
-
-    def test_another_size_or_batch(self):
-        q = CholeskyGaussian(D, dtype=DTYPE)
-        with pytest.raises(InputError, match="the model has 4 coefficients and q has 3"):
-            certificate(CholeskyGaussian(3, dtype=DTYPE), MODELS["logistic"]())
-        with pytest.raises(InputError, match=r"the model holds a batch \(2,\) of data sets"):
-            certificate(q, GeneralizedLinear(X, torch.stack([CLASSES, CLASSES])))
-        model = GeneralizedLinear(X, CLASSES, prior_precision=torch.ones(2, 1, D, dtype=DTYPE))
-        with pytest.raises(InputError, match=r"q is a batch \(\) of posteriors"):
-            certificate(q, model)

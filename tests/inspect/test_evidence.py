@@ -1,7 +1,6 @@
 """The prior by evidence: against the exact marginal likelihood, and on data whose precision is known."""
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from scipy.optimize import brentq
 from scipy.stats import multivariate_normal
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, prior_by_evidence
-from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise
 
 
@@ -125,33 +123,3 @@ class TestKnown:
         X = np.random.default_rng(7).normal(size=(20, 2))
         found = prior_by_evidence(gaussian(2), GeneralizedLinear(double(X), X.sum(1), GaussianNoise(1.0)), noise=True)
         assert found.noise < 1e-3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"groups": [[0], [0]]},
-            "groups must be lists of different coordinates from 0 to 1, none empty; got [[0], [0]].",
-        ),
-        ({"groups": [[2]]}, "groups must be lists of different coordinates from 0 to 1, none empty; got [[2]]."),
-        ({"groups": [[]]}, "none empty; got [[]]."),
-        ({"groups": []}, "none empty; got []."),
-        ({"noise": True}, "noise=True is for Gaussian noise; the likelihood is BernoulliLogit."),
-    ],
-)
-def test_refused(arguments, message):
-    model = GeneralizedLinear(torch.eye(2).double(), [0.0, 1.0])
-    with pytest.raises(InputError, match=re.escape(message)):
-        prior_by_evidence(gaussian(2), model, **arguments)
-
-
-def test_refused_models():
-    full = GeneralizedLinear(torch.eye(2).double(), [0.0, 1.0], prior_precision=torch.eye(2).double())
-    with pytest.raises(
-        InputError, match=re.escape("a prior by evidence has a diagonal precision; the model's is a matrix")
-    ):
-        prior_by_evidence(gaussian(2), full)
-    model = GeneralizedLinear(torch.eye(2).double(), [0.0, 1.0])
-    with pytest.raises(InputError, match="a prior by evidence is found for one posterior at a time"):
-        prior_by_evidence(CholeskyGaussian(2, (3,), dtype=torch.float64), model)

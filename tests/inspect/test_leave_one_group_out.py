@@ -133,19 +133,6 @@ def test_it_equals_a_model_of_the_other_groups():
     assert found.density[7].item() == pytest.approx(truth, abs=0.03)
 
 
-def test_a_fit_over_all_coordinates_is_refused():
-    result = model("poisson").fit(marginalise="none", progress=False)
-    with pytest.raises(InputError, match=r"needs the likelihood of each group.*fit with marginalise='quadrature'"):
-        result.leave_one_group_out()
-    integrated = model("poisson").fit(progress=False)
-    with pytest.raises(InputError, match="worst bounds a k-hat and must be 0 or larger; got nan"):
-        integrated.leave_one_group_out(worst=math.nan)
-    with pytest.raises(InputError, match="worst bounds a k-hat and must be a number; got 'high'"):
-        integrated.leave_one_group_out(worst="high")
-    with pytest.raises(InputError, match="seed"):
-        integrated.leave_one_group_out(seed="a")
-
-
 @pytest.mark.accuracy
 def test_comparison_with_and_without_effects_of_groups():
     plain = GeneralizedLinear(X, Y["poisson"], "poisson", prior_precision=0.01)

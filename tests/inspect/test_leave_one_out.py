@@ -7,9 +7,9 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
 
-from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit, leave_one_out
-from torchngvi.errors import InputError, PairError
-from torchngvi.models import GaussianNoise, NegativeBinomial, SoftmaxRegression
+from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit, leave_one_out
+from torchngvi.errors import InputError
+from torchngvi.models import GaussianNoise, NegativeBinomial
 from torchngvi.solved.leave_one_out import Optimum
 
 DTYPE, N, D = torch.float64, 50, 4
@@ -212,43 +212,6 @@ def test_wide_designs_go_by_their_own_site():
     assert found.total == pytest.approx(fits.total, abs=0.1)
 
 
-class TestRefusals:
-    @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-    def test_models(self):
-        q = CholeskyGaussian(2 * D, dtype=DTYPE)
-        with pytest.raises(PairError, match="takes a GeneralizedLinear with one dense design and one y; got Softmax"):
-            leave_one_out(q, SoftmaxRegression(X, torch.arange(N) % 3))
-        q = CholeskyGaussian(D, dtype=DTYPE)
-        with pytest.raises(PairError, match=r"got X of \(50, 4\), torch.sparse_csr, and y of \(50,\)"):
-            leave_one_out(q, GeneralizedLinear(X.to_sparse_csr(), CLASSES))
-        with pytest.raises(PairError, match=r"got X of \(50, 4\), torch.strided, and y of \(2, 50\)"):
-            leave_one_out(q, GeneralizedLinear(X, CLASSES.expand(2, -1)))
-
-    def test_posteriors(self):
-        model = MODELS["logistic"]()
-        with pytest.raises(PairError, match="divides rows out of one dense Gaussian.*got DiagonalGaussian"):
-            leave_one_out(DiagonalGaussian(D, dtype=DTYPE), model)
-
-    def test_another_size_or_dtype(self):
-        with pytest.raises(InputError, match="the model has 4 coefficients and q has 3"):
-            leave_one_out(CholeskyGaussian(3, dtype=DTYPE), MODELS["logistic"]())
-        with pytest.raises(InputError, match="the model is in torch.float64 and q in torch.float32"):
-            leave_one_out(CholeskyGaussian(D), MODELS["logistic"]())
-
-    def test_away_from_the_optimum(self):
-        with pytest.raises(InputError, match="fit it to this model first, below 0.001, in float64"):
-            leave_one_out(CholeskyGaussian(D), MODELS["logistic"]().to(torch.float32))
-        with pytest.raises(InputError, match="the natural-gradient norm of q is .*: fit it to this model first"):
-            leave_one_out(CholeskyGaussian(D, dtype=DTYPE), MODELS["logistic"]())
-
-    def test_arguments(self):
-        model = MODELS["logistic"]()
-        with pytest.raises(InputError, match="flag bounds ν² and must be 0 or larger; got -1"):
-            leave_one_out(fitted(model), model, flag=-1)
-        with pytest.raises(InputError, match="at the temperature 1; this model has 0.5"):
-            leave_one_out(fitted(model), MODELS["logistic"](temperature=0.5))
-
-
 # --------------------------------------------------------------------------------------------------------- groups
 
 GROUPS = torch.arange(N) // 5
@@ -315,24 +278,6 @@ def test_a_group_that_alone_determines_a_direction_is_fitted_anew():
     found = leave_one_out(q, model, flag=math.inf, groups=GROUPS)
     assert found.response[2] == math.inf
     assert found.resolved.nonzero()[:, 0].tolist() == [2]
-
-
-@pytest.mark.parametrize(
-    ("groups", "told"),
-    [
-        ([0] * N, f"of each of the {N} rows, at least two of them; got {N} names of 1 groups"),
-        ([0, 1], f"of each of the {N} rows, at least two of them; got 2 names of 2"),
-        (3, "got 1 names of 1 groups"),
-        ([None, "a"] * (N // 2), r"names the group of each row; it is missing \(None\) in 25 rows"),
-        ([math.nan, 1.0] * (N // 2), r"it is missing \(nan\) in 25 rows"),
-        ([1, "a"] * (N // 2), r"all by numbers or all by texts; got \[1, 'a'\], .. \('<' not supported"),
-        (torch.zeros(N, 2), r"all by numbers or all by texts; got \[\[0.0, 0.0\], .*unhashable"),
-    ],
-)
-def test_other_groups_are_refused(groups, told):
-    model = MODELS["logistic"]()
-    with pytest.raises(InputError, match=told):
-        leave_one_out(fitted(model), model, groups=groups)
 
 
 def test_groups_come_as_they_are():

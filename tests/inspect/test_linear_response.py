@@ -16,7 +16,6 @@ from torchngvi.diagnostics.linear_response import (
     third_order,
     third_order_of_values,
 )
-from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Antithetic, Fixed
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, block_diagonal
 
@@ -347,22 +346,3 @@ class Counting(LogJoint.__mro__[1]):
 
     def tensors(self):
         return ()
-
-
-class TestRefusals:
-    def test_draws_that_are_not_antithetic(self):
-        z = torch.randn(64, 2, dtype=F64, generator=generator(0))
-        with pytest.raises(InputError, match=r"needs antithetic draws, z\[S/2:\] = -z\[:S/2\]; got others"):
-            third_order(z, z)
-
-    @pytest.mark.parametrize("count", [30, 33])
-    def test_too_few_draws(self, count):
-        z = torch.zeros(count, 2, dtype=F64)
-        for call in (lambda: third_order(z, z), lambda: third_order_of_values(z, z[:, 0]), lambda: tails(z, z)):
-            with pytest.raises(InputError, match=rf"S even and at least 32, and as many values; got shapes \({count}"):
-                call()
-
-    def test_patterns_that_are_not_closed(self):
-        z = draws(64, 4)
-        with pytest.raises(InputError, match="is not closed under products. Use `confirm`, or a dense"):
-            third_order(z, z, ScalarArrow(4))

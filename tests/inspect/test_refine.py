@@ -11,8 +11,7 @@ import torch
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, fit, refine
 from torchngvi.diagnostics.rule import OtherMode
-from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Target
+from torchngvi.errors import InputError
 from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, RefinementWarning, WarpLayer, WeightedDraws
 from torchngvi.refinement.density import Joint, value_and_gradient
 from torchngvi.refinement.fan import _gains, _warp_gain
@@ -518,107 +517,6 @@ def test_what_is_returned_can_be_saved(tmp_path):
         if kind != "importance":
             assert torch.equal(new.log_prob(theta), old.log_prob(theta))
             assert new.log_prob(theta).shape == (2, 3)
-
-
-class Noisy(Target):
-    """Another value at each call."""
-
-    temperature, comparable = 1.0, False
-
-    def log_joint(self, theta):
-        return -theta.square().sum(-1)
-
-    def tensors(self):
-        return ()
-
-
-def plain(theta):
-    return -0.5 * theta.square().sum(-1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "settings", "error", "sentence"),
-    [
-        (
-            ("q", plain),
-            {},
-            PairError,
-            "refine begins at a Gaussian posterior, such as a CholeskyGaussian, or at the result of its fit; got str.",
-        ),
-        (
-            (CholeskyGaussian(2),),
-            {},
-            InputError,
-            "refine evaluates the log joint, which the result of a fit knows until it is pickled. Pass what q was "
-            "fitted to, as refine(q, log_joint).",
-        ),
-        (
-            (CholeskyGaussian(2, (3,)), plain),
-            {},
-            InputError,
-            "refine takes one posterior at a time; got a batch of shape (3,). Pass each member as a CholeskyGaussian "
-            "of its own.",
-        ),
-        (
-            (CholeskyGaussian(2), plain, "flow"),
-            {},
-            InputError,
-            "kind is one of fan, mixture, importance, or None for the best of them; got 'flow'.",
-        ),
-        (
-            (CholeskyGaussian(2), plain),
-            {"coordinate": 2},
-            InputError,
-            "coordinate is the index of a parameter, from 0 to 1; got 2.",
-        ),
-        (
-            (CholeskyGaussian(2), plain),
-            {"starts": torch.zeros(2)},
-            InputError,
-            "starts must be points (K, 2); got shape (2,).",
-        ),
-        (
-            (CholeskyGaussian(2), lambda theta: torch.where(theta[..., 0] > 0, plain(theta), -torch.inf)),
-            {},
-            InputError,
-            "refine begins at draws of q, and the log joint is not finite at some of them. Fit q first, or transform "
-            "constrained coordinates.",
-        ),
-        (
-            (CholeskyGaussian(2), LogJoint(plain, temperature=0.0)),
-            {},
-            InputError,
-            "refine looks for the density exp(log joint / temperature), and there is none at temperature 0. Use a "
-            "positive temperature.",
-        ),
-        (
-            (CholeskyGaussian(2), Noisy()),
-            {},
-            InputError,
-            "refine compares values of the log joint, and Noisy gives others at each call. Give the log joint of all "
-            "data, or a DataLogJoint.",
-        ),
-    ],
-)
-def test_refusals(arguments, settings, error, sentence):
-    with pytest.raises(error) as caught:
-        refine(*arguments, **settings)
-    assert str(caught.value) == sentence
-
-
-def test_refusals_of_densities():
-    density = layered(vector(0.0, 0.0), vector(1.0, 1.0))
-    with pytest.raises(InputError) as caught:
-        density.log_prob(torch.zeros(3))
-    assert str(caught.value) == "theta must end in D = 2; got shape (3,)."
-    with pytest.raises(InputError) as caught:
-        density.quantile([0.0])
-    assert str(caught.value) == "levels are probabilities between 0 and 1; got [0.0]."
-    with pytest.raises(InputError) as caught:
-        WeightedDraws(torch.zeros(2, 1), torch.zeros(2)).log_prob(torch.zeros(1))
-    assert str(caught.value) == (
-        'weighted draws have no density to be evaluated. Use kind="fan" or kind="mixture" of refine for one.'
-    )
 
 
 def test_the_snippet_of_the_docs():

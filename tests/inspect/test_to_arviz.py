@@ -1,8 +1,5 @@
 """Fits for ArviZ: log likelihoods by other formulas, leave-one-out against refits, and what there is no export of."""
 
-import pickle
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -127,34 +124,6 @@ class TestRegressions:
         np.testing.assert_allclose(of(data, "log_likelihood"), -(weights * energy)[:, here])
         assert list(data["log_likelihood"]["row"].values) == list(np.flatnonzero(here))
         assert of(data, "observed_data").shape == (16,)
-
-    @pytest.mark.parametrize(
-        ("make", "text"),
-        [
-            (lambda: to_arviz(3), "or of a mixed model; got a int."),
-            (
-                lambda: to_arviz(fit(CholeskyGaussian(1), lambda theta: -theta.square().sum(-1), progress=False)),
-                "to_arviz takes the result of a fit of a GeneralizedLinear with a Gaussian posterior, or of a mixed "
-                "model; got a FitResult of a LogJoint.",
-            ),
-            (lambda: to_arviz(pickle.loads(pickle.dumps(logistic()[0]))), "or of a mixed model; got a FitResult."),
-            (lambda: to_arviz(logistic()[0], draws=1), "draws is a number of draws, 2 or more; got 1."),
-            (lambda: to_arviz(logistic()[0], draws=True), "draws is a number of draws, 2 or more; got True."),
-            (
-                lambda: to_arviz(
-                    fit(
-                        CholeskyGaussian(1, batch_shape=(2,)),
-                        GeneralizedLinear(torch.ones(4, 1), [0.0, 1.0, 1.0, 0.0]),
-                        progress=False,
-                    )
-                ),
-                "to_arviz takes one fit; got a batch of shape (2,). Fit them one by one.",
-            ),
-        ],
-    )
-    def test_refused(self, make, text):
-        with pytest.raises(InputError, match=f"{re.escape(text)}$"):
-            make()
 
 
 def visits():

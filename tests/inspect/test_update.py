@@ -10,16 +10,14 @@ import torch
 from torchngvi import (
     VN,
     CholeskyGaussian,
-    DiagonalGaussian,
     GeneralizedLinear,
-    LogJoint,
     NaturalGaussian,
     PrecisionCholeskyGaussian,
     add,
     fit,
     forget,
 )
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.models import GaussianNoise, NegativeBinomial, SoftmaxRegression
 from torchngvi.solved import merge, site_sum
 
@@ -218,48 +216,6 @@ def test_softmax_parts():
 
 
 class TestRefusals:
-    def test_models(self):
-        with pytest.raises(PairError, match="site_sum takes a model whose expectations are known.*got LogJoint"):
-            site_sum(CholeskyGaussian(D, dtype=DTYPE), LogJoint(lambda theta: -theta.square().sum(-1)))
-        result = fitted(SoftmaxRegression(X, torch.arange(N) % 3))
-        with pytest.raises(PairError, match=r"forget is for a GeneralizedLinear with one dense.*got SoftmaxRegression"):
-            forget(result, [0])
-        with pytest.raises(PairError, match=r"add needs the model of the result, and this one is a copy"):
-            add(copy.copy(result), X[:1], [1.0])
-
-    def test_posteriors(self):
-        target = model("logistic")
-        with pytest.raises(PairError, match="forget is for one dense Gaussian.*got DiagonalGaussian"):
-            forget(fitted(target, DiagonalGaussian), [0])
-        with pytest.raises(InputError, match="site_sum is of one Gaussian, without batch dimensions; got"):
-            site_sum(CholeskyGaussian(D, (2,), dtype=DTYPE), target)
-
-    def test_temperatures(self):
-        target = model("logistic", temperature=0.5)
-        with pytest.raises(InputError, match="at the temperature 1; this model has 0.5"):
-            site_sum(CholeskyGaussian(D, dtype=DTYPE), target)
-
-    @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-    def test_rows(self):
-        result = fitted(model("logistic"))
-        with pytest.raises(InputError, match="row numbers run from 0 to 59; got 60"):
-            forget(result, [60])
-        with pytest.raises(InputError, match="row numbers run from 0 to 59; got -1"):
-            forget(result, [-1, 2])
-        with pytest.raises(InputError, match="or a mask of all 60 rows; got torch.bool of shape"):
-            forget(result, [True, False])
-        for rows in ("ab", None, {1, 2}):
-            with pytest.raises(InputError, match=f"list of row numbers, or a mask; got {type(rows).__name__}"):
-                forget(result, rows)
-        with pytest.raises(InputError, match="or a mask of all 60 rows; got torch.uint8 of shape"):
-            forget(result, torch.ones(N, dtype=torch.uint8))
-        with pytest.raises(InputError, match=r"the rows of this model are dense; pass X.to_dense\(\)"):
-            add(result, X[:2].to_sparse_csr(), [1.0, 0.0])
-        with pytest.raises(InputError, match="all 60 rows are to be forgotten, which leaves the prior"):
-            forget(result, list(range(N)))
-        with pytest.raises(InputError, match=r"the rows of this model are \(n, 4\); got X of shape \(1, 3\)"):
-            add(result, X[:1, :3], [1.0])
-
     def test_merging(self):
         with pytest.raises(InputError, match="merge takes the site sum of at least one part; got none"):
             merge([])

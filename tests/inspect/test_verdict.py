@@ -12,9 +12,8 @@ from torchngvi.diagnostics import ExaminationSettings, Residuals, examine
 from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled, heaviest
 from torchngvi.diagnostics.rule import Marginals, OtherMode, Shape, judge, undecided
 from torchngvi.diagnostics.verdict import Effort, Verdict
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.ifvb import FlatCholesky
 from torchngvi.interfaces import Target
 from torchngvi.mode import find_mode
 
@@ -555,47 +554,3 @@ def test_the_table():
         "  no numbers\n"
         "  next: try torchngvi.examine(q, log_joint) with a larger max_gradients"
     )
-
-
-# ------------------------------------------------------------------------------------ refusals
-
-
-class TestRefusals:
-    def test_a_batch(self):
-        with pytest.raises(InputError, match=r"examine takes one posterior at a time; got a batch of shape \(3,\)"):
-            examine(CholeskyGaussian(2, (3,)), normal)
-
-    def test_a_posterior_without_a_frame(self):
-        with pytest.raises(
-            PairError, match="examine needs a Gaussian posterior, such as CholeskyGaussian.dim.; got FlatCholesky.$"
-        ):
-            examine(FlatCholesky.standard(2), normal)
-
-    def test_a_result_holds_the_posterior(self):
-        result = fit(CholeskyGaussian(2, dtype=F64), normal, progress=False)
-        with pytest.raises(InputError, match=r"got FitResult first\. Pass its posterior\.$"):
-            examine(result, normal)
-
-    def test_temperature_zero(self):
-        with pytest.raises(InputError, match="examine compares q with the density .* got temperature 0"):
-            examine(CholeskyGaussian(2), LogJoint(normal, temperature=0.0))
-
-    def test_budget(self):
-        with pytest.raises(InputError, match="max_gradients is a budget of gradients and must be a whole number"):
-            examine(CholeskyGaussian(2), normal, max_gradients=0)
-
-    def test_residuals(self):
-        z = torch.zeros(512, 3)
-        with pytest.raises(InputError, match=r"residuals must be draws and residuals of shape \(S, 2\) each; got"):
-            examine(CholeskyGaussian(2), normal, residuals=Residuals(z, z))
-
-    def test_residuals_that_are_not_antithetic(self):
-        z = torch.ones(512, 2)
-        with pytest.raises(InputError, match="the third order needs antithetic draws"):
-            examine(CholeskyGaussian(2), normal, residuals=Residuals(z, z))
-
-
-def test_nothing_is_drawn_of_what_was_not_examined():
-    text = r"^a verdict is drawn from what an examination has found, and there was none: nobody has asked\.$"
-    with pytest.raises(InputError, match=text):
-        Verdict.none("nobody has asked").plot()

@@ -15,11 +15,10 @@ from torchngvi import (
     DiagonalGaussian,
     GeneralizedLinear,
     LogJoint,
-    NaturalGaussian,
     NaturalGradientVI,
     Quadrature,
 )
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
 from torchngvi.interfaces import Cost, Expectation, Framed
 from torchngvi.methods import ProximalBBVI
@@ -278,14 +277,6 @@ class TestScales:
             assert float(linear) == pytest.approx(precision + c**-2)
             assert float(linear) >= precision
 
-    def test_refusals(self):
-        with pytest.raises(InputError, match="floor is the smallest scale of the domain, positive; got 0"):
-            Triangular().projected(eye(2), 0.0)
-        with pytest.raises(InputError, match="an unrestricted C has no convex domain to project on. Use Triangular"):
-            Unrestricted().projected(eye(2), 1.0)
-        with pytest.raises(InputError, match="the second moment of a symmetrised gradient is no weighted sum"):
-            SquareRoot().second_moment_weights(2, 3.0)
-
 
 class TestDivergences:
     def test_the_objective_is_the_divergence(self):
@@ -305,8 +296,6 @@ class TestDivergences:
         exact = (target.fisher_hyvarinen if order == 2 else target.fisher_hyvarinen_4)(q.mean, q.scale_tril)
         estimates = [fisher_hyvarinen(q, LogJoint(target.log_joint), order, fixed(seed, 2000)) for seed in range(200)]
         unbiased(torch.stack(estimates), exact)
-        with pytest.raises(InputError, match="order is the power of the norm and must be at least 1, finite; got 0"):
-            fisher_hyvarinen(q, LogJoint(target.log_joint), 0)
 
     @pytest.mark.parametrize("name", ["triangular", "mean_field"])
     def test_the_lower_bound(self, name):
@@ -602,39 +591,6 @@ class TestRates:
         for L, dim, fisher4, eps in ((3.0, 3, 1.0, 0.1), (2.0, 4, 1.0, 0.1), (2.0, 3, 2.0, 0.1), (2.0, 3, 1.0, 0.05)):
             assert landing_variance(L, dim, fisher4).fixed_iterations(1.0, eps, 3.0) > base
 
-    def test_refusals(self):
-        variance, adaptive = QuadraticVariance(1.0, 1.0), AdaptiveVariance(1.0, 1.0, 1.0)
-        calls = {
-            "mu": [
-                lambda: variance.fixed_step(0.0, 1.0),
-                lambda: variance.two_stage_step(0.0, 1),
-                lambda: adaptive.fixed_step(0.0, 1.0),
-            ],
-            "eps": [
-                lambda: adaptive.fixed_slack(0.0),
-                lambda: variance.fixed_iterations(1.0, 0.0, 1.0),
-                lambda: adaptive.fixed_step(1.0, 0.0),
-            ],
-            "delta2": [
-                lambda: adaptive.two_stage_slack(1.0, 0.0),
-                lambda: variance.two_stage_bound(1.0, 1, 0.0),
-                lambda: variance.fixed_iterations(1.0, 1.0, 0.0),
-                lambda: adaptive.fixed_iterations(1.0, 1.0, 0.0),
-                lambda: variance.two_stage_iterations(1.0, 1.0, 0.0),
-            ],
-            "slack": [lambda: adaptive.at(0.0)],
-            "L": [lambda: landing_bound(0.0, 1.0, 2, 1.0, 1.0), lambda: closed_entropy_bound(0.0, 1.0, 2, 1.0, 1.0)],
-            "S": [lambda: landing_bound(1.0, 0.0, 2, 1.0, 1.0), lambda: closed_entropy_bound(1.0, 0.0, 2, 1.0, 1.0)],
-            "delta": [
-                lambda: landing_bound(1.0, 1.0, 2, 1.0, 0.0),
-                lambda: closed_entropy_bound(1.0, 1.0, 2, 1.0, 0.0),
-            ],
-        }
-        for name, refused in calls.items():
-            for call in refused:
-                with pytest.raises(InputError, match=f"{name} must be positive and finite; got 0"):
-                    call()
-
 
 class TestRules:
     @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
@@ -716,24 +672,6 @@ class TestRules:
                 losses.append(model.negative_elbo(moved).detach())
             assert float((losses[0] - losses[1]) / 1e-5) == pytest.approx(float(path.slope()), rel=1e-3)
             assert float(path.norm2()) == pytest.approx(float(q.norm2(q.local(Quadrature()(q, model)))))
-
-    def test_refusals(self):
-        for rule, what in ((ProjectedRootGradient, "diagonal entry"), (ProjectedSquareRoot, "eigenvalue")):
-            with pytest.raises(InputError, match=f"floor is the smallest {what} of the .*root .* must be positive"):
-                rule(0.0)
-        with pytest.raises(InputError, match="smoothness is L, the largest curvature of the negative log joint"):
-            BBVI(CholeskyGaussian(2), 0.1, -1.0, step_size=Constant())
-        for method in (
-            lambda q: BBVI(q, 0.1, 1.0, step_size=Constant()),
-            lambda q: ProximalBBVI(q, 0.1, step_size=Constant()),
-        ):
-            with pytest.raises(PairError, match="RootGradient moves q by Root, which NaturalGaussian cannot do"):
-                method(NaturalGaussian(2))
-        q = DiagonalGaussian(2, dtype=F64)
-        with pytest.raises(PairError, match="ProjectedSquareRoot moves a full covariance; got DiagonalGaussian"):
-            NaturalGradientVI(q, ProjectedSquareRoot(1.0), 0.1, step_size=Constant()).step(
-                lambda theta: -theta.square().sum(-1)
-            )
 
     def test_a_curvature_that_is_not_finite_leaves_the_cone(self):
         q = CholeskyGaussian(2, dtype=F64)

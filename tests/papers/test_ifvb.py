@@ -15,8 +15,8 @@ from helpers import gpu
 from ifvb_parts import AIFVB, IFVB, PreconditionedVI
 from torch.utils._pytree import tree_leaves
 
-from torchngvi import CholeskyGaussian, DataLogJoint, LogJoint, ifvb
-from torchngvi.errors import InputError, PairError, RejectedStepWarning
+from torchngvi import DataLogJoint, LogJoint, ifvb
+from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.ifvb import (
     Adam,
     AffineCoupling,
@@ -714,67 +714,6 @@ def test_ranges(arguments, message):
             method(gaussian(), **arguments)
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
-        (lambda: AIFVB(gaussian(), w=-1.0), InputError, r"w is the power of the logarithm.*got -1.0"),
-        (
-            lambda: AIFVB(gaussian(), burn_in=-1),
-            InputError,
-            r"burn_in counts steps and must be a whole number, at least 0; got -1",
-        ),
-        (
-            lambda: PreconditionedVI(gaussian(), Exact(), alpha=1.5),
-            InputError,
-            r"alpha is the power.* at most 1, finite; got 1.5",
-        ),
-        (lambda: ifvb.IFVB(torch.zeros(2)), InputError, r"IFVB updates a flat posterior of torchngvi.ifvb.*got Tensor"),
-        (lambda: IFVB(Beta(torch.ones(2)), estimator=Pathwise(3)), PairError, r"Pathwise.*Use ControlVariate"),
-        (
-            lambda: AIFVB(OrthogonalFlow(torch.zeros(2), torch.eye(2), torch.zeros(2))),
-            PairError,
-            r"the average of points of the manifold of OrthogonalFlow is no point of it. Use IFVB",
-        ),
-        (
-            lambda: ScoreFunction(0),
-            InputError,
-            r"draws is the number B of draws of the log joint and must be a whole number, at least 1; got 0",
-        ),
-        (lambda: ControlVariate(1), InputError, r"at least 2; got 1"),
-        (lambda: Pathwise(0), InputError, r"at least 1; got 0"),
-        (
-            lambda: IFVB(gaussian()).step(),
-            InputError,
-            r"the posterior has no gradient, and each step uses up those it read",
-        ),
-        (
-            lambda: IFVB(gaussian(), estimator=ClosedForm()).step(3.0),
-            InputError,
-            r"ClosedForm takes the lower bound as a function of lambda; got float",
-        ),
-        (lambda: ifvb.IFVB(CholeskyGaussian(2)), InputError, r"IFVB updates a flat posterior.*got CholeskyGaussian"),
-        (
-            lambda: PreconditionedVI(gaussian(), Exact()).inverse_fisher(),
-            PairError,
-            r"Exact keeps no inverse Fisher matrix. Use Recursive or MatrixFree",
-        ),
-        (
-            lambda: ifvb.IFVB([gaussian(), gaussian()]).step(log_joint),
-            PairError,
-            r"a target belongs to one posterior; this optimizer has 2",
-        ),
-        (
-            lambda: PreconditionedVI(VecGaussian(torch.zeros(2), torch.eye(2)), Exact()),
-            PairError,
-            r"Fisher matrix of VecGaussian is singular",
-        ),
-    ],
-)
-def test_what_is_refused(build, error, message):
-    with pytest.raises(error, match=message):
-        build()
-
-
 def test_defaults():
     """Pathwise where it exists, a control variate elsewhere; max(2D, 1000) scores first; β = (α - ½)/2."""
     assert isinstance(IFVB(gaussian()).estimator, Pathwise)
@@ -925,14 +864,6 @@ def test_lower_bound_knows_its_error():
     assert abs(value.item()) < 4.5 * 0.01
 
 
-def test_run_refuses():
-    with pytest.raises(InputError, match=r"run follows one lambda; this posterior holds \(2,\). Call step"):
-        run(IFVB(gaussian(2)), log_joint)
-    for name in ("max_steps", "window", "patience"):
-        with pytest.raises(InputError, match=f"{name} counts steps and must be a whole number, at least 1; got 0"):
-            run(IFVB(gaussian()), log_joint, **{name: 0})
-
-
 # ------------------------------------------------------------------------------------ uncertainty of λ
 
 
@@ -981,22 +912,6 @@ def test_an_exact_gradient_leaves_nothing_open():
     opt.step(bound)
     assert gradient_of(bound, opt.average).abs().max() > 0.1
     assert float(asymptotic_covariance(opt, bound, 2).abs().max()) < 1e-20
-
-
-def test_uncertainty_refuses():
-    q = gaussian()
-    with pytest.raises(InputError, match=r"repeats counts gradients of a covariance .* at least 2; got 1"):
-        asymptotic_covariance(AIFVB(q), log_joint, 1)
-    with pytest.raises(InputError, match=r"no step was taken yet"):
-        asymptotic_covariance(AIFVB(q), log_joint)
-    with pytest.raises(InputError, match=r"integrates over one lambda; got shape \(2, 4\)"):
-        marginal_sample(gaussian(2), torch.eye(4, dtype=FLOAT), 3)
-    with pytest.raises(InputError, match=r"must be symmetric and positive definite: take more repeats than D"):
-        marginal_sample(q, -torch.eye(4, dtype=FLOAT), 3)
-    with pytest.raises(InputError, match=r"stay outside the domain \(a and b are positive\)"):
-        marginal_sample(
-            Beta(torch.ones(2, dtype=FLOAT)), torch.eye(2, dtype=FLOAT), 9, seeded(), -9 * torch.ones(2, dtype=FLOAT)
-        )
 
 
 def test_documentation():

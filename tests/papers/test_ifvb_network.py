@@ -9,7 +9,6 @@ import torch
 from ifvb_parts import AIFVB
 from scipy import integrate, stats
 
-from torchngvi.errors import InputError
 from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian, run
 
 FLOAT = torch.float64
@@ -136,27 +135,6 @@ def test_what_the_log_joint_depends_on():
     assert all(
         a is b for a, b in zip(net.tensors(), (net.X, net.y, net.inverse_tau, net.inverse_variance), strict=True)
     )
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: GroupLassoNetwork(torch.zeros(3), torch.zeros(3)), r"X is \(n, p\) and y \(n,\); got \(3,\)"),
-        (lambda: GroupLassoNetwork(torch.zeros(3, 2), torch.zeros(4)), r"X is \(n, p\) and y \(n,\)"),
-        (lambda: network(()), r"hidden lists the widths of one layer or more; got \(\)"),
-        (lambda: network((0,)), r"hidden lists the widths"),
-        (lambda: network((3, 0)), r"hidden lists the widths of one layer or more; got \(3, 0\)"),
-        (
-            lambda: network(prior=(1.0, 0.0)),
-            r"prior has two positive constants, a shape and a rate, or is None; got \[1.0, 0.0\]",
-        ),
-        (lambda: network(gamma=0.0), r"gamma must be positive and finite; got 0.0"),
-        (lambda: network(prior=(0.0, 1.0)), r"prior has two positive constants"),
-    ],
-)
-def test_networks_that_are_refused(build, message):
-    with pytest.raises(InputError, match=message):
-        build()
 
 
 @pytest.mark.accuracy

@@ -8,12 +8,11 @@ import torch
 from ifvb_parts import PreconditionedVI
 
 from torchngvi import metrics
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.ifvb import (
     NAGVAC,
     Adam,
     BatchFisher,
-    Beta,
     Blocks,
     Exact,
     Identity,
@@ -368,49 +367,3 @@ def test_defaults_of_the_damped_matrices():
     """Fifty scores and a damping of a hundredth of the mean eigenvalue, which is level with a tuned IFVB."""
     assert (BatchFisher().samples, BatchFisher().rho) == (50, 0.01)
     assert (Window().keep, Window().samples, Window().rho) == (100, 10, 0.01)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (
-            lambda: Recursive(eps=0.0),
-            r"eps is that of H_0 = eps I, None for the scale of the scores, and must be positive.*got 0.0",
-        ),
-        (
-            lambda: Recursive(eps=-1.0),
-            r"eps is that of H_0 = eps I, None for the scale of the scores, and must be positive",
-        ),
-        (lambda: Recursive(c_beta=-1.0), r"c_beta must be 0 or larger.*; got -1.0"),
-        (
-            lambda: Recursive(beta=0.5),
-            r"beta lies in \(0, alpha - 1/2\) and must be above 0, below 0\.5, finite; got 0.5",
-        ),
-        (lambda: Recursive(beta=0.0), r"beta lies in"),
-        (lambda: Recursive(0), r"samples counts draws and must be a whole number, at least 1; got 0"),
-        (lambda: MatrixFree(eps=0.0), r"eps is that of H_0"),
-        (
-            lambda: MatrixFree(5, keep=9),
-            r"keep counts the vectors of one iteration or more and must be a whole number, at least 10; got 9",
-        ),
-        (lambda: BatchFisher(0), r"samples counts draws and must be a whole number, at least 1; got 0"),
-        (lambda: BatchFisher(5, -0.1), r"rho is the damping.*0 or larger.*; got -0.1"),
-        (lambda: Window(0), r"keep counts draws and must be a whole number, at least 1; got 0"),
-        (lambda: Window(5, 6), r"samples are new scores among the 5 kept; got 6"),
-        (lambda: Window(5, 5, 0.0), r"rho is the damping.*must be positive"),
-        (lambda: Blocks(Recursive(), []), r"sizes lists the length of each block; got none"),
-        (lambda: Blocks(Recursive(), [0]), r"a block size counts draws and must be a whole number, at least 1; got 0"),
-        (lambda: Blocks(Exact(), [1]), r"Blocks splits a rule that learns from scores; got Exact"),
-        (lambda: Blocks(Recursive(), [3]).fresh(family(4)), r"the blocks have 3 entries and lambda has 4"),
-        (lambda: Adam((1.0, 0.9)), r"betas are two weights of the past, at least 0 and below 1"),
-    ],
-)
-def test_values_that_are_refused(build, message):
-    with pytest.raises(InputError, match=message):
-        build()
-
-
-def test_pairs_that_are_refused():
-    for rule in (NAGVAC(), PublishedNAGVAC()):
-        with pytest.raises(PairError, match=r"NAGVAC is for a RankOneGaussian; got Beta. Use Exact, or IFVB"):
-            rule.fresh(Beta(torch.ones(2)))

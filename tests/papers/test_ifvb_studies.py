@@ -6,11 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from examples.papers import godichon2023 as studies
 from examples.papers import study
 from examples.papers.reproduce import CONFIGS
 from torchngvi.app.toml import read_toml
-from torchngvi.errors import InputError
 
 SMALL = {
     "fig1": {"iterations": 5, "seeds": 2},
@@ -45,10 +43,3 @@ def test_studies_run_and_draw_from_their_log(name, tmp_path, capsys):
     budgets = last[~last["method"].str.contains("iterate")]["log_joint_draws"]
     assert budgets.nunique() == 1  # equal for all methods
     assert np.isfinite(last["seconds"]).all()
-
-
-@pytest.mark.parametrize(("name", "missing"), [("fig5", "wine_red.npz"), ("fig6", "vblab_germancredit.csv.gz")])
-def test_studies_say_which_data_are_missing(name, missing, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
-    with pytest.raises(InputError, match=f"is not here. Set TORCHNGVI_DATA to a folder that holds .*{missing}"):
-        studies.STUDIES[name].run(iterations=1, seeds=1)

@@ -453,13 +453,6 @@ def test_problems_are_repeatable():
 # ------------------------------------------------------------------------------------ exponents
 
 
-@pytest.mark.parametrize("alpha", [0.5, 0.3, 1.0])
-def test_alpha_out_of_range(alpha):
-    text = rf"^alpha must lie in \(1/2, 1\); got {alpha}\. Use PowerSchedule\(0\.75\)\.$"
-    with pytest.raises(InputError, match=text):
-        check_exponents(PowerSchedule(alpha), None)
-
-
 @pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: Blocks(metric, [2, 2])])
 @pytest.mark.parametrize("kind", [Recursive, MatrixFree])
 def test_beta_and_alpha_go_together(kind, wrap):

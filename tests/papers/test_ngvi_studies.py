@@ -12,7 +12,6 @@ from torchngvi import (
     NaturalGaussian,
 )
 from torchngvi.diagnostics import log_predictive_density
-from torchngvi.errors import InputError
 from torchngvi.stepsizes import Constant
 from torchngvi.theory.wu2024 import (
     limiting_variance,
@@ -110,13 +109,6 @@ class TestStudies:
             }
         )
         assert figure_2._judged(log)["diverged"].tolist() == [True] * 4 + [False] * 2
-
-    def test_data_that_are_not_there(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
-        with pytest.raises(InputError, match="UCI Bike of Figure 1 is not here. Set TORCHNGVI_DATA to .* gp_uci"):
-            figure_1.bike()
-        with pytest.raises(InputError, match="MNIST of Figure 2 is not here. Set TORCHNGVI_DATA to .* mnist"):
-            figure_2.digits()
 
     def test_the_slope(self):
         log = pd.DataFrame({"iteration": [1, 10, 100, 1000], "kl": [5.0, 1.0, 0.1, 0.01]})

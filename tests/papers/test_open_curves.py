@@ -11,9 +11,8 @@ from examples.papers.open_questions.curves import CURVES, away, begun, optimum, 
 from examples.papers.open_questions.floor import gaussian
 from examples.papers.open_questions.held_flow import HeldFlow
 from examples.papers.open_questions.problems import exact_loss, few
-from torchngvi import CholeskyGaussian, DiagonalGaussian, NaturalGradientVI
+from torchngvi import CholeskyGaussian, NaturalGradientVI
 from torchngvi.adapters.flows import natural_gradient_flow
-from torchngvi.errors import PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Cost, Expectation, Raw
 from torchngvi.rules import Geodesic, VariationalNewton
@@ -50,12 +49,6 @@ def stepped(rule, q, g, H, t, gamma=1.0):
 
 def test_it_is_a_rule():
     check_rule(HeldFlow)
-
-
-def test_a_diagonal_is_refused():
-    q = DiagonalGaussian(3, dtype=DTYPE)
-    with pytest.raises(PairError, match="takes a posterior with a full covariance; got DiagonalGaussian"):
-        HeldFlow()(q, packet(q, q.mean, torch.eye(3, dtype=DTYPE)))
 
 
 class TestHeldFlow:

@@ -3,20 +3,17 @@
 import math
 import os
 import pathlib
-import re
 
 import pandas as pd
 import pytest
 import torch
 from helpers import DTYPE, EXACT, close, randn
-from helpers import mixed_model as model_of
 from helpers import mixed_problem as problem
 
 from examples.papers.tan2025 import mixed
 from examples.papers.tan2025.centring import DataCentred, ModeCentred
 from examples.papers.tan2025.runs import DEFAULT
 from torchngvi import MixedModel
-from torchngvi.errors import InputError
 from torchngvi.models import MixedPrior, RandomEffects, Wishart
 from torchngvi.models.mixed_prior import root_of
 
@@ -116,27 +113,7 @@ def test_a_mode_that_newton_would_pass():
     assert bool(centred.locals(math.nan * beta, precision).location.isnan().all())  # and it ends
 
 
-@centrings
-def test_refused_models(centring):
-    text = (
-        "the locals are centred for poisson_log and bernoulli_logit, every row with weight 1; got BernoulliProbit and "
-        "weights from"
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(text)}"):
-        centring(model_of("probit", 1))
-
-
 class TestTable6:
-    def test_missing_data(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
-        monkeypatch.chdir(tmp_path)
-        text = (
-            "the data file hers.csv.gz of Tan's Table 6 is not here. Set TORCHNGVI_DATA to a folder that holds "
-            "glmm/hers.csv.gz."
-        )
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            mixed.hers()
-
     @needs_data
     @pytest.mark.parametrize(
         ("name", "bound", "lengths"),

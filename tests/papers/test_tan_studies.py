@@ -3,7 +3,6 @@
 import itertools
 import os
 import pathlib
-import re
 
 import pytest
 import torch
@@ -74,19 +73,6 @@ class TestExperiments:
         X, _ = tan.icu()
         assert X[:, 5].sum() == 175  # of 200 white
         assert X[:, -1].sum() == 185  # no coma or stupor
-
-    def test_missing_data(self, monkeypatch, tmp_path):
-        from examples.papers.tan2025 import logistic as tan
-        from torchngvi.app.datasets import MissingDataError
-
-        monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
-        monkeypatch.chdir(tmp_path)
-        text = (
-            "the data file icu.tsv.gz of Tan's Table 5 is not here. Set TORCHNGVI_DATA to a folder that holds "
-            "uci/icu.tsv.gz."
-        )
-        with pytest.raises(MissingDataError, match=f"^{re.escape(text)}$"):
-            tan.icu()
 
     @needs_data
     def test_the_families_on_the_three_data_sets(self):

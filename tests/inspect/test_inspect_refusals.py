@@ -1,0 +1,421 @@
+"""What is refused where fits are examined, compared and refined, each with words that say what to do."""
+
+import copy
+import dataclasses
+import functools
+import math
+import pickle
+
+import pytest
+import torch
+from arrow import ScalarArrow
+from helpers import check_refusal
+
+from torchngvi import (
+    CholeskyGaussian,
+    DiagonalGaussian,
+    GeneralizedLinear,
+    LogJoint,
+    MixedModel,
+    add,
+    certificate,
+    compare_models,
+    fit,
+    forget,
+    leave_one_out,
+    prior_by_evidence,
+    refine,
+    to_arviz,
+)
+from torchngvi.diagnostics import (
+    Calibration,
+    Residuals,
+    accuracy,
+    compare_estimators,
+    elbo,
+    examine,
+    k_hat,
+    log_predictive_density,
+    predictive_mean,
+    simulation_based_calibration,
+)
+from torchngvi.diagnostics.linear_response import tails, third_order, third_order_of_values
+from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.verdict import Verdict
+from torchngvi.errors import InputError, PairError
+from torchngvi.expectations import LeastSquaresStein, Quadrature, Stein
+from torchngvi.expectations.draws import Antithetic
+from torchngvi.ifvb import FlatCholesky
+from torchngvi.interfaces import Target
+from torchngvi.models import SoftmaxRegression, StudentT
+from torchngvi.models.likelihoods import BernoulliLogit, Likelihood
+from torchngvi.refinement import LayeredGaussian, WeightedDraws
+from torchngvi.solved import comparison, sensitivity, site_sum, solve, stacking_weights
+
+DTYPE, N, D = torch.float64, 60, 4
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
+
+
+X = randn(N, D)
+CLASSES = (X[:, 0] + randn(N, seed=1) > 0).to(DTYPE)
+COUNTS = torch.poisson((0.5 * X[:, 0]).exp(), generator=torch.Generator().manual_seed(2))
+ONES, EYE = torch.ones(2, 2, dtype=DTYPE), torch.eye(2, dtype=DTYPE)
+
+
+def normal(theta):
+    return -0.5 * theta.square().sum(-1)
+
+
+def q_of(dim=D, batch=(), **options):
+    return CholeskyGaussian(dim, batch, **{"dtype": DTYPE, **options})
+
+
+def diagonal():
+    return DiagonalGaussian(D, dtype=DTYPE)
+
+
+def logistic(X=X, y=CLASSES, **more):
+    return GeneralizedLinear(X, y, **{"prior_precision": 0.3, **more})
+
+
+def poisson(rows=slice(None), **more):
+    return GeneralizedLinear(X[rows], COUNTS[rows], "poisson", **more)
+
+
+def softmax():
+    return SoftmaxRegression(X, torch.arange(N) % 3)
+
+
+def fitted(model, q=None):
+    return fit(q_of(model.dim) if q is None else q, model, tolerance=1e-9, progress=False)
+
+
+@functools.cache
+def one():
+    return fitted(logistic())
+
+
+@functools.cache
+def counted():
+    return fitted(poisson())
+
+
+def patched(name, value, call):
+    """A call while `solve` has something else under that name."""
+
+    def refused():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"torchngvi.solved.response.{name}", value)
+            call()
+
+    return refused
+
+
+def calibrated(prior=lambda generator: torch.randn(2, generator=generator), fit=lambda y: q_of(2), **options):
+    simulate = options.pop("simulate", lambda theta, generator: theta + torch.randn(3, 2, generator=generator))
+    return simulation_based_calibration(prior, simulate, fit, **{"runs": 2, **options})
+
+
+def figure():
+    return pytest.importorskip("matplotlib.figure").Figure()
+
+
+def resumed(draws):
+    return calibrated(resume=Calibration(("a",), torch.zeros(1, 1), draws, 1, 0))
+
+
+def compared(two):
+    return compare_models({"one": counted(), "two": two})
+
+
+def zero_density():
+    found = leave_one_out(counted().posterior, counted().target)
+    found.density[7] = -math.inf
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "leave_one_out", lambda q, model, flag, **_: found)
+        compared(counted())
+
+
+def estimators(*given, q=None, repeats=5):
+    return compare_estimators(q_of(3) if q is None else q, normal, list(given) or None, repeats=repeats)
+
+
+def small(**more):
+    return GeneralizedLinear(EYE, [0.0, 1.0], **more)
+
+
+def predicted(X, y, offset=None):
+    return log_predictive_density(small(), q_of(2), X, y, offset)
+
+
+class Counting(Likelihood):
+    discrete = False
+    energy = BernoulliLogit.energy
+    expected = BernoulliLogit.expected
+
+    def checked(self, y):
+        return y
+
+
+class Noisy(Target):
+    """Another value at each call."""
+
+    temperature, comparable = 1.0, False
+
+    def log_joint(self, theta):
+        return normal(theta)
+
+    def tensors(self):
+        return ()
+
+
+def by_evidence(model=None, **arguments):
+    return prior_by_evidence(q_of(2), model or small(), **arguments)
+
+
+@functools.cache
+def mixed(marginalise="quadrature"):
+    groups = torch.arange(N) // 5
+    return MixedModel(X[:, :2], COUNTS, (X[:, :1], groups), "poisson").fit(marginalise=marginalise, progress=False)
+
+
+def left_out(*parts, **more):
+    return leave_one_out(q_of(), logistic(*parts, **more))
+
+
+def changed(**parts):
+    return dataclasses.replace(one(), **parts)
+
+
+def by_groups(groups):
+    return leave_one_out(one().posterior, one().target, groups=groups)
+
+
+def solved(**more):
+    """The log precision of a prior, and what `solve` gives for it."""
+    log_precision = torch.zeros((), dtype=DTYPE, requires_grad=True)
+    return log_precision, solve(q_of(), logistic(prior_precision=log_precision.exp(), **more))
+
+
+def second_derivative(of):
+    log_precision, found = solved()
+    return torch.autograd.grad(getattr(found, of).sum(), log_precision, create_graph=True)
+
+
+def written_to():
+    design = X.clone()
+    found = solved(X=design)[1]
+    design.mul_(2.0)
+    found.mean.sum().backward()
+
+
+def exported(result, **options):
+    pytest.importorskip("arviz_either", reason="arviz is in the extra test")
+    return to_arviz(result, **options)
+
+
+def residuals(z):
+    return examine(q_of(2), normal, residuals=Residuals(z, z))
+
+
+def vanishing(theta):
+    return torch.where(theta[..., 0] > 0, normal(theta), -torch.inf)
+
+
+COUNT, FIRST = "whole number, at least 1", "fit it to this model first"
+DRAWS = Antithetic(64, torch.Generator().manual_seed(0))(torch.zeros(4, dtype=DTYPE))
+LAYERED = LayeredGaussian(torch.zeros(2, dtype=DTYPE), EYE, ())
+SHORT_FIT = functools.partial(fit, max_evaluations=2)
+COLD = LogJoint(normal, temperature=0.0)
+
+REFUSED = {
+    # calibration
+    "prior, no draw": (lambda: calibrated(lambda: ONES), InputError, ("prior(generator)", "function of ()")),
+    "simulate": (lambda: calibrated(simulate=lambda theta: theta), InputError, ("(theta, generator)", "of (theta)")),
+    "runs": (lambda: calibrated(runs=0), InputError, ("runs counts simulations", COUNT, "got 0")),
+    "names of coordinates": (lambda: calibrated(names=["a"]), InputError, ("names", "the 2 coordinates", "got 1")),
+    "five draws": (lambda: calibrated(fit=lambda y: torch.zeros(5, 2)), InputError, ("99 draws of 2", "got (5, 2)")),
+    "quantity": (lambda: calibrated(quantities={"sum": lambda theta, y: theta}), InputError, ("'sum' must map",)),
+    "resume, draws": (lambda: resumed(9), InputError, ("resumed", "draws=9 and seed=0")),
+    "resume, names": (lambda: resumed(99), InputError, ("resumed", "quantities a")),
+    "prior, shape": (lambda: calibrated(lambda generator: torch.zeros(2, 2)), InputError, ("one theta", "(2, 2)")),
+    "a fit of a text": (lambda: calibrated(fit=lambda y: "no"), PairError, ("fit", "sampled", "got str")),
+    "figure": (lambda: calibrated(runs=1).plot(figure()), InputError, ("two fits or more", "got 1")),
+    # certificates
+    "certificate, size": (lambda: certificate(q_of(3), logistic()), InputError, ("4 coefficients", "q has 3")),
+    "bound, batch": (lambda: certificate(q_of(), logistic(y=CLASSES.expand(2, N))), InputError, ("(2,) of data",)),
+    "certificate, prior": (
+        lambda: certificate(q_of(), logistic(prior_precision=X[:1, None] ** 2)),
+        InputError,
+        ("precision of shape (1, 1, 4)", "batch () of posteriors"),
+    ),
+    # estimators
+    "estimators at a batch": (lambda: estimators(q=q_of(3, (2,))), InputError, ("one Gaussian", "shape (2,)")),
+    "repeats": (lambda: estimators(repeats=1), InputError, ("repeats", "at least 2", "got 1")),
+    "two estimators of one name": (lambda: estimators(Stein(2), Stein(4)), InputError, ("two", "'Stein'")),
+    "no estimator": (lambda: estimators(LeastSquaresStein(8)), InputError, ("got none such", "LeastSquaresStein")),
+    "quadrature": (lambda: estimators(Quadrature()), PairError, ("Quadrature", "TractableTarget", "got LogJoint")),
+    "no name": (lambda: estimators(Stein(2))["Stien"], KeyError, ("Stien was not compared", "mean 'Stein'")),
+    # comparison
+    "stacking, shape": (lambda: stacking_weights(torch.zeros(3)), InputError, ("(N, K)", "got (3,)")),
+    "stacking, no rows": (lambda: stacking_weights(torch.zeros(0, 2)), InputError, ("(N, K)", "got (0, 2)")),
+    "stacking, NaN": (
+        lambda: stacking_weights((EYE - EYE) / EYE),
+        InputError,
+        ("log_density must be finite", "2 NaN or infinite of 4"),
+    ),
+    "stacking, complex": (lambda: stacking_weights(1j * torch.ones(3, 2)), InputError, ("real", "torch.complex64")),
+    "stacking, text": (lambda: stacking_weights([["a", "b"]]), InputError, ("log_density must be numbers", "got list")),
+    "compare, rows": (lambda: compared(fitted(poisson(slice(59)))), InputError, ("'two', (59,)", "'one', (60,)")),
+    "order": (
+        lambda: compared(fitted(poisson(torch.arange(N).flip(0)))),
+        InputError,
+        ("same order", "y of 'two', (60,)"),
+    ),
+    "compare, weights": (lambda: compared(fitted(poisson(weights=1 + CLASSES))), InputError, ("the weights of 'two'",)),
+    "compare, density": (
+        lambda: compared(fitted(logistic(y=COUNTS, family="gaussian"))),
+        InputError,
+        ("density", "probability", "'two'"),
+    ),
+    "compare, one": (lambda: compare_models({"one": one()}), InputError, ("at least two models", "got 1")),
+    "compare, a list": (lambda: compare_models([one(), one()]), InputError, ("at least two models", "got list")),
+    "compare, softmax": (lambda: compared((q_of(8), softmax())), PairError, ("'two'", "CholeskyGaussian and Softmax")),
+    "compare, no pair": (lambda: compared(("q", X)), PairError, ("of 'two'", "str and Tensor")),
+    "compare, no result": (lambda: compared(X), InputError, ("of 'two'", "a Tensor")),
+    "compare, names": (lambda: compare_models({1: one(), "1": one()}), InputError, ("differ as texts", "1, '1'")),
+    "compare, a copy": (lambda: compared(copy.copy(counted())), InputError, ("'two' has no model", "copy")),
+    "family": (lambda: compared(fitted(poisson(), diagonal())), PairError, ("leave_one_out", "dense Gaussian")),
+    "compare, third": (lambda: compared(counted()).elbo_difference("one", "z"), InputError, ("one, two", "got 'z'")),
+    "compare, a density of zero": (zero_density, InputError, ("number 7 under 'one' is -inf", "2 in all")),
+    # predictions and draws
+    "predict, columns": (lambda: predicted(torch.ones(2, 3), ONES[0]), InputError, ("the 2 columns", "shape (2, 3)")),
+    "predict, targets": (lambda: predicted(EYE, torch.ones(3)), InputError, ("y must", "a row of X, 2", "(3,)")),
+    "predict, offset": (lambda: predicted(EYE, ONES[0], torch.ones(3)), InputError, ("offset", "of X, 2", "(3,)")),
+    "predict, classes": (lambda: predicted(ONES, torch.tensor([1.0, 2.0])), InputError, ("0/1 or -1/+1", "got 1, 2")),
+    "predict, NaN": (lambda: predicted(math.nan * ONES, torch.ones(2)), InputError, ("X must be finite",)),
+    "no likelihood": (lambda: predictive_mean(small(family=Counting()), q_of(2), EYE), InputError, ("got Counting",)),
+    "accuracy": (lambda: accuracy(poisson(), q_of(), X, COUNTS), InputError, ("of classes", "got PoissonLog")),
+    "elbo of one draw": (lambda: elbo(q_of(), normal, 1), InputError, ("num_samples", "at least 2", "got 1")),
+    "k-hat of 20 draws": (lambda: k_hat(torch.zeros(20)), InputError, ("k-hat", "at least 100 draws", "got 20")),
+    "weights": (lambda: smoothed(torch.zeros(20)), InputError, ("at least 100 draws", "got 20", "Raise num_samples")),
+    # evidence
+    "evidence, twice": (lambda: by_evidence(groups=[[0], [0]]), InputError, ("from 0 to 1", "got [[0], [0]]")),
+    "evidence, coordinate 2": (lambda: by_evidence(groups=[[2]]), InputError, ("groups", "from 0 to 1", "got [[2]]")),
+    "evidence, an empty group": (lambda: by_evidence(groups=[[]]), InputError, ("groups", "none empty", "got [[]]")),
+    "evidence, no groups": (lambda: by_evidence(groups=[]), InputError, ("groups", "none empty", "got [].")),
+    "evidence, noise": (lambda: by_evidence(noise=True), InputError, ("noise=True", "Gaussian", "BernoulliLogit")),
+    "evidence, prior": (lambda: by_evidence(small(prior_precision=EYE)), InputError, ("diagonal", "is a matrix")),
+    "prior, batch": (lambda: prior_by_evidence(q_of(2, (3,)), small()), InputError, ("by evidence", "one posterior")),
+    # leaving out
+    "groups of all": (lambda: mixed("none").leave_one_group_out(), InputError, ("marginalise='quadrature'",)),
+    "worst, NaN": (lambda: mixed().leave_one_group_out(worst=math.nan), InputError, ("worst", "0 or larger", "nan")),
+    "worst, text": (lambda: mixed().leave_one_group_out(worst="high"), InputError, ("worst", "a number", "'high'")),
+    "seed of groups": (lambda: mixed().leave_one_group_out(seed="a"), InputError, ("seed", "'a'")),
+    "one group": (lambda: by_groups([0] * N), InputError, ("60 rows", "at least two", "60 names of 1 groups")),
+    "two names": (lambda: by_groups([0, 1]), InputError, ("60 rows", "got 2 names of 2")),
+    "a number of groups": (lambda: by_groups(3), InputError, ("got 1 names of 1 groups",)),
+    "groups, None": (lambda: by_groups([None, "a"] * 30), InputError, ("missing (None) in 30 rows",)),
+    "groups, NaN": (lambda: by_groups([math.nan, 1.0] * 30), InputError, ("missing (nan) in 30 rows",)),
+    "groups, kinds": (lambda: by_groups([1, "a"] * 30), InputError, ("all by numbers or all by texts", "[1, 'a']")),
+    "groups, matrix": (lambda: by_groups(torch.zeros(N, 2)), InputError, ("[[0.0, 0.0]", "unhashable")),
+    "leave out, softmax": (lambda: leave_one_out(q_of(8), softmax()), PairError, ("leave_one_out", "got Softmax")),
+    "leave out, sparse": (lambda: left_out(X.to_sparse_csr()), PairError, ("(60, 4), torch.sparse_csr", "y of (60,)")),
+    "leave out, data sets": (lambda: left_out(y=CLASSES.expand(2, -1)), PairError, ("torch.strided", "y of (2, 60)")),
+    "leave out, family": (lambda: leave_one_out(diagonal(), logistic()), PairError, ("leave_one_out", "got Diagonal")),
+    "leave out, size": (lambda: leave_one_out(q_of(3), logistic()), InputError, ("4 coefficients", "q has 3")),
+    "leave out, dtype": (lambda: leave_one_out(CholeskyGaussian(D), logistic()), InputError, ("q in torch.float32",)),
+    "leave out, float32": (
+        lambda: leave_one_out(CholeskyGaussian(D), logistic().to(torch.float32)),
+        InputError,
+        (FIRST, "below 0.001, in float64"),
+    ),
+    "leave out, not fitted": (lambda: left_out(), InputError, ("leave_one_out", FIRST, "below 0.001.")),
+    "leave out, flag": (lambda: leave_one_out(q_of(), logistic(), flag=-1), InputError, ("flag bounds", "got -1")),
+    "leave out, cold": (lambda: left_out(temperature=0.5), InputError, ("leave_one_out", "temperature 1", "has 0.5")),
+    # linear response
+    "no pairs": (lambda: third_order(randn(64, 2), randn(64, 2)), InputError, ("antithetic draws", "got others")),
+    **{
+        f"{count} draws of {call.__name__}": (
+            lambda call=call, draws=draws, values=values: call(draws, values),
+            InputError,
+            ("S even and at least 32", f"got shapes ({count}, 4)"),
+        )
+        for count, draws in ((30, DRAWS[:30]), (33, DRAWS[:33]))
+        for call, values in ((third_order, draws), (third_order_of_values, draws[:, 0]), (tails, draws))
+    },
+    "an arrow": (lambda: third_order(DRAWS, DRAWS, ScalarArrow(4)), InputError, ("closed under products", "`confirm`")),
+    # sensitivity
+    "sensitivity, copy": (lambda: sensitivity(copy.copy(one())), PairError, ("Gaussian prior", "a copy of a result")),
+    "tilted log joint": (lambda: sensitivity(changed(target=LogJoint(normal))), PairError, ("sensitivity", "LogJoint")),
+    "sensitivity, batch": (lambda: sensitivity(fitted(logistic(), q_of(D, (2,)))), PairError, ("one Gaussian", "got")),
+    "sensitivity, not fitted": (lambda: sensitivity(changed(posterior=q_of())), InputError, ("sensitivity", FIRST)),
+    "conclusions, columns": (lambda: sensitivity(one(), X[:2, :2]), InputError, ("(K, 4) of factors", "got (2, 2)")),
+    "conclusions, none": (lambda: sensitivity(one(), X[:0]), InputError, ("(K, 4) of factors", "got (0, 4)")),
+    "conclusions, zero": (lambda: sensitivity(one(), torch.zeros(1, D)), InputError, ("all 0", "no coefficient")),
+    "conclusions, names": (lambda: sensitivity(one(), X[:2], "ab"), InputError, ("a conclusion, 2", "got 'ab'")),
+    # solve
+    "solve, a log joint": (lambda: solve(q_of(), LogJoint(normal)), PairError, ("solve", "packets", "got LogJoint")),
+    "solve, Student": (lambda: solve(q_of(), small(family=StudentT(1.0, dof=4))), PairError, ("with StudentT",)),
+    "solve, module": (lambda: solve(torch.nn.ReLU(), logistic()), InputError, ("a posterior first", "got ReLU")),
+    "early end": (patched("fit", SHORT_FIT, lambda: solve(q_of(), logistic())), InputError, ("1e-08", "fit ended")),
+    "solve twice": (lambda: second_derivative("mean"), InputError, ("first derivatives only", "create_graph=True")),
+    "solve, bound": (lambda: second_derivative("elbo"), InputError, ("first derivatives only", "create_graph=True")),
+    "solve, written data": (written_to, InputError, ("data", "written to between solve and the backward")),
+    "hard": (patched("_PRODUCTS", 1, lambda: solved()[1].mean.sum().backward()), InputError, ("relative", "1e-06")),
+    # ArviZ
+    "arviz, a number": (lambda: exported(3), InputError, ("mixed model", "got a int")),
+    "arviz, log joint": (lambda: exported(fitted(LogJoint(normal), q_of(1))), InputError, ("FitResult of a LogJoint",)),
+    "arviz, pickle": (lambda: exported(pickle.loads(pickle.dumps(one()))), InputError, ("got a FitResult.",)),
+    "arviz, one draw": (lambda: exported(one(), draws=1), InputError, ("draws", "2 or more", "got 1")),
+    "arviz, draws=True": (lambda: exported(one(), draws=True), InputError, ("draws", "2 or more", "got True")),
+    "arviz, batch": (lambda: exported(fitted(small(), q_of(2, (2,)))), InputError, ("one fit", "(2,)", "one by one")),
+    # rows that come and go
+    "site_sum, log joint": (lambda: site_sum(q_of(), LogJoint(normal)), PairError, ("site_sum", "got LogJoint")),
+    "site_sum, batch": (lambda: site_sum(q_of(D, (2,)), logistic()), InputError, ("site_sum", "without batch")),
+    "site_sum, cold": (lambda: site_sum(q_of(), logistic(temperature=0.5)), InputError, ("sites", "temperature 1")),
+    "forget, softmax": (lambda: forget(fitted(softmax()), [0]), PairError, ("forget", "dense", "got SoftmaxRegr")),
+    "forget, family": (lambda: forget(fitted(logistic(), diagonal()), [0]), PairError, ("forget is", "got Diagonal")),
+    "forget, row 60": (lambda: forget(one(), [60]), InputError, ("from 0 to 59", "got 60")),
+    "forget, row -1": (lambda: forget(one(), [-1, 2]), InputError, ("from 0 to 59", "got -1")),
+    "forget, a short mask": (lambda: forget(one(), [True, False]), InputError, ("mask of all 60 rows", "torch.bool")),
+    "forget, bytes": (lambda: forget(one(), CLASSES.to(torch.uint8)), InputError, ("all 60 rows", "torch.uint8")),
+    "forget, a text": (lambda: forget(one(), "ab"), InputError, ("list of row numbers, or a mask", "got str")),
+    "forget, None": (lambda: forget(one(), None), InputError, ("list of row numbers, or a mask", "got NoneType")),
+    "forget, a set": (lambda: forget(one(), {1, 2}), InputError, ("list of row numbers, or a mask", "got set")),
+    "forget, all": (lambda: forget(one(), list(range(N))), InputError, ("all 60 rows", "leaves the prior")),
+    "add, a copy": (lambda: add(copy.copy(one()), X[:1], [1.0]), PairError, ("add", "model of the result", "copy")),
+    "add, sparse": (lambda: add(one(), X[:2].to_sparse_csr(), [1.0, 0.0]), InputError, ("dense", "X.to_dense()")),
+    "add, columns": (lambda: add(one(), X[:1, :3], [1.0]), InputError, ("(n, 4)", "got X of shape (1, 3)")),
+    # examinations
+    "examine, a batch": (lambda: examine(q_of(2, (3,)), normal), InputError, ("examine takes one posterior", "(3,)")),
+    "examine, flat": (lambda: examine(FlatCholesky.standard(2), normal), PairError, ("Gaussian", "got FlatCholesky")),
+    "examine, a result": (lambda: examine(one(), normal), InputError, ("got FitResult first", "Pass its posterior")),
+    "examine, cold": (lambda: examine(q_of(2), COLD), InputError, ("examine", "density", "got temperature 0")),
+    "examine, budget": (lambda: examine(q_of(2), normal, max_gradients=0), InputError, ("max_gradients", "got 0")),
+    "examine, residuals": (lambda: residuals(torch.zeros(512, 3)), InputError, ("residuals", "shape (S, 2)", "got")),
+    "examine, ones": (lambda: residuals(torch.ones(512, 2)), InputError, ("antithetic draws", "got others")),
+    "draw nothing": (lambda: Verdict.none("no word").plot(), InputError, ("drawn", "there was none: no word")),
+    # refinement
+    "refine, a text": (lambda: refine("q", normal), PairError, ("refine", "a CholeskyGaussian", "got str")),
+    "refine, no log joint": (lambda: refine(q_of(2)), InputError, ("until it is pickled", "refine(q, log_joint)")),
+    "refine, batch": (lambda: refine(q_of(2, (3,)), normal), InputError, ("one posterior", "(3,)", "Pass each member")),
+    "refine, kind": (lambda: refine(q_of(2), normal, "flow"), InputError, ("fan, mixture, importance", "got 'flow'")),
+    "refine, coordinate": (lambda: refine(q_of(2), normal, coordinate=2), InputError, ("from 0 to 1", "got 2")),
+    "refine, starts": (lambda: refine(q_of(2), normal, starts=ONES[0]), InputError, ("starts", "(K, 2)", "shape (2,)")),
+    "refine, -inf": (lambda: refine(q_of(2), vanishing), InputError, ("not finite at some", "Fit q first")),
+    "refine, cold": (lambda: refine(q_of(2), COLD), InputError, ("temperature 0", "Use a positive temperature")),
+    "refine, noise": (lambda: refine(q_of(2), Noisy()), InputError, ("Noisy gives others", "DataLogJoint")),
+    "layers, theta": (lambda: LAYERED.log_prob(torch.zeros(3)), InputError, ("theta", "D = 2", "got shape (3,)")),
+    "layers, level": (lambda: LAYERED.quantile([0.0]), InputError, ("levels", "between 0 and 1", "got [0.0]")),
+    "no density": (lambda: WeightedDraws(EYE, ONES[0]).log_prob(ONES), InputError, ('kind="fan"', 'kind="mixture"')),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    check_refusal(*REFUSED[name])
