@@ -264,6 +264,14 @@ def difference(function: Callable[[float], Tensor], step: float = 1e-3) -> Tenso
     return (8 * near - far) / (12 * step)
 
 
+def check_refusal(call: Callable[[], object], error: type[Exception], words: tuple[str, ...]) -> None:
+    """The call raises that exception, and its message has all of the words."""
+    with pytest.raises(error) as refusal:
+        call()
+    missing = [word for word in words if word not in str(refusal.value)]
+    assert not missing, f"{missing} not in: {refusal.value}"
+
+
 # ------------------------------------------------------------------------------- random things
 
 
