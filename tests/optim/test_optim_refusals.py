@@ -569,16 +569,17 @@ for method, given in (
     words = (f"{method.__name__} updates posteriors", "CholeskyGaussian(dim)", f"got {kind}.", "a torch optimizer")
     call = partial(method, given, lr=0.1, step_size=Constant())
     REFUSED[f"{method.__name__} of a {type(given).__name__}"] = (call, InputError, words)
-for option, what in (
-    ("lr", "a number, or a tensor with one entry a member"),
-    ("loss_scale", "factor on the gradients"),
+for option, what, must in (
+    ("lr", "a number, or a tensor with one entry a member", "lr"),
+    ("loss_scale", "factor on the gradients", "positive and finite"),
 ):
-    for value in (-0.5, NAN, "x", [0.1], True):
-        words, given = (f"{option} is", what, f"got {value!r}."), {"lr": 0.1, option: value}
-        REFUSED[f"{option} {value!r}"] = (partial(VN, gaussian(), **given), InputError, words)
     for value in (-0.5, NAN):
-        call = partial(VN, [{"posterior": gaussian(), option: value}], lr=0.1, step_size=Constant())
-        REFUSED[f"{option} {value} of a group"] = (call, InputError, (f"{option} is", what, f"got {value}."))
+        words, given = (f"{option} is", what, must, f"got {value}."), [{"posterior": gaussian(), option: value}]
+        REFUSED[f"{option} {value}"] = (partial(VN, gaussian(), **{"lr": 0.1, option: value}), InputError, words)
+        REFUSED[f"{option} {value} of a group"] = (partial(VN, given, lr=0.1, step_size=Constant()), InputError, words)
+    for value in ("x", [0.1], True):
+        call = partial(VN, gaussian(), **{"lr": 0.1, option: value})
+        REFUSED[f"{option} {value!r}"] = (call, InputError, (f"{option} is", what, "a number", f"got {value!r}."))
 for name, change in CHANGES.items():
     REFUSED[f"captured, and changed by {name}"] = (partial(captured_and_changed, change), *CHANGED)
 for radius in (0.0, -1.0, NAN):
