@@ -184,48 +184,24 @@ REFUSED = {
         PairError,
         ("MeanPenalty", "no part of a log joint", "Use Quadrature() or Autograd()", "ExpectedPenalty"),
     ),
-    "penalty of a log joint": (
-        lambda: Regularized(LogJoint(log_joint), MeanPenalty()),
-        InputError,
-        ("Regularized", "expectations", "got LogJoint", "Add the regulariser to the log joint"),
-    ),
-    "penalty": (
-        lambda: Regularized(logistic(), 0.5),
-        InputError,
-        ("penalty", "MeanPenalty(strength) or ExpectedPenalty(strength)", "got float"),
-    ),
+    "wrapped": (lambda: Regularized(LogJoint(log_joint), MeanPenalty()), InputError, ("got LogJoint", "Add the")),
+    "penalty": (lambda: Regularized(logistic(), 0.5), InputError, ("MeanPenalty(strength) or", "got float")),
     # softmax regression and classes
     "X of a softmax": (
         lambda: SoftmaxRegression(torch.ones(2, 4, 2), torch.ones(4)),
         InputError,
         ("softmax", "one dense matrix X", "got shape (2, 4, 2), torch.strided", "X.to_dense()", "one by one"),
     ),
-    "one class": (
-        lambda: SoftmaxRegression(X, torch.ones(4)),
-        InputError,
-        ("(4,) labels", "at least two classes", "got shape (4,) with 1", "target column", "split"),
-    ),
+    "1 class": (lambda: SoftmaxRegression(X, torch.ones(4)), InputError, ("two classes", "(4,) with 1", "split")),
     "batch of labels": (
         lambda: SoftmaxRegression(X, torch.arange(8.0).reshape(2, 4)),
         InputError,
         ("(4,) labels", "at least two classes", "got shape (2, 4) with 8", "target column", "split"),
     ),
-    "odd nodes": (
-        lambda: SoftmaxRegression(X, FOUR, num_nodes=33),
-        InputError,
-        ("num_nodes", "even", "twice the number of classes, 4", "got 33"),
-    ),
-    "few nodes": (
-        lambda: SoftmaxRegression(X, FOUR, num_nodes=6),
-        InputError,
-        ("num_nodes", "even", "twice the number of classes, 4", "got 6"),
-    ),
+    "odd nodes": (lambda: SoftmaxRegression(X, FOUR, num_nodes=33), InputError, ("num_nodes", "even", "got 33")),
+    "6 nodes": (lambda: SoftmaxRegression(X, FOUR, num_nodes=6), InputError, ("num_nodes", "classes, 4", "got 6")),
     "weights": (lambda: SoftmaxRegression(X, FOUR, weights=-FOUR), InputError, ("weights", "negative", "got -3.")),
-    "three classes": (
-        lambda: GeneralizedLinear(X, Y, classes=(0, 1, 2)),
-        InputError,
-        ("Bernoulli", "two classes", "got classes [0.0, 1.0, 2.0]"),
-    ),
+    "3 classes": (lambda: GeneralizedLinear(X, Y, classes=(0, 1, 2)), InputError, ("two classes", "[0.0, 1.0, 2.0]")),
     "classes of counts": (
         lambda: GeneralizedLinear(X, Y, "poisson_log", classes=(0, 1)),
         InputError,
@@ -247,11 +223,7 @@ REFUSED = {
         InputError,
         ("sparse X serves one posterior", "a matrix", "got shape (2, 4, 4)", "X.to_dense()", "one by one"),
     ),
-    "sparse softmax": (
-        lambda: SoftmaxRegression(EYE.to_sparse_csr(), Y),
-        InputError,
-        ("softmax", "one dense matrix X", "got shape (4, 4), torch.sparse_csr", "X.to_dense()", "one by one"),
-    ),
+    "CSR": (lambda: SoftmaxRegression(EYE.to_sparse_csr(), Y), InputError, ("one dense matrix X", "sparse_csr")),
     "sparse NaN": (
         lambda: GeneralizedLinear(torch.tensor([1.0, math.nan, 1.0, 1.0]).diag().to_sparse_csr(), Y),
         InputError,
@@ -277,43 +249,15 @@ REFUSED = {
     "no sites": (lambda: Product(), InputError, ("Product", "at least one site")),
     "number for a site": (lambda: Product(x=3), InputError, ("torchngvi.posteriors.flat", "got int for 'x'")),
     "dot": (lambda: Product({"a.b": Q["x"]}), InputError, ("a text without a dot", "got 'a.b'")),
-    "dtypes": (
-        lambda: Product(x=Q["x"], y=Gamma(torch.ones(2))),
-        InputError,
-        ("one dtype", "'torch.float32', 'torch.float64'"),
-    ),
-    "value of another site": (
-        lambda: product().log_prob({"y": torch.ones(1, dtype=DTYPE)}),
-        InputError,
-        ("a value for each of ['x']", "got ['y']"),
-    ),
+    "dtypes": (lambda: Product(x=Q["x"], y=Gamma(X[0])), InputError, ("one dtype", "'torch.float32', 'torch.float64'")),
+    "value of y": (lambda: product().log_prob({"y": AT}), InputError, ("each of ['x']", "got ['y']")),
     "kl of a product": (lambda: product().kl(Q["x"]), PairError, ("the same sites", "got ['x'] and Gamma")),
-    "factor of no sites": (
-        lambda: SiteFactor(torch.log),
-        InputError,
-        ("at least one site", "once", "got"),
-    ),
-    "scale of a factor": (
-        lambda: SiteFactor(torch.log, "x", scale=0),
-        InputError,
-        ("scale", "weight of a factor", "positive and finite", "got 0."),
-    ),
+    "factor of no sites": (lambda: SiteFactor(torch.log), InputError, ("at least one site", "once", "got")),
+    "scale": (lambda: SiteFactor(torch.log, "x", scale=0), InputError, ("scale", "weight", "positive", "got 0.")),
     "function of a factor": (lambda: SiteFactor(3, "x"), InputError, ("function", "values of its sites", "got 3.")),
-    "function of expectations": (
-        lambda: ExpectedFactor(3, "x"),
-        InputError,
-        ("function", "expectation parameters", "got 3."),
-    ),
-    "factor of another site": (
-        lambda: SiteFactor(torch.log, "y").prepare(Q),
-        InputError,
-        ("reads the sites ['y']", "lacks ['y']"),
-    ),
-    "expected factor of another site": (
-        lambda: ExpectedFactor(torch.log, "y").prepare(Q),
-        InputError,
-        ("reads the sites ['y']", "lacks ['y']"),
-    ),
+    "expectations": (lambda: ExpectedFactor(3, "x"), InputError, ("function", "expectation parameters", "got 3.")),
+    "factor": (lambda: SiteFactor(torch.log, "y").prepare(Q), InputError, ("reads the sites ['y']", "lacks ['y']")),
+    "expected": (lambda: ExpectedFactor(torch.log, "y").prepare(Q), InputError, ("the sites ['y']", "lacks ['y']")),
     "plates": (
         lambda: SiteFactor(torch.log, "x", plates=(4,)).prepare(Q),
         InputError,
@@ -329,38 +273,18 @@ REFUSED = {
         InputError,
         ("factor over x is not finite", "draws of q"),
     ),
-    "wide factor": (
-        lambda: SiteFactor(lambda x, y: x[..., 0], "x", "y").prepare(WIDE),
-        InputError,
-        ("3721 products of statistics", "2000 can be fitted"),
-    ),
+    "wide": (lambda: SiteFactor(lambda x, y: x[..., 0], "x", "y").prepare(WIDE), InputError, ("3721", "2000 can be")),
     # latents that are integrated out
-    "no function": (
-        lambda: marginal(3, 2, AT),
-        InputError,
-        ("marginal", "theta and the latents", "got int"),
-    ),
+    "no function": (lambda: marginal(3, 2, AT), InputError, ("marginal", "theta and the latents", "got int")),
     "no latents": (lambda: marginal(flat, 0, AT), InputError, ("latents", "number", "vector", "at least 1", "got 0.")),
-    "a table of latents": (
-        lambda: marginal(flat, torch.zeros(2, 2), AT),
-        InputError,
-        ("latents is one vector", "got shape (2, 2)"),
-    ),
-    "no hyperparameters": (
-        lambda: marginal(flat, 2, torch.zeros(())),
-        InputError,
-        ("at is one vector", "got shape ()"),
-    ),
+    "a table of latents": (lambda: marginal(flat, X, AT), InputError, ("latents is one vector", "got shape (4, 2)")),
+    "no at": (lambda: marginal(flat, 2, torch.zeros(())), InputError, ("at is one vector", "got shape ()")),
     "shape": (
         lambda: marginal(lambda theta, u: -u.square(), 2, AT),
         InputError,
         ("theta (2, 1)", "latents (2, 2)", "one value each", "got shape (2, 2)", "sum over the last dimension"),
     ),
-    "no tensor": (
-        lambda: marginal(lambda theta, u: 0.0, 2, AT, pattern=NONE),
-        InputError,
-        ("theta and the latents", "a real tensor", "got float."),
-    ),
+    "float": (lambda: marginal(lambda theta, u: 0.0, 2, AT, pattern=NONE), InputError, ("a real tensor", "got float.")),
     "complex": (
         lambda: marginal(lambda theta, u: flat(theta, u) * 1j, 2, AT, pattern=NONE),
         InputError,
@@ -408,16 +332,8 @@ REFUSED = {
         InputError,
         ("marginal log joint", "differentiable once", "second derivatives", "Use fit(q, target)", "Stein"),
     ),
-    "too many to find out": (
-        lambda: marginal(flat, 2049, AT),
-        InputError,
-        ("more than 2048 latents", "by pattern=", "got 2049 latents and no pattern"),
-    ),
-    "a latent that there is not": (
-        lambda: marginal(flat, 2, AT, pattern=[[0, 2]]),
-        InputError,
-        ("names latent 2", "the 2 latents", "from 0 to 1"),
-    ),
+    "too many": (lambda: marginal(flat, 2049, AT), InputError, ("by pattern=", "got 2049 latents and no pattern")),
+    "latent 2": (lambda: marginal(flat, 2, AT, pattern=[[0, 2]]), InputError, ("names latent 2", "from 0 to 1")),
     "a matrix of another size": (
         lambda: marginal(flat, 3, AT, pattern=scipy.sparse.eye(2)),
         InputError,
@@ -436,33 +352,21 @@ REFUSED = {
     "theta": (
         lambda: SMALL.log_joint(torch.zeros(2, dtype=DTYPE)),
         InputError,
-        ("theta has 1 hyperparameters", "at=", "got shape (2,)"),
+        ("1 hyperparameters", "got shape (2,)"),
     ),
     "q": (
         lambda: SMALL.check(CholeskyGaussian(2)),
         InputError,
         ("q must be over the 1", "torch.float64 on cpu", "got 2 coordinates, torch.float32 on cpu"),
     ),
-    "a source": (
-        lambda: SMALL.latents(torch.zeros(2, 3)),
-        InputError,
-        ("values of the 1 hyperparameters", "(S, 1)", "a posterior", "got shape (2, 3)"),
-    ),
-    "a probability": (
-        lambda: SMALL.latents(AT).quantile(1.0),
-        InputError,
-        ("a quantile needs a probability", "between 0 and 1", "got 1.0"),
-    ),
+    "a source": (lambda: SMALL.latents(torch.zeros(2, 3)), InputError, ("(S, 1)", "a posterior", "got shape (2, 3)")),
+    "quantile": (lambda: SMALL.latents(AT).quantile(1.0), InputError, ("probability", "0 and 1", "got 1.0")),
     "several probabilities": (
         lambda: SMALL.latents(AT).quantile([0.1, 0.9]),
         InputError,
         ("a quantile needs one probability", "got [0.1, 0.9]", "in turn"),
     ),
-    "a number of latents that is none": (
-        lambda: marginal(flat, 12.0, AT),
-        InputError,
-        ("latents", "number", "vector", "at least 1", "got 12.0"),
-    ),
+    "float of latents": (lambda: marginal(flat, 12.0, AT), InputError, ("latents", "number", "at least 1", "got 12.0")),
     "one latent too many": (
         lambda: marginal(lambda theta, u: -(u - torch.ones(300)).square().sum(-1), 301, AT, pattern=[]),
         InputError,
@@ -478,32 +382,16 @@ REFUSED = {
         InputError,
         ("in torch.float64 returns torch.float32", "too few", "compute in torch.float64", "at= in torch.float32"),
     ),
-    "no pairs of draws": (
-        lambda: SMALL.laplace_error(AT, pairs=0),
-        InputError,
-        ("pairs", "at least 2", "got 0"),
-    ),
-    "a pattern that is too wide": (
-        too_wide,
-        InputError,
-        ("blocks of 12", "1.4e+02 numbers", "1.0e+02", "to theta", "fewer of them"),
-    ),
-    "an error of the log joint itself": (
-        lambda: marginal(full_disk, 3, AT, pattern=[]),
-        RuntimeError,
-        ("the disk is full",),
-    ),
+    "no pairs of draws": (lambda: SMALL.laplace_error(AT, pairs=0), InputError, ("pairs", "at least 2", "got 0")),
+    "too wide": (too_wide, InputError, ("blocks of 12", "1.4e+02 numbers", "1.0e+02", "to theta", "fewer")),
+    "its own error": (lambda: marginal(full_disk, 3, AT, pattern=[]), RuntimeError, ("the disk is full",)),
     # models in batches
     "second derivatives of a share": (
         lambda: second_derivatives(Sharded(logistic(), 24), gaussian()),
         InputError,
         ("gradient of an expectation", "summed over batches or processes"),
     ),
-    "iterator of rows": (
-        lambda: Streamed.linear(iter([ONE]), 2),
-        InputError,
-        ("batches must be iterable", "one pass after another", "got list_iterator"),
-    ),
+    "iterator": (lambda: Streamed.linear(iter([ONE]), 2), InputError, ("batches must be iterable", "got list")),
     "no rows": (lambda: Streamed.linear([ONE], 0), InputError, ("num_data", "rows of a pass", "at least 1", "got 0.")),
     "no batches": (lambda: Streamed.linear([], 2), InputError, ("no batches", "Check the files")),
     "model of batches": (
@@ -511,11 +399,7 @@ REFUSED = {
         InputError,
         ("Streamed", "expectations", "GeneralizedLinear", "got Tensor"),
     ),
-    "count": (
-        lambda: step_on(Streamed.linear([ONE], 3)),
-        InputError,
-        ("2 rows where num_data is 3", "give the number of rows"),
-    ),
+    "count": (lambda: step_on(Streamed.linear([ONE], 3)), InputError, ("2 rows where num_data is 3", "the number")),
     "classes of a batch": (
         lambda: step_on(Streamed.linear([ONE, (ONE[0], ONE[1] + 1)], 4)),
         InputError,
@@ -523,11 +407,7 @@ REFUSED = {
     ),
     "no files": (lambda: Csv("no_such_*.csv", "y"), InputError, ("there are no files",)),
     "no file": (lambda: Npy("no_such_X.npy", "no_such_y.npy"), InputError, ("cannot be read as an npy file",)),
-    "file of y": (
-        lambda: npy(np.ones((3, 2)), np.ones(4)),
-        InputError,
-        ("one number for each of 3 rows", "got shape (4,)"),
-    ),
+    "file of y": (lambda: npy(np.ones((3, 2)), np.ones(4)), InputError, ("each of 3 rows", "got shape (4,)")),
     "file of X": (lambda: npy(np.ones(4), np.ones(4)), InputError, ("must hold a matrix", "got shape (4,)")),
     "file by columns": (
         lambda: npy(np.asfortranarray(np.ones((3, 2))), np.ones(3)),
@@ -542,29 +422,17 @@ REFUSED = {
     # log joints of data in batches
     "log_likelihood": (lambda: six(log_likelihood=3), InputError, ("log_likelihood", "a function", "got 3.")),
     "log_prior": (lambda: six(log_prior=None), InputError, ("log_prior", "a function", "got None.")),
-    "list_iterator": (
-        lambda: six(iter([FOUR])),
-        InputError,
-        ("batches", "a DataLoader", "got list_iterator."),
-    ),
+    "list_iterator": (lambda: six(iter([FOUR])), InputError, ("batches", "a DataLoader", "got list_iterator.")),
     "generator": (lambda: six(x for x in [FOUR]), InputError, ("batches", "a DataLoader or a list", "got generator.")),
     "number of batches": (lambda: six(6), InputError, ("batches", "a DataLoader or a list", "got int.")),
     "num_data": (lambda: six(num_data=0), InputError, ("num_data", "rows of a pass", "at least 1", "got 0.")),
     "temperature": (lambda: six(temperature=-1.0), InputError, ("temperature", "entropy", "0 or larger", "got -1.0.")),
-    "Hessian of batches": (
-        second_derivatives_of_batches,
-        InputError,
-        ("log joint in batches", "not differentiated again", "Stein()"),
-    ),
-    "Hessian by an estimator": (
-        lambda: step_on(six(), lr=0.1, estimator=Hessian(4)),
-        InputError,
-        ("log joint in batches", "not differentiated again", "Stein()"),
-    ),
-    "Hessian by products": (
+    "Hessian": (second_derivatives_of_batches, InputError, ("in batches", "not differentiated again", "Stein()")),
+    "curved": (lambda: step_on(six(), lr=0.1, estimator=Hessian(4)), InputError, ("in batches", "again", "Stein()")),
+    "products": (
         lambda: step_on(six(), lr=0.1, estimator=HessianVector(4)),
         InputError,
-        ("log joint in batches", "not differentiated again", "Stein()"),
+        ("in batches", "again", "Stein"),
     ),
     "trials of noise": (
         lambda: step_on(six().minibatch(FOUR.double())),
@@ -596,11 +464,7 @@ REFUSED = {
         InputError,
         ("batch_size", "GeneralizedLinear", "DataLogJoint"),
     ),
-    "dim of q": (
-        lambda: fit_in_batches(gaussian(3), logistic()),
-        InputError,
-        ("4 coefficients and q has 3", "build q with dim=4"),
-    ),
+    "dim of q": (lambda: fit_in_batches(gaussian(3), logistic()), InputError, ("4 coefficients and q has 3", "dim=4")),
 }
 for bad in (0.0, -1.0, math.nan, math.inf):
     words = ("positive and finite", f"got {bad}.")

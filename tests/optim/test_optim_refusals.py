@@ -181,16 +181,8 @@ CHANGED = InputError, ("q or the state of the optimizer was changed", "since the
 REFUSED = {
     # draws and estimators
     "Sobol points": (lambda: Quasi(4)(torch.zeros(21202)), InputError, ("up to 21201", "got 21202", "Use Antithetic")),
-    "two draws to compare": (
-        lambda: ScoreFunction(2),
-        InputError,
-        ("ScoreFunction", "2 independent draws or 4 antithetic", "got 2."),
-    ),
-    "one draw to compare": (
-        lambda: ScoreFunction(Independent(1)),
-        InputError,
-        ("ScoreFunction", "2 independent draws or 4 antithetic", "got 1."),
-    ),
+    "two draws": (lambda: ScoreFunction(2), InputError, ("ScoreFunction", "2 independent draws or 4", "got 2.")),
+    "one draw": (lambda: ScoreFunction(Independent(1)), InputError, ("ScoreFunction", "2 independent", "got 1.")),
     "batch of GaussNewton": (
         lambda: vn(gaussian(2), estimator=GaussNewton(4)).step(PerDatum(lambda theta: theta, log_joint)),
         PairError,
@@ -212,31 +204,15 @@ REFUSED = {
     "no function, vmapped": (lambda: LogJoint.vmapped(3), InputError, ("LogJoint", "function of theta", "got 3.")),
     "no function, looped": (lambda: LogJoint.looped(3), InputError, ("LogJoint", "function of theta", "got 3.")),
     "float": (lambda: joint_of(lambda theta: 1.0), InputError, ("log joint", "return a tensor", "got float.")),
-    "no sum": (
-        lambda: joint_of(lambda theta: theta),
-        InputError,
-        ("theta of shape (4, 2)", "shape (4,)", "got shape (4, 2)", "Sum over data and coordinates"),
-    ),
-    "sum of all": (
-        lambda: joint_of(lambda theta: theta.sum()),
-        InputError,
-        ("theta of shape (4, 2)", "shape (4,)", "got shape ()", "wrap it: LogJoint.vmapped(f)"),
-    ),
+    "no sum": (lambda: joint_of(lambda theta: theta), InputError, ("shape (4,)", "got shape (4, 2)", "Sum over data")),
+    "sum": (lambda: joint_of(lambda theta: theta.sum()), InputError, ("(4,)", "got shape ()", "LogJoint.vmapped(f)")),
     "kept dimension": (
         lambda: joint_of(lambda theta: theta.sum(-1, keepdim=True)),
         InputError,
         ("theta of shape (4, 2)", "shape (4,)", "got shape (4, 1)", "Sum over data and coordinates"),
     ),
-    "complex": (
-        lambda: joint_of(lambda theta: theta.sum(-1) * 1j),
-        InputError,
-        ("log joint must be real", "got torch.complex64", "real part"),
-    ),
-    "an error of the function itself": (
-        lambda: joint_of(broken, way=LogJoint.vmapped),
-        RuntimeError,
-        ("no such table",),
-    ),
+    "complex": (lambda: joint_of(lambda t: log_joint(t) * 1j), InputError, ("log joint", "complex64", "real part")),
+    "its own error": (lambda: joint_of(broken, way=LogJoint.vmapped), RuntimeError, ("no such table",)),
     # generalised linear models
     "X of one dimension": (lambda: linear(torch.ones(5)), InputError, ("X must be a matrix", "got shape (5,).")),
     "no rows": (lambda: linear(torch.ones(0, 2)), InputError, ("X", "one row and one column", "got shape (0, 2).")),
@@ -250,62 +226,22 @@ REFUSED = {
     ),
     "complex X": (lambda: linear(X * 1j), InputError, ("X must be real", "got torch.complex64.")),
     "complex y": (lambda: linear(y=Y * 1j), InputError, ("y must be real", "got torch.complex64.")),
-    "X that is not finite": (
-        lambda: linear([[1.0, NAN], [math.inf, 0.0]]),
-        InputError,
-        ("X must be finite", "got 2 NaN or infinite of 4", "Drop or impute those rows"),
-    ),
-    "y that is not finite": (
-        lambda: linear(y=[1.0, 2.0, 3.0, 4.0, NAN]),
-        InputError,
-        ("y must be finite", "got 1 NaN or infinite of 5", "Drop or"),
-    ),
-    "weights that are not finite": (
-        lambda: linear(weights=Y / 0),
-        InputError,
-        ("weights must be finite", "got 5 NaN or infinite of 5", "Drop or"),
-    ),
-    "offset that is not finite": (
-        lambda: linear(offset=Y / 0),
-        InputError,
-        ("offset must be finite", "got 5 NaN or infinite of 5", "Drop or"),
-    ),
+    "NaN in X": (lambda: linear([[1.0, NAN], [NAN, 0.0]]), InputError, ("X must be finite", "got 2 NaN", "Drop or")),
+    "NaN in y": (lambda: linear(y=[1.0, 2.0, 3.0, 4.0, NAN]), InputError, ("y must be finite", "got 1 NaN", "Drop or")),
+    "infinite weights": (lambda: linear(weights=Y / 0), InputError, ("weights must be finite", "got 5 NaN", "Drop or")),
+    "infinite offset": (lambda: linear(offset=Y / 0), InputError, ("offset must be finite", "got 5 NaN", "Drop or")),
     "length of y": (lambda: linear(y=Y[:4]), InputError, ("y must have one entry", "5 rows of X", "got shape (4,).")),
     "one y": (lambda: linear(y=1.0), InputError, ("y must have one entry", "5 rows of X", "got shape ().")),
-    "y of a column": (
-        lambda: linear(y=Y[:, None]),
-        InputError,
-        ("y must have one entry", "5 rows", "got shape (5, 1)."),
-    ),
+    "column y": (lambda: linear(y=Y[:, None]), InputError, ("y must have one entry", "5 rows", "got shape (5, 1).")),
     "one weight": (lambda: linear(weights=2.0), InputError, ("weights", "5 rows of X", "got shape ().")),
     "length of weights": (lambda: linear(weights=Y[:3]), InputError, ("weights", "5 rows of X", "got shape (3,).")),
     "length of offset": (lambda: linear(offset=Y[:3]), InputError, ("offset", "5 rows of X", "got shape (3,).")),
     "negative weights": (lambda: linear(weights=Y - 1.5), InputError, ("weights must not be negative", "got -1.5.")),
-    "shape of prior_precision": (
-        lambda: linear(prior_precision=torch.ones(3)),
-        InputError,
-        ("prior_precision", "a scalar, (2,) or (2, 2)", "got shape (3,)."),
-    ),
-    "shape of prior_mean": (
-        lambda: linear(prior_mean=torch.ones(3)),
-        InputError,
-        ("prior_mean", "a scalar or (2,)", "got shape (3,)."),
-    ),
-    "prior_precision 0": (
-        lambda: linear(prior_precision=0.0),
-        InputError,
-        ("prior_precision must be positive", "got 0."),
-    ),
-    "prior_precision -2": (
-        lambda: linear(prior_precision=[1.0, -2.0]),
-        InputError,
-        ("prior_precision must be positive", "got -2."),
-    ),
-    "prior_precision nan": (
-        lambda: linear(prior_precision=NAN),
-        InputError,
-        ("prior_precision must be finite", "got 1 NaN or infinite of 1"),
-    ),
+    "precisions": (lambda: linear(prior_precision=torch.ones(3)), InputError, ("prior_precision", "(2, 2)", "(3,).")),
+    "means": (lambda: linear(prior_mean=torch.ones(3)), InputError, ("prior_mean", "a scalar or (2,)", "shape (3,).")),
+    "prior_precision 0": (lambda: linear(prior_precision=0.0), InputError, ("prior_precision", "positive", "got 0.")),
+    "prior -2": (lambda: linear(prior_precision=[1.0, -2.0]), InputError, ("prior_precision", "positive", "got -2.")),
+    "NaN in prior": (lambda: linear(prior_precision=NAN), InputError, ("prior_precision", "finite", "got 1 NaN")),
     "prior_mean of text": (lambda: linear(prior_mean="a"), InputError, ("prior_mean must be numbers", "got str (")),
     "family": (
         lambda: linear(family="logit-normal"),
@@ -317,27 +253,15 @@ REFUSED = {
         InputError,
         ("Bernoulli", "two classes in y", "the 5 targets is 1", "target column", "split", "classes=(0, 1)"),
     ),
-    "five classes": (
-        lambda: linear(family="bernoulli_probit"),
-        InputError,
-        ("Bernoulli", "two classes in y", "got 5 different values", "Choose two", "another family"),
-    ),
+    "five": (lambda: linear(family="bernoulli_probit"), InputError, ("two classes in y", "got 5", "Choose two")),
     "no counts": (
         lambda: linear(y=Y - 1.5, family="poisson_log"),
         InputError,
         ("Poisson", "counts 0, 1, 2", "got 5 other values, the first -1.5", "family='gaussian'"),
     ),
     # what is stepped, and on what
-    "no target": (
-        lambda: vn().step(torch.zeros(())),
-        InputError,
-        ("step takes a model, a log joint", "closure", "got Tensor."),
-    ),
-    "evaluate of a closure": (
-        lambda: vn().evaluate(lambda: torch.zeros(())),
-        InputError,
-        ("a model or a log joint of theta", "got a function without arguments"),
-    ),
+    "no target": (lambda: vn().step(torch.zeros(())), InputError, ("step takes a model", "closure", "got Tensor.")),
+    "evaluated": (lambda: vn().evaluate(lambda: X.sum()), InputError, ("log joint of theta", "without arguments")),
     "no posterior": (lambda: vn([]), *EMPTY),
     "parameters of a posterior": (lambda: vn(gaussian().parameters()), *EMPTY),
     "one posterior twice": (one_twice, ValueError, ("more than one parameter group",)),
@@ -365,101 +289,45 @@ REFUSED = {
         PairError,
         ("VariationalNewton", "by Congruence, which VechGaussian cannot"),
     ),
-    "NGVI of a flat vector": (
-        lambda: NGVI(ifvb.VechGaussian.standard(2), lr=0.1),
-        PairError,
-        ("by Congruence, which VechGaussian cannot",),
-    ),
+    "NGVI": (lambda: NGVI(ifvb.VechGaussian.standard(2), lr=0.1), PairError, ("by Congruence, which VechGaussian",)),
     "SRVN of a flat vector": (
         lambda: SRVN(ifvb.VechGaussian.standard(2), lr=0.1).step(log_joint),
         PairError,
         ("Stein reads the mean and the root of q", "VechGaussian is a vector"),
     ),
-    "QuasiNewton with a learning rate": (
-        lambda: vn(metric=QuasiNewton()),
-        PairError,
-        ("QuasiNewton", "got VariationalNewton with Constant", "VN or SRVN with SufficientDecrease()"),
-    ),
+    "rate": (lambda: vn(metric=QuasiNewton()), PairError, ("Newton with Constant", "SufficientDecrease()")),
     "QuasiNewton with BuresWasserstein": (
         lambda: NaturalGradientVI(gaussian(), BuresWasserstein(), metric=QuasiNewton()),
         PairError,
         ("QuasiNewton", "got BuresWasserstein with SufficientDecrease", "VN or SRVN with SufficientDecrease()"),
     ),
-    "step on a target of two": (
-        lambda: vn(two()).step(make_model()),
-        PairError,
-        ("a target belongs to one posterior", "has 2", "loss.backward()"),
-    ),
-    "evaluation of a target of two": (
+    "step of two": (lambda: vn(two()).step(make_model()), PairError, ("a target", "has 2", "loss.backward()")),
+    "evaluation of two": (
         lambda: vn(two()).evaluate(make_model()),
         PairError,
-        ("a target belongs to one posterior", "has 2", "loss.backward()"),
+        ("a target", "has 2", "loss.backward()"),
     ),
-    "trial of two": (
-        closure_of_two,
-        PairError,
-        ("a closure with SufficientDecrease belongs to one posterior", "has 2", "loss.backward()"),
-    ),
-    "trial after backward": (
-        after_backward,
-        PairError,
-        ("after loss.backward()", "SufficientDecrease needs", "a learning rate", "a closure or a model"),
-    ),
+    "trial of two": (closure_of_two, PairError, ("a closure with SufficientDecrease", "has 2", "loss.backward()")),
+    "gradients": (after_backward, PairError, ("after loss.backward()", "SufficientDecrease needs", "a closure")),
     "closure of None": (lambda: vn().step(lambda: None), InputError, ("closure", "a tensor", "got NoneType")),
     "closure of a float": (closure_of_a_float, InputError, ("closure", "a tensor", "got float.")),
-    "closure without q": (
-        detached_closure,
-        InputError,
-        ("closure's loss", "not depend on the posterior", "no gradient"),
-    ),
-    "closure of a sum": (
-        closure_of_a_sum,
-        InputError,
-        ("each of the (3,) posteriors", "one loss each", "got shape ()", "unsummed", "lr="),
-    ),
-    "a state of all parts together": (
-        state_of_all_parts,
-        InputError,
-        ("torchngvi 0.1", "one dict", "Load the posterior alone"),
-    ),
+    "closure without q": (detached_closure, InputError, ("closure's loss", "not depend on the posterior")),
+    "summed losses": (closure_of_a_sum, InputError, ("(3,) posteriors", "got shape ()", "unsummed", "lr=")),
+    "state of old": (state_of_all_parts, InputError, ("torchngvi 0.1", "one dict", "Load the posterior alone")),
     # parts of another kind
-    "flat estimator": (
-        lambda: vn(estimator=ifvb.Pathwise()),
-        PairError,
-        ("Pathwise", "a flat posterior", "got CholeskyGaussian", "Use Stein(), or FlatCholesky"),
-    ),
-    "class of an estimator": (
-        lambda: vn(estimator=Stein),
-        PairError,
-        ("estimator", "torchngvi.expectations", "the class Stein, not called"),
-    ),
-    "name of an estimator": (
-        lambda: vn(estimator="stein"),
-        PairError,
-        ("estimator", "torchngvi.expectations", "got str of builtins"),
-    ),
-    "class of a step size": (
-        lambda: VN(gaussian(), lr=0.1, step_size=KLRadius),
-        PairError,
-        ("step_size", "torchngvi.stepsizes", "the class KLRadius, not called"),
-    ),
+    "flat": (lambda: vn(estimator=ifvb.Pathwise()), PairError, ("Pathwise", "CholeskyGaussian", "Stein()")),
+    "class of an estimator": (lambda: vn(estimator=Stein), PairError, ("estimator", "the class Stein, not called")),
+    "name of an estimator": (lambda: vn(estimator="stein"), PairError, ("estimator", "expectations", "got str")),
+    "class of a step size": (lambda: vn(step_size=KLRadius), PairError, ("step_size", "class KLRadius, not called")),
     "number for a metric": (lambda: vn(metric=3), PairError, ("metric", "torchngvi.metrics", "got int of builtins")),
-    "metric for a momentum": (
-        lambda: vn(momentum=ifvb.Adam()),
-        PairError,
-        ("momentum", "torchngvi.momentum", "got Adam of torchngvi.metrics"),
-    ),
+    "ifvb.Adam": (lambda: vn(momentum=ifvb.Adam()), PairError, ("momentum", "got Adam of torchngvi.metrics")),
     # a captured step
     "captured batches": (
         lambda: captured(DataLogJoint(lambda theta, X: (theta @ X.mT).sum(-1), log_joint, [X], 5)),
         InputError,
         ("DataLogJoint", "in batches or by several processes", "Use step()"),
     ),
-    "captured tolerance of draws": (
-        lambda: captured(LogJoint(log_joint), tolerance=1e-3),
-        InputError,
-        ("a norm from draws or mini-batches", "cannot end a run"),
-    ),
+    "draws": (lambda: captured(LogJoint(log_joint), tolerance=0.1), InputError, ("a norm from draws", "end a run")),
     "captured draws on another device": (
         lambda: captured(q=gaussian().to("meta"), estimator=Stein(Antithetic(4, torch.Generator()))),
         InputError,
@@ -468,7 +336,7 @@ REFUSED = {
     "captured step of two": (
         lambda: captured(q=[gaussian(), gaussian()]),
         PairError,
-        ("a captured step belongs to one posterior",),
+        ("a captured step", "one posterior"),
     ),
     "captured step of torch": (
         lambda: CapturedStep(torch.optim.Adam([torch.zeros(1)]), log_joint),
@@ -482,16 +350,8 @@ REFUSED = {
         PairError,
         ("RootNewton", "leave the pattern of Forest"),
     ),
-    "SiteNewton of a log joint": (
-        lambda: SiteNewton(LogJoint(log_joint)),
-        PairError,
-        ("SiteNewton", "rows of a generalised linear model", "got LogJoint"),
-    ),
-    "SiteNewton at temperature 0": (
-        lambda: SiteNewton(make_model(temperature=0.0)),
-        InputError,
-        ("SiteNewton", "a positive temperature", "got 0."),
-    ),
+    "SiteNewton": (lambda: SiteNewton(LogJoint(log_joint)), PairError, ("generalised linear model", "got LogJoint")),
+    "temperature 0": (lambda: SiteNewton(make_model(temperature=0.0)), InputError, ("positive temperature", "got 0.")),
     "SiteNewton of a mean field": (
         lambda: site_newton(DiagonalGaussian(3, dtype=DTYPE)),
         PairError,

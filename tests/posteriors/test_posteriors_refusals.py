@@ -58,6 +58,10 @@ def marginals(kind, entry):
     return kind.from_marginals(q.mean, entries, q.structure)
 
 
+def gaussian(*batch):
+    return CholeskyGaussian(2, batch)
+
+
 def field(*batch):
     return MeanFieldGaussian(torch.full((*batch, 4), 0.3, dtype=DTYPE))
 
@@ -99,16 +103,8 @@ MIXTURE = mixture()
 
 REFUSED = {
     # moments of a Gaussian
-    "variance -1": (
-        lambda: moments(diagonal(-1.0, 2.0)),
-        InputError,
-        ("covariance", "positive definite", "eigenvalue is -1."),
-    ),
-    "variance 0": (
-        lambda: moments(diagonal(0.0, 2.0)),
-        InputError,
-        ("covariance", "positive definite", "eigenvalue is 0."),
-    ),
+    "variance -1": (lambda: moments(diagonal(-1.0, 2.0)), InputError, ("covariance", "definite", "eigenvalue is -1.")),
+    "variance 0": (lambda: moments(diagonal(0.0, 2.0)), InputError, ("covariance", "definite", "eigenvalue is 0.")),
     "a member": (
         lambda: moments(diagonal([1.0, 1.0], [-2.0, 1.0], [1.0, 1.0])),
         InputError,
@@ -120,88 +116,60 @@ REFUSED = {
     "gradient": (gradient_of_another_shape, InputError, ("gradient", "(3, 4)", "got (4,)")),
     "flat frame": (lambda: field().frame(), PairError, ("MeanFieldGaussian", "no mean and no root")),
     "flat entropy": (lambda: field().entropy(), PairError, ("entropy of MeanFieldGaussian", "closed form", "Write")),
-    "flat Stein": (
-        lambda: natural(field(), estimator=Stein()),
-        PairError,
-        ("Stein reads the mean and the root", "MeanFieldGaussian"),
-    ),
+    "Stein": (lambda: natural(field(), estimator=Stein()), PairError, ("Stein reads the mean", "MeanFieldG")),
     "ControlVariate": (
-        lambda: natural(CholeskyGaussian(2), estimator=ifvb.ControlVariate(10)),
+        lambda: natural(gaussian(), estimator=ifvb.ControlVariate(10)),
         PairError,
         ("ControlVariate", "flat", "got CholeskyGaussian", "Use Stein()"),
     ),
     "Recursive of a Gaussian": (
-        lambda: natural(CholeskyGaussian(2), rule=RootGradient(), metric=Recursive()),
+        lambda: natural(gaussian(), rule=RootGradient(), metric=Recursive()),
         PairError,
         ("Recursive", "CholeskyGaussian does not have", "Use QuasiNewton()"),
     ),
-    "its start": (
-        lambda: Recursive().init(CholeskyGaussian(2)),
-        PairError,
-        ("Recursive", "flat", "got CholeskyGaussian", "Use FlatCholesky"),
-    ),
+    "state": (lambda: Recursive().init(gaussian()), PairError, ("Recursive", "got CholeskyGaussian", "FlatCholesky")),
     "flat QuasiNewton": (
         lambda: NaturalGradientVI(field(), NaturalGradient(), step_size=SufficientDecrease(), metric=QuasiNewton()),
         PairError,
         ("QuasiNewton", "frame", "MeanFieldGaussian does not have", "Use Exact()"),
     ),
-    "Recursive of a natural gradient": (
+    "metric": (
         lambda: natural(field(), metric=Recursive()),
         PairError,
-        ("Recursive", "plain gradient", "NaturalGradient would", "Use RootGradient()"),
+        ("NaturalGradient would", "Use RootGradient()"),
     ),
-    "Clip of a Gaussian": (
-        lambda: VN(CholeskyGaussian(2), lr=0.1, step_size=Clip(1.0)),
-        PairError,
-        ("Clip", "straight line", "VariationalNewton moves q by Congruence"),
-    ),
+    "Clip of VN": (lambda: VN(gaussian(), step_size=Clip(1.0)), PairError, ("Clip", "straight line", "Congruence")),
     "KLRadius of Adam": (
         lambda: PreconditionedVI(field(), ifvb.Adam(), step_size=KLRadius(0.1)),
         PairError,
         ("KLRadius", "natural norm, which Adam", "Use Constant() or Clip"),
     ),
     "average of trials": (
-        lambda: SRVN(CholeskyGaussian(2), step_size=SufficientDecrease(), momentum=ExponentialAverage(0.5)),
+        lambda: SRVN(gaussian(), step_size=SufficientDecrease(), momentum=ExponentialAverage(0.5)),
         PairError,
         ("ExponentialAverage", "SufficientDecrease needs the direction"),
     ),
     "Clip": (lambda: Clip(0.0), InputError, ("norm", "positive", "got 0.0")),
     "Shortest of none": (lambda: Shortest(), InputError, ("Shortest", "one step size or more", "got none")),
-    "Shortest of trials": (
-        lambda: Shortest(Clip(1.0), SufficientDecrease()),
-        PairError,
-        ("Shortest", "SufficientDecrease", "by trial"),
-    ),
+    "trials": (lambda: Shortest(Clip(1.0), SufficientDecrease()), PairError, ("SufficientDecrease", "by trial")),
     "weight": (lambda: ExponentialAverage(1.0), InputError, ("weight", "at least 0, below 1", "got 1.0")),
     "alpha": (lambda: PowerSchedule(1.5), InputError, ("alpha", "at least 0, at most 1", "got 1.5")),
     "offset": (lambda: PowerSchedule(0.5, -1.0), InputError, ("offset", "0 or larger", "got -1.0")),
     "steps taken": (lambda: PowerSchedule()(-1), InputError, ("t counts the steps", "at least 0", "got -1")),
     "dim of a flat one": (lambda: FlatCholesky.standard(0), InputError, ("dim ", "coordinates", "at least 1", "got 0")),
-    "bound of theta": (
-        lambda: LowerBound(log_joint).log_joint(torch.zeros(1, 2)),
-        PairError,
-        ("LowerBound", "not of theta", "Use ClosedForm()"),
-    ),
+    "bound of theta": (lambda: LowerBound(log_joint).log_joint(vec(0.0)), PairError, ("not of theta", "ClosedForm()")),
     "ClosedForm": (
         lambda: natural(field(), estimator=ClosedForm()).step(LogJoint(log_joint)),
         PairError,
-        ("ClosedForm", "LowerBound", "got LogJoint"),
+        ("LowerBound", "got LogJoint"),
     ),
     "warmup": (lambda: Recursive(warmup=-1), InputError, ("warmup", "whole number, at least 0", "got -1")),
     # exponential families
-    "length of Gamma": (
-        lambda: Gamma(vec(1.0, 2.0, 3.0)),
-        InputError,
-        ("Gamma", "a vector of 2", "got the shape (3,)"),
-    ),
+    "length of Gamma": (lambda: Gamma(vec(1, 2.0, 3.0)), InputError, ("Gamma", "a vector of 2", "got the shape (3,)")),
     "length of Dirichlet": (lambda: Dirichlet(vec(1.0)), InputError, ("concentration", "two classes", "got 1")),
     "length of Wishart": (lambda: Wishart(vec(2.0, 1.0, 1.0)), InputError, ("a vector of 2, 4, 7, 11", "got 3")),
     "domain of Dirichlet": (lambda: Dirichlet(vec(1.0, 0.0)), InputError, ("domain", "concentrations are positive")),
-    "domain of Wishart": (
-        lambda: Wishart(vec(0.4, 1.0, 0.0, 1.0)),
-        InputError,
-        ("domain", "a is above (d - 1)/2", "B is positive definite"),
-    ),
+    "domain": (lambda: Wishart(vec(0.4, 1.0, 0.0, 1.0)), InputError, ("a is above (d - 1)/2", "definite")),
     "scale of Wishart": (
         lambda: Wishart.of(torch.tensor(3.0), -torch.eye(2)),
         InputError,
@@ -211,36 +179,16 @@ REFUSED = {
     "kl": (lambda: Gamma(vec(1.0, 2.0)).kl(Beta(vec(1.0, 2.0))), PairError, ("one family", "Gamma of 2", "Beta of 2")),
     "entropy of Poisson": (lambda: Poisson(vec(1.0)).entropy(), PairError, ("entropy", "no closed form")),
     # mixtures
-    "one component": (
-        lambda: Mixture(CholeskyGaussian(2)),
-        InputError,
-        ("one Gaussian of batch shape (K,)", "got CholeskyGaussian of batch shape ()"),
-    ),
-    "list of components": (lambda: Mixture([CholeskyGaussian(2)]), InputError, ("for two of them", "got list")),
-    "kinds": (
-        lambda: Mixture.of([CholeskyGaussian(2), DiagonalGaussian(2)]),
-        InputError,
-        ("one class and one structure", "DiagonalGaussian"),
-    ),
+    "one component": (lambda: Mixture(gaussian()), InputError, ("shape (K,)", "CholeskyGaussian of batch shape ()")),
+    "list of components": (lambda: Mixture([gaussian()]), InputError, ("for two of them", "got list")),
+    "kinds": (lambda: Mixture.of([gaussian(), DiagonalGaussian(2)]), InputError, ("one class", "DiagonalGaussian")),
     "no components": (lambda: Mixture.of([]), InputError, ("one class and one structure", "got []")),
-    "log weights": (
-        lambda: Mixture.of([CholeskyGaussian(2)], [1.0, 2.0]),
-        InputError,
-        ("one finite number", "1 of"),
-    ),
+    "log weights": (lambda: Mixture.of([gaussian()], [1.0, 2.0]), InputError, ("one finite number", "1 of")),
     "no modes": (lambda: Mixture.of_modes([]), InputError, ("at least one mode", "got none")),
-    "theta of a mixture": (
-        lambda: MIXTURE.log_prob(torch.zeros(3)),
-        InputError,
-        ("theta", "D = 4", "got shape (3,)"),
-    ),
+    "theta of a mixture": (lambda: MIXTURE.log_prob(torch.zeros(3)), InputError, ("theta", "D = 4", "got shape (3,)")),
     "entropy of a mixture": (lambda: MIXTURE.entropy(), PairError, ("entropy of a Mixture", "closed form")),
     "optimizer of a mixture": (lambda: VN(MIXTURE), PairError, ("Mixture is none", "optimizer over q.components")),
-    "batches of a mixture": (
-        lambda: MixtureIntegrand(MIXTURE, batches()),
-        InputError,
-        ("DataLogJoint", "mini-batches"),
-    ),
+    "batches": (lambda: MixtureIntegrand(MIXTURE, batches()), InputError, ("DataLogJoint", "mini-batches")),
     "temperature of a mixture": (
         lambda: MixtureIntegrand(MIXTURE, LogJoint(log_joint, temperature=0.0)),
         InputError,
@@ -257,18 +205,10 @@ REFUSED = {
         ("Mixture has its own steps", "components and weights"),
     ),
     "another checkpoint": (resumed_with_another_posterior, InputError, ("another run", "its posterior", "here")),
-    "batch of modes": (
-        lambda: mixture_at_modes(CholeskyGaussian(2, (2,)), log_joint),
-        InputError,
-        ("around one Gaussian", "got a batch of shape (2,)"),
-    ),
-    "mixture of modes": (
-        lambda: mixture_at_modes(MIXTURE, log_joint),
-        InputError,
-        ("such as CholeskyGaussian(3)", "got Mixture"),
-    ),
+    "batch of modes": (lambda: mixture_at_modes(gaussian(2), log_joint), InputError, ("one Gaussian", "of shape (2,)")),
+    "modes": (lambda: mixture_at_modes(MIXTURE, log_joint), InputError, ("CholeskyGaussian(3)", "got Mixture")),
     "starts": (
-        lambda: mixture_at_modes(CholeskyGaussian(2), log_joint, starts=torch.zeros(2)),
+        lambda: mixture_at_modes(gaussian(), log_joint, starts=torch.zeros(2)),
         InputError,
         ("points (M, D)", "D = 2", "got shape (2,)"),
     ),
@@ -289,11 +229,11 @@ REFUSED = {
 }
 for weights in ([0.5, 0.6], [1.0, 0.0], [1.0]):
     REFUSED[f"weights {weights}"] = (
-        lambda weights=weights: Mixture(CholeskyGaussian(2, (2,)), weights),
+        lambda weights=weights: Mixture(gaussian(2), weights),
         InputError,
         ("weights", "2 positive numbers", "the sum 1", f"got {weights}."),
     )
-REFUSED["weights of NaN"] = (lambda: Mixture(CholeskyGaussian(2, (2,)), [NAN, 1.0]), InputError, ("weights", "finite"))
+REFUSED["weights of NaN"] = (lambda: Mixture(gaussian(2), [NAN, 1.0]), InputError, ("weights", "finite"))
 for read, given in {"frame": (), "probed": (), "unframe": (0, 0), "tangent": (0,), "moved": (0,)}.items():
     REFUSED[f"{read} of a mixture"] = (
         lambda read=read, given=given: getattr(MIXTURE, read)(*given),
