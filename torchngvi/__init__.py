@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torchngvi.extras import needing
-from torchngvi.renamed import NAMES, find_moved_name, install_finder
+from torchngvi.renamed import GONE, NAMES, find_moved_name, install_finder
 
 __version__ = "0.2.0"
 
@@ -102,6 +102,8 @@ def __getattr__(name: str) -> Any:
             found = getattr(import_module(_HOME[name]), name)
     elif name in _MOVED:
         return find_moved_name(name)
+    elif f"{__name__}.{name}" in GONE:
+        raise AttributeError(f"{__name__}.{name} is gone: {GONE[f'{__name__}.{name}']}.")
     elif name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:

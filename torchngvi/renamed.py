@@ -139,10 +139,10 @@ MODULES: dict[str, str] = {
     "torchngvi.rules.symmetric_root": "torchngvi.rules.newton",
     "torchngvi.rules.variational_newton": "torchngvi.rules.newton",
     "torchngvi.solved.cavities": "torchngvi.solved.leave_one_out",
-    "torchngvi.solved.differentiable": "torchngvi.solved.sensitivity",
+    "torchngvi.solved.differentiable": "torchngvi.solved.response",
     "torchngvi.solved.joint": "torchngvi.solved.leave_one_out",
     "torchngvi.solved.stacking": "torchngvi.solved.comparison",
-    "torchngvi.solved.system": "torchngvi.solved.sensitivity",
+    "torchngvi.solved.system": "torchngvi.solved.response",
     "torchngvi.stepsizes.backtracking": "torchngvi.stepsizes.line_search",
     "torchngvi.stepsizes.clip": "torchngvi.stepsizes.bounds",
     "torchngvi.stepsizes.constant": "torchngvi.stepsizes.schedules",
@@ -172,6 +172,7 @@ GONE: dict[str, str] = {
     "torchngvi.studies": "the studies of the papers are examples/papers of a clone, where python -m examples.papers "
     "lists and runs them; what torchngvi compare is made of is torchngvi.app.compare",
     "torchngvi.distributed.ranks": "import ranks from torchngvi.distributed",
+    "torchngvi.solved.sensitivity": "import sensitivity from torchngvi.solved",
 }
 
 # the names that left `torchngvi`, by the public module that has them

@@ -126,11 +126,7 @@ REFUSED = {
     "temperature": (lambda: regression(temperature=None), InputError, ("temperature is", "KL(q‖prior)", "got None.")),
     "temperature 2": (lambda: LogJoint(log_joint, None), InputError, ("temperature is", "the entropy", "got None.")),
     "laplace swapped": (lambda: laplace(regression(), gaussian()), InputError, ("laplace takes", "are swapped")),
-    "fit swapped": (
-        lambda: fit(regression(), gaussian()),
-        InputError,
-        ("fit takes", "GeneralizedLinear first", "swapped"),
-    ),
+    "fit swapped": (lambda: fit(regression(), gaussian()), InputError, ("fit", "GeneralizedLinear first", "swapped")),
     "certificate swapped": (lambda: certificate(regression(), gaussian()), InputError, ("certificate", "are swapped")),
     "examine swapped": (lambda: examine(regression(), gaussian()), InputError, ("examine takes", "are swapped")),
     "evidence": (lambda: prior_by_evidence(regression(), gaussian()), InputError, ("prior_by_evidence", "swapped")),

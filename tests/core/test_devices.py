@@ -92,6 +92,7 @@ def test_the_meta_device_notices_a_wait():
     assert copies.found == ["tensor", "to"]
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("step_size", STEP_SIZES)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("method", "name"), PAIRS)
@@ -103,6 +104,7 @@ def test_a_step_reads_nothing_back(method, name, batch, step_size):
     assert all(buffer.is_meta for buffer in q.coordinates)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_a_step_sends_nothing_from_the_host(name, family):
@@ -171,6 +173,7 @@ def made_by_default(code):
                 yield node.lineno
 
 
+@pytest.mark.accuracy
 def test_every_tensor_is_made_on_a_device_that_is_named():
     root = Path(torchngvi.__file__).parent
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}

@@ -15,16 +15,17 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "hostile_arguments.py"
 CASES, SEED = 3000, 0
 
 
-def test_a_sample_of_hostile_arguments():
+@pytest.mark.parametrize("cases", [300, pytest.param(CASES, marks=pytest.mark.accuracy)])
+def test_a_sample_of_hostile_arguments(cases):
     """Of all doors, arguments and hostile values: works, or refuses with an error of the library."""
     if not BENCHMARK.exists():
         pytest.skip("a wheel has no benchmarks")
     hostile = runpy.run_path(str(BENCHMARK))
     hostile["build"]()
     with hostile["bounded"]():
-        ended = [(case, hostile["run"](*case)) for case in hostile["sampled"](CASES, SEED)]
+        ended = [(case, hostile["run"](*case)) for case in hostile["sampled"](cases, SEED)]
     raw = [f"{case} at {outcome.line}: {outcome.error}" for case, outcome in ended if outcome.word == "raw"]
-    assert len(ended) == CASES
+    assert len(ended) == cases
     assert not raw, "\n".join(raw)
 
 

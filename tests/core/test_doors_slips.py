@@ -825,12 +825,14 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("name", "table", "flags", "said"), COMMANDS, ids=[one[0] for one in COMMANDS])
 def test_slips_at_the_command_line(name, table, flags, said, capsys):
     command(table, "--target", "died", *flags)
     assert said in printed(capsys)
 
 
+@pytest.mark.accuracy
 def test_another_separator_at_the_command_line(capsys):
     found = []
     for separator in (",", ";"):
@@ -842,6 +844,7 @@ def test_another_separator_at_the_command_line(capsys):
 # ------------------------------------------------------------------------------------ the tests
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("one", SLIPS, ids=ids)
 def test_slips(one):
     text, value = _words(one.call)

@@ -135,6 +135,7 @@ def test_a_moment_can_be_changed_in_place(fresh):
     assert not curvature.requires_grad
 
 
+@pytest.mark.accuracy
 @needs_compiler
 def test_tensors_without_an_address(tmp_path):
     """Reading them would end the process: zeros that are not stored are zeros, another device is an error."""
@@ -172,6 +173,7 @@ def test_threads_keep_what_they_write_to(fresh, monkeypatch):
     assert held[0].data_ptr() == e.data_ptr()
 
 
+@pytest.mark.accuracy
 @needs_compiler
 def test_flush_to_zero_is_left_alone(tmp_path):
     """A library linked with -Ofast would set it for the whole process, also where CC names that flag."""
@@ -241,6 +243,7 @@ def test_another_compiler_does_not_take_the_place_of_the_named_one(named, text, 
     assert text in refused(caplog)
 
 
+@pytest.mark.accuracy
 @needs_compiler
 def test_a_compiler_without_native_code(fresh, monkeypatch, tmp_path):
     """One that does not know the processor compiles for any."""
@@ -277,6 +280,7 @@ def test_a_compiler_that_fails(fresh, monkeypatch, caplog, tmp_path):
     assert not list((tmp_path / "torchngvi" / "kernels").iterdir())
 
 
+@pytest.mark.accuracy
 @needs_compiler
 def test_a_library_that_is_damaged(fresh, tmp_path, monkeypatch):
     """Loading one that is cut off would end the process: it is built anew."""

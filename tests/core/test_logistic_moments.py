@@ -228,6 +228,7 @@ class TestDerivatives:
         hessian = torch.func.hessian(lambda x: softplus(x, v).value.sum())(e)
         close(hessian, torch.diag(curvature), 1e-13)
 
+    @pytest.mark.accuracy
     @needs_compile
     @pytest.mark.parametrize("kernel", ["0", "1"])
     def test_compiled(self, kernel, monkeypatch):

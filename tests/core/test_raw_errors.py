@@ -47,6 +47,7 @@ def test_no_random_state_is_a_fresh_seed(monkeypatch):
     assert np.array_equal(drawn.sample_posterior(9, 0), given.sample_posterior(9, 0))
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", ["settings.toml", "SETTINGS.TOML"])
 def test_a_file_of_settings_behind_columns_to_drop(tmp_path, monkeypatch, capsys, name):
     """It is no column, whatever the case of its ending."""

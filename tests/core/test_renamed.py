@@ -196,6 +196,12 @@ def test_each_row_of_gone(path):
         importlib.import_module(path)
 
 
+def test_a_path_that_is_gone_is_no_attribute(tables):
+    assert not hasattr(torchngvi, "studies_of_old")
+    with pytest.raises(AttributeError, match="is gone: run python -m examples.papers in a clone"):
+        torchngvi.studies_of_old  # noqa: B018
+
+
 def test_any_other_path_is_not_found():
     with pytest.raises(ModuleNotFoundError, match="No module named 'torchngvi.no_such_module'"):
         importlib.import_module("torchngvi.no_such_module")

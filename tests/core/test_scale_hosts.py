@@ -20,6 +20,7 @@ def assert_close(left, right, bound):
     assert float((left - right).abs().max()) <= bound * max(1.0, float(right.abs().max()))
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("kind", "bound"), [("gaussian", 1e-12), ("bernoulli", 1e-11)])
 def test_training_of_a_sparse_gp(ranks, kind, bound):
     """q and hyper-parameters after three epochs, the last round of which one rank has no batch for; three sums a step.

@@ -90,6 +90,7 @@ def test_a_log_joint_in_batches(ranks):
     assert 0 <= two["sums"] - two["evaluations"] <= 1  # once more for a new size
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", ["whole_log_joint", "draws", "data_in_batches_by_draws"])
 def test_a_whole_fit_of_a_log_joint(ranks, name):
     """By rows and by draws; the start has finite differences, which rounding moves."""

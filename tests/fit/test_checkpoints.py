@@ -378,6 +378,7 @@ def test_what_no_file_can_hold(tmp_path):
 # ------------------------------------------------------------------------------------ the file
 
 
+@pytest.mark.accuracy
 def test_every_damage_is_told(tmp_path):
     """Cut at any place, and with any byte changed."""
     file = tmp_path / "run.pt"

@@ -143,6 +143,7 @@ class TestEachSweepIsCavi:
 
 
 class TestNotConjugate:
+    @pytest.mark.accuracy
     def test_a_half_cauchy_scale(self):
         """θ_i ~ N(0, s²) with s half-Cauchy: q(s) is near the best gamma law, found by fixed-point steps on a grid."""
         torch.manual_seed(0)
@@ -183,6 +184,7 @@ class TestNotConjugate:
         fit(q, FactorGraph(factors), max_evaluations=1, progress=False)
         assert q["mu"].precision.item() == pytest.approx(1 + 5 * before, rel=1e-10)
 
+    @pytest.mark.accuracy
     def test_a_long_step_stays_inside(self):
         torch.manual_seed(0)
         q = Product(x=Gamma(vec(0.2, 2.0)))
@@ -231,6 +233,7 @@ class TestLocalsAndBatches:
         assert torch.allclose(q["beta"].vector, (1 - gamma) * beta + gamma * target, rtol=1e-10)
         assert not result.converged
 
+    @pytest.mark.accuracy
     def test_batches_come_near_to_all_rows(self):
         q, whole = self.product(3), self.product(12)
         graph = FactorGraph(lambda y: self.factors(y, scale=4.0), local=["theta"], batches=self.COUNTS.split(3))

@@ -52,6 +52,7 @@ def separable(scale, family, beta):
     return GeneralizedLinear(X * scale, (X[:, 0] > 0).double(), family, prior_precision=beta)
 
 
+@pytest.mark.accuracy
 @dense
 @pytest.mark.parametrize("scale", [10.0, 100.0])
 def test_far_from_the_optimum(method, family, scale):
@@ -88,6 +89,7 @@ def test_any_temperature(method, family, gamma):
     assert hot.evaluations == cold.evaluations
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("family", ["bernoulli_logit", "bernoulli_probit", "poisson_log"])
 def test_the_optimum_of_another_optimizer(family):
     generator = np.random.default_rng(3)

@@ -115,6 +115,7 @@ def forest():
     return fit(target.posterior(), target, progress=False)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("door", [pyro_guide, warped, forest])
 def test_no_clock_decides_at_other_doors(door, monkeypatch):
     expected = door()
@@ -123,6 +124,7 @@ def test_no_clock_decides_at_other_doors(door, monkeypatch):
     assert told(door().verdict) == told(expected.verdict)
 
 
+@pytest.mark.accuracy
 def test_a_slow_log_joint_is_examined_as_far():
     def slow(theta):
         time.sleep(0.02)

@@ -207,6 +207,7 @@ def test_sentences(result, sentence):
 # ------------------------------------------------------------------------------------ the fit is what it was
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("function", "dim"), [(logistic, 4), (eight_schools, 10), (two_normals, 2), (banana, 2)])
 def test_q_and_the_generator_are_the_same_bits(function, dim):
     runs = []
@@ -261,6 +262,7 @@ def test_an_error_loses_the_examination_only(monkeypatch):
 # ------------------------------------------------------------------------------------ what it costs
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("function", "dim"), [(logistic, 4), (eight_schools, 10), (banana, 2)])
 def test_it_takes_what_the_fit_has_taken_at_most(function, dim, monkeypatch):
     monkeypatch.setattr("torchngvi.fitting.examined._SETTINGS", ExaminationSettings(least=0.0))

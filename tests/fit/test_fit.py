@@ -747,6 +747,7 @@ def test_a_noisy_run_is_not_sent_to_a_larger_budget():
 # ------------------------------------------------------------------------------------ noisy norms
 
 
+@pytest.mark.accuracy
 def test_a_small_norm_of_one_draw_is_no_verdict():
     """One draw at times gives a norm that is too small: 15 seeds, and no verdict that the exact norm refutes."""
     X = torch.randn(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -14,6 +14,7 @@ CONVERGE = {"cauchy", "ridge", "raises", "d = 1"}
 NEVER = {"half space", "flat", "never finite"}
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", QUICK)
 def test_a_verdict(name, dtype):

@@ -126,6 +126,7 @@ def same_run(left, right):
     return same_bits(left[0], right[0]) and left[1:] == right[1:]
 
 
+@pytest.mark.accuracy
 def test_a_fit_by_growing_averages_killed_at_every_call(tmp_path):
     """From the search for a start on, by a seed that is in the file, and by one that the second run was given."""
     wanted = by_draws(None)
@@ -138,6 +139,7 @@ def test_a_fit_by_growing_averages_killed_at_every_call(tmp_path):
         assert same_run(by_draws(file, seed=99), wanted)
 
 
+@pytest.mark.accuracy
 def test_a_fit_by_growing_averages_killed_twice(tmp_path):
     """The second time before it has written anything: the memory of the optimizer is still in the file."""
     wanted, cut = by_draws(None), 0
@@ -175,6 +177,7 @@ def test_draws_of_the_default_generator_go_on(tmp_path):
     assert same_bits(*ends)
 
 
+@pytest.mark.accuracy
 def test_verdicts_over_fresh_evaluations_go_on(tmp_path):
     """What was repeated at the last record is repeated again: the same counts, draws and reason."""
     model = make_model()
@@ -213,6 +216,7 @@ def test_rejected_steps_in_a_row_go_on_being_counted(tmp_path):
 # ------------------------------------------------------------------------------------ anywhere
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_keyboard_interrupt_at_any_line(tmp_path, kind):
     if kind == "svgp":
@@ -224,6 +228,7 @@ def test_a_keyboard_interrupt_at_any_line(tmp_path, kind):
     assert not wrong
 
 
+@pytest.mark.accuracy
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs are forks")
 def test_twenty_runs_with_signals():
     """At random moments, of all kinds."""

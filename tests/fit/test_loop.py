@@ -241,6 +241,7 @@ def killing(function, call, error=KilledError):
     return f
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("every", [1, 4])
 def test_every_engine_writes_as_often_as_it_is_told(tmp_path, monkeypatch, every):
     """Also within one sample average, and the run goes on from there to the last bit."""

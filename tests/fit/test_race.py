@@ -178,6 +178,7 @@ class TestTrust:
 # ------------------------------------------------------------------------------------ the race
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("seed", range(3))
 def test_rats(seed):
     """The mode is a collapse; the best Gaussian has an ELBO of -165.24."""
@@ -284,6 +285,7 @@ class TestRace:
             assert race.steps(100, 0.1, 1) == []
         assert race.target.gradients == 8 * 16
 
+    @pytest.mark.accuracy
     def test_the_finish_is_of_falling_steps_and_an_average(self):
         """From the better of two places, to within noise of the best: -E log p - entropy is 0 at N(0, 1)."""
         q, target, starts, race = race_of(log_gamma(3.0), 2, 3.0, 1.0)
@@ -327,6 +329,7 @@ class TestRace:
         assert not (mean.mean == here.mean).any()
 
 
+@pytest.mark.accuracy
 def test_noise_that_does_not_fall_ends_by_steps_of_falling_size(monkeypatch):
     """As under gradients with heavy tails, of which here all are taken to be."""
     monkeypatch.setattr("torchngvi.fitting.descent._HOPELESS", (32, 1e-3))
@@ -398,6 +401,7 @@ class TestFailing:
         ratio = torch.linalg.lstsq(z[:18], more(like)[:18]).solution  # the same rows but for the whitening
         torch.testing.assert_close(z[:18] @ ratio, more(like)[:18])
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("raises", [True, False])
     @pytest.mark.parametrize("share", [0.001, 0.01, 0.1])
     def test_by_a_hash_of_theta(self, share, raises):
@@ -687,6 +691,7 @@ class TestRescue:
         whole = Guarded(LogJoint(log_joint))
         assert sampled_loss(q, whole, 4096, 9) < sampled_loss(best, whole, 4096, 9) + 1.5
 
+    @pytest.mark.accuracy
     def test_batches_of_posteriors(self):
         """Each member comes near to the best q of one alone."""
         log_joint = grouped()[0]

@@ -416,6 +416,7 @@ def test_the_quantiles_of_the_benchmark():
     assert torch.allclose(table.of_gaussian(flat), flat.warped().quantile([0.05, 0.95]), rtol=0, atol=1e-12)
 
 
+@pytest.mark.accuracy
 def test_the_usual_tolerance_of_many_curves():
     """0.1 √(D/20), as accurate in each coordinate; a tolerance that is given holds for both."""
     torch.manual_seed(0)

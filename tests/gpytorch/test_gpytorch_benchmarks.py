@@ -68,6 +68,7 @@ def toy(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.accuracy
 def test_a_run_that_goes_on(module, toy, capsys):
     """Every run is made once; a line that was cut off is made again, and the table is of all."""
     log = toy / "out" / "log.jsonl"

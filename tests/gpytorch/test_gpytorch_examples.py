@@ -45,6 +45,7 @@ def test_multitask(tmp_path, capsys):
     assert "where a sensor was silent" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 def test_deep_gp(tmp_path, capsys):
     results = run("deep_gp", tmp_path, "--rows", "120", "--steps", "100")
     assert results[2][0] < results[1][0]

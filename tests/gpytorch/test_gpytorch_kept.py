@@ -176,6 +176,7 @@ def test_it_is_that_of_the_predictions():
     assert torch.equal(kernels._factor(K), torch.linalg.cholesky(K))
 
 
+@pytest.mark.accuracy
 def test_models_have_their_own(factored):
     """Of a copy, and of a model from a file; and none is held for a model that is gone."""
     model = made()

@@ -114,6 +114,7 @@ class TestWhereItEnds:
         assert result.converged
         assert str(result).startswith(f"{len(result.losses)} rounds, negative ELBO per datum {result.losses[-1]:.4f}, ")
 
+    @pytest.mark.accuracy
     def test_the_verdicts_are_on_q(self):
         """They agree with the sentence, and summary() examines q as the sentence says, once."""
         model, likelihood, rows = set_up("bernoulli")

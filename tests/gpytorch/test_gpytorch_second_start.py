@@ -62,6 +62,7 @@ class TestWhereItLeadsFurther:
         assert learn(model, likelihood, rows).losses[-1] > 1.1
         assert likelihood.noise.item() > 0.5
 
+    @pytest.mark.accuracy
     def test_with_gaussian_noise(self):
         model, likelihood, rows = set_up()
         losses = learn(model, likelihood, rows).losses
@@ -70,9 +71,11 @@ class TestWhereItLeadsFurther:
         assert likelihood.noise.item() < 0.2
         assert model.covar_module.base_kernel.lengthscale[0, 0].item() < 2.0
 
+    @pytest.mark.accuracy
     def test_with_labels(self):
         assert learn(*set_up("bernoulli")).losses[-1] < 0.47  # 0.54 from the first start
 
+    @pytest.mark.accuracy
     def test_from_a_checkpoint(self, tmp_path):
         """The file knows where the run began, and whether there was a second start."""
         wanted = learn(*set_up(), rounds=6).losses
@@ -83,6 +86,7 @@ class TestWhereItLeadsFurther:
 
 
 class TestWhereItDoesNot:
+    @pytest.mark.accuracy
     def test_everything_is_as_it_was(self, monkeypatch):
         """The rounds, and the hyper-parameters, are those without it, also where the start cannot be evaluated."""
         rest = []

@@ -66,6 +66,7 @@ def test_no_strategy_is_left_out():
     assert {*WHITENED, *SEVERAL, *ELSEWHERE} == STRATEGIES.keys() - {"batch"}  # of models with data of their own
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(
     ("name", "door"), [pair for pair in itertools.product([*WHITENED, *SEVERAL], DOORS) if pair != SLOW]
 )

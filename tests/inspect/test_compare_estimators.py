@@ -58,6 +58,7 @@ class TestGaussianTarget:
         found = self.compared([Hessian(Independent(5, generator()))])
         assert found["Hessian"].variance == pytest.approx(float(self.A.square().sum()) / 5, rel=0.05)
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(("kind", "shift"), [(ClosedEntropyStein, 0.0), (Stein, 1.0)])
     def test_reparametrised_gradients_have_that_of_the_curvature_too(self, kind, shift):
         """With A - shift I for A: r = b + Az, and the variance of (r, sym r zᵀ) by Isserlis' theorem.

@@ -62,6 +62,7 @@ def test_a_group_of_no_weight_was_left_out_anyway():
     assert found.density[3] < -5
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("family", ["gaussian", "poisson"])
 def test_densities_are_of_rows_without_their_weights(family):
     """As those of `leave_one_out` are: rows of weight 2 are in the posterior twice, and in the density once."""
@@ -96,6 +97,7 @@ def test_weights_are_smoothed_for_a_few_groups_at_a_time(monkeypatch):
     torch.testing.assert_close(parts.k_hat, whole.k_hat, atol=1e-12, rtol=0)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("family", sorted(Y))
 def test_against_fits_without_each_group(family):
     """Both by 4,096 draws; a model that is made without the group would have another prior of Ω."""
@@ -144,6 +146,7 @@ def test_a_fit_over_all_coordinates_is_refused():
         integrated.leave_one_group_out(seed="a")
 
 
+@pytest.mark.accuracy
 def test_comparison_with_and_without_effects_of_groups():
     plain = GeneralizedLinear(X, Y["poisson"], "poisson", prior_precision=0.01)
     q = CholeskyGaussian(2, dtype=DTYPE)

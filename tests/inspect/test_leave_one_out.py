@@ -201,6 +201,7 @@ def test_any_dense_posterior_and_weights():
     )
 
 
+@pytest.mark.accuracy
 def test_wide_designs_go_by_their_own_site():
     wide = randn(80, 70, seed=5)
     y = (wide[:, 0] + randn(80, seed=6) > 0).to(DTYPE)

@@ -348,7 +348,7 @@ class TestRefusals:
             solve(torch.nn.Linear(1, 1), GeneralizedLinear(X, Y))
 
     def test_a_fit_that_does_not_get_there(self, monkeypatch):
-        monkeypatch.setattr("torchngvi.solved.sensitivity.fit", functools.partial(fit, max_evaluations=2))
+        monkeypatch.setattr("torchngvi.solved.response.fit", functools.partial(fit, max_evaluations=2))
         with pytest.raises(InputError, match="to a natural-gradient norm of 1e-08, and the fit ended at"):
             solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y))
 
@@ -374,7 +374,7 @@ class TestRefusals:
             found.mean.sum().backward()
 
     def test_a_system_that_cannot_be_solved(self, monkeypatch):
-        monkeypatch.setattr("torchngvi.solved.sensitivity._PRODUCTS", 1)
+        monkeypatch.setattr("torchngvi.solved.response._PRODUCTS", 1)
         log_precision = torch.zeros((), dtype=DTYPE, requires_grad=True)
         found = solve(CholeskyGaussian(D, dtype=DTYPE), GeneralizedLinear(X, Y, prior_precision=log_precision.exp()))
         with pytest.raises(InputError, match="to a relative residual of .* and no further, where 1e-06 was asked"):

@@ -263,6 +263,7 @@ class TestRuns:
         np.testing.assert_array_equal(of(one, "observed_data"), self.frame.ill == "yes")
         assert dict(one["posterior"]["sd"].sizes) == {"chain": 1, "draw": 1000, "effect_patient": 1}
 
+    @pytest.mark.accuracy
     def test_refused(self):
         run = self.run("--target", "ill", "--drop", "n", "pain")
         with pytest.raises(InputError, match=r"^a Fitted has a to_arviz of its own: call that, with the table of the"):

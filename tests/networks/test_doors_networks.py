@@ -120,6 +120,7 @@ def test_groups_with_schedules_of_their_own_each_have_the_smaller_one():
     assert run(0.8, None) == pytest.approx([1.0, 0.8], rel=1e-3)
 
 
+@pytest.mark.accuracy
 def test_digits_without_a_scheduler_are_fitted_as_with_one():
     """README's three lines; over three seeds the test NLL is .126, as with a cosine, and .327 if nothing falls."""
     sklearn = pytest.importorskip("sklearn.datasets")

@@ -582,6 +582,7 @@ def test_several_optimizers_share_a_posterior():
     assert q.draw == 10  # a's step alone is ended by the next forward pass
 
 
+@pytest.mark.accuracy
 def test_scaled_gradients_of_a_fused_optimizer():
     """A GradScaler leaves the unscaling to a fused optimizer; the posterior does it."""
 

@@ -36,6 +36,7 @@ def test_a_table(run, capsys):
     assert "95 % interval" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 @exponentials
 def test_images(run, capsys):
     nll, point, area = run("network_images", "--steps", "120")

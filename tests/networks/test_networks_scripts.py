@@ -440,6 +440,7 @@ for step in range(16):
 """
 
 
+@pytest.mark.accuracy
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is tested on Linux and macOS")
 def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path):
     """From the checkpoint of its seventh step; the steps after it are taken again."""
@@ -956,7 +957,8 @@ def test_the_snippets_of_the_docs():
     assert tried["found"].steps == 300
     assert -tried["q"].log_prob(tried["x"][250:], tried["y"][250:]).mean() < 0.5
     tests = "".join(
-        (root / f"tests/test_networks{part}.py").read_text(encoding="utf-8") for part in ("", "_scripts", "_quality")
+        (root / f"tests/networks/test_networks{part}.py").read_text(encoding="utf-8")
+        for part in ("", "_scripts", "_quality")
     )
     appendix = (root / "docs/appendix/network_measurements.md").read_text(encoding="utf-8")
     named = re.findall(r"`(test_\w+)", appendix)

@@ -141,6 +141,7 @@ def test_a_learning_rate_is_changed_in_place_or_not_at_all():
         step()
 
 
+@pytest.mark.accuracy
 def test_a_captured_step_reads_nothing_back():
     for name in POSTERIORS:
         q, model = make_posterior(name).to("meta"), make_model().to("meta")
@@ -161,6 +162,7 @@ def one_graph(make, target, backend, steps=4):
     agree(captured, ordinary)
 
 
+@pytest.mark.accuracy
 @compiles
 @needs_compile
 def test_the_default_step_is_one_graph():

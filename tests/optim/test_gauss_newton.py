@@ -49,6 +49,7 @@ def test_the_fit_stays_in_the_cone():
     assert opt.rejections == 0
 
 
+@pytest.mark.accuracy
 def test_the_mean_is_that_of_the_posterior():
     """The optimum of the mean is not moved by the curvature; V is near where the model is right."""
     exact, q = (CholeskyGaussian(3, dtype=torch.float64) for _ in range(2))

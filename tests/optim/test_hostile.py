@@ -139,6 +139,7 @@ def user_function(name, shift, scale, raising):
     return log_joint
 
 
+@pytest.mark.accuracy
 @cases(130)
 @given(
     name=st.sampled_from(sorted(LOG_JOINTS)),
@@ -224,6 +225,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.accuracy
 @cases(110)
 @given(
     family=st.sampled_from(sorted(LIKELIHOODS)),
@@ -335,6 +337,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.accuracy
 @cases(60)
 @given(
     rule=st.sampled_from(RULES),

@@ -58,6 +58,7 @@ def check(q, tolerance=0.02):
 # ------------------------------------------------------------------------------------ a script
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", METHODS)
 def test_a_target(name):
     torch.manual_seed(0)
@@ -71,6 +72,7 @@ def test_a_target(name):
     check(q)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", METHODS)
 def test_a_loss(name):
     """Its gradient is all that is taken from it; log q is held fixed, so that the noise ends at the optimum."""
@@ -140,6 +142,7 @@ def svgp_steps(mll, x, y, optimizer, steps, schedule=None):
     return 30 * float(loss.detach())
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", METHODS)
 def test_svgp(name):
     """The bound of one full step of VN, which is exact here."""
@@ -173,6 +176,7 @@ def model(y):
     pyro.sample("y", dist.MultivariateNormal(theta, precision_matrix=PRECISION - torch.eye(2, dtype=FLOAT)), obs=y)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("density", [True, False])
 def test_guide(name, density):
@@ -222,6 +226,7 @@ def test_the_natural_gradient_of_a_flat_vector():
     assert torch.allclose(*ends, rtol=1e-12)
 
 
+@pytest.mark.accuracy
 def test_hosts_that_read_a_root():
     mll, x, y = objective(FlatCholesky)
     with pytest.raises(PairError, match="SparseGP reads the mean and the root of q, and FlatCholesky is a vector of"):

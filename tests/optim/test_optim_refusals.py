@@ -302,11 +302,7 @@ REFUSED = {
         ("QuasiNewton", "got BuresWasserstein with SufficientDecrease", "VN or SRVN with SufficientDecrease()"),
     ),
     "step of two": (lambda: vn(two()).step(make_model()), PairError, ("a target", "has 2", "loss.backward()")),
-    "evaluation of two": (
-        lambda: vn(two()).evaluate(make_model()),
-        PairError,
-        ("a target", "has 2", "loss.backward()"),
-    ),
+    "value of two": (lambda: vn(two()).evaluate(make_model()), PairError, ("a target", "has 2", "loss.backward()")),
     "trial of two": (closure_of_two, PairError, ("a closure with SufficientDecrease", "has 2", "loss.backward()")),
     "gradients": (after_backward, PairError, ("after loss.backward()", "SufficientDecrease needs", "a closure")),
     "closure of None": (lambda: vn().step(lambda: None), InputError, ("closure", "a tensor", "got NoneType")),

@@ -102,6 +102,7 @@ def test_a_member_without_a_finite_step_stays():
     assert float(q.variance[0]) < 1.0
 
 
+@pytest.mark.accuracy
 def test_the_study_runs_and_draws_from_its_log(tmp_path, capsys):
     study = cai2024.STUDIES["targets"]
     log = study.run(targets=("Gaussian", "Poisson, 60 rows"), runs=2, length=4, steps=(0.5,), factors=(1.0,))

@@ -66,6 +66,7 @@ class TestConvergence:
         batch.advance(500)
         assert float(batch.distances2().max()) < 1e-5
 
+    @pytest.mark.accuracy
     def test_the_symmetric_root_too(self):
         # z = m + Cu with C the triangle of the same V: nothing is left at the optimum, and the floor binds on the way
         target, runs = reference_target(), 20
@@ -86,6 +87,7 @@ class TestConvergence:
         assert decay(pd.DataFrame(trace)) >= 32 * 9.765625e-4
         assert opt.rejections == 0
 
+    @pytest.mark.accuracy
     def test_the_closed_entropy_has_a_floor(self):
         # ∝ γ and ∝ 1/M: 0.18 at 16 γ₁, 0.45 at 32 γ₁
         target, first, found = reference_target(), 9.765625e-4, {}
@@ -223,6 +225,7 @@ class TestMisspecification:
 class TestStudies:
     """The runs behind the figures, made small."""
 
+    @pytest.mark.accuracy
     def test_rate(self, tmp_path, capsys):
         log = run_rate(runs=2, factors=(32, 64), draws=(4,), points=8)
         draw_rate(log, tmp_path / "rate")
@@ -232,6 +235,7 @@ class TestStudies:
         last = log[log["iteration"] > 200].groupby("method")["distance2"].max()
         assert last["STL"] < 1e-3 < 0.1 < last["CFE"]
 
+    @pytest.mark.accuracy
     def test_qv(self, tmp_path, capsys):
         log = run_qv(points=20)
         draw_qv(log, tmp_path / "qv")
@@ -240,12 +244,14 @@ class TestStudies:
         assert bool((log[log["method"] == "STL"]["fisher"] <= log[log["method"] == "STL"]["moment"]).all())
         assert "triangular, holds the target, STL: E|g|²/bound at most" in capsys.readouterr().out
 
+    @pytest.mark.accuracy
     def test_floor(self, tmp_path, capsys):
         log = run_floor(correlations=(0.3, 0.6), runs=50, share=0.1)
         draw_floor(log, tmp_path / "floor")
         assert bool(((log["floor"] / log["gamma"] / log["predicted"]).between(0.6, 1.6)).all())
         assert "slope of log(floor/γ) of STL on log D_F" in capsys.readouterr().out
 
+    @pytest.mark.accuracy
     def test_complexity(self, tmp_path, capsys):
         small = {"dims": (1, 2), "kappas": (1, 2), "inverse_eps": (10, 100), "inverse_eps_closed": (4, 8)}
         log = run_complexity(**small, eps=0.1, runs=4)

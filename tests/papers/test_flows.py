@@ -41,6 +41,7 @@ def test_quadratics_have_a_closed_form(coordinates):
     assert flow.evaluations > 10
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log"])
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
 def test_one_path_in_three_coordinates(family, gamma):

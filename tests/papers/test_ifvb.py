@@ -229,6 +229,7 @@ FAR = {
 }
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", FAR)
 @pytest.mark.parametrize("method", ["IFVB", "AIFVB", "batch"])
 def test_defaults_reach_a_posterior_far_away(name, method):
@@ -442,6 +443,7 @@ PRECONDITIONERS = {
 }
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", PRECONDITIONERS)
 def test_every_preconditioner_gets_there(name):
     """The bound is that of the posterior, N(1, ½), from a batch of starts."""
@@ -453,6 +455,7 @@ def test_every_preconditioner_gets_there(name):
     assert opt.rejections == 0
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("at_average", [True, False])
 def test_both_variants_of_aifvb_have_one_limit(at_average):
     q = gaussian(4)
@@ -462,6 +465,7 @@ def test_both_variants_of_aifvb_have_one_limit(at_average):
     assert float((bound(opt.average) + 1 + math.log(2)).abs().max()) < 2e-3
 
 
+@pytest.mark.accuracy
 def test_flows_of_both_kinds_improve():
     """The orthogonal flow by manifold IFVB, W orthogonal throughout; the coupling flow past what a Gaussian can."""
 
@@ -530,6 +534,7 @@ def test_gradients_reach_the_preconditioner_along_the_manifold():
     assert not torch.allclose(ambient, seen[0], atol=1e-3)
 
 
+@pytest.mark.accuracy
 def test_low_cost_mode():
     """Remark 5.1: B = D and S = 1: O(sBD) in all, and it converges."""
     q = gaussian()
@@ -793,6 +798,7 @@ def test_defaults():
 # ------------------------------------------------------------------------------------ run
 
 
+@pytest.mark.accuracy
 def test_run_keeps_the_best_and_says_why():
     q = gaussian()
     opt = IFVB(q, estimator=Pathwise(10), generator=seeded())
@@ -930,6 +936,7 @@ def test_run_refuses():
 # ------------------------------------------------------------------------------------ uncertainty of λ
 
 
+@pytest.mark.accuracy
 def test_asymptotic_covariance():
     """I_F⁻¹ Cov(g) I_F⁻¹/s: for h = C the covariance of the gradient is C² I_F/B, so C² I_F⁻¹/(Bs)."""
     q = MeanFieldGaussian(torch.zeros(2, dtype=FLOAT))

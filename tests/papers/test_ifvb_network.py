@@ -1,4 +1,4 @@
-"""The network with the group lasso, its closed forms, and the studies and the example of the IFVB paper."""
+"""The network with the group lasso, its closed forms, and the example of the IFVB paper."""
 
 import math
 import runpy
@@ -13,7 +13,6 @@ from torchngvi.errors import InputError
 from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian, run
 
 FLOAT = torch.float64
-CONFIGS = Path(__file__).parents[2] / "torchngvi" / "studies" / "configs"
 
 
 def seeded(seed=0):
@@ -160,20 +159,7 @@ def test_networks_that_are_refused(build, message):
         build()
 
 
-# ------------------------------------------------------------------------------------ studies
-
-
-SMALL = {
-    "fig1": {"iterations": 5, "seeds": 2},
-    "fig2": {"iterations": 5, "seeds": 2, "draws": 20},
-    "fig3": {"iterations": 5, "seeds": 2, "draws": 50, "gibbs": 200},
-    "fig4": {"iterations": 5, "seeds": 2, "data": [0]},
-    "fig5": {"iterations": 4, "seeds": 1, "hidden": [3]},
-    "fig6": {"iterations": 3, "seeds": 1, "draws": 3, "samples": 3, "hidden": 1},
-    "coupling": {"iterations": 3, "seeds": 1, "draws": 3},
-}
-
-
+@pytest.mark.accuracy
 def test_the_example(tmp_path, capsys):
     """Where the answer is known it is found, and a flow passes the best Gaussian on a crescent."""
     path = Path(__file__).parents[2] / "examples" / "ifvb_flow.py"

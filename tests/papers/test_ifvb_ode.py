@@ -31,6 +31,7 @@ def test_the_grid_is_fine_and_wide_enough():
     assert ode.evidence() == pytest.approx(ode.evidence(500, 8.0), abs=1e-6)
 
 
+@pytest.mark.accuracy
 def test_the_study_runs_and_draws_from_its_log(tmp_path, capsys):
     study = godichon2023.STUDIES["ode"]
     log = study.run(iterations=3, seeds=1, draws=4, methods=("IFVB", "Adam, 0.03"))

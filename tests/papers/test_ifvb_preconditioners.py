@@ -121,6 +121,7 @@ def _absorb_with(rule, state, rows, Z):
         torch.randn = real
 
 
+@pytest.mark.accuracy
 def test_t2_bias_of_the_perturbation():
     """E[H̃_s/s] - I_F = (ε/s) I + (c_β/s) Σ k^{-β} I exactly, so s^β times it tends to c_β/(1 - β) I."""
     s, D, runs, eps, c_beta, beta = 2000, 4, 400, 1.0, 0.5, 0.1

@@ -23,6 +23,7 @@ SMALL = {
 }
 
 
+@pytest.mark.accuracy
 @pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
 @pytest.mark.parametrize("name", SMALL)
 def test_studies_run_and_draw_from_their_log(name, tmp_path, capsys):

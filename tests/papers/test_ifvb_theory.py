@@ -74,6 +74,7 @@ def one_draw():
     return benchmark(1.0, 1, 4000, 0)
 
 
+@pytest.mark.accuracy
 def test_t3_every_run_converges(one_draw):
     """Theorem 5.1: λ and its average, all 1000 replicates."""
     opt, _, _ = one_draw
@@ -131,6 +132,7 @@ def test_t7_central_limit(one_draw):
     assert ((share > 0.95 - 0.012 - 4.5 * math.sqrt(0.05 * 0.95 / REPLICATES)) & (share < 0.98)).all()
 
 
+@pytest.mark.accuracy
 def test_t7_scales_with_the_constant_and_the_draws():
     """C = 2, B = 8: four times the covariance of C = 1; C = 0 converges faster than any 1/s."""
     _, _, squares = benchmark(2.0, 8, 1000, 2)
@@ -213,6 +215,7 @@ def test_example_1_ordinary_gradient_stalls(start, stall):
     assert (a, b) == pytest.approx(stall, abs=0.005)
 
 
+@pytest.mark.accuracy
 def test_example_1_recursion_as_run():
     """10/(1 + k)^α, S = 10, c_β = 0, ε = 100: medians 104.8/74.4, average 103.4/62.2, its iterate 98.7/40.6."""
     settings = {"offset": 1.0, "samples": 10, "eps": 100.0, "c_beta": 0.0, "warmup": 0, "radius": None}
@@ -372,6 +375,7 @@ def test_example_3_gradients():
     assert abs(float(z)) < 4.5
 
 
+@pytest.mark.accuracy
 def test_example_3_recommended():
     """(μ, Cholesky), S = 1, ε = 1, c_β = 1, 1000 scores first: medians over 24 seeds."""
     model = poisson_data(0)

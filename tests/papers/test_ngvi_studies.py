@@ -50,6 +50,7 @@ class TestStudies:
         nlpd = -log_predictive_density(model, q, model.X, model.y).mean()
         assert scores["nlpd"][0] == pytest.approx(float(nlpd), rel=1e-6)
 
+    @pytest.mark.accuracy
     def test_regression_on_bike(self, libsvm_folder, tmp_path, capsys):
         if not (libsvm_folder.parent / "gp_uci" / "bike_data.csv.gz").is_file():
             pytest.skip("needs gp_uci/bike_data.csv.gz in the folder of TORCHNGVI_DATA")
@@ -78,6 +79,7 @@ class TestStudies:
         figure_1.draw_regression(alone, tmp_path / "slope")
         assert "slope" in capsys.readouterr().out
 
+    @pytest.mark.accuracy
     def test_logistic_on_mushrooms(self, libsvm_folder, tmp_path):
         settings = {"data": ["mushrooms"], "seeds": [1], "iterations": [10], "full_iterations": [10], "points": 4}
         log = figure_2.run_logistic(**settings, ngd=[[0.5]], sgd=[[1e-4]])
@@ -121,6 +123,7 @@ class TestStudies:
         assert figure_1.slope(log, 10, 1000) == pytest.approx(-1)
 
 
+@pytest.mark.accuracy
 def test_the_figure_of_the_theorem(tmp_path, capsys):
     """Made small: the corrected bound holds, the printed one fails at the first step on the Dirichlet law."""
     log = families.run_families(runs=100, iterations=8)

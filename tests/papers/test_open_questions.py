@@ -132,6 +132,7 @@ class TestFloor:
             assert found["log_det"].numpy() == pytest.approx(2 * float(star.log_det_root()), abs=1e-10)
         assert ends[0].numpy() == pytest.approx(ends[1].numpy(), abs=1e-12)
 
+    @pytest.mark.accuracy
     def test_both_floors_are_one_and_the_variances_are_off_to_either_side(self):
         """From the same draws: E[V⁻¹] = Λ under VN, and log det V is off as derived."""
         model, gamma = gaussian(dim=1), 0.05
@@ -233,6 +234,7 @@ class TestMeanField:
         assert mean_field.full_step_factor(star, model) == pytest.approx(float(away), rel=3e-3)
 
 
+@pytest.mark.accuracy
 def test_studies_run_and_draw_from_their_log(tmp_path, capsys):
     short = {
         "rate": {"models": ("logistic, 30 rows",), "runs": 3, "length": 12, "points": 3},

@@ -60,6 +60,7 @@ class TestTables:
         bare = [n for n, said in rows(page) if not (ID.search(said) or EXPERIMENT.search(said) or "not here" in said)]
         assert not bare
 
+    @pytest.mark.accuracy
     def test_what_is_named_exists(self, page):
         text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
         assert [found[0] for found in ID.finditer(text) if not there(found[1], found[2])] == []

@@ -79,6 +79,7 @@ class TestCommands:
         assert "srvn-table3      Kumar et al. (2025), Table 3: converged rows, and rows stopped early" in said
         assert "others are looked for in the folder $TORCHNGVI_DATA" in said
 
+    @pytest.mark.accuracy
     def test_quadratic(self, capsys):
         """Figure 1: one step of VN is exact; with small steps SR-VN is VN up to the step."""
         text = (CONFIGS / "srvn-fig1.toml").read_text()
@@ -206,6 +207,7 @@ def test_papers_by_word_and_by_name(tmp_path):
         papers.study({"paper": "x"}, tmp_path)
 
 
+@pytest.mark.accuracy
 def test_the_module_lists_what_the_command_lists(capfd):
     """``python -m examples.papers`` in the root of a clone."""
     assert main(["reproduce"]) == 0
@@ -228,6 +230,7 @@ def test_an_installation_names_the_clone(words, tmp_path, monkeypatch, capsys):
     )
 
 
+@pytest.mark.accuracy
 def test_nothing_in_the_package_imports_the_studies():
     """But for the command line, which looks for them when they are asked for."""
     files = sorted((ROOT / "torchngvi").rglob("*.py"))

@@ -55,6 +55,7 @@ def close(value: float, printed: str) -> None:
     assert f"{value:.{digits}f}" == printed
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.file)
 @pytest.mark.parametrize(
     ("method", "family"),

@@ -5,7 +5,6 @@ import functools
 import io
 import itertools
 import math
-import os
 import pathlib
 import re
 
@@ -1138,15 +1137,6 @@ class TestTheorem3:
         assert bound == pytest.approx(0.596, abs=0.01)
         assert self.tau_mean(squares, beta) > 0.99
         assert at < -100
-
-
-# ------------------------------------------------------------------------------- experiments
-
-needs_data = pytest.mark.skipif(
-    not (pathlib.Path(os.environ.get("TORCHNGVI_DATA", "")) / "uci" / "icu.tsv.gz").is_file()
-    or "TORCHNGVI_DATA" not in os.environ,
-    reason="needs the UCI files in $TORCHNGVI_DATA",
-)
 
 
 def test_documentation():

@@ -158,6 +158,7 @@ class TestTable6:
             close(scale[-1], torch.tensor(0.1, dtype=DTYPE), EXACT)
             close(scale[0], torch.tensor(0.1 if approximation == "GVA" else 1.0, dtype=DTYPE), EXACT)
 
+    @pytest.mark.accuracy
     @needs_data
     def test_a_short_run_and_what_is_drawn(self, tmp_path, capsys):
         log = mixed.run_mixed(("epilepsy",), ("GVA", "RVB1", "RVB2"), max_steps=60)

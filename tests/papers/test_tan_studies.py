@@ -104,6 +104,7 @@ class TestExperiments:
             assert bounds["full Σ"] == pytest.approx(bounds["full Ω"], abs=1e-6)
             assert bounds["diagonal Σ"] < bounds["full Σ"] - 3
 
+    @pytest.mark.accuracy
     @needs_data
     def test_a_row_of_table_5(self):
         """ICU, full Σ, Snngm: 6000 iterations and -115.2 are printed."""
@@ -133,6 +134,7 @@ class TestExperiments:
         assert len(lines) == 3
         assert lines[2].startswith("| ICU | diagonal Σ | Natural Adam | 18 (12-24) | 21 |")
 
+    @pytest.mark.accuracy
     @needs_data
     def test_the_log_and_what_is_drawn(self, tmp_path, capsys):
         from examples.papers.tan2025 import logistic as tan

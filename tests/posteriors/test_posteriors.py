@@ -584,6 +584,7 @@ class TestDiagonalIsLinear:
         own = {name for name in dir(DiagonalGaussian) if not name.startswith("_") and name not in dir(torch.nn.Module)}
         data = {
             "coding",
+            "engine",
             "framed",
             "domain",
             "upper",

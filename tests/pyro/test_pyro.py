@@ -477,6 +477,7 @@ def schools_in_plain_torch(theta):
     return prior + dist.Normal(0, 1).log_prob(eta).sum(-1) + likelihood.sum(-1)
 
 
+@pytest.mark.accuracy
 @families
 def test_same_posterior_as_the_plain_route(family):
     """The same seed, the same log joint: the same posterior."""
@@ -529,6 +530,7 @@ def test_starts():
         close(value, values[name], EXACT)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("parallel", [False, True])
 def test_predictive(parallel):
     guide = fitted()
@@ -1411,6 +1413,7 @@ def test_other_dtypes_of_the_data_give_the_same():
     close(half.posterior.mean.double(), guide.posterior.mean, 1e-3)
 
 
+@pytest.mark.accuracy
 def test_data_in_double_with_latents_in_single_precision():
     """What users of NumPy have: the log joint is that of θ's dtype, in each way to batch, and every route fits."""
     torch.set_default_dtype(torch.float32)
@@ -1462,6 +1465,7 @@ def test_a_start_for_some_sites_leaves_enumerated_ones_alone():
         AutoGaussian(lambda: pyro.sample("z", dist.Bernoulli(0.5)), init_loc_fn=init_to_value(values={})).setup()
 
 
+@pytest.mark.accuracy
 def test_a_guide_from_a_pickle_has_no_model():
     guide = pickle.loads(pickle.dumps(AutoGaussian(schools)))
     gone = "the guide comes from a pickle, which holds no model: set it up before it is pickled, or build a new one"
@@ -1523,6 +1527,7 @@ def test_latent_gaussian_keeps_its_coordinates_constant():
 # ------------------------------------------------------------------------------------ what is written
 
 
+@pytest.mark.accuracy
 def test_documentation():
     """The snippets of docs/pyro.md run as they stand."""
     text = (Path(__file__).parents[2] / "docs/pyro.md").read_text(encoding="utf-8")
@@ -1560,6 +1565,7 @@ def test_a_hierarchical_model_is_fitted_from_the_best_of_several_starts():
     assert 1.5 < float(guide.median()["tau"]) < 5.5
 
 
+@pytest.mark.accuracy
 def test_a_verdict_in_the_names_of_sites():
     def funnel():
         v = pyro.sample("v", dist.LogNormal(0.0, 1.5))

@@ -147,6 +147,7 @@ def bent():
     pyro.sample("y", dist.Normal(x**2, 0.3))
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("how", ["ifvb", "svi"])
 def test_a_flow_is_moved_by_ifvb_and_by_svi(how):
     """It begins at the start of the guide, and ends nearer to the posterior than the best Gaussian.

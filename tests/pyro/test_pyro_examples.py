@@ -29,6 +29,7 @@ def example(tmp_path):
     return run
 
 
+@pytest.mark.accuracy
 def test_eight_schools(example, capsys):
     result, corrected = example("pyro_eight_schools", "--draws", "500")
     assert result.converged
@@ -45,6 +46,7 @@ def test_regression(example, capsys):
     assert "spread of intercepts" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 def test_radon(example, capsys):
     result, draws = example("pyro_radon")
     assert result.converged
@@ -53,6 +55,7 @@ def test_radon(example, capsys):
         assert abs(draws[name].mean() - true) < 3 * draws[name].std()
 
 
+@pytest.mark.accuracy
 def test_radon_on_the_data_of_posteriordb(example, capsys):
     path = Path(os.environ.get("TORCHNGVI_DATA", "")) / "posteriordb/data.json.gz"
     if not path.is_file():
@@ -65,6 +68,7 @@ def test_radon_on_the_data_of_posteriordb(example, capsys):
     assert abs(draws["line"][:, 1].mean() - 0.72) < 0.1
 
 
+@pytest.mark.accuracy
 def test_minibatches(example):
     result, gaps, kl = example("pyro_minibatches")
     assert result.converged
@@ -72,6 +76,7 @@ def test_minibatches(example):
     assert kl < 0.5
 
 
+@pytest.mark.accuracy
 def test_dippers(example, capsys):
     results, one = example("pyro_dippers")
     assert all(result.converged for result in results.values())
@@ -82,6 +87,7 @@ def test_dippers(example, capsys):
     assert "survival 0.56, recapture 0.90" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 def test_mixture(example):
     result, labels, loss = example("pyro_mixture")
     assert result.converged
@@ -96,6 +102,7 @@ def test_decoder(example):
     assert same > 0.8
 
 
+@pytest.mark.accuracy
 def test_baseball(example):
     errors = example("pyro_baseball", "--draws", "500")
     assert errors["partially_pooled"] < errors["fully_pooled"] < errors["not_pooled"]
@@ -107,6 +114,7 @@ def test_correlations(example):
     assert float((mean - sample).abs().max()) < 0.05
 
 
+@pytest.mark.accuracy
 def test_neutra(example):
     torch.set_num_threads(1)
     of_guide, corrected, exact = example("pyro_neutra")

@@ -309,6 +309,7 @@ def test_two_levels_by_index_have_the_posterior_of_the_dense_guide():
     assert torch.allclose(covariance, dense.get_posterior().covariance_matrix, atol=1e-7)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("n", [200, pytest.param(800, marks=pytest.mark.slow)])
 def test_counts_by_index_reach_the_bound_of_counts_by_plate(n):
     data = counts(n)

@@ -52,6 +52,7 @@ def above(guide, exact, best):
         return exact.negative_elbo(guide.posterior).item() - best
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("family", "seed"), [("gaussian", 1), ("logistic", 2)])
 def test_minibatches_end_within_a_tenth_of_a_nat(family, seed):
     """By falling steps and their average, from a rate at which single steps are nats above the best."""

@@ -305,6 +305,7 @@ def test_a_gaussian_posterior_is_that_of_the_dense_guide(model, shape):
     assert torch.allclose(ours, theirs, rtol=1e-8)
 
 
+@pytest.mark.accuracy
 def test_eight_schools_reach_the_bound_of_the_dense_guide():
     (guide, _), (dense, result) = both(schools, *SCHOOLS)
     assert guide.structure.forest == arrow(groups=8, local=1, globals=2)

@@ -262,6 +262,7 @@ class TestOutputs:
         elbo = summary("runs/iris")["elbo"]  # as large as the last evaluation left it, or nothing JSON could hold
         assert elbo is None or elbo < -1e100
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(
         "flags",
         [
@@ -282,6 +283,7 @@ class TestOutputs:
         assert run("--data", "iris", "--success", "setosa", *flags) == 0
         assert summary("runs/iris")["held_out_accuracy"] == 1.0
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(("method", "posterior"), [("ifvb", "mean_field"), ("aifvb", "flat_cholesky")])
     def test_flat_posteriors(self, capsys, method, posterior):
         """Near the q of that family that is found by trial; told as that Gaussian, saved as it is, repeatable."""
@@ -690,6 +692,7 @@ def test_unknown_flags_of_a_command(command, message, capsys):
     assert capsys.readouterr().err == f"torchngvi: error: {message}\n"
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("precision", [None, "flat", "0.1"])
 def test_the_prior_is_that_of_the_estimator(precision):
     """Of the same rows, by word; a number is per sd of a column here, and of the estimator behind a scaler."""

@@ -110,6 +110,7 @@ class TestAYear:
         assert "hardly bound" not in str(result)
         assert "N(0, 3.63^2) per sd of a column" in str(result)
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(("y", "family", "right"), [("count", "poisson", 0.1), ("event", "bernoulli", 0.2)])
     def test_other_families(self, years, y, family, right):
         """Beside the same model of years since 2015 under wide priors."""
@@ -172,6 +173,7 @@ def flat(seed, family, tau=0.0):
 
 
 class TestNoSpread:
+    @pytest.mark.accuracy
     def test_lower_ends(self):
         """Of ten tables without spread nine have a lower end below .05; Kass and Natarajan's are all above .1."""
         results = [flat(1000 + seed, "poisson").fit(**QUICK) for seed in range(10)]
@@ -180,6 +182,7 @@ class TestNoSpread:
         assert all(result.k_hat < 0.7 for result in results)
         assert all("may be 0" in str(result) for result in results)
 
+    @pytest.mark.accuracy
     def test_a_spread_of_a_tenth_is_held(self):
         held = 0
         for seed in range(10):
@@ -255,6 +258,7 @@ DOORS = [
 class TestInvariance:
     """The same draws are made of the same log joint: predictions are equal to rounding, not to Monte Carlo errors."""
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(("formula", "family"), DOORS)
     @pytest.mark.parametrize("scale", [1e-9, 1e9])
     def test_the_unit_of_a_column(self, formula, family, scale):
@@ -266,6 +270,7 @@ class TestInvariance:
         slopes = [result.summary().fixed.mean[1] for result in (first, second)]
         assert float(slopes[1] * scale) == pytest.approx(float(slopes[0]), rel=1e-4)
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(("formula", "family"), DOORS)
     def test_the_origin_of_a_column(self, formula, family):
         """By a million of its sds, its slope varying over groups or not."""
@@ -273,6 +278,7 @@ class TestInvariance:
         ours, theirs = (predicted(some, formula, family)[0] for some in (table, table.assign(x=table.x + 1e6)))
         assert float(((ours.mean - theirs.mean) / ours.sd).abs().max()) < 0.01
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(("formula", "family"), DOORS[:4])
     def test_the_order_of_rows(self, formula, family):
         table = visits()
@@ -329,6 +335,7 @@ class TestProducts:
 class TestWithoutIntercept:
     """A full set of indicators is an intercept in other coordinates: levels may lie far from 0, and years are years."""
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("random", ["(1 | g)", "(1 + x | g)", "(1 | g) + (1 | kind)"])
     @pytest.mark.parametrize(("y", "family"), [("y", "gaussian"), ("count", "poisson"), ("event", "bernoulli")])
     def test_the_means_of_levels_are_those_of_a_model_with_one(self, y, family, random):

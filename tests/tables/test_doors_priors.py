@@ -81,6 +81,7 @@ def assert_same(one, other, tolerance=1e-6):
 
 
 class TestCommandLine:
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("family", FAMILIES)
     def test_units_origins_and_the_order_of_rows_change_no_prediction(self, family):
         frame = table()
@@ -98,6 +99,7 @@ class TestCommandLine:
         other = run(frame.assign(x=CHANGES["down"](frame.x)), "bernoulli", "--dtype", "float32", out="r")
         assert_same(plain, other, 0.01)
 
+    @pytest.mark.accuracy
     def test_another_baseline_of_a_category_moves_predictions_little(self):
         frame = table()
         plain = run(frame, "bernoulli")
@@ -105,6 +107,7 @@ class TestCommandLine:
         assert summary("other")["baselines"] != summary()["baselines"]
         assert_same(plain, other, 0.1)
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("family", ["gaussian", "poisson", "bernoulli"])
     def test_in_batches_as_in_memory(self, family):
         """With weights, an offset and a column of ones, and with units that are far apart."""
@@ -125,6 +128,7 @@ class TestCommandLine:
         for name in ("prior_precision", "intercept_mean", "intercept_sd"):
             assert summary("parts")[name] == pytest.approx(summary()[name], rel=1e-9)
 
+    @pytest.mark.accuracy
     def test_rows_of_weight_0_are_not_there_and_weights_are_repetitions(self):
         frame = table().assign(w=np.tile([0.0, 1.0, 2.0, 1.0], 20))
         rows = frame[["x", "z", "kind"]].iloc[1:4]
@@ -213,6 +217,7 @@ def years(seed=1):
 class TestAYear:
     """A covariate far from 0, whose slope a prior at X = 0 would pull to 0: y = .2 (year - 2015) + noise."""
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(("family", "slope"), [("gaussian", 0.2), ("poisson", 0.1), ("bernoulli", 0.3)])
     @pytest.mark.parametrize("door", ["formula", "sklearn"])
     def test_the_slope_is_that_of_maximum_likelihood(self, family, slope, door):
@@ -418,6 +423,7 @@ def exact_moments(X, y, family):
     return mean, np.sqrt(weights @ np.square(b - mean))
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("family", ["bernoulli", "poisson"])
 def test_the_posterior_is_that_of_an_independent_computation(family):
     """Within what the best Gaussian and 50,000 effective draws leave: 3 percent of an sd."""

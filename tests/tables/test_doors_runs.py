@@ -364,6 +364,7 @@ def place_old(kept):
 
 @needs_forks
 class TestKills:
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("way", ["new", "replaced", "replaced inside"])
     @pytest.mark.parametrize("kind", FLAGS)
     def test_a_kill_at_any_point_leaves_the_old_run_or_the_new_one(self, kind, way, made, here, monkeypatch):
@@ -399,6 +400,7 @@ class TestKills:
         assert found == 2
         assert not left(here)  # the last run has not been killed, and has removed them all
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("kind", FLAGS)
     def test_the_command_line_killed(self, kind, made, here, capfd):
         """The whole command, at its last points; then it is run again, and predicts."""
@@ -425,6 +427,7 @@ class TestKills:
         assert check_state(here, old=True) == 2
         assert main(["predict", "run", "t.csv", *(() if kind == "formula" else ("--drop", "ward"))]) == 0
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("way", ["new", "replaced", "replaced inside"])
     def test_a_full_disk_at_any_point_loses_nothing(self, way, made, here, monkeypatch):
         """Each is a sentence; the old run is there, and nothing is left of the new one."""
@@ -590,6 +593,7 @@ class TestDamage:
         assert main(["predict", "run", "new.csv"]) == 0
         assert capsys.readouterr().out.count("has no manifest.json") == 1
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("kind", ["regression", "formula"])
     @pytest.mark.filterwarnings("ignore:.* has no manifest.json")
     def test_values_of_another_type(self, kind, made, here):
@@ -895,6 +899,7 @@ def with_packages_blocked(blocked, *places):
 
 
 class TestExtras:
+    @pytest.mark.accuracy
     def test_modules_say_which_they_need(self):
         """With torch alone, as of an installation without extras; it was "No module named 'numpy'"."""
         extras = {
@@ -912,6 +917,7 @@ class TestExtras:
             what = "torchngvi.mixed" if place.endswith("formula") else place
             assert said == f"{package}: {what} needs {package}: {install(extra)}."
 
+    @pytest.mark.accuracy
     def test_nothing_is_said_where_they_are_there(self):
         assert with_packages_blocked(("nothing",), "torchngvi.mixed", "torchngvi.load") == ["imported"] * 2
 

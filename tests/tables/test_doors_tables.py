@@ -107,6 +107,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("how", WRITTEN)
 def test_numbers_with_separators(how, capsys):
     """The coefficients are those of the plain table, at every door, and what was read is said."""
@@ -177,6 +178,7 @@ def test_cells_that_are_refused(cells, words, capsys):
     assert by_formula(grouped(bad), "y ~ x + C(pay) + (1 | g)")[0].shape[1] == 1 + 1 + len(set(cells)) - 1
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(
     "cells",
     [
@@ -256,6 +258,7 @@ def test_a_separator_at_the_end_of_every_row(capsys):
         pd.testing.assert_series_equal(coefficients(), expected, rtol=1e-10)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("names", [False, True], ids=["numbers", "names"])
 def test_row_numbers_of_to_csv(names, capsys):
     table = clean()
@@ -327,6 +330,7 @@ def exposed(rows=160):
     return pd.DataFrame({"x": x, "time": time.round(2), "g": g, "y": y})
 
 
+@pytest.mark.accuracy
 def test_an_exposure_without_its_logarithm(capsys):
     table = exposed()
     question = "Did you mean offset(log(time))?"
@@ -380,6 +384,7 @@ def test_the_end_at_rounding_is_said_and_is_the_optimum():
 # ------------------------------------------------------------------------------------ 8: copies
 
 
+@pytest.mark.accuracy
 def test_copies_are_named(capsys):
     table = clean().assign(double=lambda t: 2 * t.x + 1)
     table["sum"] = table.x - 3 * table.pay + 5
@@ -449,6 +454,7 @@ def test_namibia(capsys):
     assert "column 'town' has missing or infinite entries in 20 of 80 rows" in text
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "latin-1", "mac_roman"])
 def test_encodings(encoding, capsys):
     table = clean().replace({"town": {"Aa": "Ems", "Bb": "Köln", "Cc": "Münster"}})
@@ -709,6 +715,7 @@ def check_planted(number, capsys):
         assert re.search(WORDS[kind].replace("7 in all", "x"), out, re.IGNORECASE), out
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("number", range(30))
 def test_messy_tables(number, capsys):
     check_planted(number, capsys)

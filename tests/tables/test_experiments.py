@@ -173,6 +173,7 @@ class TestRuns:
         last = comparison.last_values(experiments.run_all(settings.parsed(keys), say=lambda _: None)).iloc[0]
         assert round(last["train"], 4) == values[place]
 
+    @pytest.mark.accuracy
     @NEEDS_DATA
     def test_published_path(self, capsys):
         """SR-VN and BW-GD on Mushrooms, ten steps of Table 2 from m0 = 0, C0 = 1: BW-GD is behind."""
@@ -199,6 +200,7 @@ class TestCommands:
         assert set(pd.read_csv("here/log.csv")["method"]) == {"vn", "bwgd=1e-3"}
         assert "bwgd=1e-3" in capsys.readouterr().out
 
+    @pytest.mark.accuracy
     def test_compare_is_in_the_units_of_fit(self, capsys):
         """The ELBO of a comparison is that of a fit: the same rows, scales and priors; its table says what is what."""
         assert main(["compare", "--data", "iris", "--success", "virginica", "--methods", "vn", "srvn", "bwgd=1e-3",
@@ -214,6 +216,7 @@ class TestCommands:
         assert table.below["bwgd=1e-3"] == pytest.approx(table.elbo["vn"] - table.elbo["bwgd=1e-3"])
         assert summary["held_out_nll_per_row"] < table.loss["vn"] < 5 * summary["held_out_nll_per_row"]
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(
         ("family", "parameter", "note"),
         [("nb", "dispersion", "--dispersion sets another"), ("student_t", "scale", "--noise sets another"),

@@ -70,6 +70,7 @@ class TestDesigns:
     def test_one_category_against_the_others(self, table):
         np.testing.assert_array_equal(Formula("kind[b] ~ x + (1 | group)", table).y, table.kind == "b")
 
+    @pytest.mark.accuracy
     def test_no_design_with_a_column_for_each_group(self):
         """100,000 groups would be a table of 10¹⁰ numbers."""
         n = 100_000
@@ -335,6 +336,7 @@ class TestWithoutGroups:
         people["pain"] = eta + 0.5 * draw.normal(size=60)
         people.to_csv("people.csv", index=False)
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(
         ("formula", "flags", "same"),
         [

@@ -108,6 +108,7 @@ class TestColumns:
         assert fit("a.npz", "--lr", "0.1") == 2
         assert "takes about 20.1 GB of memory" in capsys.readouterr().err
 
+    @pytest.mark.accuracy
     def test_a_mean_field_is_fitted(self, monkeypatch):
         monkeypatch.setattr(memory, "draws", lambda rows, columns: 200)
         assert fit("a.npz", "--posterior", "diagonal", "--max-evaluations", "3") == 1

@@ -550,6 +550,7 @@ def test_refusals(name):
         call()
 
 
+@pytest.mark.accuracy
 def test_the_page_of_groups(monkeypatch):
     """The snippets on mixed models, and on many of them, in docs/groups.md run as they stand."""
     text = (pathlib.Path(__file__).parents[2] / "docs/groups.md").read_text(encoding="utf-8")

@@ -126,6 +126,7 @@ class TestTheBound:
         found = (bound(h)[0] - bound(-h)[0]) / (2 * h)
         assert found == pytest.approx(float(told), rel=2e-6)
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("groups", [5, GROUPS])
     def test_the_optimum_is_that_of_the_whole(self, family, local, groups):
         model, (optimum, loss) = model_of(family, local), best(family, local)
@@ -172,6 +173,7 @@ def test_records_tell_where_q_is():
     assert rejected[-1] > 0
 
 
+@pytest.mark.accuracy
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
     model, runs = model_of("poisson_log", 2), []
     for name, stops in (("whole", (100,)), ("cut", (3, 6, 100))):

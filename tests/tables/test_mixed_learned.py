@@ -292,6 +292,7 @@ class TestFit:
         lines = [torch.linspace(a, b, 61, dtype=DTYPE) for a, b in ((0.5, 3.5), (-1.5, 3.5), (-1.3, 0.2))]
         against(GaussianMixed(model, model.learned), result, lines)
 
+    @pytest.mark.accuracy
     def test_a_size_against_a_grid(self, counts):
         model, result = counts
         assert result.converged, result.reason

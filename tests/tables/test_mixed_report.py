@@ -232,6 +232,7 @@ class TestConstantColumns:
         with pytest.warns(UserWarning, match=message):
             torchngvi.MixedModel(X, X[:, 1].round().remainder(2), random, "bernoulli").fit(progress=False)
 
+    @pytest.mark.accuracy
     def test_estimators(self):
         X = patients(40)[["age", "ward"]].assign(site=3.0)
         message = r"The same in all 40 rows, so that the prior alone says what the coefficient is: column site = 3\. "

@@ -509,6 +509,7 @@ class TestRemarks:
         result = MixedModel(X, (X[:, 1] > 0).double(), (X[:, :1], a)).fit(progress=False, draws=500)
         assert "The data hardly bound 1: sd" in str(result)
 
+    @pytest.mark.accuracy
     def test_counts_that_are_not_overdispersed(self):
         X, y, _, a, b = data()
         calm = MixedModel(X, torch.full((N,), 2.0), (X[:, :1], a), "negative_binomial").fit(progress=False, draws=500)

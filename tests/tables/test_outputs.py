@@ -65,6 +65,7 @@ methods = [{ method = "vn", lr = 0.3 }]
 
 
 class TestFolders:
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("command", ["fit", "compare", pytest.param("reproduce", marks=IN_A_CLONE)])
     def test_earlier_results_are_kept(self, command, capsys):
         table("a.csv")
@@ -295,6 +296,7 @@ class TestNames:
         """No font of the machine."""
         monkeypatch.setattr(fonts, "_WIDE", ())
 
+    @pytest.mark.accuracy
     @pytest.mark.usefixtures("_only_matplotlib")
     def test_names_without_glyphs_are_spelled(self):
         table("名前.csv", "身長,体重,age")

@@ -125,6 +125,7 @@ def test_tables_that_do_not_fit(fitted, case):
         fitted.predict(change(passengers(9, 4)))
 
 
+@pytest.mark.accuracy
 def test_missing_entries_where_none_were_filled(tmp_path):
     table = passengers(60, 5).dropna().drop(columns="name")
     table.to_csv(tmp_path / "whole.csv", index=False)
@@ -374,6 +375,7 @@ class TestFamiliesWithAParameter:
                      "--out", str(folder / "run")]) == code  # fmt: skip
         return json.loads((folder / "run" / "summary.json").read_text())
 
+    @pytest.mark.accuracy
     def test_negative_binomial(self, tmp_path, capsys):
         table = negative_binomial(800, 2.0, 13)
         best = self.fit(tmp_path, table, "negbin")
@@ -391,6 +393,7 @@ class TestFamiliesWithAParameter:
         assert 0.94 < inside.mean() < 0.995
         assert fitted.likelihood.dispersion == pytest.approx(found)
 
+    @pytest.mark.accuracy
     def test_student(self, tmp_path):
         stream = np.random.default_rng(14)
         x = stream.normal(size=400)
@@ -413,6 +416,7 @@ class TestFamiliesWithAParameter:
         assert found["notes"][0].startswith("the counts vary no more than Poisson's, and dispersion ")
         assert self.fit(tmp_path, table, "poisson")["warnings"] == []
 
+    @pytest.mark.accuracy
     def test_a_parameter_at_the_end_of_its_range_is_told(self, tmp_path, capsys):
         """The likelihood rises to that end: points on a line, counts that are all 0, counts that hardly vary."""
         x = np.random.default_rng(18).normal(size=60)

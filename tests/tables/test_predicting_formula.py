@@ -47,6 +47,7 @@ def fitted(ship):
     return torchngvi.load(ship / "run")
 
 
+@pytest.mark.accuracy
 def test_the_predictions_are_those_of_the_result(ship, fitted):
     """The same draws, formula and medians as in Python, for parties of the fit and for a new one."""
     table = pd.read_csv(ship / "ship.csv")
@@ -245,6 +246,7 @@ class TestCounts:
         chi = float(((found["y"] - found["mean"]).square() / found["mean"]).sum())
         assert chi / (100 - found["dim"]) == pytest.approx(1.0, abs=0.35)
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("family", ["poisson", "negative_binomial"])
     def test_nothing_is_said_of_counts_that_do_not(self, tmp_path, family):
         table = self.visits(4, 1.0 if family == "negative_binomial" else None)

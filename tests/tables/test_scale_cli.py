@@ -54,6 +54,7 @@ def assert_same_answers(left, right):
     np.testing.assert_allclose(left.to_numpy(), right.to_numpy(), atol=1e-6)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log", "gaussian"])
 def test_all_rows_in_batches_are_a_table_in_memory(family, capsys):
     """Texts, standard deviations, the prior, weights and offsets are those of all rows; files are read one by one."""
@@ -94,6 +95,7 @@ def test_all_rows_in_batches_are_a_table_in_memory(family, capsys):
     torch.testing.assert_close(saved[0]["scale"], saved[1]["scale"])
 
 
+@pytest.mark.accuracy
 def test_parquet_and_rows_held_out():
     pytest.importorskip("pyarrow")
     frame = table()
@@ -111,6 +113,7 @@ def test_parquet_and_rows_held_out():
     assert 0.5 < one["held_out_accuracy"] <= 1
 
 
+@pytest.mark.accuracy
 def test_categories_and_dialects(capsys):
     """Numbers that are levels, which come in the order of numbers; decimal commas, and spaces around texts."""
     frame = table()[["a", "colour", "click"]].assign(ward=np.random.default_rng(1).integers(8, 12, N))

@@ -27,6 +27,7 @@ def assert_close(left, right, bound):
     assert float((left - right).abs().max()) <= bound * max(1.0, float(right.abs().max()))
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("family", "local"), cases.CASES)
 def test_the_start_and_the_usual_prior_are_those_of_one(ranks, family, local):
     first, second, one = both(ranks, "begun", family, local)
@@ -60,6 +61,7 @@ def test_it_is_the_best_gaussian_of_a_plain_model():
     assert_close(other.stddev, q.stddev, 1e-8)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(
     "case",
     [
@@ -100,6 +102,7 @@ def test_predictions_for_known_groups_are_those_of_their_rank(ranks):
     assert float(((joined - one["mean"]) / one["sd"]).abs().max()) < 0.2  # 1,000 draws
 
 
+@pytest.mark.accuracy
 def test_a_run_goes_on_from_the_file_of_the_leader(ranks, tmp_path):
     """Bit for bit, the effects of all groups in the file; no other number of processes."""
     folders = [tmp_path / name for name in ("whole", "cut")]

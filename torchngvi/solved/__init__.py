@@ -2,7 +2,7 @@
 
 from torchngvi.solved.comparison import Comparison, compare_models, stacking_weights
 from torchngvi.solved.leave_one_out import LeaveOneOut, leave_one_out
-from torchngvi.solved.sensitivity import Sensitivity, Solution, sensitivity, solve
+from torchngvi.solved.response import Sensitivity, Solution, sensitivity, solve
 from torchngvi.solved.update import SiteSum, add, forget, merge, site_sum
 
 __all__ = [

@@ -60,7 +60,7 @@ def response(q: Gaussian, target: TractableTarget, u: Direction, tolerance: floa
 # By how much a conclusion hangs on the prior: the optimum's derivative in the precision of its prior
 #
 # With the precision λΛ, the gradient r = (Cᵀg, tril(CᵀHC) - γI) of L in (m, C) moves at λ = 1 by that of the prior
-# alone, and the optimum follows as in `torchngvi.solved.sensitivity`:
+# alone, and the optimum follows as in the linear system above:
 #
 #     H (δ, T) = -γ (CᵀΛ(m - m₀), tril(CᵀΛC))        dm/d log λ = Cδ        dC/d log λ = CT
 #
