@@ -1,4 +1,4 @@
-"""The algebra of every pattern against dense matrices: closure, each verb, the metric, the refusals."""
+"""The algebra of every pattern against dense matrices: closure, each verb, and the metric."""
 
 import pytest
 import torch
