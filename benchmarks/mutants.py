@@ -4,14 +4,15 @@
     python benchmarks/mutants.py --against benchmarks/mutants.json
 
 A NAME is a kind (rule, estimator, metric, ...), a part (Retraction) or a file or folder (torchngvi/rules).  The parts
-and the check of each are those of `tests/core/test_conformance.py`; a base class is judged by the checks of the parts
-that derive from it.  Mutated are the methods of the class and the functions of its file that it uses: a sign, an
-operator, a numeric literal, a comparison, or `and` for `or`.  A mutant is drawn by the text of its function, so that
-the same function has the same mutants in whichever file it stands.  Nothing is written into the tree: each runs in a
-process that is forked from this one, with the code of that function replaced.
+and the check of each are those of `tests/core/test_conformance.py`, with its rows in `test_printed_values.py`; a base
+class is judged by the checks of the parts that derive from it.  Mutated are the methods of the class and the functions
+of its file that it uses: a sign, an operator, a numeric literal, a comparison, or `and` for `or`.  A mutant is drawn by
+the text of its function, so that the same function has the same mutants in whichever file it stands.  Nothing is
+written into the tree: each runs in a process that is forked from this one, with the code of that function replaced.
 
 ``--against`` runs those of an earlier record that were killed, found again by the text of the function or else of the
-statement, and ends with the status 1 where one of them lives now.
+statement, and ends with the status 1 where one of them lives now.  In the record of ``--json`` a survivor may be given
+a "reason" by hand, which the next record takes over.
 """
 
 import argparse
@@ -78,31 +79,40 @@ class Mutant(NamedTuple):
 
 
 def find_parts() -> dict[str, Part]:
-    """Every part and its bases, by name, with the checks of `test_conformance`."""
+    """Every part and its bases, by name, with its checks in `test_conformance` and `test_printed_values`."""
     home = next((TREE / "tests").rglob("test_conformance.py"))
     sys.path[:0] = [str(TREE), *{str(path.parent) for path in (TREE / "tests").rglob("*.py")}]
     import test_conformance as conformance
+    import test_printed_values as printed
     import torch
 
     torch.set_num_threads(1)
     assert Path(conformance.__file__) == home
     found: dict[str, Part] = {}
-    judges: dict[type, list[tuple[str, Callable[[], None]]]] = {}
+    judges: dict[type, list[tuple[str, Callable[[], None], tuple[Callable[[], None], ...]]]] = {}
+
+    def list_rows(part: str) -> tuple[Callable[[], None], ...]:
+        return (functools.partial(printed.check_values, part),) if part in printed.ROWS else ()
+
     for check, table, _ in conformance.PRODUCT:
         kind = check.__name__.removeprefix("check_").partition("_of")[0]
         for cls, factories in sorted(table.items(), key=lambda item: item[0].__name__):
             calls = tuple(functools.partial(check, factory) for factory in factories)
-            found[f"{kind}: {cls.__name__}"] = Part(kind, cls.__name__, find_source(cls), calls)
+            name, rows = f"{kind}: {cls.__name__}", list_rows(f"{kind}: {cls.__name__}")
+            if name in found:  # of two parts of one name
+                name = f"{kind}: {cls.__module__.rpartition('.')[2]}.{cls.__name__}"
+            found[name] = Part(kind, cls.__name__, find_source(cls), rows + calls)
             for base in cls.__mro__[1:]:
                 if base.__module__.startswith("torchngvi") and find_source(base) != find_source(cls):
-                    judges.setdefault(base, []).append((kind, calls[0]))
+                    judges.setdefault(base, []).append((kind, calls[0], rows))
     known = {(part.name, part.path) for part in found.values()}
     for base, calls in judges.items():
         if (base.__name__, find_source(base)) not in known:
             kind = calls[0][0]
-            found[f"{kind}: {base.__name__}"] = Part(
-                kind, base.__name__, find_source(base), tuple(call for _, call in calls[:JUDGES])
-            )
+            name = f"{kind}: {base.__name__}"
+            own = list_rows(name) + tuple(each for _, _, rows in calls for each in rows)
+            checks = own + tuple(call for _, call, _ in calls[:JUDGES])
+            found[name] = Part(kind, base.__name__, find_source(base), checks)
     return found
 
 
@@ -277,11 +287,12 @@ def choose_parts(everything: dict[str, Part], names: list[str]) -> dict[str, Par
     return {name: part for name, part in everything.items() if not names or is_asked(part)}
 
 
-def make_stand_in(name: str, everything: dict[str, Part]) -> Part:
-    """For a base class that has merged with another: the first parts of its kind judge its mutants."""
+def make_stand_in(name: str, mutant: Mutant | None, everything: dict[str, Part]) -> Part:
+    """For a base class that has merged with another: the first parts of its file judge its mutants, or of its kind."""
     kind = name.partition(":")[0]
-    alike = [part.checks[0] for part in everything.values() if part.kind == kind]
-    return Part(kind, name, PACKAGE, tuple(alike[:JUDGES]))
+    alike = [part for part in everything.values() if part.kind == kind]
+    near = [part for part in alike if mutant is not None and part.path == mutant.path] or alike
+    return Part(kind, name, PACKAGE, tuple(check for part in near[:JUDGES] for check in part.checks))
 
 
 def find_again(killed: list[dict[str, str]]) -> Iterator[tuple[Mutant | None, dict[str, str]]]:
@@ -312,6 +323,14 @@ def format_mutant(mutant: Mutant | dict[str, Any]) -> str:
     return f"  {part}, {function}\n    - {before}\n    + {after}"
 
 
+def read_reasons(record: Path | None) -> dict[str, str]:
+    """Why mutants survive, by their keys, as an earlier record says."""
+    if record is None or not record.exists():
+        return {}
+    entries = json.loads(record.read_text(encoding="utf-8"))["mutants"]
+    return {entry["key"]: entry["reason"] for entry in entries if "reason" in entry}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="kinds, parts, files or folders; all without any")
@@ -326,7 +345,7 @@ def main() -> int:
         killed = [entry for entry in record if entry["result"] == "killed" and entry["part"] in wanted]
         killed += [entry for entry in record if entry["result"] == "killed" and entry["part"] not in everything]
         pairs = [
-            (mutant, entry, wanted.get(entry["part"]) or make_stand_in(entry["part"], everything))
+            (mutant, entry, wanted.get(entry["part"]) or make_stand_in(entry["part"], mutant, everything))
             for mutant, entry in find_again(killed)
         ]
         gone = [entry for mutant, entry, _ in pairs if mutant is None]
@@ -345,12 +364,16 @@ def main() -> int:
     total, killed = (Counter(m.part.partition(":")[0] for m, r in results if r != kept) for kept in ("", "survived"))
     print("\nkilled, by kind: " + ", ".join(f"{kind} {killed[kind]}/{n}" for kind, n in total.items()))
     survivors = [mutant for mutant, result in results if result == "survived"]
-    print("\n".join([f"{len(survivors)} of {len(results)} survive:", *map(format_mutant, survivors)]))
+    reasons = read_reasons(given.json)
+    said = [f"{format_mutant(each)}\n    {reasons.get(each.key, 'no reason known')}" for each in survivors]
+    print("\n".join([f"{len(survivors)} of {len(results)} survive:", *said]))
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{used.ru_utime + used.ru_stime:.0f} processor seconds of checks")
     if given.json is not None:
         names = ("part", "key", "function", "before", "after")
         rows = [{**{name: getattr(m, name) for name in names}, "result": result} for m, result in results]
+        for each in (each for each in rows if each["key"] in reasons and each["result"] == "survived"):
+            each["reason"] = reasons[each["key"]]
         lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows)
         given.json.write_text(f'{{"mutants": [\n{lines}\n]}}\n', encoding="utf-8")
     return 0

@@ -161,10 +161,6 @@ class TestLikelihoods:
         part = FAMILIES[family]
         return part, part.likelihood(), e, v, part.targets(randn(count, seed=3))
 
-    def test_energy(self, family):
-        part, likelihood, e, _, y = self.draw(family)
-        close(likelihood.energy(e, y), part.energy(e, y), EXACT)
-
     def test_energy_is_a_density(self, family):
         """Σ or ∫ over y of exp(-energy) is 1."""
         _, likelihood, e, _, _ = self.draw(family, 6)
@@ -176,18 +172,6 @@ class TestLikelihoods:
             outcomes, weight = torch.arange(-2000, 2001, dtype=DTYPE) * 0.01, 0.01
         total = weight * torch.exp(-likelihood.energy(e[:, None], outcomes)).sum(-1)
         close(total, torch.ones_like(total), IDENTITY)
-
-    def test_expected_energy(self, family):
-        """Value, slope and curvature against dense quadrature and autograd through it."""
-        part, likelihood, e, v, y = self.draw(family)
-        e.requires_grad_()
-        v.requires_grad_()
-        expected = reference.normal_mean(lambda eta: part.energy(eta, y[:, None]), e, v)
-        by_mean, by_variance = torch.autograd.grad(expected.sum(), (e, v))
-        value, slope, curvature = likelihood.expected(e.detach(), v.detach(), y)
-        close(value, expected, IDENTITY)
-        close(slope, by_mean, IDENTITY)
-        close(curvature, 2 * by_variance, IDENTITY)
 
     def test_derivatives_of_the_value(self, family):
         """slope = ∂F/∂e and curvature = 2 ∂F/∂v: autograd and finite differences of the value itself."""
@@ -212,12 +196,6 @@ def test_exchanging_the_classes_mirrors_the_predictor(likelihood):
     close(here.value, there.value, EXACT)
     close(here.slope, -there.slope, EXACT)
     close(here.curvature, there.curvature, EXACT)
-
-
-def test_classes_in_any_coding():
-    for coding in ([0.0, 1.0, 1.0], [-1.0, 1.0, 1.0], [2.0, 4.0, 4.0]):
-        for likelihood in (BernoulliLogit(), BernoulliProbit()):
-            assert likelihood.checked(tensor(*coding)).tolist() == [-1.0, 1.0, 1.0]
 
 
 # ----------------------------------------------------------------------------------- estimators

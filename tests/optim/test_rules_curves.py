@@ -420,38 +420,3 @@ def test_the_root_move(name, batch):
         q.structure.diagonal(stored)[..., 0] = bad
         assert not bool(q.moved(Root(mean, stored))[1].any())
     assert len(list(members(batch))) == ok.numel()
-
-
-# --------------------------------------------------------------------------------------- values worked out by hand
-
-
-def one_dimension():
-    """q = N(1, 4) with g = 3 and H = 1.25, so that G = H - S = 1."""
-    q = CholeskyGaussian(1, mean=1.0, scale=2.0, dtype=DTYPE)
-    g, H = torch.tensor([3.0], dtype=DTYPE), torch.tensor([[1.25]], dtype=DTYPE)
-    return q, framed_packet(2 * g, 4 * H)  # a = Cg, W = CHC
-
-
-@pytest.mark.parametrize(
-    ("rule", "slope"),
-    [
-        ("covariance_gradient", 9.25),  # g² + ¼ G²
-        ("bures_wasserstein", 13.0),  # g² + (GC)²
-        ("centered_svgd", 25.0),  # g² + B², B = -GV
-        ("svgd", 58.0),  # g² + B², B = -(GV + gm)
-        ("root_gradient", 13.0),  # g² + (GC)²
-        ("newton", 44.0),  # a² + ½ P², P = CGC
-    ],
-)
-def test_slopes_by_hand(rule, slope):
-    q, e = one_dimension()
-    close(RULES[rule]()(q, e).slope(), torch.tensor(slope, dtype=DTYPE), EXACT)
-
-
-@pytest.mark.parametrize("rho", [0.1, 1.0])
-def test_the_retraction_by_hand(rho):
-    """S' = S (1 + ρP + ½ρ²P²) with S = ¼ and P = 4, and m' = m - ρCa."""
-    q, e = one_dimension()
-    mean, covariance = step(q, RULES["retraction"]()(q, e).at(every(rho, ())))
-    close(mean, torch.tensor([1 - 12 * rho], dtype=DTYPE), EXACT)
-    close(1 / covariance, torch.tensor([[0.25 * (1 + 4 * rho + 8 * rho**2)]], dtype=DTYPE), EXACT)

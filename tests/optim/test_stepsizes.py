@@ -192,21 +192,6 @@ class TestSufficientDecreaseAlone:
         state = {**control.init(before), **state}
         return control.judge(Trial(before, after, slope, rho * slope.sqrt(), rho), state)
 
-    def test_start(self):
-        control = SufficientDecrease(radius=2.0)
-        state = control.init(torch.zeros(2, 3, dtype=DTYPE))
-        assert control.needs_trial
-        close(state["reach"], torch.full((2, 3), 2.0, dtype=DTYPE), EXACT)
-        assert bool(state["cap"].isinf().all())
-
-    def test_propose(self):
-        """min(lr, reach/|∇L|, cap)."""
-        state = {"reach": tensor(2.0, 2.0, 2.0, 2.0), "cap": tensor(math.inf, math.inf, 0.05, math.inf)}
-        norm2 = tensor(4.0, 400.0, 4.0, 0.0)
-        for lr in (0.5, torch.tensor(0.5, dtype=DTYPE)):
-            rho = SufficientDecrease().propose(path_with(norm2), lr, torch.zeros_like(norm2), state)
-            close(rho, tensor(0.5, 0.1, 0.05, 0.5), EXACT)
-
     def test_armijo(self):
         """Kept if L falls by c ρ s, and not if by less."""
         rho, slope, before = tensor(0.5, 0.5, 0.5), tensor(2.0, 2.0, 2.0), tensor(7.0, 7.0, 7.0)

@@ -249,14 +249,6 @@ def damped(rows, rho, g):
     return torch.linalg.inv(F + rho * F.trace() / D * torch.eye(D, dtype=FLOAT)) @ g
 
 
-@pytest.mark.parametrize("samples", [5, 30])
-def test_damped_batch_fisher(samples):
-    """By Woodbury for S < D and by Cholesky for S ≥ D: one formula; earlier batches leave no trace."""
-    rows, g = scores(2 * samples, 12), scores(1, 12, seed=8)[0]
-    rule = BatchFisher(samples, 0.03)
-    assert relative(rule.direction(absorbed(rule, rows, samples), g, None), damped(rows[samples:], 0.03, g)) < 1e-10
-
-
 @pytest.mark.parametrize("keep", [8, 30])
 def test_window(keep):
     """Exact for the sum of the newest M."""
@@ -280,19 +272,6 @@ def test_plain_batch_fisher_is_singular():
     assert relative(rule.direction(absorbed(rule, rows, 40), g, None), damped(rows, 0.0, g)) < 1e-9
     singular = torch.zeros(40, 12, dtype=FLOAT)
     assert rule.direction(absorbed(rule, singular, 40), g, None).isnan().all()
-
-
-def test_blocks():
-    """One rule a block; with a single block the rule itself."""
-    rows, g = scores(20, 6), scores(1, 6, seed=8)[0]
-    rule = Recursive(eps=1.0, c_beta=0.0)
-    split = Blocks(rule, [2, 4])
-    parts = [rule.direction(absorbed(rule, rows[:, s], 5), g[s], None) for s in (slice(0, 2), slice(2, 6))]
-    assert torch.allclose(split.direction(absorbed(split, rows, 5), g, None), torch.cat(parts))
-    whole = Blocks(rule, [6])
-    assert torch.equal(
-        whole.direction(absorbed(whole, rows, 5), g, None), rule.direction(absorbed(rule, rows, 5), g, None)
-    )
 
 
 def test_blocks_of_a_product_are_exact():

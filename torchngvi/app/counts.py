@@ -34,7 +34,11 @@ def not_gaussian(table: pd.DataFrame, response: str) -> tuple[str, ...]:
 
 
 def overdispersed(result: MixedResult | MultilevelResult) -> tuple[str, ...]:
-    """A warning of counts that vary more about their means, given the effects of their groups, than Poisson's."""
+    """A warning of counts that vary more about their means, given the effects of their groups, than Poisson's.
+
+    By Pearson's χ² over N - tr H, where the effective number of coefficients is tr H = Σ μ Var(η), with the posterior
+    variance of each linear predictor: an effect that is shrunk to its mean counts as less than one.
+    """
     rows = result.model.rows
     if not isinstance(rows.likelihood, PoissonLog):
         return ()

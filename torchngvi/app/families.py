@@ -102,7 +102,12 @@ def open_parameter(
 def maximised(
     q: Gaussian, model: GeneralizedLinear, at: Callable[[float], Likelihood], *, max_evaluations: int
 ) -> Sought:
-    """The parameter of a likelihood, positive, that the ELBO and its prior speak for, by variational EM."""
+    """The parameter of a likelihood, positive, that the ELBO and its prior speak for, by variational EM.
+
+    Each round fits q with the parameter as it is, and takes the one that maximises E_q[log p(y | η)] + log p(s) then:
+    neither lowers the sum of the ELBO and log p(s). s is the scale of noise, half-t(3, 2.5 s_y), or of counts
+    1/√dispersion, half-t(3, 1), the standard deviation of the gamma factor by which their rates vary.
+    """
     y = model.y.double()
     weights = torch.ones_like(y) if model.weights is None else model.weights.double()
     log = math.log(_value(model.likelihood))

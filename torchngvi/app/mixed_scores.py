@@ -54,7 +54,10 @@ def scores(
     y: np.ndarray[Any, Any],  # (M,)
     weights: np.ndarray[Any, Any] | None,  # (M,)
 ) -> HeldOut:
-    """Score the predictions for rows that were held out, those of groups that the fit has not among them."""
+    """Score the predictions for rows that were held out, those of groups that the fit has not among them.
+
+    The density of a row is the mean over draws of the posterior, p(y) = 1/S Σ_s p(y | η_s).
+    """
     likelihood, draws, parts = result.model.rows.likelihood, result.draws(), []
     coded = likelihood.checked(torch.tensor(y, dtype=torch.float64))
     for begin in range(0, len(test), _ROWS):

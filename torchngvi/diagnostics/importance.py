@@ -125,7 +125,12 @@ def weighted_moments(
     log_weights: Tensor,  # (S,)
     expected: Tensor,  # sd of q, (D,)
 ) -> Corrected:
-    """Moments by draws with smoothed weights; their errors by the delta method, the weights as if they were given."""
+    """Moments by draws with smoothed weights; their errors by the delta method, the weights as if they were given.
+
+    Weights that are well behaved do not make an average so: of the terms w (θ_k - m_k)² of a variance a k̂ of their own
+    is taken where that variance is farthest from what is expected (Vehtari et al. 2024, section 2.4).  Above 0.5 the
+    error of the variance has no bound, and there may be more than was found.
+    """
     smooth = smoothed(log_weights)
     w, draws = smooth.log_weights.exp(), theta.double()
     mean = w @ draws

@@ -151,6 +151,9 @@ def fit_generalized_pareto(
 ) -> tuple[Tensor, Tensor]:
     """Shape k and scale σ (N,) of the generalised Pareto distribution, by Zhang and Stephens (2009).
 
+    The posterior mean of b = k/σ over a grid of m = 30 + ⌊√n⌋ candidates by profile likelihood; then
+    k = mean log(1 - b x), and k̂ is pulled to 0.5 with the weight of 10 observations (Vehtari et al. 2024, appendix).
+
     >>> x = torch.linspace(0.005, 0.995, 100, dtype=torch.float64)
     >>> k, sigma = fit_generalized_pareto(2 * x[:, None], torch.tensor([100]))  # uniform on (0, 2): k = -1
     >>> -1.1 < k.item() < -0.8

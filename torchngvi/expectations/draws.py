@@ -54,7 +54,11 @@ def whole_numbers(
     shape: Sequence[int],
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw whole numbers of so many bits, uniformly, on the CPU."""
+    """Draw whole numbers of so many bits, uniformly, on the CPU.
+
+    ``torch.randint(2**bits)`` takes 32 bits of the generator's up to PyTorch 2.6 and 64 later, from 2²⁸ on.  Below 2³²
+    numbers are 64 bits modulo 2³² on all of them, and the remainder is what later versions return.
+    """
     return torch.randint(2**32, tuple(shape), generator=generator, device="cpu") % 2**bits
 
 

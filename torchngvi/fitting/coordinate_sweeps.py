@@ -100,7 +100,11 @@ def sweeps_of(request: Request) -> tuple["CoordinateSweeps", Criterion]:
 
 
 class CoordinateSweeps(Engine):
-    """The engine of `torchngvi.fit` for a product: a sweep over its sites is an evaluation."""
+    """The engine of `torchngvi.fit` for a product: a sweep over its sites is an evaluation.
+
+    A record is of a sweep: its loss is the negative ELBO before it, and its norm the Fisher length of all changes that
+    it would make with γ = 1.
+    """
 
     unit = "sweep"
 

@@ -101,7 +101,11 @@ def _backtracked(
     square: Tensor,  # (*batch,)
     active: Tensor,  # (*batch,)
 ) -> tuple[Tensor, Tensor]:
-    """Take the longest of the steps 1, ½, ¼, .. along which ℓ falls enough, a member at a time."""
+    """Take the longest of the steps 1, ½, ¼, .. along which ℓ falls enough, a member at a time.
+
+    ``square`` is gᵀH⁻¹g, which the whole step promises twice; the active members are to move.  Returns where the step
+    has led, (*batch, D), and which members have moved, (*batch,).
+    """
     moved, length = torch.zeros_like(active), torch.ones_like(energy)
     rounding = 4 * torch.finfo(energy.dtype).eps * energy.abs().clamp_min(1.0)
     result = theta

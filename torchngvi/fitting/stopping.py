@@ -141,6 +141,9 @@ class NormBelow(Criterion):
 class Rounding:
     """What the rounding of a loss hides: a run whose steps could gain no more has converged, whatever its tolerance.
 
+    A natural-gradient norm ν promises at most ½ν² nats.  Where it stays as it is, the loss is looked at on neighbours
+    of q, some units in the last place of its mean away, whose losses differ by rounding alone.
+
     >>> Rounding().asked(torch.tensor([0.1]), torch.tensor([False]), torch.tensor([True]))
     False
     """

@@ -150,6 +150,9 @@ def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
 def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
     """Put q where some of the rows lead, before evaluations that are passes over all of them.
 
+    Of several processes the first has its part to begin with, and hands on where that leads.  What n of N rows say is
+    as wide as √(N/n) times what all of them say, and q is made narrower by that.
+
     >>> from torchngvi.models import Streamed
     >>> X, y = torch.ones(100, 1), torch.arange(100.0) % 2
     >>> q = CholeskyGaussian(1, mean=2.0)

@@ -44,6 +44,9 @@ def flat_steps_of(request: Request) -> tuple[Engine, Criterion]:
 def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> SmoothedSteps:
     """The engine of `torchngvi.fit` for a flat posterior without an optimizer.
 
+    It is `IFVB` with ρ_k = (100 + k)^-¾; of an `ExponentialFamily` natural gradients by `StatisticRegression`, with
+    γ_k = (1 + k/20)^-¾; where the log joint is conjugate they begin at the posterior.
+
     >>> import torch
     >>> from torchngvi.posteriors.flat import MeanFieldGaussian
     >>> engine = usual_steps(MeanFieldGaussian(torch.zeros(2)), lambda theta: -theta.square().sum(-1))

@@ -143,6 +143,9 @@ def in_a_narrow_order(
 ) -> list[list[int]]:
     """Order each connected part so that neighbours stand close together (Cuthill and McKee 1969).
 
+    The search goes outwards from an end of the part, which is found by searching from the last latent of a search as
+    long as that takes more rounds (George and Liu 1979).
+
     >>> in_a_narrow_order([[2], [2], [0, 1], []])
     [[0, 2, 1], [3]]
     """

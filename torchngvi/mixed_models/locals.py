@@ -41,7 +41,10 @@ class ByQuadrature:
 
 
 class Conditional:
-    """The distribution of b given g under a Gaussian q over the arrow of the model."""
+    """The distribution of b given g under a Gaussian q over the arrow of the model.
+
+    With S = T Tᵀ, b_i = m_i - K_iᵀ(g - m_g) + T_i⁻ᵀ z, K_i = T_gi T_i⁻¹.
+    """
 
     def __init__(self, q: PrecisionCholeskyGaussian) -> None:
         structure, self.q = q.structure, q

@@ -234,7 +234,10 @@ def _form(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
 
 
 class Precision:
-    """The Wishart prior of Ω, as a density of ω."""
+    """The Wishart prior of Ω, as a density of ω.
+
+    log p(ω) = log Wishart(W Wᵀ) + log |∂Ω/∂ω|,  |∂Ω/∂ω| = 2^r Π_k W_kk^{r - k + 2}.
+    """
 
     def __init__(self, prior: Wishart, like: Tensor, size: int, batch: tuple[int, ...] = ()) -> None:
         if not isinstance(prior, Wishart):

@@ -175,7 +175,10 @@ def omega_to_user(
     units: Standardization | None,
     size: int,  # r
 ) -> Tensor:
-    """Map the coordinates ω of Ω to those of the same effects in the units of the user, (*any, q)."""
+    """Map the coordinates ω of Ω to those of the same effects in the units of the user, (*any, q).
+
+    With b = A b_s the precision is A⁻ᵀ W (A⁻ᵀ W)ᵀ.
+    """
     if units is None:
         return omega
     inverse = units.from_user(torch.eye(size, dtype=torch.float64, device=omega.device), 0)

@@ -52,7 +52,10 @@ class Leaves(NamedTuple):
         precision: Tensor,  # σ⁻², (S,)
         omega: Tensor,  # Ω, (S,)
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the leaves take from the precision of the others (S, R, R) and their linear term (S, R), and add."""
+        """What the leaves take from the precision of the others (S, R, R) and their linear term (S, R), and add.
+
+        The last, (S,), is Σ_i (½c_i²/(σ⁴m_i) - ½log m_i).
+        """
         m = precision[:, None] * self.A + omega[:, None]  # (S, U)
         d = precision[:, None].square() / m
         width = self.Bc.shape[-1]

@@ -100,6 +100,8 @@ def checked_scale(what: str, prior: object) -> ScalePrior:
 class ScalesPrior:
     """Independent priors of the standard deviations of random effects, and LKJ of their correlations.
 
+    R has the density |R|^(concentration - 1)/Z (Lewandowski, Kurowicka and Joe 2009).
+
     >>> prior = ScalesPrior(Exponential(1.0), 1.0, 1)
     >>> -prior.energy(torch.tensor([0.0])).item()  # τ = 1, and |dτ/dω| = 1
     -1.0
@@ -166,6 +168,10 @@ def omega_of_scales(
     size: int,  # r
 ) -> tuple[Tensor, Tensor]:
     """Map ξ, the logarithms of standard deviations and the partial correlations on Fisher's scale, to ω.
+
+    Where a standard deviation may be 0 the entries below the diagonal of W grow as its inverse, and ω is far from
+    Gaussian; ξ is not.  R = U Uᵀ with U upper triangular, whose rows come from the last effect backwards by canonical
+    partial correlations tanh(z) (Lewandowski, Kurowicka and Joe 2009), and W = (diag(τ) U)⁻ᵀ.
 
     >>> omega, log_det = omega_of_scales(torch.tensor([0.5]), 1)
     >>> omega.item(), log_det.item()

@@ -120,7 +120,12 @@ def bent(
 
 
 class _Bent:
-    """The first derivatives of slope and curvature of a block of rows in e and Σ, by those of p at the nodes."""
+    """The first derivatives of slope and curvature of a block of rows in e and Σ, by those of p at the nodes.
+
+    With L = chol Σ, S = tril½[M] + its transpose, M = Lᵀ ∂F/∂L, the curvature is B = L⁻ᵀ S L⁻¹, and along dΣ
+
+        dL = L tril½[L⁻¹ dΣ L⁻ᵀ],   dη = de + dL z,   dp = p ∘ (dη - pᵀdη),   dB = L⁻ᵀ dS L⁻¹ - RᵀB - BR,  R = dL L⁻¹.
+    """
 
     def __init__(self, mean: Tensor, covariance: Tensor, at: Nodes) -> None:
         self.z = at.z
@@ -152,6 +157,8 @@ class _Bent:
 @functools.cache
 def nodes(dim: int, count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes and weights for the standard normal distribution in J = K - 1 dimensions.
+
+    They are a grid for J ≤ 2, else ``count`` Sobol points with mean 0 and covariance I.
 
     >>> z, w = nodes(1, 512, torch.float64, torch.device("cpu"))
     >>> round((w @ z.square()).item(), 6)  # the variance

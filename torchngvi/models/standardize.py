@@ -45,6 +45,10 @@ def mean_and_sd(
 ) -> tuple[Tensor, Tensor]:
     """Compute means and standard deviations over the rows, by two passes in float64.
 
+    A row of weight 2 counts as two rows and a row of weight 0 is not there. The standard deviation √(Σ w (x - m)²/Σ w)
+    is right to rounding where the mean is 10⁶ of them, and at any size of the numbers. Where all rows are equal the
+    mean is their value and the standard deviation is exactly 0.
+
     >>> mean_and_sd(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 1.0]))
     (tensor(2., dtype=torch.float64), tensor(1., dtype=torch.float64))
     """
@@ -436,6 +440,8 @@ class TargetSummary(NamedTuple):
 
     def location_and_unit(self, link: str, *, through_0: bool = False) -> tuple[float, float]:
         """Return g(ȳ) and s_y; at an end of the range of y half an event is added, so that g(ȳ) is finite.
+
+        Where the predictor goes ``through_0``, since no coefficients make a constant, s_y is √(mean y²).
 
         >>> TargetSummary(rows=4, mean=0.0, sd=0.0).location_and_unit("identity")
         (0.0, 1.0)

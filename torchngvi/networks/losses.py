@@ -133,6 +133,9 @@ def _cause(total: float, labels: int, forwards: int, num_data: int) -> str:
 def find_scale_column(output: Tensor, gradient: Tensor) -> Tensor:
     """Return how well the gradient at one column of two is explained by the square of the other's.
 
+    That of the logarithm of a standard deviation, or of another function of it, is c (1 - (y - mean)²/variance) up to a
+    slope, and that of the mean c (mean - y)/variance; two labels of a row explain nothing of each other.
+
     >>> output = torch.tensor([[0.1 * k, 0.01 * k] for k in range(20)], requires_grad=True)
     >>> loss = torch.nn.functional.gaussian_nll_loss(output[:, 0], torch.arange(20) % 3, (2 * output[:, 1]).exp())
     >>> bool(find_scale_column(output.detach(), *torch.autograd.grad(loss, output)) > 0.99)

@@ -116,6 +116,13 @@ def log1p_square(
 ) -> Moments:
     """Compute E[log(1 + x²)] under N(e, v), by a mixture of Gaussian bumps: the energy of a Student's t.
 
+    log(1 + x²) = ∫₀^∞ e^-t (1 - e^(-t x²))/t dt (Frullani), a trapezoid rule in log t, and
+
+        E[e^(-t x²)] = A^-½ e^(-t e²/A),   A = 1 + 2 t v
+
+    so that slope and curvature are the exact derivatives of the value.  Absolute error below
+    1e-12 max(1, F) in float64 for e² + v up to 1e10; the curvature is negative where |x| > 1.
+
     >>> moments = log1p_square(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
     >>> [round(float(m), 12) + 0.0 for m in moments]  # log 2, 1, 0
     [0.69314718056, 1.0, 0.0]
@@ -128,6 +135,9 @@ def saturating_square(
     variance: Tensor,  # (*batch, N), not negative
 ) -> Moments:
     """Compute E[x²/(1 + x²)] under N(e, v), as :func:`log1p_square` with weights t e^-t.
+
+    In closed form it is 1 - √(π/2)/s Re w((e + i)/(s√2)) with the Faddeeva function w, which cancels for
+    small s; this does not.
 
     >>> moments = saturating_square(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
     >>> [round(float(m), 12) for m in moments]  # ½, 2/(1 + 1)², (2 - 6)/(1 + 1)³

@@ -93,6 +93,8 @@ def triangular_inverse(
 ) -> Tensor:
     """Invert a lower triangular matrix by substitution in blocks.
 
+        [A 0; B D]⁻¹ = [A⁻¹ 0; -D⁻¹ B A⁻¹ D⁻¹]
+
     >>> triangular_inverse(torch.tensor([[1.0, 0.0], [2.0, 1.0]])).tolist()
     [[1.0, 0.0], [-2.0, 1.0]]
     """
@@ -181,6 +183,8 @@ def tril_half(
     matrix: Tensor,  # (*batch, D, D)
 ) -> Tensor:
     """Take the strictly lower part of a matrix and half of its diagonal, tril½[A].
+
+    For a symmetric A, tril½[A] + tril½[A]ᵀ = A (Kumar et al. 2025, Eq 13; the double bar of Tan 2025).
 
     >>> tril_half(torch.tensor([[2.0, 5.0], [3.0, 4.0]])).tolist()
     [[1.0, 0.0], [3.0, 2.0]]

@@ -42,6 +42,12 @@ def softplus(
 ) -> Moments:
     """Compute E[log(1 + eˣ)] under N(e, v), with the expectations of the logistic function and of its derivative.
 
+    In float64 the relative error of each is below 1e-12 for every standard deviation, wherever the moment is not
+    below the smallest number: also at e = -700, where all three are e^(e + v/2).  Autograd and ``torch.func`` take the
+    moments for what they are: ∂F/∂e = α, ∂F/∂v = ½β, ∂α/∂e = β, and so on.  In traces of ``torch.jit``, in forward
+    mode, and where ``torch.func`` transforms within a compiled graph, they are a mixture of normals in plain operators,
+    whose error is 1e-13 max(1, F), absolutely.
+
     >>> moments = softplus(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
     >>> [round(float(m), 12) for m in moments]  # log 2, 1/2, 1/4
     [0.69314718056, 0.5, 0.25]

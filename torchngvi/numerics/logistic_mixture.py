@@ -11,7 +11,11 @@ from torch import Tensor
 
 
 def _mixture() -> tuple[list[float], list[float]]:
-    """τ² and p/√(2π) of σ(x) = Σ p Φ(x/τ), to 2e-15, by a trapezoid rule in log K."""
+    """τ² and p/√(2π) of σ(x) = Σ p Φ(x/τ), to 2e-15, by a trapezoid rule in log K.
+
+    If K follows the Kolmogorov distribution and Z ~ N(0, 1), then 2 K Z is logistic (Andrews and Mallows 1974;
+    Stefanski 1991).
+    """
     step, scales, weights = 0.125, [], []
     for index in range(-15, 12):
         k = math.exp(index * step)
@@ -47,6 +51,10 @@ def _of_the_graph(like: Tensor) -> tuple[Tensor, Tensor]:
 def mixture(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the three moments by the normal mixture of the logistic distribution, in operators that torch knows.
 
+    F = Σ p_k [e Φ(u_k) + r_k φ(u_k)], α = Σ p_k Φ(u_k), β = Σ p_k φ(u_k)/r_k, with u_k = e/r_k and r_k² = v + τ_k²;
+    the error is below 1e-13 max(1, F) in float64, absolutely.  It is for graphs that are traced or compiled, and for
+    forward mode, where what a kernel computes would not be seen.
+
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> [round(float(part), 12) for part in mixture(zero, zero)]  # log 2, 1/2, 1/4
     [0.69314718056, 0.5, 0.25]
@@ -64,6 +72,9 @@ def mixture(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def bends(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Compute how β of a softplus changes with e and v, by the normal mixture of the logistic distribution.
+
+    β_e = -Σ p_k u_k φ(u_k)/r_k² and β_v = ½ Σ p_k (u_k² - 1) φ(u_k)/r_k³, with u_k = e/r_k and r_k² = v + τ_k²; the
+    error is below 1e-13 in float64, absolutely.  torch can differentiate both.
 
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> [round(float(part), 12) + 0.0 for part in bends(zero, zero)]  # σ''(0) and ½ σ'''(0)

@@ -19,6 +19,10 @@ def normal_rule(
 ) -> tuple[Tensor, Tensor]:
     """Nodes z_k and log weights of E[f(z)] ≈ Σ_k w_k f(z_k) for z ~ N(0, I) in r dimensions: K = nodesʳ of them.
 
+    In each dimension the rule is exact for polynomials of degree 2 nodes - 1.  The nodes are the eigenvalues of the
+    Jacobi matrix of Hermite's polynomials (Golub and Welsch 1969), the weights 1/Σ_j h_j(z_k)² of the orthonormal ones,
+    which is accurate for the smallest weights too.
+
     >>> z, log_w = normal_rule(3, 1, torch.zeros((), dtype=torch.float64))
     >>> z[:, 0].square().round(decimals=9).tolist(), (6 * log_w.exp()).round(decimals=9).tolist()
     ([3.0, 0.0, 3.0], [1.0, 4.0, 1.0])
@@ -64,6 +68,9 @@ def negative_log_ndtr(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def energy(x: Tensor) -> Tensor:
     """Compute -log Φ(x), whose second derivative by torch is right far to the left too.
+
+    That of ``torch.special.log_ndtr`` cancels there: at x = -10⁴ it is 1.54 in place of 1.  Below -50 it is
+    ½x² + log(-x √(2π)) - log(1 - x⁻² + 3x⁻⁴ - 15x⁻⁶ + 105x⁻⁸), the asymptotic series.
 
     >>> x = torch.tensor(-1e4, dtype=torch.float64)
     >>> round(float(torch.func.grad(torch.func.grad(energy))(x)), 6)

@@ -260,6 +260,9 @@ class Layering:
 def _gains(axes: Tensor, M: Tensor, z: Tensor, residual: Tensor) -> Tensor:
     """The share of KL that has to do with each direction u, by rows (K, D): of fourth derivatives those with
     u thrice.
+
+    Σ B² over all entries with an index along u is 12 (½ uᵀMu - ¼ |B_uu|² + B_uuu²/12), Σ K² over those with three and
+    more is 4 |K_uuu|² - 3 K_uuuu².
     """
     along, even, odd = z[: len(z) // 2] @ axes.mT, *_parts(residual)
     twice = _squares(along.square() - 1, even)

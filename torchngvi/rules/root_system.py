@@ -98,7 +98,12 @@ def conjugate_gradients(
 
 
 def still_solved(e: Expectation, local: Local, frame: Frame) -> Callable[[Direction], Direction]:
-    """The inverse of the Hessian as it would be if H stood still, (Wδ, tril[WT] + γ diag T), as a preconditioner."""
+    """The inverse of the Hessian as it would be if H stood still, (Wδ, tril[WT] + γ diag T), as a preconditioner.
+
+    Column j of tril[WT] is the trailing square of W times that of T.  With W = LᵀL the trailing squares of L are their
+    factors, so that all columns are solved at once by T₀ = L⁻¹ tril[L⁻ᵀ R], and each of the D terms γ T_jj takes a
+    correction of rank one.  Where C is upper triangular, rows and leading squares of W = LLᵀ take their place.
+    """
     structure, gamma = frame.structure, e.temperature
     assert isinstance(structure, FullAlgebra)
     W = local.P + gamma * structure.eye(local.a)

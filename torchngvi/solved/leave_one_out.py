@@ -107,7 +107,11 @@ class Optimum(NamedTuple):
         self,
         rows: Tensor,  # (n,)
     ) -> tuple[Cavities, Tensor]:
-        """Take out one row each; the cavities after the response of the others, and ν² (n,)."""
+        """Take out one row each; the cavities after the response of the others, and ν² (n,).
+
+        With a = Vx_i, s² = x_iᵀa and k = 1/(1 - β_i s²) the cavity has the mean m + kα_i a and the covariance
+        V + kβ_i aaᵀ, and along row j de = kα_i V_ji and dv = kβ_i V_ji².
+        """
         x, alpha, beta = self.X[rows], self.alpha[rows], self.beta[rows]
         a = x @ self.V  # V x_i
         k = 1 / (1 - beta * (a * x).sum(-1))

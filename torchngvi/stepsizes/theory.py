@@ -26,6 +26,8 @@ def theorem_2_step(
 ) -> float:
     """The constant step size up to which Theorem 2 has SR-VN descend, for γ = 1.
 
+        ρ ≤ min{λ_min/(λ_max² M), √(2/5) ξ_l²/(M ξ_u⁴)}        (Kumar et al. 2025, Eq 55; printed with max)
+
     >>> theorem_2_step(4.0, 0.25, 1.0, 0.5, 1.0)
     0.03952847075210474
     """
@@ -41,6 +43,8 @@ def theorem_2_descent(
     xi_u: float,  # largest ‖C_t‖_F
 ) -> float:
     """The constant η of the linear rate of SR-VN, L_{t+1} - L* ≤ (1 - 2ηδ)(L_t - L*) (Kumar et al. 2025, Eq 25).
+
+        η = min{λ_min ρ - ½ M ρ² ξ_u⁴, √(5/2) ρ ξ_l² - 5/4 M ρ² ξ_u⁴}
 
     >>> theorem_2_descent(0.01, 4.0, 0.25, 0.5, 1.0)
     0.0023
@@ -58,6 +62,8 @@ def descent_step(
 ) -> float:
     """A constant step size that suffices for SR-VN to descend, L' ≤ L - ½ρ|a|² - ¼ρ‖P‖²_F.
 
+        ρ = 1/((M + γ/λ_min) λ_max)
+
     >>> descent_step(4.0, 0.25, 1.0)
     0.125
     """
@@ -73,6 +79,9 @@ def iterations_to(
     rate: float,  # share of the gap a step takes off: 2ηδ, or ½ρδλ_min
 ) -> int:
     """The number of steps after which a gap that shrinks by 1 - rate a step is below ``gap``.
+
+    This is Eq 58 of Kumar et al. (2025), which prints the lower bound on t as an upper one.  Of the two cases it
+    distinguishes the larger number of steps holds, where min is printed: η is the smaller of two.
 
     >>> iterations_to(1e-3, 1.0, 0.5)
     10

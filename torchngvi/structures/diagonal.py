@@ -15,6 +15,8 @@ from torchngvi.structures.pattern import Structured
 class Diagonal(FullAlgebra):
     """Diagonal matrices, stored as their diagonals (*batch, D): the pattern of a mean field.
 
+        σ = σ₀ ((h + δ)/(h₀ + δ))^(-(1 - w)/2),   σ₀² = 1/(N (h₀ + δ)),
+
     Every operation is elementwise, and no square is ever formed.
 
     Args:

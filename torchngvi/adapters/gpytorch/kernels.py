@@ -39,7 +39,11 @@ class Kernels(NamedTuple):
 
     @torch.no_grad()
     def pulled(self, sites: Sites, H: Tensor, frame: Frame) -> "Kernels":
-        """∂E_q[ℓ] of the data part, from H = Σ β_n a_n a_nᵀ, which the step of q has formed already."""
+        """∂E_q[ℓ] of the data part, from H = Σ β_n a_n a_nᵀ, which the step of q has formed already.
+
+        With P = L⁻ᵀ(S - I) and w = L⁻ᵀm: for k(Z, x_n) it is w α_n + P β_n a_n, for L the lower part of
+        -w (Σ α_n a_n)ᵀ - P H.
+        """
         S, dtype = covariance(frame), self.factor.dtype
         S.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         both = torch.cat([frame.mean[..., None], S], -1).to(dtype)

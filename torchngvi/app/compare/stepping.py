@@ -62,6 +62,9 @@ def unguarded(optimizer: Optimizer) -> Optimizer:
 class Turned(Rule):
     """A rule along a straight line of mean and root C, with the columns of C' turned so that its diagonal is positive.
 
+    Papers leave the sign of the diagonal free: V' = C'C'ᵀ is the same for either.  The library does not take a step
+    that turns one; a reproduction of a paper does.
+
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian

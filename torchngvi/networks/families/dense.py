@@ -157,6 +157,9 @@ def lower_root(
 ) -> Tensor:
     """Return the lower root; where rounding has left a matrix indefinite, of one with a diagonal D times it larger.
 
+    A running mean in single precision is positive semidefinite only up to rounding, Σⱼₖ|vⱼvₖ|√(HⱼⱼHₖₖ) times it along
+    v, which is more than δ where features are large and data many.
+
     >>> lower_root(torch.tensor([[4.0]]), 1e-7)
     tensor([[2.]])
     """

@@ -173,6 +173,8 @@ def shrunk(
 ) -> Tensor:
     """Compute the factor of a positive coordinate that would change by x times itself, positive for each x.
 
+    It is 1 + x down to x = -½ and -1/(4x) below, which joins it with its slope.
+
     >>> shrunk(torch.tensor([1.0, -0.5, -10.0])).tolist()
     [2.0, 0.5, 0.02500000037252903]
     """

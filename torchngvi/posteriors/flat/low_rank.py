@@ -372,7 +372,13 @@ def _diagonal_plus_outer(
     q: Tensor,  # (*batch, d)
     r: Tensor,  # (*batch, d), largest where g may not be positive
 ) -> Tensor:
-    """(diag(g) + e xxᵀ)⁻¹ q, also where the entry of g with the largest r is 0 or negative; NaN if singular."""
+    """(diag(g) + e xxᵀ)⁻¹ q, also where the entry of g with the largest r is 0 or negative; NaN if singular.
+
+    That entry i is eliminated last: with A = Σ_{j≠i} x_j²/g_j and B = Σ_{j≠i} x_j q_j/g_j
+
+        det = g_i (1 + eA) + e x_i²     y_i = (q_i (1 + eA) - e x_i B)/det
+        s = (x_i q_i + g_i B)/det       y_j = (q_j - e x_j s)/g_j
+    """
     i = r.argmax(-1, keepdim=True)
     g_i, x_i, q_i = (part.gather(-1, i) for part in (g, x, q))
     last = torch.zeros_like(g).scatter(-1, i, 1.0).bool()

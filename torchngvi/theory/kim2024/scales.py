@@ -59,6 +59,9 @@ class Base(ABC):
 class Gaussian(Base):
     """The standard normal density, for which z = m + C u is Gaussian.
 
+    `loss` is that loss.  `mse_loss` is another one, of the scale √½: under it the prior counts
+    1/(2 scale²) times as much as it says, and a scale that is to be learned stays where it began.
+
     >>> Gaussian().score(torch.tensor(2.0)).item()
     -2.0
     """
@@ -140,6 +143,13 @@ class Logistic(Base):
 @dataclass(frozen=True)
 class StudentT(Base):
     """Student's t density, scaled to variance 1: heavy tails with a finite fourth moment.
+
+        -log p = ½(ν + 1) log(1 + x²) + log σ√ν B(½, ν/2),        x = (η - y)/(σ√ν)
+
+    Its expectation and derivatives are uniformly accurate in the standard deviation of η
+    (`gaussian_integrals.log1p_square`).  It is not log-concave: rows whose residual exceeds σ√ν have a
+    negative curvature, H need not be positive definite, and the objective may have several minima.
+    Steps found by trial cope; a constant lr may leave the cone.
 
     Args:
         dof: the degrees of freedom ν, above 4, so that k is finite.
