@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 
 import pytest
 import torch
@@ -10,16 +9,12 @@ from helpers import DTYPE, EXACT, FORESTS, PRECISION, Watch, close, posterior_in
 
 from torchngvi import (
     VN,
-    CholeskyGaussian,
     GeneralizedLinear,
     NaturalGaussian,
-    NaturalGradientVI,
     PrecisionCholeskyGaussian,
     Snngm,
     fit,
-    rules,
 )
-from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Cost, Expectation, Framed
 from torchngvi.models import TractableFactors
 from torchngvi.numerics import small_blocks
@@ -288,76 +283,6 @@ class TestConstructors:
 
     def test_roots_alone_are_blocks(self):
         assert forest(parents=[-1, None], sizes=[2, 2]) == EqualBlocks(2, 2)
-
-    @pytest.mark.parametrize(
-        ("make", "text"),
-        [
-            (
-                lambda: arrow(groups=2, local=[1, 2, 3], globals=1),
-                "local must be one number, or one for each of the 2 groups; got 3.",
-            ),
-            (
-                lambda: arrow(local=1, globals=1),
-                "say how many groups there are, groups=n, or give local= one number for each group.",
-            ),
-            (
-                lambda: arrow(groups=0, local=1, globals=1),
-                "groups counts groups and must be a whole number, at least 1; got 0.",
-            ),
-            (lambda: arrow(local=[], globals=1), "local must be positive integers, at least one; got []."),
-            (
-                lambda: arrow(groups=2, local=1, globals=True),
-                "globals is a number of parameters and must be a whole number, at least 1; got True.",
-            ),
-            (
-                lambda: nested(local=[1]),
-                "nested groups need the parents of each level but the outermost, and one number of parameters a level; "
-                "got 0 lists of parents and 1 numbers.",
-            ),
-            (
-                lambda: nested([0, 2], [0, 0], local=[1, 1, 1]),
-                "the parents of level 1 must be numbers from 0 to 1 of the nodes of the next level, at least one; got "
-                "0 to 2.",
-            ),
-            (
-                lambda: nested([0], local=[1, 1], globals=-1),
-                "globals is a number of parameters and must be a whole number, at least 0; got -1.",
-            ),
-            (
-                lambda: forest(parents=[-1], sizes=[]),
-                "a forest needs one parent and one size a node, at least one; got 1 parents and 0 sizes.",
-            ),
-            (
-                lambda: forest(parents=[1, 0], sizes=[1, 1]),
-                "children stand before their parents, and roots have the parent -1: node 1 of 2 must have a later node "
-                "for a parent; got 0.",
-            ),
-        ],
-    )
-    def test_refusals(self, make, text):
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            make()
-
-    def test_no_covariance_root(self):
-        text = (
-            "CholeskyGaussian holds a root of the covariance, which Forest does not have in its pattern: only that of "
-            "the precision. Use a PrecisionCholeskyGaussian or a NaturalGaussian."
-        )
-        for make in (
-            lambda: CholeskyGaussian(7, structure=arrow(groups=2, local=2, globals=3)),
-            lambda: CholeskyGaussian.from_posterior(posterior_in(NaturalGaussian, FORESTS["arrow"])),
-        ):
-            with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-                make()
-
-    @pytest.mark.parametrize("rule", [rules.Retraction, rules.Geodesic])
-    def test_no_rule_that_leaves_the_pattern(self, rule):
-        text = (
-            f"{rule.__name__} needs products of matrices that leave the pattern of Forest(3 of 2 below 2, 1 of 2). Use "
-            "VariationalNewton(), NaturalGradient() or LocalExponential(), or a structure of blocks."
-        )
-        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            NaturalGradientVI(posterior_in(PrecisionCholeskyGaussian, FORESTS["arrow"]), rule(), lr=0.1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])

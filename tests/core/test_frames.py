@@ -1,16 +1,12 @@
 """Tables and columns of pandas where a model takes arrays."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 
 from torchngvi import CholeskyGaussian, GeneralizedLinear, MixedModel, fit
 from torchngvi.diagnostics.predictive import accuracy, predictor_moments
-from torchngvi.errors import InputError
 from torchngvi.models import SoftmaxRegression
-from torchngvi.numerics.arrays import writable
 from torchngvi.solved import add, forget
 
 pd = pytest.importorskip("pandas")
@@ -57,26 +53,3 @@ def test_groups_and_effects_of_a_mixed_model():
     groups = pd.Series(np.arange(12) // 4, index=TABLE.index)
     model = MixedModel(TABLE[["one"]].astype(float), DIED, (TABLE[["one"]], groups))
     assert model.rows.X.shape == (12, 1)
-
-
-@pytest.mark.parametrize(
-    ("columns", "told"),
-    [
-        ({"sex": "f"}, "the column 'sex' is of text or other things that are no numbers; code them by numbers, as"),
-        ({"sex": "f", "day": pd.Timestamp("2026-01-01")}, "the columns 'sex', 'day' are of text or other things"),
-        ({"sex": pd.Categorical(["f"] * 12)}, "the column 'sex' is of text"),
-    ],
-)
-def test_columns_of_text_are_named(columns, told):
-    with pytest.raises(InputError, match=re.escape(f"X must be numbers; got DataFrame ({told}")):
-        GeneralizedLinear(TABLE.assign(**columns), DIED)
-    with pytest.raises(InputError, match=re.escape(told)):
-        writable(TABLE.assign(**columns))
-
-
-def test_a_column_of_text_and_one_with_gaps_are_refused():
-    told = "y must be numbers; got Series (it is of text or other things that are no numbers; code them by numbers"
-    with pytest.raises(InputError, match=re.escape(told)):
-        GeneralizedLinear(TABLE, DIED.astype(str))
-    with pytest.raises(InputError, match="X must be finite; got 2 NaN or infinite of 48 entries"):
-        GeneralizedLinear(TABLE.assign(week=TABLE["week"].mask(TABLE["week"] < 2)), DIED)

@@ -255,18 +255,3 @@ def test_closures_and_gradients_have_members_that_rest_too():
         assert part[resting].equal(start[resting])
         assert part[~resting].equal(whole[~resting])
         assert not (whole == start).any()
-
-
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (torch.tensor([True, False]), r"one entry a member, of shape \(6,\); got torch.bool of shape \(2,\)"),
-        (torch.ones(MEMBERS), r"one entry a member, of shape \(6,\); got torch.float32 of shape \(6,\)"),
-        ([True] * MEMBERS, "one entry a member, of shape .*; got list"),
-    ],
-)
-def test_masks_that_are_none(mask, message):
-    """A mask of another shape would be broadcast over members that it does not mean."""
-    X, y = problem()
-    with pytest.raises(InputError, match=message):
-        VN(CholeskyGaussian(DIM, (MEMBERS,), dtype=torch.float64)).step(GeneralizedLinear(X, y), resting=mask)

@@ -8,7 +8,7 @@ import torch
 
 from torchngvi import GeneralizedLinear, methods, posteriors, registry
 from torchngvi.app.compare.stepping import steps
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.posteriors.flat import LowRankGaussian, RankOneGaussian
 from torchngvi.structures import Dense, Diagonal, block_diagonal
 
@@ -103,61 +103,6 @@ def test_patterns():
             assert registry.pattern(structure, 3) == pattern
     assert registry.posterior("natural", 5, (2,), structure="2,3").structure.sizes == block_diagonal([2, 3]).sizes
     assert registry.posterior("diagonal", 2, structure="1,1").structure == Diagonal(2)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: registry.posterior("dense", 2),
-            InputError,
-            "posterior must be one of cholesky, precision, natural",
-        ),
-        (lambda: registry.check("adam", "cholesky"), InputError, "method must be one of vn, srvn, .*; got 'adam'"),
-        (
-            lambda: registry.check("bwgd", "cholesky"),
-            InputError,
-            "method bwgd needs a learning rate, in the scale",
-        ),
-        (lambda: registry.check("proximal_bbvi", "diagonal"), InputError, "method proximal_bbvi needs a learning rate"),
-        (lambda: registry.check("bwgd", "natural"), PairError, "BuresWasserstein moves q by Affine, which NaturalG"),
-        (
-            lambda: registry.check("vn", "diagonal", "2,3"),
-            PairError,
-            "posterior diagonal has the structure diagonal",
-        ),
-        (
-            lambda: registry.check("ifvb", "cholesky"),
-            PairError,
-            "method ifvb does not move posterior cholesky: it is for one of flat_cholesky, mean_field, vec, vech",
-        ),
-        (
-            lambda: registry.check("vn", "mean_field"),
-            PairError,
-            "method vn does not move posterior mean_field: it is for one of cholesky, precision, natural, diagonal",
-        ),
-        (
-            lambda: registry.check("ifvb", "mean_field", "full"),
-            PairError,
-            "posterior mean_field is a vector of parameters and takes no structure; got 'full'. Leave it out",
-        ),
-        (lambda: registry.posterior("natural", 2, structure="0,2"), InputError, "structure must be one of full, diag"),
-        (
-            lambda: registry.pattern("arrow:8:1:2", 10),
-            InputError,
-            r"got 'arrow:8:1:2'\. An arrow or a forest has no name here: a --formula with groups has its own, and in "
-            r"Python a posterior takes structure=torchngvi\.structures\.arrow\(groups=8, local=1, globals=2\)\.$",
-        ),
-        (
-            lambda: registry.pattern("1,2", 4),
-            InputError,
-            "the blocks of structure 1,2 hold 3 coordinates",
-        ),
-    ],
-)
-def test_what_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
 
 
 def test_a_check_takes_no_memory():

@@ -159,11 +159,6 @@ def test_keywords_of_ifvb_that_are_parts_now(method, keyword, place):
         assert argument in inspect.signature(part).parameters
 
 
-def test_the_preconditioner_of_old():
-    with pytest.raises(InputError, match=r"^PreconditionedVI: radius= has moved. Write step_size=KLRadius"):
-        ifvb.PreconditionedVI(beta(), ifvb.Identity(), radius=0.1)
-
-
 def test_the_prior_of_the_covariance_of_a_mixed_model():
     X = torch.ones(6, 1, dtype=torch.float64)
     model = MixedModel(X, [3, 4, 0, 1, 2, 6], (X, [0, 0, 1, 1, 2, 2]), "poisson_log")

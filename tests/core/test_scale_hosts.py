@@ -6,8 +6,6 @@ import pytest
 import scale_hosts as cases
 import torch
 
-from torchngvi.errors import InputError
-
 SECONDS = 2.0  # within which a fault is told
 
 
@@ -55,14 +53,6 @@ def test_a_guide_of_pyro_with_its_draws_apart(ranks, steps):
     assert_close(two["q"], one["q"], 1e-12)
     assert two["evaluations"] == one["evaluations"]
     assert two["reason"] == one["reason"]
-
-
-def test_parameters_of_a_model_of_pyro_are_not_spread():
-    pyro = pytest.importorskip("pyro")
-    from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI
-
-    with pytest.raises(InputError, match="give q its gradient, and parameters of the model none; leave optim= or"):
-        NaturalSVI(cases.pyro_model, AutoGaussian(cases.pyro_model), pyro.optim.Adam({"lr": 0.1}), group=object())
 
 
 FAULTS = {

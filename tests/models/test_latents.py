@@ -11,9 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchngvi import CholeskyGaussian, fit, marginal
-from torchngvi import laplace as laplace_of_q
 from torchngvi.errors import InputError
-from torchngvi.latents import LaplaceError, MarginalLaplace, laplace
+from torchngvi.latents import LaplaceError
 from torchngvi.latents import summary as error
 from torchngvi.latents.laplace import colours, in_a_narrow_order, neighbours, pairs_of
 from torchngvi.latents.modes import Curvature, Factor, Layout, probed_pairs
@@ -451,7 +450,7 @@ def test_values_that_cancel():
     modes = target._modes(theta)
     assert bool(modes.found.all())
     assert modes.steps < 10
-    exact = marginal(plain, 100, AT, pattern=NONE)._modes(theta).u
+    exact = marginal(plain, 100, torch.zeros(1, dtype=F64), pattern=NONE)._modes(theta).u
     torch.testing.assert_close(modes.u, exact, rtol=0, atol=1e-9)
 
 
@@ -505,168 +504,6 @@ def test_no_matrix_of_all_latents():
     assert theta.grad.isfinite().all()
 
 
-# ---------------------------------------------------------------------------- refusals
-
-
-def flat(theta, u):
-    return -0.5 * u.square().sum(-1)
-
-
-AT = torch.zeros(1, dtype=F64)
-SMALL = MarginalLaplace(lambda theta, u: flat(theta, u) * theta[..., 0].exp(), 2, AT)
-PATH = [[0, 1], [1, 2], [2, 4]]
-REFUSALS = {
-    "no function": (lambda: marginal(3, 2, AT), "marginal takes a function of theta and the latents; got int."),
-    "no latents": (
-        lambda: marginal(flat, 0, AT),
-        "latents is their number, or a vector to begin from, and must be a whole number, at least 1; got 0.",
-    ),
-    "a table of latents": (
-        lambda: marginal(flat, torch.zeros(2, 2), AT),
-        "latents is one vector; got shape (2, 2).",
-    ),
-    "no hyperparameters": (lambda: marginal(flat, 2, torch.zeros(())), "at is one vector; got shape ()."),
-    "shape": (
-        lambda: marginal(lambda theta, u: -u.square(), 2, AT),
-        "the log joint must map theta (2, 1) and latents (2, 2) to one value each, shape (2,); got shape (2, 2). Index "
-        "coordinates as theta[..., 0], sum over the last dimension, keep the first.",
-    ),
-    "no tensor": (
-        lambda: marginal(lambda theta, u: 0.0, 2, AT, pattern=NONE),
-        "the log joint of theta and the latents must return a real tensor; got float.",
-    ),
-    "complex": (
-        lambda: marginal(lambda theta, u: flat(theta, u) * 1j, 2, AT, pattern=NONE),
-        "the log joint of theta and the latents must return a real tensor; got torch.complex128.",
-    ),
-    "independent": (
-        lambda: marginal(lambda theta, u: -theta.square().sum(-1), 2, AT, pattern=NONE),
-        "the log joint does not depend on the latents: its result has no gradient with respect to its second argument. "
-        "Compute it from that by torch operations, without detach(), item() or NumPy.",
-    ),
-    "not finite": (
-        lambda: marginal(lambda theta, u: flat(theta, u) - math.inf, 2, AT, pattern=NONE),
-        "the log joint must be finite at theta = at with the latents where their search begins; got -inf. Give another "
-        "at=, or latents= as a vector to begin from.",
-    ),
-    "no maximum": (
-        lambda: marginal(lambda theta, u: -flat(theta, u), torch.ones(2, dtype=F64), AT, pattern=NONE),
-        "Newton's method finds no mode of the latents at theta = at: after 100 steps the log joint rises no further, "
-        "and its curvature is not that of a maximum. Give every latent a proper prior, another at=, or latents= as a "
-        "vector to begin from.",
-    ),
-    "an entry is missing": (
-        lambda: marginal(lambda theta, u: flat(theta, u) - u[..., 0] * u[..., 2] * 0.1, 4, AT, pattern=[[0, 1]]),
-        "the pattern misses the pair of latents 0 and 2, between which the Hessian of the log joint has an entry. Add "
-        "every pair of latents that occur in one term, or leave pattern= out.",
-    ),
-    "another entry is missing, of a colour that a neighbour sees": (
-        lambda: marginal(
-            lambda theta, u: flat(theta, u) + 0.1 * (u[..., 0] + u[..., 3]) * u[..., 1], 5, AT, pattern=PATH
-        ),
-        "the pattern misses the pair of latents 1 and 3, between which the Hessian of the log joint has an entry. Add "
-        "every pair of latents that occur in one term, or leave pattern= out.",
-    ),
-    "a pattern that cannot be found": (
-        lambda: marginal(lambda theta, u: (u.sqrt() - u).sum(-1), torch.ones(3, dtype=F64), AT),
-        "the Hessian of the log joint in the latents is not finite at a point near the one where their search begins, "
-        "so that its pattern cannot be found. Declare it, by pattern=.",
-    ),
-    "second derivatives": (
-        lambda: laplace_of_q(CholeskyGaussian(1, dtype=F64), SMALL),
-        "a marginal log joint is differentiable once; got a call for its second derivatives. Use fit(q, target), or an "
-        "estimator that takes gradients, such as Stein.",
-    ),
-    "too many to find out": (
-        lambda: marginal(flat, 2049, AT),
-        "with more than 2048 latents say which of them occur together in a term of the log joint, by pattern=; got "
-        "2049 latents and no pattern.",
-    ),
-    "a latent that there is not": (
-        lambda: marginal(flat, 2, AT, pattern=[[0, 2]]),
-        "the pattern names latent 2, and the 2 latents are numbered from 0 to 1.",
-    ),
-    "a matrix of another size": (
-        lambda: marginal(flat, 3, AT, pattern=scipy.sparse.eye(2)),
-        "a sparse matrix is a pattern if it is 3 x 3, one row a latent; got shape (2, 2).",
-    ),
-    "a pattern of words": (
-        lambda: marginal(flat, 3, AT, pattern="lattice"),
-        "a pattern is a table of integers (n, k), each row the latents that one term sees, pairs of neighbours for k = "
-        "2; or several such tables in a list, a sparse matrix with an entry for each pair, or a structure as "
-        "arrow(...); got str.",
-    ),
-    "a dense matrix": (
-        lambda: marginal(flat, 3, AT, pattern=torch.eye(3)),
-        "a pattern is a table of integers (n, k), each row the latents that one term sees, pairs of neighbours for k = "
-        "2; or several such tables in a list, a sparse matrix with an entry for each pair, or a structure as "
-        "arrow(...); got torch.float32 of shape (3, 3).",
-    ),
-    "theta": (
-        lambda: SMALL.log_joint(torch.zeros(2, dtype=F64)),
-        "theta has 1 hyperparameters, as at= had; got shape (2,).",
-    ),
-    "q": (
-        lambda: SMALL.check(CholeskyGaussian(2)),
-        "q must be over the 1 hyperparameters, torch.float64 on cpu, as at= was; got 2 coordinates, torch.float32 on "
-        "cpu.",
-    ),
-    "a source": (
-        lambda: SMALL.latents(torch.zeros(2, 3)),
-        "values of the 1 hyperparameters are (S, 1), or come from a posterior over them; got shape (2, 3).",
-    ),
-    "a probability": (
-        lambda: SMALL.latents(AT).quantile(1.0),
-        "a quantile needs a probability between 0 and 1; got 1.0.",
-    ),
-    "several probabilities": (
-        lambda: SMALL.latents(AT).quantile([0.1, 0.9]),
-        "a quantile needs one probability, a number between 0 and 1; got [0.1, 0.9]. Ask for several in turn.",
-    ),
-    "a number of latents that is none": (
-        lambda: marginal(flat, 12.0, AT),
-        "latents is their number, or a vector to begin from, and must be a whole number, at least 1; got 12.0.",
-    ),
-    "one latent too many": (
-        lambda: marginal(lambda theta, u: -(u - torch.ones(300)).square().sum(-1), 301, AT, pattern=[]),
-        f"the log joint cannot take theta (1, {len(AT)}) and latents (1, 301): The size of tensor a (301) must match "
-        "the size of tensor b (300) at non-singleton dimension 1. There are as many latents as latents= says, 301, and "
-        f"as many hyperparameters as at= has, {len(AT)}.",
-    ),
-    "pairs in columns": (
-        lambda: marginal(flat, 12, AT, pattern=torch.arange(12)[:10].reshape(2, 5)),
-        "a pattern of shape (2, 5) may hold pairs in its columns, or two terms of 5 latents each. Of pairs, pass "
-        "pattern.T, shape (n, 2); of two terms, a list of two tensors, one a term, (1, 5) each.",
-    ),
-    "a log joint in float32": (
-        lambda: marginal(lambda theta, u: flat(theta, u).float(), 12, AT, pattern=[]),
-        "the log joint of theta and the latents in torch.float64 returns torch.float32, whose digits are too few for "
-        "second derivatives. Have it compute in torch.float64, its data too, or give at= in torch.float32.",
-    ),
-    "no pairs of draws": (
-        lambda: SMALL.laplace_error(AT, pairs=0),
-        "pairs is a number of pairs of draws, at least 2, which have a spread; got 0.",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refusals(name):
-    call, text = REFUSALS[name]
-    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-        call()
-
-
-def test_a_pattern_that_is_too_wide(monkeypatch):
-    monkeypatch.setattr(laplace, "_MOST", 100)
-    text = (
-        "the pattern ties the latents together in blocks of 12, so that a factor has 1.4e+02 numbers, more than "
-        "1.0e+02. Leave what all latents share to theta, or integrate out fewer of them."
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-        marginal(flat, 12, AT, pattern=torch.arange(12)[None])
-
-
 def test_the_page_of_latents(capsys):
     """The snippet of docs/marginal.md runs as it stands, and prints what stands there."""
     text = (pathlib.Path(__file__).parents[2] / "docs/marginal.md").read_text(encoding="utf-8")
@@ -693,19 +530,6 @@ def test_a_coupling_that_vanishes_at_the_typical_theta_is_found():
         torch.testing.assert_close(target.log_joint(theta), other.log_joint(theta), rtol=1e-10, atol=1e-12)
 
 
-def test_a_pattern_that_misses_a_coupling_of_another_theta_is_refused():
-    with pytest.raises(InputError, match="the pattern misses the pair of latents"):
-        marginal(changing, 6, torch.zeros(1, dtype=torch.float64), pattern=[])
-
-
-@pytest.mark.parametrize("n", [0, -1, 2.5])
-def test_a_number_of_draws_of_latents_that_is_none(n):
-    theta = torch.zeros(2, 1, dtype=torch.float64)
-    latents = marginal(changing, 6, theta[0]).latents(theta)
-    with pytest.raises(InputError, match="draws"):
-        latents.sample(n)
-
-
 def test_a_part_in_float32_is_named():
     """Where rounding in float32 is all that the pattern misses, the sentence is of float32 and not of a pair."""
 
@@ -720,11 +544,3 @@ def test_a_part_in_float32_is_named():
     marginal(lambda theta, u: walk(theta, u, torch.float64), 10, at.float(), pattern=edges)
     with pytest.raises(InputError, match="misses the pair of latents 8 and 9"):
         marginal(lambda theta, u: walk(theta, u, torch.float64), 10, at, pattern=edges[:-1])
-
-
-def test_an_error_of_the_log_joint_itself_is_its_own():
-    def broken(theta, u):
-        raise RuntimeError("the disk is full")
-
-    with pytest.raises(RuntimeError, match="^the disk is full$"):
-        marginal(broken, 3, torch.zeros(1, dtype=torch.float64), pattern=[])

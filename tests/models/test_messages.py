@@ -7,13 +7,12 @@ import torch
 from torch.distributions import Bernoulli, HalfNormal, InverseGamma, LogNormal, Normal
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.models import ExpectedFactor, SiteFactor
 from torchngvi.posteriors import PrecisionCholeskyGaussian, Product
 from torchngvi.posteriors.flat import Beta, Categorical, Dirichlet, Gamma, Wishart
 from torchngvi.posteriors.flat import InverseGamma as InverseGammaFamily
 from torchngvi.posteriors.natural_forms import natural_form
-from torchngvi.structures import block_diagonal
 
 DTYPE = torch.float64
 
@@ -266,10 +265,6 @@ class TestNaturalForms:
         form.put(form.retracted(-eta))
         assert close(form.expectation(), omega)
 
-    def test_others_are_refused(self):
-        with pytest.raises(PairError, match="a Gaussian with all correlations or none; got CholeskyGaussian"):
-            natural_form(CholeskyGaussian(4, structure=block_diagonal([2, 2])))
-
 
 class TestProduct:
     def make(self):
@@ -311,57 +306,3 @@ class TestProduct:
         assert q["tau"].vector.tolist() == [3.0, 2.0]
         assert q.float().dtype == q["mu"].dtype == torch.float32
         q.drop_gradients()
-
-    def test_refusals(self):
-        gamma = Gamma(vec(1.0, 1.0))
-        with pytest.raises(InputError, match="a Product has at least one site"):
-            Product()
-        with pytest.raises(InputError, match="a Gaussian or a posterior of torchngvi.posteriors.flat; got int for 'x'"):
-            Product(x=3)
-        with pytest.raises(InputError, match="a text without a dot; got 'a.b'"):
-            Product({"a.b": gamma})
-        with pytest.raises(InputError, match="have one dtype; got .'torch.float32', 'torch.float64'."):
-            Product(x=gamma, y=Gamma(torch.ones(2)))
-        q = Product(x=gamma)
-        with pytest.raises(InputError, match="takes a value for each of .'x'.; got .'y'."):
-            q.log_prob({"y": vec(1.0)})
-        with pytest.raises(PairError, match="products of the same sites; got .'x'. and Gamma"):
-            q.kl(gamma)
-        for read in (q.frame, q.probed, lambda: q.coordinates, lambda: q.unframe(0, 0), lambda: q.tangent(0)):
-            with pytest.raises(PairError, match="no mean vector and no root: its sites are moved one by one"):
-                read()
-        with pytest.raises(PairError, match="no mean vector and no root"):
-            q.moved(None)
-
-
-class TestRefusals:
-    Q = Product(x=Gamma(torch.ones(3, 2, dtype=DTYPE)))
-
-    def test_at_once(self):
-        with pytest.raises(InputError, match="reads at least one site, each by its name and once; got"):
-            SiteFactor(torch.log)
-        with pytest.raises(
-            InputError,
-            match=r"scale is the weight of a factor in the log joint and must be positive and finite; got 0\.",
-        ):
-            SiteFactor(torch.log, "x", scale=0)
-        with pytest.raises(InputError, match=r"function is a function of the values of its sites; got 3\."):
-            SiteFactor(3, "x")
-        with pytest.raises(InputError, match=r"function is a function of expectation parameters; got 3\."):
-            ExpectedFactor(3, "x")
-
-    def test_with_a_product(self):
-        for kind in (SiteFactor, ExpectedFactor):
-            with pytest.raises(InputError, match="reads the sites .'y'.; the product lacks .'y'."):
-                kind(torch.log, "y").prepare(self.Q)
-        with pytest.raises(InputError, match="aligned on the right.*got the plates .4,. with x .3,."):
-            SiteFactor(torch.log, "x", plates=(4,)).prepare(self.Q)
-        with pytest.raises(
-            InputError, match="one value a draw and member, of shape .64, 3.; got .64,.. Give the shape"
-        ):
-            SiteFactor(lambda x: x.log().sum(-1), "x").prepare(self.Q)
-        with pytest.raises(InputError, match="the factor over x is not finite at draws of q"):
-            SiteFactor(lambda x: (x - 1).log(), "x").prepare(self.Q)
-        wide = Product(x=Dirichlet(torch.ones(60)), y=Dirichlet(torch.ones(60)))
-        with pytest.raises(InputError, match="has 3721 products of statistics, and 2000 can be fitted"):
-            SiteFactor(lambda x, y: x[..., 0], "x", "y").prepare(wide)

@@ -11,7 +11,7 @@ from torchngvi.diagnostics import elbo, log_weights
 from torchngvi.errors import InputError
 from torchngvi.expectations import Antithetic, Autograd, Quadrature
 from torchngvi.interfaces import FullPrior, Prior
-from torchngvi.models import GaussianNoise, SoftmaxRegression
+from torchngvi.models import GaussianNoise
 from torchngvi.rules import VariationalNewton
 from torchngvi.stepsizes import Constant
 
@@ -109,35 +109,6 @@ class TestFullPrior:
             alone = CholeskyGaussian(DIM, mean=q.mean[i], scale=q.scale_tril[i])
             one = GeneralizedLinear(X, y, prior_precision=each[i], prior_mean=each[i])
             close(loss[i], one.negative_elbo(alone), EXACT)
-
-    @pytest.mark.parametrize("name", ["prior_mean", "prior_precision"])
-    @pytest.mark.parametrize("shape", [(3, 3, 2), (2, 3, 2), (4, 2)])
-    def test_a_prior_of_another_batch(self, name, shape):
-        X, y = torch.ones(4, 2), torch.tensor([0.0, 1.0, 0.0, 1.0]).expand(3, 4)
-        model = GeneralizedLinear(X, y, **{name: torch.ones(shape)})
-        text = f"{shape}.* and q is a batch (3,) of posteriors over 2 coefficients; pass one prior for all, or one a "
-        with pytest.raises(InputError, match=re.escape(text).replace(re.escape(".*"), ".*") + r"member, \(3, 2\)\.$"):
-            fit(CholeskyGaussian(2, batch_shape=(3,)), model, progress=False)
-
-    def test_refused(self):
-        X, y = torch.ones(4, 2), torch.tensor([0.0, 1.0, 0.0, 1.0])
-        for matrix, text in (
-            (
-                [[1.0, 0.5], [0.25, 1.0]],
-                "a prior_precision of shape (D, D) is a matrix and must be symmetric; entries across the diagonal "
-                "differ by up to 0.25. Pass (A + A.mT) / 2; of one diagonal a member, "
-                "beside a batch of y, pass (*batch, 1, D).",
-            ),
-            (
-                [[1.0, 2.0], [2.0, 1.0]],
-                "prior_precision must be positive definite; got a smallest eigenvalue of -1. "
-                "Add a multiple of the identity.",
-            ),
-            (torch.ones(2, 3), "prior_precision must be a scalar, (2,) or (2, 2); got shape (2, 3)."),
-        ):
-            for make in (GeneralizedLinear, lambda X, y, **k: SoftmaxRegression(X, y, **k)):
-                with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-                    make(X, y, prior_precision=matrix)
 
     def test_rounding_is_no_asymmetry(self):
         X, y = data()

@@ -243,58 +243,6 @@ class TestModel:
         close(parts.derivative.H, whole.derivative.H, EXACT)
 
 
-@pytest.mark.parametrize(
-    ("X", "y", "options", "text"),
-    [
-        (
-            torch.ones(2, 4, 2),
-            torch.ones(4),
-            {},
-            "softmax regression takes one dense matrix X; got shape (2, 4, 2), torch.strided. "
-            "Pass X.to_dense(), or fit the members one by one.",
-        ),
-        (
-            torch.ones(4, 2),
-            torch.ones(4),
-            {},
-            "y must be (4,) labels of at least two classes; got shape (4,) with 1. "
-            "Check the target column, or that the split has every class.",
-        ),
-        (
-            torch.ones(4, 2),
-            torch.arange(8.0).reshape(2, 4),
-            {},
-            "y must be (4,) labels of at least two classes; got shape (2, 4) with 8. "
-            "Check the target column, or that the split has every class.",
-        ),
-        (
-            torch.ones(4, 2),
-            torch.arange(4.0),
-            {"num_nodes": 33},
-            "num_nodes must be even, since nodes come in antithetic pairs, and at least twice the number of classes, "
-            "4; got 33.",
-        ),
-        (
-            torch.ones(4, 2),
-            torch.arange(4.0),
-            {"num_nodes": 6},
-            "num_nodes must be even, since nodes come in antithetic pairs, and at least twice the number of classes, "
-            "4; got 6.",
-        ),
-        (
-            torch.ones(4, 2),
-            torch.arange(4.0),
-            {"prior_precision": torch.ones(2)},
-            "prior_precision must be a scalar, (6,) or (6, 6); got shape (2,).",
-        ),
-        (torch.ones(4, 2), torch.arange(4.0), {"weights": -torch.ones(4)}, "weights must not be negative; got -1."),
-    ],
-)
-def test_refused(X, y, options, text):
-    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-        SoftmaxRegression(X, y, **options)
-
-
 class TestClasses:
     """The coding of the labels does not depend on the rows that are at hand."""
 
@@ -330,29 +278,6 @@ class TestClasses:
         assert GeneralizedLinear(X, y, family).coding == (1.0, 2.0)
         assert GeneralizedLinear(X, y - 1, family).coding == GeneralizedLinear(X, 2 * y - 3, family).coding
         assert GeneralizedLinear(X, torch.ones(12), family, classes=(1, 2)).y.tolist() == [-1.0] * 12
-
-    @pytest.mark.parametrize("kind", [GeneralizedLinear, SoftmaxRegression])
-    def test_a_label_that_is_no_class(self, kind):
-        text = (
-            "the labels in y must be among the classes [0.0, 1.0]; got 2, 3 in 3 rows. "
-            "Name every class of all the data in classes=."
-        )
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            kind(torch.ones(5, 2), [0.0, 1.0, 2.0, 3.0, 2.0], classes=(0, 1))
-
-    @pytest.mark.parametrize("kind", [GeneralizedLinear, SoftmaxRegression])
-    @pytest.mark.parametrize(("classes", "shown"), [([1], "[1.0]"), ([0, 1, 0], "[0.0, 1.0, 0.0]"), (3, "3.0")])
-    def test_classes_are_two_labels_or_more(self, kind, classes, shown):
-        text = f"classes must be two different labels or more, in their order; got {shown}."
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            kind(torch.ones(2, 2), [0.0, 1.0], classes=classes)
-
-    def test_of_a_family_that_has_no_two(self):
-        with pytest.raises(InputError, match=r"^a Bernoulli family has two classes; got classes \[0.0, 1.0, 2.0\].$"):
-            GeneralizedLinear(torch.ones(2, 2), [0.0, 1.0], classes=(0, 1, 2))
-        text = "classes= is for the Bernoulli families, whose targets are labels; got PoissonLog. Leave it out."
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            GeneralizedLinear(torch.ones(2, 2), [0.0, 1.0], "poisson_log", classes=(0, 1))
 
     @pytest.mark.parametrize(
         ("kind", "first", "second", "shown"),

@@ -1,17 +1,15 @@
 """A sparse design gives what its dense copy gives, without being written out."""
 
-import re
 import warnings
 
 import pytest
 import torch
 from helpers import DIM, DTYPE, EXACT, close, posteriors, randn, random_posterior
 
-from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, Stein
-from torchngvi.errors import InputError, PairError
+from torchngvi import VN, GeneralizedLinear, Stein
 from torchngvi.expectations import Antithetic, Autograd, MonteCarlo, PiecewiseBound, Quadrature
 from torchngvi.interfaces import Frame
-from torchngvi.models import NegativeBinomial, SoftmaxRegression
+from torchngvi.models import NegativeBinomial
 from torchngvi.numerics import sparse
 from torchngvi.structures import Diagonal
 
@@ -181,49 +179,3 @@ class TestSparseAlgebra:
         S = csr(torch.zeros(4, 3, dtype=DTYPE))
         close(sparse.gram(S, torch.ones(4, dtype=DTYPE)), torch.zeros(3, 3, dtype=DTYPE), 0.0)
         close(sparse.rows(S, torch.tensor([2])).to_dense(), torch.zeros(1, 3, dtype=DTYPE), 0.0)
-
-
-class TestRefused:
-    X, y = torch.eye(4), torch.tensor([0.0, 1.0, 0.0, 1.0])
-
-    @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csc])
-    def test_other_storage(self, layout):
-        text = f"a sparse X must be stored by rows; got {layout}. Pass X.to_sparse_csr()."
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            GeneralizedLinear(self.X.to_sparse(layout=layout), self.y)
-
-    def test_batches(self):
-        model = GeneralizedLinear(csr(self.X), self.y)
-        text = (
-            "a sparse X serves one posterior; got a batch of shape (2,). "
-            "Pass X.to_dense(), or fit the members one by one."
-        )
-        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            VN(CholeskyGaussian(4, (2,))).step(model)
-        text = (
-            "a sparse X serves one posterior, and y must be (4,); got shape (2, 4). "
-            "Pass X.to_dense(), or fit the members one by one."
-        )
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            GeneralizedLinear(csr(self.X), self.y.expand(2, 4))
-        text = (
-            "a sparse X serves one posterior and must be a matrix; got shape (2, 4, 4). "
-            "Pass X.to_dense(), or fit the members one by one."
-        )
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            GeneralizedLinear(csr(self.X.repeat(2, 1, 1)), self.y)
-
-    def test_softmax(self):
-        text = (
-            "softmax regression takes one dense matrix X; got shape (4, 4), torch.sparse_csr. "
-            "Pass X.to_dense(), or fit the members one by one."
-        )
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            SoftmaxRegression(csr(self.X), self.y)
-
-    def test_not_finite(self):
-        X = self.X.clone()
-        X[1, 1] = torch.nan
-        text = "X must be finite; got 1 NaN or infinite of 4 entries. Drop or impute those rows."
-        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            GeneralizedLinear(csr(X), self.y)

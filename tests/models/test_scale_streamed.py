@@ -1,7 +1,6 @@
-"""Models whose rows come in batches: equal to one model of all rows, in any batches; the readers; what is refused."""
+"""Models whose rows come in batches: equal to one model of all rows, in any batches; and the readers."""
 
 import pickle
-import re
 
 import numpy as np
 import pandas as pd
@@ -73,14 +72,6 @@ def test_the_loss_is_differentiable_in_the_probes(kind):
         model.negative_elbo(q).backward()
         found.append([q.mean_probe.grad, q.root_probe.grad])
     torch.testing.assert_close(*found)
-
-
-def test_second_derivatives_are_refused():
-    X, y, *_ = rows()
-    model, q = Sharded(GeneralizedLinear(X, y), N), posterior()
-    loss = model.negative_elbo(q)
-    with pytest.raises(InputError, match="^the gradient of an expectation that is summed over batches or processes is"):
-        torch.autograd.grad(loss, q.mean_probe, create_graph=True)
 
 
 @pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian])
@@ -165,42 +156,6 @@ def test_nothing_as_large_as_the_data_is_made():
     assert max(largest) < 5 * N
 
 
-# ------------------------------------------------------------------------------------ refused
-
-ONE = torch.ones(2, 1), torch.tensor([0.0, 1.0])
-REFUSED = {
-    "iterator": (lambda: Streamed.linear(iter([ONE]), 2), "batches must be iterable for one pass after another"),
-    "no rows": (
-        lambda: Streamed.linear([ONE], 0),
-        "num_data counts the rows of a pass and must be a whole number, at least 1; got 0.",
-    ),
-    "no batches": (lambda: Streamed.linear([], 2), "there are no batches. Check the files"),
-    "log joint": (
-        lambda: Streamed([ONE], 2, lambda X, y: X),
-        "Streamed takes models that know the expectations of their data, such as GeneralizedLinear; got Tensor.",
-    ),
-    "count": (
-        lambda: posterior_of(Streamed.linear([ONE], 3)),
-        "a pass over the batches has 2 rows where num_data is 3: give the number of rows",
-    ),
-    "classes": (
-        lambda: posterior_of(Streamed.linear([ONE, (ONE[0], ONE[1] + 1)], 4)),
-        "a batch has the classes (1.0, 2.0), and the first one (0.0, 1.0): each was coded by the labels",
-    ),
-}
-
-
-def posterior_of(model):
-    return VN(CholeskyGaussian(1, dtype=torch.float64)).step(model)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
-    make, text = REFUSED[name]
-    with pytest.raises(InputError, match=f"^{re.escape(text)}"):
-        make()
-
-
 # ------------------------------------------------------------------------------------ files
 
 
@@ -277,24 +232,3 @@ def test_csv(files):
     (folder / "texts.csv").write_text("a,y\nred,0\nblue,1\n")
     with pytest.raises(InputError, match=r"^column 'a' must hold numbers; got .*, such as 'red'. Leave it out.$"):
         list(Csv(folder / "texts.csv", "y"))
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match=r"^there are no files"):
-        Csv(tmp_path / "*.csv", "y")
-    with pytest.raises(InputError, match=r"cannot be read as an npy file"):
-        Npy(tmp_path / "X.npy", tmp_path / "y.npy")
-    np.save(tmp_path / "X.npy", np.ones((3, 2)))
-    np.save(tmp_path / "y.npy", np.ones(4))
-    with pytest.raises(InputError, match=r"must hold one number for each of 3 rows; got shape \(4,\)"):
-        Npy(tmp_path / "X.npy", tmp_path / "y.npy")
-    with pytest.raises(InputError, match=r"must hold a matrix, one row an observation; got shape \(4,\)"):
-        Npy(tmp_path / "y.npy", tmp_path / "y.npy")
-    np.save(tmp_path / "F.npy", np.asfortranarray(np.ones((3, 2))))
-    with pytest.raises(InputError, match="must hold numbers, stored by rows; got float64 for X"):
-        Npy(tmp_path / "F.npy", tmp_path / "y.npy")
-    np.save(tmp_path / "z.npy", np.ones(3))
-    with pytest.raises(
-        InputError, match="rows counts the rows of a batch and must be a whole number, at least 1; got 0"
-    ):
-        Npy(tmp_path / "X.npy", tmp_path / "z.npy", rows=0)

@@ -7,7 +7,6 @@ import torch
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, PrecisionCholeskyGaussian
 from torchngvi.distributed import Processes
-from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood
 from torchngvi.models.mixed_units import standardized
 from torchngvi.models.standardize import Standardization, default_scales, mean_and_sd
@@ -117,12 +116,6 @@ def test_a_link_that_is_not_known_has_the_location_0():
         expected = checked = energy
 
     assert default_scales(design(), torch.ones(50), Own())[:2] == (0.0, 1.0)
-
-
-@pytest.mark.parametrize(("X", "weights"), [(torch.ones(3), None), (torch.ones(3, 1), torch.zeros(3))])
-def test_what_cannot_be_standardised_is_refused(X, weights):
-    with pytest.raises(InputError):
-        Standardization.of(X, weights)
 
 
 def with_levels(rows=60):

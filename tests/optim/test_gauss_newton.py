@@ -1,12 +1,9 @@
 """GaussNewton: the empirical Fisher matrix of the data and the exact curvature of the prior."""
 
-import re
-
 import pytest
 import torch
 
 from torchngvi import VN, CholeskyGaussian, NaturalGaussian, fit
-from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import GaussNewton
 from torchngvi.expectations.draws import Antithetic, Independent
 from torchngvi.models import LogJoint, PerDatum
@@ -63,21 +60,3 @@ def test_the_mean_is_that_of_the_posterior():
         opt.step(target)
     assert float(((q.mean - exact.mean) / exact.stddev).abs().max()) < 0.15
     assert float((q.stddev / exact.stddev).log().abs().max()) < 0.3
-
-
-def test_refusals():
-    target = logistic()
-    with pytest.raises(
-        PairError, match=r"^GaussNewton evaluates one posterior; got a batch of \(2,\)\. Use Hessian\(\)\.$"
-    ):
-        VN(CholeskyGaussian(3, (2,), dtype=torch.float64), lr=0.1, estimator=GaussNewton(4)).step(target)
-    with pytest.raises(PairError, match="^GaussNewton evaluates a SeparableTarget; got LogJoint"):
-        VN(CholeskyGaussian(3), lr=0.1, estimator=GaussNewton(4)).step(LogJoint(target.log_joint))
-    with pytest.raises(InputError, match=r"^log_likelihoods must be a function of theta; got 3\.$"):
-        PerDatum(3, lambda theta: theta.sum(-1))
-    text = (
-        "log_likelihoods must map theta of shape (2, 3) to (S, N), one value a draw and datum; got shape (2,). "
-        "Do not sum over the data."
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-        PerDatum(lambda theta: theta.sum(-1), lambda theta: theta.sum(-1)).log_joint(torch.zeros(2, 3))

@@ -202,18 +202,6 @@ def test_guide(name, density):
 # ------------------------------------------------------------------------------------ what is refused
 
 
-@pytest.mark.parametrize("name", ["VN", "SRVN", "NGVI"])
-def test_methods_of_gaussians_on_flat_vectors(name):
-    """VN and NGVI move a covariance; SRVN is the exact natural gradient, of what estimators in a frame say nothing."""
-    q = VechGaussian.standard(2, dtype=FLOAT)
-    if name == "SRVN":
-        with pytest.raises(PairError, match="Stein reads the mean and the root of q, and VechGaussian is a vector of"):
-            SRVN(q, lr=0.1).step(lambda theta: -energy(theta))
-    else:
-        with pytest.raises(PairError, match="moves q by Congruence, which VechGaussian cannot do"):
-            METHODS[name](q, lr=0.1)
-
-
 @pytest.mark.parametrize("name", sorted(FLAT))
 def test_flat_methods_on_gaussians(name):
     with pytest.raises(InputError, match=f"{name} updates a flat posterior.*got CholeskyGaussian. For a"):

@@ -34,7 +34,7 @@ from torchngvi.models.likelihoods import GaussianNoise, StudentT
 from torchngvi.models.regularized import ExpectedPenalty, Regularized
 from torchngvi.numerics.versions import Versions
 from torchngvi.registry import POSTERIORS
-from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
+from torchngvi.rules import NaturalGradient, VariationalNewton
 from torchngvi.stepsizes import Constant
 
 STEPS = 5
@@ -801,34 +801,7 @@ def test_a_callable_of_neither_kind_is_told_so():
     assert "cannot tell" not in str(caught.value)
 
 
-def test_what_cannot_be_called_is_refused():
-    with refuses(
-        InputError,
-        "step takes a model, a log joint of theta, or a closure that returns the loss; got Tensor.",
-    ):
-        VN(CholeskyGaussian(DIM), lr=0.5, step_size=Constant()).step(torch.zeros(()))
-
-
-def test_evaluate_refuses_a_closure():
-    with refuses(InputError, "this needs a model or a log joint of theta; got a function without arguments."):
-        VN(CholeskyGaussian(DIM), lr=0.5, step_size=Constant()).evaluate(lambda: torch.zeros(()))
-
-
 # ------------------------------------------------------------------------------------ what is refused
-
-
-def test_no_posterior_is_refused():
-    text = "the list of posteriors is empty; pass q itself, not q.parameters(): its coordinates are buffers."
-    with refuses(InputError, text):
-        VN([], lr=0.1, step_size=Constant())
-    with refuses(InputError, text):
-        VN(CholeskyGaussian(2).parameters(), lr=0.1, step_size=Constant())
-    net = torch.nn.Linear(2, 1)
-    with refuses(
-        InputError,
-        "VN updates posteriors such as CholeskyGaussian(dim); got Linear. Give other parameters to a torch optimizer.",
-    ):
-        VN(net, lr=0.1, step_size=Constant())
 
 
 def test_a_closure_that_draws_is_refused_where_steps_are_tried():
@@ -856,63 +829,6 @@ def test_repr_shows_the_parts():
     assert "parts: VariationalNewton, SufficientDecrease, QuasiNewton" in shown
 
 
-@pytest.mark.parametrize(
-    ("method", "given", "kind"),
-    [
-        (VN, torch.nn.Linear(2, 1).parameters(), "Parameter"),
-        (SRVN, [torch.nn.Linear(2, 1)], "Linear"),
-        (VN, None, "NoneType"),
-    ],
-)
-def test_what_is_no_posterior_is_refused(method, given, kind):
-    with refuses(
-        InputError,
-        f"{method.__name__} updates posteriors such as CholeskyGaussian(dim); got {kind}. "
-        "Give other parameters to a torch optimizer.",
-    ):
-        method(given, lr=0.1, step_size=Constant())
-
-
-def test_a_rule_the_posterior_cannot_follow_is_refused():
-    with refuses(
-        PairError,
-        "BuresWasserstein moves q by Affine, which NaturalGaussian cannot do (it takes Congruence, Tangent). "
-        "Use a CholeskyGaussian or a DiagonalGaussian.",
-    ):
-        BWGD(NaturalGaussian(2), lr=0.1, step_size=Constant())
-
-
-def test_srvn_without_a_root_is_refused():
-    text = (
-        "SRVN updates a root of the covariance, and NaturalGaussian holds (S m, S), where the same natural "
-        "gradient is VN. Use VN(q), or SRVN with a CholeskyGaussian."
-    )
-    with refuses(PairError, text):
-        SRVN(NaturalGaussian(2))
-    with refuses(PairError, text):
-        SRVN([CholeskyGaussian(2), NaturalGaussian(2)], lr=0.1, step_size=Constant())
-    opt = SRVN(CholeskyGaussian(2), lr=0.1, step_size=Constant())
-    with refuses(PairError, text):
-        opt.add_param_group({"posterior": NaturalGaussian(2)})
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "what"),
-    [
-        ("lr", -0.5, "is a number, or a tensor with one entry a member, 0 or larger"),
-        ("lr", float("nan"), "is a number, or a tensor with one entry a member"),
-        ("loss_scale", -0.5, "is the factor on the gradients and must be positive and finite"),
-        ("loss_scale", float("nan"), "is the factor on the gradients and must be positive and finite"),
-    ],
-)
-def test_options_must_be_positive(option, what, value):
-    text = f"{option} {what}; got {value}."
-    with refuses(InputError, text):
-        VN(CholeskyGaussian(2), **{"lr": 0.1, option: value})
-    with refuses(InputError, text):
-        VN([{"posterior": CholeskyGaussian(2), option: value}], lr=0.1, step_size=Constant())
-
-
 def test_a_learning_rate_for_each_member():
     """As one optimizer each; one that is negative is refused."""
 
@@ -931,12 +847,6 @@ def test_a_learning_rate_for_each_member():
     assert not torch.equal(together.mean[0], together.mean[1])
     with refuses(InputError, "lr must not be negative; got -0.1."):
         VN(CholeskyGaussian(2, (2,)), lr=torch.tensor([0.5, -0.1]), step_size=Constant())
-
-
-def test_one_posterior_twice_is_refused():
-    q = CholeskyGaussian(2)
-    with pytest.raises(ValueError, match="some parameters appear in more than one parameter group"):
-        VN([q, q], lr=0.1, step_size=Constant())
 
 
 NOISY = (
@@ -959,27 +869,6 @@ def test_a_noisy_estimator_with_the_default_step_size_is_refused():
     VN(q, step_size=KLRadius(0.1), estimator=Stein()).step(log_joint)
 
 
-def test_acceleration_without_trials_is_refused():
-    text = (
-        "QuasiNewton bends natural gradients that are free of noise, and judges what it did by trial; got {}. "
-        "Use VN or SRVN with SufficientDecrease(), or leave the metric out."
-    )
-    with refuses(PairError, text.format("VariationalNewton with Constant")):
-        VN(CholeskyGaussian(2), lr=0.1, metric=QuasiNewton(), step_size=Constant())
-    with refuses(PairError, text.format("BuresWasserstein with SufficientDecrease")):
-        NaturalGradientVI(CholeskyGaussian(2), BuresWasserstein(), metric=QuasiNewton())
-
-
-def test_an_estimator_that_cannot_evaluate_the_target_is_refused():
-    for estimator in (Quadrature(), Autograd()):
-        with refuses(
-            PairError,
-            f"{type(estimator).__name__} evaluates a TractableTarget; got LogJoint. "
-            "Leave estimator=None, or use Stein().",
-        ):
-            VN(make_posterior("cholesky"), lr=0.1, estimator=estimator, step_size=Constant()).step(log_joint)
-
-
 def test_without_an_estimator_each_target_gets_its_own():
     q, q0, model = make_posterior("cholesky"), make_posterior("cholesky"), make_model()
     opt = VN(q, lr=0.1, step_size=Constant())
@@ -989,28 +878,6 @@ def test_without_an_estimator_each_target_gets_its_own():
     VN(q0, lr=0.1, estimator=Quadrature(), step_size=Constant()).step(model)
     assert same_bits(q, q0)
     opt.step(log_joint)
-
-
-def test_one_target_for_two_posteriors_is_refused():
-    q1, q2, model = make_posterior("cholesky"), make_posterior("natural"), make_model()
-    text = "{} belongs to one posterior; this optimizer has 2. Use one optimizer each, or loss.backward() and step()."
-    with refuses(PairError, text.format("a target")):
-        VN([q1, q2], lr=0.1, step_size=Constant()).step(model)
-    with refuses(PairError, text.format("a target")):
-        VN([q1, q2], lr=0.1, step_size=Constant()).evaluate(model)
-    with refuses(PairError, text.format("a closure with SufficientDecrease")):
-        VN([q1, q2]).step(lambda: model.negative_elbo(q1) + model.negative_elbo(q2))
-
-
-def test_a_trial_without_a_closure_is_refused():
-    q = make_posterior("cholesky")
-    q.entropy().backward()
-    with refuses(
-        PairError,
-        "step() after loss.backward() has one gradient and cannot try a step, which SufficientDecrease needs. "
-        "Pass a learning rate, for example lr=0.1, or call step with a closure or a model.",
-    ):
-        VN(q).step()
 
 
 def test_missing_gradients_are_refused():
@@ -1027,37 +894,6 @@ def test_missing_gradients_are_refused():
     with refuses(InputError, text):
         opt.step()
     assert same_bits(q, start)  # all or none
-
-
-def test_a_closure_without_a_tensor_is_refused():
-    q, model = make_posterior("cholesky"), make_model()
-
-    def closure():
-        loss = model.negative_elbo(q)
-        loss.backward()
-        return loss.item()
-
-    for got in ((lambda: None), closure):
-        with refuses(
-            InputError, f"the closure must return the loss, a tensor; got {'NoneType' if got() is None else 'float'}."
-        ):
-            VN(q, lr=0.1, step_size=Constant()).step(got)
-
-
-def test_a_closure_that_forgets_the_posterior_is_refused():
-    q = make_posterior("cholesky")
-    with refuses(InputError, "the closure's loss does not depend on the posterior: it has no gradient."):
-        VN(q, lr=0.1, step_size=Constant()).step(lambda: make_model().negative_elbo(q).detach())
-
-
-def test_a_trial_of_several_posteriors_needs_their_losses_apart():
-    model, q = make_model((3,)), make_posterior("cholesky", (3,))
-    with refuses(
-        InputError,
-        "to judge each of the (3,) posteriors the closure must return one loss each; got shape (). "
-        "Return the losses unsummed, or pass lr=.",
-    ):
-        VN(q).step(lambda: model.negative_elbo(q).sum())
 
 
 # ------------------------------------------------------------------------------------ a torch optimizer

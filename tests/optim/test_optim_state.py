@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-import re
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from helpers import SMALL_BATCHES as BATCHES
 from torch.optim import lr_scheduler
 
 from torchngvi import SRVN, VN, CholeskyGaussian, KLRadius, NaturalGaussian, Stein, SufficientDecrease, fit
-from torchngvi.errors import InputError
 from torchngvi.expectations import Antithetic
 from torchngvi.ifvb import ClosedForm, MeanFieldGaussian, PreconditionedVI
 from torchngvi.interfaces import Bent, Local, Metric
@@ -257,21 +255,6 @@ def test_a_metric_remembers_beside_a_momentum(momentum):
     q.float()
     opt.step(quadratic)
     assert opt.state[q.mean_probe]["metric"]["before"].dtype == torch.float32
-
-
-def test_a_state_of_all_parts_together_is_refused():
-    q = make_posterior("cholesky")
-    opt = VN(q)
-    opt.step(make_model())
-    old = opt.state_dict()
-    state = old["state"][0]
-    old["state"] = {0: {**state["step_size"], **state["metric"], "rejections": state["rejections"]}}
-    text = (
-        "this state dict is of torchngvi 0.1, where the state of all parts was one dict; here each part has one of its "
-        "own. Load the posterior alone, and go on with the optimizer as it is."
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-        opt.load_state_dict(old)
 
 
 # ------------------------------------------------------------------------------------ copies

@@ -386,15 +386,6 @@ def test_named_methods_refuse_what_they_cannot_move(method):
     assert isinstance(method(DiagonalGaussian(DIM)).posteriors[0], DiagonalGaussian)
 
 
-def test_the_sentence_of_a_refusal():
-    text = (
-        "RootGradient moves q by RootTangent, which NaturalGaussian cannot do (it takes Congruence, Tangent). "
-        "Use a CholeskyGaussian or a DiagonalGaussian."
-    )
-    with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-        RootGD(NaturalGaussian(DIM), lr=0.1, step_size=Constant())
-
-
 # --------------------------------------------------------------------------------------- the new verbs
 
 

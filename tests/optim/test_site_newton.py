@@ -1,21 +1,16 @@
 """SiteNewton: along its move the stationary conditions change, to first order, by minus their value."""
 
-import re
-
 import pytest
 import torch
 
 from torchngvi import (
     VN,
     CholeskyGaussian,
-    DiagonalGaussian,
     GeneralizedLinear,
-    LogJoint,
     NaturalGaussian,
     NaturalGradientVI,
     fit,
 )
-from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Congruence
 from torchngvi.rules import SiteNewton, VariationalNewton
 
@@ -106,29 +101,3 @@ def test_a_batch_is_its_members():
         fit(alone, target, tolerance=1e-10, progress=False)
         torch.testing.assert_close(q.mean[i], alone.mean, rtol=0, atol=1e-8)
         torch.testing.assert_close(q.covariance[i], alone.covariance, rtol=0, atol=1e-8)
-
-
-class TestRefusals:
-    def test_another_target(self):
-        text = "SiteNewton reads the rows of a generalised linear model; got LogJoint."
-        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            SiteNewton(LogJoint(lambda theta: theta.sum(-1)))
-
-    def test_temperature_zero(self):
-        with pytest.raises(InputError, match="^SiteNewton needs a positive temperature; got 0.$"):
-            SiteNewton(model(temperature=0.0))
-
-    def test_mean_field(self):
-        q, target = DiagonalGaussian(5, dtype=torch.float64), model()
-        text = "SiteNewton moves a full covariance; got DiagonalGaussian. Use a CholeskyGaussian, or QuasiNewton()."
-        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            VN(q, metric=SiteNewton(target)).step(target)
-
-    @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-    def test_sparse_rows(self):
-        dense = model()
-        target = GeneralizedLinear(dense.X.to_sparse_csr(), dense.y)
-        q = CholeskyGaussian(5, dtype=torch.float64)
-        text = "SiteNewton needs a dense X; got a sparse one. Use RowSpace(model).fit(), or X.to_dense()."
-        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            VN(q, metric=SiteNewton(target)).step(target)

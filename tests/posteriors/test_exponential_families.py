@@ -7,7 +7,6 @@ import scipy.special
 import scipy.stats
 import torch
 
-from torchngvi.errors import InputError, PairError
 from torchngvi.numerics.special import (
     increasing_root,
     inverse_digamma,
@@ -150,29 +149,3 @@ class TestWideRanges:
         x = vec(0.3)
         assert one.log_prob(torch.cat([x, 1 - x])).item() == pytest.approx(other.log_prob(x).item(), rel=1e-13)
         assert other.kl(Beta(vec(1.0, 1.0))).item() == pytest.approx(one.kl(Dirichlet(vec(1.0, 1.0))).item(), rel=1e-13)
-
-
-class TestRefusals:
-    def test_lengths(self):
-        with pytest.raises(InputError, match="Gamma starts at a vector of 2 in its last dimension; got the shape"):
-            Gamma(vec(1.0, 2.0, 3.0))
-        with pytest.raises(InputError, match="concentration for each of two classes at least; got 1"):
-            Dirichlet(vec(1.0))
-        with pytest.raises(InputError, match="a vector of 2, 4, 7, 11, ... numbers; got 3"):
-            Wishart(vec(2.0, 1.0, 1.0))
-
-    def test_values(self):
-        with pytest.raises(InputError, match="outside its domain: the concentrations are positive"):
-            Dirichlet(vec(1.0, 0.0))
-        with pytest.raises(InputError, match="a is above .d - 1./2 and B is positive definite"):
-            Wishart(vec(0.4, 1.0, 0.0, 1.0))
-        with pytest.raises(InputError, match="scale must be symmetric and positive definite"):
-            Wishart.of(torch.tensor(3.0), -torch.eye(2))
-        with pytest.raises(InputError, match="probabilities are positive; got"):
-            Categorical.of(vec(0.0, 1.0))
-
-    def test_divergences_between_families(self):
-        with pytest.raises(PairError, match="between two of one family; got Gamma of 2 and Beta of 2 parameters"):
-            Gamma(vec(1.0, 2.0)).kl(Beta(vec(1.0, 2.0)))
-        with pytest.raises(PairError, match="its entropy has no closed form"):
-            Poisson(vec(1.0)).entropy()

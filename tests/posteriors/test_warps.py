@@ -7,10 +7,9 @@ from copy import deepcopy
 import pytest
 import torch
 
-from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian
-from torchngvi.errors import InputError, PairError
+from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.models import WarpedTarget
-from torchngvi.posteriors import Warped, warps
+from torchngvi.posteriors import warps
 from torchngvi.posteriors.warps import SinhArcsinh, YeoJohnson
 
 ALL = [getattr(warps, name)() for name in warps.__all__ if name != "Warp"]
@@ -235,21 +234,3 @@ def test_log_prob_is_differentiable_in_theta():
     q = bent(BASES[0], SinhArcsinh())
     theta = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
     assert torch.autograd.gradcheck(q.log_prob, (theta,))
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: Warped(torch.nn.Linear(1, 1)), PairError, "bends a Gaussian posterior, such as .*; got Linear"),
-        (lambda: Warped(CholeskyGaussian), PairError, "got the class CholeskyGaussian"),
-        (lambda: CholeskyGaussian(1).warped("sinh"), InputError, "warp is a family of curves .*; got 'sinh'"),
-        (lambda: CholeskyGaussian(1).warped(SinhArcsinh), InputError, "got the class SinhArcsinh"),
-        (lambda: CholeskyGaussian(1).warped().quantile([1.0]), InputError, "between 0 and 1; got \\[1.0\\]"),
-        (lambda: CholeskyGaussian(1).warped().log_prob(torch.ones(2)), InputError, "must end in D = 1; got shape"),
-        (lambda: CholeskyGaussian(1).warped().frame(), PairError, "no root to be read.*Fit it by"),
-        (lambda: VN(CholeskyGaussian(1).warped()), PairError, "Warped"),
-    ],
-)
-def test_refusals(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
