@@ -14,21 +14,21 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # How large the house may be, in the words of `python benchmarks/house.py`: a change that makes it smaller lowers these
 # to what it reaches, and one that raises a ceiling says in its message what the reader gets for it.
 CEILINGS = {
-    "package lines": 91_140,
-    "package files": 609,
-    "numeric constants at module level": 796,
+    "package lines": 85_598,
+    "package files": 420,
+    "numeric constants at module level": 763,
     "names of the front door": 45,
-    "test lines": 75_938,
+    "test lines": 76_202,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {
-    "fit(q, GeneralizedLinear)": 62,
-    "fit(q, log_joint)": 82,
-    "mixed(formula, table)": 119,
-    "train_svgp": 65,
-    "fit_guide": 98,
+    "fit(q, GeneralizedLinear)": 48,
+    "fit(q, log_joint)": 65,
+    "mixed(formula, table)": 96,
+    "train_svgp": 52,
+    "fit_guide": 80,
     "attach": 23,
-    "torchngvi fit --data": 123,
+    "torchngvi fit --data": 100,
 }
 
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
