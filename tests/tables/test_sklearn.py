@@ -291,3 +291,16 @@ def test_quasi_counts():
         QuasiCounts().expected(eta, v, y.double()), PoissonLog().expected(eta, v, y.double()), strict=True
     ):
         torch.testing.assert_close(mine, exact)
+
+
+@pytest.mark.parametrize("sd", [1e-320, 1e200])
+def test_a_standard_deviation_whose_square_is_no_number(sd):
+    with pytest.raises(InputError, match="intercept_sd is a standard deviation; got .* whose square is 0 or infinite"):
+        BayesianLogisticRegression(intercept_sd=sd).fit([[0.0], [1.0], [2.0]], [0, 1, 0])
+
+
+def test_weights_of_whole_numbers_are_weights():
+    """2⁶³ is an unsigned long long of NumPy, which PyTorch does not take."""
+    X, y = [[0.0], [1.0], [2.0], [4.0]], [0.0, 1.5, 1.0, 3.0]
+    ours, theirs = (BayesianLinearRegression(noise=1.0).fit(X, y, sample_weight=w) for w in (2**63, [2.0**63] * 4))
+    assert ours.coef_ == theirs.coef_

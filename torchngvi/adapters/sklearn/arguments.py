@@ -1,5 +1,6 @@
 """Arguments of the estimators, after a check: numbers, numbers of draws, and seeds by scikit-learn's convention."""
 
+import math
 import warnings
 from numbers import Integral
 from typing import Any
@@ -68,7 +69,8 @@ def weights_of(sample_weight: Any, X: Any) -> Any:
     if sample_weight is None:
         return None
     _check("sample_weight", sample_weight)
-    return _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+    weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+    return weights if weights.dtype.kind == "f" else weights.astype(np.float64)
 
 
 def labels_of(groups: Any) -> Any:
@@ -106,6 +108,8 @@ def check_sd(name: str, value: object) -> None:
     """
     if value is not None and not is_positive(value):
         raise InputError(f"{name} is a standard deviation, positive, or None; got {value!r}.")
+    if value is not None and not 0 < float(value) * float(value) < math.inf:  # type: ignore[arg-type]
+        raise InputError(f"{name} is a standard deviation; got {value!r}, whose square is 0 or infinite.")
 
 
 def checked_count(n_samples: object) -> int:
