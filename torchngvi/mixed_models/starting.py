@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from torchngvi.errors import InputError
 from torchngvi.mixed_models.locals import Conditional
 from torchngvi.models import GaussianMixed, MarginalMixed
 from torchngvi.models.learned import within
@@ -37,8 +38,13 @@ def of_gaussian(target: GaussianMixed) -> CholeskyGaussian:
         theta = torch.cat([sums.centre, omega_of(root), noise[: int(learned)]])[None]
         mean, covariance = (x[0] for x in target.moments(theta))
         (inside,) = rows.total((known if rows.leads else 0.0) + mean.mT @ mean + covariance.sum(0))
-        Omega = (rows.all_groups + count) * torch.linalg.inv(inside)
-    variance = math.exp(2 * log_sd) + float(torch.linalg.inv(Omega).diagonal().sum())
+        Omega = (rows.all_groups + count) * torch.linalg.inv_ex(inside).inverse
+    inverse, info = torch.linalg.inv_ex(Omega)
+    if bool(info) or not bool(inverse.isfinite().all()):
+        raise InputError(
+            "the rows say nothing of some random effect: in double precision their weights are 0. Give larger weights."
+        )
+    variance = math.exp(2 * log_sd) + float(inverse.diagonal().sum())
     gram = target.model.fixed.prior.add_to(rows.total(sums.square[1:, 1:])[0] / variance)
     sds = [gram.diagonal().rsqrt(), units_of(theta[0, rows.p : target.joint_dim], rows.r) * rows.all_groups**-0.5]
     if learned:

@@ -275,6 +275,8 @@ class GaussianNoise(Likelihood):
 
     def __init__(self, noise: float = 1.0) -> None:
         self.noise = read_number("noise", noise, "is a standard deviation", above=0)
+        if not 0 < self.noise * self.noise < math.inf:
+            raise InputError(f"noise is a standard deviation; got {noise!r}, whose square is 0 or infinite.")
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
         """Return (y - η)²/(2 noise²) + log(noise √(2π))."""

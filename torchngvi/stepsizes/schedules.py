@@ -1,13 +1,12 @@
 """Step sizes that the step count sets: constant, convex combinations, and decreasing schedules."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_count, read_number
+from torchngvi.arguments import is_number, read_count, read_number
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Path, StepSize
 
@@ -34,7 +33,7 @@ class Constant(StepSize):
     """
 
     def __init__(self, rate: float | None = None) -> None:
-        if rate is not None and not (isinstance(rate, (int, float)) and 0 < rate < math.inf):
+        if rate is not None and not (isinstance(rate, int | float) and is_number(rate, above=0)):
             raise InputError(f"rate is a learning rate, positive and finite; got {rate!r}.")
         self.rate = rate
 

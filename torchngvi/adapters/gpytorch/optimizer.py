@@ -112,7 +112,7 @@ def natural_optimizer(
         check_hyper_optimizer(hyper_optimizer)
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
     groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
-    combines = float(read_tensor("lr", lr).max()) <= 1 and not hasattr(mll, "base_mll") and log_concave(mll.likelihood)
+    combines = bool((read_tensor("lr", lr) <= 1).all()) and not hasattr(mll, "base_mll") and log_concave(mll.likelihood)
     if method is VN and combines:  # natural parameters go to a convex combination, which needs no bound
         options = {"step_size": Constant()} | options
     optimizer = method(groups, lr=lr, **options)

@@ -85,10 +85,11 @@ class AutoLocalGaussian(AutoGuide):
         read_callable("model", model, "is a function or a module that samples")
         read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")
         init_scale = read_number("init_scale", init_scale, "is a standard deviation in unconstrained space", above=0)
-        self.plate = read_instance("plate", plate, str, "is the name of a plate")
-        self.init_scale, self.num_particles = init_scale, read_size("num_particles", num_particles, "counts draws")
-        self._init_loc_fn = init_loc_fn
+        plate = read_instance("plate", plate, str, "is the name of a plate")
+        num_particles = read_size("num_particles", num_particles, "counts draws")
         super().__init__(model)
+        self.plate, self.init_scale, self.num_particles = plate, init_scale, num_particles
+        self._init_loc_fn = init_loc_fn
 
     def setup(self, *args: Any, **kwargs: Any) -> Self:
         """Run the model once with these arguments to lay out the sites, unless that was done before; returns the guide.

@@ -2,14 +2,14 @@
 
 import math
 import warnings
-from numbers import Integral
+from numbers import Integral, Number
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from torchngvi.arguments import is_number, is_size, shown
+from torchngvi.arguments import is_number, is_size, read_number, shown
 from torchngvi.errors import InputError
 from torchngvi.numerics.arrays import check_plain
 
@@ -68,6 +68,8 @@ def weights_of(sample_weight: Any, X: Any) -> Any:
     """The weights of rows, after scikit-learn's check and that of `validated`; None where there are none."""
     if sample_weight is None:
         return None
+    if isinstance(sample_weight, Number):
+        sample_weight = read_number("sample_weight", sample_weight, "is the weight of each row", at_least=0)
     _check("sample_weight", sample_weight)
     weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
     return weights if weights.dtype.kind == "f" else weights.astype(np.float64)

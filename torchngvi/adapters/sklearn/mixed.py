@@ -78,7 +78,7 @@ class _Mixed(BaseEstimator):
         if groups is not None:
             labels = labels_of(groups)
             shape = getattr(X, "shape", None)  # a sparse matrix has no length
-            if not (shape or hasattr(X, "__len__")) or isinstance(X, type):
+            if shape == () or not (shape or hasattr(X, "__len__")) or isinstance(X, type):
                 raise InputError(f"X is a matrix, one row an observation; got {shown(X)}.")
             rows = shape[0] if shape else len(X)
             if labels.shape != (rows,):
