@@ -189,7 +189,7 @@ def test_every_example_is_in_the_gallery():
     """By a picture of its own that is small, or by a sentence that says why it has none."""
     text = (DOCS / "gallery.md").read_text(encoding="utf-8")
     pictures = {path.stem: path.stat().st_size for path in (DOCS / "gallery").glob("*.png")}
-    examples = {path.stem for path in (DOCS.parent / "examples").glob("*.py")}
+    examples = {path.stem for path in (DOCS.parent / "examples").glob("[!_]*.py")}
     assert set(pictures) == set(re.findall(r"\(gallery/(\w+)\.png\)", text))
     assert set(pictures) | set(re.findall(r"^- `examples/(\w+)\.py` ", text, re.MULTILINE)) == examples
     assert max(pictures.values()) < 60_000
