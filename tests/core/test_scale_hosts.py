@@ -36,6 +36,7 @@ def test_training_of_a_sparse_gp(ranks, kind, bound):
     assert two["sums"] <= 3 * (2 * 5 + rounds) + 15  # and where the length of a sum is new, and at the start
 
 
+@pytest.mark.accuracy
 def test_training_goes_on_from_the_file_of_the_leader(ranks, tmp_path):
     pytest.importorskip("gpytorch")
     whole = ranks.values("scale_hosts.svgp", "gaussian", 3)

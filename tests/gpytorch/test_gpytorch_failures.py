@@ -39,6 +39,7 @@ def relative(outcome):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ROWS)
 class TestRows:
+    @pytest.mark.accuracy
     def test_drop_in(self, name, dtype):
         outcome, reported = outcome_of("drop_in", name, dtype)
         assert outcome.error == ""

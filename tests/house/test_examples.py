@@ -73,6 +73,7 @@ def test_the_pictures_of_the_theory(tmp_path, capsys):
     assert capsys.readouterr().out.count("nats above the best q after 40 steps") == 4
 
 
+@pytest.mark.accuracy
 def test_the_page_of_hierarchical_models(tmp_path):
     """Every snippet of docs/hierarchical.md runs as it stands, in its order, and the pictures are drawn."""
     results = run("hierarchical", "--out", str(tmp_path))

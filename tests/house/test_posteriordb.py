@@ -341,6 +341,7 @@ def test_steins_identity_sees_a_prior_of_twice_the_scale(name):
 # ------------------------------------------------------------------------------- batches and derivatives
 
 
+@pytest.mark.accuracy
 @every_posterior
 def test_batches(name):
     posterior = load(name)
@@ -350,6 +351,7 @@ def test_batches(name):
     close(torch.func.vmap(posterior.log_joint)(theta), value, IDENTITY)
 
 
+@pytest.mark.accuracy
 @every_posterior
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, at its first forward mode
 def test_derivatives_are_finite(name):

@@ -46,6 +46,7 @@ def named(name):
     return found
 
 
+@pytest.mark.accuracy
 def test_the_suite_has_two_halves_of_different_families():
     names = [target.name for target in quick()]
     assert len(set(names)) == len(names) >= 64

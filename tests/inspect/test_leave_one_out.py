@@ -144,6 +144,7 @@ def test_against_fits_without_the_row(name):
     assert found.total == pytest.approx(fits.total, abs=2e-3)
 
 
+@pytest.mark.accuracy
 def test_breast_cancer():
     """All 569 rows, of which 65 are fitted anew, beside fits of all; without them the sum is off by 2.7 nats."""
     data = load_breast_cancer()

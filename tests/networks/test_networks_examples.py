@@ -46,6 +46,7 @@ def test_images(run, capsys):
     assert "temperature" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 def test_characters(run):
     nll, _ = run("network_characters", "--steps", "60", "--width", "16")
     assert nll < 3.8  # 4.3 is the logarithm of the alphabet

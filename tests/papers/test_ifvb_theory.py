@@ -84,6 +84,7 @@ def test_t3_every_run_converges(one_draw):
     assert float(opt.posterior.vector.detach().abs().max()) < 0.3
 
 
+@pytest.mark.accuracy
 def test_t4_streamlined_fisher_converges(one_draw):
     """Corollary 5.1: scores of different past iterates, and the sum tends to I_F(λ*), c_β's bias known."""
     opt, _, _ = one_draw
@@ -182,6 +183,7 @@ def test_example_1_bound(start, kl):
     assert torch.allclose(gradient, coin(start).fisher() @ (COIN - lam))  # exact gradient I_F (λ* - λ)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("start", "error"), [("(5, 45)", 0.128630), ("(25, 25)", 0.141456)])
 def test_example_1_exact_natural_gradient(start, error):
     """The error after K steps of 1/(1 + k) is the first over K + 1."""

@@ -168,6 +168,7 @@ def wide(rows=20, columns=20_000):
     frame.assign(y=np.arange(rows) % 2).to_csv("a.csv", index=False)
 
 
+@pytest.mark.accuracy
 def test_columns_of_a_full_covariance(monkeypatch, capsys):
     """Refused where it would not fit into memory, before it is read into a design."""
     wide(rows=3, columns=5000)

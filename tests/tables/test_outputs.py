@@ -241,6 +241,7 @@ class TestCells:
         means = [float(row["mean"]) for row in rows]  # numbers stay numbers, negative ones too
         assert min(means) < 0
 
+    @pytest.mark.accuracy
     def test_logs(self):
         table("=a.csv")
         flags = ["--methods", "vn", "--iterations", "2", "--starts", "1"]

@@ -451,6 +451,7 @@ class TestFamiliesWithAParameter:
             "had settled. Raise max_evaluations, or set it (--dispersion)."
         ]
 
+    @pytest.mark.accuracy
     def test_counts_that_vary_more(self, tmp_path, capsys):
         found = self.fit(tmp_path, negative_binomial(300, 1.0, 16), "poisson")
         (warning,) = found["warnings"]

@@ -36,6 +36,7 @@ def test_the_start_and_the_usual_prior_are_those_of_one(ranks, family, local):
     assert_close(torch.cat([first["groups"], second["groups"]]), one["groups"], 1e-13)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("family", "local"), cases.CASES)
 def test_a_gaussian_over_all_coordinates_is_that_of_one(ranks, family, local):
     """One sum an evaluation, whose length does not tell how many groups there are."""
