@@ -18,7 +18,7 @@ CEILINGS = {
     "package files": 420,
     "numeric constants at module level": 763,
     "names of the front door": 45,
-    "test lines": 76_229,
+    "test lines": 76_231,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {

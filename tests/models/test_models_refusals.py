@@ -33,6 +33,7 @@ from torchngvi.latents import MarginalLaplace
 from torchngvi.models import (
     ExpectedFactor,
     ExpectedPenalty,
+    GaussianNoise,
     MeanPenalty,
     NegativeBinomial,
     Regularized,
@@ -158,6 +159,7 @@ def npy(X, y, **options):
 
 
 REFUSED = {
+    "noise of no square": (lambda: GaussianNoise(1e-320), InputError, ("noise is", "got 1e-320", "square is 0")),
     # likelihoods
     "counts": (
         lambda: GeneralizedLinear(torch.ones(3, 1), [0.5, 2.0, -1.0], NegativeBinomial(1.0)),
