@@ -14,7 +14,9 @@ import pandas as pd
 
 from torchngvi.adapters.formula import mixed
 
-SUBJECTS = Path(__file__).parents[1] / "tests" / "sleepstudy.csv"  # a line for each subject: its number, and ten days
+SUBJECTS = (
+    Path(__file__).parents[1] / "tests" / "tables" / "sleepstudy.csv"
+)  # a line for each subject: its number, and ten days
 
 
 def table() -> pd.DataFrame:
