@@ -142,7 +142,7 @@ def test_what_torch_func_cannot_do_says_what_can():
 
 
 def test_more_derivatives_than_memory(monkeypatch):
-    monkeypatch.setattr("torchngvi.networks.gradients._MOST", 40)
+    monkeypatch.setattr("torchngvi.networks.laplace._MOST", 40)
     q, x = made(nn.Linear(4, 3), 6), inputs(6, 4)
     with pytest.raises(InputError, match="takes 45 derivatives of an example; say labels=1, which draws"):
         q.laplace([(x, x)])
