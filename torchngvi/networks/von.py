@@ -40,8 +40,6 @@ class NaturalMomentum(Optimizer):
         InputError: for a learning rate or a beta that cannot be used.
     """
 
-    clip, factor = math.inf, 1.0
-
     def __init__(
         self,
         q: NetworkGaussian,
@@ -54,7 +52,7 @@ class NaturalMomentum(Optimizer):
         if not is_number(lr, at_least=0):
             raise InputError(f"lr is 0 or larger, and finite; got {shown(lr)}.")
         beta = read_number("beta", beta, at_least=0, below=1)
-        self.q = q
+        self.q, self.clip, self.factor = q, math.inf, 1.0
         super().__init__(q.parameters_of_network, {"lr": lr, "momentum": beta})  # as schedulers that cycle it call it
         self.attachment = Attachment([self], q, radius, curvature, prior_in_gradient=False, steps=steps)
 
@@ -205,9 +203,9 @@ class IVON(NaturalMomentum):
         clip_radius: float = math.inf,
     ) -> None:
         q = _published(model, num_data, hess_init, betas, weight_decay)
-        self.clip = read_number("clip_radius", clip_radius, "bounds the change of a weight", above=0, infinite=True)
-        self.factor = hess_init + weight_decay
+        clip_radius = read_number("clip_radius", clip_radius, "bounds the change of a weight", above=0, infinite=True)
         super().__init__(q, lr, betas[0], Reparametrized(1 - betas[1]))
+        self.clip, self.factor = clip_radius, hess_init + weight_decay
 
 
 class VOGN(NaturalMomentum):
