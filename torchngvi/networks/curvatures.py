@@ -1,13 +1,12 @@
 """How the curvature of the loss is observed: where in a step an estimator looks, and at what."""
 
 from collections.abc import Callable, Mapping
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_number
+from torchngvi.arguments import is_size, read_number
 from torchngvi.distributed import average_over_ranks_, rank
 from torchngvi.errors import InputError, PairError
 from torchngvi.networks.families import Diagonal
@@ -24,7 +23,8 @@ __path__: list[str] = []  # so that the paths of torchngvi.renamed below this on
 class Curvature:
     """An estimator of the expected curvature of the loss a datum; each sees the outputs and the gradients of a step.
 
-    One of one's own overrides `after_forward` or `before_step`, and calls what q has to observe a curvature.
+    One of one's own overrides `after_forward` or `before_step`, and calls what q, the posterior, has to observe a
+    curvature: `q.observe_`.
 
     Attributes:
         every: steps from one observation to the next.
@@ -35,29 +35,15 @@ class Curvature:
     labels: int | None = None
 
     def begin(self, q: NetworkGaussian) -> None:
-        """Prepare q for this estimator, once, when the optimizer is attached.
-
-        Args:
-            q: the posterior.
-
-        Raises:
-            PairError: a family for which the estimator observes too little.
-        """
+        """Prepare q for this estimator, once, when the optimizer is attached; a `PairError` refuses its families."""
 
     def after_forward(self, q: NetworkGaussian, output: Any) -> None:
-        """Look at the output of the network in training, with its graph.
-
-        Args:
-            q: the posterior, whose parameters hold the draw of this step.
-            output: what the network returned.
-        """
+        """Look at what the network has returned in training, with its graph, while it holds the draw of this step."""
 
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
-        """Look at the gradients of the loss at the draw, before the optimizer steps.
+        """Look at the gradients of the loss at the draw, by name, before the optimizer steps.
 
-        Args:
-            q: the posterior.
-            gradients: by name, without the prior's part, unscaled and finite.
+        They are unscaled and finite, and without the prior's part.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,11 +51,7 @@ class Curvature:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up again what was remembered.
-
-        Args:
-            state: what `state_dict` returned.
-        """
+        """Take up again what `state_dict` returned."""
 
 
 class SampledLabels(Curvature):
@@ -94,7 +76,7 @@ class SampledLabels(Curvature):
     """
 
     def __init__(self, every: int = 10, output: Callable[[Any], Tensor] | None = None) -> None:
-        if isinstance(every, bool) or not isinstance(every, int | Integral) or every < 1:
+        if not is_size(every):
             raise InputError(
                 f"every is the number of steps from one observation to the next, 1 or more; got {every!r}."
             )
@@ -180,20 +162,14 @@ class GradientNoise(Curvature):
 
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
         """Observe the squared distance from the running mean; see the base class."""
-        inflated = 1 + (1 - self.beta) / (1 + self.beta)
-        found: dict[str, Tensor] = {}
-        for (name, m), p in zip(q.mean.items(), q.parameters_of_network, strict=True):
-            if p.requires_grad:
-                found[name] = gradients[name].to(m) if name in gradients else torch.zeros_like(m)
-        known = {name: g for name, g in found.items() if name in self.running}
-        if known:
-            noise = [known[name] - self.running[name] if name in known else None for name in q.names]
-            q.observe_(noise, self.batch_size / inflated, 0.001)  # a running mean of 1,000 steps
-        for name, g in found.items():
-            if name in known:
-                self.running[name].lerp_(g, 1 - self.beta)
-            else:  # the first gradient only starts the mean
-                self.running[name] = g.clone()
+        each = zip(q.mean.items(), q.parameters_of_network, strict=True)
+        found = {name: gradients.get(name, torch.zeros_like(m)).to(m) for (name, m), p in each if p.requires_grad}
+        noise = {name: found[name] - mean for name, mean in self.running.items() if name in found}
+        if noise:
+            inflated = 1 + (1 - self.beta) / (1 + self.beta)
+            q.observe_([noise.get(name) for name in q.names], self.batch_size / inflated, 0.001)  # of 1,000 steps
+        for name, g in found.items():  # the first gradient only starts the mean
+            self.running[name] = self.running[name].lerp_(g, 1 - self.beta) if name in noise else g.clone()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the running means by name."""
@@ -205,14 +181,7 @@ class GradientNoise(Curvature):
 
 
 class OfSingleWeights(Curvature):
-    """An estimator of the diagonal alone, whose running curvature begins at the start, as published steps have it.
-
-    Args:
-        rate: ρ of the running curvature, larger than 0 and at most 1.
-
-    Raises:
-        InputError: for another rate.
-    """
+    """An estimator of the diagonal alone, whose running curvature begins at the start, as published steps have it."""
 
     def __init__(self, rate: float) -> None:
         self.rate = read_number("rate", rate, above=0, at_most=1)

@@ -14,9 +14,8 @@ from torchngvi.distributed import average_over_ranks_, rank, ranks
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite
-from torchngvi.networks.likelihoods import OutputLikelihood
 from torchngvi.networks.noise import generator
-from torchngvi.networks.predictions import batches, called, evaluating, read_from, warn_caller
+from torchngvi.networks.predictions import Drawn, batches, called, evaluating, read_from, warn_caller
 
 Read = Callable[[Any], Tensor]
 Totals = list[list[Tensor | None]]  # of each family its part of a curvature
@@ -27,19 +26,13 @@ _MOST = 2**31  # numbers in those of one example: 8 GB in single precision
 _REFUSED = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)  # by torch.func, where it cannot
 
 
-class AtMean(Protocol):
+class AtMean(Drawn, Protocol):
     """What the curvature needs of a posterior whose network holds the mean."""
 
-    likelihood: OutputLikelihood
     names: list[str]
     num_data: int
-    observed: int
     parameters_of_network: list[nn.Parameter]
     seed: int
-
-    @property
-    def model(self) -> nn.Module:
-        """The network."""
 
     def each(self) -> Iterator[Family]:
         """The families of the posterior."""
@@ -253,12 +246,7 @@ def gradients_of_labels(q: AtMean, losses: Tensor, dtype: torch.dtype) -> tuple[
 def of_examples(
     model: nn.Module, parameters: Mapping[str, Tensor], inputs: Any, terms: Callable[[Any], Tensor]
 ) -> Iterator[dict[str, Tensor]]:
-    """Iterate over the gradients of functions of the output, of one example at a time, some examples together.
-
-    >>> model, x = nn.Linear(2, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    >>> [found["weight"].tolist() for found in of_examples(model, dict(model.named_parameters()), x, lambda out: out)]
-    [[[[1.0, 2.0]], [[3.0, 4.0]]]]
-    """
+    """Iterate over the gradients of functions of the output, of one example at a time, some examples together."""
     held = {name: p.detach() for name, p in parameters.items()}
 
     def of_one(given: dict[str, Tensor], one: Any) -> Tensor:

@@ -18,7 +18,8 @@ class OutputLikelihood(ABC):
     """p(y | output) for labels that are independent given the outputs of the network.
 
     A class of one's own with the four abstract methods is for labels that are neither classes nor numbers with
-    Gaussian noise.
+    Gaussian noise.  What its methods take is `output`, a tensor that the network returned, with its graph in training;
+    `y`, the labels, (*labels); and a `generator` for labels that are drawn.
 
     Attributes:
         factor: of the scale of the noise in predictions, which :func:`torchngvi.calibrate` chooses; 1 in training.
@@ -36,10 +37,6 @@ class OutputLikelihood(ABC):
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw a label for each output from the network's own prediction and return -log p of it.
 
-        Args:
-            output: what the network returned, with its graph.
-            generator: for the labels.
-
         Returns:
             One loss a label, of any shape; their number is the number of independent labels.
         """
@@ -47,32 +44,21 @@ class OutputLikelihood(ABC):
     def curvature_terms(self, output: Tensor) -> Tensor | None:
         """Return terms whose gradients g have Σₖ gₖgₖᵀ = E[s sᵀ], s the gradient of -log p of a predicted label.
 
-        Args:
-            output: what the network returned, with its graph.
-
         Returns:
             K terms a label, (*labels, K), with which nothing has to be drawn; None, the default, where labels have to.
         """
         return None
 
     def weigh(self, output: Tensor, y: Tensor | None = None) -> Tensor | None:
-        """Return the weights of labels in the loss, which is their weighted mean.
-
-        Args:
-            output: what the network returned.
-            y: the labels; without them the weights are those that are expected at the outputs.
+        """Return the weights of labels in the loss, or, without labels, those that are expected at the outputs.
 
         Returns:
-            One weight a label; None, the default, where all weigh the same.
+            One weight a label, (*labels), by which the loss is a weighted mean; None, the default, where it is a mean.
         """
         return None
 
     def as_classes(self, output: Tensor, is_gradient: bool = False) -> Tensor | None:
-        """Return the outputs as logits of classes, the last dimension, or a gradient at them as one at these logits.
-
-        Args:
-            output: what the network returned, or the gradient of a loss at it.
-            is_gradient: which of the two.
+        """Return the outputs as logits of classes, or a gradient at the outputs as one at these logits.
 
         Returns:
             (*labels, classes), where -log p(y | output) is -log softmax at the class y; None, the default, for others.
@@ -81,22 +67,11 @@ class OutputLikelihood(ABC):
 
     @abstractmethod
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return log p(y | output) of every label, without a sum over labels.
-
-        Args:
-            output: (*draws, *labels, ...).
-            y: (*labels).
-
-        Returns:
-            (*draws, *labels).
-        """
+        """Return log p(y | output) of every label, (*draws, *labels), where the outputs are (*draws, *labels, ...)."""
 
     @abstractmethod
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is predicted from one draw of the weights: the mean of the label and its uncertainty given them.
-
-        Args:
-            output: what the network returned.
 
         Returns:
             The mean, and the uncertainty that more data do not remove, of the same meaning for all draws: an entropy in
@@ -105,11 +80,7 @@ class OutputLikelihood(ABC):
 
     @abstractmethod
     def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the uncertainty of a prediction into two parts.
-
-        Args:
-            means: of S draws of the weights, (S, ...).
-            given: their uncertainties given the weights, (S, ...).
+        """Split the uncertainty of a prediction into two parts, from what `moments` returned for S draws, (S, ...).
 
         Returns:
             The epistemic part, which more data would remove, and the aleatoric part.
@@ -117,20 +88,10 @@ class OutputLikelihood(ABC):
 
 
 class _Classes(OutputLikelihood):
-    """Labels that are classes, whose uncertainty is an entropy."""
+    """Labels that are classes, whose uncertainty is an entropy, in nats."""
 
-    @abstractmethod
-    def _probabilities(self, output: Tensor) -> Tensor:
-        """What `moments` calls the mean."""
-
-    @abstractmethod
     def _entropy(self, p: Tensor) -> Tensor:
-        """The entropy of these probabilities in nats."""
-
-    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities, P(1) for two classes, and their entropy; see the base class."""
-        p = self._probabilities(output)
-        return p, self._entropy(p)
+        return torch.special.entr(p).sum(-1)
 
     def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mutual information of label and weights, and the mean entropy; see the base class."""
@@ -243,11 +204,10 @@ class Categorical(_Classes):
             )
         return logits.gather(-1, y.long().expand(logits.shape[:-1])[..., None])[..., 0]
 
-    def _probabilities(self, output: Tensor) -> Tensor:
-        return self._rows(output).log_softmax(-1).exp()
-
-    def _entropy(self, p: Tensor) -> Tensor:
-        return torch.special.entr(p).sum(-1)
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities, with the classes last, and their entropy; see the base class."""
+        p = self._rows(output).log_softmax(-1).exp()
+        return p, self._entropy(p)
 
 
 class Bernoulli(_Classes):
@@ -285,11 +245,13 @@ class Bernoulli(_Classes):
             )
         return F.logsigmoid((2 * y.to(output) - 1) * output)
 
-    def _probabilities(self, output: Tensor) -> Tensor:
-        return output.sigmoid()
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return P(1) and its entropy; see the base class."""
+        p = output.sigmoid()
+        return p, self._entropy(p)
 
     def _entropy(self, p: Tensor) -> Tensor:
-        return torch.special.entr(p) + torch.special.entr(1 - p)
+        return super()._entropy(torch.stack([p, 1 - p], -1))
 
 
 class _Normal(OutputLikelihood):

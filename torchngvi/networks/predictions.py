@@ -68,12 +68,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def check_drawn(q: object) -> None:
-    """Check that predictions are asked of a posterior over a network."""
-    if isinstance(q, type) or not all(hasattr(q, name) for name in ("likelihood", "observed", "drawn", "model")):
-        raise InputError(f"predictions are of the posterior from torchngvi.network, which comes first; got {shown(q)}.")
-
-
 def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
     """Warn at the line of the script that led here, through whatever frames of torch and of this package."""
     level, frame = 1, sys._getframe()
@@ -83,8 +77,9 @@ def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
 
 
 def warn_of_no_data(q: Drawn) -> None:
-    """Warn of a posterior that has observed no curvature, where the caller of the library asks for predictions."""
-    check_drawn(q)
+    """Warn of a posterior that has observed no curvature where predictions are asked of it; refuse anything else."""
+    if isinstance(q, type) or not all(hasattr(q, name) for name in ("likelihood", "observed", "drawn", "model")):
+        raise InputError(f"predictions are of the posterior from torchngvi.network, which comes first; got {shown(q)}.")
     if not q.observed:
         warn_caller(
             "The posterior has seen no data: its standard deviations are those that it starts from, and its "

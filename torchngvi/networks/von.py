@@ -18,26 +18,9 @@ from torchngvi.networks.weights import NUM_DATA
 
 
 class NaturalMomentum(Optimizer):
-    """The natural gradient of the mean of a network's posterior, with momentum: what the named optimizers are made of.
+    """What the named optimizers are made of: the natural gradient of the mean with momentum, and all state in one.
 
-        ḡ ← β ḡ + (1 - β) g,   m ← m - lr (ḡ/(1 - βᵗ) + δm)/(h + δ)
-
-    Its state holds the posterior, so that `state_dict()` is all that a checkpoint needs beside the network's.
-
-    Args:
-        q: the posterior.
-        lr: the length of the step; a scheduler may change it.
-        beta: β of the momentum, at least 0 and less than 1.
-        curvature: how the curvature is observed.
-        radius: the longest move, in nats a datum; by default there is none.
-        steps: of the training, as in :func:`attach`, or None.
-
-    Attributes:
-        clip: the largest change of a weight, over lr.
-        factor: of the learning rate; IVON's is h₀ + δ.
-
-    Raises:
-        InputError: for a learning rate or a beta that cannot be used.
+    ḡ ← β ḡ + (1 - β) g,   m ← m - lr clip((ḡ/(1 - βᵗ) + δm)/(h + δ))
     """
 
     def __init__(
@@ -65,10 +48,10 @@ class NaturalMomentum(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the parameters, which hold the mean, by one step.
+        """Move the mean by one step, after a closure, if there is one, has evaluated the loss at the draw.
 
         Args:
-            closure: evaluates the loss and its gradient, at the draw, if they have not been evaluated before.
+            closure: evaluates the loss and its gradient, and is called at the draw.
 
         Returns:
             What the closure returned, or None.
@@ -106,15 +89,11 @@ class NaturalMomentum(Optimizer):
         return torch.add(state["momentum"] / (1 - beta ** state["step"]), mean, alpha=delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer with that of the posterior."""
+        """Return the state of the optimizer with that of the posterior, all but the network's."""
         return {**super().state_dict(), "posterior": self.q.state_dict(), "attachment": self.attachment.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a state up again, and the posterior with it.
-
-        Args:
-            state_dict: what `state_dict` returned.
-        """
+        """Take a state up again, and the posterior with it."""
         own = dict(state_dict)
         self.q.load_state_dict(own.pop("posterior"))
         self.attachment.load_state_dict(own.pop("attachment"))

@@ -35,17 +35,52 @@ _CLOSE = 1e-3  # relative distance of two numbers that are equal but for roundin
 _LEFT_OUT = 0.1  # share of labels without a gradient; fewer, such as the last token of a text, hardly matter
 _EXPLAINED = 0.99  # of the variance of a column by the square of another one's gradient, which no label explains
 
-# what the gradient of the loss at the logits says of the loss
-_OF_LOSS = {
+# what a script shows of itself, and what to do
+_SENTENCES = {
+    "pass": "A shorter batch ends each pass over the data, and a pass has {seen:,.0f} labels, where "
+    "num_data={num_data:,}. num_data is the number of labels in the training data, neither that of batches nor that "
+    "of data that are held out; it is right only where a pass has copies of rows, or not all.",
+    "rate": "The learning rate of the optimizer is 0, so that the mean of q stays where it is.",
+    "epochs": "The training goes on after steps={steps:,}, with {seen:,.0f} labels of num_data={num_data:,} so far. "
+    "steps counts steps of the optimizer, and not epochs: steps=epochs * len(loader). From now on the mean hardly "
+    "moves.",
+    "steps": "The training has taken {taken:,} steps, and attach was given steps={steps:,}, over which the radius and "
+    "the moves fall to zero; since then they are what they were at the last of them, and the mean hardly moves. Say "
+    "steps=epochs * len(loader) of the whole training; a posterior that was trained before begins a new schedule if "
+    "it is loaded before attach.",
+    "short": "The radius has shortened no step of the training: the learning rate, {lr:g}, was the length of all of "
+    "them, and the mean may not have come far. Take lr=1, with which the radius is the length.",
+    "no steps": "The learning rate has not fallen, and attach was given a radius and no steps: the last moves were "
+    "{share:.2g} of the longest, so that the mean is as far from the optimum as a move. Say steps=, over which they "
+    "fall by themselves, or take a scheduler.",
+    "few steps": "The training took {taken:,} of the steps={steps:,} that attach was given, so that the radius and "
+    "the moves had only fallen to {share:.2g}: the mean is as far from the optimum as a move. Say the number of steps "
+    "that the optimizer takes: with accumulated gradients those of the optimizer alone.",
+    "gradients": "The optimizer steps, and no parameter of q has a gradient: call loss.backward() before it, and "
+    "zero_grad() after it or before the loss.",
+    "mode": "The network is in evaluation mode at a step of its optimizer, so that its weights hold the mean, and "
+    "neither draws nor the curvature are what q is trained with. Call model.train() after each evaluation; layers "
+    "that are to stay as they are, such as normalisations, may be put into evaluation mode alone.",
+    "clipped": "Gradients have the same norm, {norm:.3g}, in all of {compared} steps, as clipped ones do; the prior's "
+    "part, added afterwards, is {times:.2g} times as large: the prior counts too much. Leave the clipping out, as the "
+    "radius limits the step, or clip less.",
+    "left": "The gradients of the step before were still there when the next loss passed back, which adds to them: "
+    "call optimizer.zero_grad() once in each step.",
+    "changes": "The weights were changed between two steps by something else than the attached optimizer, and that is "
+    "lost, as they hold a draw. attach takes several optimizers in a list; change weights by hand within `with "
+    "q.at_mean():`.",
+    "column": "The network has two outputs a row, and the loss takes one for the standard deviation of the other, "
+    "while networks.Gaussian(scale) takes both for means. Say likelihood=networks.HeteroscedasticGaussian(), whose "
+    "loss(output, y) takes the mean and the logarithm of the standard deviation.",
     "softmax": "The outputs of the network are probabilities, which sum to 1, and the likelihood takes them for "
     "logits: leave the softmax at its end away, for cross_entropy has one of its own.",
-    "total": "The loss of the first step weighs its labels {total:.4g} in all, where the mean of -log p weighs them 1: "
-    "{cause}. The posterior would be that of {total:.4g} times as many data, and the observed curvature is not.",
+    "total": "The loss of the first step weighs its labels {total:.4g} in all, where the mean of -log p weighs them "
+    "1: {cause}. The posterior would be that of {total:.4g} times as many data, and the observed curvature is not.",
     "sigmoid": "The outputs of the network are all between 0 and 1, and the likelihood takes them for logits: leave "
     "the sigmoid at its end away, and take binary_cross_entropy_with_logits.",
-    "smoothed": "The loss of the first step has smoothed labels, label_smoothing={smooth:.2g}: it is not -log p of the "
-    "labels that the posterior is made for, whose predictions it makes less sure. Take the loss without smoothing; the "
-    "average over draws does the same for a reason.",
+    "smoothed": "The loss of the first step has smoothed labels, label_smoothing={smooth:.2g}: it is not -log p of "
+    "the labels that the posterior is made for, whose predictions it makes less sure. Take the loss without "
+    "smoothing; the average over draws does the same for a reason.",
     "own weights": "The loss of the first step weighs its labels by other weights than those of "
     "Categorical(weights=...), up to {most:.3g} times their mean. Give both the same weights of the classes.",
     "weights": "The loss of the first step weighs its labels by other weights than the same for all, up to {most:.3g} "
@@ -68,14 +103,7 @@ _CAUSES = {
 
 
 class Watch:
-    """Looks on while an optimizer moves a posterior, and says once what the script does that it cannot mean.
-
-    Args:
-        q: the posterior.
-        optimizers: that move its mean.
-        steps: that are planned, or None.
-        looks: whether the loss of the first step is looked at, by its gradient at the outputs.
-    """
+    """Looks on while optimizers move a posterior, and says once what a script does that it cannot mean."""
 
     def __init__(self, q: NetworkGaussian, optimizers: list[Optimizer], steps: int | None, looks: bool) -> None:
         self.q, self.steps, self.looks = q, steps, looks
@@ -92,10 +120,10 @@ class Watch:
         self._written: tuple[int, int] | None = None
         self._changes, self._compared = 0, False
 
-    def _tell(self, what: str, sentence: str) -> None:
+    def _tell(self, what: str, **numbers: Any) -> None:
         if what not in self._told:
             self._told.add(what)
-            warn_caller(sentence)
+            warn_caller(_SENTENCES[what].format(steps=self.steps, num_data=self.q.num_data, **numbers))
 
     # the numbers of labels and of steps
 
@@ -111,12 +139,7 @@ class Watch:
         if whole is not None and self._labels is not None:
             seen = whole * self._labels * ranks()
             if abs(seen - num_data) > _DIFFERENT * num_data:  # not of NaN
-                self._tell(
-                    "pass",
-                    f"A shorter batch ends each pass over the data, and a pass has {seen:,.0f} labels, where num_data="
-                    f"{num_data:,}. num_data is the number of labels in the training data, neither that of batches "
-                    "nor that of data that are held out; it is right only where a pass has copies of rows, or not all.",
-                )
+                self._tell("pass", seen=seen)
         if self.looks and self.passed == 0:
             self._look(output)
         elif self.looks and self.passed == 1:
@@ -127,27 +150,16 @@ class Watch:
         self.others.refuse_joined(optimizer)
         self._compare()
         if not self.passed and all(largest_lr(group) == 0 for group in optimizer.param_groups):
-            self._tell("rate", "The learning rate of the optimizer is 0, so that the mean of q stays where it is.")
+            self._tell("rate")
         self._speak()
         if self.steps is None or taken < self.steps:
             return
         if self.passed and self._labels is not None and "steps" not in self._told:
             seen = self._rows * self._labels * ranks() * (taken + 1) / (self.passed + 1)
             if seen < self.q.num_data:
-                self._tell(
-                    "steps",
-                    f"The training goes on after steps={self.steps:,}, with {seen:,.0f} labels of num_data="
-                    f"{self.q.num_data:,} so far. steps counts steps of the optimizer, and not epochs: steps=epochs * "
-                    "len(loader). From now on the mean hardly moves.",
-                )
-        if taken >= _AFTER * self.steps:
-            self._tell(
-                "steps",
-                f"The training has taken {taken:,} steps, and attach was given steps={self.steps:,}, over which the "
-                "radius and the moves fall to zero; since then they are what they were at the last of them, and the "
-                "mean hardly moves. Say steps=epochs * len(loader) of the whole training; a posterior that was trained "
-                "before begins a new schedule if it is loaded before attach.",
-            )
+                self._tell("epochs", seen=seen)
+        if taken >= _AFTER * self.steps and "epochs" not in self._told:
+            self._tell("steps", taken=taken)
 
     def after_step(self) -> None:
         """Note that a step was taken."""
@@ -161,25 +173,14 @@ class Watch:
         """
         if not self.passed or radius == float("inf"):
             return None
-        if not self.shortened and lr < _LARGE:
-            return (
-                f"The radius has shortened no step of the training: the learning rate, {lr:g}, was the length of all "
-                "of them, and the mean may not have come far. Take lr=1, with which the radius is the length."
-            )
         share = min(share, planned_share(taken, self.steps))
-        if share <= _ENOUGH:
-            return None
-        if self.steps is None:
-            return (
-                f"The learning rate has not fallen, and attach was given a radius and no steps: the last moves "
-                f"were {share:.2g} of the longest, so that the mean is as far from the optimum as a move. "
-                "Say steps=, over which they fall by themselves, or take a scheduler."
-            )
-        return (
-            f"The training took {taken:,} of the steps={self.steps:,} that attach was given, so that the radius "
-            f"and the moves had only fallen to {share:.2g}: the mean is as far from the optimum as a move. "
-            "Say the number of steps that the optimizer takes: with accumulated gradients those of the optimizer alone."
-        )
+        tests = {
+            "short": not self.shortened and lr < _LARGE,
+            "no steps": self.steps is None and share > _ENOUGH,
+            "few steps": share > _ENOUGH,
+        }
+        what = next((what for what, holds in tests.items() if holds), None)
+        return None if what is None else _SENTENCES[what].format(taken=taken, steps=self.steps, share=share, lr=lr)
 
     # the loss and its gradients
 
@@ -228,20 +229,11 @@ class Watch:
         Where several optimizers share the posterior, one of them may have none.
         """
         if not used and not several:
-            self._tell(
-                "gradients",
-                "The optimizer steps, and no parameter of q has a gradient: call loss.backward() before it, and "
-                "zero_grad() after it or before the loss.",
-            )
+            self._tell("gradients")
         if used and 0 < self.passed <= _COMPARED:
             self._note_norms(used)
         if used and not self.q.model.training and not self.q.pinned:
-            self._tell(
-                "mode",
-                "The network is in evaluation mode at a step of its optimizer, so that its weights hold the mean, and "
-                "neither draws nor the curvature are what q is trained with. Call model.train() after each evaluation; "
-                "layers that are to stay as they are, such as normalisations, may be put into evaluation mode alone.",
-            )
+            self._tell("mode")
 
     def _note_norms(self, used: Mapping[str, Tensor]) -> None:
         """Say once that gradients have one and the same norm, that of a clipping, beside which the prior counts."""
@@ -254,40 +246,24 @@ class Watch:
             return
         gradients, prior = zip(*read, strict=True)
         if max(gradients) < (1 + _SAME) * min(gradients) and max(prior) > _COUNTS * max(gradients) > 0:
-            self._tell(
-                "clipped",
-                f"Gradients have the same norm, {max(gradients):.3g}, in all of {_COMPARED} steps, as clipped ones do; "
-                f"the prior's part, added afterwards, is {max(prior) / max(gradients):.2g} times as large: the prior "
-                "counts too much. Leave the clipping out, as the radius limits the step, or clip less.",
-            )
+            self._tell("clipped", norm=max(gradients), times=max(prior) / max(gradients), compared=_COMPARED)
 
     def _speak(self) -> None:
         """Say what was found of the loss, as soon as that needs no wait for a device."""
         if self._left is not None and self._left.read():
             self._left = None
-            self._tell(
-                "left",
-                "The gradients of the step before were still there when the next loss passed back, which adds to them: "
-                "call optimizer.zero_grad() once in each step.",
-            )
+            self._tell("left")
         read = [found.read() for found, _ in self._found]
         if not read or any(each is None for each in read):
             return
         labels, self._found = sum(count for _, count in self._found), []
         if isinstance(read[0], list):
-            for sentence in self._sentences(read, labels):
-                self._tell(sentence, sentence)
+            self._tell_of_loss(read, labels)
         elif read[0] > _EXPLAINED:
-            self._tell(
-                "column",
-                "The network has two outputs a row, and the loss takes one for the standard deviation of the other, "
-                "while networks.Gaussian(scale) takes both for means. Say "
-                "likelihood=networks.HeteroscedasticGaussian(), whose loss(output, y) takes the mean and the logarithm "
-                "of the standard deviation.",
-            )
+            self._tell("column")
 
-    def _sentences(self, found: list[list[float]], labels: int) -> Iterator[str]:
-        """What there is to say of the loss of a first step."""
+    def _tell_of_loss(self, found: list[list[float]], labels: int) -> None:
+        """Say what the numbers of `weigh_labels` say of the loss of a first step."""
         close = max(_CLOSE, 4 * self._precision)
         total = sum(each[0] for each in found)
         spread, misfit, smooth, residual, left_out, probabilities = (
@@ -306,10 +282,9 @@ class Watch:
             "weights": wrong and misfit < close,
             "other": wrong,
         }
-        said = [what for what, holds in tests.items() if holds][:1] + ["left out"] * (left_out > _LEFT_OUT)
         cause = _CAUSES[near[-1] if near else "factor"].format(len(found))
-        for what in said:
-            yield _OF_LOSS[what].format(total=total, cause=cause, smooth=smooth, most=spread + 1, left_out=left_out)
+        for what in [what for what, holds in tests.items() if holds][:1] + ["left out"] * (left_out > _LEFT_OUT):
+            self._tell(what, total=total, cause=cause, smooth=smooth, most=spread + 1, left_out=left_out)
 
     def _weights(self) -> Tensor | None:
         """The weights of the classes that the likelihood has."""
@@ -349,12 +324,7 @@ class Watch:
             for family in self.q.each():  # what the parameters were given last
                 family.draw_(self.q.seed, self.q.draw, self.q.temperature**0.5)
         if any(not torch.equal(a, b) for a, b in zip(held, self.q.parameters_of_network, strict=True)):
-            self._tell(
-                "changes",
-                "The weights were changed between two steps by something else than the attached optimizer, and that is "
-                "lost, as they hold a draw. attach takes several optimizers in a list; change weights by hand within "
-                "`with q.at_mean():`.",
-            )
+            self._tell("changes")
 
 
 class Others:
@@ -452,11 +422,6 @@ def weigh_labels(logits: Tensor, gradient: Tensor, count: int, weights: Tensor |
     """Return what weights a loss gives to the labels of a batch, from its gradient at their logits.
 
     The weights of classes that the likelihood has are taken out of all but the first number, the weight of all labels.
-
-    >>> logits, y = torch.zeros(4, 3, requires_grad=True), torch.arange(4) % 3
-    >>> (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y, reduction="sum"), logits)
-    >>> weigh_labels(logits.detach(), gradient, 4)[0]
-    tensor(4.)
     """
     classes = logits.shape[-1]
     x, r = logits.float(), gradient.float()
@@ -495,11 +460,6 @@ def find_scale_column(output: Tensor, gradient: Tensor) -> Tensor:
 
     That of the logarithm of a standard deviation, or of another function of it, is c (1 - (y - mean)²/variance) up to a
     slope, and that of the mean c (mean - y)/variance; two labels of a row explain nothing of each other.
-
-    >>> output = torch.tensor([[0.1 * k, 0.01 * k] for k in range(20)], requires_grad=True)
-    >>> loss = torch.nn.functional.gaussian_nll_loss(output[:, 0], torch.arange(20) % 3, (2 * output[:, 1]).exp())
-    >>> bool(find_scale_column(output.detach(), *torch.autograd.grad(loss, output)) > 0.99)
-    True
     """
     dtype = torch.float32 if output.device.type == "mps" else torch.float64
     f, r = (part.detach().reshape(-1, 2).to(dtype) for part in (output, gradient))
@@ -507,15 +467,10 @@ def find_scale_column(output: Tensor, gradient: Tensor) -> Tensor:
     for mean, scale in ((0, 1), (1, 0)):
         y = r[:, scale] - r[:, scale].mean()
         square, column = (r[:, mean] / r[:, mean].abs().max()).square(), f[:, scale]
-        without = torch.stack([torch.ones_like(column), column], -1)
-        residual, beyond = (
-            (y - basis @ (basis.mT @ y)).square().sum()
-            for basis in (
-                torch.linalg.qr(torch.cat([without, square[:, None], (square * column)[:, None]], -1))[0],
-                torch.linalg.qr(without)[0],
-            )
-        )
-        found.append(torch.where(beyond > 0.1 * y.square().sum(), 1 - residual / beyond, 0.0))
+        basis = torch.linalg.qr(torch.stack([torch.ones_like(column), column, square, square * column], -1))[0]
+        parts, whole = (basis.mT @ y).square(), y.square().sum()
+        beyond = whole - parts[:2].sum()  # what a constant and the column itself leave
+        found.append(torch.where(beyond > 0.1 * whole, parts[2:].sum() / beyond, 0.0))
     return torch.stack(found).nan_to_num().max()
 
 
