@@ -160,6 +160,21 @@ def test_weights_of_the_loss_are_those_of_the_likelihood(rows, weights, reductio
     assert len(caught) == 1
 
 
+def test_images_of_labels_have_their_classes_second():
+    """The numbers of one label a row, at every place."""
+    output, rows = torch.randn(2, 3, 4, 5), Categorical(weights=WEIGHTS)
+    images, flat = Categorical(1, WEIGHTS), output.movedim(1, -1).reshape(-1, 3)
+    labels = torch.randint(3, (2, 4, 5))
+    torch.testing.assert_close(images.weigh(output).flatten(), rows.weigh(flat))
+    torch.testing.assert_close(images.weigh(output, labels).flatten(), rows.weigh(flat, labels.flatten()))
+    torch.testing.assert_close(images.curvature_terms(output).reshape(-1, 3), rows.curvature_terms(flat))
+    losses = [
+        kind.sampled_losses(at, torch.Generator().manual_seed(0)) for kind, at in ((images, output), (rows, flat))
+    ]
+    assert losses[0].shape == (2, 4, 5)
+    assert losses[1].shape == (40,)
+
+
 def test_weights_that_cannot_be_used():
     for weights in (0.5, [1.0, 0.0], [1.0, -1.0], [[1.0, 2.0]], [1.0, float("nan")], "balanced"):
         with pytest.raises(InputError, match="weights"):

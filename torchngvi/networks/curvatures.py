@@ -23,8 +23,7 @@ __path__: list[str] = []  # so that the paths of torchngvi.renamed below this on
 class Curvature:
     """An estimator of the expected curvature of the loss a datum; each sees the outputs and the gradients of a step.
 
-    One of one's own overrides `after_forward` or `before_step`, and calls what q, the posterior, has to observe a
-    curvature: `q.observe_`.
+    One of your own overrides `after_forward` or `before_step`, and calls `observe_` of q, the posterior.
 
     Attributes:
         every: steps from one observation to the next.
@@ -47,7 +46,7 @@ class Curvature:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the estimator remembers from step to step, beside q: nothing."""
+        """Return what the estimator remembers from step to step, apart from q: nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -163,7 +162,8 @@ class GradientNoise(Curvature):
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
         """Observe the squared distance from the running mean; see the base class."""
         each = zip(q.mean.items(), q.parameters_of_network, strict=True)
-        found = {name: gradients.get(name, torch.zeros_like(m)).to(m) for (name, m), p in each if p.requires_grad}
+        trained = [(name, m) for (name, m), p in each if p.requires_grad]
+        found = {name: gradients[name].to(m) if name in gradients else torch.zeros_like(m) for name, m in trained}
         noise = {name: found[name] - mean for name, mean in self.running.items() if name in found}
         if noise:
             inflated = 1 + (1 - self.beta) / (1 + self.beta)

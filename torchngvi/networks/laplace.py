@@ -193,7 +193,7 @@ def _check_apart(q: AtMean, inputs: Any, output: Tensor, read: Read | None) -> N
 
 
 def _warn_of_slips(q: AtMean, count: int) -> None:
-    """Warn of parameters that are drawn and have no curvature, and of more labels than q was told of."""
+    """Warn of parameters that are drawn and have no curvature, and of more labels than num_data."""
     frozen = [name for name, p in zip(q.names, q.parameters_of_network, strict=True) if not p.requires_grad]
     if frozen and len(frozen) < len(q.names) and not q.observed:
         warn_caller(

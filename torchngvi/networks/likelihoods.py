@@ -17,7 +17,7 @@ from torchngvi.errors import InputError
 class OutputLikelihood(ABC):
     """p(y | output) for labels that are independent given the outputs of the network.
 
-    A class of one's own with the four abstract methods is for labels that are neither classes nor numbers with
+    Write a class with the four abstract methods for labels that are neither classes nor numbers with
     Gaussian noise.  What its methods take is `output`, a tensor that the network returned, with its graph in training;
     `y`, the labels, (*labels); and a `generator` for labels that are drawn.
 
@@ -310,7 +310,7 @@ class Gaussian(_Normal):
 
     Args:
         scale: the standard deviation of the noise, in the units of the labels: a positive number, or a function
-            without arguments that returns one, for a noise that is learned beside the weights
+            without arguments that returns one, for a noise that is learned with the weights
             (``lambda: log_scale.exp()``).  Learned from the training data it is what draws of the weights leave there,
             too small where they fit the noise and too large where they are wide: `calibrate` multiplies it by a factor
             for predictions.

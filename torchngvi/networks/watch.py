@@ -28,7 +28,7 @@ _ENOUGH = 0.15  # the factor of the moves after ¾ of a cosine: stopping before 
 _LARGE = 0.1  # rates of AdamW from here on end within .09 nats of one another on four tasks; .01 is too short on two
 _UNSEEN = 10  # changes of the weights without a step of the optimizer; one that looks ahead makes one or two
 _COMPARED, _SAME = 3, 1e-4  # steps whose gradients have the same norm but for rounding only where they are clipped
-_COUNTS = 0.1  # of the norm of clipped gradients, from which on the prior's part beside them matters
+_COUNTS = 0.1  # of the norm of clipped gradients, from which on the prior's part, added to them, matters
 _DIFFERENT = 0.01  # of num_data, by which the labels of a pass may differ; samplers for several processes repeat some
 _ROWS = 256  # labels that are looked at, evenly over the batch
 _CLOSE = 1e-3  # relative distance of two numbers that are equal but for rounding in single precision
@@ -108,7 +108,7 @@ class Watch:
     def __init__(self, q: NetworkGaussian, optimizers: list[Optimizer], steps: int | None, looks: bool) -> None:
         self.q, self.steps, self.looks = q, steps, looks
         self.others = Others(q, optimizers)
-        self._told: set[str] = set()
+        self._said: set[str] = set()
         self.passed = 0  # steps that were seen
         self.shortened = False  # whether the radius has shortened one of them
         self._norms: list[Fetched] = []  # of the gradients and of the prior's part in them, in some steps
@@ -120,9 +120,9 @@ class Watch:
         self._written: tuple[int, int] | None = None
         self._changes, self._compared = 0, False
 
-    def _tell(self, what: str, **numbers: Any) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _say(self, what: str, **numbers: Any) -> None:
+        if what not in self._said:
+            self._said.add(what)
             warn_caller(_SENTENCES[what].format(steps=self.steps, num_data=self.q.num_data, **numbers))
 
     # the numbers of labels and of steps
@@ -139,7 +139,7 @@ class Watch:
         if whole is not None and self._labels is not None:
             seen = whole * self._labels * ranks()
             if abs(seen - num_data) > _DIFFERENT * num_data:  # not of NaN
-                self._tell("pass", seen=seen)
+                self._say("pass", seen=seen)
         if self.looks and self.passed == 0:
             self._look(output)
         elif self.looks and self.passed == 1:
@@ -150,16 +150,16 @@ class Watch:
         self.others.refuse_joined(optimizer)
         self._compare()
         if not self.passed and all(largest_lr(group) == 0 for group in optimizer.param_groups):
-            self._tell("rate")
+            self._say("rate")
         self._speak()
         if self.steps is None or taken < self.steps:
             return
-        if self.passed and self._labels is not None and "steps" not in self._told:
+        if self.passed and self._labels is not None and "steps" not in self._said:
             seen = self._rows * self._labels * ranks() * (taken + 1) / (self.passed + 1)
             if seen < self.q.num_data:
-                self._tell("epochs", seen=seen)
-        if taken >= _AFTER * self.steps and "epochs" not in self._told:
-            self._tell("steps", taken=taken)
+                self._say("epochs", seen=seen)
+        if taken >= _AFTER * self.steps and "epochs" not in self._said:
+            self._say("steps", taken=taken)
 
     def after_step(self) -> None:
         """Note that a step was taken."""
@@ -229,14 +229,14 @@ class Watch:
         Where several optimizers share the posterior, one of them may have none.
         """
         if not used and not several:
-            self._tell("gradients")
+            self._say("gradients")
         if used and 0 < self.passed <= _COMPARED:
             self._note_norms(used)
         if used and not self.q.model.training and not self.q.pinned:
-            self._tell("mode")
+            self._say("mode")
 
     def _note_norms(self, used: Mapping[str, Tensor]) -> None:
-        """Say once that gradients have one and the same norm, that of a clipping, beside which the prior counts."""
+        """Say once that gradients have one and the same norm, that of a clipping, and the prior's part is large."""
         means, first = self.q.mean, next(iter(used.values()))
         parts = [(g.norm(), means[name].norm() * self.q.prior[name]) for name, g in used.items()]
         norms = torch.stack([torch.stack(list(each)).to(first) for each in zip(*parts, strict=True)])
@@ -246,23 +246,23 @@ class Watch:
             return
         gradients, prior = zip(*read, strict=True)
         if max(gradients) < (1 + _SAME) * min(gradients) and max(prior) > _COUNTS * max(gradients) > 0:
-            self._tell("clipped", norm=max(gradients), times=max(prior) / max(gradients), compared=_COMPARED)
+            self._say("clipped", norm=max(gradients), times=max(prior) / max(gradients), compared=_COMPARED)
 
     def _speak(self) -> None:
         """Say what was found of the loss, as soon as that needs no wait for a device."""
         if self._left is not None and self._left.read():
             self._left = None
-            self._tell("left")
+            self._say("left")
         read = [found.read() for found, _ in self._found]
         if not read or any(each is None for each in read):
             return
         labels, self._found = sum(count for _, count in self._found), []
         if isinstance(read[0], list):
-            self._tell_of_loss(read, labels)
+            self._say_of_loss(read, labels)
         elif read[0] > _EXPLAINED:
-            self._tell("column")
+            self._say("column")
 
-    def _tell_of_loss(self, found: list[list[float]], labels: int) -> None:
+    def _say_of_loss(self, found: list[list[float]], labels: int) -> None:
         """Say what the numbers of `weigh_labels` say of the loss of a first step."""
         close = max(_CLOSE, 4 * self._precision)
         total = sum(each[0] for each in found)
@@ -284,7 +284,7 @@ class Watch:
         }
         cause = _CAUSES[near[-1] if near else "factor"].format(len(found))
         for what in [what for what, holds in tests.items() if holds][:1] + ["left out"] * (left_out > _LEFT_OUT):
-            self._tell(what, total=total, cause=cause, smooth=smooth, most=spread + 1, left_out=left_out)
+            self._say(what, total=total, cause=cause, smooth=smooth, most=spread + 1, left_out=left_out)
 
     def _weights(self) -> Tensor | None:
         """The weights of the classes that the likelihood has."""
@@ -324,7 +324,7 @@ class Watch:
             for family in self.q.each():  # what the parameters were given last
                 family.draw_(self.q.seed, self.q.draw, self.q.temperature**0.5)
         if any(not torch.equal(a, b) for a, b in zip(held, self.q.parameters_of_network, strict=True)):
-            self._tell("changes")
+            self._say("changes")
 
 
 class Others:
