@@ -13,7 +13,7 @@ from torchngvi.networks.likelihoods import (
 )
 from torchngvi.networks.posterior import NetworkGaussian, network
 from torchngvi.networks.predictions import Predictive, log_prob, outputs, predictive
-from torchngvi.networks.radii import ChosenRadius, choose_radius
+from torchngvi.networks.units import StepLength
 from torchngvi.networks.von import IVON, VOGN, VON
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Bernoulli",
     "Calibrated",
     "Categorical",
-    "ChosenRadius",
     "Curvature",
     "ExampleGradients",
     "Gaussian",
@@ -36,9 +35,9 @@ __all__ = [
     "Predictive",
     "Reparametrized",
     "SampledLabels",
+    "StepLength",
     "attach",
     "calibrate",
-    "choose_radius",
     "log_prob",
     "network",
     "outputs",

@@ -1,8 +1,8 @@
 """A posterior moved by any optimizer of torch: hooks before and after its step.
 
 before   the parameters take the mean, the gradients the prior's part δm
-step     the optimizer moves the mean as it moves any parameter
-after    the move is shortened to a radius, q takes it, and the parameters take the next draw
+step     the optimizer moves the mean as it moves any parameter, which says in what direction
+after    the move takes the length of a radius, each unit stays within a limit, and the parameters take the next draw
 """
 
 import functools
@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchngvi.arguments import read_flag, read_number, read_size
+from torchngvi.arguments import read_flag, read_instance, read_number, read_size
 from torchngvi.errors import InputError, RejectedStepWarning
-from torchngvi.networks import kernels
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, SampledLabels
-from torchngvi.networks.finite import all_finite, share_within, zero_where_
+from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.hooks import refuse_replaced
 from torchngvi.networks.optimizers import (
     calls_first,
@@ -28,17 +27,16 @@ from torchngvi.networks.optimizers import (
     draws_before,
     forget_start,
     is_within_its_own_step,
+    keeps_iterate,
     largest_lr,
     note_start,
-    planned_share,
     refuse_wrapped,
     share_of_lr,
     unscale_,
 )
 from torchngvi.networks.posterior import NetworkGaussian
+from torchngvi.networks.units import StepLength, shorten_
 from torchngvi.networks.watch import Watch, outputs_in
-
-_SHARE = 0.04  # the default radius is this over the square root of the number of steps, in nats a datum
 
 
 def attach(
@@ -48,50 +46,51 @@ def attach(
     steps: int | None = None,
     radius: float | None = None,
     curvature: Curvature | None = None,
+    length: StepLength | None = None,
     fused: bool = False,
 ) -> "Attachment":
     """Let an optimizer of torch train the posterior of a network; the training loop stays as it is.
 
-    The optimizer moves the mean with the gradient of the mean loss at a draw plus δm; q shortens the move to
+    The optimizer moves the mean with the gradient of the mean loss at a draw plus δm, and that move is a direction u.
+    Its length is that of a radius in nats a datum at the outputs, and in each unit of a layer, the weights w into it
+    with their bias, no move is longer than a share of the unit's first norm ν:
 
-        κ = ½ dmᵀ(H + δ) dm ≤ r f²   nats a datum,   f = min(½(1 + cos πt/S), lr/its largest value),
+        s = √(r φ²/κ),   κ = ½ uᵀ(H + δ)u,   r = 0.12/√S,      dm = s u,
+        |Δ(w, b)| ≤ p φ ν,   p = k/√S,   k = max(5.6/L², 0.35),
+        φ = min((t + 1)/(0.02 S), ½(1 + cos πt/S), lr/its largest value),
 
-    after t of S steps, and multiplies it by f, so that a learning rate that is large enough (1, say) needs no schedule,
-    no step is too long, and the last ones are short.  Of the planned schedule and one of the optimizer the smaller
-    factor holds, never the product.  After S steps f stays what it was at the last, and a warning follows at 1.5 S.
-    The default is r = 0.04/√steps, chosen on validation data of eight tasks; it is too long for some, and
-    :func:`torchngvi.networks.choose_radius` finds a better one by short trials.  The diagonal of H says too little of a
-    move of weights whose inputs move together, so that a long radius is longer than it says, and a noise that is
-    learned beside the weights makes up for it and stays too large.  The precision of q moves by natural-gradient steps
-    towards the observed curvature.
+    after t of S steps, in a network of L layers.  So neither the learning rate nor a schedule has to be chosen: of the
+    planned schedule and one of the optimizer the smaller factor holds, never the product.  The radius sees what a move
+    does to the predictions, and the limit what it does inside, where a unit that is off has no curvature at all (for
+    relatives see LARS, You et al. 2017, and Nero, Liu et al. 2021).  Parameters that q is not over take the optimizer's own steps at its own rate.  The precision of q moves by natural-gradient
+    steps towards the observed curvature.
 
     Args:
         optimizer: any optimizer of torch over the network's parameters, or several that share them, but for LBFGS; the
-            weight decay of the parameters of q is 0, as the prior takes its place.
+            weight decay of the parameters of q is 0, as the prior takes its place.  Steps of an optimizer that
+            remembers where it has put the parameters, such as a Schedule-Free one, are only shortened.
         q: the posterior, from :func:`torchngvi.network`.
-        steps: the number S of optimizer steps that the training will take, for the default radius and the schedule; the
-            start of q is forgotten over 0.3 of them, 100 at least and 1,000 at most.
-        radius: the longest move of a step in nats a datum, in place of the default; ``math.inf`` sets none.  Without
-            steps nothing falls but the rate, and the start is forgotten over 100 observations of the curvature.
+        steps: the number S of optimizer steps that the training will take.
+        radius: r in nats a datum, in place of 0.12/√S.  Without steps it is the longest move: shorter ones stay as they
+            are, no unit has a limit, and nothing falls but the rate; ``math.inf`` sets none.
         curvature: how the curvature is observed; `SampledLabels()` by default.
-        fused: whether the hooks of a step go through compiled loops on a CPU, which read each weight fewer times.  They
-            are compiled in half a second by the C compiler of the machine, and equal the other ones to rounding; they
-            are for single weights in single precision, run on one thread, and all else goes as without them.
+        length: other constants of the rule than these.
+        fused: has no effect any more, and goes with the next release.
 
     Returns:
         The attachment, whose `remove()` lets the optimizer go.
 
     Raises:
         InputError: for another kind of argument, if neither steps nor radius is given, if an optimizer has
-            weight decay for a parameter of q, maximises, or is LBFGS, if a parameter of q is in none of them, or if
-            fused loops are wanted and there is no C compiler.  A step raises it for a layer that joins later.
+            weight decay for a parameter of q, maximises, or is LBFGS, or if a parameter of q is in none of them.  A
+            step raises it for a layer that joins later.
 
     What a script shows of other slips, such as a sum for a mean or a second optimizer, is a `UserWarning`, once.
 
     >>> import torchngvi
     >>> model = torch.nn.Linear(2, 3)
     >>> q = torchngvi.network(model, num_data=100)
-    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     >>> attachment = torchngvi.attach(optimizer, q, steps=10)
     >>> x, y = torch.randn(20, 2), torch.randint(3, (20,))
     >>> for _ in range(10):
@@ -102,7 +101,8 @@ def attach(
     >>> q.draw, q.observed
     (10, 1)
     """
-    length = radius_of(steps, radius)
+    length = read_instance("length", length or StepLength(), StepLength, "is a torchngvi.networks.StepLength, or None")
+    longest = radius_of(steps, radius, length)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     refuse_wrapped(optimizer)
     if not isinstance(q, NetworkGaussian) or not _are_optimizers(optimizers):
@@ -119,11 +119,13 @@ def attach(
             f"curvature is a way to observe it, such as torchngvi.networks.SampledLabels(), or None; got {curvature!r}."
         )
     if read_flag("fused", fused):
-        kernels.prepare()
-    for family in q.each():
-        family.fused = fused
-    q.plan_(steps, curvature.every)
-    return Attachment(optimizers, q, length, curvature, steps=steps)
+        warnings.warn(
+            "fused=True has no effect any more: the compiled loops were within 5 % of what torch does by itself. Leave "
+            "it out; release 0.4 will not take it.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    return Attachment(optimizers, q, longest, curvature, steps=steps, length=length)
 
 
 def _are_optimizers(given: Any) -> bool:
@@ -131,11 +133,11 @@ def _are_optimizers(given: Any) -> bool:
     return isinstance(given, list | tuple) and bool(given) and all(isinstance(one, Optimizer) for one in given)
 
 
-def radius_of(steps: int | None, radius: float | None) -> float:
-    """Return the radius of a step: the one that was given, or 0.04/√steps.
+def radius_of(steps: int | None, radius: float | None, length: StepLength) -> float:
+    """Return the radius of a step: the one that was given, or c/√steps.
 
-    >>> radius_of(steps=100, radius=None)
-    0.004
+    >>> radius_of(100, None, StepLength())
+    0.012
     """
     if steps is None and radius is None:
         raise InputError(
@@ -145,7 +147,7 @@ def radius_of(steps: int | None, radius: float | None) -> float:
     if steps is not None:
         steps = read_size("steps", steps, "is the number of optimizer steps of the training")
     if radius is None:
-        return _SHARE / math.sqrt(steps or 1)
+        return length.nats / math.sqrt(steps or 1)
     return read_number("radius", radius, "is a length in nats a datum", above=0, infinite=True)
 
 
@@ -155,10 +157,11 @@ class Attachment:
     Args:
         optimizers: that move the mean.
         q: the posterior.
-        radius: the longest move, in nats a datum.
+        radius: of a move, in nats a datum.
         curvature: how the curvature is observed.
         prior_in_gradient: whether δm is added to the gradients; an optimizer that adds it itself says no.
-        steps: of the training, over which radius and moves fall to zero by themselves; None for no such schedule.
+        steps: of the training, over which radius and limit fall to zero by themselves; None for no such schedule.
+        length: the constants of radius, limit and schedule.
 
     Attributes:
         skipped: the steps whose gradients or move were not finite, and which did not move the mean, a 0-d tensor.
@@ -172,6 +175,7 @@ class Attachment:
         curvature: Curvature,
         prior_in_gradient: bool = True,
         steps: int | None = None,
+        length: StepLength | None = None,
     ) -> None:
         refuse_replaced(q.model, q.names, q.parameters_of_network)
         if any(tensor.is_inference() for tensor in q.buffers()):
@@ -180,14 +184,16 @@ class Attachment:
                 "call torchngvi.network outside of it."
             )
         self.q, self.radius, self.curvature, self.steps = q, float(radius), curvature, steps
-        self.prior_in_gradient, self.fused = prior_in_gradient, any(family.fused for family in q.each())
+        self.prior_in_gradient, self.length = prior_in_gradient, length or StepLength()
         self.optimizers = list(optimizers)
+        self.limit = None if steps is None else self.length.limit(q.layers, steps)
+        self.lengthens = steps is not None and math.isfinite(radius) and not any(map(keeps_iterate, optimizers))
         self.watch = Watch(q, self.optimizers, steps, not isinstance(curvature, ExampleGradients))
         self.stepped: list[Optimizer] = []
         self._scaled = False
         device = q.parameters_of_network[0].device
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
-        self._unusable: bool | Tensor = False
+        self._bad = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient of this step is not finite
         self._known: list[tuple[dict[str, Any], bool]] = []
         self._warned = False  # of the steps that were not taken since the last one that was
         self.handles: list[Any] = []
@@ -248,7 +254,9 @@ class Attachment:
             used = self._usable(optimizer)
             self.curvature.before_step(q, used)
             self.watch.say_of_gradients(used, len(self.optimizers) > 1)
-            q.mean_(used if self.prior_in_gradient else None)
+            q.mean_()
+            if self.prior_in_gradient:
+                q.add_prior_(used, q.mean)
             self._refresh()
         else:
             q.mean_()
@@ -285,8 +293,7 @@ class Attachment:
         if first:
             self.curvature.before_step(q, used)
         if self.prior_in_gradient:
-            for name, gradient in used.items():
-                gradient.add_(held[name], alpha=q.prior[name])
+            q.add_prior_(used, held)
         return loss
 
     def _usable(self, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -296,12 +303,9 @@ class Attachment:
         if any(g.is_sparse for g in gradients):
             raise InputError("A posterior over a network needs dense gradients; make embeddings with sparse=False.")
         unscale_(optimizer, gradients)
-        if self.fused and kernels.fits(gradients):
-            bad = torch.tensor(not kernels.finite(gradients), device="cpu")
-        else:
-            bad = ~all_finite(gradients)
+        bad = ~all_finite(gradients)
         zero_where_(gradients, bad)
-        self._unusable = self._unusable | (bool(bad) if bad.device.type == "cpu" else bad)
+        self._bad = self._bad | bad.to(self._bad.device)
         self._scaled = self._scaled or hasattr(optimizer, "found_inf")
         return used
 
@@ -327,20 +331,33 @@ class Attachment:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Take the move, no longer than the radius, and go on to the next draw."""
-        q, largest = self.q, self._largest_()
+        """Give the move its length, take it, and go on to the next draw."""
+        q, planned, own = self.q, self._planned(), self._share()
+        factor = min(planned, own)
         self._refresh()
-        length = self.radius * (largest * self._share()) ** 2 if largest else 0.0
-        share, usable = share_within(length, q.divergence(), self._unusable, largest)
-        self.watch.shortened = self.watch.shortened or not isinstance(share, float) or share < largest
+        moves = q.moves()
+        squares, kl = q.measure(moves)
+        usable = kl.isfinite() & ~self._bad.to(kl.device)
+        zero_where_([*moves, *squares], ~usable)
+        whole = kl.new_tensor(min(planned / own, 1.0) if own else 0.0)  # of a move that is not lengthened
+        share = (self.radius * factor**2 / torch.where(usable, kl, 1.0).clamp_min(torch.finfo(kl.dtype).tiny)).sqrt()
+        if not self.lengthens:
+            share = torch.minimum(share.nan_to_num(1.0), whole)
+        if not self.watch.shortened:
+            self.watch.shortened = self.lengthens or kl.device.type != "cpu" or bool(share < whole)
+        if self.limit is None:
+            torch._foreach_mul_(moves, [share.to(move) for move in moves])
+        else:
+            shorten_(q.units, q.scales, moves, squares, share, self.limit * factor)
         self._report(usable)
-        q.unfinished, self._scaled, self.stepped = None, False, []
-        q.next_draw_(share)
+        q.unfinished, self._scaled, self.stepped, self._bad = None, False, [], torch.zeros_like(self._bad)
+        q.next_draw_(moves)
         self.watch.after_step()
 
     def doubt(self) -> str | None:
         """Return what to say of predictions after a training whose steps have not become short, or None."""
-        return self.watch.doubt(self.radius, self.taken, self._share(), max(map(largest_lr, self._groups())))
+        largest = max(map(largest_lr, self._groups()))
+        return self.watch.doubt(self.radius, self.taken, min(self._planned(), self._share()), largest)
 
     def _moved_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of q that an optimizer has, with their names."""
@@ -350,15 +367,13 @@ class Attachment:
         own = {p for group in optimizer.param_groups for p in group["params"]}
         return ((name, p) for name, p in each if p in own)
 
-    def _report(self, usable: bool | Tensor) -> None:
+    def _report(self, usable: Tensor) -> None:
         """Count a step that was not taken; say so where that needs no wait for a device."""
-        self._unusable = False
-        if isinstance(usable, Tensor):
-            self.skipped += ~usable
+        self.skipped += ~usable.to(self.skipped.device)
+        if usable.device.type != "cpu":
             return
-        self.skipped += not usable
         if usable or self._warned or self._scaled:  # a GradScaler tries its scale
-            self._warned = self._warned and not usable
+            self._warned = self._warned and not bool(usable)
             return
         self._warned = True
         warnings.warn(
@@ -378,22 +393,9 @@ class Attachment:
         """The steps that the training has taken."""
         return self.q.draw - draws_before(self._groups())
 
-    def _largest_(self) -> float:
-        """The share of the moves under the smaller one of two schedules, that of the rate, g, and the
-        planned one, f.
-        """
-        planned, groups = planned_share(self.taken, self.steps), self._groups()
-        shares = [share_of_lr(group) for group in groups]
-        largest = max(shares)
-        if planned >= largest:
-            return 1.0
-        for group, share in zip(groups, shares, strict=True):
-            if 0 < share < largest:
-                own = set(group["params"])
-                each = zip(self.q.parameters_of_network, self.q.mean.values(), strict=True)
-                for p, m in ((p, m) for p, m in each if p in own):
-                    p.sub_(m).mul_(min(largest / planned, largest / share)).add_(m)
-        return planned / largest
+    def _planned(self) -> float:
+        """The planned factor of radius and limit."""
+        return 1.0 if self.steps is None else self.length.share(self.taken, self.steps)
 
     def _groups(self) -> list[dict[str, Any]]:
         """The groups of the optimizers with parameters of q."""

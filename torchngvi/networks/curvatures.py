@@ -196,7 +196,6 @@ class OfSingleWeights(Curvature):
                 )
             if not q.observed:
                 family.begin_()
-        q.memory = 0
         q.refresh_()
 
 

@@ -5,8 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-_TINY = torch.finfo(torch.float32).tiny
-
 
 def all_finite(tensors: list[Tensor]) -> Tensor:
     """Return whether all entries of some tensors are finite.
@@ -50,34 +48,3 @@ def zero_where_(tensors: list[Tensor], bad: Tensor) -> None:
     else:
         for tensor in tensors:
             tensor.masked_fill_(bad.to(tensor.device), 0.0)
-
-
-def add_share_(tensors: list[Tensor], moves: list[Tensor], share: float | Tensor) -> None:
-    """Add a share of moves to tensors.
-
-    >>> one = torch.ones(1)
-    >>> add_share_([one], [torch.ones(1)], 0.5)
-    >>> one
-    tensor([1.5000])
-    """
-    if isinstance(share, Tensor):
-        torch._foreach_mul_(moves, share.to(moves[0]))
-        torch._foreach_add_(tensors, moves)
-    else:
-        torch._foreach_add_(tensors, moves, alpha=share)
-
-
-def share_within(
-    length: float, kl: Tensor, bad: bool | Tensor, largest: float = 1.0
-) -> tuple[float | Tensor, bool | Tensor]:
-    """Return the share of a move that is no longer than a length, and whether the move is usable.
-
-    >>> share_within(0.25, torch.tensor(1.0), False), share_within(0.25, torch.tensor(torch.nan), False)
-    ((0.5, True), (0.0, False))
-    """
-    if kl.device.type == "cpu":
-        whole = float(kl)
-        usable = math.isfinite(whole) and not bad
-        return (min(largest, math.sqrt(length / max(whole, _TINY))) if usable else 0.0), usable
-    fine = kl.isfinite() & ~bad
-    return torch.where(fine, (length / kl.clamp_min(_TINY)).sqrt().clamp(max=largest), 0.0), fine

@@ -127,8 +127,15 @@ def _is_matrix(p: Tensor) -> bool:
     return p.ndim > 1 and p.numel() > 0
 
 
-def families(model: nn.Module, num_data: int, structure: Structure, prior: PriorPrecision) -> nn.ModuleList:
-    """Make the families of q."""
+def families(
+    model: nn.Module,
+    num_data: int,
+    structure: Structure,
+    prior: PriorPrecision,
+    centers: Mapping[str, Tensor],
+    precisions: Mapping[str, Tensor],
+) -> nn.ModuleList:
+    """Make the families of q, with means of the prior by name, and precisions by weight in place of the given ones."""
     parameters = trainable(model)
     if not isinstance(structure, str | Mapping):
         raise InputError(f"structure is the name of a family, or names them by patterns; got {structure!r}.")
@@ -140,21 +147,36 @@ def families(model: nn.Module, num_data: int, structure: Structure, prior: Prior
             raise InputError(f"structure is one of {', '.join(map(repr, FAMILIES))}, or names them; got {kind!r}.")
     priors = matched(list(kinds), prior if isinstance(prior, Mapping) else {"*": prior}, "prior_precision")
     for name in kinds:
-        if name not in priors:
+        if name not in priors and name not in precisions:
             raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
-        if not is_number(priors[name], above=0):
+        if name not in precisions and not is_number(priors[name], above=0):
             raise InputError(
                 f"prior_precision is larger than 0 and finite; got {shown(priors[name])} for {name}. It is one number, "
                 "or one for each pattern of names, as {'head.*': 1.0, '*': 10.0}, and the same for all weights of a "
                 "parameter."
             )
+        for what, given in (("mean", centers.get(name)), ("posterior", precisions.get(name))):
+            if given is not None and given.shape != parameters[name].shape:
+                raise InputError(
+                    f"The {what} that is the prior has the shape {tuple(given.shape)} for {name}, and the network has "
+                    f"{tuple(parameters[name].shape)}. Leave that name out of the prior: its weights take "
+                    "prior_precision."
+                )
     kinds = {
         name: "diagonal" if kind == "kronecker" and not _is_matrix(parameters[name]) else kind
         for name, kind in kinds.items()
     }
-    delta = {name: float(value) / num_data for name, value in priors.items()}
+    for name, kind in kinds.items():
+        if kind == "kronecker" and name in precisions:
+            raise InputError(
+                f"A posterior as the prior has a precision for each weight, which structure='kronecker' of {name} "
+                "cannot hold; use 'diagonal' or 'dense'."
+            )
+    delta = {n: precisions[n] / num_data if n in precisions else float(priors[n]) / num_data for n in kinds}
     start = {name: 12 * fan_in(model, name) / num_data for name in kinds}  # 1/(N σ₀²) with σ₀ = ½/√(3 fan_in)
     return nn.ModuleList(
-        FAMILIES[kind]({name: parameters[name] for name in kinds if kinds[name] == kind}, delta, start, num_data)
+        FAMILIES[kind](
+            {name: parameters[name] for name in kinds if kinds[name] == kind}, delta, start, num_data, centers
+        )
         for kind in dict.fromkeys(kinds.values())
     )

@@ -10,9 +10,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from torchngvi.networks.blocks import SIZE, Pieces, joined
-
-_TABLE = 2**22  # numbers in the table
+_TABLE, _WINDOW = 2**22, 2**18  # numbers in the table, and in a window of it
 
 
 def seed_of(seed: int, draw: int, name: str) -> int:
@@ -41,34 +39,23 @@ def _table(seed: int, dtype: torch.dtype) -> Tensor:
 
 
 def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
-    """Return standard normal noise of a tensor's shape, which is only to be read.
+    """Return standard normal noise of a tensor's shape, which is only to be read: on the CPU windows of a table.
 
     >>> weight = torch.zeros(3)
     >>> bool((normals(weight, "weight", 0, 7) == normals(weight, "weight", 0, 7)).all())
     True
     """
-    return joined(windows(like, name, seed, draw), like)
-
-
-def windows(like: Tensor, name: str, seed: int, draw: int) -> Tensor | Pieces:
-    """Return the noise of :func:`normals` without a copy: a large one on the CPU as its pieces.
-
-    >>> [len(piece) for piece in windows(torch.zeros(600, 600), "weight", 0, 7)]
-    [262144, 97856]
-    """
     if like.device.type != "cpu":
         return torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))
     table, numel = _table(seed, like.dtype), like.numel()
     state = _word(f"{seed}/{draw}") * _word(name) % 2**64
-    if numel <= SIZE and like.is_contiguous():
-        return table.as_strided(like.shape, like.stride(), (state >> 20) % (_TABLE - SIZE))
-    if numel <= SIZE:
-        return table.narrow(0, (state >> 20) % (_TABLE - SIZE), numel).view(like.shape)
+    if numel <= _WINDOW and like.is_contiguous():
+        return table.as_strided(like.shape, like.stride(), (state >> 20) % (_TABLE - _WINDOW))
     found = []
-    for first in range(0, numel, SIZE):
-        found.append(table.narrow(0, (state >> 20) % (_TABLE - SIZE), min(SIZE, numel - first)))
+    for first in range(0, numel, _WINDOW):
+        found.append(table.narrow(0, (state >> 20) % (_TABLE - _WINDOW), min(_WINDOW, numel - first)))
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64  # the generator of Knuth's MMIX
-    return found
+    return torch.cat(found).view(like.shape) if found else torch.zeros_like(like)
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -1,6 +1,5 @@
 """What a posterior asks of the optimizers of torch that move its mean, and reads from them."""
 
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -133,13 +132,15 @@ def draws_before(groups: Sequence[Mapping[str, Any]]) -> int:
     return min((group[_BEGUN] for group in groups if _BEGUN in group), default=0)
 
 
-def planned_share(taken: int, steps: int | None) -> float:
-    """Return the factor f = ½(1 + cos(πt/S)) of the radius and the moves in a training of S steps, after t of them.
+def keeps_iterate(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer remembers where it has put the parameters, so that no step may be lengthened.
 
-    >>> planned_share(0, 100), planned_share(50, 100), planned_share(99, 100) == planned_share(200, 100)
-    (1.0, 0.5, True)
+    Schedule-Free optimizers, which have modes, and those that look ahead do.
+
+    >>> keeps_iterate(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    False
     """
-    return 1.0 if steps is None else 0.5 * (1 + math.cos(math.pi * min(max(taken, 0), steps - 1) / steps))
+    return all(hasattr(optimizer, mode) for mode in ("train", "eval")) or hasattr(optimizer, "la_alpha")
 
 
 def share_of_lr(group: dict[str, Any]) -> float:

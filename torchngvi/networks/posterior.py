@@ -4,7 +4,7 @@ q(θ) = N(m, V),  minimising  (N/T) E_q[mean loss + ½δ|θ|²] - entropy of q, 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torchngvi.networks.laplace import LaplaceResult, settle_
 from torchngvi.networks.layout import PriorPrecision, Structure
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
 from torchngvi.networks.predictions import Predictive, log_prob, predictive
-from torchngvi.networks.weights import SETTLED, NetworkWeights
+from torchngvi.networks.weights import NetworkWeights
 from torchngvi.posteriors import DiagonalGaussian
 
 Read = Callable[[Any], Tensor]
@@ -32,7 +32,7 @@ class NetworkGaussian(NetworkWeights):
     Args:
         model: the network, whose parameters are the ones that q moves; it does not become a part of q.
         num_data: the number N of independent labels in the training data.
-        structure, prior_precision, temperature, likelihood, seed: as in :func:`network`.
+        structure, prior_precision, temperature, likelihood, seed, prior: as in :func:`network`.
 
     Raises:
         InputError: for arguments that cannot be used, each with its sentence.
@@ -47,9 +47,10 @@ class NetworkGaussian(NetworkWeights):
         temperature: float = TEMPERATURE,
         likelihood: str | OutputLikelihood = "categorical",
         seed: int = 0,
+        prior: "NetworkGaussian | Mapping[str, Tensor] | None" = None,
     ) -> None:
         self.likelihood = read_likelihood(likelihood)
-        super().__init__(model, num_data, structure, prior_precision, temperature, seed)
+        super().__init__(model, num_data, structure, prior_precision, temperature, seed, prior)
         self.structure = structure
         self.ending: Callable[[], str | None] | None = None  # what to say of a training that may have ended too early
 
@@ -147,7 +148,7 @@ class NetworkGaussian(NetworkWeights):
         with self.at_mean():
             count = settle_(self, loader, labels, read)
             self._seen.clear()
-            self.observed = max(self.observed, SETTLED)
+            self.observed = max(self.observed, 1)
         return LaplaceResult(count, self.num_data, self.temperature)
 
     def release(self) -> None:
@@ -156,31 +157,29 @@ class NetworkGaussian(NetworkWeights):
         self.settle(False)
         self._hooks.remove()
 
-    def get_extra_state(self) -> dict[str, float | int]:
+    def get_extra_state(self) -> dict[str, Any]:
         """Return what the base class does, and the factor of the noise in predictions."""
         return {**super().get_extra_state(), "factor": self.likelihood.factor}
 
-    def set_extra_state(self, state: dict[str, float | int]) -> None:
-        """Take them up again.
-
-        Args:
-            state: what `get_extra_state` returned.
-        """
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take it up again."""
         super().set_extra_state(state)
         self.likelihood.factor = float(state.get("factor", 1.0))
 
     # what q says
 
     def kl(self) -> Tensor:
-        """Return KL(q‖N(0, λ⁻¹)) in nats, a number, at the temperature that V has; infinite at 0."""
+        """Return KL(q‖prior) in nats, a number, at the temperature that V has; infinite at 0."""
         if self.temperature == 0:
             return torch.tensor(math.inf, device=self.parameters_of_network[0].device)
         total = []
         for family in self.each():
-            for mean, variance, delta in zip(family.mean, family.variances(), family.prior, strict=True):
-                precision, T = delta * self.num_data, self.temperature
-                squares = (precision * (mean.square() + T * variance)).sum()
-                total.append(0.5 * (squares - mean.numel() * (1 + math.log(T * precision))))
+            each = zip(family.mean, family.centers, family.variances(), family.prior, strict=True)
+            for mean, center, variance, delta in each:
+                precision = torch.as_tensor(delta).to(mean) * self.num_data
+                away = mean if center is None else mean - center
+                squares = precision * (away.square() + self.temperature * variance)
+                total.append(0.5 * (squares - 1 - (self.temperature * precision).log()).sum())
             total.append(-0.5 * family.log_det())
         return torch.stack(total).sum()
 
@@ -222,6 +221,7 @@ def network(
     temperature: float = TEMPERATURE,
     likelihood: str | OutputLikelihood = "categorical",
     seed: int = 0,
+    prior: NetworkGaussian | Mapping[str, Tensor] | None = None,
 ) -> NetworkGaussian:
     """Make a Gaussian posterior over the weights of a network, centred at the weights that it has.
 
@@ -245,6 +245,9 @@ def network(
         likelihood: what the outputs say of the labels: "categorical", "bernoulli", ``networks.Gaussian(scale)``,
             ``networks.HeteroscedasticGaussian()`` or an `OutputLikelihood`.
         seed: of the noise; the same in all processes that train together.
+        prior: what was known before these data: the posterior of an earlier training, whose means and precisions
+            N (h + δ) are those of the prior, or means alone, by name as ``model.state_dict()`` has them, such as
+            pretrained weights, with prior_precision; weights that it does not name have the mean 0.
 
     Returns:
         The posterior.
@@ -257,4 +260,4 @@ def network(
     >>> q
     NetworkGaussian(67 diagonal weights of Sequential, num_data=1,000, Categorical, temperature=0.05, steps=0)
     """
-    return NetworkGaussian(model, num_data, structure, prior_precision, temperature, likelihood, seed)
+    return NetworkGaussian(model, num_data, structure, prior_precision, temperature, likelihood, seed, prior)

@@ -14,6 +14,7 @@ from torchngvi.networks.attached import Attachment, radius_of
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, Reparametrized, SampledLabels
 from torchngvi.networks.layout import matched, trainable, unwrapped
 from torchngvi.networks.posterior import NetworkGaussian
+from torchngvi.networks.units import StepLength
 from torchngvi.networks.weights import NUM_DATA
 
 
@@ -68,8 +69,16 @@ class NaturalMomentum(Optimizer):
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         for family in self.q.each():
             parameters = family.parameters_of_network
-            each = zip(parameters, family.mean, family.prior, strict=True)
-            steps = family.natural([self._force(p, m, delta, group_of[p]["momentum"]) for p, m, delta in each])
+            forces = [
+                self._average(p, m, group_of[p]["momentum"]) for p, m in zip(parameters, family.mean, strict=True)
+            ]
+            used = {
+                name: force
+                for name, force, p in zip(family.names, forces, parameters, strict=True)
+                if p.grad is not None
+            }
+            family.add_prior_(used, family.mean)
+            steps = family.natural(forces)
             if math.isfinite(self.clip):
                 torch._foreach_clamp_min_(steps, -self.clip)
                 torch._foreach_clamp_max_(steps, self.clip)
@@ -77,8 +86,8 @@ class NaturalMomentum(Optimizer):
             torch._foreach_add_([p.detach() for p in parameters], steps)
         return loss
 
-    def _force(self, p: Tensor, mean: Tensor, delta: float, beta: float) -> Tensor:
-        """The averaged gradient with the prior's part; nothing for a parameter that was not used."""
+    def _average(self, p: Tensor, mean: Tensor, beta: float) -> Tensor:
+        """The averaged gradient; nothing for a parameter that was not used."""
         if p.grad is None:
             return torch.zeros_like(mean)
         state = self.state[p]
@@ -86,7 +95,7 @@ class NaturalMomentum(Optimizer):
             state["step"], state["momentum"] = 0, torch.zeros_like(mean)
         state["step"] += 1
         state["momentum"].mul_(beta).add_(p.grad.to(mean), alpha=1 - beta)
-        return torch.add(state["momentum"] / (1 - beta ** state["step"]), mean, alpha=delta)
+        return state["momentum"] / (1 - beta ** state["step"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer with that of the posterior, all but the network's."""
@@ -141,10 +150,9 @@ class VON(NaturalMomentum):
         curvature: Curvature | None = None,
         bayesian: str | None = None,
     ) -> None:
-        length, q = radius_of(steps, radius), _posterior(model, num_data, bayesian)
+        length, q = radius_of(steps, radius, StepLength()), _posterior(model, num_data, bayesian)
         curvature = SampledLabels() if curvature is None else curvature
         read_instance("curvature", curvature, Curvature, "is a way to observe it, such as SampledLabels(), or None")
-        q.plan_(steps, curvature.every)
         super().__init__(q, lr, beta, curvature, length, steps)
 
 

@@ -17,7 +17,7 @@ from torchngvi.distributed import ranks
 from torchngvi.errors import InputError
 from torchngvi.networks.layout import named_by
 from torchngvi.networks.likelihoods import Categorical, Gaussian
-from torchngvi.networks.optimizers import check_options, largest_lr, planned_share
+from torchngvi.networks.optimizers import check_options, largest_lr
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import logits_in, warn_caller
 from torchngvi.numerics.arrays import Fetched
@@ -169,15 +169,14 @@ class Watch:
     def doubt(self, radius: float, taken: int, share: float, lr: float) -> str | None:
         """Return what to say where the posterior is used and its steps had not become short, or None.
 
-        The share of the radius and the moves is that of the schedule of the learning rate, of which lr is the largest.
+        The share of radius and limit is that of the schedules; lr is the largest learning rate.
         """
         if not self.passed or radius == float("inf"):
             return None
-        share = min(share, planned_share(taken, self.steps))
         tests = {
             "short": not self.shortened and lr < _LARGE,
             "no steps": self.steps is None and share > _ENOUGH,
-            "few steps": share > _ENOUGH,
+            "few steps": self.steps is not None and taken < self.steps and share > _ENOUGH,
         }
         what = next((what for what, holds in tests.items() if holds), None)
         return None if what is None else _SENTENCES[what].format(taken=taken, steps=self.steps, share=share, lr=lr)
@@ -237,16 +236,16 @@ class Watch:
 
     def _note_norms(self, used: Mapping[str, Tensor]) -> None:
         """Say once that gradients have one and the same norm, that of a clipping, and the prior's part is large."""
-        means, first = self.q.mean, next(iter(used.values()))
-        parts = [(g.norm(), means[name].norm() * self.q.prior[name]) for name, g in used.items()]
+        means, prior, first = self.q.mean, self.q.prior, next(iter(used.values()))
+        parts = [(g.norm(), (means[name] * prior[name]).norm()) for name, g in used.items()]
         norms = torch.stack([torch.stack(list(each)).to(first) for each in zip(*parts, strict=True)])
         self._norms.append(Fetched(norms.float().norm(dim=1)))
         read = [found.read() for found in self._norms]
         if len(read) < _COMPARED or any(each is None for each in read):
             return
-        gradients, prior = zip(*read, strict=True)
-        if max(gradients) < (1 + _SAME) * min(gradients) and max(prior) > _COUNTS * max(gradients) > 0:
-            self._say("clipped", norm=max(gradients), times=max(prior) / max(gradients), compared=_COMPARED)
+        gradients, of_prior = zip(*read, strict=True)
+        if max(gradients) < (1 + _SAME) * min(gradients) and max(of_prior) > _COUNTS * max(gradients) > 0:
+            self._say("clipped", norm=max(gradients), times=max(of_prior) / max(gradients), compared=_COMPARED)
 
     def _speak(self) -> None:
         """Say what was found of the loss, as soon as that needs no wait for a device."""

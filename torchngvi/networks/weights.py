@@ -5,7 +5,6 @@ and in `state_dict()`.
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,19 +15,16 @@ from torch import Tensor, nn
 from torchngvi.arguments import read_count, read_number, read_seed
 from torchngvi.distributed import average_over_ranks_, same_on_ranks_
 from torchngvi.errors import InputError
-from torchngvi.networks.families import Family
+from torchngvi.networks.families import Delta, Family
 from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.hooks import Hooks, Written, posterior_of, refuse_replaced
 from torchngvi.networks.layout import PriorPrecision, Structure, families, unwrapped
 from torchngvi.networks.noise import seed_of
+from torchngvi.networks.units import find_units, measure_units
 
 NUM_DATA = "is the number of labels in the training data"
 
 
-FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
-_SHORTEST, _SHARE, _LONGEST = 100, 0.3, 1000  # the start is forgotten over this share of the steps, within bounds
-_GONE = 1e-3  # the weight of the start in the geometric mean that is none
-SETTLED = 7000  # observations after which the start is gone, however the training is planned
 _LAST = 4  # the running curvature is a mean over the last fourth of the observations, about
 
 
@@ -36,12 +32,12 @@ class NetworkWeights(nn.Module):
     """What moves when a network's posterior is trained: the families, the draw, and what was seen of the curvature.
 
     Args:
-        model, num_data, structure, prior_precision, temperature, seed: as in :func:`torchngvi.network`.
+        model, num_data, structure, prior_precision, temperature, seed, prior: as in :func:`torchngvi.network`.
 
     Attributes:
         names: of the parameters that q is over.
         parameters_of_network: they themselves, in the same order.
-        prior: the precision of the prior a datum, δ = λ/N, by name.
+        units, scales: of each layer, and their norms at the start, ν, by which a step is limited.
 
     Raises:
         InputError: for arguments that cannot be used, each with its sentence.
@@ -55,6 +51,7 @@ class NetworkWeights(nn.Module):
         prior_precision: PriorPrecision,
         temperature: float,
         seed: int,
+        prior: "NetworkWeights | Mapping[str, Tensor] | None" = None,
     ) -> None:
         super().__init__()
         self.num_data = read_count("num_data", num_data, NUM_DATA)
@@ -63,17 +60,18 @@ class NetworkWeights(nn.Module):
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
             raise InputError("The network has a posterior already; use it, or take it away with its release().")
-        self.families = families(self.model, self.num_data, structure, prior_precision)
+        centers, precisions = _read_prior(prior)
+        self.families = families(self.model, self.num_data, structure, prior_precision, centers, precisions)
         self.names = [name for family in self.each() for name in family.names]
         self.parameters_of_network = [p for family in self.each() for p in family.parameters_of_network]
-        self.prior = {name: delta for f in self.each() for name, delta in zip(f.names, f.prior, strict=True)}
+        places = {p: place for place, p in enumerate(self.parameters_of_network)}
+        self.units, self.layers = find_units(self.model, places)
+        self.scales = measure_units(self.units, list(self.mean.values()))
         self.draw, self.observed = 0, 0  # the number of the present draw, and of observations of the curvature
-        self.memory: float = FORGOTTEN
         self._seen: list[tuple[Family, list[Tensor | None], float | Tensor]] = []  # what waits for the step
         self.unfinished: Callable[[], None] | None = None  # ends a step that one of several optimizers left out
         self.sampling, self.pinned, self.holds_draw = False, False, False
         self.written = Written()
-        self.refresh_()
         self._hooks = Hooks(self)
         self.register_load_state_dict_pre_hook(_before_loading)
         self.register_load_state_dict_post_hook(_after_loading)
@@ -93,6 +91,11 @@ class NetworkWeights(nn.Module):
         """The marginal variances by name."""
         return self._named([list(torch._foreach_mul(f.variances(), self.temperature)) for f in self.each()])
 
+    @property
+    def prior(self) -> dict[str, Delta]:
+        """The precision of the prior a datum, δ = λ/N, by name."""
+        return dict(zip(self.names, (delta for family in self.each() for delta in family.prior), strict=True))
+
     def each(self) -> Iterator[Family]:
         """Iterate over the families."""
         return iter(self.families)  # type: ignore[arg-type]
@@ -100,43 +103,37 @@ class NetworkWeights(nn.Module):
     def _named(self, lists: list[list[Tensor]]) -> dict[str, Tensor]:
         return dict(zip(self.names, (tensor for part in lists for tensor in part), strict=True))
 
-    def mean_(self, gradients: Mapping[str, Tensor] | None = None) -> None:
-        """Write the mean into the parameters of the network, where they hold a draw.
-
-        Args:
-            gradients: by name, to which the prior's part δm is added; none by default.
-        """
-        if not self.holds_draw and gradients is None:
+    @torch.no_grad()
+    def mean_(self) -> None:
+        """Write the mean into the parameters of the network, where they hold a draw."""
+        if not self.holds_draw:
             return
-        self.written.note(self.holds_draw and self.sampling and not self.pinned)
-        with torch.no_grad():
-            for family in self.each():
-                if self.holds_draw:
-                    family.follow_()
-                if gradients is None:
-                    family.mean_()
-                else:
-                    family.add_prior_(gradients, self.holds_draw)
+        self.written.note(self.sampling and not self.pinned)
+        for family in self.each():
+            family.follow_()
+            family.mean_()
         torch.clear_autocast_cache()  # of what the parameters held
         self.holds_draw = False
+
+    @torch.no_grad()
+    def add_prior_(self, gradients: Mapping[str, Tensor], at: Mapping[str, Tensor]) -> None:
+        """Add the prior's part δ(θ - m₀) at weights θ to gradients of the mean loss, by name, in place."""
+        for family in self.each():
+            family.add_prior_(gradients, [at[name] for name in family.names])
 
     def draw_(self) -> None:
         """Write the present draw into the parameters of the network; it is the same until the next step."""
         self._write_(self.seed, self.draw)
 
     @torch.no_grad()
-    def _write_(self, seed: int, draw: int, share: float | Tensor | None = None) -> None:
-        """Write a draw, after a share of the move that the parameters made where there is one."""
-        spread = self.temperature**0.5
+    def _write_(self, seed: int, draw: int) -> None:
+        """Write a draw into the parameters."""
         self.written.note(self.holds_draw and self.sampling and not self.pinned)
         for family in self.each():
             family.follow_()
-            if share is not None:
-                family.advance_(share, seed, draw, spread)
-                continue
             if not self.holds_draw:
                 family.adopt_()
-            family.draw_(seed, draw, spread)
+            family.draw_(seed, draw, self.temperature**0.5)
         torch.clear_autocast_cache()
         self.holds_draw = True
 
@@ -206,20 +203,28 @@ class NetworkWeights(nn.Module):
             self.pinned = before
             self.settle(self.model.training)
 
-    def next_draw_(self, share: float | Tensor) -> None:
-        """Move the mean to where the parameters are, go on to the next draw, and write that into a network in training.
+    def moves(self) -> list[Tensor]:
+        """Return how far the parameters are from the mean that they held."""
+        return [move for family in self.each() for move in family.moves()]
 
-        Args:
-            share: of the way that the mean goes.
-        """
+    def measure(self, moves: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Return the squares of moves of the mean, and ½ dmᵀ(H + δ)dm, their length in nats a datum, a number."""
+        squares, total, at = list(torch._foreach_mul(moves, moves)), [], 0
+        for family in self.each():
+            part, at = slice(at, at + len(family.names)), at + len(family.names)
+            total.append(family.departure(moves[part], squares[part]).to(squares[0].device))
+        return squares, torch.stack(total).sum() * (0.5 / self.num_data)
+
+    def next_draw_(self, moves: list[Tensor]) -> None:
+        """Move the mean, go on to the next draw, and write that into a network in training."""
+        if moves:
+            torch._foreach_add_(list(self.mean.values()), moves)
         self.draw += 1
         self.holds_draw = True  # or a move, in any case not the mean
         if self.model.training and self.sampling:
-            self._write_(self.seed, self.draw, share)
-            return
-        for family in self.each():
-            family.take_(share)
-        self.mean_()
+            self.draw_()
+        else:
+            self.mean_()
 
     def observe_(self, gradients: Sequence[Tensor | None], scale: float, rate: float) -> None:
         """Observe the curvature scale · g gᵀ: its running mean moves, and the covariance with it at the next step.
@@ -250,32 +255,18 @@ class NetworkWeights(nn.Module):
                 elif good:
                     self._seen.append((family, statistics, rate))
 
-    def plan_(self, steps: int | None, every: int) -> None:
-        """Set over how many observations of the curvature the start is forgotten: those of a share of the training.
-
-        It is 0.3, and at least 100 and at most 1,000 steps, as fewer observations say too little of the single weights.
-
-        Args:
-            steps: of the training, or None where they are not known, for 100 observations.
-            every: steps from one observation to the next.
-        """
-        length = None if steps is None else min(max(_SHARE * steps, _SHORTEST), _LONGEST)
-        self.memory = FORGOTTEN if length is None else length / every
-
+    @torch.no_grad()
     def refresh_(self) -> None:
-        """Let the covariance follow what was observed since the last time; the start is forgotten by and by.
+        """Let the covariance follow what was observed since the last time.
 
         It is called when the draw is not needed any more, so that a draw can be made again until then.
         """
-        weight = math.exp(-self.observed / self.memory) if self.memory else 0.0
-        if weight < _GONE:  # no powers from then on
-            weight = 0.0
-        with torch.no_grad():
-            for family, statistics, rate in self._seen:
-                family.absorb_(statistics, rate)
-            self._seen.clear()
-            for family in self.each():
-                family.refresh_(weight)
+        for family, statistics, rate in self._seen:
+            family.absorb_(statistics, rate)
+            family.bounded &= self.layers > 1  # the curvature of a linear model is all there is
+        self._seen.clear()
+        for family in self.each():
+            family.refresh_()
 
     def temper_(self, temperature: float) -> None:
         """Change the temperature, and with it the width of q, without any training: V is proportional to it.
@@ -290,29 +281,16 @@ class NetworkWeights(nn.Module):
         if self.holds_draw and not self.pinned:
             self.draw_()
 
-    def divergence(self) -> Tensor:
-        """Return KL(q'‖q) T/N = ½ dmᵀV⁻¹dm T/N, in nats a datum, of the move that the parameters made from the mean.
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the numbers that a checkpoint holds: the draw, observations, seed, temperature and norms of units."""
+        kept = {"draw": self.draw, "observed": self.observed, "seed": self.seed, "temperature": self.temperature}
+        return {**kept, "scales": list(self.scales)}
 
-        Returns:
-            A number.
-        """
-        first, *others = [family.departure() for family in self.each()]
-        for square in others:
-            first = first + square.to(first)
-        return first * (0.5 / self.num_data)
-
-    def get_extra_state(self) -> dict[str, float | int]:
-        """Return the integers and the temperature that a checkpoint holds."""
-        return {"draw": self.draw, "observed": self.observed, "seed": self.seed, "temperature": self.temperature}
-
-    def set_extra_state(self, state: dict[str, float | int]) -> None:
-        """Take them up again.
-
-        Args:
-            state: what `get_extra_state` returned.
-        """
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take them up again; files of release 0.2 have no norms of units."""
         self.draw, self.observed, self.seed = int(state["draw"]), int(state["observed"]), int(state["seed"])
         self.temperature = float(state["temperature"])
+        self.scales = list(map(float, state.get("scales", self.scales)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NetworkWeights":
         """Copy q with its network; the copy is attached to no optimizer, so that its network holds the mean."""
@@ -328,6 +306,22 @@ class NetworkWeights(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle of q has: it is attached to no optimizer."""
         return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None, "ending": None}
+
+
+def _read_prior(given: NetworkWeights | Mapping[str, Tensor] | None) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
+    """Read the means and, of a posterior, the precisions that a prior has by the names of parameters."""
+    if given is None:
+        return {}, {}
+    if isinstance(given, NetworkWeights):
+        given.finish_step()
+        each = [precision for family in given.each() for precision in family.precisions()]
+        return given.mean, dict(zip(given.names, each, strict=True))
+    if isinstance(given, Mapping) and given and all(isinstance(t, Tensor) for t in given.values()):
+        return given, {}
+    raise InputError(
+        "prior is the posterior of an earlier training, from torchngvi.network, or the means of the weights by name, "
+        f"as model.state_dict() has them; got a {type(given).__name__}."
+    )
 
 
 def _before_loading(q: NetworkWeights, *given: Any) -> None:

@@ -7,69 +7,78 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchngvi.networks import kernels
-from torchngvi.networks.blocks import blocks
-from torchngvi.networks.finite import add_share_, squared_norm, zero_where_
+from torchngvi.networks.finite import squared_norm
 from torchngvi.networks.noise import normals
+
+Delta = float | Tensor  # the precision of the prior a datum, of all weights of a parameter or of each
 
 
 class Family(nn.Module, ABC):
     """Gaussians N(m, T C Cᵀ) over some parameters of a network, independent from one parameter tensor to the next.
 
     The parameters themselves stay the network's: they hold the draw θ = m + √T C ε in training and m in evaluation.  C
-    is the root at the temperature 1, with (C Cᵀ)⁻¹ = N (H + δ) where q has settled.  The mean is kept in float32 at
-    least, whatever the dtype of the parameters.
+    is the root at the temperature 1, with (C Cᵀ)⁻¹ = N (H + δ) where q has settled.  In training no weight is wider
+    than at the start, 1/(N(h₀ + δ)): a weight that the data say nothing of would be as wide as the prior, and the noise
+    of many of them buries what the others have learned.  The mean is kept in float32 at least.
 
     Args:
         parameters: by name, the network's own.
         prior: δ = λ/N by name, the prior's precision a datum.
-        start: h₀ by name, the curvature a datum that the posterior starts from.
+        start: h₀ by name, the curvature a datum that the posterior starts from, and its least one in training.
         num_data: the number N of labels.
+        centers: the mean m₀ of the prior by name, 0 where there is none.
 
     Attributes:
         single: whether it wants the gradients of single labels, with the labels first, and not that of their mean.
-        fused: whether a step takes compiled loops where they fit; `attach` sets it.
         passes: over the data that `settle_` takes; more than 1 where the part of a curvature depends on C, and then
             `statistics` sums over gradients that have the labels first.
+        bounded: whether h₀ is the least curvature; not of a Laplace approximation, nor of published methods.
     """
 
     single = False
     passes = 1
-    fused = False
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        prior: Mapping[str, float],
+        prior: Mapping[str, Delta],
         start: Mapping[str, float],
         num_data: int,
+        centers: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.names = list(parameters)
         self.parameters_of_network = list(parameters.values())  # a list, so that they are not parameters of q
-        self.prior = [prior[name] for name in self.names]
         self.start = [start[name] for name in self.names]
-        self.num_data = num_data
+        self.num_data, self.bounded = num_data, True
         self._mangled = [key("", name)[1:] for name in self.names]
+        self._prior = [prior[name] for name in self.names]
         for name, p in parameters.items():
             dtype = torch.promote_types(p.dtype, torch.float32)
             self.register_buffer(key("mean", name), p.detach().to(dtype, copy=True))
+            for what, given in (("delta", prior[name]), ("center", (centers or {}).get(name))):
+                if isinstance(given, Tensor):
+                    self.register_buffer(key(what, name), given.detach().to(p.device, dtype, copy=True))
 
     def stored(self, what: str) -> list[Tensor]:
-        """Return the buffers of one kind, in the order of the names.
-
-        Args:
-            what: "mean", or what the family calls its other buffers.
-
-        Returns:
-            One tensor a parameter.
-        """
+        """Return the buffers of one kind, "mean" or what the family calls its other ones, one tensor a parameter."""
         return [self._buffers[f"{what}/{name}"] for name in self._mangled]  # type: ignore[misc]
 
     @property
     def mean(self) -> list[Tensor]:
         """The means, one tensor a parameter."""
         return self.stored("mean")
+
+    @property
+    def prior(self) -> list[Delta]:
+        """The precision δ of the prior a datum, one number or tensor a parameter."""
+        pairs = zip(self._mangled, self._prior, strict=True)
+        return [own if isinstance(own, float) else self._buffers[f"delta/{name}"] for name, own in pairs]  # type: ignore[misc]
+
+    @property
+    def centers(self) -> list[Tensor | None]:
+        """The means of the prior, None for 0."""
+        return [self._buffers.get(f"center/{name}") for name in self._mangled]
 
     def follow_(self) -> None:
         """Move to the devices of the parameters, where the network has been moved."""
@@ -81,187 +90,112 @@ class Family(nn.Module, ABC):
 
     def adopt_(self) -> None:
         """Take the parameters for the mean where they are not what the mean is in their dtype."""
-        for p, m in zip(self._held(), self.mean, strict=True):
+        for p, m in zip(self.held(), self.mean, strict=True):
             m.copy_(p if p.dtype == m.dtype else torch.where(p == m.to(p.dtype), m, p.to(m.dtype)))
 
     def mean_(self) -> None:
         """Write the mean into the parameters."""
-        torch._foreach_copy_(self._held(), self.mean)
+        torch._foreach_copy_(self.held(), self.mean)
 
-    def add_prior_(self, gradients: Mapping[str, Tensor], write: bool) -> None:
-        """Add the prior's part δm to gradients of the mean loss.
-
-        Args:
-            gradients: by name, changed in place.
-            write: whether the mean is written into the parameters too; each weight is read once for both.
-        """
-        if self.fused:
-            own = [gradients.get(name) for name in self.names]
-            if kernels.fits(self._held(), self.mean, own):
-                kernels.add_prior_(self._held(), self.mean, own, self.prior, write)
-                return
-        places = zip(self.names, self._held(), self.mean, self.prior, strict=True)
-        each = [(p, m, gradients.get(name), delta) for name, p, m, delta in places]
-        for delta in dict.fromkeys(self.prior):
-            alike = [(p, m, g) for p, m, g, of_p in each if g is not None and of_p == delta]
-            for parameters, mean, forces in blocks(*map(list, zip(*alike, strict=True))) if alike else ():
-                if write:
-                    torch._foreach_copy_(parameters, mean)
-                torch._foreach_add_(forces, mean, alpha=delta)
-        for p, m, g, _ in each:
-            if write and g is None:
-                p.copy_(m)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle has: it is attached to nothing, and may be read where there is no compiler."""
-        return {**self.__dict__, "fused": False}
+    def add_prior_(self, gradients: Mapping[str, Tensor], at: list[Tensor]) -> None:
+        """Add the prior's part δ(θ - m₀), at weights θ, to gradients of the mean loss, by name, in place."""
+        each = zip(self.names, at, self.prior, self.centers, strict=True)
+        known = [(gradients[name], m, delta, center) for name, m, delta, center in each if name in gradients]
+        plain = [(g, m, delta) for g, m, delta, center in known if center is None and isinstance(delta, float)]
+        for value in {delta for *_, delta in plain}:
+            alike = [(g, m) for g, m, delta in plain if delta == value]
+            torch._foreach_add_(*map(list, zip(*alike, strict=True)), alpha=value)
+        for g, m, delta, center in known:
+            if center is not None or isinstance(delta, Tensor):
+                g.add_((m if center is None else m - center) * delta)
 
     def noise(self, seed: int, draw: int) -> list[Tensor]:
-        """Return the noise ε of a draw, only to be read.
-
-        Args:
-            seed, draw: of the noise.
-
-        Returns:
-            One tensor a parameter, of the dtype of the mean.
-        """
+        """Return the noise ε of a draw, only to be read, one tensor a parameter, of the dtype of the mean."""
         return [normals(m, name, seed, draw) for m, name in zip(self.mean, self.names, strict=True)]
 
     def draw_(self, seed: int, draw: int, spread: float) -> None:
-        """Write the draw θ = m + √T C ε into the parameters.
-
-        Args:
-            seed, draw: of the noise.
-            spread: √T.
-        """
+        """Write the draw θ = m + √T C ε into the parameters, √T the spread."""
         drawn = torch._foreach_add(self.mean, self.colored(self.noise(seed, draw)), alpha=spread)
-        torch._foreach_copy_(self._held(), list(drawn))
+        torch._foreach_copy_(self.held(), list(drawn))
 
     def disturb_(self, seed: int, draw: int, spread: float) -> None:
-        """Add the noise √T C ε of a draw to what the parameters hold.
+        """Add the noise √T C ε of a draw to what the parameters hold."""
+        torch._foreach_add_(self.held(), self.colored(self.noise(seed, draw)), alpha=spread)
 
-        Args:
-            seed, draw: of the noise.
-            spread: √T.
-        """
-        torch._foreach_add_(self._held(), self.colored(self.noise(seed, draw)), alpha=spread)
-
-    def departure(self) -> Tensor:
-        """Return |C⁻¹ dm|², a number, of how far the parameters are from the mean that they held."""
-        return squared_norm(list(torch._foreach_norm(self.whitened(self._moves()))))
-
-    def take_(self, share: float | Tensor) -> None:
-        """Move the mean by a share of how far the parameters are from it: what an optimizer did.
-
-        Args:
-            share: 0 takes nothing, whatever the parameters hold; a 0-d tensor on a device with a queue.
-        """
-        if isinstance(share, float) and share == 0:
-            return
-        if isinstance(share, float) and self._alike():
-            torch._foreach_lerp_(self.mean, self._held(), share)
-            return
-        moves = self._moves()
-        if isinstance(share, Tensor):
-            zero_where_(moves, share == 0)
-        add_share_(self.mean, moves, share)
-
-    def advance_(self, share: float | Tensor, seed: int, draw: int, spread: float) -> None:
-        """Move the mean as `take_` does, and write the next draw into the parameters.
-
-        Args:
-            share: of the move.
-            seed, draw, spread: of the draw.
-        """
-        self.take_(share)
-        self.draw_(seed, draw, spread)
-
-    def _alike(self) -> bool:
-        """Whether the parameters have the dtypes of their means."""
-        return all(p.dtype == m.dtype for p, m in zip(self.parameters_of_network, self.mean, strict=True))
-
-    def _moves(self) -> list[Tensor]:
-        """How far the parameters are from the mean that they held, rounded as they are."""
-        pairs = zip(self._held(), self.mean, strict=True)
+    def moves(self) -> list[Tensor]:
+        """Return how far the parameters are from the mean that they held, rounded as they are."""
+        pairs = zip(self.held(), self.mean, strict=True)
         return [p - m if p.dtype == m.dtype else (p - m.to(p.dtype)).to(m.dtype) for p, m in pairs]
 
-    def _held(self) -> list[Tensor]:
-        """What the parameters hold, without their graph."""
+    def held(self) -> list[Tensor]:
+        """Return what the parameters hold, without their graph."""
         return [p.detach() for p in self.parameters_of_network]
+
+    def departure(self, moves: list[Tensor], squares: list[Tensor]) -> Tensor:
+        """Return N dmᵀ(H + δ)dm, a number, for moves dm of the mean and their squares."""
+        return squared_norm(list(torch._foreach_norm(self.whitened(moves))))
 
     @abstractmethod
     def colored(self, noise: list[Tensor]) -> list[Tensor]:
-        """Return C ε.
-
-        Args:
-            noise: ε, one tensor a parameter, only to be read.
-        """
+        """Return C ε for noise that is only to be read, one tensor a parameter."""
 
     @abstractmethod
     def whitened(self, moves: list[Tensor]) -> list[Tensor]:
-        """Return C⁻¹ dm, whose squared norm is twice the divergence of a move of the mean at the temperature 1.
-
-        Args:
-            moves: dm, one tensor a parameter.
-        """
+        """Return C⁻¹ dm, whose squared norm is twice the divergence of a move of the mean at the temperature 1."""
 
     @abstractmethod
     def natural(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return N C Cᵀ g = (H + δ)⁻¹ g, the natural gradient of the mean for a gradient of the mean loss.
-
-        Args:
-            gradients: g, one tensor a parameter.
-        """
+        """Return N C Cᵀ g = (H + δ)⁻¹ g, the natural gradient of the mean for a gradient of the mean loss."""
 
     @abstractmethod
     def statistics(self, gradients: list[Tensor | None], scale: float) -> list[Tensor | None]:
-        """Return the family's part of the curvature scale · g gᵀ; processes that train together average it.
+        """Return the family's part of the curvature scale · g gᵀ, scale the number of independent labels in g.
 
-        Args:
-            gradients: g, one tensor a parameter, None where nothing was observed.
-            scale: the number of independent labels in g.
+        A gradient is None where nothing was observed.  Processes that train together average what is returned.
         """
 
     @abstractmethod
     def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
-        """Move what is known of the curvature towards a statistic, where there is one.
-
-        Args:
-            statistics: what `statistics` returned.
-            rate: the share of the new one.
-        """
+        """Move what is known of the curvature by a rate towards a statistic, where there is one."""
 
     @abstractmethod
-    def refresh_(self, weight: float) -> None:
-        """Make C from what is known of the curvature.
-
-        Args:
-            weight: of the start in the geometric mean of start and curvature, 1 before anything was observed.
-        """
+    def refresh_(self) -> None:
+        """Make C from what is known of the curvature."""
 
     def restart_(self, observed: bool) -> None:
-        """Prepare for the first call of `settle_`.
-
-        Args:
-            observed: whether a curvature is known, which a parameter that is frozen keeps.
-        """
+        """Prepare for the first call of `settle_`; where a curvature is known, a parameter that is frozen keeps it."""
 
     def settle_(self, statistics: list[Tensor | None]) -> None:
-        """Make C from the curvature of all data alone, without the start and without what was observed before.
-
-        Args:
-            statistics: what `statistics` returned, averaged over the data.
-        """
+        """Make C from the curvature of all data alone, without the start and without what was observed before."""
+        self.bounded = False
         self.absorb_(statistics, 1.0)
-        self.refresh_(0.0)
+        self.refresh_()
 
     @abstractmethod
     def variances(self) -> list[Tensor]:
         """Return the diagonal of C Cᵀ, one tensor a parameter."""
 
+    def precisions(self) -> list[Tensor]:
+        """Return the precisions of single weights as the data and the prior have them, without the start."""
+        return [v.reciprocal() for v in self.variances()]
+
     @abstractmethod
     def log_det(self) -> Tensor:
         """Return log|C Cᵀ|, a number."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Load a state, and make C of it; files of release 0.2 have no flag for some families."""
+        state_dict.setdefault(f"{prefix}_extra_state", 1.0)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        self.refresh_()
+
+    def get_extra_state(self) -> dict[str, bool]:
+        """Return whether h₀ is the least curvature."""
+        return {"bounded": self.bounded}
+
+    def set_extra_state(self, state: dict[str, bool] | float) -> None:
+        """Take it up again; a number is of release 0.2, which had another start."""
+        self.bounded = bool(state["bounded"]) if isinstance(state, dict) else True
 
 
 def key(what: str, name: str) -> str:

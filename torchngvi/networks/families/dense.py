@@ -1,12 +1,12 @@
 """Weights together: (C Cᵀ)⁻¹ = N (H + δ) with a dense H, of a whole last layer or of each of its rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from torchngvi.errors import InputError
-from torchngvi.networks.families.base import Family
+from torchngvi.networks.families.base import Delta, Family
 
 _LARGEST = 2000  # weights, whose root costs 3e9 operations
 _LARGEST_BLOCKS = 50_000_000  # numbers in the blocks of rows: 200 MB in single precision, twice
@@ -15,7 +15,7 @@ _LARGEST_BLOCKS = 50_000_000  # numbers in the blocks of rows: 200 MB in single 
 class Dense(Family):
     """One normal over all weights of the family's parameters, with a full covariance: C Cᵀ = (N (H + δ))⁻¹.
 
-    One wants it for the last layer of a network.  The running mean H is of whole outer products, of every label's own
+    It is for the last layer of a network.  The running mean H is of whole outer products, of every label's own
     gradient, so that an observation of B labels has the rank B; for a linear layer under a softmax E[H] is the Hessian
     itself.  Memory is two squares of the number of weights, at most 2,000.
 
@@ -33,15 +33,17 @@ class Dense(Family):
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        prior: Mapping[str, float],
+        prior: Mapping[str, Delta],
         start: Mapping[str, float],
         num_data: int,
+        centers: Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__(parameters, prior, start, num_data)
+        super().__init__(parameters, prior, start, num_data, centers)
         shape = self._laid_out()
         self.register_buffer("curvature", self.mean[0].new_zeros(shape))
         # lower, of the precision: C is its inverse, transposed
-        self.register_buffer("root", self.mean[0].new_zeros(shape))
+        self.register_buffer("root", self.mean[0].new_zeros(shape), persistent=False)
+        self.refresh_()
 
     def _laid_out(self) -> tuple[int, ...]:
         """Find the numbers of weights of the parameters in a block, after a check; the shape of all blocks."""
@@ -62,9 +64,9 @@ class Dense(Family):
         """Their parameters."""
         return [part.view_as(m) for part, m in zip(vectors.split(self.sizes, -1), self.mean, strict=True)]
 
-    def _each_weight(self, values: list[float]) -> Tensor:
+    def _each_weight(self, values: Sequence[Delta]) -> Tensor:
         pairs = zip(self.mean, values, strict=True)
-        return self._flat([torch.full_like(m, value, dtype=torch.float64) for m, value in pairs])
+        return self._flat([torch.zeros_like(m, dtype=torch.float64) + value for m, value in pairs])
 
     def follow_(self) -> None:
         """Move to the device of the parameters, which is one."""
@@ -99,19 +101,23 @@ class Dense(Family):
         if statistics[0] is not None:
             self.curvature.lerp_(statistics[0], rate if isinstance(rate, float) else rate.to(self.curvature))
 
-    def refresh_(self, weight: float) -> None:
-        """Make L from H + δ, scaled to the diagonal (H + δ)^(1-w) (h₀ + δ)^w that single weights would have."""
-        delta, start = self._each_weight(self.prior), self._each_weight(self.start)
+    def refresh_(self) -> None:
+        """Make L from H + δ, with max(H, h₀) on the diagonal of H in training."""
         precision = self.curvature.to(torch.float64, copy=True)
         diagonal = precision.diagonal(dim1=-2, dim2=-1)
-        diagonal.add_(delta)
-        scale = ((start + delta) / diagonal).pow(0.5 * weight)
-        precision *= self.num_data * scale[..., None, :] * scale[..., None]
-        self.root.copy_(lower_root(precision, torch.finfo(self.curvature.dtype).eps))
+        if self.bounded:
+            diagonal.clamp_(min=self._each_weight(self.start))
+        diagonal.add_(self._each_weight(self.prior))
+        self.root.copy_(lower_root(precision.mul_(self.num_data), torch.finfo(self.curvature.dtype).eps))
 
     def variances(self) -> list[Tensor]:
         """Return the diagonal of (L Lᵀ)⁻¹, one tensor a parameter."""
         return self._parts(torch.cholesky_inverse(self.root).diagonal(dim1=-2, dim2=-1))
+
+    def precisions(self) -> list[Tensor]:
+        """Return N (H_jj + δ), one tensor a parameter: given the other weights."""
+        each = zip(self._parts(self.curvature.diagonal(dim1=-2, dim2=-1)), self.prior, strict=True)
+        return [self.num_data * (h + delta) for h, delta in each]
 
     def log_det(self) -> Tensor:
         """Return -2 Σ log L_jj."""
@@ -121,7 +127,7 @@ class Dense(Family):
 class Rows(Dense):
     """One normal for each row of a layer, the weights into one unit with its bias, with a full covariance of each.
 
-    One wants it for a last layer of many classes: the covariance of the classes with one another is left out, and the
+    It is for a last layer of many classes: the covariance of the classes with one another is left out, and the
     C blocks have d² numbers each instead of (C d)² in all.  Each block is the block of the dense H.
 
     Args:

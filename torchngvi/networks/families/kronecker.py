@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from torchngvi.networks.families.base import Family, key
+from torchngvi.networks.families.base import Delta, Family, key
 from torchngvi.networks.families.dense import lower_root
 
 _LONGEST = 0.2  # rate of a step of the roots: one statistic is of one batch
@@ -25,7 +25,7 @@ _SMALL = 0.5  # largest Frobenius norm of K, so that I - K + ½K² stays near I
 class Kronecker(Family):
     """Matrix normals with lower roots A of the rows and B of the columns: C = A ⊗ B.
 
-    One wants it where the weights of a layer depend on one another.  A step costs products of the matrix with its two
+    It is for layers whose weights depend on one another.  A step costs products of the matrix with its two
     roots, which is cheap where batches are large against the sides of the matrix.
 
     Args:
@@ -38,11 +38,12 @@ class Kronecker(Family):
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        prior: Mapping[str, float],
+        prior: Mapping[str, Delta],
         start: Mapping[str, float],
         num_data: int,
+        centers: Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__(parameters, prior, start, num_data)
+        super().__init__(parameters, prior, start, num_data, centers)
         for name, mean, delta, h0 in zip(self.names, self.mean, self.prior, self.start, strict=True):
             scale = (num_data * (h0 + delta)) ** -0.25  # a root of the standard deviation for either side
             rows, columns = mean.shape[0], mean[0].numel()
@@ -127,7 +128,7 @@ class Kronecker(Family):
                 K *= _SMALL / torch.linalg.matrix_norm(K).clamp_min(_SMALL)
                 root.sub_(root @ (K - 0.5 * K @ K))
 
-    def refresh_(self, weight: float) -> None:
+    def refresh_(self) -> None:
         """Do nothing: the roots are what is known of the curvature, and leave the start by steps of their own."""
 
     def restart_(self, observed: bool) -> None:

@@ -1,0 +1,163 @@
+"""How far a step goes: nats a datum at the outputs, and a share of its own size in each hidden unit.
+
+A unit computes a = wᵀz + b from its inputs z.  A move of (w, b) changes it, over whitened inputs, by |Δ(w, b)| in root
+mean square, where its first spread is about the norm ν of (w, b) at the start.  With S steps, after t of them,
+
+    s = √(r φ²/κ),   κ = ½ dmᵀ(H + δ)dm,   r = c/√S,         the move is s dm, whatever the length of dm;
+    |s Δ(w, b)| ≤ p φ ν,   p = k/√S,                         a unit that would go further is shortened alone;
+    φ = min((t + 1)/(w S), ½(1 + cos πt/S), lr/its largest value).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+_TRANSPOSED = nn.modules.conv._ConvTransposeNd
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
+
+@dataclass(frozen=True)
+class StepLength:
+    """How long the steps of :func:`torchngvi.attach` are; the defaults serve most networks.
+
+    Args:
+        nats: c of the radius r = c/√S, in nats a datum.
+        units: k of the limit p = k/√S of a unit in a network of L layers is the larger one of ``units``/L² and
+            ``deepest``; L counts the modules that have a matrix, and normalisations.
+        deepest: the least k.
+        warm_up: w, the share of the steps over which radius and limit rise.
+
+    Radius and units were chosen with ``benchmarks/network_steps.py`` on power, bike, energy and digits, with one to
+    three hidden layers, with and without LayerNorm, and judged on naval, elevators, wine_red, boston and MNIST.
+    """
+
+    nats: float = 0.12
+    units: float = 5.6
+    deepest: float = 0.35
+    warm_up: float = 0.02
+
+    def share(self, taken: int, steps: int) -> float:
+        """Return the planned factor of radius and limit after so many of the steps; it ends at its value at .98 S.
+
+        >>> [round(StepLength().share(t, 1000), 4) for t in (0, 19, 500, 980, 2000)]
+        [0.05, 0.9991, 0.5, 0.001, 0.001]
+        """
+        at = min(max(taken, 0), int((1 - self.warm_up) * steps))
+        return min((at + 1) / max(1.0, self.warm_up * steps), 0.5 * (1 + math.cos(math.pi * at / steps)))
+
+    def limit(self, layers: int, steps: int) -> float:
+        """Return p, the largest share of its first size that a unit moves by in a step, for so many layers.
+
+        >>> [round(StepLength().limit(layers, 100), 3) for layers in (2, 3, 4, 50)]
+        [0.14, 0.062, 0.035, 0.035]
+        """
+        return max(self.units / max(layers, 1) ** 2, self.deepest) / math.sqrt(steps)
+
+
+class Unit(NamedTuple):
+    """The units of one layer: the parameters that they consist of, by their places in q, and where units lie in them.
+
+    An axis is that of the units, after the view if there is one; None where every number is of a unit of its own.
+    """
+
+    places: tuple[int, ...]
+    axis: int | None = 0
+    view: tuple[int, ...] | None = None  # of a transposed convolution in groups
+
+    def sums(self, squares: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
+        """Return the sums of squares of each unit."""
+        found = [self._sum(squares[place]) for place in self.places]
+        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+    def _sum(self, square: Tensor) -> Tensor:
+        if self.axis is None or square.ndim < 2:
+            return square
+        viewed = square if self.view is None else square.view(self.view)
+        over = [k for k in range(viewed.ndim) if k != self.axis and not (self.view and k == 0)]
+        return viewed.sum(over).flatten()
+
+    def multiply_(self, tensors: Sequence[Tensor], factors: Tensor) -> None:
+        """Multiply the numbers of each unit by its factor."""
+        for place in self.places:
+            tensor = tensors[place]
+            if self.axis is None or tensor.ndim < 2:
+                tensor.mul_(factors)
+            elif self.view is None:
+                tensor.mul_(factors.view([-1 if k == self.axis else 1 for k in range(tensor.ndim)]))
+            else:
+                tensor.view(self.view).mul_(factors.view(self.view[0], 1, -1, 1))
+
+
+def find_units(model: nn.Module, names: Mapping[nn.Parameter, int]) -> tuple[list[Unit], int]:
+    """Find the units of the parameters that have places, and the number of layers that they are in.
+
+    A tied parameter belongs to its first layer.
+    """
+    left, found, layers = dict(names), [], 0
+    for module in model.modules():
+        own = {local: p for local, p in module.named_parameters(recurse=False) if p in left}
+        layers += bool(own) and (isinstance(module, _NORMS) or any(p.ndim > 1 for p in own.values()))
+        for members, axis, view in _layers(module, own):
+            found.append(Unit(tuple(left.pop(p) for p in members), axis, view))
+    return found, layers
+
+
+def _layers(
+    module: nn.Module, own: dict[str, nn.Parameter]
+) -> Iterator[tuple[list[nn.Parameter], int | None, tuple[int, ...] | None]]:
+    """Iterate over the parameters that share units, with their axis and view."""
+    if isinstance(module, _NORMS) or all(p.ndim < 2 for p in own.values()):
+        shapes = {p.shape for p in own.values()}
+        yield from (([p for p in own.values() if p.shape == shape], None, None) for shape in shapes)
+    elif isinstance(module, _TRANSPOSED):
+        weight, groups = module.weight, module.groups
+        view = None if groups == 1 else (groups, len(weight) // groups, weight.shape[1], math.prod(weight.shape[2:]))
+        members = list(own.values())
+        yield members, 1 if view is None else 2, view
+    else:
+        left = dict(sorted(own.items(), key=lambda item: -item[1].ndim))
+        while left:
+            first, p = next(iter(left.items()))
+            members = [first]
+            if p.ndim > 1:
+                rows = {other: q for other, q in left.items() if other != first and len(q) == len(p)}
+                members += [other for other, q in rows.items() if _alike(module, first, other, q)]
+            yield [left.pop(name) for name in members], 0 if p.ndim > 1 else None, None
+
+
+def _alike(module: nn.Module, first: str, other: str, p: Tensor) -> bool:
+    """Whether a parameter shares its units with the first one: a bias, or what one gate of a recurrent layer sums."""
+    if not isinstance(module, _RECURRENT):
+        return p.ndim < 2
+    return "_hr" not in first + other and first.partition("_l")[2] == other.partition("_l")[2]
+
+
+def measure_units(units: Sequence[Unit], means: Sequence[Tensor]) -> list[float]:
+    """Return ν of each layer, the root mean square of the norms of its units, and at least that of a usual start."""
+    found = []
+    for unit in units:
+        each = {place: means[place].double().square() for place in unit.places}
+        sums, count = unit.sums(each), sum(square.numel() for square in each.values())
+        biases = 0 if unit.axis is None else sum(square.numel() for square in each.values() if square.ndim < 2)
+        found.append(math.sqrt(max(float(sums.sum()) / max(sums.numel(), 1), count / (3 * max(count - biases, 1)))))
+    return found
+
+
+def shorten_(
+    units: Sequence[Unit],
+    scales: Sequence[float],
+    moves: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    length: Tensor,
+    limit: float,
+) -> None:
+    """Multiply moves by a length, and those of a unit that would go further than its limit by less."""
+    for unit, scale in zip(units, scales, strict=True):
+        sums = unit.sums(squares)
+        longest = (limit * scale) * sums.clamp_min(torch.finfo(sums.dtype).tiny).rsqrt()
+        unit.multiply_(moves, torch.minimum(longest, length.to(sums)))
