@@ -51,15 +51,12 @@ DATA = pathlib.Path(os.environ.get("TORCHNGVI_DATA", "."))
 SAMPLES = 32
 
 
-# tasks
-
-
 class Task:
     """Arrays in three parts, a network, and the length of the training."""
 
     def __init__(self, parts, make, steps, batch, numbers=False):
         (self.train, self.val, self.test), self.make, self.steps, self.batch = parts, make, steps, batch
-        self.numbers = numbers  # whether labels are numbers with Gaussian noise
+        self.numbers = numbers  # whether labels are numbers, with Gaussian noise
         self.trained, self.reused = {}, 0.0  # networks of AdamW, and the seconds of those that were used again
 
 
@@ -202,11 +199,11 @@ SHORT = {"mnist": slice(1, 3)}  # one split, and of four settings the two in the
 load = functools.lru_cache(1)(lambda name, seed: TASKS[name](seed))
 
 
-# methods: each returns a network that holds its mean weights, and a function from inputs to draws of the outputs
-
-
 class Learned(nn.Module):
-    """A network, with the scale of its noise where labels are numbers."""
+    """A network, with the scale of its noise where labels are numbers.
+
+    A method returns one that holds its mean weights, and a function from inputs to draws of the outputs.
+    """
 
     def __init__(self, task, dropout=0.0):
         super().__init__()
@@ -416,9 +413,6 @@ SINGLE = ("MC dropout", "SWAG", "ivon-opt", "laplace, last layer", "laplace, Kro
 THREE_LINES = (ours, [{"inner": i, "lr": lr, "cosine": c} for i, lr in LINES for c in (False, True)])
 
 
-# figures
-
-
 @torch.no_grad()
 def figures(task, model, outputs, y):
     """NLL, and accuracy with expected calibration error (15 bins) or root mean squared error with coverage."""
@@ -444,11 +438,11 @@ def share_of_dead(net, X):
         now = out.movedim(1, -1).flatten(0, -2).amax(0)
         largest[module] = torch.maximum(now, largest.get(module, now))
 
-    handles = [module.register_forward_hook(note) for module in net.modules() if isinstance(module, nn.ReLU)]
+    for module in net.modules():
+        if isinstance(module, nn.ReLU):
+            module.register_forward_hook(note)
     for x in X.split(500):
         net(x)
-    for handle in handles:
-        handle.remove()
     return 100 * (torch.cat(list(largest.values())) <= 0).float().mean().item()
 
 
@@ -464,9 +458,6 @@ def measure(name, seed, fit, setting):
     model.validated(model.outputs(x_val), y_val)
     row["mean"] = figures(task, model, model.outputs(x), y)["nll"]
     return {**row, "dead": share_of_dead(model.net, task.train[0]), "seconds": seconds}
-
-
-# the log and its tables
 
 
 def key(row):
@@ -537,11 +528,12 @@ def verdict(own, other, bar, errors):
 
 
 def verdicts(names, log, method):
-    """Print for each task the NLL of a method less that of AdamW, and less that of the best method of one network."""
+    """Print for each task the NLL of a method less those of its mean, of AdamW and of the best method of one network."""
     rows, counts = chosen(log), {"AdamW": [], "the best of one network": []}
-    print(f"\n{method}, NLL less that of AdamW, and less that of the best of {', '.join(SINGLE)}")
+    print(f"\n{method}: NLL less that of its own mean, of AdamW, and of the best of {', '.join(SINGLE)}")
     for name in (name for name in names if (name, method) in rows):
-        own, words = rows[name, method], []
+        own = rows[name, method]
+        words = [f"its own mean {np.mean([row['nll'] - row.get('mean', math.nan) for row in own.values()]):+.4f}"]
         found = {other: rows.get((name, other), {}) for other in ("AdamW", *SINGLE)}
         found = {other: by for other, by in found.items() if own.keys() <= by.keys()}
         singles = [other for other in SINGLE if other in found]
