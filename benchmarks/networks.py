@@ -528,7 +528,7 @@ def verdict(own, other, bar, errors):
 
 
 def verdicts(names, log, method):
-    """Print for each task the NLL of a method less those of its mean, of AdamW and of the best method of one network."""
+    """Print by task the NLL of a method less those of its mean, of AdamW and of the best method of one network."""
     rows, counts = chosen(log), {"AdamW": [], "the best of one network": []}
     print(f"\n{method}: NLL less that of its own mean, of AdamW, and of the best of {', '.join(SINGLE)}")
     for name in (name for name in names if (name, method) in rows):
