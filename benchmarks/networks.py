@@ -483,8 +483,8 @@ def fill(options, methods):
                 continue
             try:
                 row |= measure(name, seed, METHODS.get(method, THREE_LINES)[0], setting)
-            except (torchngvi.InputError, RuntimeError, ValueError) as error:  # of a training that diverged
-                row |= {"val": math.inf, "nll": math.inf, "error": repr(error)[:200]}
+            except (RuntimeError, ValueError) as error:  # of a training that diverged
+                row |= {"val": math.inf, "nll": math.inf, "seconds": 0.0, "error": repr(error)[:200]}
             with options.log.open("a") as file:
                 file.write(json.dumps(row) + "\n")
 
@@ -505,7 +505,7 @@ def chosen(log):
         rows = [row for row in rows if row["setting"] in settings]
         if len(rows) >= len(settings):
             best = min(rows, key=lambda row: row["val"])
-            seconds = sum(row.get("seconds", 0.0) for row in rows)
+            seconds = sum(row["seconds"] for row in rows)
             found.setdefault((task, method), {})[seed] = {**best, "seconds": seconds}
     return found
 
