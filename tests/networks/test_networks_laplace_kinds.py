@@ -6,7 +6,7 @@ from torch import nn
 
 import torchngvi
 from torchngvi.errors import InputError
-from torchngvi.networks import Gaussian
+from torchngvi.networks import Gaussian, HeteroscedasticGaussian
 
 
 def inputs(*shape):
@@ -65,6 +65,35 @@ def test_the_precision_is_that_of_single_terms(kind):
     q.laplace([(x, x)])
     for name, precision in from_single_terms(q, (x,)).items():
         torch.testing.assert_close(1 / q.variance[name], precision, rtol=2e-5, atol=0)
+
+
+def test_a_head_with_means_and_standard_deviations():
+    """laplace has the precision of single terms, and calibrate finds that the noise of data is √8 times as large."""
+    generator, likelihood = torch.Generator().manual_seed(0), HeteroscedasticGaussian()
+    x = torch.randn(400, 2, generator=generator)
+    model, noise = nn.Linear(2, 2), torch.randn(400, 1, generator=generator)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -1.0], [0.5, 0.0]]))
+        model.bias.copy_(torch.tensor([0.0, -2.0]))
+        y = x @ model.weight[:1].T + (0.5 * x[:, :1] - 2).exp() * noise * 8**0.5
+    q = made(model, 400, likelihood=likelihood)
+    q.laplace([(x[:150], y), (x[150:], y)])
+    for name, precision in from_single_terms(q, (x,)).items():
+        torch.testing.assert_close(1 / q.variance[name], precision, rtol=2e-5, atol=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
+    attachment = torchngvi.attach(optimizer, q, steps=10, radius=1e-8)
+    model.train()
+    for _ in range(10):
+        optimizer.zero_grad()
+        likelihood.loss(model(x), y).backward()
+        optimizer.step()
+    attachment.remove()
+    found = torchngvi.calibrate(q, [(x, y)], samples=4)
+    assert found.factor == pytest.approx(8**0.5)
+    predicted = q.predictive(x, samples=4)
+    assert predicted.mean.shape == q.predict(x).shape == (400, 1)
+    torch.testing.assert_close(predicted.aleatoric, 8 * (x[:, :1] - 4).exp(), rtol=0.3, atol=0)
+    assert found.nll == pytest.approx(-q.log_prob(x, y).mean().item(), abs=0.01)
 
 
 def test_a_noise_that_is_learned_and_is_no_part_of_q():
@@ -142,7 +171,7 @@ def test_what_torch_func_cannot_do_says_what_can():
 
 
 def test_more_derivatives_than_memory(monkeypatch):
-    monkeypatch.setattr("torchngvi.networks.gradients._MOST", 40)
+    monkeypatch.setattr("torchngvi.networks.laplace._MOST", 40)
     q, x = made(nn.Linear(4, 3), 6), inputs(6, 4)
     with pytest.raises(InputError, match="takes 45 derivatives of an example; say labels=1, which draws"):
         q.laplace([(x, x)])

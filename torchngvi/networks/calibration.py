@@ -50,7 +50,7 @@ def calibrate(
     V is proportional to the temperature; the mean stays.  The negative log likelihood of the predictions is computed
     for temperatures a factor of two apart, with the same draws for all of them, down from the largest until it has
     risen twice or 2⁻¹⁰ is reached, and the best one is kept, the largest of those that are within 0.001 nats of it.
-    Mean-field posteriors at T = 1 are too wide for small data, which is why it is worth a look; the ELBO cannot choose.
+    Mean-field posteriors at T = 1 are too wide for small data, which the ELBO cannot see.
     Where the labels are numbers with Gaussian noise, a factor of its scale in predictions is chosen with each
     temperature, from ¼ to 8: the noise that is learned from the training data makes up for what the draws of the
     training did there.  A choice at an end of what was tried, or a noise that was to be learned and has not moved, is a
@@ -90,7 +90,10 @@ def calibrate(
     factors: dict[float, float] = {}
     before, temperature = q.temperature, float(largest)
     try:
-        while temperature >= _SMALLEST and not _rising(list(tried.values())):
+        while temperature >= _SMALLEST:
+            values = list(tried.values())
+            if len(values) > 3 and min(values[-2:]) > min(values[:-2]):  # it has risen twice
+                break
             q.temper_(temperature)
             tried[temperature], factors[temperature] = _best(q, loader, samples, read)
             temperature /= 2
@@ -104,17 +107,16 @@ def calibrate(
     q.likelihood.factor = factors[best]
     found = Calibrated(best, finite[best], tried, factors[best])
     nearest = min(finite, key=lambda t: abs(math.log(t / before)) if before else t)
-    for sentence in _ends(found, finite[nearest], q):
+    for sentence in filter(None, _ends(found, finite[nearest], q)):
         warnings.warn(sentence, CalibrationWarning, stacklevel=2)
     return found
 
 
-def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str]:
+def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str | None]:
     """What to say of a choice at an end of what was tried, each with what to do."""
-    temperature, factor = found.temperature, found.factor
+    temperature, factor, factors = found.temperature, found.factor, q.likelihood.factors
     smallest, lowest = min(found.tried), min(found.tried.values())
-    matters = trained - found.nll > _NOTICED
-    if matters and temperature == max(found.tried):
+    if trained - found.nll > _NOTICED and temperature == max(found.tried):
         yield (
             f"The temperature chosen, {temperature:g}, is the largest one tried: a wider posterior may predict better. "
             f"Call calibrate with largest={4 * temperature:g}, or train at a higher temperature."
@@ -125,37 +127,32 @@ def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str
             "become better: on these validation data the mean alone predicts as well as q does. Its uncertainty is "
             "that of the labels alone; for more of it, train at a lower temperature, or calibrate on more data."
         )
-    factors = q.likelihood.factors
     if len(factors) > 1 and factor in (factors[0], factors[-1]):
         yield (
             f"The factor of the noise, {factor:g}, is at an end of what was tried, {factors[0]:g} to {factors[-1]:g}: "
             "the scale of the noise is not that of the labels, or the loss is not that of the likelihood. Train with "
             "networks.Gaussian(scale).loss(output, y), with another scale or one that is learned."
         )
-    for doubt in (q.likelihood.doubt(), None if q.ending is None else q.ending()):
-        if doubt is not None:
-            yield doubt
-
-
-def _rising(values: list[float]) -> bool:
-    """Whether the last two are both larger than the smallest one before."""
-    return len(values) > 3 and min(values[-2:]) > min(values[:-2])
+    yield q.likelihood.doubt()
+    yield None if q.ending is None else q.ending()
 
 
 def _best(
     q: NetworkGaussian, loader: Iterable[Any], samples: int, read: Callable[[Any], Tensor] | None
 ) -> tuple[float, float]:
     """The mean negative log likelihood of a loader's labels with the best factor of the noise, and that factor."""
-    before, factors, count = q.likelihood.factor, q.likelihood.factors, 0
+    before, factors = q.likelihood.factor, q.likelihood.factors
     totals: list[Tensor | float] = [0.0] * len(factors)
+    count: Tensor | float = 0
     try:
         for inputs, y in batches(loader):
             found = drawn_outputs(q, inputs, samples, read)
             for k, factor in enumerate(factors):
                 q.likelihood.factor = factor
                 each = mean_density(q.likelihood.log_prob(found, y))
-                totals[k] = totals[k] - each.sum()
-            count += each.numel()
+                weights = q.likelihood.weigh(found, y)
+                totals[k] = totals[k] - (each if weights is None else each * weights).sum()
+            count = count + (each.numel() if weights is None else weights.sum())
     finally:
         q.likelihood.factor = before
     if not count:
@@ -163,6 +160,6 @@ def _best(
             "The loader of validation data is empty; it is gone through once a temperature, so that it must be a "
             "DataLoader or a list, not a generator."
         )
-    means = [float(total) / count for total in totals]
+    means = [float(total) / float(count) for total in totals]
     best = min(range(len(means)), key=lambda k: means[k] if means[k] == means[k] else float("inf"))
     return means[best], factors[best]

@@ -1,9 +1,9 @@
-"""The curvature of all data at weights that are trained, for the Laplace approximation: passes over data, no step."""
+"""Gradients of the losses of labels, and the curvature of all data for the Laplace approximation of trained weights."""
 
 import copy
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,30 +14,25 @@ from torchngvi.distributed import average_over_ranks_, rank, ranks
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite
-from torchngvi.networks.gradients import each_tensor, of_examples, of_labels, size_of
-from torchngvi.networks.likelihoods import OutputLikelihood
 from torchngvi.networks.noise import generator
-from torchngvi.networks.predictions import batches, called, evaluating, read_from
+from torchngvi.networks.predictions import Drawn, batches, called, evaluating, read_from, warn_caller
 
 Read = Callable[[Any], Tensor]
 Totals = list[list[Tensor | None]]  # of each family its part of a curvature
 _SAME = 0.02  # of the largest output: an example alone and among others differ by less, by rounding of half precision
-_HALF_SCALE = 1024.0  # keeps gradients of half precision from vanishing
+_SINGLE = 256  # labels at most whose gradients are computed one by one, through a whole batch
+_NUMBERS = 2**24  # in the gradients of examples that are held at a time: 64 MB in single precision
+_MOST = 2**31  # numbers in those of one example: 8 GB in single precision
+_REFUSED = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)  # by torch.func, where it cannot
 
 
-class AtMean(Protocol):
+class AtMean(Drawn, Protocol):
     """What the curvature needs of a posterior whose network holds the mean."""
 
-    likelihood: OutputLikelihood
     names: list[str]
     num_data: int
-    observed: int
     parameters_of_network: list[nn.Parameter]
     seed: int
-
-    @property
-    def model(self) -> nn.Module:
-        """The network."""
 
     def each(self) -> Iterator[Family]:
         """The families of the posterior."""
@@ -74,8 +69,9 @@ class LaplaceResult(NamedTuple):
 
 def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None) -> int:
     """Give each family of q its part of the curvature at the weights that the network holds."""
-    count = 0
-    families = list(q.each())
+    if labels is not None and not is_size(labels):
+        raise InputError(f"labels is the number of labels drawn for each output, 1 or more, or None; got {labels!r}.")
+    count, families = 0, list(q.each())
     last = max(family.passes for family in families) - 1
     moving = [family for family in families if family.passes > 1]
     before = [(buffer, buffer.clone()) for family in moving for buffer in family.buffers()]
@@ -83,7 +79,7 @@ def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | N
         for family in moving:
             family.restart_(q.observed > 0)
         for number in range(last + 1):
-            totals, count = curvature_of(q, loader, labels, read, number == 0)
+            totals, count = _curvature_of(q, loader, labels, read, number == 0)
             for family, curvature in zip(families, totals, strict=True):
                 if number == last or family.passes > 1:
                     family.settle_(curvature)
@@ -94,21 +90,23 @@ def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | N
     return count
 
 
-def curvature_of(
-    q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None, first: bool = True
+def _curvature_of(
+    q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None, first: bool
 ) -> tuple[Totals, int]:
-    """Return the generalised Gauss-Newton matrix a label, H = Σᵢ E[gᵢgᵢᵀ]/n, at the weights that the network holds."""
-    if labels is not None and not is_size(labels):
-        raise InputError(f"labels is the number of labels drawn for each output, 1 or more, or None; got {labels!r}.")
+    """The generalised Gauss-Newton matrix a label, H = Σᵢ wᵢ E[gᵢgᵢᵀ]/Σᵢ wᵢ, and the number of labels."""
     totals: Totals = []
-    count = 0
+    count, weight = 0, 0.0
     with evaluating(q.model):
         for number, (inputs, _) in enumerate(batches(loader)):
             if not size_of(inputs):
                 continue
-            for own, seen in _of_batch(q, inputs, number, labels, read):
-                count += own
-                totals = _sum(totals, seen)
+            for own, share, seen in _of_batch(q, inputs, number, labels, read):
+                count, weight = count + own, weight + own * share
+                for part, new in zip(totals, seen, strict=False):
+                    for total, h in zip(part, new, strict=True):
+                        if total is not None and h is not None:
+                            total += h
+                totals = totals or seen
     if not count:
         raise InputError(
             "The loader of laplace is empty; give the training data, or a part of them."
@@ -117,34 +115,41 @@ def curvature_of(
             "data; give a list of batches or a DataLoader."
         )
     known = [total for part in totals for total in part if total is not None]
-    counts = known[0].new_full((), count)
-    average_over_ranks_([*known, counts])
+    counts, weights = known[0].new_full((), count), known[0].new_full((), weight)
+    average_over_ranks_([*known, counts, weights])
     for total in known:
-        total /= counts.to(total)
+        total /= weights.to(total)
     if not all_finite(known):
         raise InputError(
             "The curvature of the data at the weights of the network is not finite, and the posterior is as it was; "
             "look at the weights and at the inputs."
         )
-    number_of_labels = round(float(counts) * ranks() / (labels or 1))
+    count = round(float(counts) * ranks() / (labels or 1))
     if first:
-        _tell_of_frozen(q)
-        _tell_of_number(q, number_of_labels)
-    return totals, number_of_labels
+        _warn_of_slips(q, count)
+    return totals, count
 
 
 def _of_batch(
     q: AtMean, inputs: Any, number: int, labels: int | None, read: Read | None
-) -> Iterator[tuple[int, Totals]]:
-    """Numbers of labels with the sums of their curvatures."""
+) -> Iterator[tuple[int, float, Totals]]:
+    """Numbers of labels, their mean weight, and the sums of their curvatures."""
     trained = _trained(q)
     with torch.enable_grad():
         output = called(q.model, inputs, read)
+    weights = q.likelihood.weigh(output)
+    share = 1.0 if weights is None else float(weights.mean())
     exact = q.likelihood.curvature_terms(output) if labels is None else None
     if exact is None:
         draws = generator(output.device, q.seed, number, f"labels of rank {rank()} for laplace")
+        likelihood = copy.copy(q.likelihood)  # one that remembers nothing of it
         for _ in range(labels or 1):
-            yield _drawn(q, output, draws, trained)
+            with torch.enable_grad():
+                losses = likelihood.sampled_losses(output, draws)
+                gradients, count = gradients_of_labels(q, losses, output.dtype)
+            seen = [family.statistics(_of_family(family, gradients), count) for family in q.each()]
+            own = losses.numel()
+            yield own, share, [[None if h is None else h * (own * share) for h in part] for part in seen]
         return
     if number == 0:
         _check_apart(q, inputs, output.detach(), read)
@@ -156,17 +161,18 @@ def _of_batch(
 
     for gradients in of_examples(q.model, trained, inputs, terms):
         count = len(next(iter(gradients.values())))
-        seen = [
-            family.statistics(
-                [_like(gradients.get(name), m) for name, m in _means(family)], count if family.single else 1
-            )
-            for family in q.each()
-        ]
-        summed = [
-            part if family.single or family.passes > 1 else [None if h is None else h.sum(0) for h in part]
-            for family, part in zip(q.each(), seen, strict=True)
-        ]
-        yield count // exact.shape[-1], summed
+        totals: Totals = []
+        for family in q.each():
+            part = family.statistics(_of_family(family, gradients), count if family.single else 1)
+            summed = family.single or family.passes > 1
+            totals.append(part if summed else [None if h is None else h.sum(0) for h in part])
+        yield count // exact.shape[-1], share, totals
+
+
+def _of_family(family: Family, gradients: Mapping[str, Tensor]) -> list[Tensor | None]:
+    """The gradients of a family's parameters in the dtypes of their means."""
+    each = zip(map(gradients.get, family.names), family.mean, strict=True)
+    return [None if g is None else g.to(m.dtype) for g, m in each]
 
 
 @torch.no_grad()
@@ -186,28 +192,20 @@ def _check_apart(q: AtMean, inputs: Any, output: Tensor, read: Read | None) -> N
         )
 
 
-def _tell_of_frozen(q: AtMean) -> None:
-    """Warn of parameters that are drawn and have no curvature, neither from a training nor from here."""
+def _warn_of_slips(q: AtMean, count: int) -> None:
+    """Warn of parameters that are drawn and have no curvature, and of more labels than num_data."""
     frozen = [name for name, p in zip(q.names, q.parameters_of_network, strict=True) if not p.requires_grad]
     if frozen and len(frozen) < len(q.names) and not q.observed:
-        warnings.warn(
+        warn_caller(
             f"{len(frozen)} parameters, {frozen[0]!r} the first, were frozen after the posterior was made: laplace "
             "observes no curvature of them, and predictions draw them with the covariance of the prior. Freeze them "
-            "before torchngvi.network, which then leaves them as they are.",
-            UserWarning,
-            stacklevel=5,
+            "before torchngvi.network, which then leaves them as they are."
         )
-
-
-def _tell_of_number(q: AtMean, count: int) -> None:
-    """Warn of more labels than q was told of, which is as many times too wide."""
     if count > 1.01 * q.num_data:  # samplers for several processes repeat some
-        warnings.warn(
+        warn_caller(
             f"The loader of laplace has {count:,} labels, more than num_data={q.num_data:,}, by which their mean "
             "curvature is multiplied. num_data is the number of labels in the training data: every token counts, and "
-            "every number where there are several a row. If the loader has none of them twice, make q with that.",
-            UserWarning,
-            stacklevel=5,
+            "every number where there are several a row. If the loader has none of them twice, make q with that."
         )
 
 
@@ -222,38 +220,77 @@ def _trained(q: AtMean) -> dict[str, nn.Parameter]:
     return trained
 
 
-@torch.enable_grad()
-def _drawn(q: AtMean, output: Tensor, draws: torch.Generator, trained: dict[str, nn.Parameter]) -> tuple[int, Totals]:
-    """The number of labels that were drawn, and the sum of their curvatures as SampledLabels estimates it."""
-    losses = copy.copy(q.likelihood).sampled_losses(output, draws)  # of one that remembers nothing of it
-    scale = _HALF_SCALE if output.dtype == torch.float16 else 1.0
+def gradients_of_labels(q: AtMean, losses: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], float]:
+    """Return the gradients that families observe, by name, of the mean loss or of single losses over √B, and B.
+
+    Both are scaled, and B is divided by the square of the scale, where the outputs are of half precision.
+    """
+    scale = 1024.0 if dtype == torch.float16 else 1.0  # keeps gradients from vanishing
+    trained = {name: p for name, p in zip(q.names, q.parameters_of_network, strict=True) if p.requires_grad}
     gradients: dict[str, Tensor] = {}
     for single in (False, True):
         own = {name: trained[name] for f in q.each() if f.single == single for name in f.names if name in trained}
-        if own:
-            gradients |= zip(own, of_labels(losses, list(own.values()), single, scale), strict=True)
-    found = []
-    for family in q.each():
-        seen = family.statistics(
-            [_like(gradients.get(name), m) for name, m in _means(family)], losses.numel() / scale**2
+        if not own:
+            continue
+        terms, ones = losses.mean() * scale, None
+        if single:  # of tokens some are enough
+            terms = losses.flatten()[:: -(-losses.numel() // _SINGLE)] * (scale / losses.numel() ** 0.5)
+            ones = torch.eye(len(terms), device="cpu").to(terms)
+        found = torch.autograd.grad(
+            terms, list(own.values()), ones, True, is_grads_batched=single, materialize_grads=True
         )
-        found.append([None if h is None else h * losses.numel() for h in seen])
-    return losses.numel(), found
+        gradients |= zip(own, found, strict=True)
+    return gradients, losses.numel() / scale**2
 
 
-def _means(family: Family) -> Iterator[tuple[str, Tensor]]:
-    return zip(family.names, family.mean, strict=True)
+def of_examples(
+    model: nn.Module, parameters: Mapping[str, Tensor], inputs: Any, terms: Callable[[Any], Tensor]
+) -> Iterator[dict[str, Tensor]]:
+    """Iterate over the gradients of functions of the output, of one example at a time, some examples together."""
+    held = {name: p.detach() for name, p in parameters.items()}
+
+    def of_one(given: dict[str, Tensor], one: Any) -> Tensor:
+        batch = each_tensor(one, lambda tensor: tensor[None])
+        arguments, keywords = ((), batch) if isinstance(batch, dict) else (batch, None)
+        return terms(torch.func.functional_call(model, given, arguments, keywords)).flatten()
+
+    places = each_tensor(inputs, lambda tensor: 0, None)
+    jacobian = torch.func.vmap(torch.func.jacrev(of_one), in_dims=(None, places), randomness="different")
+    with torch.no_grad():
+        count = of_one(held, each_tensor(inputs, operator.itemgetter(0))).numel()
+    numbers = count * sum(p.numel() for p in held.values())
+    if numbers > _MOST:
+        raise InputError(
+            f"The expectation over all labels takes {numbers:,} derivatives of an example; say labels=1, which draws "
+            "labels and passes back once a batch."
+        )
+    size = max(1, _NUMBERS // numbers)
+    for at in range(0, size_of(inputs), size):
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "There is a performance drop")  # of operations that run one by one
+                found = jacobian(held, each_tensor(inputs, operator.itemgetter(slice(at, at + size))))
+        except _REFUSED as error:
+            raise InputError(
+                f"torch.func cannot take the derivatives of this network by single examples: {str(error)[:200]!r}. Say "
+                "labels=1, which draws labels and passes back through whole batches."
+            ) from error
+        yield {name: g.detach().flatten(0, 1) for name, g in found.items()}
 
 
-def _like(gradient: Tensor | None, mean: Tensor) -> Tensor | None:
-    """In the dtype of the mean."""
-    return None if gradient is None else gradient.to(mean.dtype)
+def each_tensor(inputs: Any, change: Callable[[Tensor], Any], *other: Any) -> Any:
+    """Return a batch with every tensor changed."""
+    if isinstance(inputs, dict):
+        return {name: each_tensor(part, change, *other) for name, part in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return type(inputs)(each_tensor(part, change, *other) for part in inputs)
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    return other[0] if other else inputs
 
 
-def _sum(totals: Totals, seen: Totals) -> Totals:
-    """The sums of corresponding parts; the second where there is no first."""
-    for part, own in zip(totals, seen, strict=False):
-        for total, new in zip(part, own, strict=True):
-            if total is not None and new is not None:
-                total += new
-    return totals or seen
+def size_of(inputs: Any) -> int:
+    """Return the number of examples in a batch, the length of its first tensor; 1 where it has none."""
+    sizes: list[int] = []
+    each_tensor(inputs, lambda tensor: sizes.extend(tensor.shape[:1]))
+    return sizes[0] if sizes else 1

@@ -3,22 +3,23 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchngvi.arguments import shown
+from torchngvi.arguments import read_tensor, shown
 from torchngvi.errors import InputError
-from torchngvi.networks.labels import OF_CLASSES, check_binary, check_classes, check_labels
 
 
 class OutputLikelihood(ABC):
     """p(y | output) for labels that are independent given the outputs of the network.
 
-    One wants one's own where the labels are neither classes nor numbers with Gaussian noise: four methods.
+    Write a class with the four abstract methods for labels that are neither classes nor numbers with
+    Gaussian noise.  What its methods take is `output`, a tensor that the network returned, with its graph in training;
+    `y`, the labels, (*labels); and a `generator` for labels that are drawn.
 
     Attributes:
         factor: of the scale of the noise in predictions, which :func:`torchngvi.calibrate` chooses; 1 in training.
@@ -36,10 +37,6 @@ class OutputLikelihood(ABC):
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw a label for each output from the network's own prediction and return -log p of it.
 
-        Args:
-            output: what the network returned, with its graph.
-            generator: for the labels.
-
         Returns:
             One loss a label, of any shape; their number is the number of independent labels.
         """
@@ -47,20 +44,21 @@ class OutputLikelihood(ABC):
     def curvature_terms(self, output: Tensor) -> Tensor | None:
         """Return terms whose gradients g have Σₖ gₖgₖᵀ = E[s sᵀ], s the gradient of -log p of a predicted label.
 
-        Args:
-            output: what the network returned, with its graph.
-
         Returns:
             K terms a label, (*labels, K), with which nothing has to be drawn; None, the default, where labels have to.
         """
         return None
 
-    def as_classes(self, output: Tensor, is_gradient: bool = False) -> Tensor | None:
-        """Return the outputs as logits of classes, the last dimension, or a gradient at them as one at these logits.
+    def weigh(self, output: Tensor, y: Tensor | None = None) -> Tensor | None:
+        """Return the weights of labels in the loss, or, without labels, those that are expected at the outputs.
 
-        Args:
-            output: what the network returned, or the gradient of a loss at it.
-            is_gradient: which of the two.
+        Returns:
+            One weight a label, (*labels), by which the loss is a weighted mean; None, the default, where it is a mean.
+        """
+        return None
+
+    def as_classes(self, output: Tensor, is_gradient: bool = False) -> Tensor | None:
+        """Return the outputs as logits of classes, or a gradient at the outputs as one at these logits.
 
         Returns:
             (*labels, classes), where -log p(y | output) is -log softmax at the class y; None, the default, for others.
@@ -69,22 +67,11 @@ class OutputLikelihood(ABC):
 
     @abstractmethod
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return log p(y | output) of every label, without a sum over labels.
-
-        Args:
-            output: (*draws, *labels, ...).
-            y: (*labels).
-
-        Returns:
-            (*draws, *labels).
-        """
+        """Return log p(y | output) of every label, (*draws, *labels), where the outputs are (*draws, *labels, ...)."""
 
     @abstractmethod
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is predicted from one draw of the weights: the mean of the label and its uncertainty given them.
-
-        Args:
-            output: what the network returned.
 
         Returns:
             The mean, and the uncertainty that more data do not remove, of the same meaning for all draws: an entropy in
@@ -93,36 +80,63 @@ class OutputLikelihood(ABC):
 
     @abstractmethod
     def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the uncertainty of a prediction into two parts.
-
-        Args:
-            means: of S draws of the weights, (S, ...).
-            given: their uncertainties given the weights, (S, ...).
+        """Split the uncertainty of a prediction into two parts, from what `moments` returned for S draws, (S, ...).
 
         Returns:
             The epistemic part, which more data would remove, and the aleatoric part.
         """
 
 
-class Categorical(OutputLikelihood):
+class _Classes(OutputLikelihood):
+    """Labels that are classes, whose uncertainty is an entropy, in nats."""
+
+    def _entropy(self, p: Tensor) -> Tensor:
+        return torch.special.entr(p).sum(-1)
+
+    def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mutual information of label and weights, and the mean entropy; see the base class."""
+        aleatoric = given.mean(0)
+        return (self._entropy(means.mean(0)) - aleatoric).clamp_min(0), aleatoric
+
+
+class Categorical(_Classes):
     """Classes with the probabilities softmax(output): the loss is the mean cross-entropy.
+
+    With weights w of the classes the loss is the weighted mean Σᵢ w(yᵢ) lᵢ/Σᵢ w(yᵢ) of l = -log softmax(output)(y), as
+    ``torch.nn.functional.cross_entropy(output, y, weight=w)`` has it.  Its minimum is softmax(output) = p with
+    pₖ ∝ wₖ πₖ, π the frequencies of the classes in the data, so that a label that p predicts has the frequencies
+    πₖ = (pₖ/wₖ)/Σⱼ pⱼ/wⱼ and the expected weight w̄ = 1/Σⱼ pⱼ/wⱼ.  The curvature is the Gauss-Newton matrix of that
+    loss, Σᵢ w̄ᵢ Jᵢᵀ(diag pᵢ - pᵢpᵢᵀ)Jᵢ/Σᵢ w̄ᵢ.  Predictions are p itself: those of data in which each class were wₖ
+    times as frequent; `calibrate` minimises the weighted mean.
 
     Args:
         class_dim: the dimension of the output that holds the classes; -1, the last, or 1 as in
             :func:`torch.nn.functional.cross_entropy` for images of labels.
+        weights: of the classes in the loss, each larger than 0; None where all labels weigh the same.
 
     Raises:
-        InputError: if it is no integer.
+        InputError: if `class_dim` is no integer, or the weights are no vector of positive numbers; in use, if the
+            outputs have another number of classes.
 
     >>> mean, entropy = Categorical().moments(torch.zeros(1, 2))
     >>> mean.tolist(), round(entropy.item(), 4)
     ([[0.5, 0.5]], 0.6931)
+    >>> Categorical(weights=[1.0, 9.0]).weigh(torch.zeros(1, 2))  # 1/(½ + ½/9)
+    tensor([1.8000])
     """
 
-    def __init__(self, class_dim: int = -1) -> None:
+    def __init__(self, class_dim: int = -1, weights: Tensor | Sequence[float] | None = None) -> None:
         if isinstance(class_dim, bool) or not isinstance(class_dim, Integral):
             raise InputError(f"class_dim is the dimension of the output that holds the classes; got {class_dim!r}.")
         self.class_dim: int = int(class_dim)
+        self.weights: Tensor | None = None
+        if weights is not None:
+            found = read_tensor("weights", weights, "are those of the classes in the loss").detach()
+            if found.ndim != 1 or not (found > 0).all():
+                raise InputError(
+                    f"weights are those of the classes in the loss, one for each, larger than 0; got {shown(weights)}."
+                )
+            self.weights = found
 
     def _rows(self, output: Tensor, draws: int = 0) -> Tensor:
         """The outputs with the classes last; of their dimensions so many first are draws."""
@@ -133,43 +147,70 @@ class Categorical(OutputLikelihood):
                 f"the classes in dimension {self.class_dim}. For one number a label say "
                 'likelihood="bernoulli" or likelihood=torchngvi.networks.Gaussian(scale).'
             )
+        if self.weights is not None and len(self.weights) != output.shape[dim]:
+            raise InputError(
+                f"weights has one weight for each class, and the outputs have {output.shape[dim]} classes; got "
+                f"{len(self.weights)} weights."
+            )
         return output.movedim(dim, -1)
 
     def as_classes(self, output: Tensor, is_gradient: bool = False) -> Tensor:
         """Return the outputs with the classes last; see the base class."""
         return self._rows(output)
 
+    def weigh(self, output: Tensor, y: Tensor | None = None) -> Tensor | None:
+        """Return w(y), or the expected weight 1/Σₖ pₖ/wₖ; see the base class."""
+        if self.weights is None:
+            return None
+        if y is not None:
+            return self.weights.to(y.device)[y.long()]
+        p = _full(self._rows(output.detach())).softmax(-1)
+        return 1 / (p / self.weights.to(p)).sum(-1)
+
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw classes by the largest of logits with Gumbel noise; see the base class."""
+        """Draw classes by the largest of logits with Gumbel noise; weights are √(w̄/mean w̄); see the base class."""
         logits = _full(self._rows(output))
         noise = torch.empty_like(logits, requires_grad=False).exponential_(generator=generator)
         labels = (logits.detach() - noise.log()).argmax(-1)
-        return -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+        losses, weights = -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0], self.weigh(output)
+        return losses if weights is None else losses * (weights / weights.mean()).sqrt()
 
     def curvature_terms(self, output: Tensor) -> Tensor:
-        """Return -√pₖ log pₖ of each class, with √pₖ held; see the base class."""
-        logits = _full(self._rows(output)).log_softmax(-1)
-        return -(0.5 * logits.detach()).exp() * logits
+        """Return -√pₖ log pₖ of each class, times √w̄ if weighted, with √pₖ and √w̄ held; see the base class."""
+        logits, weights = _full(self._rows(output)).log_softmax(-1), self.weigh(output)
+        terms = -(0.5 * logits.detach()).exp() * logits
+        return terms if weights is None else terms * weights.sqrt()[..., None]
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return log softmax at the labels; see the base class."""
+        """Return log softmax at the labels, without weights; see the base class."""
         logits = self._rows(output, max(output.ndim - 1 - getattr(y, "ndim", 0), 0)).log_softmax(-1)
-        check_labels(logits.shape[:-1], y, OF_CLASSES)
-        check_classes(logits.shape[-1], y)
+        classes = logits.shape[-1]
+        _check_labels(
+            logits.shape[:-1],
+            y,
+            "They are taken without the classes, which are last; where they come second, as in images of labels, say "
+            "likelihood=torchngvi.networks.Categorical(class_dim=1), and for labels that are numbers Gaussian(scale).",
+        )
+        if y.is_floating_point() or y.is_complex():
+            raise InputError(
+                f"labels are classes, integers from 0 to {classes - 1}; got {y.dtype}. Say y.long(), or "
+                "Gaussian(scale)."
+            )
+        wrong = (y < 0) | (y >= classes)
+        if wrong.any():
+            raise InputError(
+                f"labels are classes from 0 to {classes - 1}; got {y[wrong][0].item()}. Leave out those that the loss "
+                "leaves out: the labels y[mask], with read=lambda logits: logits[mask] for their outputs."
+            )
         return logits.gather(-1, y.long().expand(logits.shape[:-1])[..., None])[..., 0]
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probabilities, with the classes last, and their entropy; see the base class."""
-        logits = self._rows(output).log_softmax(-1)
-        return logits.exp(), _entropy(logits.exp())
-
-    def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mutual information of label and weights, and the mean entropy; see the base class."""
-        aleatoric = given.mean(0)
-        return (_entropy(means.mean(0)) - aleatoric).clamp_min(0), aleatoric
+        p = self._rows(output).log_softmax(-1).exp()
+        return p, self._entropy(p)
 
 
-class Bernoulli(OutputLikelihood):
+class Bernoulli(_Classes):
     """Labels 0 and 1 with P(1) = sigmoid(output): the loss is the mean binary cross-entropy with logits.
 
     >>> Bernoulli().moments(torch.zeros(1))[0].item()
@@ -195,22 +236,73 @@ class Bernoulli(OutputLikelihood):
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return -softplus(-(2y - 1) output); see the base class."""
-        check_labels(output.shape, y)
-        check_binary(y)
+        _check_labels(output.shape, y)
+        wrong = (y < 0) | (y > 1)
+        if wrong.any():
+            raise InputError(
+                f"labels of a Bernoulli likelihood are 0 and 1; got {y[wrong][0].item()}. Say (y > 0).float() for "
+                "labels -1 and 1, and Categorical() for more than two classes."
+            )
         return F.logsigmoid((2 * y.to(output) - 1) * output)
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return P(1) and its entropy; see the base class."""
         p = output.sigmoid()
-        return p, _entropy(torch.stack([p, 1 - p], -1))
+        return p, self._entropy(p)
+
+    def _entropy(self, p: Tensor) -> Tensor:
+        return super()._entropy(torch.stack([p, 1 - p], -1))
+
+
+class _Normal(OutputLikelihood):
+    """Numbers with Gaussian noise, whose uncertainty is a variance."""
+
+    factors = tuple(2.0 ** (k / 4) for k in range(-8, 13))
+
+    @abstractmethod
+    def _parts(self, output: Tensor, factor: float = 1.0, held: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Means, standard deviations and their logarithms; a scale that is learned is a constant where it is held."""
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of a training step, the mean of -log p(y | output) without its constant ½ log 2π.
+
+        Args:
+            output: of the network, with its graph.
+            y: the labels, of the shape of the means.
+
+        Returns:
+            A number, whose gradient is that of the weights, and of the scale where it is learned.
+
+        Raises:
+            InputError: if the labels have another shape than the means, or the outputs are no tensor.
+        """
+        mean, scale, log_scale = self._parts(output, held=False)
+        _check_labels(torch.Size([1, *mean.shape]), y)
+        return (0.5 * ((y - mean) / scale).square() + log_scale).mean()
+
+    def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the label mean + scale ε; see the base class."""
+        mean, scale, _ = self._parts(output)
+        noise = torch.empty_like(mean, requires_grad=False).normal_(generator=generator)
+        return 0.5 * ((mean.detach() + scale.detach() * noise - mean) / scale).square()
+
+    def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the normal log density; see the base class."""
+        mean, scale, log_scale = self._parts(output, self.factor)
+        _check_labels(mean.shape, y)
+        return -0.5 * ((y - mean) / scale).square() - log_scale - 0.5 * math.log(2 * math.pi)
+
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and the variance of the noise; see the base class."""
+        mean, scale, _ = self._parts(output, self.factor)
+        return mean, scale.square().expand_as(mean)
 
     def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mutual information of label and weights, and the mean entropy; see the base class."""
-        p, aleatoric = means.mean(0), given.mean(0)
-        return (_entropy(torch.stack([p, 1 - p], -1)) - aleatoric).clamp_min(0), aleatoric
+        """Return the variance of the means, and the mean variance; see the base class."""
+        return means.var(0, correction=0), given.mean(0)
 
 
-class Gaussian(OutputLikelihood):
+class Gaussian(_Normal):
     """Numbers with Gaussian noise about the output: the loss is the mean of ½(y - output)²/scale² + log scale.
 
     `loss` is that loss.  `mse_loss` is another one, of the scale √½: under it the prior counts
@@ -218,7 +310,7 @@ class Gaussian(OutputLikelihood):
 
     Args:
         scale: the standard deviation of the noise, in the units of the labels: a positive number, or a function
-            without arguments that returns one, for a noise that is learned beside the weights
+            without arguments that returns one, for a noise that is learned with the weights
             (``lambda: log_scale.exp()``).  Learned from the training data it is what draws of the weights leave there,
             too small where they fit the noise and too large where they are wide: `calibrate` multiplies it by a factor
             for predictions.
@@ -232,34 +324,12 @@ class Gaussian(OutputLikelihood):
     1.3068528175354004
     """
 
-    factors = tuple(2.0 ** (k / 4) for k in range(-8, 13))
-
     def __init__(self, scale: float | Callable[[], Tensor]) -> None:
         one = isinstance(scale, Real) or (isinstance(scale, Tensor) and scale.numel() == 1)
         if not callable(scale) and (not one or isinstance(scale, bool) or not scale > 0) or isinstance(scale, type):
             raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {shown(scale)}.")
         self.scale = scale
         self._first: Tensor | None = None  # a scale that is learned, where the training began
-
-    def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of a training step, the mean of -log p(y | output) without its constant ½ log 2π.
-
-        Args:
-            output: of the network, with its graph.
-            y: the labels, of the same shape.
-
-        Returns:
-            A number, whose gradient is that of the weights, and of the scale where it is learned.
-
-        Raises:
-            InputError: if the labels have another shape than the outputs, or those are no tensor.
-        """
-        if not isinstance(output, Tensor):
-            raise InputError(f"loss takes the outputs of the network as one tensor; got a {type(output).__name__}.")
-        check_labels(torch.Size([1, *output.shape]), y)
-        output = _full(output)
-        scale = self._given().to(output)
-        return (0.5 * ((y - output) / scale).square() + scale.log()).mean()
 
     def doubt(self) -> str | None:
         """Say so where a scale that is to be learned has not moved in the training; see the base class."""
@@ -275,8 +345,9 @@ class Gaussian(OutputLikelihood):
         )
 
     def _given(self) -> Tensor:
-        """The scale as it is now; a tensor is not looked at, as that would wait for a device."""
-        now = self.scale() if callable(self.scale) else self.scale
+        """The scale that the function returns now; a tensor is not looked at, as that would wait for a device."""
+        assert callable(self.scale)
+        now = self.scale()
         if isinstance(now, Tensor):
             return now
         try:
@@ -287,42 +358,28 @@ class Gaussian(OutputLikelihood):
             raise InputError(f"The function scale returns a standard deviation, larger than 0; got {now!r}.")
         return found
 
-    def _scale(self, like: Tensor) -> Tensor:
-        if callable(self.scale):
-            return self._given().to(like).detach()
-        return like.new_full((), self.scale)
+    def _parts(self, output: Tensor, factor: float = 1.0, held: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        if not isinstance(output, Tensor):
+            raise InputError(f"loss takes the outputs of the network as one tensor; got a {type(output).__name__}.")
+        mean = _full(output)
+        scale = self._given().to(mean) if callable(self.scale) else mean.new_full((), self.scale)
+        scale = factor * (scale.detach() if held else scale)
+        return mean, scale, scale.log()
 
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw the label output + scale ε; see the base class."""
-        output = _full(output)
         if self._first is None and callable(self.scale):
             given = self._given()
             self._first = given.detach().clone() if given.requires_grad else None
-        scale = self._scale(output)
-        noise = torch.empty_like(output, requires_grad=False).normal_(generator=generator)
-        return 0.5 * ((output.detach() + scale * noise - output) / scale).square()
+        return super().sampled_losses(output, generator)
 
     def curvature_terms(self, output: Tensor) -> Tensor:
         """Return output/scale; see the base class."""
-        output = _full(output)
-        return (output / self._scale(output))[..., None]
-
-    def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the normal log density; see the base class."""
-        check_labels(output.shape, y)
-        scale = self.factor * self._scale(output)
-        return -0.5 * ((y - output) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
-
-    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output and the variance of the noise; see the base class."""
-        return output, (self.factor * self._scale(output)).square().expand_as(output)
-
-    def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the variance of the means, and the mean variance; see the base class."""
-        return means.var(0, correction=0), given.mean(0)
+        mean, scale, _ = self._parts(output)
+        return (mean / scale)[..., None]
 
 
-class HeteroscedasticGaussian(OutputLikelihood):
+class HeteroscedasticGaussian(_Normal):
     """Numbers with Gaussian noise whose standard deviation is an output, too: means, and logarithms of deviations.
 
     The loss is the mean of ½(y - μ)²/s² + log s, with (μ, log s) the two halves of the last dimension of the output
@@ -336,10 +393,7 @@ class HeteroscedasticGaussian(OutputLikelihood):
     -0.3465735912322998
     """
 
-    factors = Gaussian.factors
-
-    def _parts(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and logarithms of standard deviations."""
+    def _parts(self, output: Tensor, factor: float = 1.0, held: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         if not isinstance(output, Tensor) or output.ndim < 2 or output.shape[-1] % 2:
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise InputError(
@@ -347,52 +401,17 @@ class HeteroscedasticGaussian(OutputLikelihood):
                 f"(rows, 2) for one number a row; got {got}."
             )
         mean, log_scale = _full(output).chunk(2, -1)
-        return mean, log_scale
-
-    def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of a training step, the mean of -log p(y | output) without its constant ½ log 2π.
-
-        Args:
-            output: of the network, with its graph, (..., 2 columns).
-            y: the labels, (..., columns).
-
-        Returns:
-            A number.
-
-        Raises:
-            InputError: for outputs without a second half, or labels of another shape than one half.
-        """
-        mean, log_scale = self._parts(output)
-        check_labels(torch.Size([1, *mean.shape]), y)
-        return (0.5 * ((y - mean) / log_scale.exp()).square() + log_scale).mean()
+        log_scale = log_scale + math.log(factor)
+        return mean, log_scale.exp(), log_scale
 
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw the label μ + s ε; see the base class."""
-        mean, log_scale = self._parts(output)
-        noise = torch.empty_like(mean, requires_grad=False).normal_(generator=generator)
-        y = mean.detach() + log_scale.detach().exp() * noise
-        return 0.5 * ((y - mean) / log_scale.exp()).square() + log_scale
+        return super().sampled_losses(output, generator) + self._parts(output)[2]
 
     def curvature_terms(self, output: Tensor) -> Tensor:
         """Return μ/s, with s held, and √2 log s: the Fisher information is diag(1/s², 2); see the base class."""
-        mean, log_scale = self._parts(output)
-        return torch.stack([mean / log_scale.detach().exp(), math.sqrt(2) * log_scale], -1)
-
-    def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the normal log density; see the base class."""
-        mean, log_scale = self._parts(output)
-        check_labels(mean.shape, y)
-        log_scale = log_scale + math.log(self.factor)
-        return -0.5 * ((y - mean) / log_scale.exp()).square() - log_scale - 0.5 * math.log(2 * math.pi)
-
-    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means and the variances of the noise; see the base class."""
-        mean, log_scale = self._parts(output)
-        return mean, (self.factor * log_scale.exp()).square()
-
-    def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the variance of the means, and the mean variance; see the base class."""
-        return means.var(0, correction=0), given.mean(0)
+        mean, scale, log_scale = self._parts(output)
+        return torch.stack([mean / scale.detach(), math.sqrt(2) * log_scale], -1)
 
 
 def _full(output: Tensor) -> Tensor:
@@ -400,9 +419,17 @@ def _full(output: Tensor) -> Tensor:
     return output.to(torch.promote_types(output.dtype, torch.float32))
 
 
-def _entropy(p: Tensor) -> Tensor:
-    """-Σ p log p over the last dimension, in nats."""
-    return torch.special.entr(p).sum(-1)
+def _check_labels(
+    shape: torch.Size, y: Tensor, hint: str = "Use y[:, None] for one number a row, or squeeze the outputs."
+) -> None:
+    """Refuse labels that would be broadcast against outputs of another shape, into pairs of no meaning."""
+    if not isinstance(y, Tensor):
+        raise InputError(f"labels are a tensor, with one label for each output; got a {type(y).__name__}.")
+    if y.ndim == 0 or y.ndim > len(shape) or y.shape != shape[len(shape) - y.ndim :] or len(shape) - y.ndim > 1:
+        raise InputError(
+            f"labels must have the shape of the outputs of the network, one for each; got labels {tuple(y.shape)} for "
+            f"outputs {tuple(shape)}, draws first. {hint}"
+        )
 
 
 NAMED = {"categorical": Categorical, "bernoulli": Bernoulli}

@@ -68,12 +68,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def check_drawn(q: object) -> None:
-    """Check that predictions are asked of a posterior over a network."""
-    if isinstance(q, type) or not all(hasattr(q, name) for name in ("likelihood", "observed", "drawn", "model")):
-        raise InputError(f"predictions are of the posterior from torchngvi.network, which comes first; got {shown(q)}.")
-
-
 def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
     """Warn at the line of the script that led here, through whatever frames of torch and of this package."""
     level, frame = 1, sys._getframe()
@@ -82,28 +76,20 @@ def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
     warnings.warn(sentence, kind, stacklevel=level)
 
 
-def called_by(module: str) -> bool:
-    """Return whether a module is among the callers."""
-    frame = sys._getframe().f_back
-    while frame is not None and frame.f_globals.get("__name__") != module:
-        frame = frame.f_back
-    return frame is not None
-
-
 def warn_of_no_data(q: Drawn) -> None:
-    """Warn of a posterior that has observed no curvature, where the caller of the library asks for predictions."""
-    check_drawn(q)
-    if q.observed:
-        return
-    warn_caller(
-        "The posterior has seen no data: its standard deviations are those that it starts from, and its uncertainty "
-        "says nothing. Train it with an optimizer and torchngvi.attach, load its own state with that of the network, "
-        "or, if the network is trained already, call q.laplace(loader)."
-    )
+    """Warn of a posterior that has observed no curvature where predictions are asked of it; refuse anything else."""
+    if isinstance(q, type) or not all(hasattr(q, name) for name in ("likelihood", "observed", "drawn", "model")):
+        raise InputError(f"predictions are of the posterior from torchngvi.network, which comes first; got {shown(q)}.")
+    if not q.observed:
+        warn_caller(
+            "The posterior has seen no data: its standard deviations are those that it starts from, and its "
+            "uncertainty says nothing. Train it with an optimizer and torchngvi.attach, load its own state with that "
+            "of the network, or, if the network is trained already, call q.laplace(loader)."
+        )
 
 
 def called(model: nn.Module, inputs: Any, read: Callable[[Any], Tensor] | None) -> Tensor:
-    """Call a network on a batch."""
+    """Call a network on a batch and return its outputs."""
     positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
     positional = positional if isinstance(positional, tuple) else (positional,)
     try:
@@ -120,50 +106,39 @@ def called(model: nn.Module, inputs: Any, read: Callable[[Any], Tensor] | None) 
     return read_from(output, read)
 
 
-def read_from(output: Any, read: Callable[[Any], Tensor] | None) -> Tensor:
-    """Read the tensor of outputs from what a network returned.
-
-    >>> read_from((1, torch.zeros(1)), lambda returned: returned[1])
-    tensor([0.])
-    """
-    if read is None:
-        return tensor_in(output, "read=lambda returned: returned[0]")
-    return tensor_by(read, output, "read")
-
-
-def tensor_by(read: Callable[[Any], Tensor], output: Any, name: str) -> Tensor:
-    """Return the tensor of outputs that a function of the user finds in what a network returned.
-
-    >>> tensor_by(lambda returned: returned[0], (torch.zeros(1), 1), "read")
-    tensor([0.])
-    """
-    found = check_function(read, name)(output)
-    if not isinstance(found, Tensor):
-        raise InputError(f"{name} returns the tensor of outputs; got a {type(found).__name__} from it.")
-    return found
-
-
 def check_function(read: Callable[[Any], Tensor], name: str) -> Callable[[Any], Tensor]:
     """Return what finds the outputs, if it is a function."""
     what = "is a function of what the network returns, as lambda returned: returned[0]"
     return read_callable(name, read, what, arguments="returned")
 
 
-def tensor_in(output: Any, hint: str) -> Tensor:
-    """Return the tensor of outputs in what a network returned: that itself, or its entry ``logits``.
+def logits_in(returned: Any) -> Any:
+    """Return the outputs in what a network returned: that itself if it is a tensor, or its entry ``logits``."""
+    if isinstance(returned, Tensor):
+        return returned
+    return returned.get("logits") if isinstance(returned, dict) else getattr(returned, "logits", None)
 
-    >>> tensor_in({"logits": torch.zeros(1)}, "")
-    tensor([0.])
+
+def read_from(
+    returned: Any,
+    read: Callable[[Any], Tensor] | None,
+    name: str = "read",
+    hint: str = "read=lambda returned: returned[0]",
+) -> Tensor:
+    """Read the tensor of outputs from what a network returned, by a function of the user where there is one.
+
+    >>> read_from((1, torch.zeros(1)), lambda returned: returned[1]), read_from({"logits": torch.zeros(1)}, None)
+    (tensor([0.]), tensor([0.]))
     """
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    raise InputError(
-        f"The outputs of the network are needed as one tensor; got a {type(output).__name__}. Say where they are: "
-        f"{hint}."
-    )
+    found = logits_in(returned) if read is None else check_function(read, name)(returned)
+    if isinstance(found, Tensor):
+        return found
+    if read is None:
+        raise InputError(
+            f"The outputs of the network are needed as one tensor; got a {type(returned).__name__}. Say where they "
+            f"are: {hint}."
+        )
+    raise InputError(f"{name} returns the tensor of outputs; got a {type(found).__name__} from it.")
 
 
 def outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None = None) -> Tensor:
@@ -187,7 +162,6 @@ def outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] |
 
 def drawn_outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None) -> Tensor:
     """Return what :func:`outputs` does, for a caller that has looked whether q has seen data."""
-    check_drawn(q)
     samples = read_size("samples", samples, "is the number of draws of the weights")
     found = []
     with evaluating(q.model), torch.no_grad():
@@ -222,16 +196,12 @@ def log_prob(q: Drawn, inputs: Any, y: Tensor, samples: int, read: Callable[[Any
     Returns:
         One number a label; minus their mean is the negative log likelihood that papers print.
     """
-    check_drawn(q)
-    return mean_density(q.likelihood.log_prob(outputs(q, inputs, samples, read), y))
+    found = outputs(q, inputs, samples, read)
+    return mean_density(q.likelihood.log_prob(found, y))
 
 
 def mean_density(each: Tensor) -> Tensor:
-    """Return the log of the mean of densities over draws.
-
-    >>> mean_density(torch.tensor([[0.0], [0.0]])).tolist()
-    [0.0]
-    """
+    """Return the log of the mean of densities over draws."""
     return each.logsumexp(0) - math.log(len(each))
 
 

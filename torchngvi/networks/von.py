@@ -1,4 +1,4 @@
-"""Named optimizers for those who want an optimizer and no hooks: variational online Newton, IVON and VOGN."""
+"""Named optimizers, which need no hooks in sight: variational online Newton, IVON and VOGN."""
 
 import math
 from collections.abc import Callable
@@ -16,37 +16,28 @@ from torchngvi.networks.layout import matched, trainable, unwrapped
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.weights import NUM_DATA
 
-_BETAS = "are two numbers, of the momentum and of the curvature, in [0, 1)"
-
 
 class NaturalMomentum(Optimizer):
-    """The natural gradient of the mean of a network's posterior, with momentum: what the named optimizers are made of.
+    """What the named optimizers are made of: the natural gradient of the mean with momentum, and all state in one.
 
-        ḡ ← β ḡ + (1 - β) g,   m ← m - lr (ḡ/(1 - βᵗ) + δm)/(h + δ)
-
-    Its state holds the posterior, so that `state_dict()` is all that a checkpoint needs beside the network's.
-
-    Args:
-        q: the posterior.
-        lr: the length of the step; a scheduler may change it.
-        beta: β of the momentum, at least 0 and less than 1.
-        clip: the largest change of a weight, over lr.
-        factor: of the learning rate; IVON's is h₀ + δ.
-
-    Raises:
-        InputError: for a learning rate or a beta that cannot be used.
+    ḡ ← β ḡ + (1 - β) g,   m ← m - lr clip((ḡ/(1 - βᵗ) + δm)/(h + δ))
     """
 
-    attachment: Attachment
-
     def __init__(
-        self, q: NetworkGaussian, lr: float, beta: float = 0.9, clip: float = math.inf, factor: float = 1.0
+        self,
+        q: NetworkGaussian,
+        lr: float,
+        beta: float,
+        curvature: Curvature,
+        radius: float = math.inf,
+        steps: int | None = None,
     ) -> None:
         if not is_number(lr, at_least=0):
             raise InputError(f"lr is 0 or larger, and finite; got {shown(lr)}.")
         beta = read_number("beta", beta, at_least=0, below=1)
-        self.q, self.clip, self.factor = q, clip, factor
+        self.q, self.clip, self.factor = q, math.inf, 1.0
         super().__init__(q.parameters_of_network, {"lr": lr, "momentum": beta})  # as schedulers that cycle it call it
+        self.attachment = Attachment([self], q, radius, curvature, prior_in_gradient=False, steps=steps)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state up; torch calls it when one is loaded, which may be of the release that said beta."""
@@ -57,10 +48,10 @@ class NaturalMomentum(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the parameters, which hold the mean, by one step.
+        """Move the mean by one step, after a closure, if there is one, has evaluated the loss at the draw.
 
         Args:
-            closure: evaluates the loss and its gradient, at the draw, if they have not been evaluated before.
+            closure: evaluates the loss and its gradient, and is called at the draw.
 
         Returns:
             What the closure returned, or None.
@@ -77,11 +68,8 @@ class NaturalMomentum(Optimizer):
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         for family in self.q.each():
             parameters = family.parameters_of_network
-            forces = [
-                self._force(p, mean, delta, group_of[p]["momentum"])
-                for p, mean, delta in zip(parameters, family.mean, family.prior, strict=True)
-            ]
-            steps = family.natural(forces)
+            each = zip(parameters, family.mean, family.prior, strict=True)
+            steps = family.natural([self._force(p, m, delta, group_of[p]["momentum"]) for p, m, delta in each])
             if math.isfinite(self.clip):
                 torch._foreach_clamp_min_(steps, -self.clip)
                 torch._foreach_clamp_max_(steps, self.clip)
@@ -101,19 +89,11 @@ class NaturalMomentum(Optimizer):
         return torch.add(state["momentum"] / (1 - beta ** state["step"]), mean, alpha=delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer with that of the posterior."""
-        return {
-            **super().state_dict(),
-            "posterior": self.q.state_dict(),
-            "attachment": self.attachment.state_dict(),
-        }
+        """Return the state of the optimizer with that of the posterior, all but the network's."""
+        return {**super().state_dict(), "posterior": self.q.state_dict(), "attachment": self.attachment.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a state up again, and the posterior with it.
-
-        Args:
-            state_dict: what `state_dict` returned.
-        """
+        """Take a state up again, and the posterior with it."""
         own = dict(state_dict)
         self.q.load_state_dict(own.pop("posterior"))
         self.attachment.load_state_dict(own.pop("attachment"))
@@ -123,8 +103,8 @@ class NaturalMomentum(Optimizer):
 class VON(NaturalMomentum):
     """Variational online Newton for a network in one line: natural steps of mean and precision, two rates.
 
-    One wants it for an optimizer that needs no hooks in sight.  The mean moves along the natural gradient with
-    momentum, no further than a radius (see :func:`attach`); AdamW with `attach` moves it as well and costs less.
+    The mean moves along the natural gradient with momentum, no further than a radius (see :func:`attach`); AdamW with
+    `attach` moves it as well and costs less.
 
     Args:
         model: the network, or its posterior from :func:`torchngvi.network` where its defaults are not wanted.
@@ -161,19 +141,18 @@ class VON(NaturalMomentum):
         curvature: Curvature | None = None,
         bayesian: str | None = None,
     ) -> None:
-        length = radius_of(steps, radius)
-        super().__init__(_posterior(model, num_data, bayesian), lr, beta)
+        length, q = radius_of(steps, radius), _posterior(model, num_data, bayesian)
         curvature = SampledLabels() if curvature is None else curvature
         read_instance("curvature", curvature, Curvature, "is a way to observe it, such as SampledLabels(), or None")
-        self.q.plan_(steps, curvature.every)
-        self.attachment = Attachment([self], self.q, length, curvature, prior_in_gradient=False, steps=steps)
+        q.plan_(steps, curvature.every)
+        super().__init__(q, lr, beta, curvature, length, steps)
 
 
 class IVON(NaturalMomentum):
     """The improved variational online Newton optimizer by its published steps (Shen et al. 2024), for comparison.
 
     The curvature is the reparametrised one, ĥ = g ε/σ, and the steps equal those of the package ivon-opt 0.1.3 with one
-    draw a step, but for the noise itself.  One wants it to compare with; `VON` and `attach` leave less to choose.
+    draw a step, but for the noise itself.  `VON` and `attach` leave less to choose.
 
     Args:
         model: the network.
@@ -204,8 +183,8 @@ class IVON(NaturalMomentum):
     ) -> None:
         q = _published(model, num_data, hess_init, betas, weight_decay)
         clip_radius = read_number("clip_radius", clip_radius, "bounds the change of a weight", above=0, infinite=True)
-        super().__init__(q, lr, betas[0], clip_radius, hess_init + weight_decay)
-        self.attachment = Attachment([self], q, math.inf, Reparametrized(1 - betas[1]), prior_in_gradient=False)
+        super().__init__(q, lr, betas[0], Reparametrized(1 - betas[1]))
+        self.clip, self.factor = clip_radius, hess_init + weight_decay
 
 
 class VOGN(NaturalMomentum):
@@ -213,16 +192,14 @@ class VOGN(NaturalMomentum):
 
         h ← (1 - β₂)h + β₂ Σᵢ gᵢ²/B,   m ← m - lr (g + δm)/(h + δ),   σ² = 1/(N(h + δ))
 
-    The curvature is that of single examples, which `backward` takes in the place of ``loss.backward()``.  One wants it
-    to compare with; sampled labels (`VON`) cost less, and are the Fisher information where this is the empirical one.
+    The curvature is that of single examples, which `backward` takes in the place of ``loss.backward()``.  Sampled
+    labels (`VON`) cost less, and are the Fisher information where this is the empirical one.
 
     Args:
-        model: the network.
-        num_data: the number N of examples in the training data.
+        model, num_data, weight_decay: as in `IVON`.
         lr: the learning rate.
         hess_init: the curvature h to begin with.
         betas: of the momentum, 0 for the steps above, and 1 - β₂ of the curvature.
-        weight_decay: δ; the precision of the prior is N δ.
 
     Raises:
         InputError: as :func:`torchngvi.network` does.
@@ -246,9 +223,8 @@ class VOGN(NaturalMomentum):
         weight_decay: float = 1e-4,
     ) -> None:
         q = _published(model, num_data, hess_init, betas, weight_decay)
-        super().__init__(q, lr, betas[0])
         self.examples = ExampleGradients(1 - betas[1])
-        self.attachment = Attachment([self], q, math.inf, self.examples, prior_in_gradient=False)
+        super().__init__(q, lr, betas[0], self.examples)
 
     def backward(self, losses: Tensor) -> None:
         """Compute the gradients of single examples, in the place of ``loss.backward()``.
@@ -264,9 +240,10 @@ def _published(
 ) -> NetworkGaussian:
     """The posterior of a published method, at T = 1, with a curvature to begin with."""
     hess_init = read_number("hess_init", hess_init, "is the curvature to begin with", at_least=0)
-    pair = read_list("betas", betas, _BETAS)
+    what = "are two numbers, of the momentum and of the curvature, in [0, 1)"
+    pair = read_list("betas", betas, what)
     if len(pair) != 2 or not all(is_number(beta, at_least=0, below=1) for beta in pair):
-        raise InputError(f"betas {_BETAS}; got {shown(betas)}.")
+        raise InputError(f"betas {what}; got {shown(betas)}.")
     weight_decay = read_number("weight_decay", weight_decay, "is δ, the precision of the prior a datum,", above=0)
     num_data = read_count("num_data", num_data, NUM_DATA)
     q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data, temperature=1.0)

@@ -1,5 +1,11 @@
-"""What a training script shows of itself: slips that are named once, or refused, instead of a wrong posterior."""
+"""What a training script shows of itself: slips that are named once, or refused, instead of a wrong posterior.
 
+The loss that a posterior is made for is the mean of -log p(y | output), whose gradient at the logits of a label is
+c (p - e_y), p the probabilities, e_y the unit vector of the label and c = 1/B.  Whatever else the script computes, such
+as a sum over labels, weights of classes or smoothed labels, leaves its mark there.
+"""
+
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,11 +16,10 @@ from torch.optim import Optimizer
 from torchngvi.distributed import ranks
 from torchngvi.errors import InputError
 from torchngvi.networks.layout import named_by
-from torchngvi.networks.likelihoods import Gaussian
-from torchngvi.networks.losses import find_scale_column, take_rows, tell_of_columns, tell_of_weights, weigh_labels
+from torchngvi.networks.likelihoods import Categorical, Gaussian
 from torchngvi.networks.optimizers import check_options, largest_lr, planned_share
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import called_by, warn_caller
+from torchngvi.networks.predictions import logits_in, warn_caller
 from torchngvi.numerics.arrays import Fetched
 
 _WITHOUT_RADIUS = 1.0  # the learning rate of weights that a radius limits, which no other parameter trains with
@@ -23,163 +28,175 @@ _ENOUGH = 0.15  # the factor of the moves after ¾ of a cosine: stopping before 
 _LARGE = 0.1  # rates of AdamW from here on end within .09 nats of one another on four tasks; .01 is too short on two
 _UNSEEN = 10  # changes of the weights without a step of the optimizer; one that looks ahead makes one or two
 _COMPARED, _SAME = 3, 1e-4  # steps whose gradients have the same norm but for rounding only where they are clipped
-_COUNTS = 0.1  # of the norm of clipped gradients, from which on the prior's part beside them matters
+_COUNTS = 0.1  # of the norm of clipped gradients, from which on the prior's part, added to them, matters
 _DIFFERENT = 0.01  # of num_data, by which the labels of a pass may differ; samplers for several processes repeat some
+_ROWS = 256  # labels that are looked at, evenly over the batch
+_CLOSE = 1e-3  # relative distance of two numbers that are equal but for rounding in single precision
+_LEFT_OUT = 0.1  # share of labels without a gradient; fewer, such as the last token of a text, hardly matter
+_EXPLAINED = 0.99  # of the variance of a column by the square of another one's gradient, which no label explains
+
+# what a script shows of itself, and what to do
+_SENTENCES = {
+    "pass": "A shorter batch ends each pass over the data, and a pass has {seen:,.0f} labels, where "
+    "num_data={num_data:,}. num_data is the number of labels in the training data, neither that of batches nor that "
+    "of data that are held out; it is right only where a pass has copies of rows, or not all.",
+    "rate": "The learning rate of the optimizer is 0, so that the mean of q stays where it is.",
+    "epochs": "The training goes on after steps={steps:,}, with {seen:,.0f} labels of num_data={num_data:,} so far. "
+    "steps counts steps of the optimizer, and not epochs: steps=epochs * len(loader). From now on the mean hardly "
+    "moves.",
+    "steps": "The training has taken {taken:,} steps, and attach was given steps={steps:,}, over which the radius and "
+    "the moves fall to zero; since then they are what they were at the last of them, and the mean hardly moves. Say "
+    "steps=epochs * len(loader) of the whole training; a posterior that was trained before begins a new schedule if "
+    "it is loaded before attach.",
+    "short": "The radius has shortened no step of the training: the learning rate, {lr:g}, was the length of all of "
+    "them, and the mean may not have come far. Take lr=1, with which the radius is the length.",
+    "no steps": "The learning rate has not fallen, and attach was given a radius and no steps: the last moves were "
+    "{share:.2g} of the longest, so that the mean is as far from the optimum as a move. Say steps=, over which they "
+    "fall by themselves, or take a scheduler.",
+    "few steps": "The training took {taken:,} of the steps={steps:,} that attach was given, so that the radius and "
+    "the moves had only fallen to {share:.2g}: the mean is as far from the optimum as a move. Say the number of steps "
+    "that the optimizer takes: with accumulated gradients those of the optimizer alone.",
+    "gradients": "The optimizer steps, and no parameter of q has a gradient: call loss.backward() before it, and "
+    "zero_grad() after it or before the loss.",
+    "mode": "The network is in evaluation mode at a step of its optimizer, so that its weights hold the mean, and "
+    "neither draws nor the curvature are what q is trained with. Call model.train() after each evaluation; layers "
+    "that are to stay as they are, such as normalisations, may be put into evaluation mode alone.",
+    "clipped": "Gradients have the same norm, {norm:.3g}, in all of {compared} steps, as clipped ones do; the prior's "
+    "part, added afterwards, is {times:.2g} times as large: the prior counts too much. Leave the clipping out, as the "
+    "radius limits the step, or clip less.",
+    "left": "The gradients of the step before were still there when the next loss passed back, which adds to them: "
+    "call optimizer.zero_grad() once in each step.",
+    "changes": "The weights were changed between two steps by something else than the attached optimizer, and that is "
+    "lost, as they hold a draw. attach takes several optimizers in a list; change weights by hand within `with "
+    "q.at_mean():`.",
+    "column": "The network has two outputs a row, and the loss takes one for the standard deviation of the other, "
+    "while networks.Gaussian(scale) takes both for means. Say likelihood=networks.HeteroscedasticGaussian(), whose "
+    "loss(output, y) takes the mean and the logarithm of the standard deviation.",
+    "softmax": "The outputs of the network are probabilities, which sum to 1, and the likelihood takes them for "
+    "logits: leave the softmax at its end away, for cross_entropy has one of its own.",
+    "total": "The loss of the first step weighs its labels {total:.4g} in all, where the mean of -log p weighs them "
+    "1: {cause}. The posterior would be that of {total:.4g} times as many data, and the observed curvature is not.",
+    "sigmoid": "The outputs of the network are all between 0 and 1, and the likelihood takes them for logits: leave "
+    "the sigmoid at its end away, and take binary_cross_entropy_with_logits.",
+    "smoothed": "The loss of the first step has smoothed labels, label_smoothing={smooth:.2g}: it is not -log p of "
+    "the labels that the posterior is made for, whose predictions it makes less sure. Take the loss without "
+    "smoothing; the average over draws does the same for a reason.",
+    "own weights": "The loss of the first step weighs its labels by other weights than those of "
+    "Categorical(weights=...), up to {most:.3g} times their mean. Give both the same weights of the classes.",
+    "weights": "The loss of the first step weighs its labels by other weights than the same for all, up to {most:.3g} "
+    "times their mean (class weights, a focal loss, or no cross-entropy): the curvature and the predictive "
+    "probabilities are those of -log p without weights. Take the mean of -log p, say "
+    "likelihood=networks.Categorical(weights=...) with the weights of the classes, or an OutputLikelihood of your own "
+    "that has the weights.",
+    "other": "The loss of the first step is not -log p of one label each: its gradients at the outputs are those of "
+    "mixed labels, or of another loss, while the curvature and the predictions are those of the likelihood that "
+    "torchngvi.network was given.",
+    "left out": "The loss of the first step leaves {left_out:.0%} of the labels out, such as padding, and the "
+    "curvature counts them. Leave them out there, too: curvature=SampledLabels(output=lambda logits: logits[mask]).",
+}
+_CAUSES = {
+    "sum": 'it is the sum over labels; take reduction="mean"',
+    "num_data": "it is multiplied by num_data, which the posterior does by itself; take the mean",
+    "passes": "{} passes were accumulated; divide each loss by their number",
+    "factor": "take the mean over the labels, without a factor",
+}
 
 
 class Watch:
-    """Looks on while an optimizer moves a posterior, and says once what the script does that it cannot mean.
-
-    Args:
-        q: the posterior.
-        optimizers: that move its mean.
-        steps: that are planned, or None.
-        looks: whether the loss of the first step is looked at, by its gradient at the outputs.
-    """
+    """Looks on while optimizers move a posterior, and says once what a script does that it cannot mean."""
 
     def __init__(self, q: NetworkGaussian, optimizers: list[Optimizer], steps: int | None, looks: bool) -> None:
         self.q, self.steps, self.looks = q, steps, looks
         self.others = Others(q, optimizers)
-        self._told: set[str] = set()
+        self._said: set[str] = set()
         self.passed = 0  # steps that were seen
         self.shortened = False  # whether the radius has shortened one of them
         self._norms: list[Fetched] = []  # of the gradients and of the prior's part in them, in some steps
-        self._rows = 0
-        self._labels: float | None = None  # a row, None where that differs
-        self._batches = Batches()
-        self._looked = False
+        self._rows, self._batches = 0, Batches()
+        self._labels: float | None = None  # a row, NaN where that differs
         self._left: Fetched | None = None  # of the gradients of the first step when the second one passes back
         self._found: list[tuple[Fetched, int]] = []  # of the loss, with the numbers of labels
-        self._precision, self._scaled = 0.0, False
+        self._precision, self._looked = 0.0, False
         self._written: tuple[int, int] | None = None
         self._changes, self._compared = 0, False
+
+    def _say(self, what: str, **numbers: Any) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            warn_caller(_SENTENCES[what].format(steps=self.steps, num_data=self.q.num_data, **numbers))
 
     # the numbers of labels and of steps
 
     def after_forward(self, output: Tensor, labels: int | None) -> None:
-        """Count the labels of a forward pass in training, and look at its loss in the first step.
-
-        Args:
-            output: of the network, with its graph.
-            labels: in it, where they were counted.
-        """
+        """Count the labels of a forward pass in training, and look at its loss in the first step."""
         self._note_changes()
         rows = len(output) if output.ndim else 1
         self._rows += rows
         if labels is not None:
             each = labels / max(rows, 1)
             self._labels = each if self._labels in (None, each) else float("nan")
-        whole = self._batches.add(rows)
+        whole, num_data = self._batches.add(rows), self.q.num_data
         if whole is not None and self._labels is not None:
-            self._tell_of_pass(whole * self._labels * ranks())
-        if self.looks and self.passed < 2:
+            seen = whole * self._labels * ranks()
+            if abs(seen - num_data) > _DIFFERENT * num_data:  # not of NaN
+                self._say("pass", seen=seen)
+        if self.looks and self.passed == 0:
             self._look(output)
-
-    def _tell_of_pass(self, labels: float) -> None:
-        if abs(labels - self.q.num_data) > _DIFFERENT * self.q.num_data:  # not of NaN
-            self._tell(
-                "pass",
-                f"A shorter batch ends each pass over the data, and a pass has {labels:,.0f} labels, where num_data="
-                f"{self.q.num_data:,}. num_data is the number of labels in the training data, neither that of batches "
-                "nor that of data that are held out; it is right only where a pass has copies of rows, or not all.",
-            )
+        elif self.looks and self.passed == 1:
+            output.register_hook(self._look_for_left)
 
     def before_step(self, optimizer: Optimizer, taken: int) -> None:
-        """Say what can be said before a step.
-
-        Args:
-            optimizer: about to step, with the gradients of the loss.
-            taken: steps of the training so far.
-
-        Raises:
-            InputError: as `Others.refuse_joined`.
-        """
+        """Say what can be said before a step of an optimizer, after so many steps of the training."""
         self.others.refuse_joined(optimizer)
         self._compare()
         if not self.passed and all(largest_lr(group) == 0 for group in optimizer.param_groups):
-            self._tell("rate", "The learning rate of the optimizer is 0, so that the mean of q stays where it is.")
-        if self._found and not self.passed:
-            self._scaled = called_by("torch.amp.grad_scaler")
+            self._say("rate")
         self._speak()
         if self.steps is None or taken < self.steps:
             return
-        if self.passed and self._labels is not None and "steps" not in self._told:
+        if self.passed and self._labels is not None and "steps" not in self._said:
             seen = self._rows * self._labels * ranks() * (taken + 1) / (self.passed + 1)
             if seen < self.q.num_data:
-                self._tell(
-                    "steps",
-                    f"The training goes on after steps={self.steps:,}, with {seen:,.0f} labels of num_data="
-                    f"{self.q.num_data:,} so far. steps counts steps of the optimizer, and not epochs: steps=epochs * "
-                    "len(loader). From now on the mean hardly moves.",
-                )
-        if taken >= _AFTER * self.steps:
-            self._tell(
-                "steps",
-                f"The training has taken {taken:,} steps, and attach was given steps={self.steps:,}, over which the "
-                "radius and the moves fall to zero; since then they are what they were at the last of them, and the "
-                "mean hardly moves. Say steps=epochs * len(loader) of the whole training; a posterior that was trained "
-                "before begins a new schedule if it is loaded before attach.",
-            )
+                self._say("epochs", seen=seen)
+        if taken >= _AFTER * self.steps and "epochs" not in self._said:
+            self._say("steps", taken=taken)
 
     def after_step(self) -> None:
         """Note that a step was taken."""
         self.passed += 1
-        self._changes = 0
-        self._written = self._state()
+        self._changes, self._written = 0, self._state()
 
     def doubt(self, radius: float, taken: int, share: float, lr: float) -> str | None:
         """Return what to say where the posterior is used and its steps had not become short, or None.
 
-        Args:
-            radius: of the training.
-            taken: steps of it.
-            share: of the radius and the moves, by the schedule of the learning rate alone.
-            lr: the largest learning rate.
+        The share of the radius and the moves is that of the schedule of the learning rate, of which lr is the largest.
         """
         if not self.passed or radius == float("inf"):
             return None
-        if not self.shortened and lr < _LARGE:
-            return (
-                f"The radius has shortened no step of the training: the learning rate, {lr:g}, was the length of all "
-                "of them, and the mean may not have come far. Take lr=1, with which the radius is the length."
-            )
-        if self.steps is None:
-            if share > _ENOUGH:
-                return (
-                    f"The learning rate has not fallen, and attach was given a radius and no steps: the last moves "
-                    f"were {share:.2g} of the longest, so that the mean is as far from the optimum as a move. "
-                    "Say steps=, over which they fall by themselves, or take a scheduler."
-                )
-            return None
         share = min(share, planned_share(taken, self.steps))
-        if share > _ENOUGH:
-            return (
-                f"The training took {taken:,} of the steps={self.steps:,} that attach was given, so that the radius "
-                f"and the moves had only fallen to {share:.2g}: the mean is as far from the optimum as a move. "
-                "Say the number of steps that the optimizer takes: with accumulated "
-                "gradients those of the optimizer alone."
-            )
-        return None
+        tests = {
+            "short": not self.shortened and lr < _LARGE,
+            "no steps": self.steps is None and share > _ENOUGH,
+            "few steps": share > _ENOUGH,
+        }
+        what = next((what for what, holds in tests.items() if holds), None)
+        return None if what is None else _SENTENCES[what].format(taken=taken, steps=self.steps, share=share, lr=lr)
 
-    # the loss
+    # the loss and its gradients
 
     def _look(self, output: Tensor) -> None:
         """Let the gradient at the outputs be looked at, when the script passes back through them."""
-        if self.passed:
-            output.register_hook(self._look_for_left)
-            return
-        if (
-            output.dtype == torch.float16
-            or torch.get_autocast_dtype(output.device.type) == torch.float16
-            and (torch.is_autocast_enabled(output.device.type))
-        ):
+        kind, likelihood, held = output.device.type, self.q.likelihood, output.detach()
+        half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+        if half or output.dtype == torch.float16:
             return  # a GradScaler multiplies the loss
-        likelihood, held = self.q.likelihood, output.detach()
         classes = likelihood.as_classes(held)
         two = isinstance(likelihood, Gaussian) and held.ndim > 1 and held.shape[-1] == 2 and len(held) > 8
         if classes is None and not two:
             return
-        rows = held.clone() if classes is None else take_rows(classes)
+        weights = self._weights()
+        most = _ROWS if weights is None else sys.maxsize  # only all labels weigh 1 together
+        rows = held.clone() if classes is None else take_rows(classes, most)
         count = 0 if classes is None else classes[..., 0].numel()
         self._precision = max(self._precision, torch.finfo(output.dtype).eps)
 
@@ -188,7 +205,10 @@ class Watch:
                 return
             with torch.no_grad():
                 at = likelihood.as_classes(gradient, True)
-                found = find_scale_column(rows, gradient) if at is None else weigh_labels(rows, take_rows(at), count)
+                if at is None:
+                    found = find_scale_column(rows, gradient)
+                else:
+                    found = weigh_labels(rows, take_rows(at, most), count, weights)
                 self._found.append((Fetched(found), count))
 
         output.register_hook(look)
@@ -199,36 +219,24 @@ class Watch:
         if self.passed != 1 or self._looked:
             return
         self._looked = True
-        left = [p.grad for p in self.q.parameters_of_network if p.grad is not None]
+        left = [p.grad for p in self.q.parameters_of_network if p.grad is not None and p.grad.numel()]
         if left:
-            self._left = Fetched(torch.stack([g.abs().max().float() for g in left if g.numel()]).max())
+            self._left = Fetched(torch.stack([g.abs().max().float() for g in left]).max())
 
     def say_of_gradients(self, used: Mapping[str, Tensor], several: bool) -> None:
         """Say once that a step has no gradients or clipped ones, or that the network was in evaluation mode.
 
-        Args:
-            used: the gradients of a step, by name.
-            several: whether several optimizers share the posterior, of which one may have none.
+        Where several optimizers share the posterior, one of them may have none.
         """
-        if 0 < self.passed <= _COMPARED and used:
+        if not used and not several:
+            self._say("gradients")
+        if used and 0 < self.passed <= _COMPARED:
             self._note_norms(used)
-        if not used:
-            if not several:
-                self._tell(
-                    "gradients",
-                    "The optimizer steps, and no parameter of q has a gradient: call loss.backward() before it, and "
-                    "zero_grad() after it or before the loss.",
-                )
-        elif not self.q.model.training and not self.q.pinned:
-            self._tell(
-                "mode",
-                "The network is in evaluation mode at a step of its optimizer, so that its weights hold the mean, and "
-                "neither draws nor the curvature are what q is trained with. Call model.train() after each evaluation; "
-                "layers that are to stay as they are, such as normalisations, may be put into evaluation mode alone.",
-            )
+        if used and not self.q.model.training and not self.q.pinned:
+            self._say("mode")
 
     def _note_norms(self, used: Mapping[str, Tensor]) -> None:
-        """Say once that gradients have one and the same norm, that of a clipping, beside which the prior counts."""
+        """Say once that gradients have one and the same norm, that of a clipping, and the prior's part is large."""
         means, first = self.q.mean, next(iter(used.values()))
         parts = [(g.norm(), means[name].norm() * self.q.prior[name]) for name, g in used.items()]
         norms = torch.stack([torch.stack(list(each)).to(first) for each in zip(*parts, strict=True)])
@@ -238,37 +246,49 @@ class Watch:
             return
         gradients, prior = zip(*read, strict=True)
         if max(gradients) < (1 + _SAME) * min(gradients) and max(prior) > _COUNTS * max(gradients) > 0:
-            self._tell(
-                "clipped",
-                f"Gradients have the same norm, {max(gradients):.3g}, in all of {_COMPARED} steps, as clipped ones do; "
-                f"the prior's part, added afterwards, is {max(prior) / max(gradients):.2g} times as large: the prior "
-                "counts too much. Leave the clipping out, as the radius limits the step, or clip less.",
-            )
+            self._say("clipped", norm=max(gradients), times=max(prior) / max(gradients), compared=_COMPARED)
 
     def _speak(self) -> None:
         """Say what was found of the loss, as soon as that needs no wait for a device."""
-        left = None if self._left is None else self._left.read()
-        if left:
+        if self._left is not None and self._left.read():
             self._left = None
-            self._tell(
-                "left",
-                "The gradients of the step before were still there when the next loss passed back, which adds to them: "
-                "call optimizer.zero_grad() once in each step.",
-            )
-        if not self._found:
-            return
+            self._say("left")
         read = [found.read() for found, _ in self._found]
-        if any(each is None for each in read):
+        if not read or any(each is None for each in read):
             return
         labels, self._found = sum(count for _, count in self._found), []
-        numbers = [each for each in read if each is not None]
-        if isinstance(numbers[0], list):
-            whole = (labels, self.q.num_data, self._precision, self._scaled)
-            sentences: Iterable[str] = tell_of_weights(numbers, *whole)
-        else:
-            sentences = tell_of_columns(numbers[0])
-        for sentence in sentences:
-            self._tell(sentence, sentence)
+        if isinstance(read[0], list):
+            self._say_of_loss(read, labels)
+        elif read[0] > _EXPLAINED:
+            self._say("column")
+
+    def _say_of_loss(self, found: list[list[float]], labels: int) -> None:
+        """Say what the numbers of `weigh_labels` say of the loss of a first step."""
+        close = max(_CLOSE, 4 * self._precision)
+        total = sum(each[0] for each in found)
+        spread, misfit, smooth, residual, left_out, probabilities = (
+            max(each[k] for each in found) for k in range(1, 7)
+        )
+        causes = {len(found): "passes", self.q.num_data: "num_data", labels: "sum"}
+        near = [cause for number, cause in causes.items() if number > 1 and abs(total / number - 1) < 0.05]
+        right, wrong = misfit < close and spread < close, misfit >= close or spread >= close  # neither of NaN
+        scaled = right and _called_by("torch.amp.grad_scaler")
+        tests = {
+            "softmax": probabilities == 1,
+            "total": right and abs(total - 1) > max(close, 0.01) and not scaled,
+            "sigmoid": probabilities == 2 and spread >= close,
+            "smoothed": wrong and residual < close < smooth < 1,
+            "own weights": wrong and misfit < close and self._weights() is not None,
+            "weights": wrong and misfit < close,
+            "other": wrong,
+        }
+        cause = _CAUSES[near[-1] if near else "factor"].format(len(found))
+        for what in [what for what, holds in tests.items() if holds][:1] + ["left out"] * (left_out > _LEFT_OUT):
+            self._say(what, total=total, cause=cause, smooth=smooth, most=spread + 1, left_out=left_out)
+
+    def _weights(self) -> Tensor | None:
+        """The weights of the classes that the likelihood has."""
+        return self.q.likelihood.weights if isinstance(self.q.likelihood, Categorical) else None
 
     # changes of the weights by something else
 
@@ -304,23 +324,11 @@ class Watch:
             for family in self.q.each():  # what the parameters were given last
                 family.draw_(self.q.seed, self.q.draw, self.q.temperature**0.5)
         if any(not torch.equal(a, b) for a, b in zip(held, self.q.parameters_of_network, strict=True)):
-            self._tell(
-                "changes",
-                "The weights were changed between two steps by something else than the attached optimizer, and that is "
-                "lost, as they hold a draw. attach takes several optimizers in a list; change weights by hand within "
-                "`with q.at_mean():`.",
-            )
-
-    def _tell(self, what: str, sentence: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            warn_caller(sentence)
+            self._say("changes")
 
 
 class Others:
-    """The parameters of the optimizers that are no part of the posterior: trained without it, frozen, or
-    joining later.
-    """
+    """The parameters of the optimizers that are no part of the posterior: trained, frozen, or joining later."""
 
     def __init__(self, q: NetworkGaussian, optimizers: list[Optimizer]) -> None:
         self.q = q
@@ -328,7 +336,7 @@ class Others:
         self._names = {p: name for name, p in q.model.named_parameters()}
         self._plain = {p for p in _held(optimizers) if p.requires_grad and p not in self._of_q}
         self._frozen: dict[Optimizer, tuple[int, list[nn.Parameter]]] = {}
-        unlimited = [p for opt in optimizers for p in self._unlimited(opt, self._plain)]
+        unlimited = self._unlimited(optimizers, self._plain)
         if unlimited:
             warn_caller(
                 f"{self._called(unlimited)} at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius limits "
@@ -337,9 +345,7 @@ class Others:
             )
 
     def refuse_joined(self, optimizer: Optimizer) -> None:
-        """Refuse parameters that were frozen or no part of the optimizer when it was attached and have a
-        gradient now.
-        """
+        """Refuse parameters with a gradient that were frozen, or no part of the optimizer, when it was attached."""
         for group in optimizer.param_groups:
             if (group.get("maximize") or group.get("weight_decay")) and self._of_q.intersection(group["params"]):
                 check_options(type(optimizer).__name__, group)
@@ -358,7 +364,7 @@ class Others:
                 "attach were called: q is not over it, and no radius limits its steps. Unfreeze and add layers before "
                 "torchngvi.network; or release() q, make a new one of the network as it is now, and attach again."
             )
-        unlimited = list(self._unlimited(optimizer, set(joined)))
+        unlimited = self._unlimited([optimizer], set(joined))
         if unlimited:
             raise InputError(
                 f"{self._called(unlimited)} now, at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius "
@@ -367,29 +373,14 @@ class Others:
         self._plain.update(joined)
         self._frozen.pop(optimizer)
 
-    def _unlimited(self, optimizer: Optimizer, among: set[nn.Parameter]) -> Iterator[nn.Parameter]:
-        for group in optimizer.param_groups:
-            if largest_lr(group) >= _WITHOUT_RADIUS:
-                yield from (p for p in group["params"] if p in among)
+    def _unlimited(self, optimizers: list[Optimizer], among: set[nn.Parameter]) -> list[nn.Parameter]:
+        groups = (group for opt in optimizers for group in opt.param_groups if largest_lr(group) >= _WITHOUT_RADIUS)
+        return [p for group in groups for p in group["params"] if p in among]
 
     def _called(self, parameters: list[nn.Parameter]) -> str:
         first = self._names.get(parameters[0], f"one of shape {tuple(parameters[0].shape)}")
-        return f"The optimizer moves the parameter {first}" + (
-            f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
-        )
-
-
-def outputs_in(output: Any, find: Callable[[Any], Tensor] | None) -> Any:
-    """Return the tensor of outputs in what a network returned, or anything else where none is found.
-
-    >>> outputs_in({"logits": torch.zeros(1)}, None)
-    tensor([0.])
-    """
-    if isinstance(output, Tensor):
-        return output
-    if find is not None:
-        return find(output)
-    return output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+        more = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
+        return f"The optimizer moves the parameter {first}{more}"
 
 
 class Batches:
@@ -401,25 +392,96 @@ class Batches:
     """
 
     def __init__(self) -> None:
-        self._full, self._run = 0, 0
+        self._full, self._run, self._regular = 0, 0, True
         self._passes: list[tuple[int, int]] = []
-        self._regular = True
 
     def add(self, size: int) -> int | None:
-        """Add a batch."""
-        if not self._regular:
-            return None
+        """Add a batch, and return the length of a pass where one has ended that was as long as the one before."""
         self._full = self._full or size
         self._run += size
-        if size == self._full:
+        if not self._regular or size == self._full:
             return None
         found, self._run = (self._run, size), 0
         self._regular = size < self._full and found[0] > size and (len(self._passes) < 2 or self._passes[-1] == found)
         self._passes.append(found)
-        alike = self._regular and len(self._passes) > 1 and self._passes[-2] == found
-        return found[0] if alike else None
+        return found[0] if self._regular and self._passes[-2:] == [found, found] else None
+
+
+def outputs_in(output: Any, find: Callable[[Any], Tensor] | None) -> Any:
+    """Return the tensor of outputs in what a network returned, or anything else where none is found."""
+    return logits_in(output) if find is None or isinstance(output, Tensor) else find(output)
+
+
+def take_rows(logits: Tensor, most: int = _ROWS) -> Tensor:
+    """Return some rows of logits, or of a gradient at them, which the script may change in place later."""
+    rows = logits.detach().reshape(-1, logits.shape[-1])
+    return rows[:: -(-max(len(rows), 1) // most)].clone()
+
+
+def weigh_labels(logits: Tensor, gradient: Tensor, count: int, weights: Tensor | None = None) -> Tensor:
+    """Return what weights a loss gives to the labels of a batch, from its gradient at their logits.
+
+    The weights of classes that the likelihood has are taken out of all but the first number, the weight of all labels.
+    """
+    classes = logits.shape[-1]
+    x, r = logits.float(), gradient.float()
+    p = x.softmax(-1)
+    r = r - p * r.sum(-1, keepdim=True)  # of log p as outputs, too, the gradient at logits
+    label = r.argmin(-1, keepdim=True)
+    others = torch.ones_like(p).scatter(-1, label, 0.0)
+    mass, left_out = (p * others).sum(-1), (r == 0).all(-1)
+    used = ~left_out & (mass > _CLOSE)
+    rows = used.sum()
+    c = torch.where(used, (r * others).sum(-1) / mass, 0.0)
+    total = c.sum() / rows * (count * (1 - left_out.float().mean()))
+    if weights is not None:
+        own = weights.to(r)[label]
+        c, r = c / own[:, 0], r / own
+    mean = c.sum() / rows
+    spread = torch.where(used, (c - mean).abs(), 0.0).max() / mean
+    here = others * used[:, None]
+
+    def distance(expected: Tensor) -> Tensor:
+        return ((r - expected).abs() * here / (p + 1 / classes)).max() / mean
+
+    share = here / here.sum()
+    p_mean, r_mean = (share * p).sum(), (share * r).sum()
+    slope = (share * (p - p_mean) * (r - r_mean)).sum() / (share * (p - p_mean).square()).sum()
+    offset = slope * p_mean - r_mean
+    inside, event = ((x >= 0) & (x <= 1)).all(), (x[:, 1] == 0).all()
+    probabilities = inside * (((x.sum(-1) - 1).abs() < _CLOSE).all() + 2 * event * (x[:, 0] > 0).all())
+    residual = distance(slope * p - offset)
+    numbers = [total, spread, distance(c[:, None] * p), offset * classes / slope, residual, left_out.float().mean()]
+    return torch.stack([*numbers, probabilities.float()])
+
+
+def find_scale_column(output: Tensor, gradient: Tensor) -> Tensor:
+    """Return how well the gradient at one column of two is explained by the square of the other's.
+
+    That of the logarithm of a standard deviation, or of another function of it, is c (1 - (y - mean)²/variance) up to a
+    slope, and that of the mean c (mean - y)/variance; two labels of a row explain nothing of each other.
+    """
+    dtype = torch.float32 if output.device.type == "mps" else torch.float64
+    f, r = (part.detach().reshape(-1, 2).to(dtype) for part in (output, gradient))
+    found = []
+    for mean, scale in ((0, 1), (1, 0)):
+        y = r[:, scale] - r[:, scale].mean()
+        square, column = (r[:, mean] / r[:, mean].abs().max()).square(), f[:, scale]
+        basis = torch.linalg.qr(torch.stack([torch.ones_like(column), column, square, square * column], -1))[0]
+        parts, whole = (basis.mT @ y).square(), y.square().sum()
+        beyond = whole - parts[:2].sum()  # what a constant and the column itself leave
+        found.append(torch.where(beyond > 0.1 * whole, parts[2:].sum() / beyond, 0.0))
+    return torch.stack(found).nan_to_num().max()
 
 
 def _held(optimizers: Iterable[Optimizer]) -> Iterator[Any]:
     """The parameters of optimizers."""
     return (p for opt in optimizers for group in opt.param_groups for p in group["params"])
+
+
+def _called_by(module: str) -> bool:
+    """Whether a module is among the callers."""
+    frame = sys._getframe().f_back
+    while frame is not None and frame.f_globals.get("__name__") != module:
+        frame = frame.f_back
+    return frame is not None
