@@ -100,7 +100,8 @@ def mnist(seed, n=6000, hidden=(100,)):
     X = read("train-images-idx3-ubyte.gz", 16).view(shape).float() / 255
     Xt = read("t10k-images-idx3-ubyte.gz", 16).view(shape).float() / 255
     parts = parts_of(X, read("train-labels-idx1-ubyte.gz", 8).long(), seed, [n - n // 6, n // 6])
-    return Task([*parts, (Xt, read("t10k-labels-idx1-ubyte.gz", 8).long())], make, 1000, 100)
+    steps = 1000 if n <= 6000 else 2000
+    return Task([*parts, (Xt, read("t10k-labels-idx1-ubyte.gz", 8).long())], make, steps, 100)
 
 
 def read_numbers(name, seed):
