@@ -1,18 +1,34 @@
-"""Posteriors over networks beside what people use: test NLL, accuracy, calibration error, seconds.
+"""Posteriors over networks beside what people use: NLL, accuracy or RMSE, calibration, dead units, seconds.
 
-    python benchmarks/networks.py [--tasks digits mnist6k boston ...] [--seeds 0 1 2] [--log FILE]
-    python benchmarks/networks.py --rates [--tasks digits] [--seeds 0 1]    # NLL by the learning rate, 1e-4 to 1e2
+    python benchmarks/networks.py [--tasks digits boston ...] [--methods AdamW ...] [--seeds 0 1 2] [--log FILE]
+    python benchmarks/networks.py --generated     # ten sets that are generated, on which nothing was chosen
+    python benchmarks/networks.py --rates         # the three lines of the README by the user's optimizer and rate
+    python benchmarks/networks.py --table         # what the log has, without a training
 
-Every method but ours chooses among as many settings as it lists (`SETTINGS`) by the NLL of validation data, for each
-seed anew; ours has one setting and what `calibrate` finds on the same validation data.  Where labels are numbers, the
-noise that each method learned is multiplied by the factor from 1/4 to 8 that is best on validation data, for all
-methods alike.  Nothing looks at test data before the end.  digits comes with scikit-learn; the other sets are read
-from $TORCHNGVI_DATA.  ivon-opt, laplace-torch and vbll have their rows where they are installed.
+Every training is one line in the log: a task, a method, one of its settings, a seed.  A second run skips what is there,
+and the tables are computed from the log.  Each method chooses among its settings (four, where it has any) by the NLL of
+validation data, for each seed; `attach` has one setting and what `calibrate` finds on the same validation data, and its
+loop has no schedule.  Where labels are numbers, the noise that a method learned is multiplied by the factor from 1/4 to
+8 that is best on validation data, for all methods alike.  Test data choose nothing.
+
+nll, rmse        of the predictions, the mean over draws; labels that are numbers are standardised
+ece, coverage    calibration error of classes (15 bins, %), share of numbers between the quantiles .025 and .975 of the
+                 predictive mixture of Gaussians (%)
+dead             share of ReLU units (channels) with output 0 on all training data, at the mean weights (%)
+mean             nll of the mean weights alone, with their own best factor of the noise
+seconds          of the processor, for all settings together
+
+`digits` and `diabetes` come with scikit-learn; the other sets are read from $TORCHNGVI_DATA.  ivon-opt and
+laplace-torch have their rows where they are installed.
 """
 
 import argparse
+import contextlib
+import copy
 import functools
 import gzip
+import importlib.util
+import itertools
 import json
 import math
 import os
@@ -22,36 +38,26 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_diabetes, load_digits, make_friedman1
 from torch import nn
 
 import torchngvi
 from torchngvi.networks import Gaussian
 
-try:
-    import ivon
-except ImportError:
-    ivon = None
-try:
-    import laplace
-except ImportError:
-    laplace = None
-
-try:
-    import vbll
-except ImportError:
-    vbll = None
-
+ivon, laplace = (
+    importlib.import_module(name) if importlib.util.find_spec(name) else None for name in ("ivon", "laplace")
+)
 DATA = pathlib.Path(os.environ.get("TORCHNGVI_DATA", "."))
 SAMPLES = 32
 
 
 class Task:
-    """Arrays in three parts, a network, and a schedule."""
+    """Arrays in three parts, a network, and the length of the training."""
 
     def __init__(self, parts, make, steps, batch, numbers=False):
         (self.train, self.val, self.test), self.make, self.steps, self.batch = parts, make, steps, batch
-        self.numbers = numbers  # whether labels are numbers with Gaussian noise
+        self.numbers = numbers  # whether labels are numbers, with Gaussian noise
+        self.trained, self.reused = {}, 0.0  # networks of AdamW, and the seconds of those that were used again
 
 
 def parts_of(X, y, seed, sizes):
@@ -59,15 +65,20 @@ def parts_of(X, y, seed, sizes):
     return [(X[i], y[i]) for i in order[: sum(sizes)].split(sizes)]
 
 
-def mlp(inputs, hidden, outputs, dropout=0.0):
-    layers = [nn.Linear(inputs, hidden), nn.ReLU()]
-    return nn.Sequential(*layers, *([nn.Dropout(dropout)] if dropout else []), nn.Linear(hidden, outputs))
+def mlp(inputs, hidden, outputs, dropout=0.0, norm=False):
+    layers = []
+    for before, after in itertools.pairwise([inputs, *hidden]):
+        layers += [nn.Linear(before, after), *([nn.LayerNorm(after)] if norm else []), nn.ReLU()]
+        layers += [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(*layers, nn.Linear(hidden[-1], outputs))
 
 
-def convnet(dropout=0.0):
+def convnet(side, pool, dropout=0.0):
+    """Two convolutions of 3 x 3 with 16 and 32 channels, and 512 features after the pooling."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(), *([nn.Dropout(dropout)] if dropout else []), nn.Linear(512, 10),
+        nn.Unflatten(1, (1, side)), nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+        *([nn.MaxPool2d(2)] if side > 8 else []), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(pool), nn.Flatten(), *([nn.Dropout(dropout)] if dropout else []), nn.Linear(512, 10),
     )  # fmt: skip
 
 
@@ -75,62 +86,132 @@ def digits(seed, conv=False):
     X, y = (torch.as_tensor(a) for a in load_digits(return_X_y=True))
     X = X.float() / 16
     parts = parts_of(X.view(-1, 8, 8) if conv else X, y, seed, [1000, 300, 497])
-    return Task(parts, (lambda d=0.0: convnet(d)) if conv else (lambda d=0.0: mlp(64, 100, 10, d)), 1000, 50)
+    make = functools.partial(convnet, 8, 2) if conv else functools.partial(mlp, 64, [100], 10)
+    return Task(parts, make, 1000, 50)
 
 
-def wide(dropout=0.0):
-    """932,362 weights in three hidden layers."""
-    drop = [nn.Dropout(dropout)] if dropout else []
-    hidden = [layer for _ in range(2) for layer in (nn.Linear(512, 512), nn.ReLU(), *drop)]
-    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), *drop, *hidden, nn.Linear(512, 10))
-
-
-def mnist(seed, n=6000, make=lambda d=0.0: mlp(784, 100, 10, d)):
+def mnist(seed, n=6000, hidden=(100,)):
     def read(name, header):
         with gzip.open(DATA / "mnist" / name) as file:
             return torch.as_tensor(np.frombuffer(file.read(), np.uint8)[header:].copy())
 
-    X = read("train-images-idx3-ubyte.gz", 16).view(-1, 784).float() / 255
-    y = read("train-labels-idx1-ubyte.gz", 8).long()
-    Xt = read("t10k-images-idx3-ubyte.gz", 16).view(-1, 784).float() / 255
-    parts = parts_of(X, y, seed, [n - n // 6, n // 6])
-    steps = 1000 if n <= 6000 else 8000
+    shape = (-1, 784) if hidden else (-1, 28, 28)
+    make = functools.partial(mlp, 784, hidden, 10) if hidden else functools.partial(convnet, 28, 3)
+    X = read("train-images-idx3-ubyte.gz", 16).view(shape).float() / 255
+    Xt = read("t10k-images-idx3-ubyte.gz", 16).view(shape).float() / 255
+    parts = parts_of(X, read("train-labels-idx1-ubyte.gz", 8).long(), seed, [n - n // 6, n // 6])
+    steps = 1000 if n <= 6000 else 2000
     return Task([*parts, (Xt, read("t10k-labels-idx1-ubyte.gz", 8).long())], make, steps, 100)
 
 
-def uci(name):
-    def task(seed):
-        z = np.load(DATA / "uci_regression" / f"{name}.npz")
-        mask = np.unpackbits(z["test_mask"], axis=1)[seed, : len(z["y"])].astype(bool)
-        X, y = torch.as_tensor(z["X"]).double(), torch.as_tensor(z["y"]).double()[:, None]
-        mean, sd = X[~mask].mean(0), X[~mask].std(0)
-        X = ((X - mean) / torch.where(sd > 0, sd, 1.0)).float()
-        y = ((y - y[~mask].mean()) / y[~mask].std()).float()
-        inner, n = (X[~mask], y[~mask]), int((~mask).sum())
-        train, val = parts_of(*inner, seed, [n - n // 5, n // 5])
-        return Task([train, val, (X[mask], y[mask])], lambda d=0.0: mlp(X.shape[1], 50, 1, d), 2000, 32, numbers=True)
-
-    return task
+def read_numbers(name, seed):
+    """Inputs, labels that are numbers, and the mask of the test data."""
+    if name == "diabetes":
+        X, y = load_diabetes(return_X_y=True)
+        return X, y, np.random.default_rng(seed).permutation(len(y)) < len(y) // 5
+    if (DATA / "gp_uci" / f"{name}_data.csv.gz").is_file():
+        table = np.loadtxt(DATA / "gp_uci" / f"{name}_data.csv.gz", delimiter=",")
+        mask = np.loadtxt(DATA / "gp_uci" / f"{name}_test_mask.csv.gz", delimiter=",")[:, seed]
+        return table[:, :-1], table[:, -1], mask.astype(bool)
+    z = np.load(DATA / "uci_regression" / f"{name}.npz")
+    return z["X"], z["y"], np.unpackbits(z["test_mask"], axis=1)[seed, : len(z["y"])].astype(bool)
 
 
-TASKS = {
+def regression(name, seed, hidden=(50,), norm=False):
+    """Inputs and labels in units of the standard deviations of what is not test data, a fifth of it for validation."""
+    X, y, mask = read_numbers(name, seed)
+    X, y = torch.as_tensor(X).double(), torch.as_tensor(y).double()[:, None]
+    mean, sd = X[~mask].mean(0), X[~mask].std(0)
+    X = ((X - mean) / torch.where(sd > 0, sd, 1.0)).float()
+    y = ((y - y[~mask].mean()) / y[~mask].std()).float()
+    n = int((~mask).sum())
+    train, val = parts_of(X[~mask], y[~mask], seed, [n - n // 5, n // 5])
+    make = functools.partial(mlp, X.shape[1], hidden, 1, norm=norm)
+    return Task([train, val, (X[mask], y[mask])], make, 2000, 32, numbers=True)
+
+
+def generate(kind, g, n):
+    """Rows of inputs and labels of a kind; no choice of the library or of this file was made by them."""
+    match kind:
+        case "sines":
+            X = g.uniform(-2, 2, (n, 4))
+            return X, np.sin(X @ g.normal(0, 1.5, (4, 6)) + g.uniform(0, 6, 6)).sum(1) + g.normal(0, 0.2, n)
+        case "friedman":
+            return make_friedman1(n, noise=1.0, random_state=int(g.integers(1 << 30)))
+        case "uneven noise":
+            X = g.normal(0, 1, (n, 5))
+            return X, np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + (0.1 + 0.5 * np.abs(X[:, 3])) * g.normal(0, 1, n)
+        case "jumps":
+            X = g.uniform(-1, 1, (n, 3))
+            return X, np.sign(X @ g.normal(0, 1, (3, 5)) + g.uniform(-0.5, 0.5, 5)).sum(1) + g.normal(0, 0.2, n)
+        case "sparse":
+            X = g.normal(0, 1, (n, 100))
+            return X, X[:, :5] @ g.normal(0, 1, 5) + g.normal(0, 1, n)
+        case "heavy tails":
+            X = g.normal(0, 1, (n, 6))
+            return X, np.tanh(X[:, 0] + X[:, 1]) + 0.5 * X[:, 2] ** 2 + 0.3 * g.standard_t(2.5, n)
+        case "parity":
+            X = g.normal(0, 1, (n, 8))
+            return X, ((X[:, :3] > 0).sum(1) % 2) ^ (g.uniform(size=n) < 0.05).astype(int)
+        case "spirals":
+            turn, y = 3 * np.pi * g.uniform(0.04, 1, n) ** 0.5, g.integers(0, 2, n)
+            X = turn[:, None] * np.stack([np.cos(turn + np.pi * y), np.sin(turn + np.pi * y)], 1)
+            return X + g.normal(0, 0.5, (n, 2)), y
+        case "mixture":
+            y, means = g.integers(0, 20, n), g.normal(0, 1.5, (20, 8))
+            return means[y] + g.normal(0, 1, (n, 8)), y
+        case "imbalanced":
+            y, means = g.choice(3, n, p=[0.9, 0.08, 0.02]), g.normal(0, 0.4, (3, 10))
+            return means[y] + g.normal(0, 1, (n, 10)) * np.array([1.0, 0.7, 0.5])[y, None], y
+
+
+def generated(kind, seed):
+    """1,000 rows for the training, 200 for validation and 1,000 to test."""
+    X, y = generate(kind, np.random.default_rng(seed), 2200)
+    X, classes = torch.as_tensor((X - X[:1000].mean(0)) / X[:1000].std(0)).float(), y.dtype.kind == "i"
+    y = torch.as_tensor(y if classes else ((y - y[:1000].mean()) / y[:1000].std())[:, None])
+    y = y.long() if classes else y.float()
+    make = functools.partial(mlp, X.shape[1], [50], int(y.max()) + 1 if classes else 1)
+    parts = zip(X.split([1000, 200, 1000]), y.split([1000, 200, 1000]), strict=True)
+    return Task(parts, make, 1000, 32, numbers=not classes)
+
+
+UCI = ("boston", "energy", "wine_red", "power", "naval", "bike", "elevators")
+KINDS = ("sines", "friedman", "uneven noise", "jumps", "sparse", "heavy tails")  # of numbers
+KINDS = (*KINDS, "parity", "spirals", "mixture", "imbalanced")  # and of classes
+DEPTHS = {"two layers": {"hidden": (50, 50)}, "three layers": {"hidden": (50, 50, 50)}}
+DEPTHS["LayerNorm"] = {"hidden": (50, 50), "norm": True}
+TEN = {
     "digits": digits,
-    "digits, convnet": lambda seed: digits(seed, conv=True),
+    **{name: functools.partial(regression, name) for name in UCI},
     "mnist6k": mnist,
-    "mnist6k, wide": lambda seed: mnist(seed, make=wide),
-    "mnist": lambda seed: mnist(seed, 60_000),
-    **{name: uci(name) for name in ("boston", "energy", "wine_red", "power", "naval")},
+    "digits, convnet": functools.partial(digits, conv=True),
 }
+GENERATED = {f"generated, {kind}": functools.partial(generated, kind) for kind in KINDS}
+TASKS = {
+    **TEN,
+    "diabetes": functools.partial(regression, "diabetes"),
+    **{f"{n}, {depth}": functools.partial(regression, n, **DEPTHS[depth]) for depth in DEPTHS for n in UCI[3:5]},
+    "mnist6k, wide": functools.partial(mnist, hidden=(512, 512, 512)),
+    "mnist": functools.partial(mnist, n=60_000, hidden=()),
+    **GENERATED,
+}
+SHORT = {"mnist": slice(1, 3)}  # one split, and of four settings the two in the middle
+load = functools.lru_cache(1)(lambda name, seed: TASKS[name](seed))
 
 
 class Learned(nn.Module):
-    """A network, with the scale of its noise beside it for numbers."""
+    """A network, with the scale of its noise where labels are numbers.
+
+    A method returns one that holds its mean weights, and a function from inputs to draws of the outputs.
+    """
 
     def __init__(self, task, dropout=0.0):
         super().__init__()
-        self.net = task.make(dropout)
+        self.net = task.make(dropout=dropout)
         self.log_scale = nn.Parameter(torch.zeros(())) if task.numbers else None
         self.factor = 1.0  # of the noise, from validation data
+        self.notes = {}  # what else goes into the log
 
     def loss(self, x, y):
         out = self.net(x)
@@ -138,12 +219,16 @@ class Learned(nn.Module):
             return F.cross_entropy(out, y)
         return (0.5 * ((y - out) / self.log_scale.exp()) ** 2 + self.log_scale).mean()
 
+    def noise(self, outputs):
+        """The labels given each draw of the outputs, numbers."""
+        return torch.distributions.Normal(outputs, self.factor * self.log_scale.exp(), validate_args=False)
+
     def log_prob(self, outputs, y):
         """log of the mean likelihood over draws, outputs (S, n, ...)."""
         if self.log_scale is None:
             each = outputs.log_softmax(-1).gather(-1, y.expand(len(outputs), -1)[..., None])[..., 0]
         else:
-            each = torch.distributions.Normal(outputs, self.factor * self.log_scale.exp()).log_prob(y)[..., 0]
+            each = self.noise(outputs).log_prob(y)[..., 0]
         return each.logsumexp(0) - math.log(len(outputs))
 
     @torch.no_grad()
@@ -157,86 +242,90 @@ class Learned(nn.Module):
         self.factor = min(found, key=found.get)
         return found[self.factor]
 
+    @torch.no_grad()
+    def outputs(self, x, samples=1, dropout=False):
+        self.net.train(dropout)
+        return torch.stack([self.net(x) for _ in range(samples)])
 
-def run(task, optimizer, loss, seed, draws=None, warm=0.02):
-    """The same loop for all methods: cosine to zero after a short warm-up."""
+
+def run(task, optimizer, loss, seed, warm=0.02, draws=contextlib.nullcontext):
+    """The same loop for all methods: a cosine to zero after a warm-up, or constant rates where that is None."""
     X, y = task.train
-    rise = max(1, int(warm * task.steps))
-    scale = lambda t: min((t + 1) / rise, 0.5 * (1 + math.cos(math.pi * t / task.steps)))  # noqa: E731
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
-    g = torch.Generator().manual_seed(seed)
-    for t in range(task.steps):
-        i = torch.randint(len(y), (task.batch,), generator=g)
+    batches = torch.randint(len(y), (task.steps, task.batch), generator=torch.Generator().manual_seed(seed))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for t, i in enumerate(batches):
+        if warm is not None:
+            share = min((t + 1) / max(1, warm * task.steps), 0.5 * (1 + math.cos(math.pi * t / task.steps)))
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = share * rate
         optimizer.zero_grad()
-        if draws is None:
+        with draws():
             loss(X[i], y[i]).backward()
-        else:
-            with draws():
-                loss(X[i], y[i]).backward()
         optimizer.step()
-        scheduler.step()
         yield t
 
 
 def point(task, seed, lr, dropout=0.0):
+    """A network by AdamW, of which one with the same settings is not trained twice."""
+    if (seed, lr, dropout) in task.trained:
+        model, seconds = task.trained[seed, lr, dropout]
+        task.reused += seconds
+        return copy.deepcopy(model)
+    start = time.process_time()
     torch.manual_seed(seed)
     model = Learned(task, dropout)
-    for _ in run(task, torch.optim.AdamW(model.parameters(), lr=lr), model.loss, seed):
+    for _ in run(task, torch.optim.AdamW(model.parameters(), lr=lr, fused=True), model.loss, seed):
         pass
+    task.trained[seed, lr, dropout] = copy.deepcopy(model), time.process_time() - start
     return model
 
 
-@torch.no_grad()
-def outputs_of(model, x, samples=1, dropout=False):
-    model.train(dropout)
-    return torch.stack([model.net(x) for _ in range(samples)])
+def by_draws(model, draw):
+    """Predictions by draws of the weights, each held by a context."""
+
+    def predict(x):
+        found = []
+        for _ in range(SAMPLES):
+            with draw():
+                found.append(model.outputs(x))
+        return torch.cat(found)
+
+    return predict
 
 
-def adamw(task, seed, lr):
-    model = point(task, seed, lr)
-    return model, lambda x: outputs_of(model, x)
-
-
-def mc_dropout(task, seed, lr, rate):
+def adamw(task, seed, lr, rate=0.0):
+    """AdamW, with draws of the dropout in predictions where there is a rate of it."""
     model = point(task, seed, lr, rate)
-    return model, lambda x: outputs_of(model, x, SAMPLES, dropout=True)
+    return model, functools.partial(model.outputs, samples=SAMPLES, dropout=True) if rate else model.outputs
 
 
 def ensemble(task, seed, lr):
     models = [point(task, 100 * seed + k, lr) for k in range(5)]
-    for model in models[1:]:
-        if task.numbers:  # one noise for all members, the mean
-            models[0].log_scale.data += (model.log_scale.data - models[0].log_scale.data) / len(models)
-    return models[0], lambda x: torch.cat([outputs_of(model, x) for model in models])
+    if task.numbers:  # one noise for all members, the mean
+        models[0].log_scale.data = torch.stack([model.log_scale.data for model in models]).mean()
+    return models[0], lambda x: torch.cat([model.outputs(x) for model in models])
 
 
 def swag(task, seed, lr):
     """Diagonal SWAG: moments of the iterates over the last quarter at a constant rate (Maddox et al. 2019)."""
     torch.manual_seed(seed)
-    model = Learned(task)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    X, y = task.train
-    g, first, second, n = torch.Generator().manual_seed(seed), 0.0, 0.0, 0
-    for t in range(task.steps):
-        i = torch.randint(len(y), (task.batch,), generator=g)
-        optimizer.zero_grad()
-        model.loss(X[i], y[i]).backward()
-        optimizer.step()
+    model, first, second, n = Learned(task), 0.0, 0.0, 0
+    optimizer, weights = torch.optim.AdamW(model.parameters(), lr=lr, fused=True), list(model.net.parameters())
+    for t in run(task, optimizer, model.loss, seed, warm=None):
         if t >= 0.75 * task.steps and t % 5 == 0:
-            w = nn.utils.parameters_to_vector(model.net.parameters()).detach()
+            w = nn.utils.parameters_to_vector(weights).detach()
             first, second, n = first + w, second + w * w, n + 1
     mean = first / n
     sd = (second / n - mean**2).clamp_min(1e-12).sqrt()
+    nn.utils.vector_to_parameters(mean, weights)
 
-    def predict(x):
-        found = []
-        with torch.no_grad():
-            for _ in range(SAMPLES):
-                nn.utils.vector_to_parameters(mean + sd / 2**0.5 * torch.randn_like(sd), model.net.parameters())
-                found.append(model.net(x))
-        return torch.stack(found)
+    @contextlib.contextmanager
+    def draw():
+        nn.utils.vector_to_parameters(mean + sd / 2**0.5 * torch.randn_like(sd), weights)
+        yield
+        nn.utils.vector_to_parameters(mean, weights)
 
-    return model, predict
+    return model, by_draws(model, draw)
 
 
 def published_ivon(task, seed, lr, h0):
@@ -245,25 +334,14 @@ def published_ivon(task, seed, lr, h0):
     optimizer = ivon.IVON(model.parameters(), lr=lr, ess=len(task.train[1]), hess_init=h0)
     for _ in run(task, optimizer, model.loss, seed, draws=lambda: optimizer.sampled_params(train=True)):
         pass
-
-    def predict(x):
-        found = []
-        with torch.no_grad():
-            for _ in range(SAMPLES):
-                with optimizer.sampled_params():
-                    found.append(model.net(x))
-        return torch.stack(found)
-
-    return model, predict
+    return model, by_draws(model, optimizer.sampled_params)
 
 
-def reference_laplace(task, seed, lr, prior="validation", structure="kron", part="last_layer"):
-    """laplace-torch on AdamW's network, linearised; the prior by marginal likelihood or by validation data."""
+def reference_laplace(task, seed, lr):
+    """laplace-torch at AdamW's network, its last layer linearised, the precision of the prior by validation data."""
     model = point(task, seed, lr)
-    data = torch.utils.data.TensorDataset(*task.train)
-    kind = "regression" if task.numbers else "classification"
-    found = laplace.Laplace(model.net.eval(), kind, subset_of_weights=part, hessian_structure=structure)
-    found.fit(torch.utils.data.DataLoader(data, 500))
+    found = laplace.Laplace(model.net.eval(), "regression" if task.numbers else "classification")
+    found.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*task.train), 500))
     if task.numbers:
         found.sigma_noise = model.log_scale.exp().detach()
 
@@ -271,65 +349,36 @@ def reference_laplace(task, seed, lr, prior="validation", structure="kron", part
         torch.manual_seed(seed)
         return torch.cat([found.functional_samples(part, n_samples=SAMPLES) for part in x.split(500)], 1)
 
-    if prior == "marglik":
-        found.optimize_prior_precision(method="marglik")
-    else:
-        tried = {}
-        for k in range(-4, 11):
-            found.prior_precision = 10.0 ** (k / 2)
-            tried[k] = model.validated(predict(task.val[0]), task.val[1])
-        found.prior_precision = 10.0 ** (min(tried, key=tried.get) / 2)
+    def nll(k):
+        found.prior_precision = 10.0 ** (k / 2)
+        return model.validated(predict(task.val[0]), task.val[1])
+
+    nll(min(range(-4, 11), key=nll))
     return model, predict
 
 
-def post_hoc(task, seed, lr, last=False, structure="diagonal"):
-    """The Laplace approximation of this library at AdamW's network, its temperature on validation data."""
-    model = point(task, seed, lr)
+def calibrated(task, model, q):
+    """The network in evaluation, and the predictions of a posterior of this library after `calibrate`."""
     model.eval()
-    if last:
-        structure = {f"{len(model.net) - 1}.*": "dense" if model.net[-1].weight.numel() < 2000 else "rows"}
-    likelihood = Gaussian(model.log_scale.exp().item()) if task.numbers else "categorical"
-    q = torchngvi.network(model.net, len(task.train[1]), structure, likelihood=likelihood, seed=seed)
-    X, y = task.train
-    q.laplace(list(zip(X.split(100), y.split(100), strict=True)), labels=None if len(y) < 10_000 else 10)
-    torchngvi.calibrate(q, [task.val], samples=SAMPLES)
+    model.notes = {"temperature": torchngvi.calibrate(q, [task.val], samples=SAMPLES).temperature}
     return model, lambda x: torchngvi.networks.outputs(q, x, SAMPLES)
 
 
-def last_layer_vbll(task, seed, lr):
-    """VBLL (Harrison et al. 2024): the last layer by a deterministic bound, the rest by AdamW; diagonal for classes."""
-    torch.manual_seed(seed)
-    model = Learned(task)
-    body, last = model.net[:-1], model.net[-1]
-    if task.numbers:
-        head = vbll.Regression(last.in_features, 1, 1 / len(task.train[1]), wishart_scale=0.1)
-    else:
-        head = vbll.DiscClassification(last.in_features, last.out_features, 1 / len(task.train[1]), "diagonal")
-    groups = [{"params": body.parameters()}, {"params": head.parameters(), "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=lr)
-    for _ in run(task, optimizer, lambda x, y: head(body(x)).train_loss_fn(y), seed):
-        pass
-    if task.numbers:
-        model.log_scale.data = head.noise().scale.detach().log()
-
-    @torch.no_grad()
-    def predict(x):
-        logits = head.predictive(body(x)) if task.numbers else head.logit_predictive(body(x))
-        variance = logits.scale.square() - (head.noise().scale.square() if task.numbers else 0.0)
-        return logits.mean + variance.clamp_min(0).sqrt() * torch.randn(SAMPLES, *logits.mean.shape)
-
-    return model, predict
+def post_hoc(task, seed, lr, structure):
+    """The Laplace approximation of this library at AdamW's network."""
+    model = point(task, seed, lr)
+    if structure == "last layer":
+        structure = {f"{len(model.net) - 1}.*": "dense" if model.net[-1].weight.numel() < 2000 else "rows"}
+    likelihood = Gaussian(model.log_scale.exp().item()) if task.numbers else "categorical"
+    q = torchngvi.network(model.net.eval(), len(task.train[1]), structure, likelihood=likelihood, seed=seed)
+    X, y = task.train
+    labels = None if task.numbers or len(y) * sum(p.numel() for p in model.net.parameters()) < 1e9 else 10
+    q.laplace(list(zip(X.split(100), y.split(100), strict=True)), labels=labels)
+    return calibrated(task, model, q)
 
 
-INNER = {  # what moves the mean; the rate is 1 for all
-    "AdamW": torch.optim.AdamW,
-    "SGD": functools.partial(torch.optim.SGD, momentum=0.9),
-    "RMSprop": torch.optim.RMSprop,
-    "NAdam": torch.optim.NAdam,
-}
-
-
-def ours(task, seed, structure="diagonal", lr=1.0, length=1.0, steps=None, radius=None, inner="AdamW", **keywords):
+def ours(task, seed, structure="diagonal", lr=1.0, inner="AdamW", cosine=False, **keywords):
+    """The three lines of the README, on a loop without a schedule or with the user's cosine."""
     torch.manual_seed(seed)
     model = Learned(task)
     likelihood = Gaussian(lambda: model.log_scale.exp()) if task.numbers else "categorical"
@@ -337,130 +386,208 @@ def ours(task, seed, structure="diagonal", lr=1.0, length=1.0, steps=None, radiu
     weights = [{"params": list(model.net.parameters()), "lr": lr}]
     if task.numbers:
         weights.append({"params": [model.log_scale], "lr": 1e-2})
-    optimizer = INNER[inner](weights, weight_decay=0.0)
-    task = (
-        task if steps is None else Task((task.train, task.val, task.test), task.make, steps, task.batch, task.numbers)
-    )
-    torchngvi.attach(optimizer, q, steps=task.steps, radius=radius).radius *= length
-    for _ in run(task, optimizer, model.loss, seed):
+    kinds = {"AdamW": torch.optim.AdamW, "SGD": functools.partial(torch.optim.SGD, momentum=0.9)}
+    optimizer = kinds[inner](weights, weight_decay=0.0)
+    torchngvi.attach(optimizer, q, steps=task.steps)
+    for _ in run(task, optimizer, model.loss, seed, warm=0.0 if cosine else None):
         pass
-    model.eval()
-    torchngvi.calibrate(q, [task.val], samples=SAMPLES)
-    return model, lambda x: torchngvi.networks.outputs(q, x, SAMPLES)
+    return calibrated(task, model, q)
 
 
-def by_trials(task, seed):
-    """The radius by three trials of a quarter of the steps each, on the same validation data."""
-
-    def train(steps, radius):
-        model, predict = ours(task, seed, steps=steps, radius=radius)
-        return model.validated(predict(task.val[0]), task.val[1])
-
-    return ours(task, seed, radius=torchngvi.networks.choose_radius(train, task.steps).radius)
-
-
-RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-PEERS = {
-    "laplace-torch": (reference_laplace, [{"lr": lr} for lr in RATES]),
-    "laplace-torch, marglik": (reference_laplace, [{"lr": lr, "prior": "marglik"} for lr in RATES]),
-    "laplace-torch, diagonal": (reference_laplace, [{"lr": lr, "structure": "diag", "part": "all"} for lr in RATES]),
-}
-SETTINGS = {
-    "AdamW": (adamw, [{"lr": lr} for lr in RATES]),
-    "MC dropout": (mc_dropout, [{"lr": lr, "rate": p} for lr in (3e-3, 1e-2) for p in (0.1, 0.3)]),
-    "SWAG (diagonal)": (swag, [{"lr": lr} for lr in RATES]),
-    **({"ivon-opt": (published_ivon, [{"lr": lr, "h0": h} for lr in (0.1, 0.5) for h in (0.1, 1.0)])} if ivon else {}),
-    **(PEERS if laplace else {}),
-    **({"vbll": (last_layer_vbll, [{"lr": lr} for lr in RATES])} if vbll else {}),
+RATES = [{"lr": lr} for lr in (1e-3, 3e-3, 1e-2, 3e-2)]
+LINES = [("AdamW", 1e-3), ("AdamW", 3e-3), ("AdamW", 1e-2), ("AdamW", 1.0), ("SGD", 1e-3), ("SGD", 3e-2)]
+IVON = [(0.1, 1.0), (0.3, 1.0), (0.3, 0.1), (1.0, 0.1)]  # of twelve the best on validation data of nine of the ten
+METHODS = {
+    "AdamW": (adamw, RATES),
+    "laplace, last layer": (post_hoc, [{**rate, "structure": "last layer"} for rate in RATES]),
+    "laplace, Kronecker": (post_hoc, [{**rate, "structure": "kronecker"} for rate in RATES]),
+    **({"laplace-torch": (reference_laplace, RATES)} if laplace else {}),
+    "MC dropout": (adamw, [{"lr": lr, "rate": p} for lr in (3e-3, 1e-2) for p in (0.1, 0.3)]),
+    "SWAG": (swag, RATES),
+    **({"ivon-opt": (published_ivon, [{"lr": lr, "h0": h} for lr, h in IVON])} if ivon else {}),
     "ensemble of 5": (ensemble, [{"lr": lr} for lr in (3e-3, 1e-2)]),
-    "laplace, diagonal": (post_hoc, [{"lr": lr} for lr in RATES]),
-    "laplace, Kronecker": (post_hoc, [{"lr": lr, "structure": "kronecker"} for lr in RATES]),
-    "laplace, last layer": (post_hoc, [{"lr": lr, "last": True} for lr in RATES]),
     "attach": (ours, [{}]),
-    **{f"attach, {inner}": (ours, [{"inner": inner}]) for inner in INNER if inner != "AdamW"},
-    "attach, without noise": (ours, [{"temperature": 0.0}]),
-    "attach, radius by trials": (by_trials, [{}]),
     "attach, Kronecker": (ours, [{"structure": "kronecker"}]),
-    "attach, best of four radii": (ours, [{"length": f} for f in (3.0, 1.0, 0.3, 0.1)]),
-    "attach, best of four": (
-        ours,
-        [{"structure": s, "temperature": t} for s in ("diagonal", "kronecker") for t in (0.05, 0.5)],
-    ),
+    "attach, SGD": (ours, [{"inner": "SGD"}]),
+    "attach, without noise": (ours, [{"temperature": 0.0}]),
 }
+SINGLE = ("MC dropout", "SWAG", "ivon-opt", "laplace, last layer", "laplace, Kronecker")  # one network each
+THREE_LINES = (ours, [{"inner": i, "lr": lr, "cosine": c} for i, lr in LINES for c in (False, True)])
 
 
+@torch.no_grad()
 def figures(task, model, outputs, y):
-    """NLL, and accuracy with expected calibration error (15 bins) or root mean squared error."""
-    with torch.no_grad():
-        nll = -model.log_prob(outputs, y).mean().item()
-        if task.numbers:
-            return {"nll": nll, "rmse": (outputs.mean(0) - y).square().mean().sqrt().item()}
-        p, label = outputs.softmax(-1).mean(0).max(-1)
-        right = (label == y).float()
-        bins = (p * 15).long().clamp_max(14)
-        gaps = [
-            (right[bins == b].mean() - p[bins == b].mean()).abs() * (bins == b).float().mean() for b in bins.unique()
-        ]
-        return {"nll": nll, "accuracy": 100 * right.mean().item(), "ece": 100 * sum(gaps).item()}
+    """NLL, and accuracy with expected calibration error (15 bins) or root mean squared error with coverage."""
+    nll = -model.log_prob(outputs, y).mean().item()
+    if task.numbers:
+        below = model.noise(outputs).cdf(y).mean(0)
+        inside = (below > 0.025) & (below < 0.975)
+        rmse = (outputs.mean(0) - y).square().mean().sqrt().item()
+        return {"nll": nll, "rmse": rmse, "coverage": 100 * inside.float().mean().item()}
+    p, label = outputs.softmax(-1).mean(0).max(-1)
+    right = (label == y).float()
+    bins = (p * 15).long().clamp_max(14)
+    gaps = [(right[bins == b].mean() - p[bins == b].mean()).abs() * (bins == b).float().mean() for b in bins.unique()]
+    return {"nll": nll, "accuracy": 100 * right.mean().item(), "ece": 100 * sum(gaps).item()}
 
 
-def by_rate(names, seeds):
-    """Print the test NLL by the learning rate, no setting chosen but ours calibrated, and the decades within 1.5."""
-    rates = [10.0 ** (k / 2) for k in range(-8, 5)]
-    methods = {"attach": (ours, {}), "AdamW": (adamw, {})}
-    if ivon:
-        methods["ivon-opt"] = (published_ivon, {"h0": 0.1})
+@torch.no_grad()
+def share_of_dead(net, X):
+    """The share of ReLU units, channels of a convolution, whose output is 0 on all rows of X, in per cent."""
+    largest = {}
+
+    def note(module, _, out):
+        now = out.movedim(1, -1).flatten(0, -2).amax(0)
+        largest[module] = torch.maximum(now, largest.get(module, now))
+
+    for module in net.modules():
+        if isinstance(module, nn.ReLU):
+            module.register_forward_hook(note)
+    for x in X.split(500):
+        net(x)
+    return 100 * (torch.cat(list(largest.values())) <= 0).float().mean().item()
+
+
+def measure(name, seed, fit, setting):
+    """Train once; what goes into the log."""
+    task = load(name, seed)
+    task.reused, start = 0.0, time.process_time()
+    model, predict = fit(task, seed, **setting)
+    seconds = time.process_time() - start + task.reused
+    (x_val, y_val), (x, y) = task.val, task.test
+    row = {"val": model.validated(predict(x_val), y_val), **figures(task, model, predict(x), y), **model.notes}
+    row["factor"] = model.factor
+    model.validated(model.outputs(x_val), y_val)
+    row["mean"] = figures(task, model, model.outputs(x), y)["nll"]
+    return {**row, "dead": share_of_dead(model.net, task.train[0]), "seconds": seconds}
+
+
+def key(row):
+    return row["task"], row["method"], row["seed"], json.dumps(row["setting"], sort_keys=True)
+
+
+def read_log(path):
+    """The lines of the log, the last one of each training."""
+    if not path.is_file():
+        return {}
+    rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return {key(row): row for row in rows}
+
+
+def fill(options, methods):
+    """Train what the log does not have."""
+    done = read_log(options.log)
+    for name, seed, method in itertools.product(options.tasks, options.seeds, methods):
+        for setting in settings_of(name, method):
+            row = {"task": name, "method": method + options.suffix, "seed": seed, "setting": setting}
+            if key(row) in done or (name in SHORT and seed != options.seeds[0]):
+                continue
+            try:
+                row |= measure(name, seed, METHODS.get(method, THREE_LINES)[0], setting)
+            except (RuntimeError, ValueError) as error:  # of a training that diverged
+                row |= {"val": math.inf, "nll": math.inf, "seconds": 0.0, "error": repr(error)[:200]}
+            with options.log.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def settings_of(task, method):
+    """The settings among which a method chooses."""
+    settings = METHODS.get(method, THREE_LINES)[1]
+    return settings[SHORT[task]] if task in SHORT and len(settings) > 1 else settings
+
+
+def chosen(log):
+    """By task and method the line of each seed whose setting is best on validation data, where none is missing."""
+    tried, found = {}, {}
+    for row in log.values():
+        tried.setdefault((row["task"], row["method"], row["seed"]), []).append(row)
+    for (task, method, seed), rows in sorted(tried.items(), key=lambda item: item[0][2]):
+        settings = settings_of(task, method) if method in METHODS else [row["setting"] for row in rows]
+        rows = [row for row in rows if row["setting"] in settings]
+        if len(rows) >= len(settings):
+            best = min(rows, key=lambda row: row["val"])
+            seconds = sum(row["seconds"] for row in rows)
+            found.setdefault((task, method), {})[seed] = {**best, "seconds": seconds}
+    return found
+
+
+def table(names, log):
+    """Print a row a task and method, the mean over seeds."""
+    rows = chosen(log)
+    for name, method in (pair for name in names for pair in rows if pair[0] == name):
+        words, seeds = [f"{name:20s} {method:22s}"], rows[name, method].values()
+        for column in ("nll", "accuracy", "rmse", "ece", "coverage", "dead", "mean", "seconds"):
+            if all(column in row for row in seeds):
+                mean = sum(row[column] for row in seeds) / len(seeds)
+                words.append(f"{column} {mean:.{4 if column in ('nll', 'rmse', 'mean') else 1}f}")
+        print("  ".join(words), f" splits {len(seeds)}")
+
+
+def verdict(own, other, bar, errors):
+    """The mean of paired differences of NLL with its standard error, and whether it is at most the bar or so many."""
+    pairs = np.array([own[seed]["nll"] - other[seed]["nll"] for seed in own])
+    mean, error = pairs.mean(), pairs.std(ddof=1) / len(pairs) ** 0.5 if len(pairs) > 1 else 0.0
+    over = mean - max(bar, errors * error)
+    return over <= 0, f"{mean:+.4f} ± {error:.4f} " + ("ok" if over <= 0 else f"misses by {over:.4f}")
+
+
+def verdicts(names, log, method):
+    """Print by task the NLL of a method less those of its mean, of AdamW and of the best method of one network."""
+    rows, counts = chosen(log), {"AdamW": [], "the best of one network": []}
+    print(f"\n{method}: NLL less that of its own mean, of AdamW, and of the best of {', '.join(SINGLE)}")
+    for name in (name for name in names if (name, method) in rows):
+        own = rows[name, method]
+        words = [f"its own mean {np.mean([row['nll'] - row.get('mean', math.nan) for row in own.values()]):+.4f}"]
+        found = {other: rows.get((name, other), {}) for other in ("AdamW", *SINGLE)}
+        found = {other: by for other, by in found.items() if own.keys() <= by.keys()}
+        singles = [other for other in SINGLE if other in found]
+        best = min(singles, key=lambda other: sum(found[other][seed]["nll"] for seed in own), default=None)
+        for (which, ok), other, bar, errors in zip(counts.items(), ("AdamW", best), (0.01, 0.03), (1, 0), strict=True):
+            if other in found:
+                right, word = verdict(own, found[other], bar, errors)
+                ok.append(right)
+                words.append(f"{other} {word}" + f" (of {len(singles)})" * (which != "AdamW"))
+        print(f"{name:20s} {len(own)} splits ", "   ".join(words))
+    print("   ".join(f"{which}: {sum(ok)} of {len(ok)} ok" for which, ok in counts.items()))
+
+
+def spreads(names, log, method):
+    """Print the NLL of each optimizer, rate and schedule of the user, a column a seed, and how far they are apart."""
     for name in names:
-        tasks, rows = [TASKS[name](seed) for seed in seeds], {}
-        for method, (fit, keywords) in methods.items():
-            rows[method] = []
-            for lr in rates:
-                found = []
-                for task, seed in zip(tasks, seeds, strict=True):
-                    model, predict = fit(task, seed, lr=lr, **keywords)
-                    model.validated(predict(task.val[0]), task.val[1])
-                    found.append(figures(task, model, predict(task.test[0]), task.test[1])["nll"])
-                nll = sum(found) / len(found)
-                rows[method].append(nll if math.isfinite(nll) else math.inf)
-        for method, row in rows.items():
-            within = [nll < 1.5 * min(row) for nll in row]
-            longest = max(len(run) for run in "".join(".x"[w] for w in within).split("."))
-            print(f"{name:16s} {method:10s}", " ".join(f"{nll:.3f}" for nll in row), f"  {(longest - 1) / 2:g} decades")
-
-
-def table(options):
-    """Print a row a task and method, the mean over seeds; each seed has its line in the log."""
-    for name in options.tasks:
-        for method in options.methods:
-            fit, settings = SETTINGS[method]
-            found = []
-            for seed in options.seeds:
-                task, start = TASKS[name](seed), time.process_time()
-                tried = []
-                for setting in settings:
-                    model, predict = fit(task, seed, **setting)
-                    nll = model.validated(predict(task.val[0]), task.val[1])
-                    tried.append((nll, len(tried), model, predict))
-                best = min(tried)
-                row = figures(task, *best[2:3], best[3](task.test[0]), task.test[1])
-                row |= {"task": name, "method": method, "seed": seed, "setting": settings[best[1]]}
-                found.append(row | {"seconds": time.process_time() - start})
-                if options.log:
-                    with options.log.open("a") as file:
-                        file.write(json.dumps(found[-1]) + "\n")
-            mean = {k: sum(r[k] for r in found) / len(found) for k in found[0] if isinstance(found[0][k], float)}
-            print(f"{name:16s} {method:18s}", "  ".join(f"{k} {v:.4g}" for k, v in mean.items()), flush=True)
+        seeds = sorted({seed for task, own, seed, _ in log if (task, own) == (name, method)})
+        columns = np.full((len(THREE_LINES[1]), len(seeds)), math.nan)
+        for setting, line in zip(THREE_LINES[1], columns, strict=True):
+            rows = [{"task": name, "method": method, "seed": seed, "setting": setting} for seed in seeds]
+            line[:] = [log.get(key(row), {}).get("nll", math.nan) for row in rows]
+            what = f"{setting['inner']} {setting['lr']:g}" + ", cosine" * setting["cosine"]
+            print(f"{name:12s} {what:22s}", " ".join(f"{nll:.4f}" for nll in line))
+        apart = columns.max(0) - columns.min(0)
+        word = "ok" if (apart <= 0.015).all() and apart.mean() <= 0.01 else "too far apart"
+        print(f"{name:12s} {'largest less smallest':22s}", " ".join(f"{a:.4f}" for a in apart), word)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=["digits"], choices=list(TASKS))
-    parser.add_argument("--methods", nargs="+", default=list(SETTINGS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--log", type=pathlib.Path)
-    parser.add_argument("--rates", action="store_true", help="NLL by the learning rate instead")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), help="the ten by default")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path("runs/networks.jsonl"))
+    parser.add_argument("--generated", action="store_true", help="ten generated sets in place of the ten")
+    parser.add_argument("--rates", action="store_true", help="NLL by the user's optimizer, rate and schedule instead")
+    parser.add_argument("--table", action="store_true", help="print what the log has and train nothing")
+    parser.add_argument("--suffix", default="", help="of the names in the log, for another version or choice")
     options = parser.parse_args()
-    by_rate(options.tasks, options.seeds) if options.rates else table(options)
+    options.tasks = options.tasks or (["digits"] if options.rates else list(GENERATED if options.generated else TEN))
+    options.seeds = options.seeds or list(range(5 if options.rates else 3))
+    options.log.parent.mkdir(parents=True, exist_ok=True)
+    if not options.table:
+        fill(options, ["three lines"] if options.rates else options.methods)
+    log = read_log(options.log)
+    if options.rates:
+        spreads(options.tasks, log, "three lines" + options.suffix)
+    else:
+        table(options.tasks, log)
+        verdicts(options.tasks, log, "attach" + options.suffix)
 
 
 if __name__ == "__main__":
