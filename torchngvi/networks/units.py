@@ -123,11 +123,11 @@ def _layers(
         left = dict(sorted(own.items(), key=lambda item: -item[1].ndim))
         while left:
             first, p = next(iter(left.items()))
-            members = [first]
+            together = [first]
             if p.ndim > 1:
                 rows = {other: q for other, q in left.items() if other != first and len(q) == len(p)}
-                members += [other for other, q in rows.items() if _alike(module, first, other, q)]
-            yield [left.pop(name) for name in members], 0 if p.ndim > 1 else None, None
+                together += [other for other, q in rows.items() if _alike(module, first, other, q)]
+            yield [left.pop(name) for name in together], 0 if p.ndim > 1 else None, None
 
 
 def _alike(module: nn.Module, first: str, other: str, p: Tensor) -> bool:
