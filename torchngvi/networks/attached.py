@@ -206,7 +206,7 @@ class Attachment:
         curvature.begin(q)
         self.seen = q.observed
         self._first = False  # whether a closure is called for the first time in a step, around the mean
-        q.sampling, q.ending = True, self.doubt
+        q.sampling, q.ending, q.detach = True, self.doubt, self.remove
         q.settle(q.model.training)
 
     @torch.compiler.disable
@@ -446,7 +446,7 @@ class Attachment:
         self.handles.clear()
         for group in self._groups():
             forget_start(group)
-        self.q.sampling = False
+        self.q.sampling, self.q.detach = False, None
         self.q.settle(self.q.model.training)
 
 

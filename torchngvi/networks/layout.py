@@ -146,6 +146,12 @@ def families(
         if not isinstance(kind, str) or kind not in FAMILIES:
             raise InputError(f"structure is one of {', '.join(map(repr, FAMILIES))}, or names them; got {kind!r}.")
     priors = matched(list(kinds), prior if isinstance(prior, Mapping) else {"*": prior}, "prior_precision")
+    if centers and not kinds.keys() & centers.keys():
+        raise InputError(
+            f"The prior names {next(iter(centers))!r} and {len(centers) - 1} more, none of which is one of "
+            f"{', '.join(list(kinds)[:6])}{', ...' if len(kinds) > 6 else ''}. The names of a wrapped network have a "
+            "prefix, such as 'module.': take the state_dict() of the network itself."
+        )
     for name in kinds:
         if name not in priors and name not in precisions:
             raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
@@ -159,9 +165,11 @@ def families(
             if given is not None and given.shape != parameters[name].shape:
                 raise InputError(
                     f"The {what} that is the prior has the shape {tuple(given.shape)} for {name}, and the network has "
-                    f"{tuple(parameters[name].shape)}. Leave that name out of the prior: its weights take "
-                    "prior_precision."
+                    f"{tuple(parameters[name].shape)}. Leave that name out of the prior, or give a new layer a name of "
+                    "its own: weights that the prior does not name take prior_precision."
                 )
+            if given is not None and not given.isfinite().all():
+                raise InputError(f"The {what} that is the prior is not finite for {name}.")
     kinds = {
         name: "diagonal" if kind == "kronecker" and not _is_matrix(parameters[name]) else kind
         for name, kind in kinds.items()

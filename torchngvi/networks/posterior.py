@@ -52,6 +52,7 @@ class NetworkGaussian(NetworkWeights):
         self.likelihood = read_likelihood(likelihood)
         super().__init__(model, num_data, structure, prior_precision, temperature, seed, prior)
         self.structure = structure
+        self.detach: Callable[[], None] | None = None  # lets the optimizers go
         self.ending: Callable[[], str | None] | None = None  # what to say of a training that may have ended too early
 
     def __repr__(self) -> str:
@@ -152,7 +153,9 @@ class NetworkGaussian(NetworkWeights):
         return LaplaceResult(count, self.num_data, self.temperature)
 
     def release(self) -> None:
-        """Take the hooks off the network, whose parameters then hold the mean like those of any other network."""
+        """Take the hooks off the network, which then holds the mean as any other does, and let its optimizers go."""
+        if self.detach is not None:
+            self.detach()
         self.sampling = self.pinned = False
         self.settle(False)
         self._hooks.remove()

@@ -236,16 +236,17 @@ class Watch:
 
     def _note_norms(self, used: Mapping[str, Tensor]) -> None:
         """Say once that gradients have one and the same norm, that of a clipping, and the prior's part is large."""
-        means, prior, first = self.q.mean, self.q.prior, next(iter(used.values()))
-        parts = [(g.norm(), (means[name] * prior[name]).norm()) for name, g in used.items()]
+        first, of_prior = next(iter(used.values())), {name: torch.zeros_like(g) for name, g in used.items()}
+        self.q.add_prior_(of_prior, self.q.mean)
+        parts = [(g.norm(), of_prior[name].norm()) for name, g in used.items()]
         norms = torch.stack([torch.stack(list(each)).to(first) for each in zip(*parts, strict=True)])
         self._norms.append(Fetched(norms.float().norm(dim=1)))
         read = [found.read() for found in self._norms]
         if len(read) < _COMPARED or any(each is None for each in read):
             return
-        gradients, of_prior = zip(*read, strict=True)
-        if max(gradients) < (1 + _SAME) * min(gradients) and max(of_prior) > _COUNTS * max(gradients) > 0:
-            self._say("clipped", norm=max(gradients), times=max(of_prior) / max(gradients), compared=_COMPARED)
+        gradients, pulls = zip(*read, strict=True)
+        if max(gradients) < (1 + _SAME) * min(gradients) and max(pulls) > _COUNTS * max(gradients) > 0:
+            self._say("clipped", norm=max(gradients), times=max(pulls) / max(gradients), compared=_COMPARED)
 
     def _speak(self) -> None:
         """Say what was found of the loss, as soon as that needs no wait for a device."""

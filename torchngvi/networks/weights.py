@@ -305,7 +305,7 @@ class NetworkWeights(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle of q has: it is attached to no optimizer."""
-        return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None, "ending": None}
+        return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None, "ending": None, "detach": None}
 
 
 def _read_prior(given: NetworkWeights | Mapping[str, Tensor] | None) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
@@ -316,11 +316,13 @@ def _read_prior(given: NetworkWeights | Mapping[str, Tensor] | None) -> tuple[Ma
         given.finish_step()
         each = [precision for family in given.each() for precision in family.precisions()]
         return given.mean, dict(zip(given.names, each, strict=True))
-    if isinstance(given, Mapping) and given and all(isinstance(t, Tensor) for t in given.values()):
+    values = list(given.values()) if isinstance(given, Mapping) else [given]
+    if isinstance(given, Mapping) and values and all(isinstance(value, Tensor) for value in values):
         return given, {}
+    wrong = next((value for value in values if not isinstance(value, Tensor)), given)
     raise InputError(
-        "prior is the posterior of an earlier training, from torchngvi.network, or the means of the weights by name, "
-        f"as model.state_dict() has them; got a {type(given).__name__}."
+        "prior is the posterior of an earlier training, from torchngvi.network, or the means of the weights by name, as "
+        f"model.state_dict() has them; got {f'a {type(wrong).__name__}' if values else 'an empty mapping'}."
     )
 
 

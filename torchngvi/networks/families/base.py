@@ -1,5 +1,6 @@
 """What every family of posteriors over some parameters of a network shares: the mean, the prior, the moves."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -52,7 +53,7 @@ class Family(nn.Module, ABC):
         self.start = [start[name] for name in self.names]
         self.num_data, self.bounded = num_data, True
         self._mangled = [key("", name)[1:] for name in self.names]
-        self._prior = [prior[name] for name in self.names]
+        self._numbers = [d if isinstance(d, float) else 0.0 for d in map(prior.__getitem__, self.names)]
         for name, p in parameters.items():
             dtype = torch.promote_types(p.dtype, torch.float32)
             self.register_buffer(key("mean", name), p.detach().to(dtype, copy=True))
@@ -72,8 +73,8 @@ class Family(nn.Module, ABC):
     @property
     def prior(self) -> list[Delta]:
         """The precision δ of the prior a datum, one number or tensor a parameter."""
-        pairs = zip(self._mangled, self._prior, strict=True)
-        return [own if isinstance(own, float) else self._buffers[f"delta/{name}"] for name, own in pairs]  # type: ignore[misc]
+        pairs = zip(self._mangled, self._numbers, strict=True)
+        return [self._buffers.get(f"delta/{name}", number) for name, number in pairs]  # type: ignore[misc]
 
     @property
     def centers(self) -> list[Tensor | None]:
@@ -175,17 +176,20 @@ class Family(nn.Module, ABC):
     def variances(self) -> list[Tensor]:
         """Return the diagonal of C Cᵀ, one tensor a parameter."""
 
+    @abstractmethod
     def precisions(self) -> list[Tensor]:
-        """Return the precisions of single weights as the data and the prior have them, without the start."""
-        return [v.reciprocal() for v in self.variances()]
+        """Return the diagonal of N (H + δ), of each weight given the others, one tensor a parameter."""
 
     @abstractmethod
     def log_det(self) -> Tensor:
         """Return log|C Cᵀ|, a number."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Load a state, and make C of it; files of release 0.2 have no flag for some families."""
+        """Load a state with the prior that it has, and make C of it; files of 0.2 have no flag for some families."""
         state_dict.setdefault(f"{prefix}_extra_state", 1.0)
+        for what, name in itertools.product(("delta", "center"), self._mangled):
+            if f"{prefix}{what}/{name}" in state_dict:
+                self.register_buffer(f"{what}/{name}", torch.empty_like(self._buffers[f"mean/{name}"]))
         super()._load_from_state_dict(state_dict, prefix, *others)
         self.refresh_()
 

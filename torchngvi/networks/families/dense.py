@@ -115,7 +115,7 @@ class Dense(Family):
         return self._parts(torch.cholesky_inverse(self.root).diagonal(dim1=-2, dim2=-1))
 
     def precisions(self) -> list[Tensor]:
-        """Return N (H_jj + δ), one tensor a parameter: given the other weights."""
+        """Return N (H_jj + δ), without the start, one tensor a parameter."""
         each = zip(self._parts(self.curvature.diagonal(dim1=-2, dim2=-1)), self.prior, strict=True)
         return [self.num_data * (h + delta) for h, delta in each]
 

@@ -114,7 +114,7 @@ class Diagonal(Family):
         return list(torch._foreach_mul(self.stddev, self.stddev))
 
     def precisions(self) -> list[Tensor]:
-        """Return N (h + δ), one tensor a parameter."""
+        """Return N (h + δ), without the start, one tensor a parameter."""
         return [self.num_data * (h + delta) for h, delta in zip(self.curvature, self.prior, strict=True)]
 
     def log_det(self) -> Tensor:

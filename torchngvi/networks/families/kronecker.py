@@ -159,6 +159,13 @@ class Kronecker(Family):
             for m, (A, B) in zip(self.mean, self.roots(), strict=True)
         ]
 
+    def precisions(self) -> list[Tensor]:
+        """Return (AAᵀ)⁻¹_jj (BBᵀ)⁻¹_kk, one tensor a parameter."""
+        return [
+            torch.outer(torch.cholesky_inverse(A).diagonal(), torch.cholesky_inverse(B).diagonal()).view_as(m)
+            for m, (A, B) in zip(self.mean, self.roots(), strict=True)
+        ]
+
     def log_det(self) -> Tensor:
         """Return 2 i Σ log A_jj + 2 o Σ log B_kk."""
         each = [2 * (len(B) * A.diagonal().log().sum() + len(A) * B.diagonal().log().sum()) for A, B in self.roots()]
