@@ -116,6 +116,23 @@ def test_precisions_add_in_a_chain():
         q.release()
 
 
+@pytest.mark.parametrize("structure", ["diagonal", "dense"])
+def test_the_weight_counts_the_data_and_not_their_prior(structure):
+    """N δ + w N h; twice the data are as good as their weight 2."""
+    x, y = batch(30, torch.float64)
+    model = nn.Linear(4, 3, bias=False).double()
+    found = []
+    for copies, weight in ((1, 2.0), (2, 1.0)):
+        old = torchngvi.network(model, 30 * copies, structure, prior_precision=LAMBDA)
+        old.laplace([(x, y)] * copies)
+        old.release()
+        q = torchngvi.network(model, 20, prior=old, prior_weight=weight)
+        found.append(q.prior["weight"])
+        q.release()
+    assert (found[0] > 2 * LAMBDA / 20).all()
+    torch.testing.assert_close(*found, rtol=1e-10, atol=0)
+
+
 def test_the_start_is_no_information():
     """Before any data q is narrower than its prior, and as a prior it is its prior."""
     first = torchngvi.network(classifier(), 50, prior_precision=LAMBDA, temperature=1.0)
@@ -307,6 +324,17 @@ def test_a_posterior_that_is_not_finite_is_refused():
     first.families[0].curvature[0].fill_(math.inf)
     with pytest.raises(InputError, match="posterior that is the prior is not finite for 0.weight"):
         torchngvi.network(classifier(), 40, prior=first)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, "2"])
+def test_weights_that_count_nothing_are_refused(weight):
+    with pytest.raises(InputError, match="prior_weight"):
+        torchngvi.network(classifier(), 40, prior=trained(2), prior_weight=weight)
+
+
+def test_means_alone_have_no_weight():
+    with pytest.raises(InputError, match="prior_precision"):
+        torchngvi.network(classifier(), 40, prior=classifier().state_dict(), prior_weight=2.0)
 
 
 def test_a_precision_by_weight_is_no_kronecker_product():

@@ -32,7 +32,7 @@ class NetworkGaussian(NetworkWeights):
     Args:
         model: the network, whose parameters are the ones that q moves; it does not become a part of q.
         num_data: the number N of independent labels in the training data.
-        structure, prior_precision, temperature, likelihood, seed, prior: as in :func:`network`.
+        structure, prior_precision, temperature, likelihood, seed, prior, prior_weight: as in :func:`network`.
 
     Raises:
         InputError: for arguments that cannot be used, each with its sentence.
@@ -48,9 +48,10 @@ class NetworkGaussian(NetworkWeights):
         likelihood: str | OutputLikelihood = "categorical",
         seed: int = 0,
         prior: "NetworkGaussian | Mapping[str, Tensor] | None" = None,
+        prior_weight: float = 1.0,
     ) -> None:
         self.likelihood = read_likelihood(likelihood)
-        super().__init__(model, num_data, structure, prior_precision, temperature, seed, prior)
+        super().__init__(model, num_data, structure, prior_precision, temperature, seed, prior, prior_weight)
         self.structure = structure
         self.detach: Callable[[], None] | None = None  # lets the optimizers go
         self.ending: Callable[[], str | None] | None = None  # what to say of a training that may have ended too early
@@ -225,6 +226,7 @@ def network(
     likelihood: str | OutputLikelihood = "categorical",
     seed: int = 0,
     prior: NetworkGaussian | Mapping[str, Tensor] | None = None,
+    prior_weight: float = 1.0,
 ) -> NetworkGaussian:
     """Make a Gaussian posterior over the weights of a network, centred at the weights that it has.
 
@@ -250,7 +252,13 @@ def network(
         seed: of the noise; the same in all processes that train together.
         prior: what was known before these data: the posterior of an earlier training, whose means and precisions
             N (h + δ) are those of the prior, or means alone, by name as ``model.state_dict()`` has them, such as
-            pretrained weights, with prior_precision; weights that it does not name have the mean 0.
+            pretrained weights, with prior_precision; weights that it does not name have the mean 0.  The network starts
+            at its own weights.  Precisions add from one training to the next; of dependent weights that of each given
+            the others is kept.  The temperature does not enter, as it divides prior and likelihood alike: a narrow q
+            of T = 0.05 knows no more than its data say.
+        prior_weight: how often the data of that posterior count, w in N (w h + δ), as the λ of EWC (Kirkpatrick et al.
+            2017); its own prior counts once.  1 is Bayes' rule.  The curvature at weights that fit well says little of
+            how fast the fit is lost further away, so that tasks in turn want 10 to 1,000.
 
     Returns:
         The posterior.
@@ -263,4 +271,6 @@ def network(
     >>> q
     NetworkGaussian(67 diagonal weights of Sequential, num_data=1,000, Categorical, temperature=0.05, steps=0)
     """
-    return NetworkGaussian(model, num_data, structure, prior_precision, temperature, likelihood, seed, prior)
+    return NetworkGaussian(
+        model, num_data, structure, prior_precision, temperature, likelihood, seed, prior, prior_weight
+    )

@@ -32,7 +32,8 @@ class NetworkWeights(nn.Module):
     """What moves when a network's posterior is trained: the families, the draw, and what was seen of the curvature.
 
     Args:
-        model, num_data, structure, prior_precision, temperature, seed, prior: as in :func:`torchngvi.network`.
+        model, num_data, structure, prior_precision, temperature, seed, prior, prior_weight: as in
+            :func:`torchngvi.network`.
 
     Attributes:
         names: of the parameters that q is over.
@@ -52,6 +53,7 @@ class NetworkWeights(nn.Module):
         temperature: float,
         seed: int,
         prior: "NetworkWeights | Mapping[str, Tensor] | None" = None,
+        prior_weight: float = 1.0,
     ) -> None:
         super().__init__()
         self.num_data = read_count("num_data", num_data, NUM_DATA)
@@ -60,7 +62,7 @@ class NetworkWeights(nn.Module):
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
             raise InputError("The network has a posterior already; use it, or take it away with its release().")
-        centers, precisions = _read_prior(prior)
+        centers, precisions = _read_prior(prior, prior_weight)
         self.families = families(self.model, self.num_data, structure, prior_precision, centers, precisions)
         self.names = [name for family in self.each() for name in family.names]
         self.parameters_of_network = [p for family in self.each() for p in family.parameters_of_network]
@@ -308,20 +310,29 @@ class NetworkWeights(nn.Module):
         return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None, "ending": None, "detach": None}
 
 
-def _read_prior(given: NetworkWeights | Mapping[str, Tensor] | None) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
-    """Read the means and, of a posterior, the precisions that a prior has by the names of parameters."""
+def _read_prior(
+    given: NetworkWeights | Mapping[str, Tensor] | None, weight: float
+) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
+    """Read the means and, of a posterior, the precisions Nδ + w N h that a prior has by the names of parameters."""
+    weight = read_number("prior_weight", weight, "is how often the data of the earlier posterior count", above=0)
+    if weight != 1 and not isinstance(given, NetworkWeights):
+        raise InputError(
+            "prior_weight is how often the data of an earlier posterior count, which prior= is not; the strength of a "
+            "prior of means alone is prior_precision."
+        )
     if given is None:
         return {}, {}
     if isinstance(given, NetworkWeights):
         given.finish_step()
-        each = [precision for family in given.each() for precision in family.precisions()]
-        return given.mean, dict(zip(given.names, each, strict=True))
+        each = zip(given.names, (p for f in given.each() for p in f.precisions()), given.prior.values(), strict=True)
+        data = weight - 1
+        return given.mean, {name: p + data * (p - given.num_data * delta).clamp_min(0) for name, p, delta in each}
     values = list(given.values()) if isinstance(given, Mapping) else [given]
     if isinstance(given, Mapping) and values and all(isinstance(value, Tensor) for value in values):
         return given, {}
     wrong = next((value for value in values if not isinstance(value, Tensor)), given)
     raise InputError(
-        "prior is the posterior of an earlier training, from torchngvi.network, or the means of the weights by name, as "
+        "prior is the posterior of an earlier training, from torchngvi.network, or the means of weights by name, as "
         f"model.state_dict() has them; got {f'a {type(wrong).__name__}' if values else 'an empty mapping'}."
     )
 
