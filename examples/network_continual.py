@@ -2,10 +2,9 @@
 
     python examples/network_continual.py [--seeds 1] [--steps 200] [--out network_continual.png]
 
-Split digits are five tasks of two classes, with a head for each task, which is known at the test (task-incremental, as
-in Zenke, Poole and Ganguli 2017); permuted digits are five orders of the pixels with one head (domain-incremental).
-The strength of EWC (Kirkpatrick et al. 2017), and how often the posterior counts earlier data, are the best of four
-each; so is the learning rate of EWC, of two, which fine-tuning and joint training have too.
+Split digits: five tasks of two classes, each with a head, which is known at the test (task-incremental, as in Zenke,
+Poole and Ganguli 2017).  Permuted digits: five orders of the pixels, one head.  The strength of EWC (Kirkpatrick et al.
+2017), and how often the posterior counts earlier data, are tried at four values, of which the best is drawn.
 """
 
 import argparse
@@ -19,8 +18,6 @@ import torchngvi as ngvi
 
 
 class Network(nn.Module):
-    """Two hidden layers, and heads that join with their tasks."""
-
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU())
@@ -30,6 +27,7 @@ class Network(nn.Module):
         if head == len(self.heads):
             self.heads.append(nn.Linear(100, classes))
         self.head = head
+        return self
 
     def forward(self, x):
         return self.heads[self.head](self.body(x))
@@ -48,26 +46,25 @@ def tasks_of(setting, seed):
         yield head, (A[:n], b[:n]), (A[n:], b[n:])
 
 
-def train(model, optimizer, tasks, steps, penalty=lambda: 0.0):
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    model.train()
+def train(model, optimizer, tasks, steps, anchors=(), strength=0.0):
+    own, schedule = dict(model.named_parameters()), torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
         head, (X, y), _ = tasks[step % len(tasks)]
-        model.begin(*head)
         rows = torch.randint(len(y), (32,))
         optimizer.zero_grad()
-        (nn.functional.cross_entropy(model(X[rows]), y[rows]) + penalty()).backward()
+        penalty = sum((F * (own[name] - at).square()).sum() for name, F, at in anchors)
+        loss = nn.functional.cross_entropy(model.train().begin(*head)(X[rows]), y[rows])
+        (loss + 0.5 * strength / len(y) * penalty).backward()
         optimizer.step()
         schedule.step()
 
 
-def posterior(model, groups, steps, weight):
-    """Train a posterior on one task after the other, which needs no learning rate."""
+def posterior(model, groups, steps, weight, lr):
     prior = {}
     for tasks in groups:
         model.begin(*tasks[0][0])
         q = ngvi.network(model, num_data=len(tasks[0][1][1]), **prior)
-        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)  # any rate
         ngvi.attach(optimizer, q, steps=steps)
         train(model, optimizer, tasks, steps)
         q.release()  # q stays as it is, and the network is free for the next one
@@ -76,24 +73,19 @@ def posterior(model, groups, steps, weight):
 
 def ewc(model, groups, steps, strength, lr):
     """Train with a penalty for each task before, of the Fisher information by a label drawn for each image."""
+
+    def loss(given, x, label):
+        return nn.functional.cross_entropy(torch.func.functional_call(model, given, x[None]), label[None])
+
     anchors = []
     for tasks in groups:
         for head, *_ in tasks:
             model.begin(*head)
-        own, (X, y) = dict(model.named_parameters()), tasks[0][1]
-
-        def penalty(own=own, scale=0.5 * strength / len(y)):
-            return scale * sum((F * (own[name] - at).square()).sum() for name, F, at in anchors)
-
-        train(model, torch.optim.AdamW(own.values(), lr=lr, weight_decay=0.0), tasks, steps * len(tasks), penalty)
-        squares = {name: torch.zeros_like(p) for name, p in own.items()}
-        for x in X if strength else ():
-            model.zero_grad()
-            log_p = model(x[None])[0].log_softmax(-1)
-            log_p[torch.multinomial(log_p.detach().exp(), 1)].backward()
-            for name, p in own.items():
-                squares[name] += 0.0 if p.grad is None else p.grad.square()
-        anchors += [(name, square, own[name].detach().clone()) for name, square in squares.items() if strength]
+        train(model, torch.optim.Adam(model.parameters(), lr=lr), tasks, steps * len(tasks), anchors, strength)
+        held, X = {name: p.detach().clone() for name, p in model.named_parameters()}, tasks[0][1][0]
+        drawn = torch.distributions.Categorical(logits=model(X).detach()).sample()
+        gradients = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(held, X, drawn)
+        anchors += [(name, g.square().sum(0), held[name]) for name, g in gradients.items() if strength]
 
 
 def main(arguments=None):
@@ -103,27 +95,20 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     best, each, figure = {}, (10, 30, 100, 1000), Figure(figsize=(8, 3), layout="constrained")
     for axes, (setting, lr) in zip(figure.subplots(1, 2), {"split": 3e-3, "permuted": 1e-2}.items(), strict=True):
-        methods = {"joint training": [(ewc, 0, lr)], "fine-tuning": [(ewc, 0, lr)], "EWC": [(ewc, s, lr) for s in each]}
-        for name, settings in (methods | {"posterior as the prior": [(posterior, s) for s in each]}).items():
+        tried = {"joint": (ewc, [0]), "fine-tuning": (ewc, [0]), "EWC": (ewc, each), "posterior": (posterior, each)}
+        for name, (method, numbers) in tried.items():
             found = {}
-            for method, *numbers in settings:
+            for number in numbers:
                 torch.manual_seed(0)
                 for seed in range(options.seeds):
                     model, tasks = Network(), list(tasks_of(setting, seed))
-                    method(
-                        model, [tasks] if name == "joint training" else [[t] for t in tasks], options.steps, *numbers
-                    )
-                    right = []
-                    for head, _, (X, y) in tasks:
-                        model.eval().begin(*head)
-                        right.append((model(X).argmax(1) == y).float().mean())
-                    found[numbers[0]] = found.get(numbers[0], 0.0) + torch.stack(right) / options.seeds
+                    groups = [tasks] if name == "joint" else [[task] for task in tasks]
+                    method(model, groups, options.steps, number, lr)
+                    right = [(model.eval().begin(*h)(X).argmax(1) == y).float().mean() for h, _, (X, y) in tasks]
+                    found[number] = found.get(number, 0.0) + torch.stack(right) / options.seeds
             chosen = max(found.values(), key=torch.mean)
             best[setting, name] = chosen.mean().item()
-            print(
-                f"{setting:9s}{name:23s}{best[setting, name]:.3f} ",
-                {s: round(a.mean().item(), 3) for s, a in found.items()},
-            )
+            print(f"{setting:9s}{name:12s}", ", ".join(f"{number}: {a.mean():.3f}" for number, a in found.items()))
             axes.plot(range(1, 6), chosen, "o-", label=name)
         axes.set(title=f"{setting} digits", xlabel="task", ylabel="accuracy after five tasks")
     axes.legend()

@@ -101,3 +101,20 @@ def test_lightning(run, capsys, monkeypatch):
     assert nll["posterior"] < nll["point estimate"] + 0.02
     assert nll["posterior"] < 0.2  # 2.3 is chance
     assert "test NLL" in capsys.readouterr().out
+
+
+@pytest.mark.accuracy
+def test_tasks_in_turn(run, capsys):
+    found = run("network_continual", "--steps", "100")
+    for setting, least in (("split", 0.9), ("permuted", 0.5)):
+        assert found[setting, "posterior"] > max(least, found[setting, "fine-tuning"] + 0.01)
+        assert found[setting, "joint"] > found[setting, "posterior"]
+    assert "permuted EWC" in capsys.readouterr().out
+
+
+def test_fine_tuning(run, capsys):
+    nll = run("network_finetuning", "--seeds", "1", "--steps", "150")
+    assert nll["posterior, prior=q"] < nll["posterior, prior N(0, 1)"] - 0.05
+    assert nll["posterior, prior=state_dict"] < nll["posterior, prior N(0, 1)"] - 0.05
+    assert nll["posterior, prior=q"] < nll["L2-SP"] + 0.1
+    assert "L2-SP" in capsys.readouterr().out
