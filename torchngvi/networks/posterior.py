@@ -3,7 +3,6 @@
 q(θ) = N(m, V),  minimising  (N/T) E_q[mean loss + ½δ|θ|²] - entropy of q,  δ = λ/N
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.errors import InputError
+from torchngvi.networks.evidence import NetworkEvidence
 from torchngvi.networks.hooks import refuse_replaced
 from torchngvi.networks.laplace import LaplaceResult, settle_
 from torchngvi.networks.layout import PriorPrecision, Structure
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
 from torchngvi.networks.predictions import Predictive, log_prob, predictive
-from torchngvi.networks.weights import NetworkWeights
 from torchngvi.posteriors import DiagonalGaussian
 
 Read = Callable[[Any], Tensor]
 TEMPERATURE = 0.05  # chosen on validation data of four tasks, with which docs/networks.md says how
 
 
-class NetworkGaussian(NetworkWeights):
+class NetworkGaussian(NetworkEvidence):
     """A Gaussian posterior over the weights of a network; `torchngvi.network` makes one.
 
     Its buffers are what a checkpoint must hold beside those of the network and of the optimizer: the means, the running
@@ -167,21 +166,6 @@ class NetworkGaussian(NetworkWeights):
         self.likelihood.factor = float(state.get("factor", 1.0))
 
     # what q says
-
-    def kl(self) -> Tensor:
-        """Return KL(q‖prior) in nats, a number, at the temperature that V has; infinite at 0."""
-        if self.temperature == 0:
-            return torch.tensor(math.inf, device=self.parameters_of_network[0].device)
-        total = []
-        for family in self.each():
-            each = zip(family.mean, family.centers, family.variances(), family.prior, strict=True)
-            for mean, center, variance, delta in each:
-                precision = torch.as_tensor(delta).to(mean) * self.num_data
-                away = mean if center is None else mean - center
-                squares = precision * (away.square() + self.temperature * variance)
-                total.append(0.5 * (squares - 1 - (self.temperature * precision).log()).sum())
-            total.append(-0.5 * family.log_det())
-        return torch.stack(total).sum()
 
     def as_gaussian(self) -> DiagonalGaussian:
         """Return the marginals of q as a `DiagonalGaussian` over the flattened weights, in the order of `names`.

@@ -171,6 +171,11 @@ class Family(nn.Module, ABC):
         self.absorb_(statistics, 1.0)
         self.refresh_()
 
+    def take_prior_(self, prior: Mapping[str, float]) -> None:
+        """Take other precisions of the prior a datum by name, of those that have one number for all weights."""
+        self._prior = [prior.get(name, delta) for name, delta in zip(self.names, self._prior, strict=True)]
+        self.refresh_()
+
     @abstractmethod
     def variances(self) -> list[Tensor]:
         """Return the diagonal of C Cᵀ, one tensor a parameter."""
@@ -189,13 +194,15 @@ class Family(nn.Module, ABC):
         super()._load_from_state_dict(state_dict, prefix, *others)
         self.refresh_()
 
-    def get_extra_state(self) -> dict[str, bool]:
-        """Return whether h₀ is the least curvature."""
-        return {"bounded": self.bounded}
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return whether h₀ is the least curvature, and δ by name where it is a number."""
+        prior = {name: d for name, d in zip(self.names, self._prior, strict=True) if isinstance(d, float)}
+        return {"bounded": self.bounded, "prior": prior}
 
-    def set_extra_state(self, state: dict[str, bool] | float) -> None:
+    def set_extra_state(self, state: dict[str, Any] | float) -> None:
         """Take it up again; a number is of release 0.2, which had another start."""
         self.bounded = bool(state["bounded"]) if isinstance(state, dict) else True
+        self.take_prior_(state.get("prior", {}) if isinstance(state, dict) else {})
 
 
 def key(what: str, name: str) -> str:
