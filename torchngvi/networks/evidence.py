@@ -1,4 +1,4 @@
-"""What the training data say of a posterior and of its prior: an ELBO, Laplace's log evidence, and λ by MacKay's rule."""
+"""What the training data say of a posterior and of its prior: an ELBO, Laplace's log evidence, and MacKay's rule."""
 
 import copy
 import math
@@ -136,7 +136,7 @@ class NetworkEvidence(NetworkWeights):
                 "curvature was observed. Choose it for a q with structure='diagonal', after its laplace(loader), and "
                 "pass what fit_prior_precision_ returns as prior_precision to torchngvi.network."
             )
-        names = [name for name, delta in self.prior.items() if isinstance(delta, float)]
+        names = list(self._numbers())
         layers = {name: name.rpartition(".")[0] for name in names}
         grouped = layers if groups is None else matched(names, {pattern: pattern for pattern in groups}, "groups")
         self.finish_step()
@@ -144,22 +144,25 @@ class NetworkEvidence(NetworkWeights):
             for _ in range(rounds):
                 if self._follow_evidence_(grouped) < tolerance:
                     break
-        return {name: delta * self.num_data for name, delta in self.prior.items() if isinstance(delta, float)}
+        return {name: delta * self.num_data for name, delta in self._numbers().items()}
+
+    def _numbers(self) -> dict[str, float]:
+        """δ by the name of the parameter, where it is one number."""
+        return {name: delta for name, delta in self.prior.items() if isinstance(delta, float)}
 
     def _follow_evidence_(self, grouped: dict[str, str]) -> float:
         """Half a step of the rule in log λ, so that no round goes past the solution; the longest one taken."""
-        known, squares = self._determined(), {}
+        known, numbers, squares = self._determined(), self._numbers(), {}
         for family in self.each():
             for name, m, center in zip(family.names, family.mean, family.centers, strict=True):
                 squares[name] = float((m if center is None else m - center).double().square().sum())
-        longest, chosen = 0.0, {}
+        longest, chosen = 0.0, dict[str, float]()
         for group in dict.fromkeys(grouped.values()):
             own = [name for name in grouped if grouped[name] == group]
             gamma, away = sum(known[name] for name in own), sum(squares[name] for name in own)
             for name in own if gamma > 1e-6 * sum(self.mean[name].numel() for name in own) and away > 0 else ():
-                before = self.prior[name]
-                chosen[name] = (before * gamma / away / self.num_data) ** 0.5
-                longest = max(longest, abs(math.log(chosen[name] / before)))
+                chosen[name] = (numbers[name] * gamma / away / self.num_data) ** 0.5
+                longest = max(longest, abs(math.log(chosen[name] / numbers[name])))
         for family in self.each():
             family.take_prior_(chosen)
         return longest

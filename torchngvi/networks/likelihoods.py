@@ -257,7 +257,7 @@ class Bernoulli(_Classes):
 class _Normal(OutputLikelihood):
     """Numbers with Gaussian noise, whose uncertainty is a variance."""
 
-    factors = tuple(2.0 ** (k / 4) for k in range(-8, 13))
+    factors = tuple(2.0 ** (k / 4) for k in range(-8, 25))
 
     @abstractmethod
     def _parts(self, output: Tensor, factor: float = 1.0, held: bool = True) -> tuple[Tensor, Tensor, Tensor]:
