@@ -65,14 +65,12 @@ class NetworkEvidence(NetworkWeights):
     def log_evidence(self, loader: Iterable[Any], read: Callable[[Any], Tensor] | None = None) -> float:
         """Return Laplace's approximation of the log evidence of network and prior, in nats (MacKay 1992).
 
-        It is for a comparison of networks or priors on the same data, after `laplace` or a training:
+        It compares networks or priors on the same data, after `laplace` or a training, whatever the temperature is:
 
-            log p(y) ≈ Σᵢ log p(yᵢ | m) - ½ Σ λ(m - m₀)² + ½ Σ log λ + ½ log|V|,   V⁻¹ = N (H + δ) at T = 1
+            log p(y) ≈ Σᵢ log p(yᵢ | m) - ½ Σ λ(m - m₀)² + ½ Σ log λ + ½ log|V|,   V⁻¹ = N (H + δ) at T = 1.
 
-        whatever the temperature of q is.  It is exact for a linear model with Gaussian noise and structure="dense".
-        Independent weights and Kronecker factors have the largest ELBO of their family under the same quadratic, hence
-        a smaller number (Immer et al. 2021).  It takes m for a mode: where an early stop has left it on a slope, the
-        number is too small.
+        It is exact for a linear model with Gaussian noise and structure="dense".  Other families have the largest ELBO
+        of theirs under the same quadratic, hence a smaller number (Immer et al. 2021).  It takes m for a mode.
 
         Args:
             loader, read: as in `elbo`.
@@ -82,22 +80,13 @@ class NetworkEvidence(NetworkWeights):
 
         Raises:
             InputError: if the loader is empty.
-
-        >>> model = torch.nn.Linear(1, 2)
-        >>> q = torchngvi.network(model, num_data=20)
-        >>> data = [(torch.zeros(20, 1), torch.arange(20) % 2)]
-        >>> _ = q.laplace(data)
-        >>> q.log_evidence(data) < 0
-        True
         """
         fit = self._log_likelihoods(loader, 0, read)[0]
         with _at_one(self):
             return float(fit - self.kl() - 0.5 * sum(self._determined().values()))
 
     @torch.no_grad()
-    def fit_prior_precision_(
-        self, groups: Sequence[str] | None = None, rounds: int = 100, tolerance: float = 1e-6
-    ) -> dict[str, float]:
+    def fit_prior_precision_(self, groups: Sequence[str] | None = None, rounds: int = 100) -> dict[str, float]:
         """Choose the precision of the prior by the evidence at the present mean, with MacKay's rule (1992).
 
         For each group of weights it solves, with V at T = 1,
@@ -105,23 +94,21 @@ class NetworkEvidence(NetworkWeights):
             λ = γ/|m - m₀|²,   γ = D - λ tr V,
 
         γ of the D weights being determined by the data: the maximum of `log_evidence` over λ with m and H held.  H is
-        stored, so that no data are needed, and q is as wide as the new prior makes it.  The mean stays: pass what is
-        returned to a second :func:`torchngvi.network` as `prior_precision`, to train with it.  Within a training the
-        rule would prune units, whose weights and precision then drive one another to 0 and to infinity.
+        stored, so that no data are needed, and q is then as wide as the new prior makes it.  The mean stays: a second
+        :func:`torchngvi.network` with what is returned as `prior_precision` trains with it.  Within a training the rule
+        would prune units, whose weights and precision drive one another to 0 and to infinity.
 
         Args:
-            groups: patterns of names of parameters, of which each has one precision, as ``["*"]`` or
-                ``["head.*", "*"]``; names that fit none keep theirs.  None for one a layer, its bias included.
-            rounds: the largest number of rounds.
-            tolerance: of log λ, at which they end.
+            groups: patterns of names of parameters, each of one precision, as ``["*"]`` or ``["head.*", "*"]``; names
+                that fit none keep theirs.  None for one precision a layer, its bias included.
+            rounds: of the rule at most; it ends where no log λ moves by more than 1e-6.
 
         Returns:
-            λ by the name of the parameter.  A group keeps its own where the data determine none of its weights, or all
-            are at the prior's mean, as does a parameter whose prior is a posterior.
+            λ by the name of the parameter.  A group keeps its own where the data determine none of its weights or all
+            are at the prior's mean, and a parameter where its prior is a posterior.
 
         Raises:
-            InputError: for a Kronecker family, whose factors hold the prior: choose λ with another structure, and make
-                q with it.
+            InputError: for a Kronecker family, whose factors hold the prior.
 
         >>> model = torch.nn.Linear(1, 2)
         >>> q = torchngvi.network(model, num_data=20)
@@ -136,36 +123,31 @@ class NetworkEvidence(NetworkWeights):
                 "curvature was observed. Choose it for a q with structure='diagonal', after its laplace(loader), and "
                 "pass what fit_prior_precision_ returns as prior_precision to torchngvi.network."
             )
-        names = list(self._numbers())
-        layers = {name: name.rpartition(".")[0] for name in names}
-        grouped = layers if groups is None else matched(names, {pattern: pattern for pattern in groups}, "groups")
         self.finish_step()
+        numbers = {name: delta for name, delta in self.prior.items() if isinstance(delta, float)}
+        layers = {name: name.rpartition(".")[0] for name in numbers}
+        chosen = layers if groups is None else matched(list(numbers), {p: p for p in groups}, "groups")
         with self.at_mean(), _at_one(self):
+            lengths = self._squares()
             for _ in range(rounds):
-                if self._follow_evidence_(grouped) < tolerance:
+                known, before = self._determined(), dict(numbers)
+                for group in set(chosen.values()):
+                    own = [name for name in chosen if chosen[name] == group]
+                    gamma, squares = (sum(each[name] for name in own) for each in (known, lengths))
+                    if gamma > 1e-6 * sum(self.mean[name].numel() for name in own) and squares > 0:
+                        for name in own:  # half a step in log λ, which never goes past the solution
+                            numbers[name] = (before[name] * gamma / squares / self.num_data) ** 0.5
+                for family in self.each():
+                    family.take_prior_(numbers)
+                if all(abs(math.log(numbers[name] / before[name])) < 1e-6 for name in numbers):
                     break
-        return {name: delta * self.num_data for name, delta in self._numbers().items()}
+        return {name: delta * self.num_data for name, delta in numbers.items()}
 
-    def _numbers(self) -> dict[str, float]:
-        """δ by the name of the parameter, where it is one number."""
-        return {name: delta for name, delta in self.prior.items() if isinstance(delta, float)}
-
-    def _follow_evidence_(self, grouped: dict[str, str]) -> float:
-        """Half a step of the rule in log λ, so that no round goes past the solution; the longest one taken."""
-        known, numbers, squares = self._determined(), self._numbers(), {}
-        for family in self.each():
-            for name, m, center in zip(family.names, family.mean, family.centers, strict=True):
-                squares[name] = float((m if center is None else m - center).double().square().sum())
-        longest, chosen = 0.0, dict[str, float]()
-        for group in dict.fromkeys(grouped.values()):
-            own = [name for name in grouped if grouped[name] == group]
-            gamma, away = sum(known[name] for name in own), sum(squares[name] for name in own)
-            for name in own if gamma > 1e-6 * sum(self.mean[name].numel() for name in own) and away > 0 else ():
-                chosen[name] = (numbers[name] * gamma / away / self.num_data) ** 0.5
-                longest = max(longest, abs(math.log(chosen[name] / numbers[name])))
-        for family in self.each():
-            family.take_prior_(chosen)
-        return longest
+    def _squares(self) -> dict[str, float]:
+        """|m - m₀|² by the name of the parameter."""
+        centers = [center for family in self.each() for center in family.centers]
+        each = zip(self.mean.items(), centers, strict=True)
+        return {name: float((m if c is None else m - c).double().square().sum()) for (name, m), c in each}
 
     def _determined(self) -> dict[str, float]:
         """γ = D - Σ λ v, the number of weights that the data determine, by the name of the parameter."""
