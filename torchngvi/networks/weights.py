@@ -66,6 +66,7 @@ class NetworkWeights(nn.Module):
         self.parameters_of_network = [p for family in self.each() for p in family.parameters_of_network]
         places = {p: place for place, p in enumerate(self.parameters_of_network)}
         self.units, self.layers = find_units(self.model, places)
+        self._unit_of = {place: unit for unit in self.units for place in unit.places}
         self.scales = measure_units(self.units, list(self.mean.values()))
         self.draw, self.observed = 0, 0  # the number of the present draw, and of observations of the curvature
         self._seen: list[tuple[Family, list[Tensor | None], float | Tensor]] = []  # what waits for the step
@@ -203,22 +204,25 @@ class NetworkWeights(nn.Module):
             self.pinned = before
             self.settle(self.model.training)
 
-    def moves(self) -> list[Tensor]:
-        """Return how far the parameters are from the mean that they held."""
-        return [move for family in self.each() for move in family.moves()]
+    def take_moves_(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return how far the parameters are from the mean, in their place, and two measures of that.
 
-    def measure(self, moves: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Return the squares of moves of the mean, and ½ dmᵀ(H + δ)dm, their length in nats a datum, a number."""
-        squares, total, at = list(torch._foreach_mul(moves, moves)), [], 0
+        They are the sums of squares in the units of each parameter, and ½ dmᵀ(H + δ)dm, a number, in nats a datum.
+        """
+        moves, sums, total = [], [], []
         for family in self.each():
-            part, at = slice(at, at + len(family.names)), at + len(family.names)
-            total.append(family.departure(moves[part], squares[part]).to(squares[0].device))
-        return squares, torch.stack(total).sum() * (0.5 / self.num_data)
+            own, first = family.take_moves_(), len(moves)
+            length = family.departure(own, lambda k, square, first=first: sums.append(self._sum(first + k, square)))
+            moves += own
+            total.append(length.to(moves[0].device))
+        return moves, sums, torch.stack(total).sum() * (0.5 / self.num_data)
 
-    def next_draw_(self, moves: list[Tensor]) -> None:
-        """Move the mean, go on to the next draw, and write that into a network in training."""
-        if moves:
-            torch._foreach_add_(list(self.mean.values()), moves)
+    def _sum(self, place: int, square: Tensor) -> Tensor:
+        """The sums of squares in the units of a parameter."""
+        return self._unit_of[place].sum(square) if place in self._unit_of else square.sum()
+
+    def next_draw_(self) -> None:
+        """Go on to the next draw, from the mean as it is now, and write that into a network in training."""
         self.draw += 1
         self.holds_draw = True  # or a move, in any case not the mean
         if self.model.training and self.sampling:
