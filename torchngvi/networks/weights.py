@@ -209,17 +209,19 @@ class NetworkWeights(nn.Module):
 
         They are the sums of squares in the units of each parameter, and ½ dmᵀ(H + δ)dm, a number, in nats a datum.
         """
-        moves, sums, total = [], [], []
-        for family in self.each():
-            own, first = family.take_moves_(), len(moves)
-            length = family.departure(own, lambda k, square, first=first: sums.append(self._sum(first + k, square)))
-            moves += own
-            total.append(length.to(moves[0].device))
-        return moves, sums, torch.stack(total).sum() * (0.5 / self.num_data)
+        moves: list[Tensor] = []
+        sums: list[Tensor] = []
+        total = []
 
-    def _sum(self, place: int, square: Tensor) -> Tensor:
-        """The sums of squares in the units of a parameter."""
-        return self._unit_of[place].sum(square) if place in self._unit_of else square.sum()
+        def note(place: int, square: Tensor) -> None:
+            unit = self._unit_of.get(len(moves) + place)
+            sums.append(square.sum() if unit is None else unit.sum(square))
+
+        for family in self.each():
+            own = family.take_moves_()
+            total.append(family.departure(own, note))
+            moves += own
+        return moves, sums, torch.stack([each.to(moves[0].device) for each in total]).sum() * (0.5 / self.num_data)
 
     def next_draw_(self) -> None:
         """Go on to the next draw, from the mean as it is now, and write that into a network in training."""

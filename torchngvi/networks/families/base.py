@@ -132,7 +132,7 @@ class Family(nn.Module, ABC):
         return [p.detach() for p in self.parameters_of_network]
 
     def departure(self, moves: list[Tensor], note: Callable[[int, Tensor], None]) -> Tensor:
-        """Return N dmᵀ(H + δ)dm, a number, for moves dm of the mean; their squares are noted by place, one at a time."""
+        """Return N dmᵀ(H + δ)dm, a number, for moves dm of the mean; their squares are noted, one at a time."""
         for k, move in enumerate(moves):
             note(k, move * move)
         return squared_norm(list(torch._foreach_norm(self.whitened(moves))))

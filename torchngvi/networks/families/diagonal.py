@@ -62,9 +62,9 @@ class Diagonal(Family):
             if len(noise) == 1:
                 torch.addcmul(m, sd, noise[0], value=spread, out=p)
                 continue
-            flat = (tensor.reshape(-1).split(WINDOW) for tensor in (m, sd, p))
-            for piece, e in zip(zip(*flat, strict=True), noise, strict=True):
-                torch.addcmul(*piece[:2], e, value=spread, out=piece[2])
+            means, sds, parts = (tensor.reshape(-1).split(WINDOW) for tensor in (m, sd, p))
+            for mean, scale, e, part in zip(means, sds, noise, parts, strict=True):
+                torch.addcmul(mean, scale, e, value=spread, out=part)
 
     def departure(self, moves: list[Tensor], note: Callable[[int, Tensor], None]) -> Tensor:
         """Return N Σ (h + δ) dm²; see the base class."""
