@@ -128,12 +128,14 @@ class NetworkEvidence(NetworkWeights):
         layers = {name: name.rpartition(".")[0] for name in numbers}
         chosen = layers if groups is None else matched(list(numbers), {p: p for p in groups}, "groups")
         with self.at_mean(), _at_one(self):
-            lengths = self._squares()
+            centers = [center for family in self.each() for center in family.centers]
+            each = zip(self.mean.items(), centers, strict=True)
+            lengths = {name: float((m if c is None else m - c).square().sum()) for (name, m), c in each}
             for _ in range(rounds):
                 known, before = self._determined(), dict(numbers)
                 for group in set(chosen.values()):
                     own = [name for name in chosen if chosen[name] == group]
-                    gamma, squares = (sum(each[name] for name in own) for each in (known, lengths))
+                    gamma, squares = sum(known[name] for name in own), sum(lengths[name] for name in own)
                     if gamma > 1e-6 * sum(self.mean[name].numel() for name in own) and squares > 0:
                         for name in own:  # half a step in log λ, which never goes past the solution
                             numbers[name] = (before[name] * gamma / squares / self.num_data) ** 0.5
@@ -143,19 +145,11 @@ class NetworkEvidence(NetworkWeights):
                     break
         return {name: delta * self.num_data for name, delta in numbers.items()}
 
-    def _squares(self) -> dict[str, float]:
-        """|m - m₀|² by the name of the parameter."""
-        centers = [center for family in self.each() for center in family.centers]
-        each = zip(self.mean.items(), centers, strict=True)
-        return {name: float((m if c is None else m - c).double().square().sum()) for (name, m), c in each}
-
     def _determined(self) -> dict[str, float]:
         """γ = D - Σ λ v, the number of weights that the data determine, by the name of the parameter."""
         variances = self._named([family.variances() for family in self.each()])
-        return {
-            name: max(v.numel() - float((self.num_data * self.prior[name] * v).sum(dtype=torch.float64)), 0.0)
-            for name, v in variances.items()
-        }
+        each = {name: v.numel() - float((self.num_data * self.prior[name] * v).sum()) for name, v in variances.items()}
+        return {name: max(gamma, 0.0) for name, gamma in each.items()}
 
     def _log_likelihoods(self, loader: Iterable[Any], samples: int, read: Callable[[Any], Tensor] | None) -> Tensor:
         """N times the mean of log p(y | θ) over the labels of a loader, for each draw, or at the mean for 0 draws."""
