@@ -888,9 +888,6 @@ def network_doors() -> None:
     door("networks.Gaussian", networks.Gaussian, lambda family: ngvi.network(net(), 8, likelihood=family), scale=1.0)
     door("networks.choose_radius", networks.choose_radius, train=lambda steps, radius: 1.0, steps=10)
     x, y = batches()[0]
-    door("networks.log_prob", networks.log_prob, q=Made(network), inputs=x, y=y, samples=2)
-    door("networks.outputs", networks.outputs, q=Made(network), inputs=x, samples=2)
-    door("networks.predictive", networks.predictive, q=Made(network), inputs=x, samples=2)
     door(
         "network.predict",
         lambda inputs, samples, read: network().predict(inputs, samples, read),

@@ -86,6 +86,7 @@ MODULES: dict[str, str] = {
     "torchngvi.networks.curvatures.reparametrized": "torchngvi.networks.curvatures",
     "torchngvi.networks.curvatures.sampled_labels": "torchngvi.networks.curvatures",
     "torchngvi.networks.gradients": "torchngvi.networks.laplace",
+    "torchngvi.networks.hooks": "torchngvi.networks.weights",
     "torchngvi.networks.labels": "torchngvi.networks.likelihoods",
     "torchngvi.networks.losses": "torchngvi.networks.watch",
     "torchngvi.numerics.bends": "torchngvi.interfaces.targets",
@@ -198,6 +199,23 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torchngvi.rules": ("QuasiNewton", "SiteNewton"),
     "torchngvi.solved": ("merge", "sensitivity", "site_sum", "solve"),
 }
+
+# functions of a public module that are methods now, by the class that has them
+METHODS: dict[str, tuple[str, ...]] = {"torchngvi.networks.NetworkGaussian": ("log_prob", "outputs", "predictive")}
+
+
+def find_method(module: str, name: str) -> Any:
+    """Return the method that the function ``module.name`` has become, with a warning that says where it is now."""
+    for home, methods in METHODS.items():
+        if home.rpartition(".")[0] == module and name in methods:
+            warnings.warn(
+                f"{module}.{name}(q, ...) is now q.{name}(...). The old name is understood in this release only; write "
+                f"q.{name}(...).",
+                FutureWarning,
+                stacklevel=3,
+            )
+            return getattr(getattr(import_module(module), home.rpartition(".")[2]), name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def find_moved_name(name: str) -> Any:

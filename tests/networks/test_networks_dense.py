@@ -11,7 +11,7 @@ from torch import nn
 from torchngvi import NaturalGaussian, NaturalGradientVI
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Hessian
-from torchngvi.networks import VON, Categorical, GradientNoise, SampledLabels, attach, network, outputs
+from torchngvi.networks import VON, Categorical, GradientNoise, SampledLabels, attach, network
 from torchngvi.rules import NaturalGradient
 from torchngvi.stepsizes import Constant
 
@@ -176,7 +176,7 @@ def test_the_bound_of_rows_is_between_those_of_single_weights_and_all():
         q = network(layer, len(x), structure)
         q.families[0].absorb_(seen, 1.0)
         q.families[0].refresh_(0.0)
-        log_likelihood = torch.stack([q.likelihood.log_prob(one, y).sum() for one in outputs(q, x, 64)])
+        log_likelihood = torch.stack([q.likelihood.log_prob(one, y).sum() for one in q.outputs(x, 64)])
         bounds.append(float(log_likelihood.mean() - q.kl()))
         q.release()
     assert bounds[0] + 20 < bounds[1] < bounds[2] - 2, bounds

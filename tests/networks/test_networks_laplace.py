@@ -270,8 +270,8 @@ def test_a_posterior_that_has_seen_no_data_says_so():
         lambda: q.predict(x),
         lambda: q.predictive(x),
         lambda: q.log_prob(x, torch.arange(N) % 3),
-        lambda: torchngvi.networks.outputs(q, x, 2),
-        lambda: torchngvi.networks.predictive(q, x, 2),
+        lambda: q.outputs(x, 2),
+        lambda: q.predictive(x, 2),
         lambda: torchngvi.calibrate(q, [(x, torch.arange(N) % 3)], samples=2),
     ]
     text = r"The posterior has seen no data: .* Train it with .*torchngvi.attach, .* call q.laplace\(loader\)"

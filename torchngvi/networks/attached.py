@@ -19,7 +19,6 @@ from torchngvi.arguments import read_flag, read_instance, read_number, read_size
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, SampledLabels
 from torchngvi.networks.finite import all_finite, zero_where_
-from torchngvi.networks.hooks import refuse_replaced
 from torchngvi.networks.optimizers import (
     calls_first,
     check,
@@ -37,6 +36,7 @@ from torchngvi.networks.optimizers import (
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.units import StepLength, shorten_
 from torchngvi.networks.watch import Watch, outputs_in
+from torchngvi.networks.weights import refuse_replaced
 
 
 def attach(

@@ -14,7 +14,8 @@ from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.laplace import gradients_of_labels
 from torchngvi.networks.noise import generator
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import check_function, read_from, warn_caller
+from torchngvi.networks.predictions import check_function, read_from
+from torchngvi.networks.weights import warn_caller
 
 __all__ = ["Curvature", "ExampleGradients", "GradientNoise", "Reparametrized", "SampledLabels"]
 __path__: list[str] = []  # so that the paths of torchngvi.renamed below this one are found

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.errors import InputError
-from torchngvi.networks.hooks import refuse_replaced
 from torchngvi.networks.laplace import LaplaceResult, settle_
 from torchngvi.networks.layout import PriorPrecision, Structure
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
-from torchngvi.networks.predictions import Predictive, log_prob, predictive
-from torchngvi.networks.weights import NetworkWeights
+from torchngvi.networks.predictions import Predictive, Read, drawn_outputs, mean_density, warn_of_no_data
+from torchngvi.networks.weights import NetworkWeights, refuse_replaced
 from torchngvi.posteriors import DiagonalGaussian
 
-Read = Callable[[Any], Tensor]
 TEMPERATURE = 0.05  # chosen on validation data of four tasks, with which docs/networks.md says how
 
 
@@ -65,6 +63,18 @@ class NetworkGaussian(NetworkWeights):
 
     # predictions
 
+    def outputs(self, inputs: Any, samples: int = 16, read: Read | None = None) -> Tensor:
+        """Return the outputs of the network under draws of its weights, the same for every batch until q moves.
+
+        Args:
+            inputs, samples, read: as in `predict`.
+
+        Returns:
+            (samples, *labels, ...).
+        """
+        warn_of_no_data(self)
+        return drawn_outputs(self, inputs, samples, read)
+
     def predict(self, inputs: Any, samples: int = 16, read: Read | None = None) -> Tensor:
         """Predict by the average over draws of the weights.
 
@@ -80,7 +90,7 @@ class NetworkGaussian(NetworkWeights):
         Raises:
             InputError: if samples is less than 1.
         """
-        return predictive(self, inputs, samples, read).mean
+        return self.predictive(inputs, samples, read).mean
 
     def predictive(self, inputs: Any, samples: int = 16, read: Read | None = None) -> Predictive:
         """Predict with the two parts of the uncertainty, epistemic and aleatoric.
@@ -91,7 +101,9 @@ class NetworkGaussian(NetworkWeights):
         Returns:
             Mean, epistemic and aleatoric uncertainty of each label.
         """
-        return predictive(self, inputs, samples, read)
+        each = map(self.likelihood.moments, self.outputs(inputs, samples, read))
+        means, given = map(torch.stack, zip(*each, strict=True))
+        return Predictive(means.mean(0), *self.likelihood.total(means, given))
 
     def log_prob(self, inputs: Any, y: Tensor, samples: int = 16, read: Read | None = None) -> Tensor:
         """Return log E_q[p(y | θ)] of each label; minus its mean is the negative log likelihood.
@@ -103,7 +115,7 @@ class NetworkGaussian(NetworkWeights):
         Returns:
             One number a label.
         """
-        return log_prob(self, inputs, y, samples, read)
+        return mean_density(self.likelihood.log_prob(self.outputs(inputs, samples, read), y))
 
     def laplace(self, loader: Iterable[Any], labels: int | None = None, read: Read | None = None) -> LaplaceResult:
         """Make q the Laplace approximation at the weights that the network has, which stay as they are.

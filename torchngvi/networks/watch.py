@@ -19,7 +19,8 @@ from torchngvi.networks.layout import named_by
 from torchngvi.networks.likelihoods import Categorical, Gaussian
 from torchngvi.networks.optimizers import check_options, largest_lr
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import logits_in, warn_caller
+from torchngvi.networks.predictions import logits_in
+from torchngvi.networks.weights import warn_caller
 from torchngvi.numerics.arrays import Fetched
 
 _WITHOUT_RADIUS = 1.0  # the learning rate of weights that a radius limits, which no other parameter trains with
