@@ -20,22 +20,20 @@ from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, SampledLabels
 from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.optimizers import (
-    calls_first,
+    BEGUN,
     check,
-    closure_of,
-    draws_before,
     forget_start,
     is_within_its_own_step,
     keeps_iterate,
-    largest_lr,
     note_start,
     refuse_wrapped,
     share_of_lr,
     unscale_,
 )
 from torchngvi.networks.posterior import NetworkGaussian
+from torchngvi.networks.predictions import logits_in
 from torchngvi.networks.units import StepLength, shorten_
-from torchngvi.networks.watch import Watch, outputs_in
+from torchngvi.networks.watch import Watch
 from torchngvi.networks.weights import refuse_replaced
 
 
@@ -62,7 +60,8 @@ def attach(
     after t of S steps, in a network of L layers.  So neither the learning rate nor a schedule has to be chosen: of the
     planned schedule and one of the optimizer the smaller factor holds, never the product.  The radius sees what a move
     does to the predictions, and the limit what it does inside, where a unit that is off has no curvature at all (for
-    relatives see LARS, You et al. 2017, and Nero, Liu et al. 2021).  Parameters that q is not over take the optimizer's own steps at its own rate.  The precision of q moves by natural-gradient
+    relatives see LARS, You et al. 2017, and Nero, Liu et al. 2021).  Parameters that q is not over take the optimizer's
+    own steps at its own rate.  The precision of q moves by natural-gradient
     steps towards the observed curvature.
 
     Args:
@@ -134,11 +133,7 @@ def _are_optimizers(given: Any) -> bool:
 
 
 def radius_of(steps: int | None, radius: float | None, length: StepLength) -> float:
-    """Return the radius of a step: the one that was given, or c/√steps.
-
-    >>> radius_of(100, None, StepLength())
-    0.012
-    """
+    """Return the radius of a step: the one that was given, or c/√steps."""
     if steps is None and radius is None:
         raise InputError(
             "Say steps=, the number of optimizer steps that the training will take, which chooses the radius, or "
@@ -206,22 +201,20 @@ class Attachment:
         curvature.begin(q)
         self.seen = q.observed
         self._first = False  # whether a closure is called for the first time in a step, around the mean
+        self._losses: list[Any] = []  # of a closure that was evaluated before the step
         q.sampling, q.ending = True, self.doubt
         q.settle(q.model.training)
 
     @torch.compiler.disable
     def after_forward(self, module: Any, arguments: Any, output: Any) -> None:
-        """Let the curvature look at the outputs in training.
-
-        Args:
-            module, arguments, output: as torch gives them.
-        """
+        """Let the curvature look at the outputs in training."""
         if not self.handles or not module.training or (self.q.pinned and not self._first):
             return
         observed = self.q.observed
         self.curvature.after_forward(self.q, output)
         if torch.is_grad_enabled() and not torch.jit.is_tracing():
-            outputs = outputs_in(output, getattr(self.curvature, "output", None))
+            find = getattr(self.curvature, "output", None)
+            outputs = logits_in(output) if find is None or isinstance(output, Tensor) else find(output)
             if isinstance(outputs, Tensor) and outputs.requires_grad:
                 self.watch.after_forward(outputs, self.curvature.labels if self.q.observed > observed else None)
 
@@ -232,25 +225,20 @@ class Attachment:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Prepare a step: the mean in the parameters, gradients that are usable, the prior's part in them.
 
-        Args:
-            optimizer, arguments, keywords: as torch gives them.
-
-        Returns:
-            Arguments with another closure, where there was one.  It evaluates the loss at the draw; for an optimizer
-            that calls it once, before it does anything else, that is done here.
-
-        Raises:
-            InputError: if a gradient is sparse, or of a parameter that has joined later.
+        A closure is replaced by one that evaluates the loss at the draw, wherever the optimizer has put the mean; for
+        an optimizer that calls it once, before it does anything else, that is done here.
         """
         if is_within_its_own_step(optimizer):
             return None
         if optimizer in self.stepped:
             self.finish()
-        closure, q = closure_of(arguments, keywords), self.q
-        first = calls_first(optimizer)
-        loss = closure() if closure is not None and first else None
+        closure, q = arguments[1] if len(arguments) > 1 else keywords.get("closure"), self.q
+        early = type(optimizer).__module__.startswith(("torch.optim.", "torchngvi."))
+        if closure is not None:
+            closure = torch.enable_grad()(closure)
+            self._losses = [closure()] if early else []
         self.watch.before_step(optimizer, 0 if self.steps is None else self.taken)
-        if closure is None or first:
+        if closure is None or early:
             used = self._usable(optimizer)
             self.curvature.before_step(q, used)
             self.watch.say_of_gradients(used, len(self.optimizers) > 1)
@@ -261,21 +249,15 @@ class Attachment:
         else:
             q.mean_()
         q.unfinished = self.finish
-        return None if closure is None else ((optimizer, _Closure(self, optimizer, closure, loss, first)), {})
+        self._unseen = not early
+        return None if closure is None else ((optimizer, functools.partial(self.evaluate, optimizer, closure)), {})
 
     @torch.no_grad()
-    def evaluate(self, optimizer: Optimizer, closure: Callable[[], Any], first: bool) -> Any:
-        """Evaluate a closure within a step, at the draw around what the parameters hold, and add the prior's part.
-
-        Args:
-            optimizer: whose step it is.
-            closure: of the script.
-            first: whether it is the first time in this step, which the curvature looks at.
-
-        Returns:
-            What the closure returned.
-        """
-        q = self.q
+    def evaluate(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
+        """Evaluate a closure within a step, at the draw around what the parameters hold, and add the prior's part."""
+        if self._losses:
+            return self._losses.pop()
+        q, first, self._unseen = self.q, self._unseen, False
         held = {name: p.detach().clone() for name, p in zip(q.names, q.parameters_of_network, strict=True)}
         for family in q.each():
             family.disturb_(q.seed, q.draw, q.temperature**0.5)
@@ -318,11 +300,7 @@ class Attachment:
     @torch.compiler.disable
     @torch.no_grad()
     def after(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """End the step when every optimizer has stepped.
-
-        Args:
-            optimizer, arguments, keywords: as torch gives them.
-        """
+        """End the step when every optimizer has stepped."""
         if is_within_its_own_step(optimizer):
             return
         self.stepped.append(optimizer)
@@ -356,8 +334,9 @@ class Attachment:
 
     def doubt(self) -> str | None:
         """Return what to say of predictions after a training whose steps have not become short, or None."""
-        largest = max(map(largest_lr, self._groups()))
-        return self.watch.doubt(self.radius, self.taken, min(self._planned(), self._share()), largest)
+        if math.isinf(self.radius):
+            return None
+        return self.watch.doubt(self._groups(), self.taken, min(self._planned(), self._share()))
 
     def _moved_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of q that an optimizer has, with their names."""
@@ -391,7 +370,7 @@ class Attachment:
     @property
     def taken(self) -> int:
         """The steps that the training has taken."""
-        return self.q.draw - draws_before(self._groups())
+        return self.q.draw - min((group[BEGUN] for group in self._groups() if BEGUN in group), default=0)
 
     def _planned(self) -> float:
         """The planned factor of radius and limit."""
@@ -411,14 +390,7 @@ class Attachment:
         return {"skipped": self.skipped.clone(), "curvature": self.curvature.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a state up again.
-
-        Args:
-            state: what `state_dict` returned.
-
-        Raises:
-            InputError: if it is something else.
-        """
+        """Take up again what `state_dict` returned; an `InputError` refuses anything else."""
         if not {"skipped", "curvature"} <= set(state):
             raise InputError(
                 f"This is not the state of an attachment, which its state_dict() returns; it has {sorted(state)[:4]}."
@@ -448,21 +420,3 @@ class Attachment:
             forget_start(group)
         self.q.sampling = False
         self.q.settle(self.q.model.training)
-
-
-class _Closure:
-    """The closure that a step is given in the place of the script's: each call is at the draw, wherever the mean is."""
-
-    def __init__(
-        self, attachment: Attachment, optimizer: Optimizer, closure: Callable[[], Any], loss: Any, known: bool
-    ) -> None:
-        self.attachment, self.optimizer, self.closure = attachment, optimizer, closure
-        self.loss, self.known, self.first = loss, known, not known
-
-    def __call__(self) -> Any:
-        """Return the loss, and leave its gradients with the prior's part."""
-        if self.known:
-            self.known = False
-            return self.loss
-        first, self.first = self.first, False
-        return self.attachment.evaluate(self.optimizer, self.closure, first)

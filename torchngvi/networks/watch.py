@@ -6,7 +6,7 @@ as a sum over labels, weights of classes or smoothed labels, leaves its mark the
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from torchngvi.networks.layout import named_by
 from torchngvi.networks.likelihoods import Categorical, Gaussian
 from torchngvi.networks.optimizers import check_options, largest_lr
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import logits_in
 from torchngvi.networks.weights import warn_caller
 from torchngvi.numerics.arrays import Fetched
 
@@ -167,13 +166,11 @@ class Watch:
         self.passed += 1
         self._changes, self._written = 0, self._state()
 
-    def doubt(self, radius: float, taken: int, share: float, lr: float) -> str | None:
-        """Return what to say where the posterior is used and its steps had not become short, or None.
-
-        The share of radius and limit is that of the schedules; lr is the largest learning rate.
-        """
-        if not self.passed or radius == float("inf"):
+    def doubt(self, groups: list[dict[str, Any]], taken: int, share: float) -> str | None:
+        """Return what to say where the posterior is used and the schedules have left a large share of its steps."""
+        if not self.passed:
             return None
+        lr = max(map(largest_lr, groups))
         tests = {
             "short": not self.shortened and lr < _LARGE,
             "no steps": self.steps is None and share > _ENOUGH,
@@ -405,11 +402,6 @@ class Batches:
         self._regular = size < self._full and found[0] > size and (len(self._passes) < 2 or self._passes[-1] == found)
         self._passes.append(found)
         return found[0] if self._regular and self._passes[-2:] == [found, found] else None
-
-
-def outputs_in(output: Any, find: Callable[[Any], Tensor] | None) -> Any:
-    """Return the tensor of outputs in what a network returned, or anything else where none is found."""
-    return logits_in(output) if find is None or isinstance(output, Tensor) else find(output)
 
 
 def take_rows(logits: Tensor, most: int = _ROWS) -> Tensor:
