@@ -10,13 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchngvi.arguments import read_flag
 from torchngvi.errors import InputError
+from torchngvi.interfaces import Coordinates
+from torchngvi.networks.families import Diagonal
 from torchngvi.networks.laplace import LaplaceResult, settle_
 from torchngvi.networks.layout import PriorPrecision, Structure
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
 from torchngvi.networks.predictions import Predictive, Read, drawn_outputs, mean_density, warn_of_no_data
 from torchngvi.networks.weights import NetworkWeights, refuse_replaced
-from torchngvi.posteriors import DiagonalGaussian
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
+from torchngvi.posteriors.covariance_root import CovarianceRoot
+from torchngvi.structures import block_diagonal
 
 TEMPERATURE = 0.05  # chosen on validation data of four tasks, with which docs/networks.md says how
 
@@ -195,24 +200,41 @@ class NetworkGaussian(NetworkWeights):
             total.append(-0.5 * family.log_det())
         return torch.stack(total).sum()
 
-    def as_gaussian(self) -> DiagonalGaussian:
-        """Return the marginals of q as a `DiagonalGaussian` over the flattened weights, in the order of `names`.
+    def as_gaussian(self, marginals: bool = False) -> CovarianceRoot:
+        """Return q as a posterior of `torchngvi.posteriors`, for all that those can do, such as `torchngvi.examine`.
 
-        One wants it for small networks, for `torchngvi.examine` and all that a posterior of the library can do.
+        It is over the flattened weights in the order of `names`, those of the structure "rows" row by row: a
+        `DiagonalGaussian` of independent weights, and otherwise a `CholeskyGaussian` with a block for the weights that
+        depend on one another; a Kronecker product is written out.
+
+        Args:
+            marginals: whether to leave all covariances out, for networks whose blocks would not fit.
 
         Returns:
             The posterior, of dimension D, the number of weights.
 
         Raises:
-            InputError: at the temperature 0, where q is a point.
+            InputError: at the temperature 0, where q is a point, or for Kronecker products of more than 2,000 weights.
+
+        >>> network(nn.Linear(2, 3), num_data=20, structure="rows").as_gaussian().structure
+        EqualBlocks(count=3, size=3)
         """
+        marginals = read_flag("marginals", marginals)
         if self.temperature == 0:
             raise InputError(
                 "At the temperature 0 q is a point and no Gaussian; choose its width by calibrate or temper_ first."
             )
-        mean = torch.cat([m.flatten() for m in self.mean.values()])
-        stddev = torch.cat([v.flatten() for v in self.variance.values()]).sqrt()
-        return DiagonalGaussian(mean.numel(), mean=mean, scale=stddev, dtype=mean.dtype, device=mean.device)
+        mean = torch.cat([family.vector(family.mean) for family in self.each()])
+        if marginals or all(isinstance(family, Diagonal) for family in self.each()):
+            variance = torch.cat([family.vector(family.variances()) for family in self.each()])
+            return DiagonalGaussian(len(mean), mean=mean, scale=(self.temperature * variance).sqrt())
+        roots = [root for family in self.each() for root in family.blocks()]
+        structure = block_diagonal([root.shape[-1] for root in roots for _ in root])
+        by_size = sorted(roots, key=lambda root: root.shape[-1])  # as the structure stores them
+        matrix = self.temperature**0.5 * torch.cat([root.flatten() for root in by_size]).view(structure.shape)
+        found = CholeskyGaussian(len(mean), structure=structure, dtype=mean.dtype, device=mean.device)
+        found.assign(Coordinates(mean, matrix), torch.tensor(True, device=mean.device))
+        return found
 
     def update_bn(self, loader: Iterable[Any], device: torch.device | None = None) -> None:
         """Estimate the running statistics of batch normalisation anew, at the mean weights.
