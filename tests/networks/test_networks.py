@@ -930,7 +930,7 @@ def test_numbers_that_cannot_be():
         (lambda: Gaussian(0.0), "scale is the standard deviation"),
         (lambda: VON(q, 100, steps=10), "num_data is a part of the posterior already"),
         (lambda: VON(mlp(), steps=10), "num_data, the number of labels in the training data, is missing"),
-        (lambda: VON(mlp(), 100, lr=-1.0, steps=10), "lr is 0 or larger"),
+        (lambda: VON(mlp(), 100, lr=-1.0, steps=10), "lr is the length of a step and must be"),
         (lambda: VON(mlp(), 100, beta=1.0, steps=10), "beta must be at least 0, below 1, .* got 1.0"),
         (lambda: calibrate(q, []), "loader of validation data is empty"),
         (lambda: calibrate(q, (pair for pair in [data(2)])), "empty; it is gone through once a temperature"),

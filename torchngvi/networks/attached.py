@@ -112,11 +112,8 @@ def attach(
     if q.sampling:
         raise InputError("The posterior is attached already; call remove() of that attachment first.")
     check(optimizers, dict(zip(q.names, q.parameters_of_network, strict=True)))
-    curvature = SampledLabels() if curvature is None else curvature
-    if not isinstance(curvature, Curvature):
-        raise InputError(
-            f"curvature is a way to observe it, such as torchngvi.networks.SampledLabels(), or None; got {curvature!r}."
-        )
+    what = "is a way to observe it, such as torchngvi.networks.SampledLabels(), or None"
+    curvature = read_instance("curvature", SampledLabels() if curvature is None else curvature, Curvature, what)
     if read_flag("fused", fused):
         warnings.warn(
             "fused=True has no effect any more: the compiled loops were within 5 % of what torch does by itself. Leave "

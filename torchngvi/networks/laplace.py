@@ -182,8 +182,9 @@ def _check_apart(q: NetworkWeights, inputs: Any, output: Tensor, read: Read | No
 
 def _warn_of_slips(q: NetworkWeights, count: int) -> None:
     """Warn of parameters that are drawn and have no curvature, and of more labels than num_data."""
-    frozen = [name for name, p in zip(q.names, q.parameters_of_network, strict=True) if not p.requires_grad]
-    if frozen and len(frozen) < len(q.names) and not q.observed:
+    trained = q.trained
+    frozen = [name for name in q.names if name not in trained]
+    if frozen and trained and not q.observed:
         warn_caller(
             f"{len(frozen)} parameters, {frozen[0]!r} the first, were frozen after the posterior was made: laplace "
             "observes no curvature of them, and predictions draw them with the covariance of the prior. Freeze them "
@@ -199,7 +200,7 @@ def _warn_of_slips(q: NetworkWeights, count: int) -> None:
 
 def _trained(q: NetworkWeights) -> dict[str, nn.Parameter]:
     """The parameters of q that are not frozen, of which every family whose weights depend on one another has all."""
-    trained = {name: p for name, p in zip(q.names, q.parameters_of_network, strict=True) if p.requires_grad}
+    trained = q.trained
     if not any(trained.keys() >= set(family.names) or (trained and not family.single) for family in q.each()):
         raise InputError(
             "All parameters of the posterior, or parts of all its dense layers, are frozen, so that laplace has no "
@@ -214,7 +215,7 @@ def gradients_of_labels(q: NetworkWeights, losses: Tensor, dtype: torch.dtype) -
     Both are scaled, and B is divided by the square of the scale, where the outputs are of half precision.
     """
     scale = 1024.0 if dtype == torch.float16 else 1.0  # keeps gradients from vanishing
-    trained = {name: p for name, p in zip(q.names, q.parameters_of_network, strict=True) if p.requires_grad}
+    trained = q.trained
     gradients: dict[str, Tensor] = {}
     for single in (False, True):
         own = {name: trained[name] for f in q.each() if f.single == single for name in f.names if name in trained}

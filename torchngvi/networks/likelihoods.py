@@ -436,11 +436,7 @@ NAMED = {"categorical": Categorical, "bernoulli": Bernoulli}
 
 
 def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
-    """Look up a likelihood by its name.
-
-    >>> type(read_likelihood("bernoulli")).__name__
-    'Bernoulli'
-    """
+    """Look up a likelihood by its name."""
     if isinstance(given, OutputLikelihood):
         return copy.copy(given)
     if isinstance(given, str) and given == "gaussian":

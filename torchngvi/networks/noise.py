@@ -14,21 +14,13 @@ _TABLE, _WINDOW = 2**22, 2**18  # numbers in the table, and in a window of it
 
 
 def seed_of(seed: int, draw: int, name: str) -> int:
-    """Mix a seed, the number of a draw and a name into the seed of a generator.
-
-    >>> seed_of(0, 1, "weight") == seed_of(0, 1, "weight"), seed_of(0, 1, "weight") == seed_of(0, 2, "weight")
-    (True, False)
-    """
+    """Mix a seed, the number of a draw and a name into the seed of a generator."""
     digest = hashlib.blake2b(f"{seed}/{draw}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def generator(device: torch.device, seed: int, draw: int, name: str) -> torch.Generator:
-    """Make the generator of one parameter's noise in one draw.
-
-    >>> torch.rand(1, generator=generator(torch.device("cpu"), 0, 0, "weight")).shape
-    torch.Size([1])
-    """
+    """Make the generator of one parameter's noise in one draw."""
     return torch.Generator(device).manual_seed(seed_of(seed, draw, name))
 
 
@@ -39,12 +31,7 @@ def _table(seed: int, dtype: torch.dtype) -> Tensor:
 
 
 def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
-    """Return standard normal noise of a tensor's shape, which is only to be read: on the CPU windows of a table.
-
-    >>> weight = torch.zeros(3)
-    >>> bool((normals(weight, "weight", 0, 7) == normals(weight, "weight", 0, 7)).all())
-    True
-    """
+    """Return standard normal noise of a tensor's shape, which is only to be read: on the CPU windows of a table."""
     if like.device.type != "cpu":
         return torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))
     table, numel = _table(seed, like.dtype), like.numel()

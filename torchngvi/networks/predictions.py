@@ -99,11 +99,7 @@ def read_from(
     name: str = "read",
     hint: str = "read=lambda returned: returned[0]",
 ) -> Tensor:
-    """Read the tensor of outputs from what a network returned, by a function of the user where there is one.
-
-    >>> read_from((1, torch.zeros(1)), lambda returned: returned[1]), read_from({"logits": torch.zeros(1)}, None)
-    (tensor([0.]), tensor([0.]))
-    """
+    """Read the tensor of outputs from what a network returned, by a function of the user where there is one."""
     found = logits_in(returned) if read is None else check_function(read, name)(returned)
     if isinstance(found, Tensor):
         return found

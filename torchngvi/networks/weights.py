@@ -95,6 +95,12 @@ class NetworkWeights(nn.Module):
         return self._model[0]
 
     @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters by name, but for those that are frozen."""
+        each = zip(self.names, self.parameters_of_network, strict=True)
+        return {name: p for name, p in each if p.requires_grad}
+
+    @property
     def mean(self) -> dict[str, Tensor]:
         """The means by name; the network's own parameters hold them in evaluation."""
         return self._named([family.mean for family in self.each()])
