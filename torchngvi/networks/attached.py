@@ -177,7 +177,7 @@ class Attachment:
             )
         self.q, self.radius, self.curvature, self.steps = q, float(radius), curvature, steps
         self.prior_in_gradient, self.length = prior_in_gradient, length or StepLength()
-        self.optimizers = list(optimizers)
+        self.optimizers, self._of_q = list(optimizers), frozenset(q.parameters_of_network)
         self.limit = None if steps is None else self.length.limit(q.layers, steps)
         self.lengthens = steps is not None and math.isfinite(radius) and not any(map(keeps_iterate, optimizers))
         self.watch = Watch(q, self.optimizers, steps, not isinstance(curvature, ExampleGradients))
@@ -186,7 +186,6 @@ class Attachment:
         device = q.parameters_of_network[0].device
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self._bad = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient of this step is not finite
-        self._known: list[tuple[dict[str, Any], bool]] = []
         self._warned = False  # of the steps that were not taken since the last one that was
         self.handles: list[Any] = []
         for opt in self.optimizers:
@@ -349,7 +348,7 @@ class Attachment:
         if usable.device.type != "cpu":
             return
         if usable or self._warned or self._scaled:  # a GradScaler tries its scale
-            self._warned = self._warned and not bool(usable)
+            self._warned = self._warned and not usable
             return
         self._warned = True
         warnings.warn(
@@ -375,12 +374,8 @@ class Attachment:
 
     def _groups(self) -> list[dict[str, Any]]:
         """The groups of the optimizers with parameters of q."""
-        groups = [group for opt in self.optimizers for group in opt.param_groups]
-        known = self._known  # looked up once, as long as no group joins or is loaded
-        if len(known) != len(groups) or any(group is not own for group, (own, _) in zip(groups, known, strict=True)):
-            of_q = set(self.q.parameters_of_network)
-            self._known = known = [(group, not of_q.isdisjoint(group["params"])) for group in groups]
-        return [group for group, has in known if has]
+        groups = (group for opt in self.optimizers for group in opt.param_groups)
+        return [group for group in groups if not self._of_q.isdisjoint(group["params"])]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside q and the optimizers: nothing but what the curvature remembers."""
@@ -395,15 +390,9 @@ class Attachment:
         self.skipped.copy_(state["skipped"])
         self.curvature.load_state_dict(state["curvature"])
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the network is moved by no optimizer, so that its attachment is none."""
-        return {"handles": []}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
-        """As when it is pickled: not with the posterior, which is copied where it is asked for."""
-        copied = type(self).__new__(type(self))
-        copied.__dict__.update(self.__getstate__())
-        return copied
+        return object.__new__, (type(self),), {"handles": []}
 
     def remove(self) -> None:
         """Let the optimizers go: the network trains as without q from then on, from its mean."""

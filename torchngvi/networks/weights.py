@@ -5,6 +5,7 @@ and in `state_dict()`.  Hooks on the modules of the network see to it, so that n
 """
 
 import copy
+import functools
 import sys
 import warnings
 import weakref
@@ -396,16 +397,6 @@ def _averaging() -> AveragedModel | None:
     return None
 
 
-class _AfterStateDict:
-    """An object in the place of a method, on which torch can leave its mark."""
-
-    def __init__(self, hooks: "Hooks") -> None:
-        self.hooks = hooks
-
-    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        self.hooks.after_state_dict(module, state, prefix)
-
-
 class Hooks:
     """The hooks of one posterior on one network."""
 
@@ -421,7 +412,7 @@ class Hooks:
         self.handles = [module.register_forward_pre_hook(self.before_forward) for module in places]
         for module in self.owned:
             self.handles += [
-                module.register_state_dict_post_hook(_AfterStateDict(self)),
+                module.register_state_dict_post_hook(functools.partial(self.after_state_dict)),  # torch marks it
                 module.register_load_state_dict_pre_hook(self.before_loading),
                 module.register_load_state_dict_post_hook(self.after_loading),
             ]
@@ -444,7 +435,7 @@ class Hooks:
         finally:
             torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
-    def after_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    def after_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         """Put the means in the place of draws."""
         if self.q is None or not self.q.sampling:
             return
