@@ -38,14 +38,14 @@ class OutputLikelihood(ABC):
         """Draw a label for each output from the network's own prediction and return -log p of it, one loss a label."""
 
     def curvature_terms(self, output: Tensor) -> Tensor | None:
-        """Return K terms a label, (*labels, K), with which none has to be drawn; None, the default, where labels have to.
+        """Return K terms a label, (*labels, K), with which none is drawn; None, the default, where labels have to be.
 
         Their gradients g have Σₖ gₖgₖᵀ = E[s sᵀ], s the gradient of -log p of a predicted label.
         """
         return None
 
     def weigh(self, output: Tensor, y: Tensor | None = None) -> Tensor | None:
-        """Return the weights of labels in the loss, (*labels), or, without labels, those that are expected at the outputs.
+        """Return the weights of labels in the loss, (*labels), or, without labels, those expected at the outputs.
 
         The loss is a mean with these weights; None, the default, where it is one without.
         """

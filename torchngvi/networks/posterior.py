@@ -4,7 +4,7 @@ q(θ) = N(m, V),  minimising  (N/T) E_q[mean loss + ½δ|θ|²] - entropy of q, 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,14 +16,12 @@ from torchngvi.interfaces import Coordinates
 from torchngvi.networks.families import Diagonal
 from torchngvi.networks.laplace import LaplaceResult, settle_
 from torchngvi.networks.layout import PriorPrecision, Structure
-from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
+from torchngvi.networks.likelihoods import OutputLikelihood
 from torchngvi.networks.predictions import Predictive, Read, drawn_outputs, mean_density, warn_of_no_data
-from torchngvi.networks.weights import NetworkWeights, refuse_replaced
+from torchngvi.networks.weights import TEMPERATURE, NetworkWeights, refuse_replaced
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.covariance_root import CovarianceRoot
 from torchngvi.structures import block_diagonal
-
-TEMPERATURE = 0.05  # chosen on validation data of four tasks, with which docs/networks.md says how
 
 
 class NetworkGaussian(NetworkWeights):
@@ -40,22 +38,6 @@ class NetworkGaussian(NetworkWeights):
     Raises:
         InputError: for arguments that cannot be used, each with its sentence.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        num_data: int,
-        structure: Structure = "diagonal",
-        prior_precision: PriorPrecision = 1.0,
-        temperature: float = TEMPERATURE,
-        likelihood: str | OutputLikelihood = "categorical",
-        seed: int = 0,
-        prior: "NetworkGaussian | Mapping[str, Tensor] | None" = None,
-    ) -> None:
-        self.likelihood = read_likelihood(likelihood)
-        super().__init__(model, num_data, structure, prior_precision, temperature, seed, prior)
-        self.structure = structure
-        self.ending: Callable[[], str | None] | None = None  # what to say of a training that may have ended too early
 
     def __repr__(self) -> str:
         """Name the families with their numbers of weights, the likelihood, and how far the training is."""
@@ -173,15 +155,6 @@ class NetworkGaussian(NetworkWeights):
         self.sampling = self.pinned = False
         self.settle(False)
         self._hooks.remove()
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return what the base class does, and the factor of the noise in predictions."""
-        return {**super().get_extra_state(), "factor": self.likelihood.factor}
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take it up again."""
-        super().set_extra_state(state)
-        self.likelihood.factor = float(state.get("factor", 1.0))
 
     # what q says
 

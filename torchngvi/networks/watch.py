@@ -328,17 +328,14 @@ class Others:
     """The parameters of the optimizers that are no part of the posterior: trained, frozen, or joining later."""
 
     def __init__(self, q: NetworkGaussian, optimizers: list[Optimizer]) -> None:
-        self.q = q
-        self._of_q = set(q.parameters_of_network)
+        self.q, self._of_q = q, set(q.parameters_of_network)
         self._names = {p: name for name, p in q.model.named_parameters()}
-        self._plain = {p for p in _held(optimizers) if p.requires_grad and p not in self._of_q}
-        self._frozen: dict[Optimizer, tuple[int, list[nn.Parameter]]] = {}
-        unlimited = self._unlimited(optimizers, self._plain)
-        if unlimited:
+        self._trained = {p for p in _held(optimizers) if p.requires_grad} - self._of_q
+        fast = self._fast(optimizers, self._trained)
+        if fast:
             warn_caller(
-                f"{self._called(unlimited)} at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius limits "
-                "what is no part of q. Give it a group of its own in the optimizer, with the rate that it would have "
-                "without q."
+                f"{self._called(fast)} at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius limits what is "
+                "no part of q. Give it a group of its own in the optimizer, with the rate that it would have without q."
             )
 
     def refuse_joined(self, optimizer: Optimizer) -> None:
@@ -346,14 +343,8 @@ class Others:
         for group in optimizer.param_groups:
             if (group.get("maximize") or group.get("weight_decay")) and self._of_q.intersection(group["params"]):
                 check_options(type(optimizer).__name__, group)
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        known, frozen = self._frozen.get(optimizer, (-1, []))
-        if known != count:
-            frozen = [p for p in _held([optimizer]) if p not in self._of_q and p not in self._plain]
-            self._frozen[optimizer] = count, frozen
-        joined = [p for p in frozen if p.grad is not None]
-        if not joined:
-            return
+        others = (p for p in _held([optimizer]) if p not in self._of_q and p not in self._trained)
+        joined = [p for p in others if p.grad is not None]
         named = [p for p in joined if p in self._names and named_by(self.q.structure, self._names[p])]
         if named:
             raise InputError(
@@ -361,32 +352,28 @@ class Others:
                 "attach were called: q is not over it, and no radius limits its steps. Unfreeze and add layers before "
                 "torchngvi.network; or release() q, make a new one of the network as it is now, and attach again."
             )
-        unlimited = self._unlimited([optimizer], set(joined))
-        if unlimited:
+        fast = self._fast([optimizer], set(joined))
+        if fast:
             raise InputError(
-                f"{self._called(unlimited)} now, at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius "
-                "limits what is no part of q. Say lr= in add_param_group, the rate that it would have without q."
+                f"{self._called(fast)} now, at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius limits "
+                "what is no part of q. Say lr= in add_param_group, the rate that it would have without q."
             )
-        self._plain.update(joined)
-        self._frozen.pop(optimizer)
+        self._trained.update(joined)
 
-    def _unlimited(self, optimizers: list[Optimizer], among: set[nn.Parameter]) -> list[nn.Parameter]:
+    def _fast(self, optimizers: list[Optimizer], among: set[nn.Parameter]) -> list[nn.Parameter]:
+        """Those of some parameters whose learning rate is one for weights that a radius limits."""
         groups = (group for opt in optimizers for group in opt.param_groups if largest_lr(group) >= _WITHOUT_RADIUS)
         return [p for group in groups for p in group["params"] if p in among]
 
     def _called(self, parameters: list[nn.Parameter]) -> str:
+        """The beginning of a sentence about parameters."""
         first = self._names.get(parameters[0], f"one of shape {tuple(parameters[0].shape)}")
         more = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
         return f"The optimizer moves the parameter {first}{more}"
 
 
 class Batches:
-    """The sizes of batches, from which the length of a pass over the data can be read: a shorter batch ends it.
-
-    >>> batches = Batches()
-    >>> [batches.add(size) for size in (4, 4, 2, 4, 4, 2)]
-    [None, None, None, None, None, 10]
-    """
+    """The sizes of batches, from which the length of a pass over the data can be read: a shorter batch ends it."""
 
     def __init__(self) -> None:
         self._full, self._run, self._regular = 0, 0, True

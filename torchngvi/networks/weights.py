@@ -23,11 +23,12 @@ from torchngvi.errors import InputError
 from torchngvi.networks.families import Delta, Family
 from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.layout import PriorPrecision, Structure, families, unwrapped
-from torchngvi.networks.likelihoods import OutputLikelihood
+from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
 from torchngvi.networks.noise import seed_of
 from torchngvi.networks.units import find_units, measure_units
 
 NUM_DATA = "is the number of labels in the training data"
+TEMPERATURE = 0.05  # chosen on validation data of four tasks, with which docs/networks.md says how
 _LAST = 4  # the running curvature is a mean over the last fourth of the observations, about
 _PASSED_OVER = (__name__.rpartition(".")[0], "torch.", "contextlib", "functools")  # frames that no caller wrote
 
@@ -44,7 +45,8 @@ class NetworkWeights(nn.Module):
     """What moves when a network's posterior is trained: the families, the draw, and what was seen of the curvature.
 
     Args:
-        model, num_data, structure, prior_precision, temperature, seed, prior: as in :func:`torchngvi.network`.
+        model, num_data, structure, prior_precision, temperature, likelihood, seed, prior: as in
+            :func:`torchngvi.network`.
 
     Attributes:
         names: of the parameters that q is over.
@@ -55,19 +57,19 @@ class NetworkWeights(nn.Module):
         InputError: for arguments that cannot be used, each with its sentence.
     """
 
-    likelihood: OutputLikelihood
-
     def __init__(
         self,
         model: nn.Module,
         num_data: int,
-        structure: Structure,
-        prior_precision: PriorPrecision,
-        temperature: float,
-        seed: int,
+        structure: Structure = "diagonal",
+        prior_precision: PriorPrecision = 1.0,
+        temperature: float = TEMPERATURE,
+        likelihood: str | OutputLikelihood = "categorical",
+        seed: int = 0,
         prior: "NetworkWeights | Mapping[str, Tensor] | None" = None,
     ) -> None:
         super().__init__()
+        self.likelihood = read_likelihood(likelihood)
         self.num_data = read_count("num_data", num_data, NUM_DATA)
         self.seed = read_seed("seed", seed, "is an integer of less than 63 bits, the same in all processes")
         self.temperature = read_number("temperature", temperature, at_least=0)
@@ -82,6 +84,8 @@ class NetworkWeights(nn.Module):
         self.units, self.layers = find_units(self.model, places)
         self.scales = measure_units(self.units, list(self.mean.values()))
         self.draw, self.observed = 0, 0  # the number of the present draw, and of observations of the curvature
+        self.structure = structure
+        self.ending: Callable[[], str | None] | None = None  # what to say of a training that may have ended too early
         self._seen: list[tuple[Family, list[Tensor | None], float | Tensor]] = []  # what waits for the step
         self.unfinished: Callable[[], None] | None = None  # ends a step that one of several optimizers left out
         self.sampling, self.pinned, self.holds_draw = False, False, False
@@ -194,15 +198,8 @@ class NetworkWeights(nn.Module):
     @contextmanager
     def at_mean(self) -> Iterator[None]:
         """Hold the mean in the parameters, whatever the mode of the network, until the block ends."""
-        self.finish_step()
-        before = self.pinned
-        self.mean_()
-        self.pinned = True
-        try:
+        with self._pinned_after(self.mean_):
             yield
-        finally:
-            self.pinned = before
-            self.settle(self.model.training)
 
     @contextmanager
     def drawn(self, number: int) -> Iterator[None]:
@@ -212,9 +209,15 @@ class NetworkWeights(nn.Module):
             number: of the draw, from 0; the same number is the same draw as long as q does not move.
         """
         refuse_replaced(self.model, self.names, self.parameters_of_network)
+        with self._pinned_after(functools.partial(self._write_, seed_of(self.seed, 0, "predictions"), number)):
+            yield
+
+    @contextmanager
+    def _pinned_after(self, write: Callable[[], None]) -> Iterator[None]:
+        """Hold what a function writes, whatever the mode of the network, until the block ends."""
         self.finish_step()
         before = self.pinned
-        self._write_(seed_of(self.seed, 0, "predictions"), number)
+        write()
         self.pinned = True
         try:
             yield
@@ -302,15 +305,16 @@ class NetworkWeights(nn.Module):
             self.draw_()
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the numbers that a checkpoint holds: the draw, observations, seed, temperature and norms of units."""
+        """Return what a checkpoint holds beside tensors: scales are norms of units, and factor is that of the noise."""
         kept = {"draw": self.draw, "observed": self.observed, "seed": self.seed, "temperature": self.temperature}
-        return {**kept, "scales": list(self.scales)}
+        return {**kept, "scales": list(self.scales), "factor": self.likelihood.factor}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Take them up again; files of release 0.2 have no norms of units."""
         self.draw, self.observed, self.seed = int(state["draw"]), int(state["observed"]), int(state["seed"])
         self.temperature = float(state["temperature"])
         self.scales = list(map(float, state.get("scales", self.scales)))
+        self.likelihood.factor = float(state.get("factor", 1.0))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NetworkWeights":
         """Copy q with its network; the copy is attached to no optimizer, so that its network holds the mean."""
