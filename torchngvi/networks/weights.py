@@ -124,6 +124,13 @@ class NetworkWeights(nn.Module):
         """Iterate over the families."""
         return iter(self.families)  # type: ignore[arg-type]
 
+    def split(self, values: list[Any]) -> Iterator[tuple[Family, list[Any]]]:
+        """Iterate over the families with their parts of a list that is in the order of `names`."""
+        at = 0
+        for family in self.each():
+            yield family, values[at : at + len(family.names)]
+            at += len(family.names)
+
     def _named(self, lists: list[list[Tensor]]) -> dict[str, Tensor]:
         return dict(zip(self.names, (tensor for part in lists for tensor in part), strict=True))
 
@@ -184,11 +191,7 @@ class NetworkWeights(nn.Module):
             self.draw_() if wanted else self.mean_()
 
     def settle(self, training: bool) -> None:
-        """Let the parameters hold a draw in training and the mean in evaluation; called before every forward pass.
-
-        Args:
-            training: the mode of the network.
-        """
+        """Let the parameters hold a draw in training and the mean in evaluation; called before every forward pass."""
         if self.unfinished is not None:
             self.finish_step()
         wanted = training and self.sampling
@@ -232,10 +235,9 @@ class NetworkWeights(nn.Module):
 
     def measure(self, moves: list[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Return the squares of moves of the mean, and ½ dmᵀ(H + δ)dm, their length in nats a datum, a number."""
-        squares, total, at = list(torch._foreach_mul(moves, moves)), [], 0
-        for family in self.each():
-            part, at = slice(at, at + len(family.names)), at + len(family.names)
-            total.append(family.departure(moves[part], squares[part]).to(squares[0].device))
+        squares = list(torch._foreach_mul(moves, moves))
+        pairs = zip(self.split(moves), self.split(squares), strict=True)
+        total = [family.departure(part, square).to(squares[0].device) for (family, part), (_, square) in pairs]
         return squares, torch.stack(total).sum() * (0.5 / self.num_data)
 
     def next_draw_(self, moves: list[Tensor]) -> None:
@@ -249,7 +251,7 @@ class NetworkWeights(nn.Module):
         else:
             self.mean_()
 
-    def observe_(self, gradients: Sequence[Tensor | None], scale: float, rate: float) -> None:
+    def observe_(self, gradients: list[Tensor | None], scale: float, rate: float) -> None:
         """Observe the curvature scale · g gᵀ: its running mean moves, and the covariance with it at the next step.
 
         The mean is over the last fourth of the observations, about, the k-th weighted by k³ (Shamir and Zhang 2013),
@@ -263,12 +265,11 @@ class NetworkWeights(nn.Module):
             rate: the smallest rate of the running mean.
         """
         self.observed += 1
-        rate, at = max(rate, _LAST / (self.observed + _LAST - 1)), 0
+        rate = max(rate, _LAST / (self.observed + _LAST - 1))
         with torch.no_grad():
-            for family in self.each():
-                each = zip(gradients[at : at + len(family.names)], family.mean, strict=True)
+            for family, part in self.split(gradients):
+                each = zip(part, family.mean, strict=True)
                 statistics = family.statistics([None if g is None else g.to(m) for g, m in each], scale)
-                at += len(family.names)
                 known = [part for part in statistics if part is not None]
                 average_over_ranks_(known)
                 good = all_finite(known)
