@@ -1,6 +1,5 @@
 """What a posterior asks of the optimizers of torch that move its mean, and reads from them."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch.optim import Optimizer
 
 from torchngvi.errors import InputError
 from torchngvi.networks.layout import refuse_sharded
+from torchngvi.networks.weights import frames
 
 # kept in the parameter group, hence in checkpoints of the optimizer
 _PEAK, _FIRST, BEGUN = "largest_lr", "first_lr", "draws_before"
@@ -81,12 +81,8 @@ def is_within_its_own_step(optimizer: Optimizer) -> bool:
     """
     if sum("step" in kind.__dict__ for kind in type(optimizer).__mro__ if kind is not Optimizer) < 2:
         return False
-    frame, count = sys._getframe(), 0
-    while frame.f_back is not None:
-        frame = frame.f_back
-        hooked = frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == "torch.optim.optimizer"
-        count += hooked and frame.f_locals.get("self") is optimizer
-    return count > 1
+    hooked = (f for f in frames() if f.f_globals.get("__name__") == "torch.optim.optimizer")
+    return sum(f.f_code.co_name == "wrapper" and f.f_locals.get("self") is optimizer for f in hooked) > 1
 
 
 def note_start(group: dict[str, Any], draw: int) -> None:

@@ -19,7 +19,7 @@ from torchngvi.networks.layout import named_by
 from torchngvi.networks.likelihoods import Categorical, Gaussian
 from torchngvi.networks.optimizers import check_options, largest_lr
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.weights import warn_caller
+from torchngvi.networks.weights import frames, warn_caller
 from torchngvi.numerics.arrays import Fetched
 
 _WITHOUT_RADIUS = 1.0  # the learning rate of weights that a radius limits, which no other parameter trains with
@@ -460,7 +460,4 @@ def _held(optimizers: Iterable[Optimizer]) -> Iterator[Any]:
 
 def _called_by(module: str) -> bool:
     """Whether a module is among the callers."""
-    frame = sys._getframe().f_back
-    while frame is not None and frame.f_globals.get("__name__") != module:
-        frame = frame.f_back
-    return frame is not None
+    return any(frame.f_globals.get("__name__") == module for frame in frames())

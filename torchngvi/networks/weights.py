@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -31,6 +32,14 @@ NUM_DATA = "is the number of labels in the training data"
 TEMPERATURE = 0.05  # chosen on validation data of four tasks, with which docs/networks.md says how
 _LAST = 4  # the running curvature is a mean over the last fourth of the observations, about
 _PASSED_OVER = (__name__.rpartition(".")[0], "torch.", "contextlib", "functools")  # frames that no caller wrote
+
+
+def frames() -> Iterator[FrameType]:
+    """Iterate over the frames of the callers, the innermost first."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
@@ -296,10 +305,7 @@ class NetworkWeights(nn.Module):
         """Change the temperature, and with it the width of q, without any training: V is proportional to it.
 
         Args:
-            temperature: the new one.
-
-        Raises:
-            InputError: if it is negative or not finite.
+            temperature: the new one, 0 or larger; an `InputError` refuses others.
         """
         self.temperature = read_number("temperature", temperature, at_least=0)
         if self.holds_draw and not self.pinned:
@@ -393,13 +399,8 @@ class Written:
 
 def _averaging() -> AveragedModel | None:
     """The AveragedModel that is copying a network for itself, if one is."""
-    frame = sys._getframe().f_back
-    while frame is not None:
-        owner = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
-        if isinstance(owner, AveragedModel):
-            return owner
-        frame = frame.f_back
-    return None
+    owners = (frame.f_locals.get("self") for frame in frames() if frame.f_code.co_name == "__init__")
+    return next((owner for owner in owners if isinstance(owner, AveragedModel)), None)
 
 
 class Hooks:
