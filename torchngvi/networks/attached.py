@@ -32,7 +32,7 @@ from torchngvi.networks.optimizers import (
 )
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import logits_in
-from torchngvi.networks.units import StepLength, shorten_
+from torchngvi.networks.units import StepLength, add_moves_
 from torchngvi.networks.watch import Watch
 from torchngvi.networks.weights import refuse_replaced
 
@@ -309,23 +309,20 @@ class Attachment:
         q, planned, own = self.q, self._planned(), self._share()
         factor = min(planned, own)
         self._refresh()
-        moves = q.moves()
-        squares, kl = q.measure(moves)
+        moves, sums, kl = q.take_moves_()
         usable = kl.isfinite() & ~self._bad.to(kl.device)
-        zero_where_([*moves, *squares], ~usable)
+        zero_where_(moves, ~usable)
         whole = kl.new_tensor(min(planned / own, 1.0) if own else 0.0)  # of a move that is not lengthened
-        share = (self.radius * factor**2 / torch.where(usable, kl, 1.0).clamp_min(torch.finfo(kl.dtype).tiny)).sqrt()
+        share = (self.radius * factor**2 / kl.nan_to_num(1.0).clamp_min_(torch.finfo(kl.dtype).tiny)).sqrt()
         if not self.lengthens:
-            share = torch.minimum(share.nan_to_num(1.0), whole)
+            share = torch.fmin(share, whole)
         if not self.watch.shortened:
             self.watch.shortened = self.lengthens or kl.device.type != "cpu" or bool(share < whole)
-        if self.limit is None:
-            torch._foreach_mul_(moves, [share.to(move) for move in moves])
-        else:
-            shorten_(q.units, q.scales, moves, squares, share, self.limit * factor)
+        limits = [math.inf if self.limit is None else self.limit * factor * scale for scale in q.scales]
+        add_moves_(q.units, list(q.mean.values()), moves, torch.where(usable, share, 0.0), sums, limits)
         self._report(usable)
         q.unfinished, self._scaled, self.stepped, self._bad = None, False, [], torch.zeros_like(self._bad)
-        q.next_draw_(moves)
+        q.next_draw_()
         self.watch.after_step()
 
     def doubt(self) -> str | None:

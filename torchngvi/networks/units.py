@@ -69,28 +69,23 @@ class Unit(NamedTuple):
     axis: int | None = 0
     view: tuple[int, ...] | None = None  # of a transposed convolution in groups
 
-    def sums(self, squares: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
-        """Return the sums of squares of each unit."""
-        found = [self._sum(squares[place]) for place in self.places]
-        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
-
-    def _sum(self, square: Tensor) -> Tensor:
+    def sum(self, square: Tensor) -> Tensor:
+        """Return the sums over the units of a parameter."""
         if self.axis is None or square.ndim < 2:
             return square
         viewed = square if self.view is None else square.view(self.view)
         over = [k for k in range(viewed.ndim) if k != self.axis and not (self.view and k == 0)]
         return viewed.sum(over).flatten()
 
-    def multiply_(self, tensors: Sequence[Tensor], factors: Tensor) -> None:
-        """Multiply the numbers of each unit by its factor."""
+    def add_(self, means: Sequence[Tensor], moves: Sequence[Tensor], factors: Tensor) -> None:
+        """Move the mean of each unit by a factor of its move."""
         for place in self.places:
-            tensor = tensors[place]
-            if self.axis is None or tensor.ndim < 2:
-                tensor.mul_(factors)
-            elif self.view is None:
-                tensor.mul_(factors.view([-1 if k == self.axis else 1 for k in range(tensor.ndim)]))
-            else:
-                tensor.view(self.view).mul_(factors.view(self.view[0], 1, -1, 1))
+            mean, move, factor = means[place], moves[place], factors
+            if self.view is not None and mean.ndim > 1:
+                mean, move, factor = mean.view(self.view), move.view(self.view), factors.view(self.view[0], 1, -1, 1)
+            elif self.axis is not None and mean.ndim > 1:
+                factor = factors.view([-1 if k == self.axis else 1 for k in range(mean.ndim)])
+            torch.addcmul(mean, move, factor, out=mean)
 
 
 def find_units(model: nn.Module, names: Mapping[nn.Parameter, int]) -> tuple[list[Unit], int]:
@@ -141,23 +136,35 @@ def measure_units(units: Sequence[Unit], means: Sequence[Tensor]) -> list[float]
     """Return ν of each layer, the root mean square of the norms of its units, and at least that of a usual start."""
     found = []
     for unit in units:
-        each = {place: means[place].double().square() for place in unit.places}
-        sums, count = unit.sums(each), sum(square.numel() for square in each.values())
-        biases = 0 if unit.axis is None else sum(square.numel() for square in each.values() if square.ndim < 2)
-        found.append(math.sqrt(max(float(sums.sum()) / max(sums.numel(), 1), count / (3 * max(count - biases, 1)))))
+        own = [means[place] for place in unit.places]
+        squares, count = sum(float(m.double().square().sum()) for m in own), sum(m.numel() for m in own)
+        biases = 0 if unit.axis is None else sum(m.numel() for m in own if m.ndim < 2)
+        number = unit.sum(own[0]).numel()
+        found.append(math.sqrt(max(squares / max(number, 1), count / (3 * max(count - biases, 1)))))
     return found
 
 
-def shorten_(
+def add_moves_(
     units: Sequence[Unit],
-    scales: Sequence[float],
+    means: Sequence[Tensor],
     moves: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    length: Tensor,
-    limit: float,
+    share: Tensor,
+    sums: Sequence[Tensor],
+    limits: Sequence[float],
 ) -> None:
-    """Multiply moves by a length, and those of a unit that would go further than its limit by less."""
-    for unit, scale in zip(units, scales, strict=True):
-        sums = unit.sums(squares)
-        longest = (limit * scale) * sums.clamp_min(torch.finfo(sums.dtype).tiny).rsqrt()
-        unit.multiply_(moves, torch.minimum(longest, length.to(sums)))
+    """Add a share of moves to means; a unit that would go further than its limit moves by that.
+
+    Args:
+        units, means, moves: of a network, by place.
+        share: s, a number.
+        sums: of the squares of moves in each unit, by place.
+        limits: p φ ν of the units of each layer; infinite for none.
+    """
+    for unit, limit in zip(units, limits, strict=True):
+        each = [sums[place] for place in unit.places]
+        total = each[0] if len(each) == 1 else torch.stack(each).sum(0)
+        factors = share.to(total)
+        if math.isfinite(limit):
+            longest = total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt_().mul_(limit)
+            factors = torch.fmin(longest, factors)  # of what is not finite the share, 0
+        unit.add_(means, moves, factors)

@@ -91,6 +91,7 @@ class NetworkWeights(nn.Module):
         self.parameters_of_network = [p for family in self.each() for p in family.parameters_of_network]
         places = {p: place for place, p in enumerate(self.parameters_of_network)}
         self.units, self.layers = find_units(self.model, places)
+        self._unit_of = {place: unit for unit in self.units for place in unit.places}
         self.scales = measure_units(self.units, list(self.mean.values()))
         self.draw, self.observed = 0, 0  # the number of the present draw, and of observations of the curvature
         self.structure = structure
@@ -132,13 +133,6 @@ class NetworkWeights(nn.Module):
     def each(self) -> Iterator[Family]:
         """Iterate over the families."""
         return iter(self.families)  # type: ignore[arg-type]
-
-    def split(self, values: list[Any]) -> Iterator[tuple[Family, list[Any]]]:
-        """Iterate over the families with their parts of a list that is in the order of `names`."""
-        at = 0
-        for family in self.each():
-            yield family, values[at : at + len(family.names)]
-            at += len(family.names)
 
     def _named(self, lists: list[list[Tensor]]) -> dict[str, Tensor]:
         return dict(zip(self.names, (tensor for part in lists for tensor in part), strict=True))
@@ -238,21 +232,27 @@ class NetworkWeights(nn.Module):
             self.pinned = before
             self.settle(self.model.training)
 
-    def moves(self) -> list[Tensor]:
-        """Return how far the parameters are from the mean that they held."""
-        return [move for family in self.each() for move in family.moves()]
+    def take_moves_(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return how far the parameters are from the mean, in their place, and two measures of that.
 
-    def measure(self, moves: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Return the squares of moves of the mean, and ½ dmᵀ(H + δ)dm, their length in nats a datum, a number."""
-        squares = list(torch._foreach_mul(moves, moves))
-        pairs = zip(self.split(moves), self.split(squares), strict=True)
-        total = [family.departure(part, square).to(squares[0].device) for (family, part), (_, square) in pairs]
-        return squares, torch.stack(total).sum() * (0.5 / self.num_data)
+        They are the sums of squares in the units of each parameter, and ½ dmᵀ(H + δ)dm, a number, in nats a datum.
+        """
+        moves: list[Tensor] = []
+        sums: list[Tensor] = []
+        total = []
 
-    def next_draw_(self, moves: list[Tensor]) -> None:
-        """Move the mean, go on to the next draw, and write that into a network in training."""
-        if moves:
-            torch._foreach_add_(list(self.mean.values()), moves)
+        def note(place: int, square: Tensor) -> None:
+            unit = self._unit_of.get(len(moves) + place)
+            sums.append(square.sum() if unit is None else unit.sum(square))
+
+        for family in self.each():
+            own = family.take_moves_()
+            total.append(family.departure(own, note))
+            moves += own
+        return moves, sums, torch.stack([each.to(moves[0].device) for each in total]).sum() * (0.5 / self.num_data)
+
+    def next_draw_(self) -> None:
+        """Go on to the next draw, from the mean as it is now, and write that into a network in training."""
         self.draw += 1
         self.holds_draw = True  # or a move, in any case not the mean
         if self.model.training and self.sampling:
@@ -274,11 +274,12 @@ class NetworkWeights(nn.Module):
             rate: the smallest rate of the running mean.
         """
         self.observed += 1
-        rate = max(rate, _LAST / (self.observed + _LAST - 1))
+        rate, at = max(rate, _LAST / (self.observed + _LAST - 1)), 0
         with torch.no_grad():
-            for family, part in self.split(gradients):
-                each = zip(part, family.mean, strict=True)
+            for family in self.each():
+                each = zip(gradients[at : at + len(family.names)], family.mean, strict=True)
                 statistics = family.statistics([None if g is None else g.to(m) for g, m in each], scale)
+                at += len(family.names)
                 known = [part for part in statistics if part is not None]
                 average_over_ranks_(known)
                 good = all_finite(known)

@@ -1,7 +1,7 @@
 """What every family of posteriors over some parameters of a network shares: the mean, the prior, the moves."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -129,17 +129,19 @@ class Family(nn.Module, ABC):
         """Add the noise √T C ε of a draw to what the parameters hold."""
         torch._foreach_add_(self.held(), self.colored(self.noise(seed, draw)), alpha=spread)
 
-    def moves(self) -> list[Tensor]:
-        """Return how far the parameters are from the mean that they held, rounded as they are."""
+    def take_moves_(self) -> list[Tensor]:
+        """Return how far the parameters are from the mean that they held, in their place where their dtype is its."""
         pairs = zip(self.held(), self.mean, strict=True)
-        return [p - m if p.dtype == m.dtype else (p - m.to(p.dtype)).to(m.dtype) for p, m in pairs]
+        return [p.sub_(m) if p.dtype == m.dtype else p.sub_(m.to(p.dtype)).to(m.dtype) for p, m in pairs]
 
     def held(self) -> list[Tensor]:
         """Return what the parameters hold, without their graph."""
         return [p.detach() for p in self.parameters_of_network]
 
-    def departure(self, moves: list[Tensor], squares: list[Tensor]) -> Tensor:
-        """Return N dmᵀ(H + δ)dm, a number, for moves dm of the mean and their squares."""
+    def departure(self, moves: list[Tensor], note: Callable[[int, Tensor], None]) -> Tensor:
+        """Return N dmᵀ(H + δ)dm, a number, for moves dm of the mean; their squares are noted, one at a time."""
+        for k, move in enumerate(moves):
+            note(k, move * move)
         norms = torch._foreach_norm(self.whitened(moves))
         return torch.stack([norm.to(norms[0]) for norm in norms]).square().sum()
 

@@ -1,12 +1,13 @@
 """Independent weights: C Cᵀ = diag(1/(N (max(h, h₀) + δ)))."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchngvi.networks.families.base import Family, key
+from torchngvi.networks.noise import WINDOW, windows
 
 
 class Diagonal(Family):
@@ -45,22 +46,26 @@ class Diagonal(Family):
 
     def draw_(self, seed: int, draw: int, spread: float) -> None:
         """Write the draw θ = m + √T σ ε into the parameters; on the CPU in one pass."""
-        noise = self.noise(seed, draw)
-        for p, m, sd, e in zip(self.held(), self.mean, self.stddev, noise, strict=True):
-            if p.device.type != "cpu" or p.dtype != m.dtype:
-                break
-            torch.addcmul(m, sd, e, value=spread, out=p)
-        else:
-            return
-        torch._foreach_copy_(self.held(), torch._foreach_addcmul(self.mean, self.stddev, noise, spread))
+        for name, p, m, sd in zip(self.names, self.held(), self.mean, self.stddev, strict=True):
+            noise = windows(m, name, seed, draw)
+            if p.device.type != "cpu" or p.dtype != m.dtype or not p.is_contiguous():
+                super().draw_(seed, draw, spread)
+                return
+            if len(noise) == 1:
+                torch.addcmul(m, sd, noise[0], value=spread, out=p)
+                continue
+            means, sds, parts = (tensor.reshape(-1).split(WINDOW) for tensor in (m, sd, p))
+            for mean, scale, e, part in zip(means, sds, noise, parts, strict=True):
+                torch.addcmul(mean, scale, e, value=spread, out=part)
 
-    def departure(self, moves: list[Tensor], squares: list[Tensor]) -> Tensor:
+    def departure(self, moves: list[Tensor], note: Callable[[int, Tensor], None]) -> Tensor:
         """Return N Σ (h + δ) dm²; see the base class."""
-        first, total = squares[0].device, []
-        for square, h, delta in zip(squares, self.curvature, self.prior, strict=True):
-            flat = square.reshape(-1)
-            prior = delta * flat.sum() if isinstance(delta, float) else flat.dot(delta.reshape(-1))
-            total.append((flat.dot(h.reshape(-1)) + prior).to(first))
+        total = []
+        for k, (move, h, delta) in enumerate(zip(moves, self.curvature, self.prior, strict=True)):
+            square = (move * move).reshape(-1)
+            note(k, square.view(move.shape))
+            prior = delta * square.sum() if isinstance(delta, float) else square.dot(delta.reshape(-1))
+            total.append((square.dot(h.reshape(-1)) + prior).to(moves[0].device))
         return self.num_data * torch.stack(total).sum()
 
     def whitened(self, moves: list[Tensor]) -> list[Tensor]:
