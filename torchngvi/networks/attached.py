@@ -204,7 +204,6 @@ class Attachment:
             note_start(group, q.draw)
         q.agree_()
         curvature.begin(q)
-        self.seen = q.observed
         self._first = False  # whether a closure is called for the first time in a step, around the mean
         q.sampling, q.ending = True, self.doubt
         q.settle(q.model.training)
@@ -257,7 +256,7 @@ class Attachment:
             q.mean_()
             if self.prior_in_gradient:
                 q.add_prior_(used, q.mean)
-            self._refresh()
+            q.refresh_()
         else:
             q.mean_()
         q.unfinished = self.finish
@@ -309,12 +308,6 @@ class Attachment:
         self._scaled = self._scaled or hasattr(optimizer, "found_inf")
         return used
 
-    def _refresh(self) -> None:
-        """Let the covariance follow what was observed; only when the draw is not needed again."""
-        if self.q.observed != self.seen:
-            self.q.refresh_()
-            self.seen = self.q.observed
-
     @torch.compiler.disable
     @torch.no_grad()
     def after(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -334,7 +327,7 @@ class Attachment:
         """Give the move its length, take it, and go on to the next draw."""
         q, planned, own = self.q, self._planned(), self._share()
         factor = min(planned, own)
-        self._refresh()
+        q.refresh_()
         moves = q.moves()
         squares, kl = q.measure(moves)
         usable = kl.isfinite() & ~self._bad.to(kl.device)

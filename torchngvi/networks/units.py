@@ -62,12 +62,12 @@ class StepLength:
 class Unit(NamedTuple):
     """The units of one layer: the parameters that they consist of, by their places in q, and where units lie in them.
 
-    An axis is that of the units, after the view if there is one; None where every number is of a unit of its own.
+    An axis is that of the units, 1 for a transposed convolution; None where every number is of a unit of its own.
     """
 
     places: tuple[int, ...]
     axis: int | None = 0
-    view: tuple[int, ...] | None = None  # of a transposed convolution in groups
+    groups: int = 1  # of a transposed convolution
 
     def sums(self, squares: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
         """Return the sums of squares of each unit."""
@@ -77,9 +77,9 @@ class Unit(NamedTuple):
     def _sum(self, square: Tensor) -> Tensor:
         if self.axis is None or square.ndim < 2:
             return square
-        viewed = square if self.view is None else square.view(self.view)
-        over = [k for k in range(viewed.ndim) if k != self.axis and not (self.view and k == 0)]
-        return viewed.sum(over).flatten()
+        if self.axis == 0:
+            return square.sum(list(range(1, square.ndim)))
+        return square.unflatten(0, (self.groups, -1)).sum([1, *range(3, square.ndim + 1)]).flatten()
 
     def multiply_(self, tensors: Sequence[Tensor], factors: Tensor) -> None:
         """Multiply the numbers of each unit by its factor."""
@@ -87,10 +87,11 @@ class Unit(NamedTuple):
             tensor = tensors[place]
             if self.axis is None or tensor.ndim < 2:
                 tensor.mul_(factors)
-            elif self.view is None:
-                tensor.mul_(factors.view([-1 if k == self.axis else 1 for k in range(tensor.ndim)]))
+            elif self.axis == 0:
+                tensor.mul_(factors.view(-1, *[1] * (tensor.ndim - 1)))
             else:
-                tensor.view(self.view).mul_(factors.view(self.view[0], 1, -1, 1))
+                each = factors.view(self.groups, 1, -1, *[1] * (tensor.ndim - 2))
+                tensor.unflatten(0, (self.groups, -1)).mul_(each)
 
 
 def find_units(model: nn.Module, names: Mapping[nn.Parameter, int]) -> tuple[list[Unit], int]:
@@ -100,34 +101,30 @@ def find_units(model: nn.Module, names: Mapping[nn.Parameter, int]) -> tuple[lis
     """
     left, found, layers = dict(names), [], 0
     for module in model.modules():
-        own = {local: p for local, p in module.named_parameters(recurse=False) if p in left}
+        own = {local: p for local, p in module.named_parameters(recurse=False) if p in left and p.numel()}
         layers += bool(own) and (isinstance(module, _NORMS) or any(p.ndim > 1 for p in own.values()))
-        for members, axis, view in _layers(module, own):
-            found.append(Unit(tuple(left.pop(p) for p in members), axis, view))
+        for members, axis, groups in _layers(module, own):
+            found.append(Unit(tuple(left.pop(p) for p in members), axis, groups))
     return found, layers
 
 
 def _layers(
     module: nn.Module, own: dict[str, nn.Parameter]
-) -> Iterator[tuple[list[nn.Parameter], int | None, tuple[int, ...] | None]]:
-    """Iterate over the parameters that share units, with their axis and view."""
+) -> Iterator[tuple[list[nn.Parameter], int | None, int]]:
+    """Iterate over the parameters that share units, with their axis and groups."""
     if isinstance(module, _NORMS) or all(p.ndim < 2 for p in own.values()):
         shapes = {p.shape for p in own.values()}
-        yield from (([p for p in own.values() if p.shape == shape], None, None) for shape in shapes)
-    elif isinstance(module, _TRANSPOSED):
-        weight, groups = module.weight, module.groups
-        view = None if groups == 1 else (groups, len(weight) // groups, weight.shape[1], math.prod(weight.shape[2:]))
-        members = list(own.values())
-        yield members, 1 if view is None else 2, view
-    else:
-        left = dict(sorted(own.items(), key=lambda item: -item[1].ndim))
-        while left:
-            first, p = next(iter(left.items()))
-            together = [first]
-            if p.ndim > 1:
-                rows = {other: q for other, q in left.items() if other != first and len(q) == len(p)}
-                together += [other for other, q in rows.items() if _alike(module, first, other, q)]
-            yield [left.pop(name) for name in together], 0 if p.ndim > 1 else None, None
+        yield from (([p for p in own.values() if p.shape == shape], None, 1) for shape in shapes)
+        return
+    left = dict(sorted(own.items(), key=lambda item: -item[1].ndim))
+    while left:
+        first, p = next(iter(left.items()))
+        across = isinstance(module, _TRANSPOSED) and p.ndim > 2
+        groups, axis = module.groups if across else 1, int(across) if p.ndim > 1 else None
+        count = p.shape[1] * groups if across else p.shape[:1].numel()
+        rows = [o for o, q in left.items() if axis is not None and o != first and q.shape[:1] == (count,)]
+        together = [first, *(other for other in rows if _alike(module, first, other, left[other]))]
+        yield [left.pop(name) for name in together], axis, groups
 
 
 def _alike(module: nn.Module, first: str, other: str, p: Tensor) -> bool:
@@ -141,7 +138,7 @@ def measure_units(units: Sequence[Unit], means: Sequence[Tensor]) -> list[float]
     """Return ν of each layer, the root mean square of the norms of its units, and at least that of a usual start."""
     found = []
     for unit in units:
-        each = {place: means[place].double().square() for place in unit.places}
+        each = {place: means[place].cpu().double().square() for place in unit.places}
         sums, count = unit.sums(each), sum(square.numel() for square in each.values())
         biases = 0 if unit.axis is None else sum(square.numel() for square in each.values() if square.ndim < 2)
         found.append(math.sqrt(max(float(sums.sum()) / max(sums.numel(), 1), count / (3 * max(count - biases, 1)))))
