@@ -148,8 +148,10 @@ def test_digits_without_a_scheduler_are_fitted_as_with_one():
 
 @pytest.mark.parametrize("order", ["attach, load", "load q, attach, load the optimizer"])
 def test_a_run_that_goes_on_in_the_middle_of_its_schedule(order):
-    def start(q_state=None):
+    def start(q_state=None, times=1.0):
         model = mlp()
+        with torch.no_grad():
+            model[0].weight *= times  # which is another size of the units at the start
         q = network(model, 20)
         if q_state is not None:
             q.load_state_dict(q_state)
@@ -165,7 +167,7 @@ def test_a_run_that_goes_on_in_the_middle_of_its_schedule(order):
     torch.save({"model": half.state_dict(), "q": hq.state_dict(), "opt": ho.state_dict()}, file)
     file.seek(0)
     read = torch.load(file, weights_only=True)
-    other, oq, oo = start(None if order == "attach, load" else read["q"])
+    other, oq, oo = start(None if order == "attach, load" else read["q"], 3.0)
     other.load_state_dict(read["model"])
     oq.load_state_dict(read["q"])
     oo.load_state_dict(read["opt"])

@@ -945,16 +945,13 @@ def test_the_snippets_of_the_docs():
     """They run as they stand, and their networks have learned; every test that the appendix names is there."""
     root = pathlib.Path(__file__).parents[2]
     text = (root / "docs/networks.md").read_text(encoding="utf-8")
-    classes, numbers, trials = re.findall(r"```python\n(.*?)```", text, re.S)
-    seen, other, tried = {}, {}, {}
+    classes, numbers = re.findall(r"```python\n(.*?)```", text, re.S)
+    seen, other = {}, {}
     exec(compile(classes, "docs/networks.md", "exec"), seen)
     assert seen["nll"] < 0.5
     exec(compile(numbers, "docs/networks.md", "exec"), other)
     assert ((other["y"][250:] - other["mean"]).square().mean() < 0.15**2).item()
     assert other["inside"] >= 0.86
-    exec(compile(trials, "docs/networks.md", "exec"), tried)
-    assert tried["found"].steps == 300
-    assert -tried["q"].log_prob(tried["x"][250:], tried["y"][250:]).mean() < 0.5
     tests = "".join(
         (root / f"tests/networks/test_networks{part}.py").read_text(encoding="utf-8")
         for part in ("", "_scripts", "_quality")

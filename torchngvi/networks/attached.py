@@ -332,10 +332,10 @@ class Attachment:
         squares, kl = q.measure(moves)
         usable = kl.isfinite() & ~self._bad.to(kl.device)
         zero_where_([*moves, *squares], ~usable)
-        whole = kl.new_tensor(min(planned / own, 1.0) if own else 0.0)  # of a move that is not lengthened
+        whole = min(planned / own, 1.0) if own else 0.0  # of a move that is not lengthened
         share = (self.radius * factor**2 / torch.where(usable, kl, 1.0).clamp_min(torch.finfo(kl.dtype).tiny)).sqrt()
         if not self.lengthens:
-            share = torch.minimum(share.nan_to_num(1.0), whole)
+            share = share.nan_to_num(1.0).clamp(max=whole)
         if not self.watch.shortened:
             self.watch.shortened = self.lengthens or kl.device.type != "cpu" or bool(share < whole)
         if self.limit is None:

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchngvi.arguments import read_number
+
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -32,6 +34,9 @@ class StepLength:
         deepest: the least k.
         warm_up: w, the share of the steps over which radius and limit rise.
 
+    Raises:
+        InputError: for a number that is not positive, or a warm-up over all steps.
+
     Radius and units were chosen with ``benchmarks/network_steps.py`` on power, bike, energy and digits, with one to
     three hidden layers, with and without LayerNorm, and judged on naval, elevators, wine_red, boston and MNIST.
     """
@@ -40,6 +45,12 @@ class StepLength:
     units: float = 5.6
     deepest: float = 0.35
     warm_up: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that give no length."""
+        for name in ("nats", "units", "deepest"):
+            read_number(name, getattr(self, name), "of a StepLength", above=0)
+        read_number("warm_up", self.warm_up, "of a StepLength", above=0, below=1)
 
     def share(self, taken: int, steps: int) -> float:
         """Return the planned factor of radius and limit after so many of the steps; it ends at its value at .98 S.
