@@ -126,7 +126,7 @@ def test_groups_share_the_factor_of_the_one_that_has_fallen_least():
 
 @pytest.mark.accuracy
 def test_digits_without_a_scheduler_are_fitted_as_with_one():
-    """README's three lines; over three seeds the test NLL is .126, as with a cosine, and .327 if nothing falls."""
+    """README's three lines: the test NLL is that of a cosine, and larger if nothing falls."""
     sklearn = pytest.importorskip("sklearn.datasets")
     X, Y = (torch.tensor(part) for part in sklearn.load_digits(return_X_y=True))
     x, y = X.float() / 16, Y

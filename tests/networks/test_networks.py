@@ -737,6 +737,11 @@ def test_half_precision_keeps_the_mean_in_single():
     assert all(m.dtype == torch.float32 for m in q.mean.values())
     assert any(not torch.equal(m, m.bfloat16().float()) for m in q.mean.values())
     assert model.state_dict()["0.weight"].dtype == torch.bfloat16
+    model = mlp(torch.bfloat16)
+    optimizer = adamw(model, 1e-3)
+    attach(optimizer, network(model, 100), steps=10)
+    with pytest.warns(UserWarning, match="at the learning rate 0.001 are lost in rounding .* Take lr=1"):
+        train(model, optimizer, 1, torch.bfloat16)
 
 
 def test_removed_hooks_leave_the_network_as_any_other():

@@ -10,7 +10,7 @@ from helpers import exponentials
 from torch import nn
 
 from torchngvi.errors import CalibrationWarning
-from torchngvi.networks import VON, Gaussian, SampledLabels, attach, calibrate, network
+from torchngvi.networks import Gaussian, SampledLabels, attach, calibrate, network
 
 N, D, STEPS = 200, 20, 300
 

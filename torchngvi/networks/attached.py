@@ -62,8 +62,8 @@ def attach(
     after t of S steps, in a network of L layers.  So neither the learning rate nor a schedule has to be chosen: of the
     planned schedule and one of the optimizer the smaller factor holds, never the product.  The radius sees what a move
     does to the predictions, and the limit what it does inside, where a unit that is off has no curvature at all (for
-    relatives see LARS, You et al. 2017, and Nero, Liu et al. 2021).  Parameters that q is not over take the optimizer's own steps at its own rate.  The precision of q moves by natural-gradient
-    steps towards the observed curvature.
+    relatives see LARS, You et al. 2017, and Nero, Liu et al. 2021).  Parameters that q is not over take the optimizer's
+    own steps at its own rate.  The precision of q moves by natural-gradient steps towards the observed curvature.
 
     Args:
         optimizer: any optimizer of torch over the network's parameters, or several that share them, but for LBFGS; the

@@ -119,9 +119,7 @@ def find_units(model: nn.Module, names: Mapping[nn.Parameter, int]) -> tuple[lis
     return found, layers
 
 
-def _layers(
-    module: nn.Module, own: dict[str, nn.Parameter]
-) -> Iterator[tuple[list[nn.Parameter], int | None, int]]:
+def _layers(module: nn.Module, own: dict[str, nn.Parameter]) -> Iterator[tuple[list[nn.Parameter], int | None, int]]:
     """Iterate over the parameters that share units, with their axis and groups."""
     if isinstance(module, _NORMS) or all(p.ndim < 2 for p in own.values()):
         shapes = {p.shape for p in own.values()}
@@ -130,12 +128,12 @@ def _layers(
     left = dict(sorted(own.items(), key=lambda item: -item[1].ndim))
     while left:
         first, p = next(iter(left.items()))
-        across = isinstance(module, _TRANSPOSED) and p.ndim > 2
-        groups, axis = module.groups if across else 1, int(across) if p.ndim > 1 else None
-        count = p.shape[1] * groups if across else p.shape[:1].numel()
+        groups = module.groups if isinstance(module, _TRANSPOSED) and p.ndim > 2 else 0
+        axis = None if p.ndim < 2 else int(groups > 0)
+        count = p.shape[1] * groups if groups else p.shape[:1].numel()
         rows = [o for o, q in left.items() if axis is not None and o != first and q.shape[:1] == (count,)]
         together = [first, *(other for other in rows if _alike(module, first, other, left[other]))]
-        yield [left.pop(name) for name in together], axis, groups
+        yield [left.pop(name) for name in together], axis, groups or 1
 
 
 def _alike(module: nn.Module, first: str, other: str, p: Tensor) -> bool:
