@@ -879,6 +879,7 @@ def network_doors() -> None:
     door("IVON", networks.IVON, model=Made(net), num_data=8, lr=0.1)
     door("VOGN", networks.VOGN, model=Made(net), num_data=8, lr=0.1)
     door("calibrate", ngvi.calibrate, q=Made(network), loader=Made(batches), samples=2)
+    door("StepLength", networks.StepLength, lambda length: attached(length=length), nats=0.1)
     curvature = lambda c: attached(curvature=c)  # noqa: E731
     door("SampledLabels", networks.SampledLabels, curvature)
     door("GradientNoise", networks.GradientNoise, curvature, batch_size=4)

@@ -48,9 +48,9 @@ class StepLength:
 
     def __post_init__(self) -> None:
         """Refuse numbers that give no length."""
-        for name in ("nats", "units", "deepest"):
-            read_number(name, getattr(self, name), "of a StepLength", above=0)
-        read_number("warm_up", self.warm_up, "of a StepLength", above=0, below=1)
+        for name, below in {"nats": None, "units": None, "deepest": None, "warm_up": 1.0}.items():
+            number = read_number(name, getattr(self, name), "of a StepLength", above=0, below=below)
+            object.__setattr__(self, name, number)
 
     def share(self, taken: int, steps: int) -> float:
         """Return the planned factor of radius and limit after so many of the steps; it ends at its value at .98 S.
