@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from torchngvi.errors import InputError
 
@@ -182,6 +182,9 @@ GONE: dict[str, str] = {
     "lists and runs them; what torchngvi compare is made of is torchngvi.app.compare",
     "torchngvi.distributed.ranks": "import ranks from torchngvi.distributed",
     "torchngvi.solved.sensitivity": "import sensitivity from torchngvi.solved",
+    "torchngvi.networks.blocks": "torch's own loops over tensors take its place",
+    "torchngvi.networks.kernels": "attach(fused=True) has no effect any more",
+    "torchngvi.networks.radii": "attach(steps=...) chooses the length of the steps by itself",
 }
 
 # the names that left `torchngvi`, by the public module that has them
@@ -228,6 +231,21 @@ def find_moved_name(name: str) -> Any:
         stacklevel=3,
     )
     return getattr(import_module(home), name)
+
+
+class ChosenRadius(NamedTuple):
+    """What `choose_radius` returns: the radius that ``attach(steps=...)`` has by itself."""
+
+    radius: float
+    factor: float
+    tried: dict[float, float]
+    steps: int
+
+
+def choose_radius(train: Any, steps: int, *ignored: Any, **others: Any) -> ChosenRadius:
+    """Return the default radius, with a warning; ``torchngvi.networks.choose_radius`` of 0.2 tried others."""
+    warnings.warn(f"torchngvi.networks.choose_radius is gone: {GONE['torchngvi.networks.radii']}.", FutureWarning, 2)
+    return ChosenRadius(import_module("torchngvi.networks").StepLength().nats / steps**0.5, 1.0, {}, 0)
 
 
 class MovedModules(MetaPathFinder, Loader):

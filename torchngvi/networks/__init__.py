@@ -17,6 +17,8 @@ from torchngvi.networks.posterior import NetworkGaussian, network
 from torchngvi.networks.predictions import Predictive
 from torchngvi.networks.units import StepLength
 from torchngvi.networks.von import IVON, VOGN, VON
+from torchngvi.renamed import ChosenRadius as ChosenRadius
+from torchngvi.renamed import choose_radius as choose_radius
 from torchngvi.renamed import find_method
 
 __all__ = [

@@ -194,7 +194,6 @@ class Attachment:
             note_start(group, q.draw)
         q.agree_()
         curvature.begin(q)
-        self.seen = q.observed
         self._first = False  # whether a closure is called for the first time in a step, around the mean
         self._losses: list[Any] = []  # of a closure that was evaluated before the step
         q.sampling, q.ending = True, self.doubt
@@ -240,7 +239,7 @@ class Attachment:
             q.mean_()
             if self.prior_in_gradient:
                 q.add_prior_(used, q.mean)
-            self._refresh()
+            q.refresh_()
         else:
             q.mean_()
         q.unfinished = self.finish
@@ -286,12 +285,6 @@ class Attachment:
         self._scaled = self._scaled or hasattr(optimizer, "found_inf")
         return used
 
-    def _refresh(self) -> None:
-        """Let the covariance follow what was observed; only when the draw is not needed again."""
-        if self.q.observed != self.seen:
-            self.q.refresh_()
-            self.seen = self.q.observed
-
     @torch.compiler.disable
     @torch.no_grad()
     def after(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -307,14 +300,14 @@ class Attachment:
         """Give the move its length, take it, and go on to the next draw."""
         q, planned, own = self.q, self._planned(), self._share()
         factor = min(planned, own)
-        self._refresh()
+        q.refresh_()
         moves, sums, kl = q.take_moves_()
         usable = kl.isfinite() & ~self._bad.to(kl.device)
         zero_where_(moves, ~usable)
-        whole = kl.new_tensor(min(planned / own, 1.0) if own else 0.0)  # of a move that is not lengthened
+        whole = min(planned / own, 1.0) if own else 0.0  # of a move that is not lengthened
         share = (self.radius * factor**2 / kl.nan_to_num(1.0).clamp_min_(torch.finfo(kl.dtype).tiny)).sqrt()
         if not self.lengthens:
-            share = torch.fmin(share, whole)
+            share = share.nan_to_num(1.0).clamp(max=whole)
         if not self.watch.shortened:
             self.watch.shortened = self.lengthens or kl.device.type != "cpu" or bool(share < whole)
         limits = [math.inf if self.limit is None else self.limit * factor * scale for scale in q.scales]

@@ -188,7 +188,6 @@ class OfSingleWeights(Curvature):
                 )
             if not q.observed:
                 family.begin_()
-        q.refresh_()
 
 
 class ExampleGradients(OfSingleWeights):
@@ -249,6 +248,7 @@ class ExampleGradients(OfSingleWeights):
         for family in q.each():
             each = [(self.squares.get(name), m) for name, m in zip(family.names, family.mean, strict=True)]
             family.absorb_([None if h is None else h.to(m) for h, m in each], good.to(squares[0]) * self.rate)
+            family.refresh_()
         self.squares = {}
         q.observed += 1
 

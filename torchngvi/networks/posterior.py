@@ -147,7 +147,7 @@ class NetworkGaussian(NetworkWeights):
         with self.at_mean():
             count = settle_(self, loader, labels, read)
             self._seen.clear()
-            self.observed = max(self.observed, 1)
+            self.observed = max(self.observed, self.num_data)  # of every label
         return LaplaceResult(count, self.num_data, self.temperature)
 
     def release(self) -> None:

@@ -41,6 +41,8 @@ _SENTENCES = {
     "num_data={num_data:,}. num_data is the number of labels in the training data, neither that of batches nor that "
     "of data that are held out; it is right only where a pass has copies of rows, or not all.",
     "rate": "The learning rate of the optimizer is 0, so that the mean of q stays where it is.",
+    "half": "The weights are in half precision, in which moves at the learning rate {lr:g} are lost in rounding before "
+    "their length is chosen. Take lr=1: the rate does not matter otherwise.",
     "epochs": "The training goes on after steps={steps:,}, with {seen:,.0f} labels of num_data={num_data:,} so far. "
     "steps counts steps of the optimizer, and not epochs: steps=epochs * len(loader). From now on the mean hardly "
     "moves.",
@@ -149,8 +151,12 @@ class Watch:
         """Say what can be said before a step of an optimizer, after so many steps of the training."""
         self.others.refuse_joined(optimizer)
         self._compare()
-        if not self.passed and all(largest_lr(group) == 0 for group in optimizer.param_groups):
+        largest = max(map(largest_lr, optimizer.param_groups))
+        if not self.passed and largest == 0:
             self._say("rate")
+        half = any(p.dtype.itemsize < 4 for p in self.q.parameters_of_network)
+        if not self.passed and self.steps is not None and 0 < largest < _LARGE and half:
+            self._say("half", lr=largest)
         self._speak()
         if self.steps is None or taken < self.steps:
             return

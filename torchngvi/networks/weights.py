@@ -186,6 +186,9 @@ class NetworkWeights(nn.Module):
             family.adopt_()
             same_on_ranks_(family.mean)
             family.mean_()
+        scales = torch.tensor(self.scales, device=self.parameters_of_network[0].device)
+        same_on_ranks_([scales])
+        self.scales = scales.tolist()
 
     @torch.compiler.disable
     def _switch(self, wanted: bool) -> None:
@@ -298,9 +301,8 @@ class NetworkWeights(nn.Module):
         for family, statistics, rate in self._seen:
             family.absorb_(statistics, rate)
             family.bounded &= self.layers > 1  # the curvature of a linear model is all there is
-        self._seen.clear()
-        for family in self.each():
             family.refresh_()
+        self._seen.clear()
 
     def temper_(self, temperature: float) -> None:
         """Change the temperature, and with it the width of q, without any training: V is proportional to it.

@@ -212,8 +212,8 @@ class Family(nn.Module, ABC):
         return {"bounded": self.bounded}
 
     def set_extra_state(self, state: dict[str, bool] | float) -> None:
-        """Take it up again; a number is of release 0.2, which had another start."""
-        self.bounded = bool(state["bounded"]) if isinstance(state, dict) else True
+        """Take it up again; a number is of release 0.2, which had no bound."""
+        self.bounded = isinstance(state, dict) and state["bounded"]
 
 
 def key(what: str, name: str) -> str:

@@ -1,6 +1,7 @@
 """Weights together: (C Cᵀ)⁻¹ = N (H + δ) with a dense H, of a whole last layer or of each of its rows."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,6 +119,15 @@ class Dense(Family):
         """Return the lower roots of (L Lᵀ)⁻¹."""
         root = torch.linalg.cholesky(torch.cholesky_inverse(self.root.double())).to(self.root)
         return [root.view(-1, *root.shape[-2:])]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Load the curvature; of release 0.2 that of the stored root, which is what its q had."""
+        root = state_dict.pop(f"{prefix}root", None)
+        if isinstance(root, Tensor):
+            precision = root.cpu().double() @ root.mT.cpu().double() / self.num_data
+            precision.diagonal(dim1=-2, dim2=-1).sub_(self._each_weight(self.prior).cpu())
+            state_dict[f"{prefix}curvature"] = precision
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 class Rows(Dense):

@@ -94,6 +94,7 @@ class Diagonal(Family):
         self.bounded = False
         for h, start in zip(self.curvature, self.start, strict=True):
             h.fill_(start)
+        self.refresh_()
 
     def retract_(self, observed: Sequence[Tensor | None], rate: float) -> None:
         """Move the curvature by the retraction, which keeps h + δ positive where what is observed may be negative.
@@ -127,6 +128,6 @@ class Diagonal(Family):
         for name, delta in zip(self._mangled, self.prior, strict=True):
             stddev = state_dict.pop(f"{prefix}stddev/{name}", None)
             if isinstance(stddev, Tensor):
-                found = stddev.double().square().mul_(self.num_data).reciprocal_() - torch.as_tensor(delta).to(stddev)
-                state_dict[f"{prefix}curvature/{name}"] = found.clamp_min_(0.0).to(stddev)
+                found = stddev.cpu().double().square().mul_(self.num_data).reciprocal_() - torch.as_tensor(delta).cpu()
+                state_dict[f"{prefix}curvature/{name}"] = found.clamp_min_(0.0)
         super()._load_from_state_dict(state_dict, prefix, *others)
