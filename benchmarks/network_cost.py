@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchngvi
-from torchngvi.networks.hooks import posterior_of
+from torchngvi.networks.weights import posterior_of
 
 try:
     import ivon

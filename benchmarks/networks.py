@@ -361,7 +361,7 @@ def calibrated(task, model, q):
     """The network in evaluation, and the predictions of a posterior of this library after `calibrate`."""
     model.eval()
     model.notes = {"temperature": torchngvi.calibrate(q, [task.val], samples=SAMPLES).temperature}
-    return model, lambda x: torchngvi.networks.outputs(q, x, SAMPLES)
+    return model, lambda x: q.outputs(x, SAMPLES)
 
 
 def post_hoc(task, seed, lr, structure):

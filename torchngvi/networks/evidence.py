@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,15 +14,12 @@ from torchngvi.diagnostics.monte_carlo import Estimate
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Kronecker
 from torchngvi.networks.layout import matched
-from torchngvi.networks.likelihoods import OutputLikelihood
-from torchngvi.networks.predictions import batches, called, drawn_outputs, evaluating, warn_of_no_data
+from torchngvi.networks.predictions import Read, batches, called, drawn_outputs, evaluating, warn_of_no_data
 from torchngvi.networks.weights import NetworkWeights
 
 
 class NetworkEvidence(NetworkWeights):
     """A posterior over a network's weights, with what the training data say of it; arguments as in the base class."""
-
-    likelihood: OutputLikelihood
 
     def kl(self) -> Tensor:
         """Return KL(q‖prior) in nats, a number, at the temperature that V has; infinite at 0."""
@@ -39,7 +36,7 @@ class NetworkEvidence(NetworkWeights):
             total.append(-0.5 * family.log_det())
         return torch.stack(total).sum()
 
-    def elbo(self, loader: Iterable[Any], samples: int = 16, read: Callable[[Any], Tensor] | None = None) -> Estimate:
+    def elbo(self, loader: Iterable[Any], samples: int = 16, read: Read | None = None) -> Estimate:
         """Estimate a lower bound of the log evidence, E_q[Σᵢ log p(yᵢ | θ)] - KL(q‖prior), in nats.
 
         q at a temperature T is a point of its family like any other, so that this bounds log p(y) at every T: it is the
@@ -62,7 +59,7 @@ class NetworkEvidence(NetworkWeights):
         each = self._log_likelihoods(loader, samples, read)
         return Estimate(each.mean() - self.kl(), each.std() / samples**0.5)
 
-    def log_evidence(self, loader: Iterable[Any], read: Callable[[Any], Tensor] | None = None) -> float:
+    def log_evidence(self, loader: Iterable[Any], read: Read | None = None) -> float:
         """Return Laplace's approximation of the log evidence of network and prior, in nats (MacKay 1992).
 
         It compares networks or priors on the same data, after `laplace` or a training, whatever the temperature is:
@@ -151,7 +148,7 @@ class NetworkEvidence(NetworkWeights):
         each = {name: v.numel() - float((self.num_data * self.prior[name] * v).sum()) for name, v in variances.items()}
         return {name: max(gamma, 0.0) for name, gamma in each.items()}
 
-    def _log_likelihoods(self, loader: Iterable[Any], samples: int, read: Callable[[Any], Tensor] | None) -> Tensor:
+    def _log_likelihoods(self, loader: Iterable[Any], samples: int, read: Read | None) -> Tensor:
         """N times the mean of log p(y | θ) over the labels of a loader, for each draw, or at the mean for 0 draws."""
         warn_of_no_data(self)
         likelihood = copy.copy(self.likelihood)

@@ -14,21 +14,13 @@ _TABLE, WINDOW = 2**22, 2**18  # numbers in the table, and in a window of it
 
 
 def seed_of(seed: int, draw: int, name: str) -> int:
-    """Mix a seed, the number of a draw and a name into the seed of a generator.
-
-    >>> seed_of(0, 1, "weight") == seed_of(0, 1, "weight"), seed_of(0, 1, "weight") == seed_of(0, 2, "weight")
-    (True, False)
-    """
+    """Mix a seed, the number of a draw and a name into the seed of a generator."""
     digest = hashlib.blake2b(f"{seed}/{draw}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def generator(device: torch.device, seed: int, draw: int, name: str) -> torch.Generator:
-    """Make the generator of one parameter's noise in one draw.
-
-    >>> torch.rand(1, generator=generator(torch.device("cpu"), 0, 0, "weight")).shape
-    torch.Size([1])
-    """
+    """Make the generator of one parameter's noise in one draw."""
     return torch.Generator(device).manual_seed(seed_of(seed, draw, name))
 
 
@@ -42,9 +34,6 @@ def windows(like: Tensor, name: str, seed: int, draw: int) -> list[Tensor]:
     """Return standard normal noise for a tensor, only to be read: itself, or flat pieces of ``WINDOW`` numbers.
 
     On the CPU they are windows of a table, and no number is copied.
-
-    >>> [len(piece) for piece in windows(torch.zeros(600, 600), "weight", 0, 7)]
-    [262144, 97856]
     """
     if like.device.type != "cpu":
         return [torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))]
@@ -63,12 +52,7 @@ def windows(like: Tensor, name: str, seed: int, draw: int) -> list[Tensor]:
 
 
 def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
-    """Return the noise of :func:`windows` in the shape of the tensor.
-
-    >>> weight = torch.zeros(3)
-    >>> bool((normals(weight, "weight", 0, 7) == normals(weight, "weight", 0, 7)).all())
-    True
-    """
+    """Return the noise of :func:`windows` in the shape of the tensor."""
     found = windows(like, name, seed, draw)
     return found[0] if len(found) == 1 else torch.cat(found).view(like.shape)
 

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchngvi.arguments import read_number
+
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -32,6 +34,9 @@ class StepLength:
         deepest: the least k.
         warm_up: w, the share of the steps over which radius and limit rise.
 
+    Raises:
+        InputError: for a number that is not positive, or a warm-up over all steps.
+
     Radius and units were chosen with ``benchmarks/network_steps.py`` on power, bike, energy and digits, with one to
     three hidden layers, with and without LayerNorm, and judged on naval, elevators, wine_red, boston and MNIST.
     """
@@ -40,6 +45,12 @@ class StepLength:
     units: float = 5.6
     deepest: float = 0.35
     warm_up: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that give no length."""
+        for name, below in {"nats": None, "units": None, "deepest": None, "warm_up": 1.0}.items():
+            number = read_number(name, getattr(self, name), "of a StepLength", above=0, below=below)
+            object.__setattr__(self, name, number)
 
     def share(self, taken: int, steps: int) -> float:
         """Return the planned factor of radius and limit after so many of the steps; it ends at its value at .98 S.
@@ -62,29 +73,30 @@ class StepLength:
 class Unit(NamedTuple):
     """The units of one layer: the parameters that they consist of, by their places in q, and where units lie in them.
 
-    An axis is that of the units, after the view if there is one; None where every number is of a unit of its own.
+    An axis is that of the units, 1 for a transposed convolution; None where every number is of a unit of its own.
     """
 
     places: tuple[int, ...]
     axis: int | None = 0
-    view: tuple[int, ...] | None = None  # of a transposed convolution in groups
+    groups: int = 1  # of a transposed convolution
 
     def sum(self, square: Tensor) -> Tensor:
         """Return the sums over the units of a parameter."""
         if self.axis is None or square.ndim < 2:
             return square
-        viewed = square if self.view is None else square.view(self.view)
-        over = [k for k in range(viewed.ndim) if k != self.axis and not (self.view and k == 0)]
-        return viewed.sum(over).flatten()
+        if self.axis == 0:
+            return square.sum(list(range(1, square.ndim)))
+        return square.unflatten(0, (self.groups, -1)).sum([1, *range(3, square.ndim + 1)]).flatten()
 
     def add_(self, means: Sequence[Tensor], moves: Sequence[Tensor], factors: Tensor) -> None:
         """Move the mean of each unit by a factor of its move."""
         for place in self.places:
             mean, move, factor = means[place], moves[place], factors
-            if self.view is not None and mean.ndim > 1:
-                mean, move, factor = mean.view(self.view), move.view(self.view), factors.view(self.view[0], 1, -1, 1)
-            elif self.axis is not None and mean.ndim > 1:
-                factor = factors.view([-1 if k == self.axis else 1 for k in range(mean.ndim)])
+            if self.axis == 0 and mean.ndim > 1:
+                factor = factors.view(-1, *[1] * (mean.ndim - 1))
+            elif self.axis == 1 and mean.ndim > 1:
+                mean, move = (tensor.unflatten(0, (self.groups, -1)) for tensor in (mean, move))
+                factor = factors.view(self.groups, 1, -1, *[1] * (mean.ndim - 3))
             torch.addcmul(mean, move, factor, out=mean)
 
 
@@ -95,34 +107,28 @@ def find_units(model: nn.Module, names: Mapping[nn.Parameter, int]) -> tuple[lis
     """
     left, found, layers = dict(names), [], 0
     for module in model.modules():
-        own = {local: p for local, p in module.named_parameters(recurse=False) if p in left}
+        own = {local: p for local, p in module.named_parameters(recurse=False) if p in left and p.numel()}
         layers += bool(own) and (isinstance(module, _NORMS) or any(p.ndim > 1 for p in own.values()))
-        for members, axis, view in _layers(module, own):
-            found.append(Unit(tuple(left.pop(p) for p in members), axis, view))
+        for members, axis, groups in _layers(module, own):
+            found.append(Unit(tuple(left.pop(p) for p in members), axis, groups))
     return found, layers
 
 
-def _layers(
-    module: nn.Module, own: dict[str, nn.Parameter]
-) -> Iterator[tuple[list[nn.Parameter], int | None, tuple[int, ...] | None]]:
-    """Iterate over the parameters that share units, with their axis and view."""
+def _layers(module: nn.Module, own: dict[str, nn.Parameter]) -> Iterator[tuple[list[nn.Parameter], int | None, int]]:
+    """Iterate over the parameters that share units, with their axis and groups."""
     if isinstance(module, _NORMS) or all(p.ndim < 2 for p in own.values()):
         shapes = {p.shape for p in own.values()}
-        yield from (([p for p in own.values() if p.shape == shape], None, None) for shape in shapes)
-    elif isinstance(module, _TRANSPOSED):
-        weight, groups = module.weight, module.groups
-        view = None if groups == 1 else (groups, len(weight) // groups, weight.shape[1], math.prod(weight.shape[2:]))
-        members = list(own.values())
-        yield members, 1 if view is None else 2, view
-    else:
-        left = dict(sorted(own.items(), key=lambda item: -item[1].ndim))
-        while left:
-            first, p = next(iter(left.items()))
-            together = [first]
-            if p.ndim > 1:
-                rows = {other: q for other, q in left.items() if other != first and len(q) == len(p)}
-                together += [other for other, q in rows.items() if _alike(module, first, other, q)]
-            yield [left.pop(name) for name in together], 0 if p.ndim > 1 else None, None
+        yield from (([p for p in own.values() if p.shape == shape], None, 1) for shape in shapes)
+        return
+    left = dict(sorted(own.items(), key=lambda item: -item[1].ndim))
+    while left:
+        first, p = next(iter(left.items()))
+        groups = module.groups if isinstance(module, _TRANSPOSED) and p.ndim > 2 else 0
+        axis = None if p.ndim < 2 else int(groups > 0)
+        count = p.shape[1] * groups if groups else p.shape[:1].numel()
+        rows = [o for o, q in left.items() if axis is not None and o != first and q.shape[:1] == (count,)]
+        together = [first, *(other for other in rows if _alike(module, first, other, left[other]))]
+        yield [left.pop(name) for name in together], axis, groups or 1
 
 
 def _alike(module: nn.Module, first: str, other: str, p: Tensor) -> bool:
@@ -137,7 +143,7 @@ def measure_units(units: Sequence[Unit], means: Sequence[Tensor]) -> list[float]
     found = []
     for unit in units:
         own = [means[place] for place in unit.places]
-        squares, count = sum(float(m.double().square().sum()) for m in own), sum(m.numel() for m in own)
+        squares, count = sum(float(m.cpu().double().square().sum()) for m in own), sum(m.numel() for m in own)
         biases = 0 if unit.axis is None else sum(m.numel() for m in own if m.ndim < 2)
         number = unit.sum(own[0]).numel()
         found.append(math.sqrt(max(squares / max(number, 1), count / (3 * max(count - biases, 1)))))

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchngvi.networks.finite import squared_norm
 from torchngvi.networks.noise import normals
 
 Delta = float | Tensor  # the precision of the prior a datum, of all weights of a parameter or of each
@@ -16,6 +15,8 @@ Delta = float | Tensor  # the precision of the prior a datum, of all weights of 
 class Family(nn.Module, ABC):
     """Gaussians N(m, T C Cᵀ) over some parameters of a network, independent from one parameter tensor to the next.
 
+    It is no posterior of `torchngvi.posteriors` itself, which would keep a second, flattened copy of the mean and of
+    each draw, and whose verbs take as many lines; `NetworkGaussian.as_gaussian` makes one of the blocks.
     The parameters themselves stay the network's: they hold the draw θ = m + √T C ε in training and m in evaluation.  C
     is the root at the temperature 1, with (C Cᵀ)⁻¹ = N (H + δ) where q has settled.  In training no weight is wider
     than at the start, 1/(N(h₀ + δ)): a weight that the data say nothing of would be as wide as the prior, and the noise
@@ -59,6 +60,12 @@ class Family(nn.Module, ABC):
             for what, given in (("delta", prior[name]), ("center", (centers or {}).get(name))):
                 if isinstance(given, Tensor):
                     self.register_buffer(key(what, name), given.detach().to(p.device, dtype, copy=True))
+        self.lay_out_()
+        self.refresh_()
+
+    @abstractmethod
+    def lay_out_(self) -> None:
+        """Register the buffers of the covariance, which begins at the start."""
 
     def stored(self, what: str) -> list[Tensor]:
         """Return the buffers of one kind, "mean" or what the family calls its other ones, one tensor a parameter."""
@@ -135,7 +142,8 @@ class Family(nn.Module, ABC):
         """Return N dmᵀ(H + δ)dm, a number, for moves dm of the mean; their squares are noted, one at a time."""
         for k, move in enumerate(moves):
             note(k, move * move)
-        return squared_norm(list(torch._foreach_norm(self.whitened(moves))))
+        norms = torch._foreach_norm(self.whitened(moves))
+        return torch.stack([norm.to(norms[0]) for norm in norms]).square().sum()
 
     @abstractmethod
     def colored(self, noise: list[Tensor]) -> list[Tensor]:
@@ -190,6 +198,14 @@ class Family(nn.Module, ABC):
     def log_det(self) -> Tensor:
         """Return log|C Cᵀ|, a number."""
 
+    def vector(self, tensors: list[Tensor]) -> Tensor:
+        """Return one vector of the numbers of all parameters, in the order of `blocks`."""
+        return torch.cat([tensor.flatten() for tensor in tensors])
+
+    @abstractmethod
+    def blocks(self) -> list[Tensor]:
+        """Return the lower roots of the blocks of C Cᵀ, (blocks, size, size) for those of one size that follow."""
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Load a state, and make C of it; files of release 0.2 have no flag for some families."""
         state_dict.setdefault(f"{prefix}_extra_state", 1.0)
@@ -202,15 +218,11 @@ class Family(nn.Module, ABC):
         return {"bounded": self.bounded, "prior": prior}
 
     def set_extra_state(self, state: dict[str, Any] | float) -> None:
-        """Take it up again; a number is of release 0.2, which had another start."""
-        self.bounded = bool(state["bounded"]) if isinstance(state, dict) else True
+        """Take it up again; a number is of release 0.2, which had no bound."""
+        self.bounded = isinstance(state, dict) and state["bounded"]
         self.take_prior_(state.get("prior", {}) if isinstance(state, dict) else {})
 
 
 def key(what: str, name: str) -> str:
-    """Name a buffer: names of parameters have dots, names of buffers may not.
-
-    >>> key("mean", "0.weight")
-    'mean/0/weight'
-    """
+    """Name a buffer, as mean/0/weight: names of parameters have dots, names of buffers may not."""
     return f"{what}/{name.replace('.', '/')}"
