@@ -868,7 +868,7 @@ def diagnostic_doors() -> None:
 def network_doors() -> None:
     door("network", ngvi.network, lambda p: p.predict(batches()[0][0], samples=2), model=Made(net), num_data=8)
     door("NetworkGaussian", networks.NetworkGaussian, model=Made(net), num_data=8)
-    door("attach", _attach, steps=4, radius=None, curvature=None, fused=False)
+    door("attach", _attach, steps=4, radius=None, curvature=None, length=None)
     door(
         "attach over",
         lambda optimizer, q: ngvi.attach(optimizer, q, steps=4),
@@ -879,6 +879,7 @@ def network_doors() -> None:
     door("IVON", networks.IVON, model=Made(net), num_data=8, lr=0.1)
     door("VOGN", networks.VOGN, model=Made(net), num_data=8, lr=0.1)
     door("calibrate", ngvi.calibrate, q=Made(network), loader=Made(batches), samples=2)
+    door("StepLength", networks.StepLength, lambda length: attached(length=length), nats=0.1)
     curvature = lambda c: attached(curvature=c)  # noqa: E731
     door("SampledLabels", networks.SampledLabels, curvature)
     door("GradientNoise", networks.GradientNoise, curvature, batch_size=4)
@@ -886,11 +887,7 @@ def network_doors() -> None:
     door("networks.ExampleGradients", networks.ExampleGradients)
     door("networks.Categorical", networks.Categorical, lambda family: ngvi.network(net(), 8, likelihood=family))
     door("networks.Gaussian", networks.Gaussian, lambda family: ngvi.network(net(), 8, likelihood=family), scale=1.0)
-    door("networks.choose_radius", networks.choose_radius, train=lambda steps, radius: 1.0, steps=10)
     x, y = batches()[0]
-    door("networks.log_prob", networks.log_prob, q=Made(network), inputs=x, y=y, samples=2)
-    door("networks.outputs", networks.outputs, q=Made(network), inputs=x, samples=2)
-    door("networks.predictive", networks.predictive, q=Made(network), inputs=x, samples=2)
     door(
         "network.predict",
         lambda inputs, samples, read: network().predict(inputs, samples, read),
@@ -916,8 +913,8 @@ def network_doors() -> None:
     )
 
 
-def _attach(steps: Any, radius: Any, curvature: Any, fused: Any) -> Any:
-    return attached(steps=steps, radius=radius, curvature=curvature, fused=fused)
+def _attach(steps: Any, radius: Any, curvature: Any, length: Any) -> Any:
+    return attached(steps=steps, radius=radius, curvature=curvature, length=length)
 
 
 def adapter_doors() -> None:

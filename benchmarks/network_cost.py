@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchngvi
-from torchngvi.networks.hooks import posterior_of
+from torchngvi.networks.weights import posterior_of
 
 try:
     import ivon
@@ -40,9 +40,9 @@ def adamw(width, **keywords):
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, **keywords)
 
 
-def attached(width, loops=False, **keywords):
+def attached(width, **keywords):
     model, optimizer = adamw(width, **keywords)
-    torchngvi.attach(optimizer, torchngvi.network(model, num_data=60_000), steps=10_000, fused=loops)
+    torchngvi.attach(optimizer, torchngvi.network(model, num_data=60_000), steps=10_000)
     return model, optimizer
 
 
@@ -61,8 +61,6 @@ CASES = {
     "AdamW(fused)": lambda w: adamw(w, fused=True),
     "attach, AdamW(foreach)": lambda w: attached(w, foreach=True),
     "attach, AdamW(fused)": lambda w: attached(w, fused=True),
-    "attach(fused), foreach": lambda w: attached(w, loops=True, foreach=True),
-    "attach(fused), AdamW(fused)": lambda w: attached(w, loops=True, fused=True),
     "VON": von,
     **({"ivon-opt": reference} if ivon else {}),
 }

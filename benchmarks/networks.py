@@ -9,7 +9,7 @@ Every training is one line in the log: a task, a method, one of its settings, a 
 and the tables are computed from the log.  Each method chooses among its settings (four, where it has any) by the NLL of
 validation data, for each seed; `attach` has one setting and what `calibrate` finds on the same validation data, and its
 loop has no schedule.  Where labels are numbers, the noise that a method learned is multiplied by the factor from 1/4 to
-8 that is best on validation data, for all methods alike.  Test data choose nothing.
+64 that is best on validation data, for all methods alike.  Test data choose nothing.
 
 nll, rmse        of the predictions, the mean over draws; labels that are numbers are standardised
 ece, coverage    calibration error of classes (15 bins, %), share of numbers between the quantiles .025 and .975 of the
@@ -361,7 +361,7 @@ def calibrated(task, model, q):
     """The network in evaluation, and the predictions of a posterior of this library after `calibrate`."""
     model.eval()
     model.notes = {"temperature": torchngvi.calibrate(q, [task.val], samples=SAMPLES).temperature}
-    return model, lambda x: torchngvi.networks.outputs(q, x, SAMPLES)
+    return model, lambda x: q.outputs(x, SAMPLES)
 
 
 def post_hoc(task, seed, lr, structure):

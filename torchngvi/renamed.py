@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from torchngvi.errors import InputError
 
@@ -86,6 +86,7 @@ MODULES: dict[str, str] = {
     "torchngvi.networks.curvatures.reparametrized": "torchngvi.networks.curvatures",
     "torchngvi.networks.curvatures.sampled_labels": "torchngvi.networks.curvatures",
     "torchngvi.networks.gradients": "torchngvi.networks.laplace",
+    "torchngvi.networks.hooks": "torchngvi.networks.weights",
     "torchngvi.networks.labels": "torchngvi.networks.likelihoods",
     "torchngvi.networks.losses": "torchngvi.networks.watch",
     "torchngvi.numerics.bends": "torchngvi.interfaces.targets",
@@ -181,6 +182,9 @@ GONE: dict[str, str] = {
     "lists and runs them; what torchngvi compare is made of is torchngvi.app.compare",
     "torchngvi.distributed.ranks": "import ranks from torchngvi.distributed",
     "torchngvi.solved.sensitivity": "import sensitivity from torchngvi.solved",
+    "torchngvi.networks.blocks": "torch's own loops over tensors take its place",
+    "torchngvi.networks.kernels": "attach(fused=True) has no effect any more",
+    "torchngvi.networks.radii": "attach(steps=...) chooses the length of the steps by itself",
 }
 
 # the names that left `torchngvi`, by the public module that has them
@@ -199,6 +203,23 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torchngvi.solved": ("merge", "sensitivity", "site_sum", "solve"),
 }
 
+# functions of a public module that are methods now, by the class that has them
+METHODS: dict[str, tuple[str, ...]] = {"torchngvi.networks.NetworkGaussian": ("log_prob", "outputs", "predictive")}
+
+
+def find_method(module: str, name: str) -> Any:
+    """Return the method that the function ``module.name`` has become, with a warning that says where it is now."""
+    for home, methods in METHODS.items():
+        if home.rpartition(".")[0] == module and name in methods:
+            warnings.warn(
+                f"{module}.{name}(q, ...) is now q.{name}(...). The old name is understood in this release only; write "
+                f"q.{name}(...).",
+                FutureWarning,
+                stacklevel=3,
+            )
+            return getattr(getattr(import_module(module), home.rpartition(".")[2]), name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
 
 def find_moved_name(name: str) -> Any:
     """Return what ``torchngvi.name`` was, with a warning that says where it is now."""
@@ -210,6 +231,21 @@ def find_moved_name(name: str) -> Any:
         stacklevel=3,
     )
     return getattr(import_module(home), name)
+
+
+class ChosenRadius(NamedTuple):
+    """What `choose_radius` returns: the radius that ``attach(steps=...)`` has by itself."""
+
+    radius: float
+    factor: float
+    tried: dict[float, float]
+    steps: int
+
+
+def choose_radius(train: Any, steps: int, *ignored: Any, **others: Any) -> ChosenRadius:
+    """Return the default radius, with a warning; ``torchngvi.networks.choose_radius`` of 0.2 tried others."""
+    warnings.warn(f"torchngvi.networks.choose_radius is gone: {GONE['torchngvi.networks.radii']}.", FutureWarning, 2)
+    return ChosenRadius(import_module("torchngvi.networks").StepLength().nats / steps**0.5, 1.0, {}, 0)
 
 
 class MovedModules(MetaPathFinder, Loader):

@@ -219,6 +219,18 @@ def test_each_row_of_modules(old, new):
         assert importlib.import_module(old) is importlib.import_module(new)
 
 
+def test_functions_that_are_methods_now():
+    for home, methods in tables_of_release.METHODS.items():
+        module, kind = home.rsplit(".", 1)
+        for name in methods:
+            with pytest.warns(FutureWarning, match=rf"{module}.{name}\(q, ...\) is now q.{name}\(...\)") as told:
+                found = getattr(importlib.import_module(module), name)
+            assert found is getattr(getattr(importlib.import_module(module), kind), name)
+            assert told[0].filename == __file__
+    with pytest.raises(AttributeError, match=r"module 'torchngvi.networks' has no attribute 'nothing'"):
+        _ = torchngvi.networks.nothing
+
+
 @pytest.mark.parametrize(
     ("module", "name"), [(module, name) for module, names in tables_of_release.NAMES.items() for name in names]
 )

@@ -220,6 +220,7 @@ LARGER = {
         "X, y and the keywords that every package for such models has: family, weights, offset, prior, classes"
     ),
     "models/softmax.py: SoftmaxRegression.__init__": "X, y and the same keywords, with the number of nodes",
+    "networks/weights.py: NetworkWeights.__init__": "those of torchngvi.network, each of which has a default but two",
     "networks/von.py: VON.__init__": (
         "a posterior, its attachment and the part that is Bayesian in one line, which is what it is for"
     ),

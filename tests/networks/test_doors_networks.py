@@ -66,6 +66,11 @@ def train(model, optimizer, steps, scheduler=None, first=0, loss=F.cross_entropy
 # the schedule
 
 
+def planned_share(t, steps):
+    """f, with a warm-up of a step and the value at .98 S from there on."""
+    return 0.5 * (1 + math.cos(math.pi * min(t, int(0.98 * steps)) / steps))
+
+
 SCHEDULES = {  # with their factors after t of 12 steps
     "none": (lambda opt: None, lambda t: 1.0),
     "the same": (lambda opt: CosineAnnealingLR(opt, 12), lambda t: 0.5 * (1 + math.cos(math.pi * t / 12))),
@@ -81,19 +86,19 @@ def test_of_two_schedules_the_smaller_one_holds_and_never_the_product(schedule, 
     """κ of each move is r min(f, g)², of the own cosine f and the factor g of the rate; with no steps r g²."""
     make, share = SCHEDULES[schedule]
     model = mlp()
-    q, optimizer, radius = network(model, 20, temperature=0.0), adamw(model), 0.04 / math.sqrt(12)
+    q, optimizer, radius = network(model, 20, temperature=0.0), adamw(model), 1e-3 / math.sqrt(12)
     attach(optimizer, q, steps=12 if planned else None, radius=radius, curvature=Curvature())  # that observes nothing
     scheduler = make(optimizer)
-    root = torch.cat([v.flatten() for family in q.each() for v in family.variances()]).sqrt()
+    precision = torch.cat([each.flatten() for family in q.each() for each in family.precisions()])
     for t in range(12):
         before = means(q)
         train(model, optimizer, 1, scheduler, batch=data())
-        kappa = 0.5 * ((means(q) - before) / root).square().sum().item() / 20
-        own = 0.5 * (1 + math.cos(math.pi * t / 12)) if planned else 1.0
+        kappa = 0.5 * (precision * (means(q) - before).square()).sum().item() / 20
+        own = planned_share(t, 12) if planned else 1.0
         assert kappa == pytest.approx(radius * min(own, share(t)) ** 2, rel=1e-2)
 
 
-def test_groups_with_schedules_of_their_own_each_have_the_smaller_one():
+def test_groups_share_the_factor_of_the_one_that_has_fallen_least():
     def run(other, planned):
         model = mlp()
         q = network(model, 20, temperature=0.0)
@@ -115,14 +120,13 @@ def test_groups_with_schedules_of_their_own_each_have_the_smaller_one():
             for name in ("0.weight", "2.weight")
         ]
 
-    assert run(0.2, 10) == pytest.approx([0.5, 0.2], rel=1e-3)
-    assert run(0.8, 10) == pytest.approx([0.5, 0.5], rel=1e-3)
+    assert run(0.2, 10) == pytest.approx([0.5, 0.1], rel=1e-3)
     assert run(0.8, None) == pytest.approx([1.0, 0.8], rel=1e-3)
 
 
 @pytest.mark.accuracy
 def test_digits_without_a_scheduler_are_fitted_as_with_one():
-    """README's three lines; over three seeds the test NLL is .126, as with a cosine, and .327 if nothing falls."""
+    """README's three lines: the test NLL is that of a cosine, and larger if nothing falls."""
     sklearn = pytest.importorskip("sklearn.datasets")
     X, Y = (torch.tensor(part) for part in sklearn.load_digits(return_X_y=True))
     x, y = X.float() / 16, Y
@@ -144,8 +148,10 @@ def test_digits_without_a_scheduler_are_fitted_as_with_one():
 
 @pytest.mark.parametrize("order", ["attach, load", "load q, attach, load the optimizer"])
 def test_a_run_that_goes_on_in_the_middle_of_its_schedule(order):
-    def start(q_state=None):
+    def start(q_state=None, times=1.0):
         model = mlp()
+        with torch.no_grad():
+            model[0].weight *= times  # which is another size of the units at the start
         q = network(model, 20)
         if q_state is not None:
             q.load_state_dict(q_state)
@@ -161,7 +167,7 @@ def test_a_run_that_goes_on_in_the_middle_of_its_schedule(order):
     torch.save({"model": half.state_dict(), "q": hq.state_dict(), "opt": ho.state_dict()}, file)
     file.seek(0)
     read = torch.load(file, weights_only=True)
-    other, oq, oo = start(None if order == "attach, load" else read["q"])
+    other, oq, oo = start(None if order == "attach, load" else read["q"], 3.0)
     other.load_state_dict(read["model"])
     oq.load_state_dict(read["q"])
     oo.load_state_dict(read["opt"])
@@ -180,13 +186,15 @@ def test_a_second_training_has_a_schedule_of_its_own():
 
 
 def test_steps_beyond_the_planned_ones_are_short_and_told():
-    model, q, optimizer, _ = attached(steps=10)
-    train(model, optimizer, 10)
-    before = means(q).clone()
-    train(model, optimizer, 5, first=10)
-    assert 0 < (means(q) - before).norm() < 0.02 * before.norm()
-    with pytest.warns(UserWarning, match=r"has taken 15 steps, and attach was given steps=10.*epochs \* len") as caught:
-        train(model, optimizer, 10, first=15)
+    model, q, optimizer, _ = attached(steps=60)
+    at = [means(q).clone()]
+    for first, count in ((0, 1), (1, 59), (60, 1)):
+        train(model, optimizer, count, first=first)
+        at.append(means(q).clone())
+    assert 0 < (at[3] - at[2]).norm() < 0.005 * (at[1] - at[0]).norm()
+    train(model, optimizer, 29, first=61)
+    with pytest.warns(UserWarning, match=r"has taken 90 steps, and attach was given steps=60.*epochs \* len") as caught:
+        train(model, optimizer, 10, first=90)
     assert len(caught) == 1
     assert caught[0].filename == __file__
 
@@ -879,7 +887,7 @@ def test_rates_that_move_nothing_are_told():
     for lr in (1e-5, 1.0):
         model = mlp()
         q, optimizer = network(model, 20), adamw(model, lr)
-        attach(optimizer, q, steps=20)
+        attach(optimizer, q, radius=0.01)
         train(model, optimizer, 20)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

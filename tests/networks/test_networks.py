@@ -32,7 +32,7 @@ from torchngvi.networks import (
     calibrate,
     network,
 )
-from torchngvi.networks.noise import normals, windows
+from torchngvi.networks.noise import normals
 from torchngvi.rules import NaturalGradient, Retraction
 from torchngvi.stepsizes import Constant
 from torchngvi.structures import Diagonal
@@ -94,8 +94,6 @@ def test_a_step_is_the_one_of_a_dense_posterior(rule):
     q = network(model, n, prior_precision=n * delta, temperature=1.0)
     family = q.families[0]
     family.begin_()
-    q.memory = 0
-    q.refresh_()
     m, D = means(q).clone(), means(q).numel()
     H, b = n * (delta + torch.rand(D, dtype=torch.float64)), torch.randn(D, dtype=torch.float64)
     kinds = {NaturalGradient: torchngvi.NaturalGaussian, Retraction: DiagonalGaussian}
@@ -111,7 +109,7 @@ def test_a_step_is_the_one_of_a_dense_posterior(rule):
     else:
         q.seed = 3
         family.retract_(observed, rho)
-    q.refresh_()
+    family.refresh_()
     torch.testing.assert_close(
         dense.variance.flatten()[:D] if rule is Retraction else 1 / dense.precision.diagonal(),
         sds(q) ** 2,
@@ -169,7 +167,7 @@ def kronecker(o=3, i=2, n=30):
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-11), (torch.float32, 2e-4)])
 def test_the_standard_deviation_remembers_the_curvature(dtype, rtol):
-    """Running mean and geometric mean with the start against their definitions, over 300 observations of every size."""
+    """Running mean and its bound by the start against their definitions, over 300 observations of every size."""
     generator = torch.Generator().manual_seed(0)
     q = network(mlp(dtype), 1000, prior_precision={"0.*": 1e-2, "*": 2.0}, temperature=1.0)
     family, D = q.families[0], means(q).numel()
@@ -183,10 +181,9 @@ def test_the_standard_deviation_remembers_the_curvature(dtype, rtol):
         q.observe_(like(g, family.mean), 2.0, 0.01)
         q.refresh_()
         h.lerp_(2 * g.double() ** 2, max(4 / (k + 3), 0.01))
-        w = math.exp(-k / 100)
-        sd = (1000 * (h + delta) ** (1 - w) * (start + delta) ** w).rsqrt()
+        sd = (1000 * (h.maximum(start) + delta)).rsqrt()
         torch.testing.assert_close(sds(q).double(), sd, rtol=rtol, atol=0)
-    torch.testing.assert_close((flat(family.curvature) + delta).double(), h + delta, rtol=rtol, atol=0)
+    torch.testing.assert_close(flat(family.curvature).double(), h, rtol=rtol, atol=0)
 
 
 def test_kronecker_verbs_are_those_of_the_dense_root():
@@ -251,7 +248,7 @@ def test_sampled_labels_are_drawn_from_the_predictions():
 
 
 def test_the_radius_bounds_the_divergence_of_a_move():
-    """A long natural step moves the mean by r N' nats exactly, N' = N/T; with lr at half its peak by a quarter."""
+    """A long natural step moves the mean by r nats a datum exactly; with lr at half its peak by a quarter."""
     model, radius = mlp(torch.float64), 1e-3
     q = network(model, 50, temperature=0.5)
     optimizer = VON(q, lr=100.0, radius=radius)
@@ -259,8 +256,8 @@ def test_the_radius_bounds_the_divergence_of_a_move():
         optimizer.param_groups[0]["lr"] = lr
         before = means(q).clone()
         train(model, optimizer, 1, torch.float64)
-        kl = 0.5 * ((means(q) - before) / sds(q)).square().sum()
-        torch.testing.assert_close(kl.item(), share * radius * 50 / 0.5, rtol=1e-10, atol=0)
+        kl = 0.5 * (flat(q.families[0].precisions()) * (means(q) - before).square()).sum() / 50
+        torch.testing.assert_close(kl.item(), share * radius, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +270,7 @@ def test_a_step_in_parts_is_the_step(dtype, tolerance):
     wide[0].to(memory_format=torch.channels_last)
     q = network(wide, 100, temperature=0.25)
     family, optimizer = q.families[0], torch.optim.SGD(wide.parameters(), lr=1.0)
-    attachment = attach(optimizer, q, radius=1e9)
+    attachment = attach(optimizer, q, radius=1e3)
     attachment.curvature = Curvature()  # none is observed
     for k in range(2):
         for p, m, sd, name in zip(q.parameters_of_network, family.mean, family.stddev, q.names, strict=True):
@@ -285,8 +282,7 @@ def test_a_step_in_parts_is_the_step(dtype, tolerance):
         before = [m.clone() for m in family.mean]
         optimizer.step()
         dm = [-(g.float() + q.prior[name] * m) for g, m, name in zip(moves, before, q.names, strict=True)]
-        kl = sum(0.5 * (d / sd).square().sum() for d, sd in zip(dm, family.stddev, strict=True)) / 100
-        share = float((1e9 / kl) ** 0.5)
+        share = float((1e3 / sum(0.5 * 0.01 * d.square().sum() for d in dm)) ** 0.5)
         assert 0.05 < share < 0.95
         for m, old, d in zip(family.mean, before, dm, strict=True):
             torch.testing.assert_close(m - old, share * d, **tolerance)
@@ -300,14 +296,11 @@ def test_the_temperature_0_is_the_optimizer_alone_with_a_radius():
     attach(optimizers[1], q, radius=math.inf)
     limited = network(short, num_data=40, temperature=0)
     attach(optimizers[2], limited, radius=1e-5)
-    moves, measured = [], limited.divergence
-    limited.divergence = lambda: moves.append(float(measured())) or measured()
     before = means(limited)
     for model, optimizer in zip((plain, free, short), optimizers, strict=True):
         train(model, optimizer, 20, torch.float64)
     torch.testing.assert_close(flat(free.parameters()), flat(plain.parameters()), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(means(q), flat(free.parameters()), rtol=0, atol=0)  # in training, too
-    assert min(moves) > 1e-5
     assert 0 < (means(limited) - before).norm() < 0.2 * (means(q) - before).norm()
     assert not sds(q).any()
     assert q.kl() == math.inf
@@ -328,7 +321,7 @@ def test_the_temperature_0_has_no_gaussian_and_no_noise_to_look_at():
 
 
 def test_noise_of_a_large_tensor_is_of_many_windows():
-    """It has the moments of normal numbers, is the same each time, and no piece of it is that of another."""
+    """It has the moments of normal numbers, is the same each time, and no window of it is another one."""
     like = torch.empty(1000, 1000)
     noise = normals(like, "a", 0, 3)
     assert noise.shape == like.shape
@@ -336,9 +329,8 @@ def test_noise_of_a_large_tensor_is_of_many_windows():
     assert not torch.equal(noise, normals(like, "b", 0, 3))
     assert abs(float(noise.mean())) < 5e-3
     assert abs(float(noise.std()) - 1) < 5e-3
-    parts = windows(like, "a", 0, 3)
-    assert len({part.data_ptr() for part in parts}) == len(parts) > 3
-    assert torch.equal(torch.cat(parts), noise.flatten())
+    first, second = noise.flatten()[: 2**19].chunk(2)
+    assert not torch.equal(first, second)
 
 
 def test_ivon_takes_the_published_steps():
@@ -745,6 +737,11 @@ def test_half_precision_keeps_the_mean_in_single():
     assert all(m.dtype == torch.float32 for m in q.mean.values())
     assert any(not torch.equal(m, m.bfloat16().float()) for m in q.mean.values())
     assert model.state_dict()["0.weight"].dtype == torch.bfloat16
+    model = mlp(torch.bfloat16)
+    optimizer = adamw(model, 1e-3)
+    attach(optimizer, network(model, 100), steps=10)
+    with pytest.warns(UserWarning, match="at the learning rate 0.001 are lost in rounding .* Take lr=1"):
+        train(model, optimizer, 1, torch.bfloat16)
 
 
 def test_removed_hooks_leave_the_network_as_any_other():
@@ -930,7 +927,7 @@ def test_numbers_that_cannot_be():
         (lambda: Gaussian(0.0), "scale is the standard deviation"),
         (lambda: VON(q, 100, steps=10), "num_data is a part of the posterior already"),
         (lambda: VON(mlp(), steps=10), "num_data, the number of labels in the training data, is missing"),
-        (lambda: VON(mlp(), 100, lr=-1.0, steps=10), "lr is 0 or larger"),
+        (lambda: VON(mlp(), 100, lr=-1.0, steps=10), "lr is the length of a step and must be"),
         (lambda: VON(mlp(), 100, beta=1.0, steps=10), "beta must be at least 0, below 1, .* got 1.0"),
         (lambda: calibrate(q, []), "loader of validation data is empty"),
         (lambda: calibrate(q, (pair for pair in [data(2)])), "empty; it is gone through once a temperature"),

@@ -11,7 +11,7 @@ from torch import nn
 from torchngvi import NaturalGaussian, NaturalGradientVI
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Hessian
-from torchngvi.networks import VON, Categorical, GradientNoise, SampledLabels, attach, network, outputs
+from torchngvi.networks import VON, Categorical, GradientNoise, SampledLabels, attach, network
 from torchngvi.rules import NaturalGradient
 from torchngvi.stepsizes import Constant
 
@@ -27,7 +27,8 @@ def dense(n=30, delta=0.02):
     family = q.families[0]
     half = torch.randn(9, 9, dtype=torch.float64)
     family.curvature.copy_(half @ half.mT)
-    family.refresh_(0.0)
+    family.bounded = False
+    family.refresh_()
     return q, family, torch.linalg.inv(n * (half @ half.mT + delta * torch.eye(9, dtype=torch.float64)))
 
 
@@ -64,7 +65,7 @@ def test_a_step_is_that_of_vn():
     NaturalGradientVI(other, NaturalGradient(), lr=rho, step_size=Constant(), estimator=Hessian(2)).step(log_joint)
     rows = [part.mT.unflatten(-1, p.shape) for part, p in zip(half.split(family.sizes), family.mean, strict=True)]
     family.absorb_(family.statistics(rows, 9.0), rho)
-    family.refresh_(0.0)
+    family.refresh_()
     torch.testing.assert_close(torch.linalg.inv(family.root @ family.root.mT), other.covariance, rtol=1e-10, atol=1e-12)
     step = flat(family.natural(like(H @ (m - b) / 30, family.mean)))
     torch.testing.assert_close(m - rho * step, other.mean, rtol=1e-10, atol=1e-12)
@@ -103,15 +104,16 @@ def test_many_labels_are_observed_in_part():
     torch.testing.assert_close(seen[0], seen[1])
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.4, 1.0])
-def test_the_start_fades_as_that_of_single_weights(weight):
+@pytest.mark.parametrize("bounded", [False, True])
+def test_the_start_bounds_as_that_of_single_weights(bounded):
     q, family, _ = dense()
     single = network(nn.Linear(2, 3, dtype=torch.float64), 30, prior_precision=0.6).families[0]
     h = torch.rand(9, dtype=torch.float64)
     family.curvature.copy_(h.diag())
     single.absorb_(like(h, single.mean), 1.0)
     for one in (family, single):
-        one.refresh_(weight)
+        one.bounded = bounded
+        one.refresh_()
     torch.testing.assert_close(flat(family.variances()), flat(single.variances()), **CLOSE)
 
 
@@ -135,9 +137,10 @@ def test_rows_are_the_blocks_of_the_dense_family():
         whole[torch.tensor(place)[:, None], place] = dense.curvature[place][:, place]
     assert (whole - dense.curvature).abs().max() > 1e-3
     dense.curvature.copy_(whole)
-    for weight in (0.3, 0.0):
+    for bounded in (True, False):
         for family in found:
-            family.refresh_(weight)
+            family.bounded = bounded
+            family.refresh_()
         g = [torch.randn_like(m) for m in dense.mean]
         torch.testing.assert_close(flat(rows.natural(g)), flat(dense.natural(g)), **CLOSE)
         lengths = [flat(family.whitened(g)).norm() for family in found]  # the roots are of another order of the weights
@@ -174,9 +177,8 @@ def test_the_bound_of_rows_is_between_those_of_single_weights_and_all():
         ("dense", [whole]),
     ]:
         q = network(layer, len(x), structure)
-        q.families[0].absorb_(seen, 1.0)
-        q.families[0].refresh_(0.0)
-        log_likelihood = torch.stack([q.likelihood.log_prob(one, y).sum() for one in outputs(q, x, 64)])
+        q.families[0].settle_(seen)
+        log_likelihood = torch.stack([q.likelihood.log_prob(one, y).sum() for one in q.outputs(x, 64)])
         bounds.append(float(log_likelihood.mean() - q.kl()))
         q.release()
     assert bounds[0] + 20 < bounds[1] < bounds[2] - 2, bounds
@@ -201,8 +203,6 @@ def test_a_network_with_a_dense_head_is_trained(make, structure):
     assert q.kl().isfinite()
     model[2].requires_grad_(False)
     optimizer.zero_grad()
-    q.memory = 0
-    q.refresh_()
     frozen = q.variance["2.weight"].clone()
     train(model, optimizer, 12)
     torch.testing.assert_close(q.variance["2.weight"], frozen)
@@ -233,7 +233,8 @@ def test_a_curvature_that_rounding_leaves_indefinite(structure, shape):
     family.curvature.copy_(torch.einsum("s...i,s...j->...ij", v, v))
     H = family.curvature.double() + 1e-6 * torch.eye(shape[-1], dtype=torch.float64)
     assert torch.linalg.cholesky_ex(H)[1].any()  # what this test is about
-    family.refresh_(0.0)
+    family.bounded = False
+    family.refresh_()
     root = family.root.double()
     sizes = H.diagonal(dim1=-2, dim2=-1).sqrt()
     error = (root @ root.mT / 1e6 - H).abs() / (sizes[..., :, None] * sizes[..., None, :])

@@ -113,7 +113,7 @@ def test_an_optimizer_goes_on_from_it():
     q.laplace(uneven(x))
     before = covariance(q).diagonal()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-12, weight_decay=0.0)
-    torchngvi.attach(optimizer, q, steps=100)
+    torchngvi.attach(optimizer, q, radius=1e-12)
     for _ in range(3):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), torch.arange(N) % 3).backward()

@@ -282,7 +282,7 @@ def test_arguments_of_network(argument, text):
 
 
 def test_arguments_of_optimizers_and_curvatures():
-    with pytest.raises(InputError, match="^lr is 0 or larger, and finite; got 'a'"):
+    with pytest.raises(InputError, match="^lr is the length of a step .*; got 'a'"):
         VON(mlp(), num_data=20, steps=3, lr="a")
     with pytest.raises(InputError, match="^beta must be"):
         VON(mlp(), num_data=20, steps=3, beta=None)

@@ -732,7 +732,6 @@ def test_looking_at_a_step_that_one_optimizer_has_left_out(look):
 def test_an_observation_that_is_not_finite_is_left_out(structure):
     """Steps 0 and 10 observe the curvature: a NaN batch there leaves the covariance as it was."""
     model, q, optimizer, handle = attached(structure)
-    q.memory = 100
     train(model, optimizer, 10)
     mean, sd = means(q).clone(), sds(q).clone()
     x, y = data(20)
@@ -742,7 +741,7 @@ def test_an_observation_that_is_not_finite_is_left_out(structure):
     with pytest.warns(RejectedStepWarning, match="not finite"):
         optimizer.step()
     assert torch.equal(means(q), mean)
-    torch.testing.assert_close(sds(q), sd, rtol=0.1, atol=0)  # the start fades by a hundredth
+    torch.testing.assert_close(sds(q), sd, rtol=0.1, atol=0)
     train(model, optimizer, 10)
     assert q.observed == 3
     assert handle.skipped == 1
@@ -779,7 +778,7 @@ def test_a_device_that_is_not_waited_for():
             statistics = family.statistics([torch.randn_like(m) for m in family.mean], 5.0)
             if rate is not None:
                 family.absorb_(statistics, rate)
-            family.refresh_(0.5)
+            family.refresh_()
             found.append(flat(list(family.buffers())))
         torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(found[2], found[3], rtol=1e-12, atol=1e-14)
@@ -946,16 +945,13 @@ def test_the_snippets_of_the_docs():
     """They run as they stand, and their networks have learned; every test that the appendix names is there."""
     root = pathlib.Path(__file__).parents[2]
     text = (root / "docs/networks.md").read_text(encoding="utf-8")
-    classes, numbers, trials = re.findall(r"```python\n(.*?)```", text, re.S)
-    seen, other, tried = {}, {}, {}
+    classes, numbers = re.findall(r"```python\n(.*?)```", text, re.S)
+    seen, other = {}, {}
     exec(compile(classes, "docs/networks.md", "exec"), seen)
     assert seen["nll"] < 0.5
     exec(compile(numbers, "docs/networks.md", "exec"), other)
     assert ((other["y"][250:] - other["mean"]).square().mean() < 0.15**2).item()
     assert other["inside"] >= 0.86
-    exec(compile(trials, "docs/networks.md", "exec"), tried)
-    assert tried["found"].steps == 300
-    assert -tried["q"].log_prob(tried["x"][250:], tried["y"][250:]).mean() < 0.5
     tests = "".join(
         (root / f"tests/networks/test_networks{part}.py").read_text(encoding="utf-8")
         for part in ("", "_scripts", "_quality")

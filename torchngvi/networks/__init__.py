@@ -1,5 +1,7 @@
 """Posteriors over the weights of any network, moved by any optimizer of torch."""
 
+from typing import Any
+
 from torchngvi.networks.attached import Attachment, attach
 from torchngvi.networks.calibration import Calibrated, calibrate
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, GradientNoise, Reparametrized, SampledLabels
@@ -12,9 +14,12 @@ from torchngvi.networks.likelihoods import (
     OutputLikelihood,
 )
 from torchngvi.networks.posterior import NetworkGaussian, network
-from torchngvi.networks.predictions import Predictive, log_prob, outputs, predictive
+from torchngvi.networks.predictions import Predictive
 from torchngvi.networks.units import StepLength
 from torchngvi.networks.von import IVON, VOGN, VON
+from torchngvi.renamed import ChosenRadius as ChosenRadius
+from torchngvi.renamed import choose_radius as choose_radius
+from torchngvi.renamed import find_method
 
 __all__ = [
     "IVON",
@@ -38,8 +43,10 @@ __all__ = [
     "StepLength",
     "attach",
     "calibrate",
-    "log_prob",
     "network",
-    "outputs",
-    "predictive",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Find the functions that are methods of `NetworkGaussian` now."""
+    return find_method(__name__, name)

@@ -19,24 +19,22 @@ from torchngvi.arguments import read_flag, read_instance, read_number, read_size
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, SampledLabels
 from torchngvi.networks.finite import all_finite, zero_where_
-from torchngvi.networks.hooks import refuse_replaced
 from torchngvi.networks.optimizers import (
-    calls_first,
+    BEGUN,
     check,
-    closure_of,
-    draws_before,
     forget_start,
     is_within_its_own_step,
     keeps_iterate,
-    largest_lr,
     note_start,
     refuse_wrapped,
     share_of_lr,
     unscale_,
 )
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.units import StepLength, shorten_
-from torchngvi.networks.watch import Watch, outputs_in
+from torchngvi.networks.predictions import logits_in
+from torchngvi.networks.units import StepLength, add_moves_
+from torchngvi.networks.watch import Watch
+from torchngvi.networks.weights import refuse_replaced
 
 
 def attach(
@@ -62,8 +60,8 @@ def attach(
     after t of S steps, in a network of L layers.  So neither the learning rate nor a schedule has to be chosen: of the
     planned schedule and one of the optimizer the smaller factor holds, never the product.  The radius sees what a move
     does to the predictions, and the limit what it does inside, where a unit that is off has no curvature at all (for
-    relatives see LARS, You et al. 2017, and Nero, Liu et al. 2021).  Parameters that q is not over take the optimizer's own steps at its own rate.  The precision of q moves by natural-gradient
-    steps towards the observed curvature.
+    relatives see LARS, You et al. 2017, and Nero, Liu et al. 2021).  Parameters that q is not over take the optimizer's
+    own steps at its own rate.  The precision of q moves by natural-gradient steps towards the observed curvature.
 
     Args:
         optimizer: any optimizer of torch over the network's parameters, or several that share them, but for LBFGS; the
@@ -113,11 +111,8 @@ def attach(
     if q.sampling:
         raise InputError("The posterior is attached already; call remove() of that attachment first.")
     check(optimizers, dict(zip(q.names, q.parameters_of_network, strict=True)))
-    curvature = SampledLabels() if curvature is None else curvature
-    if not isinstance(curvature, Curvature):
-        raise InputError(
-            f"curvature is a way to observe it, such as torchngvi.networks.SampledLabels(), or None; got {curvature!r}."
-        )
+    what = "is a way to observe it, such as torchngvi.networks.SampledLabels(), or None"
+    curvature = read_instance("curvature", SampledLabels() if curvature is None else curvature, Curvature, what)
     if read_flag("fused", fused):
         warnings.warn(
             "fused=True has no effect any more: the compiled loops were within 5 % of what torch does by itself. Leave "
@@ -134,11 +129,7 @@ def _are_optimizers(given: Any) -> bool:
 
 
 def radius_of(steps: int | None, radius: float | None, length: StepLength) -> float:
-    """Return the radius of a step: the one that was given, or c/√steps.
-
-    >>> radius_of(100, None, StepLength())
-    0.012
-    """
+    """Return the radius of a step: the one that was given, or c/√steps."""
     if steps is None and radius is None:
         raise InputError(
             "Say steps=, the number of optimizer steps that the training will take, which chooses the radius, or "
@@ -185,7 +176,7 @@ class Attachment:
             )
         self.q, self.radius, self.curvature, self.steps = q, float(radius), curvature, steps
         self.prior_in_gradient, self.length = prior_in_gradient, length or StepLength()
-        self.optimizers = list(optimizers)
+        self.optimizers, self._of_q = list(optimizers), frozenset(q.parameters_of_network)
         self.limit = None if steps is None else self.length.limit(q.layers, steps)
         self.lengthens = steps is not None and math.isfinite(radius) and not any(map(keeps_iterate, optimizers))
         self.watch = Watch(q, self.optimizers, steps, not isinstance(curvature, ExampleGradients))
@@ -194,7 +185,6 @@ class Attachment:
         device = q.parameters_of_network[0].device
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self._bad = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient of this step is not finite
-        self._known: list[tuple[dict[str, Any], bool]] = []
         self._warned = False  # of the steps that were not taken since the last one that was
         self.handles: list[Any] = []
         for opt in self.optimizers:
@@ -204,24 +194,21 @@ class Attachment:
             note_start(group, q.draw)
         q.agree_()
         curvature.begin(q)
-        self.seen = q.observed
         self._first = False  # whether a closure is called for the first time in a step, around the mean
+        self._losses: list[Any] = []  # of a closure that was evaluated before the step
         q.sampling, q.ending, q.detach = True, self.doubt, self.remove
         q.settle(q.model.training)
 
     @torch.compiler.disable
     def after_forward(self, module: Any, arguments: Any, output: Any) -> None:
-        """Let the curvature look at the outputs in training.
-
-        Args:
-            module, arguments, output: as torch gives them.
-        """
+        """Let the curvature look at the outputs in training."""
         if not self.handles or not module.training or (self.q.pinned and not self._first):
             return
         observed = self.q.observed
         self.curvature.after_forward(self.q, output)
         if torch.is_grad_enabled() and not torch.jit.is_tracing():
-            outputs = outputs_in(output, getattr(self.curvature, "output", None))
+            find = getattr(self.curvature, "output", None)
+            outputs = logits_in(output) if find is None or isinstance(output, Tensor) else find(output)
             if isinstance(outputs, Tensor) and outputs.requires_grad:
                 self.watch.after_forward(outputs, self.curvature.labels if self.q.observed > observed else None)
 
@@ -232,50 +219,39 @@ class Attachment:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Prepare a step: the mean in the parameters, gradients that are usable, the prior's part in them.
 
-        Args:
-            optimizer, arguments, keywords: as torch gives them.
-
-        Returns:
-            Arguments with another closure, where there was one.  It evaluates the loss at the draw; for an optimizer
-            that calls it once, before it does anything else, that is done here.
-
-        Raises:
-            InputError: if a gradient is sparse, or of a parameter that has joined later.
+        A closure is replaced by one that evaluates the loss at the draw, wherever the optimizer has put the mean; for
+        an optimizer that calls it once, before it does anything else, that is done here.
         """
         if is_within_its_own_step(optimizer):
             return None
         if optimizer in self.stepped:
             self.finish()
-        closure, q = closure_of(arguments, keywords), self.q
-        first = calls_first(optimizer)
-        loss = closure() if closure is not None and first else None
+        closure, q = arguments[1] if len(arguments) > 1 else keywords.get("closure"), self.q
+        early = type(optimizer).__module__.startswith(("torch.optim.", "torchngvi."))
+        if closure is not None:
+            closure = torch.enable_grad()(closure)
+            self._losses = [closure()] if early else []
         self.watch.before_step(optimizer, 0 if self.steps is None else self.taken)
-        if closure is None or first:
+        if closure is None or early:
             used = self._usable(optimizer)
             self.curvature.before_step(q, used)
             self.watch.say_of_gradients(used, len(self.optimizers) > 1)
             q.mean_()
             if self.prior_in_gradient:
                 q.add_prior_(used, q.mean)
-            self._refresh()
+            q.refresh_()
         else:
             q.mean_()
         q.unfinished = self.finish
-        return None if closure is None else ((optimizer, _Closure(self, optimizer, closure, loss, first)), {})
+        self._unseen = not early
+        return None if closure is None else ((optimizer, functools.partial(self.evaluate, optimizer, closure)), {})
 
     @torch.no_grad()
-    def evaluate(self, optimizer: Optimizer, closure: Callable[[], Any], first: bool) -> Any:
-        """Evaluate a closure within a step, at the draw around what the parameters hold, and add the prior's part.
-
-        Args:
-            optimizer: whose step it is.
-            closure: of the script.
-            first: whether it is the first time in this step, which the curvature looks at.
-
-        Returns:
-            What the closure returned.
-        """
-        q = self.q
+    def evaluate(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
+        """Evaluate a closure within a step, at the draw around what the parameters hold, and add the prior's part."""
+        if self._losses:
+            return self._losses.pop()
+        q, first, self._unseen = self.q, self._unseen, False
         held = {name: p.detach().clone() for name, p in zip(q.names, q.parameters_of_network, strict=True)}
         for family in q.each():
             family.disturb_(q.seed, q.draw, q.temperature**0.5)
@@ -309,20 +285,10 @@ class Attachment:
         self._scaled = self._scaled or hasattr(optimizer, "found_inf")
         return used
 
-    def _refresh(self) -> None:
-        """Let the covariance follow what was observed; only when the draw is not needed again."""
-        if self.q.observed != self.seen:
-            self.q.refresh_()
-            self.seen = self.q.observed
-
     @torch.compiler.disable
     @torch.no_grad()
     def after(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """End the step when every optimizer has stepped.
-
-        Args:
-            optimizer, arguments, keywords: as torch gives them.
-        """
+        """End the step when every optimizer has stepped."""
         if is_within_its_own_step(optimizer):
             return
         self.stepped.append(optimizer)
@@ -334,30 +300,28 @@ class Attachment:
         """Give the move its length, take it, and go on to the next draw."""
         q, planned, own = self.q, self._planned(), self._share()
         factor = min(planned, own)
-        self._refresh()
-        moves = q.moves()
-        squares, kl = q.measure(moves)
+        q.refresh_()
+        moves, sums, kl = q.take_moves_()
         usable = kl.isfinite() & ~self._bad.to(kl.device)
-        zero_where_([*moves, *squares], ~usable)
-        whole = kl.new_tensor(min(planned / own, 1.0) if own else 0.0)  # of a move that is not lengthened
-        share = (self.radius * factor**2 / torch.where(usable, kl, 1.0).clamp_min(torch.finfo(kl.dtype).tiny)).sqrt()
+        zero_where_(moves, ~usable)
+        whole = min(planned / own, 1.0) if own else 0.0  # of a move that is not lengthened
+        share = (self.radius * factor**2 / kl.nan_to_num(1.0).clamp_min_(torch.finfo(kl.dtype).tiny)).sqrt()
         if not self.lengthens:
-            share = torch.minimum(share.nan_to_num(1.0), whole)
+            share = share.nan_to_num(1.0).clamp(max=whole)
         if not self.watch.shortened:
             self.watch.shortened = self.lengthens or kl.device.type != "cpu" or bool(share < whole)
-        if self.limit is None:
-            torch._foreach_mul_(moves, [share.to(move) for move in moves])
-        else:
-            shorten_(q.units, q.scales, moves, squares, share, self.limit * factor)
+        limits = [math.inf if self.limit is None else self.limit * factor * scale for scale in q.scales]
+        add_moves_(q.units, list(q.mean.values()), moves, torch.where(usable, share, 0.0), sums, limits)
         self._report(usable)
         q.unfinished, self._scaled, self.stepped, self._bad = None, False, [], torch.zeros_like(self._bad)
-        q.next_draw_(moves)
+        q.next_draw_()
         self.watch.after_step()
 
     def doubt(self) -> str | None:
         """Return what to say of predictions after a training whose steps have not become short, or None."""
-        largest = max(map(largest_lr, self._groups()))
-        return self.watch.doubt(self.radius, self.taken, min(self._planned(), self._share()), largest)
+        if math.isinf(self.radius):
+            return None
+        return self.watch.doubt(self._groups(), self.taken, min(self._planned(), self._share()))
 
     def _moved_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of q that an optimizer has, with their names."""
@@ -373,7 +337,7 @@ class Attachment:
         if usable.device.type != "cpu":
             return
         if usable or self._warned or self._scaled:  # a GradScaler tries its scale
-            self._warned = self._warned and not bool(usable)
+            self._warned = self._warned and not usable
             return
         self._warned = True
         warnings.warn(
@@ -391,7 +355,7 @@ class Attachment:
     @property
     def taken(self) -> int:
         """The steps that the training has taken."""
-        return self.q.draw - draws_before(self._groups())
+        return self.q.draw - min((group[BEGUN] for group in self._groups() if BEGUN in group), default=0)
 
     def _planned(self) -> float:
         """The planned factor of radius and limit."""
@@ -399,26 +363,15 @@ class Attachment:
 
     def _groups(self) -> list[dict[str, Any]]:
         """The groups of the optimizers with parameters of q."""
-        groups = [group for opt in self.optimizers for group in opt.param_groups]
-        known = self._known  # looked up once, as long as no group joins or is loaded
-        if len(known) != len(groups) or any(group is not own for group, (own, _) in zip(groups, known, strict=True)):
-            of_q = set(self.q.parameters_of_network)
-            self._known = known = [(group, not of_q.isdisjoint(group["params"])) for group in groups]
-        return [group for group, has in known if has]
+        groups = (group for opt in self.optimizers for group in opt.param_groups)
+        return [group for group in groups if not self._of_q.isdisjoint(group["params"])]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside q and the optimizers: nothing but what the curvature remembers."""
         return {"skipped": self.skipped.clone(), "curvature": self.curvature.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a state up again.
-
-        Args:
-            state: what `state_dict` returned.
-
-        Raises:
-            InputError: if it is something else.
-        """
+        """Take up again what `state_dict` returned; an `InputError` refuses anything else."""
         if not {"skipped", "curvature"} <= set(state):
             raise InputError(
                 f"This is not the state of an attachment, which its state_dict() returns; it has {sorted(state)[:4]}."
@@ -426,15 +379,9 @@ class Attachment:
         self.skipped.copy_(state["skipped"])
         self.curvature.load_state_dict(state["curvature"])
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the network is moved by no optimizer, so that its attachment is none."""
-        return {"handles": []}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
-        """As when it is pickled: not with the posterior, which is copied where it is asked for."""
-        copied = type(self).__new__(type(self))
-        copied.__dict__.update(self.__getstate__())
-        return copied
+        return object.__new__, (type(self),), {"handles": []}
 
     def remove(self) -> None:
         """Let the optimizers go: the network trains as without q from then on, from its mean."""
@@ -448,21 +395,3 @@ class Attachment:
             forget_start(group)
         self.q.sampling, self.q.detach = False, None
         self.q.settle(self.q.model.training)
-
-
-class _Closure:
-    """The closure that a step is given in the place of the script's: each call is at the draw, wherever the mean is."""
-
-    def __init__(
-        self, attachment: Attachment, optimizer: Optimizer, closure: Callable[[], Any], loss: Any, known: bool
-    ) -> None:
-        self.attachment, self.optimizer, self.closure = attachment, optimizer, closure
-        self.loss, self.known, self.first = loss, known, not known
-
-    def __call__(self) -> Any:
-        """Return the loss, and leave its gradients with the prior's part."""
-        if self.known:
-            self.known = False
-            return self.loss
-        first, self.first = self.first, False
-        return self.attachment.evaluate(self.optimizer, self.closure, first)

@@ -52,9 +52,9 @@ def calibrate(
     risen twice or 2⁻¹⁰ is reached, and the best one is kept, the largest of those that are within 0.001 nats of it.
     Mean-field posteriors at T = 1 are too wide for small data, which the ELBO cannot see.
     Where the labels are numbers with Gaussian noise, a factor of its scale in predictions is chosen with each
-    temperature, from ¼ to 8: the noise that is learned from the training data makes up for what the draws of the
-    training did there.  A choice at an end of what was tried, or a noise that was to be learned and has not moved, is a
-    `CalibrationWarning`.
+    temperature, from ¼ to 64: the noise that is learned from the training data makes up for what the draws of the
+    training did there, and for a network that has learned its labels by heart.  A temperature at an end of what was
+    tried, a factor of 8 or more, or a noise that was to be learned and has not moved, is a `CalibrationWarning`.
 
     Args:
         q: the posterior; its temperature is changed, and the factor of its likelihood.
@@ -127,11 +127,12 @@ def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str
             "become better: on these validation data the mean alone predicts as well as q does. Its uncertainty is "
             "that of the labels alone; for more of it, train at a lower temperature, or calibrate on more data."
         )
-    if len(factors) > 1 and factor in (factors[0], factors[-1]):
+    if len(factors) > 1 and (factor == factors[0] or factor >= 8):
         yield (
-            f"The factor of the noise, {factor:g}, is at an end of what was tried, {factors[0]:g} to {factors[-1]:g}: "
-            "the scale of the noise is not that of the labels, or the loss is not that of the likelihood. Train with "
-            "networks.Gaussian(scale).loss(output, y), with another scale or one that is learned."
+            f"The factor of the noise, {factor:.3g}, is far from 1, of {factors[0]:g} to {factors[-1]:g} tried: the "
+            "network fits its training labels much more closely than new ones, the scale of the noise is not that of "
+            "the labels, or the loss is not that of the likelihood. Train for fewer steps or with a larger "
+            "prior_precision, and with networks.Gaussian(scale).loss(output, y), the scale another one or learned."
         )
     yield q.likelihood.doubt()
     yield None if q.ending is None else q.ending()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import is_size, read_number
+from torchngvi.arguments import read_number, read_size
 from torchngvi.distributed import average_over_ranks_, rank
 from torchngvi.errors import InputError, PairError
 from torchngvi.networks.families import Diagonal
@@ -14,7 +14,8 @@ from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.laplace import gradients_of_labels
 from torchngvi.networks.noise import generator
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import check_function, read_from, warn_caller
+from torchngvi.networks.predictions import check_function, read_from
+from torchngvi.networks.weights import warn_caller
 
 __all__ = ["Curvature", "ExampleGradients", "GradientNoise", "Reparametrized", "SampledLabels"]
 __path__: list[str] = []  # so that the paths of torchngvi.renamed below this one are found
@@ -75,11 +76,7 @@ class SampledLabels(Curvature):
     """
 
     def __init__(self, every: int = 10, output: Callable[[Any], Tensor] | None = None) -> None:
-        if not is_size(every):
-            raise InputError(
-                f"every is the number of steps from one observation to the next, 1 or more; got {every!r}."
-            )
-        self.every = int(every)
+        self.every = read_size("every", every, "is the number of steps from one observation to the next")
         self.output = None if output is None else check_function(output, "output")
         self._warned = False
 
@@ -112,11 +109,7 @@ class SampledLabels(Curvature):
         q.observe_([gradients.get(name) for name in q.names], count, 0.01)  # a running mean of 100 observations
 
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
-        """Notice that the outputs were never seen; see the base class.
-
-        Raises:
-            InputError: if they were not.
-        """
+        """Refuse steps whose outputs were never seen; see the base class."""
         if gradients and not q.observed and q.draw % self.every == 0:
             raise InputError(
                 "SampledLabels has not seen the outputs of the network in training, which its forward hook looks at: "
@@ -161,9 +154,8 @@ class GradientNoise(Curvature):
 
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
         """Observe the squared distance from the running mean; see the base class."""
-        each = zip(q.mean.items(), q.parameters_of_network, strict=True)
-        trained = [(name, m) for (name, m), p in each if p.requires_grad]
-        found = {name: gradients[name].to(m) if name in gradients else torch.zeros_like(m) for name, m in trained}
+        means = {name: q.mean[name] for name in q.trained}
+        found = {name: gradients[name].to(m) if name in gradients else torch.zeros_like(m) for name, m in means.items()}
         noise = {name: found[name] - mean for name, mean in self.running.items() if name in found}
         if noise:
             inflated = 1 + (1 - self.beta) / (1 + self.beta)
@@ -196,7 +188,6 @@ class OfSingleWeights(Curvature):
                 )
             if not q.observed:
                 family.begin_()
-        q.refresh_()
 
 
 class ExampleGradients(OfSingleWeights):
@@ -207,10 +198,7 @@ class ExampleGradients(OfSingleWeights):
     losses of the examples in the place of ``loss.backward()``.
 
     Args:
-        rate: β of h ← (1 - β)h + βĥ, larger than 0 and at most 1.
-
-    Raises:
-        InputError: for another rate.
+        rate: β of h ← (1 - β)h + βĥ, larger than 0 and at most 1, otherwise an `InputError`.
 
     >>> ExampleGradients(0.01).rate
     0.01
@@ -225,10 +213,7 @@ class ExampleGradients(OfSingleWeights):
 
         Args:
             q: the posterior.
-            losses: one a row, with their graph, (B,).
-
-        Raises:
-            InputError: if the losses are no vector, or have no graph.
+            losses: one a row, with their graph, (B,); an `InputError` refuses others.
         """
         if not isinstance(losses, Tensor) or not losses.requires_grad:
             raise InputError(
@@ -241,7 +226,7 @@ class ExampleGradients(OfSingleWeights):
                 f"losses are those of the single examples, (B,); got the shape {tuple(losses.shape)}. Compute them "
                 'with reduction="none".'
             )
-        trained = {name: p for name, p in zip(q.names, q.parameters_of_network, strict=True) if p.requires_grad}
+        trained = q.trained
         ones = torch.eye(len(losses), device="cpu").to(losses)
         each = torch.autograd.grad(losses, list(trained.values()), ones, is_grads_batched=True, materialize_grads=True)
         gradients, squares = [g.mean(0) for g in each], [g.square().mean(0) for g in each]
@@ -251,11 +236,7 @@ class ExampleGradients(OfSingleWeights):
         self.squares = dict(zip(trained, squares, strict=True))
 
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
-        """Move every curvature towards the squares; see the base class.
-
-        Raises:
-            InputError: if `backward` was not called.
-        """
+        """Move every curvature towards the squares, if `backward` was called; see the base class."""
         if not self.squares:
             raise InputError(
                 "ExampleGradients needs the losses of single examples; call optimizer.backward(losses) in the place of "
@@ -267,6 +248,7 @@ class ExampleGradients(OfSingleWeights):
         for family in q.each():
             each = [(self.squares.get(name), m) for name, m in zip(family.names, family.mean, strict=True)]
             family.absorb_([None if h is None else h.to(m) for h, m in each], good.to(squares[0]) * self.rate)
+            family.refresh_()
         self.squares = {}
         q.observed += 1
 
@@ -279,10 +261,7 @@ class Reparametrized(OfSingleWeights):
     the precision it takes: h' = (1 - ρ)h + ρĥ + ½ρ²(h - ĥ)²/(h + δ).
 
     Args:
-        rate: ρ, larger than 0 and at most 1; IVON's is 1 - β₂.
-
-    Raises:
-        InputError: for another rate.
+        rate: ρ, larger than 0 and at most 1, otherwise an `InputError`; IVON's is 1 - β₂.
 
     >>> Reparametrized(1e-5).rate
     1e-05
@@ -292,11 +271,7 @@ class Reparametrized(OfSingleWeights):
         super().__init__(rate)
 
     def begin(self, q: NetworkGaussian) -> None:
-        """Let the curvature begin at its start; see the base class.
-
-        Raises:
-            InputError: at the temperature 0, where there is no noise to look at.
-        """
+        """Let the curvature begin at its start, where there is noise to look at; see the base class."""
         if q.temperature == 0:
             raise InputError("Reparametrized sees the curvature by the noise of draws; the temperature 0 has none.")
         super().begin(q)

@@ -4,7 +4,7 @@ import copy
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,27 +15,15 @@ from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite
 from torchngvi.networks.noise import generator
-from torchngvi.networks.predictions import Drawn, batches, called, evaluating, read_from, warn_caller
+from torchngvi.networks.predictions import Read, batches, called, evaluating, read_from
+from torchngvi.networks.weights import NetworkWeights, warn_caller
 
-Read = Callable[[Any], Tensor]
 Totals = list[list[Tensor | None]]  # of each family its part of a curvature
 _SAME = 0.02  # of the largest output: an example alone and among others differ by less, by rounding of half precision
 _SINGLE = 256  # labels at most whose gradients are computed one by one, through a whole batch
 _NUMBERS = 2**24  # in the gradients of examples that are held at a time: 64 MB in single precision
 _MOST = 2**31  # numbers in those of one example: 8 GB in single precision
 _REFUSED = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)  # by torch.func, where it cannot
-
-
-class AtMean(Drawn, Protocol):
-    """What the curvature needs of a posterior whose network holds the mean."""
-
-    names: list[str]
-    num_data: int
-    parameters_of_network: list[nn.Parameter]
-    seed: int
-
-    def each(self) -> Iterator[Family]:
-        """The families of the posterior."""
 
 
 class LaplaceResult(NamedTuple):
@@ -67,7 +55,7 @@ class LaplaceResult(NamedTuple):
         return f"LaplaceResult({numbers}{wide})"
 
 
-def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None) -> int:
+def settle_(q: NetworkWeights, loader: Iterable[Any], labels: int | None, read: Read | None) -> int:
     """Give each family of q its part of the curvature at the weights that the network holds."""
     if labels is not None and not is_size(labels):
         raise InputError(f"labels is the number of labels drawn for each output, 1 or more, or None; got {labels!r}.")
@@ -91,7 +79,7 @@ def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | N
 
 
 def _curvature_of(
-    q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None, first: bool
+    q: NetworkWeights, loader: Iterable[Any], labels: int | None, read: Read | None, first: bool
 ) -> tuple[Totals, int]:
     """The generalised Gauss-Newton matrix a label, H = Σᵢ wᵢ E[gᵢgᵢᵀ]/Σᵢ wᵢ, and the number of labels."""
     totals: Totals = []
@@ -131,7 +119,7 @@ def _curvature_of(
 
 
 def _of_batch(
-    q: AtMean, inputs: Any, number: int, labels: int | None, read: Read | None
+    q: NetworkWeights, inputs: Any, number: int, labels: int | None, read: Read | None
 ) -> Iterator[tuple[int, float, Totals]]:
     """Numbers of labels, their mean weight, and the sums of their curvatures."""
     trained = _trained(q)
@@ -176,7 +164,7 @@ def _of_family(family: Family, gradients: Mapping[str, Tensor]) -> list[Tensor |
 
 
 @torch.no_grad()
-def _check_apart(q: AtMean, inputs: Any, output: Tensor, read: Read | None) -> None:
+def _check_apart(q: NetworkWeights, inputs: Any, output: Tensor, read: Read | None) -> None:
     """Refuse outputs that depend on the other examples of the batch, by the last one, which is passed alone."""
     try:
         alone = called(q.model, each_tensor(inputs, operator.itemgetter(slice(-1, None))), read).flatten()
@@ -192,10 +180,11 @@ def _check_apart(q: AtMean, inputs: Any, output: Tensor, read: Read | None) -> N
         )
 
 
-def _warn_of_slips(q: AtMean, count: int) -> None:
+def _warn_of_slips(q: NetworkWeights, count: int) -> None:
     """Warn of parameters that are drawn and have no curvature, and of more labels than num_data."""
-    frozen = [name for name, p in zip(q.names, q.parameters_of_network, strict=True) if not p.requires_grad]
-    if frozen and len(frozen) < len(q.names) and not q.observed:
+    trained = q.trained
+    frozen = [name for name in q.names if name not in trained]
+    if frozen and trained and not q.observed:
         warn_caller(
             f"{len(frozen)} parameters, {frozen[0]!r} the first, were frozen after the posterior was made: laplace "
             "observes no curvature of them, and predictions draw them with the covariance of the prior. Freeze them "
@@ -209,9 +198,9 @@ def _warn_of_slips(q: AtMean, count: int) -> None:
         )
 
 
-def _trained(q: AtMean) -> dict[str, nn.Parameter]:
+def _trained(q: NetworkWeights) -> dict[str, nn.Parameter]:
     """The parameters of q that are not frozen, of which every family whose weights depend on one another has all."""
-    trained = {name: p for name, p in zip(q.names, q.parameters_of_network, strict=True) if p.requires_grad}
+    trained = q.trained
     if not any(trained.keys() >= set(family.names) or (trained and not family.single) for family in q.each()):
         raise InputError(
             "All parameters of the posterior, or parts of all its dense layers, are frozen, so that laplace has no "
@@ -220,13 +209,13 @@ def _trained(q: AtMean) -> dict[str, nn.Parameter]:
     return trained
 
 
-def gradients_of_labels(q: AtMean, losses: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], float]:
+def gradients_of_labels(q: NetworkWeights, losses: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], float]:
     """Return the gradients that families observe, by name, of the mean loss or of single losses over √B, and B.
 
     Both are scaled, and B is divided by the square of the scale, where the outputs are of half precision.
     """
     scale = 1024.0 if dtype == torch.float16 else 1.0  # keeps gradients from vanishing
-    trained = {name: p for name, p in zip(q.names, q.parameters_of_network, strict=True) if p.requires_grad}
+    trained = q.trained
     gradients: dict[str, Tensor] = {}
     for single in (False, True):
         own = {name: trained[name] for f in q.each() if f.single == single for name in f.names if name in trained}

@@ -22,11 +22,7 @@ PriorPrecision = float | Mapping[str, float]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the network inside the wrappers of torch.compile and DistributedDataParallel.
-
-    >>> unwrapped(nn.Linear(1, 1))
-    Linear(in_features=1, out_features=1, bias=True)
-    """
+    """Return the network inside the wrappers of torch.compile and DistributedDataParallel."""
     if not isinstance(model, nn.Module):
         raise InputError(f"A posterior over weights is made of a torch.nn.Module; got a {type(model).__name__}.")
     while True:
@@ -39,11 +35,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained, each once, under its first name.
-
-    >>> list(trainable(nn.Linear(1, 1)))
-    ['weight', 'bias']
-    """
+    """Return the parameters that are trained, each once, under its first name."""
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not found:
         raise InputError("The network has no parameter that requires a gradient, so that there is nothing to infer.")
@@ -76,11 +68,7 @@ def refuse_sharded(what: str, p: nn.Parameter) -> None:
 
 
 def matched(names: list[str], given: Mapping[str, Value], what: str) -> dict[str, Value]:
-    """Look up what was given for each name by patterns, of which the first that fits counts.
-
-    >>> matched(["body.weight", "head.weight"], {"head.*": 1.0}, "prior_precision")
-    {'head.weight': 1.0}
-    """
+    """Look up what was given for each name by patterns, of which the first that fits counts."""
     for pattern in given:
         if not isinstance(pattern, str):
             raise InputError(f"{what} is by patterns of names of parameters, such as 'head.*'; got {pattern!r}.")
@@ -99,20 +87,12 @@ def matched(names: list[str], given: Mapping[str, Value], what: str) -> dict[str
 
 
 def named_by(structure: Structure, name: str) -> bool:
-    """Return whether a structure gives a parameter a family.
-
-    >>> named_by("diagonal", "body.weight"), named_by({"head.*": "dense"}, "body.weight")
-    (True, False)
-    """
+    """Return whether a structure gives a parameter a family."""
     return isinstance(structure, str) or any(fnmatch.fnmatchcase(name, pattern) for pattern in structure)
 
 
 def fan_in(model: nn.Module, name: str) -> int:
-    """Return the number of inputs that a parameter's layer sums over.
-
-    >>> fan_in(nn.Linear(3, 2), "bias")
-    3
-    """
+    """Return the number of inputs that a parameter's layer sums over."""
     layer, _, last = name.rpartition(".")
     module = model.get_submodule(layer)
     own = getattr(module, last)

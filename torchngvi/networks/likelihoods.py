@@ -35,33 +35,26 @@ class OutputLikelihood(ABC):
 
     @abstractmethod
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw a label for each output from the network's own prediction and return -log p of it.
-
-        Returns:
-            One loss a label, of any shape; their number is the number of independent labels.
-        """
+        """Draw a label for each output from the network's own prediction and return -log p of it, one loss a label."""
 
     def curvature_terms(self, output: Tensor) -> Tensor | None:
-        """Return terms whose gradients g have Σₖ gₖgₖᵀ = E[s sᵀ], s the gradient of -log p of a predicted label.
+        """Return K terms a label, (*labels, K), with which none is drawn; None, the default, where labels have to be.
 
-        Returns:
-            K terms a label, (*labels, K), with which nothing has to be drawn; None, the default, where labels have to.
+        Their gradients g have Σₖ gₖgₖᵀ = E[s sᵀ], s the gradient of -log p of a predicted label.
         """
         return None
 
     def weigh(self, output: Tensor, y: Tensor | None = None) -> Tensor | None:
-        """Return the weights of labels in the loss, or, without labels, those that are expected at the outputs.
+        """Return the weights of labels in the loss, (*labels), or, without labels, those expected at the outputs.
 
-        Returns:
-            One weight a label, (*labels), by which the loss is a weighted mean; None, the default, where it is a mean.
+        The loss is a mean with these weights; None, the default, where it is one without.
         """
         return None
 
     def as_classes(self, output: Tensor, is_gradient: bool = False) -> Tensor | None:
-        """Return the outputs as logits of classes, or a gradient at the outputs as one at these logits.
+        """Return the outputs as logits of classes, (*labels, classes), or a gradient at the outputs as one at these.
 
-        Returns:
-            (*labels, classes), where -log p(y | output) is -log softmax at the class y; None, the default, for others.
+        -log p(y | output) is then -log softmax at the class y; None, the default, for other likelihoods.
         """
         return None
 
@@ -73,17 +66,14 @@ class OutputLikelihood(ABC):
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is predicted from one draw of the weights: the mean of the label and its uncertainty given them.
 
-        Returns:
-            The mean, and the uncertainty that more data do not remove, of the same meaning for all draws: an entropy in
-            nats for classes, a variance for numbers.
+        That uncertainty, which more data do not remove, is an entropy in nats for classes, a variance for numbers.
         """
 
     @abstractmethod
     def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the uncertainty of a prediction into two parts, from what `moments` returned for S draws, (S, ...).
+        """Split the uncertainty of a prediction, from what `moments` returned for S draws, (S, ...), into two parts.
 
-        Returns:
-            The epistemic part, which more data would remove, and the aleatoric part.
+        The first, epistemic part is what more data would remove; the other one is the aleatoric part.
         """
 
 
@@ -257,7 +247,7 @@ class Bernoulli(_Classes):
 class _Normal(OutputLikelihood):
     """Numbers with Gaussian noise, whose uncertainty is a variance."""
 
-    factors = tuple(2.0 ** (k / 4) for k in range(-8, 13))
+    factors = tuple(2.0 ** (k / 4) for k in range(-8, 25))
 
     @abstractmethod
     def _parts(self, output: Tensor, factor: float = 1.0, held: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -268,13 +258,7 @@ class _Normal(OutputLikelihood):
 
         Args:
             output: of the network, with its graph.
-            y: the labels, of the shape of the means.
-
-        Returns:
-            A number, whose gradient is that of the weights, and of the scale where it is learned.
-
-        Raises:
-            InputError: if the labels have another shape than the means, or the outputs are no tensor.
+            y: the labels, of the shape of the means; an `InputError` refuses another one.
         """
         mean, scale, log_scale = self._parts(output, held=False)
         _check_labels(torch.Size([1, *mean.shape]), y)
@@ -436,11 +420,7 @@ NAMED = {"categorical": Categorical, "bernoulli": Bernoulli}
 
 
 def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
-    """Look up a likelihood by its name.
-
-    >>> type(read_likelihood("bernoulli")).__name__
-    'Bernoulli'
-    """
+    """Look up a likelihood by its name."""
     if isinstance(given, OutputLikelihood):
         return copy.copy(given)
     if isinstance(given, str) and given == "gaussian":

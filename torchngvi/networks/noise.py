@@ -10,25 +10,17 @@ import hashlib
 import torch
 from torch import Tensor
 
-_TABLE, _WINDOW = 2**22, 2**18  # numbers in the table, and in a window of it
+_TABLE, WINDOW = 2**22, 2**18  # numbers in the table, and in a window of it
 
 
 def seed_of(seed: int, draw: int, name: str) -> int:
-    """Mix a seed, the number of a draw and a name into the seed of a generator.
-
-    >>> seed_of(0, 1, "weight") == seed_of(0, 1, "weight"), seed_of(0, 1, "weight") == seed_of(0, 2, "weight")
-    (True, False)
-    """
+    """Mix a seed, the number of a draw and a name into the seed of a generator."""
     digest = hashlib.blake2b(f"{seed}/{draw}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def generator(device: torch.device, seed: int, draw: int, name: str) -> torch.Generator:
-    """Make the generator of one parameter's noise in one draw.
-
-    >>> torch.rand(1, generator=generator(torch.device("cpu"), 0, 0, "weight")).shape
-    torch.Size([1])
-    """
+    """Make the generator of one parameter's noise in one draw."""
     return torch.Generator(device).manual_seed(seed_of(seed, draw, name))
 
 
@@ -38,24 +30,31 @@ def _table(seed: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(_TABLE, dtype=dtype, generator=generator(torch.device("cpu"), seed, 0, "table"), device="cpu")
 
 
-def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
-    """Return standard normal noise of a tensor's shape, which is only to be read: on the CPU windows of a table.
+def windows(like: Tensor, name: str, seed: int, draw: int) -> list[Tensor]:
+    """Return standard normal noise for a tensor, only to be read: itself, or flat pieces of ``WINDOW`` numbers.
 
-    >>> weight = torch.zeros(3)
-    >>> bool((normals(weight, "weight", 0, 7) == normals(weight, "weight", 0, 7)).all())
-    True
+    On the CPU they are windows of a table, and no number is copied.
     """
     if like.device.type != "cpu":
-        return torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))
+        return [torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))]
     table, numel = _table(seed, like.dtype), like.numel()
     state = _word(f"{seed}/{draw}") * _word(name) % 2**64
-    if numel <= _WINDOW and like.is_contiguous():
-        return table.as_strided(like.shape, like.stride(), (state >> 20) % (_TABLE - _WINDOW))
+    if numel <= WINDOW:
+        at = (state >> 20) % (_TABLE - WINDOW)
+        if like.is_contiguous():
+            return [table.as_strided(like.shape, like.stride(), at)]
+        return [table.narrow(0, at, numel).view(like.shape)]
     found = []
-    for first in range(0, numel, _WINDOW):
-        found.append(table.narrow(0, (state >> 20) % (_TABLE - _WINDOW), min(_WINDOW, numel - first)))
+    for first in range(0, numel, WINDOW):
+        found.append(table.narrow(0, (state >> 20) % (_TABLE - WINDOW), min(WINDOW, numel - first)))
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64  # the generator of Knuth's MMIX
-    return torch.cat(found).view(like.shape) if found else torch.zeros_like(like)
+    return found
+
+
+def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
+    """Return the noise of :func:`windows` in the shape of the tensor."""
+    found = windows(like, name, seed, draw)
+    return found[0] if len(found) == 1 else torch.cat(found).view(like.shape)
 
 
 @functools.lru_cache(maxsize=10_000)

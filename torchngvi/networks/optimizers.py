@@ -1,7 +1,6 @@
 """What a posterior asks of the optimizers of torch that move its mean, and reads from them."""
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +9,10 @@ from torch.optim import Optimizer
 
 from torchngvi.errors import InputError
 from torchngvi.networks.layout import refuse_sharded
+from torchngvi.networks.weights import frames
 
 # kept in the parameter group, hence in checkpoints of the optimizer
-_PEAK, _FIRST, _BEGUN = "largest_lr", "first_lr", "draws_before"
+_PEAK, _FIRST, BEGUN = "largest_lr", "first_lr", "draws_before"
 
 
 def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]) -> None:
@@ -75,91 +75,44 @@ def refuse_wrapped(given: Any) -> None:
             )
 
 
-def closure_of(arguments: tuple, keywords: Mapping[str, Any]) -> Callable[[], Any] | None:
-    """Return the closure of a step, which evaluates the loss and its gradient where gradients are recorded.
-
-    >>> closure_of((None,), {"closure": lambda: 2.0})()
-    2.0
-    """
-    closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
-    return None if closure is None else torch.enable_grad()(closure)
-
-
 def is_within_its_own_step(optimizer: Optimizer) -> bool:
     """Return whether the step of an optimizer is within another one of its own, whose class called
     ``super().step()``.
     """
     if sum("step" in kind.__dict__ for kind in type(optimizer).__mro__ if kind is not Optimizer) < 2:
         return False
-    frame, count = sys._getframe(), 0
-    while frame.f_back is not None:
-        frame = frame.f_back
-        hooked = frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == "torch.optim.optimizer"
-        count += hooked and frame.f_locals.get("self") is optimizer
-    return count > 1
-
-
-def calls_first(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is known to call a closure once, and before it changes any parameter.
-
-    >>> calls_first(torch.optim.SGD([torch.zeros(1)], lr=0.1))
-    True
-    """
-    return type(optimizer).__module__.startswith(("torch.optim.", "torchngvi."))
+    hooked = (f for f in frames() if f.f_globals.get("__name__") == "torch.optim.optimizer")
+    return sum(f.f_code.co_name == "wrapper" and f.f_locals.get("self") is optimizer for f in hooked) > 1
 
 
 def note_start(group: dict[str, Any], draw: int) -> None:
-    """Let a group remember where a training begins: the learning rate, which a warm-up may then lower, and the draw.
-
-    >>> group = {"lr": 0.5}
-    >>> note_start(group, draw=3)
-    >>> group["lr"] = 0.1
-    >>> share_of_lr(group), draws_before([group])
-    (0.2, 3)
-    """
+    """Let a group remember where a training begins: the learning rate, which a warm-up may then lower, and the draw."""
     group[_FIRST] = max(float(group["lr"]), group.get(_FIRST, 0.0))
-    group.setdefault(_BEGUN, draw)
+    group.setdefault(BEGUN, draw)
 
 
 def forget_start(group: dict[str, Any]) -> None:
     """Let a group forget what :func:`note_start` and :func:`share_of_lr` have left in it, when a training is over."""
-    for name in (_PEAK, _FIRST, _BEGUN):
+    for name in (_PEAK, _FIRST, BEGUN):
         group.pop(name, None)
-
-
-def draws_before(groups: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of draws that a posterior had made before the training of these groups began."""
-    return min((group[_BEGUN] for group in groups if _BEGUN in group), default=0)
 
 
 def keeps_iterate(optimizer: Optimizer) -> bool:
     """Return whether an optimizer remembers where it has put the parameters, so that no step may be lengthened.
 
     Schedule-Free optimizers, which have modes, and those that look ahead do.
-
-    >>> keeps_iterate(torch.optim.SGD([torch.zeros(1)], lr=0.1))
-    False
     """
     return all(hasattr(optimizer, mode) for mode in ("train", "eval")) or hasattr(optimizer, "la_alpha")
 
 
 def share_of_lr(group: dict[str, Any]) -> float:
-    """Return the learning rate of a group over the largest one that it has had or that its schedule says it will have.
-
-    >>> group = {"lr": 0.5, "initial_lr": 2.0}
-    >>> share_of_lr(group), group["largest_lr"]
-    (0.25, 2.0)
-    """
+    """Return the learning rate of a group over its largest one."""
     group[_PEAK] = largest_lr(group)
     return float(group["lr"]) / group[_PEAK] if group[_PEAK] > 0 else 0.0
 
 
 def largest_lr(group: Mapping[str, Any]) -> float:
-    """Return the largest learning rate that a group has had or that its schedule says it will have.
-
-    >>> largest_lr({"lr": 0.1, "max_lr": 0.3})
-    0.3
-    """
+    """Return the largest learning rate that a group has had or that its schedule says it will have."""
     first = group["initial_lr"] if "initial_lr" in group else group.get(_FIRST, 0.0)
     return max(float(group["lr"]), group.get(_PEAK, 0.0), float(first), group.get("max_lr", 0.0))
 

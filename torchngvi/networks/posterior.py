@@ -3,27 +3,28 @@
 q(θ) = N(m, V),  minimising  (N/T) E_q[mean loss + ½δ|θ|²] - entropy of q,  δ = λ/N
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchngvi.arguments import read_flag
 from torchngvi.errors import InputError
-from torchngvi.networks.hooks import refuse_replaced
+from torchngvi.interfaces import Coordinates
+from torchngvi.networks.evidence import NetworkEvidence
+from torchngvi.networks.families import Diagonal
 from torchngvi.networks.laplace import LaplaceResult, settle_
 from torchngvi.networks.layout import PriorPrecision, Structure
-from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
-from torchngvi.networks.predictions import Predictive, log_prob, predictive
-from torchngvi.networks.weights import NetworkWeights
-from torchngvi.posteriors import DiagonalGaussian
+from torchngvi.networks.likelihoods import OutputLikelihood
+from torchngvi.networks.predictions import Predictive, Read, drawn_outputs, mean_density, warn_of_no_data
+from torchngvi.networks.weights import TEMPERATURE, refuse_replaced
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
+from torchngvi.posteriors.covariance_root import CovarianceRoot
+from torchngvi.structures import block_diagonal
 
-Read = Callable[[Any], Tensor]
-TEMPERATURE = 0.05  # chosen on validation data of four tasks, with which docs/networks.md says how
 
-
-class NetworkGaussian(NetworkWeights):
+class NetworkGaussian(NetworkEvidence):
     """A Gaussian posterior over the weights of a network; `torchngvi.network` makes one.
 
     Its buffers are what a checkpoint must hold beside those of the network and of the optimizer: the means, the running
@@ -38,24 +39,6 @@ class NetworkGaussian(NetworkWeights):
         InputError: for arguments that cannot be used, each with its sentence.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        num_data: int,
-        structure: Structure = "diagonal",
-        prior_precision: PriorPrecision = 1.0,
-        temperature: float = TEMPERATURE,
-        likelihood: str | OutputLikelihood = "categorical",
-        seed: int = 0,
-        prior: "NetworkGaussian | Mapping[str, Tensor] | None" = None,
-        prior_weight: float = 1.0,
-    ) -> None:
-        self.likelihood = read_likelihood(likelihood)
-        super().__init__(model, num_data, structure, prior_precision, temperature, seed, prior, prior_weight)
-        self.structure = structure
-        self.detach: Callable[[], None] | None = None  # lets the optimizers go
-        self.ending: Callable[[], str | None] | None = None  # what to say of a training that may have ended too early
-
     def __repr__(self) -> str:
         """Name the families with their numbers of weights, the likelihood, and how far the training is."""
         sizes = ", ".join(
@@ -66,6 +49,18 @@ class NetworkGaussian(NetworkWeights):
         return f"NetworkGaussian({told}, temperature={self.temperature:g}, steps={self.draw:,})"
 
     # predictions
+
+    def outputs(self, inputs: Any, samples: int = 16, read: Read | None = None) -> Tensor:
+        """Return the outputs of the network under draws of its weights, the same for every batch until q moves.
+
+        Args:
+            inputs, samples, read: as in `predict`.
+
+        Returns:
+            (samples, *labels, ...).
+        """
+        warn_of_no_data(self)
+        return drawn_outputs(self, inputs, samples, read)
 
     def predict(self, inputs: Any, samples: int = 16, read: Read | None = None) -> Tensor:
         """Predict by the average over draws of the weights.
@@ -82,7 +77,7 @@ class NetworkGaussian(NetworkWeights):
         Raises:
             InputError: if samples is less than 1.
         """
-        return predictive(self, inputs, samples, read).mean
+        return self.predictive(inputs, samples, read).mean
 
     def predictive(self, inputs: Any, samples: int = 16, read: Read | None = None) -> Predictive:
         """Predict with the two parts of the uncertainty, epistemic and aleatoric.
@@ -93,7 +88,9 @@ class NetworkGaussian(NetworkWeights):
         Returns:
             Mean, epistemic and aleatoric uncertainty of each label.
         """
-        return predictive(self, inputs, samples, read)
+        each = map(self.likelihood.moments, self.outputs(inputs, samples, read))
+        means, given = map(torch.stack, zip(*each, strict=True))
+        return Predictive(means.mean(0), *self.likelihood.total(means, given))
 
     def log_prob(self, inputs: Any, y: Tensor, samples: int = 16, read: Read | None = None) -> Tensor:
         """Return log E_q[p(y | θ)] of each label; minus its mean is the negative log likelihood.
@@ -105,7 +102,7 @@ class NetworkGaussian(NetworkWeights):
         Returns:
             One number a label.
         """
-        return log_prob(self, inputs, y, samples, read)
+        return mean_density(self.likelihood.log_prob(self.outputs(inputs, samples, read), y))
 
     def laplace(self, loader: Iterable[Any], labels: int | None = None, read: Read | None = None) -> LaplaceResult:
         """Make q the Laplace approximation at the weights that the network has, which stay as they are.
@@ -150,7 +147,7 @@ class NetworkGaussian(NetworkWeights):
         with self.at_mean():
             count = settle_(self, loader, labels, read)
             self._seen.clear()
-            self.observed = max(self.observed, 1)
+            self.observed = max(self.observed, self.num_data)  # of every label
         return LaplaceResult(count, self.num_data, self.temperature)
 
     def release(self) -> None:
@@ -161,50 +158,43 @@ class NetworkGaussian(NetworkWeights):
         self.settle(False)
         self._hooks.remove()
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return what the base class does, and the factor of the noise in predictions."""
-        return {**super().get_extra_state(), "factor": self.likelihood.factor}
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take it up again."""
-        super().set_extra_state(state)
-        self.likelihood.factor = float(state.get("factor", 1.0))
-
     # what q says
 
-    def kl(self) -> Tensor:
-        """Return KL(q‖prior) in nats, a number, at the temperature that V has; infinite at 0."""
-        if self.temperature == 0:
-            return torch.tensor(math.inf, device=self.parameters_of_network[0].device)
-        total = []
-        for family in self.each():
-            each = zip(family.mean, family.centers, family.variances(), family.prior, strict=True)
-            for mean, center, variance, delta in each:
-                precision = torch.as_tensor(delta).to(mean) * self.num_data
-                away = mean if center is None else mean - center
-                squares = precision * (away.square() + self.temperature * variance)
-                total.append(0.5 * (squares - 1 - (self.temperature * precision).log()).sum())
-            total.append(-0.5 * family.log_det())
-        return torch.stack(total).sum()
+    def as_gaussian(self, marginals: bool = False) -> CovarianceRoot:
+        """Return q as a posterior of `torchngvi.posteriors`, for all that those can do, such as `torchngvi.examine`.
 
-    def as_gaussian(self) -> DiagonalGaussian:
-        """Return the marginals of q as a `DiagonalGaussian` over the flattened weights, in the order of `names`.
+        It is over the flattened weights in the order of `names`, those of the structure "rows" row by row: a
+        `DiagonalGaussian` of independent weights, and otherwise a `CholeskyGaussian` with a block for the weights that
+        depend on one another; a Kronecker product is written out.
 
-        One wants it for small networks, for `torchngvi.examine` and all that a posterior of the library can do.
+        Args:
+            marginals: whether to leave all covariances out, for networks whose blocks would not fit.
 
         Returns:
             The posterior, of dimension D, the number of weights.
 
         Raises:
-            InputError: at the temperature 0, where q is a point.
+            InputError: at the temperature 0, where q is a point, or for Kronecker products of more than 2,000 weights.
+
+        >>> network(nn.Linear(2, 3), num_data=20, structure="rows").as_gaussian().structure
+        EqualBlocks(count=3, size=3)
         """
+        marginals = read_flag("marginals", marginals)
         if self.temperature == 0:
             raise InputError(
                 "At the temperature 0 q is a point and no Gaussian; choose its width by calibrate or temper_ first."
             )
-        mean = torch.cat([m.flatten() for m in self.mean.values()])
-        stddev = torch.cat([v.flatten() for v in self.variance.values()]).sqrt()
-        return DiagonalGaussian(mean.numel(), mean=mean, scale=stddev, dtype=mean.dtype, device=mean.device)
+        mean = torch.cat([family.vector(family.mean) for family in self.each()])
+        if marginals or all(isinstance(family, Diagonal) for family in self.each()):
+            variance = torch.cat([family.vector(family.variances()) for family in self.each()])
+            return DiagonalGaussian(len(mean), mean=mean, scale=(self.temperature * variance).sqrt())
+        roots = [root for family in self.each() for root in family.blocks()]
+        structure = block_diagonal([root.shape[-1] for root in roots for _ in root])
+        by_size = sorted(roots, key=lambda root: root.shape[-1])  # as the structure stores them
+        matrix = self.temperature**0.5 * torch.cat([root.flatten() for root in by_size]).view(structure.shape)
+        found = CholeskyGaussian(len(mean), structure=structure, dtype=mean.dtype, device=mean.device)
+        found.assign(Coordinates(mean, matrix), torch.tensor(True, device=mean.device))
+        return found
 
     def update_bn(self, loader: Iterable[Any], device: torch.device | None = None) -> None:
         """Estimate the running statistics of batch normalisation anew, at the mean weights.

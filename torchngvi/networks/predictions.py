@@ -1,34 +1,18 @@
 """Predictions under q: outputs averaged over draws of the weights, and the parts of their uncertainty."""
 
 import math
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchngvi.arguments import read_callable, read_size, shown
+from torchngvi.arguments import read_callable, read_size
 from torchngvi.errors import InputError
-from torchngvi.networks.likelihoods import OutputLikelihood
+from torchngvi.networks.weights import NetworkWeights, warn_caller
 
-_PASSED_OVER = (__name__.rpartition(".")[0], "torch.", "contextlib", "functools")  # frames that no caller wrote
-
-
-class Drawn(Protocol):
-    """What predictions need of a posterior over a network."""
-
-    likelihood: OutputLikelihood
-    observed: int
-
-    @property
-    def model(self) -> nn.Module:
-        """The network."""
-
-    def drawn(self, number: int) -> AbstractContextManager[None]:
-        """Hold a draw in the parameters of the network."""
+Read = Callable[[Any], Tensor]  # finds the outputs in what a network returns
 
 
 class Predictive(NamedTuple):
@@ -68,18 +52,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the script that led here, through whatever frames of torch and of this package."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PASSED_OVER):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(sentence, kind, stacklevel=level)
-
-
-def warn_of_no_data(q: Drawn) -> None:
-    """Warn of a posterior that has observed no curvature where predictions are asked of it; refuse anything else."""
-    if isinstance(q, type) or not all(hasattr(q, name) for name in ("likelihood", "observed", "drawn", "model")):
-        raise InputError(f"predictions are of the posterior from torchngvi.network, which comes first; got {shown(q)}.")
+def warn_of_no_data(q: NetworkWeights) -> None:
+    """Warn of a posterior that has observed no curvature where predictions are asked of it."""
     if not q.observed:
         warn_caller(
             "The posterior has seen no data: its standard deviations are those that it starts from, and its "
@@ -88,7 +62,7 @@ def warn_of_no_data(q: Drawn) -> None:
         )
 
 
-def called(model: nn.Module, inputs: Any, read: Callable[[Any], Tensor] | None) -> Tensor:
+def called(model: nn.Module, inputs: Any, read: Read | None) -> Tensor:
     """Call a network on a batch and return its outputs."""
     positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
     positional = positional if isinstance(positional, tuple) else (positional,)
@@ -106,7 +80,7 @@ def called(model: nn.Module, inputs: Any, read: Callable[[Any], Tensor] | None) 
     return read_from(output, read)
 
 
-def check_function(read: Callable[[Any], Tensor], name: str) -> Callable[[Any], Tensor]:
+def check_function(read: Read, name: str) -> Read:
     """Return what finds the outputs, if it is a function."""
     what = "is a function of what the network returns, as lambda returned: returned[0]"
     return read_callable(name, read, what, arguments="returned")
@@ -121,15 +95,11 @@ def logits_in(returned: Any) -> Any:
 
 def read_from(
     returned: Any,
-    read: Callable[[Any], Tensor] | None,
+    read: Read | None,
     name: str = "read",
     hint: str = "read=lambda returned: returned[0]",
 ) -> Tensor:
-    """Read the tensor of outputs from what a network returned, by a function of the user where there is one.
-
-    >>> read_from((1, torch.zeros(1)), lambda returned: returned[1]), read_from({"logits": torch.zeros(1)}, None)
-    (tensor([0.]), tensor([0.]))
-    """
+    """Read the tensor of outputs from what a network returned, by a function of the user where there is one."""
     found = logits_in(returned) if read is None else check_function(read, name)(returned)
     if isinstance(found, Tensor):
         return found
@@ -141,27 +111,8 @@ def read_from(
     raise InputError(f"{name} returns the tensor of outputs; got a {type(found).__name__} from it.")
 
 
-def outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None = None) -> Tensor:
-    """Return the outputs of the network under draws of its weights, with a warning if q has seen no data.
-
-    Args:
-        q: the posterior.
-        inputs: the batch: a tensor, a tuple of arguments, or a dict of keywords.
-        samples: the number of draws; the same draws for every batch until q moves.
-        read: where the tensor of outputs is in what the network returns.
-
-    Returns:
-        (samples, *labels, ...).
-
-    Raises:
-        InputError: if samples is less than 1.
-    """
-    warn_of_no_data(q)
-    return drawn_outputs(q, inputs, samples, read)
-
-
-def drawn_outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None) -> Tensor:
-    """Return what :func:`outputs` does, for a caller that has looked whether q has seen data."""
+def drawn_outputs(q: NetworkWeights, inputs: Any, samples: int, read: Read | None) -> Tensor:
+    """Return the outputs under draws of the weights, for a caller that has looked whether q has seen data."""
     samples = read_size("samples", samples, "is the number of draws of the weights")
     found = []
     with evaluating(q.model), torch.no_grad():
@@ -170,34 +121,6 @@ def drawn_outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Ten
                 found.append(called(q.model, inputs, read))
     stacked = torch.stack(found)
     return stacked.to(torch.promote_types(stacked.dtype, torch.float32))  # of half precision, as under autocast
-
-
-def predictive(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None = None) -> Predictive:
-    """Predict labels with the two parts of their uncertainty.
-
-    Args:
-        q, inputs, samples, read: as in :func:`outputs`.
-
-    Returns:
-        A mean and two uncertainties for each label.
-    """
-    means, given = zip(*(q.likelihood.moments(one) for one in outputs(q, inputs, samples, read)), strict=True)
-    stacked = torch.stack(means)
-    return Predictive(stacked.mean(0), *q.likelihood.total(stacked, torch.stack(given)))
-
-
-def log_prob(q: Drawn, inputs: Any, y: Tensor, samples: int, read: Callable[[Any], Tensor] | None = None) -> Tensor:
-    """Return the log density of labels under the predictive distribution, log E_q[p(y | θ)].
-
-    Args:
-        q, inputs, samples, read: as in :func:`outputs`.
-        y: the labels.
-
-    Returns:
-        One number a label; minus their mean is the negative log likelihood that papers print.
-    """
-    found = outputs(q, inputs, samples, read)
-    return mean_density(q.likelihood.log_prob(found, y))
 
 
 def mean_density(each: Tensor) -> Tensor:

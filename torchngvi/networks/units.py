@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchngvi.arguments import read_number
+
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -32,6 +34,9 @@ class StepLength:
         deepest: the least k.
         warm_up: w, the share of the steps over which radius and limit rise.
 
+    Raises:
+        InputError: for a number that is not positive, or a warm-up over all steps.
+
     Radius and units were chosen with ``benchmarks/network_steps.py`` on power, bike, energy and digits, with one to
     three hidden layers, with and without LayerNorm, and judged on naval, elevators, wine_red, boston and MNIST.
     """
@@ -40,6 +45,12 @@ class StepLength:
     units: float = 5.6
     deepest: float = 0.35
     warm_up: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that give no length."""
+        for name, below in {"nats": None, "units": None, "deepest": None, "warm_up": 1.0}.items():
+            number = read_number(name, getattr(self, name), "of a StepLength", above=0, below=below)
+            object.__setattr__(self, name, number)
 
     def share(self, taken: int, steps: int) -> float:
         """Return the planned factor of radius and limit after so many of the steps; it ends at its value at .98 S.
@@ -62,35 +73,31 @@ class StepLength:
 class Unit(NamedTuple):
     """The units of one layer: the parameters that they consist of, by their places in q, and where units lie in them.
 
-    An axis is that of the units, after the view if there is one; None where every number is of a unit of its own.
+    An axis is that of the units, 1 for a transposed convolution; None where every number is of a unit of its own.
     """
 
     places: tuple[int, ...]
     axis: int | None = 0
-    view: tuple[int, ...] | None = None  # of a transposed convolution in groups
+    groups: int = 1  # of a transposed convolution
 
-    def sums(self, squares: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
-        """Return the sums of squares of each unit."""
-        found = [self._sum(squares[place]) for place in self.places]
-        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
-
-    def _sum(self, square: Tensor) -> Tensor:
+    def sum(self, square: Tensor) -> Tensor:
+        """Return the sums over the units of a parameter."""
         if self.axis is None or square.ndim < 2:
             return square
-        viewed = square if self.view is None else square.view(self.view)
-        over = [k for k in range(viewed.ndim) if k != self.axis and not (self.view and k == 0)]
-        return viewed.sum(over).flatten()
+        if self.axis == 0:
+            return square.sum(list(range(1, square.ndim)))
+        return square.unflatten(0, (self.groups, -1)).sum([1, *range(3, square.ndim + 1)]).flatten()
 
-    def multiply_(self, tensors: Sequence[Tensor], factors: Tensor) -> None:
-        """Multiply the numbers of each unit by its factor."""
+    def add_(self, means: Sequence[Tensor], moves: Sequence[Tensor], factors: Tensor) -> None:
+        """Move the mean of each unit by a factor of its move."""
         for place in self.places:
-            tensor = tensors[place]
-            if self.axis is None or tensor.ndim < 2:
-                tensor.mul_(factors)
-            elif self.view is None:
-                tensor.mul_(factors.view([-1 if k == self.axis else 1 for k in range(tensor.ndim)]))
-            else:
-                tensor.view(self.view).mul_(factors.view(self.view[0], 1, -1, 1))
+            mean, move, factor = means[place], moves[place], factors
+            if self.axis == 0 and mean.ndim > 1:
+                factor = factors.view(-1, *[1] * (mean.ndim - 1))
+            elif self.axis == 1 and mean.ndim > 1:
+                mean, move = (tensor.unflatten(0, (self.groups, -1)) for tensor in (mean, move))
+                factor = factors.view(self.groups, 1, -1, *[1] * (mean.ndim - 3))
+            torch.addcmul(mean, move, factor, out=mean)
 
 
 def find_units(model: nn.Module, names: Mapping[nn.Parameter, int]) -> tuple[list[Unit], int]:
@@ -100,34 +107,28 @@ def find_units(model: nn.Module, names: Mapping[nn.Parameter, int]) -> tuple[lis
     """
     left, found, layers = dict(names), [], 0
     for module in model.modules():
-        own = {local: p for local, p in module.named_parameters(recurse=False) if p in left}
+        own = {local: p for local, p in module.named_parameters(recurse=False) if p in left and p.numel()}
         layers += bool(own) and (isinstance(module, _NORMS) or any(p.ndim > 1 for p in own.values()))
-        for members, axis, view in _layers(module, own):
-            found.append(Unit(tuple(left.pop(p) for p in members), axis, view))
+        for members, axis, groups in _layers(module, own):
+            found.append(Unit(tuple(left.pop(p) for p in members), axis, groups))
     return found, layers
 
 
-def _layers(
-    module: nn.Module, own: dict[str, nn.Parameter]
-) -> Iterator[tuple[list[nn.Parameter], int | None, tuple[int, ...] | None]]:
-    """Iterate over the parameters that share units, with their axis and view."""
+def _layers(module: nn.Module, own: dict[str, nn.Parameter]) -> Iterator[tuple[list[nn.Parameter], int | None, int]]:
+    """Iterate over the parameters that share units, with their axis and groups."""
     if isinstance(module, _NORMS) or all(p.ndim < 2 for p in own.values()):
         shapes = {p.shape for p in own.values()}
-        yield from (([p for p in own.values() if p.shape == shape], None, None) for shape in shapes)
-    elif isinstance(module, _TRANSPOSED):
-        weight, groups = module.weight, module.groups
-        view = None if groups == 1 else (groups, len(weight) // groups, weight.shape[1], math.prod(weight.shape[2:]))
-        members = list(own.values())
-        yield members, 1 if view is None else 2, view
-    else:
-        left = dict(sorted(own.items(), key=lambda item: -item[1].ndim))
-        while left:
-            first, p = next(iter(left.items()))
-            together = [first]
-            if p.ndim > 1:
-                rows = {other: q for other, q in left.items() if other != first and len(q) == len(p)}
-                together += [other for other, q in rows.items() if _alike(module, first, other, q)]
-            yield [left.pop(name) for name in together], 0 if p.ndim > 1 else None, None
+        yield from (([p for p in own.values() if p.shape == shape], None, 1) for shape in shapes)
+        return
+    left = dict(sorted(own.items(), key=lambda item: -item[1].ndim))
+    while left:
+        first, p = next(iter(left.items()))
+        groups = module.groups if isinstance(module, _TRANSPOSED) and p.ndim > 2 else 0
+        axis = None if p.ndim < 2 else int(groups > 0)
+        count = p.shape[1] * groups if groups else p.shape[:1].numel()
+        rows = [o for o, q in left.items() if axis is not None and o != first and q.shape[:1] == (count,)]
+        together = [first, *(other for other in rows if _alike(module, first, other, left[other]))]
+        yield [left.pop(name) for name in together], axis, groups or 1
 
 
 def _alike(module: nn.Module, first: str, other: str, p: Tensor) -> bool:
@@ -141,23 +142,35 @@ def measure_units(units: Sequence[Unit], means: Sequence[Tensor]) -> list[float]
     """Return ν of each layer, the root mean square of the norms of its units, and at least that of a usual start."""
     found = []
     for unit in units:
-        each = {place: means[place].double().square() for place in unit.places}
-        sums, count = unit.sums(each), sum(square.numel() for square in each.values())
-        biases = 0 if unit.axis is None else sum(square.numel() for square in each.values() if square.ndim < 2)
-        found.append(math.sqrt(max(float(sums.sum()) / max(sums.numel(), 1), count / (3 * max(count - biases, 1)))))
+        own = [means[place] for place in unit.places]
+        squares, count = sum(float(m.cpu().double().square().sum()) for m in own), sum(m.numel() for m in own)
+        biases = 0 if unit.axis is None else sum(m.numel() for m in own if m.ndim < 2)
+        number = unit.sum(own[0]).numel()
+        found.append(math.sqrt(max(squares / max(number, 1), count / (3 * max(count - biases, 1)))))
     return found
 
 
-def shorten_(
+def add_moves_(
     units: Sequence[Unit],
-    scales: Sequence[float],
+    means: Sequence[Tensor],
     moves: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    length: Tensor,
-    limit: float,
+    share: Tensor,
+    sums: Sequence[Tensor],
+    limits: Sequence[float],
 ) -> None:
-    """Multiply moves by a length, and those of a unit that would go further than its limit by less."""
-    for unit, scale in zip(units, scales, strict=True):
-        sums = unit.sums(squares)
-        longest = (limit * scale) * sums.clamp_min(torch.finfo(sums.dtype).tiny).rsqrt()
-        unit.multiply_(moves, torch.minimum(longest, length.to(sums)))
+    """Add a share of moves to means; a unit that would go further than its limit moves by that.
+
+    Args:
+        units, means, moves: of a network, by place.
+        share: s, a number.
+        sums: of the squares of moves in each unit, by place.
+        limits: p φ ν of the units of each layer; infinite for none.
+    """
+    for unit, limit in zip(units, limits, strict=True):
+        each = [sums[place] for place in unit.places]
+        total = each[0] if len(each) == 1 else torch.stack(each).sum(0)
+        factors = share.to(total)
+        if math.isfinite(limit):
+            longest = total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt_().mul_(limit)
+            factors = torch.fmin(longest, factors)  # of what is not finite the share, 0
+        unit.add_(means, moves, factors)

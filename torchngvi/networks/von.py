@@ -33,8 +33,7 @@ class NaturalMomentum(Optimizer):
         radius: float = math.inf,
         steps: int | None = None,
     ) -> None:
-        if not is_number(lr, at_least=0):
-            raise InputError(f"lr is 0 or larger, and finite; got {shown(lr)}.")
+        lr = read_number("lr", lr, "is the length of a step", at_least=0)
         beta = read_number("beta", beta, at_least=0, below=1)
         self.q, self.clip, self.factor = q, math.inf, 1.0
         super().__init__(q.parameters_of_network, {"lr": lr, "momentum": beta})  # as schedulers that cycle it call it
@@ -49,16 +48,10 @@ class NaturalMomentum(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the mean by one step, after a closure, if there is one, has evaluated the loss at the draw.
+        """Move the mean by one step, and return what a closure returned that evaluates the loss at the draw.
 
         Args:
-            closure: evaluates the loss and its gradient, and is called at the draw.
-
-        Returns:
-            What the closure returned, or None.
-
-        Raises:
-            InputError: if this is a copy, which has no posterior.
+            closure: evaluates the loss and its gradient.
         """
         if not hasattr(self, "q"):
             raise InputError(
@@ -68,16 +61,10 @@ class NaturalMomentum(Optimizer):
         loss = None if closure is None else closure()
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         for family in self.q.each():
-            parameters = family.parameters_of_network
-            forces = [
-                self._average(p, m, group_of[p]["momentum"]) for p, m in zip(parameters, family.mean, strict=True)
-            ]
-            used = {
-                name: force
-                for name, force, p in zip(family.names, forces, parameters, strict=True)
-                if p.grad is not None
-            }
-            family.add_prior_(used, family.mean)
+            parameters, each = family.parameters_of_network, zip(family.parameters_of_network, family.mean, strict=True)
+            forces = [self._average(p, m, group_of[p]["momentum"]) for p, m in each]
+            named = zip(family.names, forces, parameters, strict=True)
+            family.add_prior_({name: force for name, force, p in named if p.grad is not None}, family.mean)
             steps = family.natural(forces)
             if math.isfinite(self.clip):
                 torch._foreach_clamp_min_(steps, -self.clip)
@@ -235,11 +222,7 @@ class VOGN(NaturalMomentum):
         super().__init__(q, lr, betas[0], self.examples)
 
     def backward(self, losses: Tensor) -> None:
-        """Compute the gradients of single examples, in the place of ``loss.backward()``.
-
-        Args:
-            losses: of the examples, (B,).
-        """
+        """Compute the gradients of single examples, in the place of ``loss.backward()``, from their losses, (B,)."""
         self.examples.backward(self.q, losses)
 
 

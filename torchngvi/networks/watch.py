@@ -6,7 +6,7 @@ as a sum over labels, weights of classes or smoothed labels, leaves its mark the
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torchngvi.networks.layout import named_by
 from torchngvi.networks.likelihoods import Categorical, Gaussian
 from torchngvi.networks.optimizers import check_options, largest_lr
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import logits_in, warn_caller
+from torchngvi.networks.weights import frames, warn_caller
 from torchngvi.numerics.arrays import Fetched
 
 _WITHOUT_RADIUS = 1.0  # the learning rate of weights that a radius limits, which no other parameter trains with
@@ -41,6 +41,8 @@ _SENTENCES = {
     "num_data={num_data:,}. num_data is the number of labels in the training data, neither that of batches nor that "
     "of data that are held out; it is right only where a pass has copies of rows, or not all.",
     "rate": "The learning rate of the optimizer is 0, so that the mean of q stays where it is.",
+    "half": "The weights are in half precision, in which moves at the learning rate {lr:g} are lost in rounding before "
+    "their length is chosen. Take lr=1: the rate does not matter otherwise.",
     "epochs": "The training goes on after steps={steps:,}, with {seen:,.0f} labels of num_data={num_data:,} so far. "
     "steps counts steps of the optimizer, and not epochs: steps=epochs * len(loader). From now on the mean hardly "
     "moves.",
@@ -149,8 +151,12 @@ class Watch:
         """Say what can be said before a step of an optimizer, after so many steps of the training."""
         self.others.refuse_joined(optimizer)
         self._compare()
-        if not self.passed and all(largest_lr(group) == 0 for group in optimizer.param_groups):
+        largest = max(map(largest_lr, optimizer.param_groups))
+        if not self.passed and largest == 0:
             self._say("rate")
+        half = any(p.dtype.itemsize < 4 for p in self.q.parameters_of_network)
+        if not self.passed and self.steps is not None and 0 < largest < _LARGE and half:
+            self._say("half", lr=largest)
         self._speak()
         if self.steps is None or taken < self.steps:
             return
@@ -166,13 +172,11 @@ class Watch:
         self.passed += 1
         self._changes, self._written = 0, self._state()
 
-    def doubt(self, radius: float, taken: int, share: float, lr: float) -> str | None:
-        """Return what to say where the posterior is used and its steps had not become short, or None.
-
-        The share of radius and limit is that of the schedules; lr is the largest learning rate.
-        """
-        if not self.passed or radius == float("inf"):
+    def doubt(self, groups: list[dict[str, Any]], taken: int, share: float) -> str | None:
+        """Return what to say where the posterior is used and the schedules have left a large share of its steps."""
+        if not self.passed:
             return None
+        lr = max(map(largest_lr, groups))
         tests = {
             "short": not self.shortened and lr < _LARGE,
             "no steps": self.steps is None and share > _ENOUGH,
@@ -331,17 +335,14 @@ class Others:
     """The parameters of the optimizers that are no part of the posterior: trained, frozen, or joining later."""
 
     def __init__(self, q: NetworkGaussian, optimizers: list[Optimizer]) -> None:
-        self.q = q
-        self._of_q = set(q.parameters_of_network)
+        self.q, self._of_q = q, set(q.parameters_of_network)
         self._names = {p: name for name, p in q.model.named_parameters()}
-        self._plain = {p for p in _held(optimizers) if p.requires_grad and p not in self._of_q}
-        self._frozen: dict[Optimizer, tuple[int, list[nn.Parameter]]] = {}
-        unlimited = self._unlimited(optimizers, self._plain)
-        if unlimited:
+        self._trained = {p for p in _held(optimizers) if p.requires_grad} - self._of_q
+        fast = self._fast(optimizers, self._trained)
+        if fast:
             warn_caller(
-                f"{self._called(unlimited)} at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius limits "
-                "what is no part of q. Give it a group of its own in the optimizer, with the rate that it would have "
-                "without q."
+                f"{self._called(fast)} at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius limits what is "
+                "no part of q. Give it a group of its own in the optimizer, with the rate that it would have without q."
             )
 
     def refuse_joined(self, optimizer: Optimizer) -> None:
@@ -349,14 +350,8 @@ class Others:
         for group in optimizer.param_groups:
             if (group.get("maximize") or group.get("weight_decay")) and self._of_q.intersection(group["params"]):
                 check_options(type(optimizer).__name__, group)
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        known, frozen = self._frozen.get(optimizer, (-1, []))
-        if known != count:
-            frozen = [p for p in _held([optimizer]) if p not in self._of_q and p not in self._plain]
-            self._frozen[optimizer] = count, frozen
-        joined = [p for p in frozen if p.grad is not None]
-        if not joined:
-            return
+        others = (p for p in _held([optimizer]) if p not in self._of_q and p not in self._trained)
+        joined = [p for p in others if p.grad is not None]
         named = [p for p in joined if p in self._names and named_by(self.q.structure, self._names[p])]
         if named:
             raise InputError(
@@ -364,32 +359,28 @@ class Others:
                 "attach were called: q is not over it, and no radius limits its steps. Unfreeze and add layers before "
                 "torchngvi.network; or release() q, make a new one of the network as it is now, and attach again."
             )
-        unlimited = self._unlimited([optimizer], set(joined))
-        if unlimited:
+        fast = self._fast([optimizer], set(joined))
+        if fast:
             raise InputError(
-                f"{self._called(unlimited)} now, at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius "
-                "limits what is no part of q. Say lr= in add_param_group, the rate that it would have without q."
+                f"{self._called(fast)} now, at the learning rate {_WITHOUT_RADIUS:g} or more, and no radius limits "
+                "what is no part of q. Say lr= in add_param_group, the rate that it would have without q."
             )
-        self._plain.update(joined)
-        self._frozen.pop(optimizer)
+        self._trained.update(joined)
 
-    def _unlimited(self, optimizers: list[Optimizer], among: set[nn.Parameter]) -> list[nn.Parameter]:
+    def _fast(self, optimizers: list[Optimizer], among: set[nn.Parameter]) -> list[nn.Parameter]:
+        """Those of some parameters whose learning rate is one for weights that a radius limits."""
         groups = (group for opt in optimizers for group in opt.param_groups if largest_lr(group) >= _WITHOUT_RADIUS)
         return [p for group in groups for p in group["params"] if p in among]
 
     def _called(self, parameters: list[nn.Parameter]) -> str:
+        """The beginning of a sentence about parameters."""
         first = self._names.get(parameters[0], f"one of shape {tuple(parameters[0].shape)}")
         more = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
         return f"The optimizer moves the parameter {first}{more}"
 
 
 class Batches:
-    """The sizes of batches, from which the length of a pass over the data can be read: a shorter batch ends it.
-
-    >>> batches = Batches()
-    >>> [batches.add(size) for size in (4, 4, 2, 4, 4, 2)]
-    [None, None, None, None, None, 10]
-    """
+    """The sizes of batches, from which the length of a pass over the data can be read: a shorter batch ends it."""
 
     def __init__(self) -> None:
         self._full, self._run, self._regular = 0, 0, True
@@ -405,11 +396,6 @@ class Batches:
         self._regular = size < self._full and found[0] > size and (len(self._passes) < 2 or self._passes[-1] == found)
         self._passes.append(found)
         return found[0] if self._regular and self._passes[-2:] == [found, found] else None
-
-
-def outputs_in(output: Any, find: Callable[[Any], Tensor] | None) -> Any:
-    """Return the tensor of outputs in what a network returned, or anything else where none is found."""
-    return logits_in(output) if find is None or isinstance(output, Tensor) else find(output)
 
 
 def take_rows(logits: Tensor, most: int = _ROWS) -> Tensor:
@@ -481,7 +467,4 @@ def _held(optimizers: Iterable[Optimizer]) -> Iterator[Any]:
 
 def _called_by(module: str) -> bool:
     """Whether a module is among the callers."""
-    frame = sys._getframe().f_back
-    while frame is not None and frame.f_globals.get("__name__") != module:
-        frame = frame.f_back
-    return frame is not None
+    return any(frame.f_globals.get("__name__") == module for frame in frames())

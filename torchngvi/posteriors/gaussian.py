@@ -28,9 +28,6 @@ from torchngvi.structures.pattern import Structured
 class Gaussian(ConvertibleGaussian):
     """q = N(m, V) over (*batch, D): abstract, see `CholeskyGaussian`, `NaturalGaussian`, `DiagonalGaussian`.
 
-    `loss` is that loss.  `mse_loss` is another one, of the scale √½: under it the prior counts
-    1/(2 scale²) times as much as it says, and a scale that is to be learned stays where it began.
-
     >>> from torchngvi import CholeskyGaussian
     >>> q = CholeskyGaussian(2)
     >>> isinstance(q, Gaussian), q.sample((4,)).shape

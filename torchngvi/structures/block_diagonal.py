@@ -1,5 +1,6 @@
 """Block-diagonal matrices with blocks of any sizes."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class UnequalBlocks(FullAlgebra):
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes = read_sizes("sizes", sizes, "of blocks are positive integers, at least one", none=False)
-        starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        starts = [0, *itertools.accumulate(sizes)][:-1]
         self._parts, order = [], []
         for kind in sorted(set(sizes)):
             first = [start for start, size in zip(starts, sizes, strict=True) if size == kind]

@@ -2,13 +2,12 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchngvi.networks.finite import squared_norm
 from torchngvi.networks.noise import normals
 
 Delta = float | Tensor  # the precision of the prior a datum, of all weights of a parameter or of each
@@ -17,6 +16,8 @@ Delta = float | Tensor  # the precision of the prior a datum, of all weights of 
 class Family(nn.Module, ABC):
     """Gaussians N(m, T C Cᵀ) over some parameters of a network, independent from one parameter tensor to the next.
 
+    It is no posterior of `torchngvi.posteriors` itself, which would keep a second, flattened copy of the mean and of
+    each draw, and whose verbs take as many lines; `NetworkGaussian.as_gaussian` makes one of the blocks.
     The parameters themselves stay the network's: they hold the draw θ = m + √T C ε in training and m in evaluation.  C
     is the root at the temperature 1, with (C Cᵀ)⁻¹ = N (H + δ) where q has settled.  In training no weight is wider
     than at the start, 1/(N(h₀ + δ)): a weight that the data say nothing of would be as wide as the prior, and the noise
@@ -60,6 +61,12 @@ class Family(nn.Module, ABC):
             for what, given in (("delta", prior[name]), ("center", (centers or {}).get(name))):
                 if isinstance(given, Tensor):
                     self.register_buffer(key(what, name), given.detach().to(p.device, dtype, copy=True))
+        self.lay_out_()
+        self.refresh_()
+
+    @abstractmethod
+    def lay_out_(self) -> None:
+        """Register the buffers of the covariance, which begins at the start."""
 
     def stored(self, what: str) -> list[Tensor]:
         """Return the buffers of one kind, "mean" or what the family calls its other ones, one tensor a parameter."""
@@ -123,18 +130,21 @@ class Family(nn.Module, ABC):
         """Add the noise √T C ε of a draw to what the parameters hold."""
         torch._foreach_add_(self.held(), self.colored(self.noise(seed, draw)), alpha=spread)
 
-    def moves(self) -> list[Tensor]:
-        """Return how far the parameters are from the mean that they held, rounded as they are."""
+    def take_moves_(self) -> list[Tensor]:
+        """Return how far the parameters are from the mean that they held, in their place where their dtype is its."""
         pairs = zip(self.held(), self.mean, strict=True)
-        return [p - m if p.dtype == m.dtype else (p - m.to(p.dtype)).to(m.dtype) for p, m in pairs]
+        return [p.sub_(m) if p.dtype == m.dtype else p.sub_(m.to(p.dtype)).to(m.dtype) for p, m in pairs]
 
     def held(self) -> list[Tensor]:
         """Return what the parameters hold, without their graph."""
         return [p.detach() for p in self.parameters_of_network]
 
-    def departure(self, moves: list[Tensor], squares: list[Tensor]) -> Tensor:
-        """Return N dmᵀ(H + δ)dm, a number, for moves dm of the mean and their squares."""
-        return squared_norm(list(torch._foreach_norm(self.whitened(moves))))
+    def departure(self, moves: list[Tensor], note: Callable[[int, Tensor], None]) -> Tensor:
+        """Return N dmᵀ(H + δ)dm, a number, for moves dm of the mean; their squares are noted, one at a time."""
+        for k, move in enumerate(moves):
+            note(k, move * move)
+        norms = torch._foreach_norm(self.whitened(moves))
+        return torch.stack([norm.to(norms[0]) for norm in norms]).square().sum()
 
     @abstractmethod
     def colored(self, noise: list[Tensor]) -> list[Tensor]:
@@ -172,6 +182,11 @@ class Family(nn.Module, ABC):
         self.absorb_(statistics, 1.0)
         self.refresh_()
 
+    def take_prior_(self, prior: Mapping[str, float]) -> None:
+        """Take other precisions of the prior a datum by name, of those that have one number for all weights."""
+        self._numbers = [prior.get(name, delta) for name, delta in zip(self.names, self._numbers, strict=True)]
+        self.refresh_()
+
     @abstractmethod
     def variances(self) -> list[Tensor]:
         """Return the diagonal of C Cᵀ, one tensor a parameter."""
@@ -184,28 +199,34 @@ class Family(nn.Module, ABC):
     def log_det(self) -> Tensor:
         """Return log|C Cᵀ|, a number."""
 
+    def vector(self, tensors: list[Tensor]) -> Tensor:
+        """Return one vector of the numbers of all parameters, in the order of `blocks`."""
+        return torch.cat([tensor.flatten() for tensor in tensors])
+
+    @abstractmethod
+    def blocks(self) -> list[Tensor]:
+        """Return the lower roots of the blocks of C Cᵀ, (blocks, size, size) for those of one size that follow."""
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Load a state with the prior that it has, and make C of it; files of 0.2 have no flag for some families."""
         state_dict.setdefault(f"{prefix}_extra_state", 1.0)
-        for what, name in itertools.product(("delta", "center"), self._mangled):
+        for what, (name, mean) in itertools.product(("delta", "center"), zip(self._mangled, self.mean, strict=True)):
             if f"{prefix}{what}/{name}" in state_dict:
-                self.register_buffer(f"{what}/{name}", torch.empty_like(self._buffers[f"mean/{name}"]))
+                self.register_buffer(f"{what}/{name}", torch.empty_like(mean))
         super()._load_from_state_dict(state_dict, prefix, *others)
         self.refresh_()
 
-    def get_extra_state(self) -> dict[str, bool]:
-        """Return whether h₀ is the least curvature."""
-        return {"bounded": self.bounded}
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return whether h₀ is the least curvature, and δ by name where it is a number."""
+        prior = {name: d for name, d in zip(self.names, self.prior, strict=True) if isinstance(d, float)}
+        return {"bounded": self.bounded, "prior": prior}
 
-    def set_extra_state(self, state: dict[str, bool] | float) -> None:
-        """Take it up again; a number is of release 0.2, which had another start."""
-        self.bounded = bool(state["bounded"]) if isinstance(state, dict) else True
+    def set_extra_state(self, state: dict[str, Any] | float) -> None:
+        """Take it up again; a number is of release 0.2, which had no bound."""
+        self.bounded = isinstance(state, dict) and state["bounded"]
+        self.take_prior_(state.get("prior", {}) if isinstance(state, dict) else {})
 
 
 def key(what: str, name: str) -> str:
-    """Name a buffer: names of parameters have dots, names of buffers may not.
-
-    >>> key("mean", "0.weight")
-    'mean/0/weight'
-    """
+    """Name a buffer, as mean/0/weight: names of parameters have dots, names of buffers may not."""
     return f"{what}/{name.replace('.', '/')}"

@@ -1,15 +1,16 @@
 """Weights together: (C Cᵀ)⁻¹ = N (H + δ) with a dense H, of a whole last layer or of each of its rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.networks.families.base import Delta, Family
 
-_LARGEST = 2000  # weights, whose root costs 3e9 operations
-_LARGEST_BLOCKS = 50_000_000  # numbers in the blocks of rows: 200 MB in single precision, twice
+LARGEST = 2000  # weights, whose root costs 3e9 operations
+_MOST = 50_000_000  # numbers in the blocks of rows: 200 MB in single precision, twice
 
 
 class Dense(Family):
@@ -17,41 +18,28 @@ class Dense(Family):
 
     It is for the last layer of a network.  The running mean H is of whole outer products, of every label's own
     gradient, so that an observation of B labels has the rank B; for a linear layer under a softmax E[H] is the Hessian
-    itself.  Memory is two squares of the number of weights, at most 2,000.
-
-    Args:
-        parameters, prior, start, num_data: as in :class:`Family`.
-
-    Raises:
-        InputError: for more weights than that.
+    itself.  Memory is two squares of the number of weights, at most 2,000; an `InputError` refuses more.  For the
+    arguments see :class:`Family`.
     """
 
     single = True
     curvature: Tensor
     root: Tensor
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        prior: Mapping[str, Delta],
-        start: Mapping[str, float],
-        num_data: int,
-        centers: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        super().__init__(parameters, prior, start, num_data, centers)
+    def lay_out_(self) -> None:
+        """Register the curvature 0, and L."""
         shape = self._laid_out()
         self.register_buffer("curvature", self.mean[0].new_zeros(shape))
         # lower, of the precision: C is its inverse, transposed
         self.register_buffer("root", self.mean[0].new_zeros(shape), persistent=False)
-        self.refresh_()
 
     def _laid_out(self) -> tuple[int, ...]:
         """Find the numbers of weights of the parameters in a block, after a check; the shape of all blocks."""
         self.sizes = [m.numel() for m in self.mean]
         width = sum(self.sizes)
-        if width > _LARGEST:
+        if width > LARGEST:
             raise InputError(
-                f'structure="dense" is for {_LARGEST:,} weights at most; {", ".join(self.names[:4])} have '
+                f'structure="dense" is for {LARGEST:,} weights at most; {", ".join(self.names[:4])} have '
                 f'{width:,}. Use "rows", "kronecker" or "diagonal", or name fewer parameters.'
             )
         return width, width
@@ -123,18 +111,31 @@ class Dense(Family):
         """Return -2 Σ log L_jj."""
         return -2 * self.root.diagonal(dim1=-2, dim2=-1).log().sum()
 
+    def vector(self, tensors: list[Tensor]) -> Tensor:
+        """Return one vector of the numbers, block after block."""
+        return self._flat(tensors).flatten()
+
+    def blocks(self) -> list[Tensor]:
+        """Return the lower roots of (L Lᵀ)⁻¹."""
+        root = torch.linalg.cholesky(torch.cholesky_inverse(self.root.double())).to(self.root)
+        return [root.view(-1, *root.shape[-2:])]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Load the curvature; of release 0.2 that of the stored root, which is what its q had."""
+        root = state_dict.pop(f"{prefix}root", None)
+        if isinstance(root, Tensor):
+            precision = root.cpu().double() @ root.mT.cpu().double() / self.num_data
+            precision.diagonal(dim1=-2, dim2=-1).sub_(self._each_weight(self.prior).cpu())
+            state_dict[f"{prefix}curvature"] = precision
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
 
 class Rows(Dense):
     """One normal for each row of a layer, the weights into one unit with its bias, with a full covariance of each.
 
     It is for a last layer of many classes: the covariance of the classes with one another is left out, and the
-    C blocks have d² numbers each instead of (C d)² in all.  Each block is the block of the dense H.
-
-    Args:
-        parameters, prior, start, num_data: as in :class:`Family`; all of one layer, with the same number of rows.
-
-    Raises:
-        InputError: for parameters of different numbers of rows, or more weights than a block can have.
+    C blocks have d² numbers each instead of (C d)² in all.  Each block is the block of the dense H.  An `InputError`
+    refuses parameters of different numbers of rows, and more weights than a block can have.
     """
 
     def _laid_out(self) -> tuple[int, ...]:
@@ -145,9 +146,9 @@ class Rows(Dense):
         self.rows = counts[self.names[0]]
         self.sizes = [m.numel() // self.rows for m in self.mean]
         width = sum(self.sizes)
-        if width > _LARGEST or self.rows * width**2 > _LARGEST_BLOCKS:
+        if width > LARGEST or self.rows * width**2 > _MOST:
             raise InputError(
-                f'structure="rows" is for {_LARGEST:,} weights a row and {_LARGEST_BLOCKS:,} numbers in the blocks at '
+                f'structure="rows" is for {LARGEST:,} weights a row and {_MOST:,} numbers in the blocks at '
                 f'most; {", ".join(self.names[:4])} have {width:,} and {self.rows * width**2:,}. Use "kronecker" or '
                 '"diagonal".'
             )
@@ -165,9 +166,6 @@ def lower_root(
 
     A running mean in single precision is positive semidefinite only up to rounding, Σⱼₖ|vⱼvₖ|√(HⱼⱼHₖₖ) times it along
     v, which is more than δ where features are large and data many.
-
-    >>> lower_root(torch.tensor([[4.0]]), 1e-7)
-    tensor([[2.]])
     """
     root, failed = torch.linalg.cholesky_ex(precision)
     if failed.device.type == "cpu" and not failed.any():

@@ -1,12 +1,13 @@
 """Independent weights: C Cᵀ = diag(1/(N (max(h, h₀) + δ)))."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torchngvi.networks.families.base import Delta, Family, key
+from torchngvi.networks.families.base import Family, key
+from torchngvi.networks.noise import WINDOW, windows
 
 
 class Diagonal(Family):
@@ -16,19 +17,11 @@ class Diagonal(Family):
     moves.  The length of a move is dmᵀ(h + δ)dm: what was observed, without the start.
     """
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        prior: Mapping[str, Delta],
-        start: Mapping[str, float],
-        num_data: int,
-        centers: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        super().__init__(parameters, prior, start, num_data, centers)
+    def lay_out_(self) -> None:
+        """Register the curvature 0, and σ."""
         for name, mean in zip(self.names, self.mean, strict=True):
             self.register_buffer(key("curvature", name), torch.zeros_like(mean))
             self.register_buffer(key("stddev", name), torch.empty_like(mean), persistent=False)
-        self.refresh_()
 
     @property
     def curvature(self) -> list[Tensor]:
@@ -53,22 +46,26 @@ class Diagonal(Family):
 
     def draw_(self, seed: int, draw: int, spread: float) -> None:
         """Write the draw θ = m + √T σ ε into the parameters; on the CPU in one pass."""
-        noise = self.noise(seed, draw)
-        for p, m, sd, e in zip(self.held(), self.mean, self.stddev, noise, strict=True):
-            if p.device.type != "cpu" or p.dtype != m.dtype:
-                break
-            torch.addcmul(m, sd, e, value=spread, out=p)
-        else:
-            return
-        torch._foreach_copy_(self.held(), torch._foreach_addcmul(self.mean, self.stddev, noise, spread))
+        for name, p, m, sd in zip(self.names, self.held(), self.mean, self.stddev, strict=True):
+            noise = windows(m, name, seed, draw)
+            if p.device.type != "cpu" or p.dtype != m.dtype or not p.is_contiguous():
+                super().draw_(seed, draw, spread)
+                return
+            if len(noise) == 1:
+                torch.addcmul(m, sd, noise[0], value=spread, out=p)
+                continue
+            means, sds, parts = (tensor.reshape(-1).split(WINDOW) for tensor in (m, sd, p))
+            for mean, scale, e, part in zip(means, sds, noise, parts, strict=True):
+                torch.addcmul(mean, scale, e, value=spread, out=part)
 
-    def departure(self, moves: list[Tensor], squares: list[Tensor]) -> Tensor:
+    def departure(self, moves: list[Tensor], note: Callable[[int, Tensor], None]) -> Tensor:
         """Return N Σ (h + δ) dm²; see the base class."""
-        first, total = squares[0].device, []
-        for square, h, delta in zip(squares, self.curvature, self.prior, strict=True):
-            flat = square.reshape(-1)
-            prior = delta * flat.sum() if isinstance(delta, float) else flat.dot(delta.reshape(-1))
-            total.append((flat.dot(h.reshape(-1)) + prior).to(first))
+        total = []
+        for k, (move, h, delta) in enumerate(zip(moves, self.curvature, self.prior, strict=True)):
+            square = (move * move).reshape(-1)
+            note(k, square.view(move.shape))
+            prior = delta * square.sum() if isinstance(delta, float) else square.dot(delta.reshape(-1))
+            total.append((square.dot(h.reshape(-1)) + prior).to(moves[0].device))
         return self.num_data * torch.stack(total).sum()
 
     def whitened(self, moves: list[Tensor]) -> list[Tensor]:
@@ -97,6 +94,7 @@ class Diagonal(Family):
         self.bounded = False
         for h, start in zip(self.curvature, self.start, strict=True):
             h.fill_(start)
+        self.refresh_()
 
     def retract_(self, observed: Sequence[Tensor | None], rate: float) -> None:
         """Move the curvature by the retraction, which keeps h + δ positive where what is observed may be negative.
@@ -121,11 +119,15 @@ class Diagonal(Family):
         """Return 2 Σ log σ."""
         return 2 * torch.stack([sd.log().sum() for sd in self.stddev]).sum()
 
+    def blocks(self) -> list[Tensor]:
+        """Return σ, a block for each weight."""
+        return [sd.view(-1, 1, 1) for sd in self.stddev]
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Load the curvature, which release 0.2 stored as the standard deviations that it gave, and make σ of it."""
         for name, delta in zip(self._mangled, self.prior, strict=True):
             stddev = state_dict.pop(f"{prefix}stddev/{name}", None)
             if isinstance(stddev, Tensor):
-                found = stddev.double().square().mul_(self.num_data).reciprocal_() - torch.as_tensor(delta).to(stddev)
-                state_dict[f"{prefix}curvature/{name}"] = found.clamp_min_(0.0).to(stddev)
+                found = stddev.cpu().double().square().mul_(self.num_data).reciprocal_() - torch.as_tensor(delta).cpu()
+                state_dict[f"{prefix}curvature/{name}"] = found.clamp_min_(0.0)
         super()._load_from_state_dict(state_dict, prefix, *others)

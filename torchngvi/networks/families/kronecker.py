@@ -10,13 +10,12 @@ and the natural gradient of the roots is A(P_A - ½τ I)/2, B(P_B - ½τ I)/2 wi
 inverse nor a hook on a layer.
 """
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torchngvi.networks.families.base import Delta, Family, key
-from torchngvi.networks.families.dense import lower_root
+from torchngvi.errors import InputError
+from torchngvi.networks.families.base import Family, key
+from torchngvi.networks.families.dense import LARGEST, lower_root
 
 _LONGEST = 0.2  # rate of a step of the roots: one statistic is of one batch
 _SMALL = 0.5  # largest Frobenius norm of K, so that I - K + ½K² stays near I
@@ -26,26 +25,16 @@ class Kronecker(Family):
     """Matrix normals with lower roots A of the rows and B of the columns: C = A ⊗ B.
 
     It is for layers whose weights depend on one another.  A step costs products of the matrix with its two
-    roots, which is cheap where batches are large against the sides of the matrix.
-
-    Args:
-        parameters: of two dimensions or more; the first is the rows.
-        prior, start, num_data: as in :class:`Family`.
+    roots, which is cheap where batches are large against the sides of the matrix.  Parameters have two dimensions or
+    more, of which the first is the rows; for other arguments see :class:`Family`.
     """
 
     passes = 5  # after which the divergence is within 0.001 nats a weight of the smallest, in tests
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        prior: Mapping[str, Delta],
-        start: Mapping[str, float],
-        num_data: int,
-        centers: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        super().__init__(parameters, prior, start, num_data, centers)
+    def lay_out_(self) -> None:
+        """Register roots that make the start."""
         for name, mean, delta, h0 in zip(self.names, self.mean, self.prior, self.start, strict=True):
-            scale = (num_data * (h0 + delta)) ** -0.25  # a root of the standard deviation for either side
+            scale = (self.num_data * (h0 + delta)) ** -0.25  # a root of the standard deviation for either side
             rows, columns = mean.shape[0], mean[0].numel()
             self.register_buffer(key("rows", name), scale * torch.eye(rows, device="cpu").to(mean))
             self.register_buffer(key("columns", name), scale * torch.eye(columns, device="cpu").to(mean))
@@ -89,11 +78,7 @@ class Kronecker(Family):
         return found
 
     def factors(self, statistics: list[Tensor | None]) -> list[tuple[Tensor, Tensor] | None]:
-        """Return W_A and W_B of every parameter, the prior's part included.
-
-        Args:
-            statistics: what `statistics` returned.
-        """
+        """Return W_A and W_B of every parameter, the prior's part included, from what `statistics` returned."""
         found: list[tuple[Tensor, Tensor] | None] = []
         for k, ((A, B), delta) in enumerate(zip(self.roots(), self.prior, strict=True)):
             of_rows, of_columns = statistics[2 * k : 2 * k + 2]
@@ -106,11 +91,7 @@ class Kronecker(Family):
         return found
 
     def projected(self, statistics: list[Tensor | None]) -> list[tuple[Tensor, Tensor] | None]:
-        """Return P_A - ½τI and P_B - ½τI of every parameter, the prior's part included.
-
-        Args:
-            statistics: what `statistics` returned.
-        """
+        """Return P_A - ½τI and P_B - ½τI of every parameter, the prior's part included."""
         found = self.factors(statistics)
         for P_A, P_B in filter(None, found):  # W_A and W_B still
             half = 0.5 * (P_A.diagonal().mean() - 1)
@@ -170,3 +151,13 @@ class Kronecker(Family):
         """Return 2 i Σ log A_jj + 2 o Σ log B_kk."""
         each = [2 * (len(B) * A.diagonal().log().sum() + len(A) * B.diagonal().log().sum()) for A, B in self.roots()]
         return torch.stack(each).sum()
+
+    def blocks(self) -> list[Tensor]:
+        """Return A ⊗ B of each parameter, written out, after a check of its size."""
+        for name, m in zip(self.names, self.mean, strict=True):
+            if m.numel() > LARGEST:
+                raise InputError(
+                    f"A covariance is written out for {LARGEST:,} weights at most, and {name} has {m.numel():,}; say "
+                    "as_gaussian(marginals=True) for the variances alone."
+                )
+        return [torch.kron(A.contiguous(), B.contiguous())[None] for A, B in self.roots()]

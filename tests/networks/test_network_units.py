@@ -1,0 +1,308 @@
+"""The length of a step: a radius for the network, a limit for each unit of a layer, and no learning rate."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_networks import adamw, data, flat, like, means, mlp, train
+from torch import nn
+
+from torchngvi import networks
+from torchngvi.errors import InputError
+from torchngvi.networks import Curvature, Gaussian, StepLength, attach, network
+
+S = 20
+
+
+class Read(nn.Module):
+    """Rows of numbers of what a layer returns."""
+
+    def forward(self, output):
+        return (output[0] if isinstance(output, tuple) else output).flatten(1)
+
+
+class Attention(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x)[0]
+
+
+class Tied(nn.Module):
+    """An embedding whose matrix is that of the outputs too, which have a bias of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(7, 4), nn.Linear(4, 7)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.out(self.embedding(x))
+
+
+class Adapter(nn.Module):
+    """Matrices of low rank beside a frozen layer, one of them 0, and a scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.scale = nn.Linear(4, 5).requires_grad_(False), nn.Parameter(torch.tensor(0.3))
+        self.A, self.B = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.zeros(5, 2))
+
+    def forward(self, x):
+        return self.base(x) + self.scale.exp() * (x @ self.A.mT @ self.B.mT)
+
+
+def zeroed(layer):
+    for p in layer.parameters():
+        nn.init.zeros_(p)
+    return layer
+
+
+def rows(*names):
+    return lambda t: torch.cat([t[name].reshape(len(t[name]), -1) for name in names], 1)
+
+
+def own(name):
+    return lambda t: t[name].reshape(-1, 1)
+
+
+def outputs_of(groups):
+    """The weights into each output channel of a transposed convolution, its second dimension, with its bias."""
+
+    def found(t):
+        each = zip(t["weight"].chunk(groups), t["bias"].chunk(groups), strict=True)
+        return torch.cat([torch.cat([w.transpose(0, 1).flatten(1), b[:, None]], 1) for w, b in each])
+
+    return found
+
+
+PAIR, MATRIX = rows("weight", "bias"), [(rows("weight", "bias"), 4)]
+GATES = [f"{what}_{of}" for what in ("weight", "bias") for of in ("ih", "hh")]
+LAST = rows(*(f"{name}_l0" for name in GATES))
+ROWS, IMAGES, STEPS, TOKENS = (7, 4), (7, 4, 3, 3), (7, 2, 4), torch.arange(14).view(7, 2) % 7
+KINDS = {  # the layer, its inputs, the number of layers that count, and its units with the inputs that each sums over
+    "linear": (lambda: nn.Linear(4, 5), ROWS, 1, MATRIX),
+    "zero": (lambda: zeroed(nn.Linear(4, 5)), ROWS, 1, MATRIX),
+    "convolution": (lambda: nn.Conv2d(4, 6, 3), IMAGES, 1, [(PAIR, 36)]),
+    "groups": (lambda: nn.Conv2d(4, 6, 3, groups=2), IMAGES, 1, [(PAIR, 18)]),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 2), IMAGES, 1, [(outputs_of(1), 16)]),
+    "transposed groups": (lambda: nn.ConvTranspose2d(4, 6, 2, groups=2), IMAGES, 1, [(outputs_of(2), 8)]),
+    "embedding": (lambda: nn.Embedding(7, 4, padding_idx=0), TOKENS, 1, [(rows("weight"), 4)]),
+    "attention": (
+        lambda: Attention(4, 2),
+        STEPS,
+        2,
+        [(rows("in_proj_weight", "in_proj_bias"), 4), (rows("out_proj.weight", "out_proj.bias"), 4)],
+    ),
+    "lstm": (lambda: nn.LSTM(4, 3), STEPS, 1, [(LAST, 7)]),
+    "gru": (lambda: nn.GRU(4, 3), STEPS, 1, [(LAST, 7)]),
+    "cell": (lambda: nn.LSTMCell(4, 3), ROWS, 1, [(rows(*GATES), 7)]),
+    "layer norm": (lambda: nn.LayerNorm(4), ROWS, 1, [(PAIR, 2)]),
+    "batch norm": (lambda: nn.BatchNorm1d(4), ROWS, 1, [(PAIR, 2)]),
+    "group norm": (lambda: nn.GroupNorm(2, 4), ROWS, 1, [(PAIR, 2)]),
+    "tied": (Tied, TOKENS, 1, [(rows("embedding.weight"), 4), (own("out.bias"), 1)]),
+    "adapter": (Adapter, ROWS, 1, [(rows("A"), 4), (rows("B"), 2), (own("scale"), 1)]),
+    "alone": (lambda: nn.PReLU(4), ROWS, 0, [(own("weight"), 1)]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_unit_goes_as_far_as_its_share_of_its_first_size(kind):
+    """Without a radius that is felt each unit that moves at all moves by pφν, at any learning rate."""
+    torch.manual_seed(0)
+    make, given, layers, parts = KINDS[kind]
+    x = given if isinstance(given, torch.Tensor) else torch.randn(given, dtype=torch.float64)
+    model = nn.Sequential(make().double(), Read(), nn.LazyLinear(3, dtype=torch.float64))
+    y = torch.randn_like(model(x))
+    q, optimizer = network(model, 50, likelihood=Gaussian(1.0)), adamw(model, 1e3)
+    attach(optimizer, q, steps=S, length=StepLength(nats=1e30))
+    assert q.layers == layers + 1
+    parts = [*parts, (rows("2.weight", "2.bias"), model[2].in_features)]
+    at = {name.removeprefix("0."): m.clone() for name, m in q.mean.items()}
+    sizes = []
+    for of, fan_in in parts:
+        norms = of(at).norm(dim=1)
+        sizes.append(max(norms.square().mean().sqrt().item(), math.sqrt(of(at).shape[1] / (3 * fan_in))))
+    for t in range(S):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        now = {name.removeprefix("0."): m.clone() for name, m in q.mean.items()}
+        moves, at = {name: now[name] - at[name] for name in now}, now
+        limit = StepLength().limit(layers + 1, S) * StepLength().share(t, S)
+        for (of, _), size in zip(parts, sizes, strict=True):
+            share = of(moves).norm(dim=1) / (limit * size)
+            torch.testing.assert_close(share, (share > 0).double(), rtol=1e-6, atol=1e-12)
+            assert (share > 0).sum() >= len(share) - (kind == "embedding")  # the padding stays where it is
+
+
+class Fixed(torch.optim.Optimizer):
+    """An optimizer of given moves."""
+
+    def __init__(self, model, moves):
+        super().__init__(model.parameters(), {"lr": 1.0})
+        self.moves = moves
+
+    @torch.no_grad()
+    def step(self):
+        for p, u in zip(self.param_groups[0]["params"], self.moves, strict=True):
+            p.add_(u)
+
+
+class OwnIterate(Fixed):
+    """One that keeps its own iterate, and therefore has modes."""
+
+    def train(self): ...
+
+    def eval(self): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "long", "keywords"),
+    [
+        (Fixed, 100.0, {"steps": S}),
+        (Fixed, 1e-6, {"steps": S}),
+        (Fixed, 100.0, {"radius": 1e-3}),
+        (Fixed, 100.0, {"radius": math.inf}),
+        (OwnIterate, 100.0, {"steps": S}),
+        (OwnIterate, 1e-6, {"steps": S}),
+    ],
+)
+def test_the_length_of_the_network_comes_first_and_then_each_unit_has_its_limit(kind, long, keywords):
+    """One row far and others by 1e-6; nothing is lengthened without steps, nor of an optimizer with its own iterate."""
+    torch.manual_seed(0)
+    model, (x, y) = nn.Linear(4, 3).double(), data(20, torch.float64)
+    moves = [torch.full_like(p, 1e-6) for p in model.parameters()]
+    for u in moves:
+        u[0] = long
+    q, optimizer = network(model, 50), kind(model, moves)
+    attachment = attach(optimizer, q, curvature=Curvature(), **keywords)  # δ is all of the curvature
+    before = means(q).clone()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    s = math.sqrt(attachment.radius / (0.5 / 50 * flat(moves).square().sum()))
+    if kind is OwnIterate or "radius" in keywords:
+        s = min(s, 1.0)
+    far = s * torch.cat([moves[0], moves[1][:, None]], 1).norm(dim=1) / (StepLength().limit(1, S) * q.scales[0])
+    far = far.clamp_min(1.0) if "steps" in keywords else torch.ones_like(far)
+    expected = flat([s * moves[0] / far[:, None], s * moves[1] / far])
+    torch.testing.assert_close(means(q) - before, expected, rtol=1e-6, atol=1e-14)
+
+
+def test_no_learning_rate_is_left():
+    """The direction alone counts: the same mean at any rate, for each optimizer; and the last moves are short."""
+
+    def run(make):
+        model = mlp(torch.float64)
+        q = network(model, 100)
+        optimizer, ends = make(model.parameters()), [means(q).clone()]
+        attach(optimizer, q, steps=S)
+        train(model, optimizer, S, torch.float64, lambda: ends.append(means(q).clone()))
+        return torch.stack(ends)
+
+    kinds = {
+        "AdamW": lambda lr: lambda p: torch.optim.AdamW(p, lr=lr, weight_decay=0.0),
+        "SGD": lambda lr: lambda p: torch.optim.SGD(p, lr=lr),
+        "momentum": lambda lr: lambda p: torch.optim.SGD(p, lr=lr, momentum=0.9),
+    }
+    for make in kinds.values():
+        first, *others = (run(make(lr)) for lr in (1e-2, 1e-4, 1.0, 100.0))
+        moves = first.diff(dim=0).norm(dim=1)
+        assert 0 < moves[-1] < 0.02 * moves.median()
+        for other in others:
+            torch.testing.assert_close(other[-1], first[-1], rtol=1e-6, atol=1e-9)
+
+
+def test_two_optimizers_are_one():
+    """One radius for the parameters of both."""
+
+    def run(split):
+        model = mlp(torch.float64)
+        q = network(model, 100)
+        both = [torch.optim.SGD(part.parameters(), lr=0.1) for part in ((model[0], model[2]) if split else (model,))]
+        attach(both, q, steps=S)
+        for k in range(S):
+            model.zero_grad()
+            x, y = data(20, torch.float64, seed=k)
+            F.cross_entropy(model(x), y).backward()
+            for one in both:
+                one.step()
+        return means(q)
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-10, atol=1e-12)
+
+
+def test_other_constants():
+    model, length = mlp(), StepLength(nats=0.01, units=1.0, deepest=0.1, warm_up=0.5)
+    handle = attach(adamw(model), network(model, 100), steps=100, length=length)
+    assert handle.radius == pytest.approx(0.001)
+    assert handle.limit == pytest.approx(0.025)
+    assert [handle.length.share(t, 100) for t in (0, 24, 99)] == pytest.approx([0.02, 0.5, 0.5])
+    assert length.limit(9, 100) == pytest.approx(0.01)
+    for name, value in {"nats": -1.0, "units": 0.0, "deepest": "1", "warm_up": 1.0}.items():
+        with pytest.raises(InputError, match=f"{name} .*must be"):
+            StepLength(**{name: value})
+    with pytest.raises(InputError, match="length is a torchngvi.networks.StepLength, or None"):
+        attach(adamw(model), network(mlp(), 100), steps=100, length=0.1)
+
+
+@pytest.mark.accuracy
+def test_digits_at_any_rate():
+    """README's three lines with five optimizers and no schedule: the test NLL is the same within .015."""
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    x, y = torch.tensor(digits.data).float() / 16, torch.tensor(digits.target)
+    found = []
+    for make in (
+        *(lambda p, lr=lr: torch.optim.AdamW(p, lr=lr, weight_decay=0.0) for lr in (1e-3, 3e-3, 1e-2, 1.0)),
+        lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9),
+    ):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
+        optimizer, q = make(model.parameters()), network(model, 1000)
+        attach(optimizer, q, steps=800)
+        for _ in range(800):
+            batch = torch.randint(1000, (50,))
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[batch]), y[batch]).backward()
+            optimizer.step()
+        model.eval()
+        found.append(-q.log_prob(x[1000:], y[1000:]).mean().item())
+    assert max(found) < min(found) + 0.015, found
+
+
+# what earlier releases have written and called
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "dense", "rows"])
+def test_files_of_release_0_2_have_the_width_that_they_had(structure):
+    """They have standard deviations, or a root, in the place of the curvature, and no norms of units."""
+    layout = {"2.weight": structure, "*": "diagonal"}
+    q = network(mlp(), 100, layout)
+    state, expected = q.state_dict(), q.variance
+    del state["_extra_state"]["scales"]
+    for name in [name for name in state if "curvature" in name or name.endswith("._extra_state")]:
+        old, place = state.pop(name), name.rpartition("curvature")[0]
+        if "/" in name:
+            parameter = name.partition("/")[2].replace("/", ".")
+            sd = 0.2 + 0.3 * torch.rand_like(old)  # wider than at the start
+            state[f"{place}stddev/{name.partition('/')[2]}"], expected[parameter] = sd, 0.05 * sd**2
+        elif "curvature" in name:
+            root = torch.randn_like(old).tril() + 3 * torch.eye(old.shape[-1])
+            state |= {name: old + 1.0, f"{place}root": root}
+            inverse = torch.linalg.inv(root @ root.mT).diagonal(dim1=-2, dim2=-1)
+            expected["2.weight"] = 0.05 * like(inverse.flatten(), [expected["2.weight"]])[0]
+        elif "0" in name:
+            state[name] = 0.3
+    other = network(mlp(seed=4), 100, layout)
+    other.load_state_dict(state)
+    for name, variance in other.variance.items():
+        torch.testing.assert_close(variance, expected[name], rtol=1e-4, atol=0)
+        assert torch.equal(other.mean[name], q.mean[name])
+
+
+def test_old_calls_work_and_warn():
+    model = mlp()
+    with pytest.warns(FutureWarning, match=r"choose_radius is gone: attach\(steps=...\) chooses the length of the"):
+        found = networks.choose_radius(lambda steps, radius: 0.0, 100, (1.0, 0.3), share=0.5)
+    with pytest.warns(DeprecationWarning, match="fused=True has no effect any more"):
+        handle = attach(adamw(model), network(model, 100), steps=100, radius=found.radius, fused=True)
+    assert handle.radius == found.radius == 0.012
