@@ -9,9 +9,8 @@ from test_networks import Told, adamw, data, flat, like, means, mlp, train
 from torch import nn
 
 from torchngvi import NaturalGaussian, NaturalGradientVI
-from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Hessian
-from torchngvi.networks import VON, Categorical, GradientNoise, SampledLabels, attach, network
+from torchngvi.networks import VON, SampledLabels, attach, network
 from torchngvi.rules import NaturalGradient
 from torchngvi.stepsizes import Constant
 
@@ -195,10 +194,7 @@ def test_a_network_with_a_dense_head_is_trained(make, structure):
         attach(optimizer, q, steps=60)
     x, y = data(100)
     before = -q.log_prob(x, y).mean()
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    train(model, optimizer, 60, batch=(x, y))
     assert -q.log_prob(x, y).mean() < 0.8 * before
     assert q.kl().isfinite()
     model[2].requires_grad_(False)
@@ -206,21 +202,6 @@ def test_a_network_with_a_dense_head_is_trained(make, structure):
     frozen = q.variance["2.weight"].clone()
     train(model, optimizer, 12)
     torch.testing.assert_close(q.variance["2.weight"], frozen)
-
-
-def test_what_is_refused():
-    with pytest.raises(InputError, match='structure="dense" is for 2,000 weights at most; weight, bias have 2,550'):
-        network(nn.Linear(50, 50), 100, "dense")
-    with pytest.raises(InputError, match='structure="rows" is for one layer, .* 0.weight has 6, .* 2.weight has 3'):
-        network(mlp(), 100, "rows")
-    with pytest.raises(
-        InputError, match='structure="rows" is for 2,000 weights a row .* weight, bias have 2,501 and 12,510,002'
-    ):
-        network(nn.Linear(2500, 2), 100, "rows")
-    model = mlp()
-    q = network(model, 100, {"2.*": "dense"}, likelihood=Categorical())
-    with pytest.raises(PairError, match="GradientNoise observes the gradient of the mean loss"):
-        attach(adamw(model), q, steps=10, curvature=GradientNoise(20))
 
 
 @pytest.mark.parametrize(("structure", "shape"), [("dense", (303, 303)), ("rows", (3, 101, 101))])

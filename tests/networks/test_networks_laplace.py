@@ -1,7 +1,6 @@
 """The Laplace approximation at the weights of a trained network, and the word about a posterior without data."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchngvi
-from torchngvi.errors import InputError
 from torchngvi.networks import Bernoulli, Categorical, Gaussian, SampledLabels
 
 N, PRIOR = 40, 1.7
@@ -137,20 +135,6 @@ def test_mean_mode_gradients_and_statistics_stay():
     first = flat(q.variance.values())
     q.laplace(uneven(inputs()))  # once more is the same
     assert torch.equal(flat(q.variance.values()), first)
-
-
-def test_what_is_frozen_later_has_the_prior():
-    model = net()
-    q = torchngvi.network(model, N, temperature=1.0)
-    before = q.variance["0.weight"].clone()
-    model[0].weight.requires_grad_(False)
-    with pytest.warns(
-        UserWarning, match="1 parameters, '0.weight' the first, were frozen after the posterior was made"
-    ):
-        q.laplace(uneven(inputs()))
-    assert not torch.equal(q.variance["0.bias"], before[:, 0])
-    nothing_observed = torch.full_like(before, 1.0)  # the prior's, as after any training with it frozen
-    torch.testing.assert_close(q.variance["0.weight"], nothing_observed, rtol=1e-12, atol=0)
 
 
 def test_an_optimizer_goes_on_from_it():
@@ -293,30 +277,3 @@ def test_it_does_not_say_so_after_a_step():
     F.cross_entropy(model(x), torch.arange(N) % 3).backward()
     optimizer.step()
     q.predict(x)
-
-
-def test_what_cannot_be():
-    x = inputs()
-    q = torchngvi.network(net(), N)
-    for labels in (0, True, 1.5):
-        with pytest.raises(
-            InputError, match="labels is the number of labels drawn for each output, 1 or more, or None"
-        ):
-            q.laplace(uneven(x), labels=labels)
-    with pytest.raises(InputError, match="The loader of laplace is empty; give the training data"):
-        q.laplace([])
-    with pytest.raises(InputError, match="a loader of data gives pairs"):
-        q.laplace([x])
-    before = flat(q.variance.values())
-    with pytest.raises(InputError, match="The curvature of the data at the weights of the network is not finite"):
-        q.laplace([(x * math.inf, x)])
-    assert torch.equal(flat(q.variance.values()), before)
-    assert not q.observed
-    frozen = net()
-    q = torchngvi.network(frozen, N, {"2.*": "dense"})
-    frozen[2].bias.requires_grad_(False)
-    for labels in (None, 2):
-        with pytest.raises(
-            InputError, match="parts of all its dense layers, are frozen, so that laplace has no curvat"
-        ):
-            q.laplace(uneven(x), labels=labels)

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import torchngvi
-from torchngvi.errors import CalibrationWarning, InputError
+from torchngvi.errors import CalibrationWarning
 from torchngvi.networks import Categorical, attach, calibrate, network
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -174,12 +173,3 @@ def test_images_of_labels_have_their_classes_second():
     ]
     assert losses[0].shape == (2, 4, 5)
     assert losses[1].shape == (40,)
-
-
-def test_weights_that_cannot_be_used():
-    for weights in (0.5, [1.0, 0.0], [1.0, -1.0], [[1.0, 2.0]], [1.0, float("nan")], "balanced"):
-        with pytest.raises(InputError, match="weights"):
-            Categorical(weights=weights)
-    q = torchngvi.network(linear(), 10, likelihood=Categorical(weights=[1.0, 2.0]))
-    with pytest.raises(InputError, match="one weight for each class, and the outputs have 3 classes; got 2 weights"):
-        q.laplace([data(10)])
