@@ -234,13 +234,15 @@ class SAM(torch.optim.Optimizer):
         self.second_step()
 
 
+def sam(model, lr):
+    return SAM(model.parameters(), lr=lr)
+
+
 def test_sam_passes_a_second_time_at_the_draw():
     """The mean moves by the gradient at the draw of the weights that SAM has moved, and by the prior's part there."""
     x, y = data(20)
-    model = mlp()
-    q = network(model, 20, temperature=0.5, prior_precision=2.0)
-    optimizer = SAM(model.parameters(), lr=0.1)
-    attach(optimizer, q, radius=math.inf)
+    options = {"temperature": 0.5, "prior_precision": 2.0}
+    model, q, optimizer, _ = attached(num_data=20, steps=None, make=sam, options=options, radius=math.inf)
     calls, at_first = [], F.cross_entropy(mlp()(x), y)
 
     def closure():
@@ -285,10 +287,7 @@ def test_an_optimizer_that_calls_its_closure_twice():
     x, y = data(20)
     ends = []
     for kind in (torch.optim.SGD, Twice):
-        model = mlp()
-        q = network(model, 20)
-        optimizer = kind(model.parameters(), lr=0.1)
-        attach(optimizer, q, steps=30)
+        model, q, optimizer, _ = attached(make=lambda model, lr, kind=kind: kind(model.parameters(), lr))
         for _ in range(5):
 
             def closure(model=model, optimizer=optimizer):
@@ -306,9 +305,7 @@ def test_an_optimizer_that_calls_its_closure_twice():
 def test_steps_that_the_hooks_do_not_see_are_refused():
     """Of SAM in two parts, and of an optimizer that was made again after attach."""
     x, y = data(20)
-    model = mlp()
-    optimizer = SAM(model.parameters(), lr=0.1)
-    attach(optimizer, network(model, 20), steps=50)
+    model, _, optimizer, _ = attached(steps=50, make=sam)
 
     def two_parts():
         for _ in range(20):
@@ -336,9 +333,7 @@ def test_steps_that_the_hooks_do_not_see_are_refused():
 def frozen_then_not():
     model = mlp()
     model[0].requires_grad_(False)
-    q = network(model, 20)
-    optimizer = adamw(model)
-    attach(optimizer, q, steps=20)
+    _, _, optimizer, _ = attached(model=model)
     train(model, optimizer, 2)
     model[0].requires_grad_(True)
     return model, optimizer
@@ -347,9 +342,7 @@ def frozen_then_not():
 def added():
     model = mlp()
     model[0].requires_grad_(False)
-    q = network(model, 20)
-    optimizer = adamw(model[2])
-    attach(optimizer, q, steps=20)
+    _, _, optimizer, _ = attached(model=model, make=lambda model, lr: adamw(model[2]))
     train(model, optimizer, 2)
     model[0].requires_grad_(True)
     optimizer.add_param_group({"params": model[0].parameters(), "lr": 1e-3})
@@ -369,9 +362,7 @@ def test_what_is_no_part_of_q_needs_a_rate_of_its_own():
     for lr in (0.01, 1.0):
         model = mlp()
         model[0].requires_grad_(False)
-        q = network(model, 20, {"2.*": "diagonal"})
-        optimizer = adamw(model[2])
-        attach(optimizer, q, steps=20)
+        _, _, optimizer, _ = attached({"2.*": "diagonal"}, model=model, make=lambda model, lr: adamw(model[2]))
         train(model, optimizer, 2)
         model[0].requires_grad_(True)
         optimizer.add_param_group({"params": model[0].parameters(), "lr": lr})
@@ -393,9 +384,7 @@ def test_what_is_no_part_of_q_needs_a_rate_of_its_own():
 
 def first_step(loss, labels=None, likelihood="categorical", outputs=3, network_of=None, passes=1, rows=20):
     model = mlp(outputs=outputs) if network_of is None else network_of()
-    q = network(model, 500, likelihood=likelihood)
-    optimizer = adamw(model)
-    attach(optimizer, q, steps=10)
+    _, _, optimizer, _ = attached(num_data=500, model=model, options={"likelihood": likelihood})
     x, y = data(rows)
     y = y if labels is None else labels(y)
     for _ in range(passes):
@@ -495,26 +484,8 @@ def test_a_network_that_is_fitted_well_is_not_told():
     model = mlp()
     x, y = data(20)
     train(model, torch.optim.Adam(model.parameters(), lr=0.05), 300, batch=(x, y))
-    q = network(model, 20, temperature=0.0)
-    optimizer = adamw(model)
-    attach(optimizer, q, steps=10)
+    _, _, optimizer, _ = attached(num_data=20, model=model, options={"temperature": 0.0})
     train(model, optimizer, 10, batch=(x, y))
-
-
-def test_scaled_and_half_losses_are_not_taken_for_sums():
-    x, y = data(20)
-    for fused in (False, True):
-        model = mlp()
-        q = network(model, 20)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0, fused=fused)
-        attach(optimizer, q, steps=10)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        for _ in range(3):
-            optimizer.zero_grad()
-            scaler.scale(F.cross_entropy(model(x), y)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        assert q.draw == 3
 
 
 def test_two_columns_under_a_gaussian_of_one_scale():
@@ -528,10 +499,8 @@ def test_two_columns_under_a_gaussian_of_one_scale():
         "a function": lambda f: Gaussian(1.0).loss(f, torch.cat([y, y**2], 1)),
     }
     for form, loss in forms.items():
-        model = mlp(outputs=2, seed=1)
-        q = network(model, 80, likelihood=Gaussian(1.0))
-        optimizer = adamw(model)
-        attach(optimizer, q, steps=10)
+        options = {"likelihood": Gaussian(1.0)}
+        model, _, optimizer, _ = attached(model=mlp(outputs=2, seed=1), options=options)
         x = data(40)[0]
         loss(model(x)).backward()
         if form in ("two numbers", "a function"):
@@ -561,8 +530,7 @@ def test_the_heteroscedastic_likelihood():
     x = torch.linspace(-1, 1, 400)[:, None]
     y = (0.05 + 0.4 * (x > 0)) * torch.randn(400, 1)
     model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 2))
-    q, optimizer = network(model, 400, likelihood=noise), adamw(model)
-    attach(optimizer, q, steps=300)
+    _, q, optimizer, _ = attached(num_data=400, model=model, steps=300, options={"likelihood": noise})
     train(model, optimizer, 300, loss=noise.loss, batch=(x, y))
     model.eval()
     aleatoric = q.predictive(x).aleatoric.sqrt()
@@ -577,10 +545,7 @@ def test_the_heteroscedastic_likelihood():
 @pytest.mark.parametrize("num_data", [5, 50, 100])
 def test_the_labels_of_a_pass_are_those_of_num_data(num_data):
     x, y = data(50)
-    model = mlp()
-    q = network(model, num_data)
-    optimizer = adamw(model)
-    attach(optimizer, q, steps=100, curvature=SampledLabels(every=1))
+    model, _, optimizer, _ = attached(num_data=num_data, steps=100, curvature=SampledLabels(every=1))
 
     def epoch(times=1):
         for _ in range(times):
@@ -677,9 +642,7 @@ def test_transforms_of_functions_while_training():
         torch.func.grad(loss)(held)
     model.eval()
     torch.func.grad(loss)(held)
-    model = mlp()
-    optimizer = adamw(model)
-    attach(optimizer, network(model, 20), steps=10, curvature=GradientNoise(20))
+    model, _, optimizer, _ = attached(curvature=GradientNoise(20))
     held = {name: p.detach() for name, p in model.named_parameters()}
     for name, gradient in torch.func.grad(loss)(held).items():
         model.get_parameter(name).grad = gradient
@@ -809,15 +772,11 @@ def test_clipping_beside_which_the_prior_counts_is_told(limit):
 
 def test_rates_that_move_nothing_are_told():
     x, y = data(20)
-    model = mlp()
-    optimizer = adamw(model, 0.0)
-    attach(optimizer, network(model, 20), steps=10)
+    model, _, optimizer, _ = attached(lr=0.0)
     with pytest.warns(UserWarning, match="The learning rate of the optimizer is 0"):
         train(model, optimizer, 2)
     for lr in (1e-5, 1.0):
-        model = mlp()
-        q, optimizer = network(model, 20), adamw(model, lr)
-        attach(optimizer, q, radius=0.01)
+        model, q, optimizer, _ = attached(lr=lr, steps=None, radius=0.01)
         train(model, optimizer, 20)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -836,10 +795,9 @@ def test_an_optimizer_whose_step_is_that_of_its_base_steps_once():
 
     ends = []
     for kind in (torch.optim.AdamW, Own, torch.optim.AdamW):
-        model = mlp()
-        q = network(model, 20)
-        optimizer = kind(model.parameters(), lr=1.0, weight_decay=0.0)
-        attach(optimizer, q, steps=10)
+        model, q, optimizer, _ = attached(
+            make=lambda model, lr, kind=kind: kind(model.parameters(), lr, weight_decay=0.0)
+        )
         train(model, optimizer, 5)
         assert q.draw == 5
         ends.append(means(q))

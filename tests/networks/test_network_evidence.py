@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from test_networks import adamw, train
 from torch import nn
 
 import torchngvi
@@ -112,12 +113,9 @@ def trained():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).double()
     q = torchngvi.network(model, N, likelihood=Gaussian(NOISE))
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    optimizer = adamw(model)
     torchngvi.attach(optimizer, q, steps=60, curvature=SampledLabels(every=2))
-    for _ in range(60):
-        optimizer.zero_grad()
-        q.likelihood.loss(model(x), y).backward()
-        optimizer.step()
+    train(model, optimizer, 60, loss=q.likelihood.loss, batch=(x, y))
     return q, optimizer, [(x, y)]
 
 

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from test_networks import attached, data, mlp, train
 from torch import nn
 
 import torchngvi
@@ -57,26 +58,10 @@ def in_turn(given):
         yield q
 
 
-def classifier(dtype=torch.float32):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
-
-
-def batch(rows=24, dtype=torch.float32, seed=1):
-    draws = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, 4, generator=draws).to(dtype), torch.randint(3, (rows,), generator=draws)
-
-
-def trained(steps=6, **options):
-    """A posterior after some steps, and its network."""
-    model, (x, y) = classifier(**{k: v for k, v in options.items() if k == "dtype"}), batch(**options)
-    q = torchngvi.network(model, len(y))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    torchngvi.attach(optimizer, q, steps=steps, curvature=SampledLabels(every=1))
-    for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+def trained(steps=6):
+    """A posterior after some steps."""
+    model, q, optimizer, _ = attached(steps=steps, lr=1e-2, num_data=24, curvature=SampledLabels(every=1))
+    train(model, optimizer, steps, batch=data(24))
     return q
 
 
@@ -103,9 +88,9 @@ def test_the_gradient_vanishes_at_the_mean_of_the_batch():
 
 def test_precisions_add_in_a_chain():
     """After k tasks N_k δ_k = λ + Σ N_i h_i, whatever the temperature of each, and whatever N is."""
-    model, total, q = classifier(torch.float64), None, None
+    model, total, q = mlp(torch.float64), None, None
     for task, (rows, temperature) in enumerate(((20, 0.05), (35, 1.0), (10, 0.0))):
-        x, y = batch(rows, torch.float64, task)
+        x, y = data(rows, torch.float64, task)
         q = torchngvi.network(model, rows, prior_precision=LAMBDA, temperature=temperature, prior=q)
         if total is not None:
             held = torch.cat([(q.num_data * delta).flatten() for delta in q.prior.values()])
@@ -119,7 +104,7 @@ def test_precisions_add_in_a_chain():
 @pytest.mark.parametrize("structure", ["diagonal", "dense"])
 def test_the_weight_counts_the_data_and_not_their_prior(structure):
     """N δ + w N h; twice the data are as good as their weight 2."""
-    x, y = batch(30, torch.float64)
+    x, y = data(30, torch.float64)
     model = nn.Linear(4, 3, bias=False).double()
     found = []
     for copies, weight in ((1, 2.0), (2, 1.0)):
@@ -135,9 +120,9 @@ def test_the_weight_counts_the_data_and_not_their_prior(structure):
 
 def test_the_start_is_no_information():
     """Before any data q is narrower than its prior, and as a prior it is its prior."""
-    first = torchngvi.network(classifier(), 50, prior_precision=LAMBDA, temperature=1.0)
+    first = torchngvi.network(mlp(), 50, prior_precision=LAMBDA, temperature=1.0)
     assert (first.variance["0.weight"] < 0.9 / LAMBDA).all()
-    q = torchngvi.network(classifier(), 20, prior=first)
+    q = torchngvi.network(mlp(), 20, prior=first)
     for delta in q.prior.values():
         torch.testing.assert_close(20 * delta, torch.full_like(delta, LAMBDA))
 
@@ -146,7 +131,7 @@ def test_the_start_is_no_information():
 def test_of_every_family_the_diagonal_of_the_precision_is_left(structure):
     """Of a covariance between weights the precision of each weight given the others carries over."""
     model = nn.Linear(4, 3, bias=False).double()
-    x, y = batch(30, torch.float64)
+    x, y = data(30, torch.float64)
     old = torchngvi.network(model, 30, structure, prior_precision=LAMBDA, temperature=1.0)
     old.laplace([(x, y)])
     family, eye = old.families[0], torch.eye(12, dtype=torch.float64)
@@ -160,7 +145,7 @@ def test_of_every_family_the_diagonal_of_the_precision_is_left(structure):
 def test_the_optimizer_sees_the_pull_towards_the_prior(structure):
     """The gradient in a step is g + δ(m - m₀)."""
     first = trained()
-    model = classifier()
+    model = mlp()
     q = torchngvi.network(model, 40, {"2.*": structure, "*": "diagonal"}, prior=first)
     seen = {}
 
@@ -170,7 +155,7 @@ def test_the_optimizer_sees_the_pull_towards_the_prior(structure):
 
     optimizer = Optimizer(model.parameters(), lr=1.0)
     torchngvi.attach(optimizer, q, steps=3)
-    x, y = batch()
+    x, y = data(24)
     nn.functional.cross_entropy(model(x), y).backward()
     plain = {name: p.grad.clone() for name, p in model.named_parameters()}
     mean = {name: m.clone() for name, m in q.mean.items()}
@@ -182,7 +167,7 @@ def test_the_optimizer_sees_the_pull_towards_the_prior(structure):
 
 
 def test_the_network_starts_at_its_own_weights():
-    first, model = trained(), classifier()
+    first, model = trained(), mlp()
     own = {name: p.clone() for name, p in model.named_parameters()}
     for prior in (first, first.model.state_dict()):
         q = torchngvi.network(model, 40, prior=prior)
@@ -193,7 +178,7 @@ def test_the_network_starts_at_its_own_weights():
 
 def test_kl_is_that_of_torch():
     first = trained()
-    q = torchngvi.network(classifier(), 40, temperature=0.3, prior=first)
+    q = torchngvi.network(mlp(), 40, temperature=0.3, prior=first)
     expected = 0.0
     for name, precision in zip(first.names, first.families[0].precisions(), strict=True):
         prior = torch.distributions.Normal(first.mean[name].double(), precision.double().rsqrt())
@@ -214,7 +199,7 @@ def test_kl_vanishes_where_nothing_was_learned():
 
 def test_pretrained_weights_are_means_alone():
     first = trained()
-    q = torchngvi.network(classifier(), 40, prior_precision={"0.*": 8.0, "*": 2.0}, prior=first.model.state_dict())
+    q = torchngvi.network(mlp(), 40, prior_precision={"0.*": 8.0, "*": 2.0}, prior=first.model.state_dict())
     assert q.prior == {"0.weight": 0.2, "0.bias": 0.2, "2.weight": 0.05, "2.bias": 0.05}
     gradients = {name: torch.zeros_like(m) for name, m in q.mean.items()}
     q.add_prior_(gradients, q.mean)
@@ -243,18 +228,15 @@ def test_the_named_optimizer_reaches_the_mean_of_the_batch():
     model, (x, y) = linear(), given[1]
     q = torchngvi.network(model, len(y), temperature=0.0, prior=first, likelihood=Gaussian(SCALE))
     optimizer = VON(q, steps=300, beta=0.0)
-    for _ in range(300):
-        optimizer.zero_grad()
-        q.likelihood.loss(model(x), y).backward()
-        optimizer.step()
+    train(model, optimizer, 300, loss=q.likelihood.loss, batch=(x, y))
     torch.testing.assert_close(q.mean["weight"], joint(given)[1], rtol=0, atol=2e-3)
 
 
 def test_a_checkpoint_has_the_prior():
     """A state is loaded into a posterior of the same prior, or of none, which it then has."""
-    q = torchngvi.network(classifier(), 40, prior=trained())
+    q = torchngvi.network(mlp(), 40, prior=trained())
     for prior in (trained(2), None):
-        other = torchngvi.network(classifier(), 40, prior=prior)
+        other = torchngvi.network(mlp(), 40, prior=prior)
         other.load_state_dict(q.state_dict())
         assert all(torch.equal(other.prior[name], delta) for name, delta in q.prior.items())
         assert torch.equal(other.kl(), q.kl())
@@ -262,7 +244,7 @@ def test_a_checkpoint_has_the_prior():
 
 def test_copies_and_dtypes_keep_the_prior():
     first = trained()
-    q = torchngvi.network(classifier(), 40, prior=first)
+    q = torchngvi.network(mlp(), 40, prior=first)
     kl, held = q.kl(), {name: delta.clone() for name, delta in q.prior.items()}
     copied = copy.deepcopy(q)
     first.families[0].mean[0].zero_()  # of which q has a copy
@@ -272,29 +254,21 @@ def test_copies_and_dtypes_keep_the_prior():
     copied.to(torch.float64)
     assert {t.dtype for t in copied.families[0].buffers()} == {torch.float64}
     torch.testing.assert_close(copied.kl(), kl.double(), rtol=1e-5, atol=0)
-    double = torchngvi.network(classifier(torch.float64), 40, prior=trained())
+    double = torchngvi.network(mlp(torch.float64), 40, prior=trained())
     assert {t.dtype for t in double.families[0].buffers()} == {torch.float64}
     assert double.kl().dtype == torch.float64
 
 
 def test_one_optimizer_serves_a_chain():
     """`release` lets the optimizers go, so that the next posterior is the only one that they move."""
-    model, (x, y) = classifier(), batch()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-
-    def train(q):
-        torchngvi.attach(optimizer, q, steps=4)
-        for _ in range(4):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        q.release()
-
-    first = torchngvi.network(model, 24)
-    train(first)
+    model, first, optimizer, _ = attached(steps=4, num_data=24)
+    train(model, optimizer, 4)
+    first.release()
     mean = {name: m.clone() for name, m in first.mean.items()}
     second = torchngvi.network(model, 24, prior=first)
-    train(second)
+    torchngvi.attach(optimizer, second, steps=4)
+    train(model, optimizer, 4)
+    second.release()
     assert (first.draw, second.draw) == (4, 4)
     assert all(torch.equal(first.mean[name], m) for name, m in mean.items())
     assert all(torch.equal(second.mean[name], p) for name, p in model.named_parameters())
@@ -316,38 +290,38 @@ def test_one_optimizer_serves_a_chain():
 def test_what_is_no_prior_is_refused(change, says):
     q = trained(2)
     with pytest.raises(InputError, match=says):
-        torchngvi.network(classifier(), 40, prior=change(q, q.model.state_dict()))
+        torchngvi.network(mlp(), 40, prior=change(q, q.model.state_dict()))
 
 
 def test_a_posterior_that_is_not_finite_is_refused():
     first = trained(2)
     first.families[0].curvature[0].fill_(math.inf)
     with pytest.raises(InputError, match="posterior that is the prior is not finite for 0.weight"):
-        torchngvi.network(classifier(), 40, prior=first)
+        torchngvi.network(mlp(), 40, prior=first)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, "2"])
 def test_weights_that_count_nothing_are_refused(weight):
     with pytest.raises(InputError, match="prior_weight"):
-        torchngvi.network(classifier(), 40, prior=trained(2), prior_weight=weight)
+        torchngvi.network(mlp(), 40, prior=trained(2), prior_weight=weight)
 
 
 def test_means_alone_have_no_weight():
     with pytest.raises(InputError, match="prior_precision"):
-        torchngvi.network(classifier(), 40, prior=classifier().state_dict(), prior_weight=2.0)
+        torchngvi.network(mlp(), 40, prior=mlp().state_dict(), prior_weight=2.0)
 
 
 def test_a_precision_by_weight_is_no_kronecker_product():
     first = trained(2)
     with pytest.raises(InputError, match="kronecker"):
-        torchngvi.network(classifier(), 40, "kronecker", prior=first)
-    torchngvi.network(classifier(), 40, "kronecker", prior=first.model.state_dict())
+        torchngvi.network(mlp(), 40, "kronecker", prior=first)
+    torchngvi.network(mlp(), 40, "kronecker", prior=first.model.state_dict())
 
 
 @pytest.mark.parametrize("at_prior", [True, False])
 def test_only_the_pull_of_the_prior_counts_against_clipped_gradients(at_prior):
     """The warning of clipping is of δ(m - m₀), which is 0 where the network is at the mean of the prior."""
-    model, (x, y) = classifier(), batch()
+    model, (x, y) = mlp(), data(24)
     state = {name: p.detach() + (0.0 if at_prior else 1.0) for name, p in model.named_parameters()}
     q = torchngvi.network(model, 24, prior_precision=240.0, temperature=0.0, prior=state)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

@@ -122,9 +122,7 @@ def test_a_unit_goes_as_far_as_its_share_of_its_first_size(kind):
         norms = of(at).norm(dim=1)
         sizes.append(max(norms.square().mean().sqrt().item(), math.sqrt(of(at).shape[1] / (3 * fan_in))))
     for t in range(S):
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
+        train(model, optimizer, 1, loss=F.mse_loss, batch=(x, y))
         now = {name.removeprefix("0."): m.clone() for name, m in q.mean.items()}
         moves, at = {name: now[name] - at[name] for name in now}, now
         limit = StepLength().limit(layers + 1, S) * StepLength().share(t, S)
@@ -255,9 +253,7 @@ def test_digits_at_any_rate():
         attach(optimizer, q, steps=800)
         for _ in range(800):
             batch = torch.randint(1000, (50,))
-            optimizer.zero_grad()
-            F.cross_entropy(model(x[batch]), y[batch]).backward()
-            optimizer.step()
+            train(model, optimizer, 1, batch=(x[batch], y[batch]))
         model.eval()
         found.append(-q.log_prob(x[1000:], y[1000:]).mean().item())
     assert max(found) < min(found) + 0.015, found

@@ -51,10 +51,14 @@ def adamw(model, lr=0.1, **keywords):
     return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, **keywords)
 
 
-def attached(structure="diagonal", steps=20, lr=0.1, num_data=100, model=None, fused=False, **keywords):
-    """A network, its posterior, its optimizer and the attachment, with keywords of `attach`."""
+def sgd(model, lr=0.1):
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def attached(structure="diagonal", steps=20, lr=0.1, num_data=100, model=None, make=adamw, options=None, **keywords):
+    """A network, its posterior with some options, its optimizer and the attachment, with keywords of `attach`."""
     model = mlp() if model is None else model
-    q, optimizer = network(model, num_data, structure), adamw(model, lr, fused=fused)
+    q, optimizer = network(model, num_data, structure, **(options or {})), make(model, lr=lr)
     return model, q, optimizer, attach(optimizer, q, steps=steps, **keywords)
 
 
@@ -71,7 +75,11 @@ def train(model, optimizer, steps, scheduler=None, first=0, loss=F.cross_entropy
         between()
 
 
-def train_scaled(model, optimizer, steps, scale=2.0**10, factor=lambda k: 1.0):
+def fused(model, lr):
+    return adamw(model, lr, fused=True)
+
+
+def train_scaled(model, optimizer, steps, scale=2.0**10, factor=lambda k: 1.0, between=lambda: None):
     """The same loop under a GradScaler, which is returned."""
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     for k in range(steps):
@@ -80,6 +88,7 @@ def train_scaled(model, optimizer, steps, scale=2.0**10, factor=lambda k: 1.0):
         scaler.scale(factor(k) * F.cross_entropy(model(x), y)).backward()
         scaler.step(optimizer)
         scaler.update()
+        between()
     return scaler
 
 
@@ -418,9 +427,7 @@ def test_gradient_noise_has_the_variance_of_a_mean():
 
 
 def test_parameters_hold_the_draw_in_training_and_the_mean_elsewhere():
-    model = mlp()
-    q = network(model, 100)
-    attach(adamw(model), q, radius=0.1)
+    model, q, _, _ = attached(steps=None, radius=0.1)
     x, _ = data(5)
     start = means(q).clone()
     model(x)
@@ -456,51 +463,35 @@ def test_evaluation_leaves_no_trace():
     assert torch.equal(run(look), run(lambda model, q: None))
 
 
-@pytest.mark.parametrize("make", [adamw, lambda m: adamw(m, fused=True), "von", "gradient noise"])
-def test_a_resumed_run_is_the_uninterrupted_one(make):
+@pytest.mark.parametrize(("make", "noise"), [(adamw, False), (fused, False), (adamw, True)])
+def test_a_resumed_run_is_the_uninterrupted_one(make, noise):
     """Through bytes that are read with weights_only=True, in the middle of a cosine schedule."""
 
     def start():
-        model = mlp()
-        q = network(model, 100)
-        if make == "von":
-            optimizer, handle = VON(q, steps=20), None
-        elif make == "gradient noise":
-            optimizer = adamw(model)
-            handle = attach(optimizer, q, steps=20, curvature=GradientNoise(20))
-        else:
-            optimizer, handle = make(model), None
-            attach(optimizer, q, steps=20)
-        return model, q, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20), handle
+        curvature = GradientNoise(20) if noise else None
+        model, q, optimizer, _ = attached(make=make, curvature=curvature)
+        parts = [model, q, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)]
+        return [*parts, curvature] if noise else parts
 
-    model, q, optimizer, scheduler, _ = start()
+    model, q, optimizer, scheduler, *_ = start()
     train(model, optimizer, 20, scheduler=scheduler)
-    half, hq, ho, hs, hh = start()
-    train(half, ho, 8, scheduler=hs)
-    saved = {"model": half.state_dict(), "q": hq.state_dict(), "opt": ho.state_dict(), "lr": hs.state_dict()}
-    if hh is not None:
-        saved["curvature"] = hh.curvature.state_dict()
+    half = start()
+    train(half[0], half[2], 8, scheduler=half[3])
     file = io.BytesIO()
-    torch.save(saved, file)
+    torch.save([part.state_dict() for part in half], file)
     file.seek(0)
-    read = torch.load(file, weights_only=True)
-    other, oq, oo, os, oh = start()
-    train(other, oo, 3)  # it has been elsewhere
-    other.load_state_dict(read["model"])
-    oq.load_state_dict(read["q"])
-    oo.load_state_dict(read["opt"])
-    os.load_state_dict(read["lr"])
-    if oh is not None:
-        oh.curvature.load_state_dict(read["curvature"])
-    train(other, oo, 12, scheduler=os, first=8)
-    assert torch.equal(means(oq), means(q))
-    assert torch.equal(sds(oq), sds(q))
+    other = start()
+    train(other[0], other[2], 3)  # it has been elsewhere
+    for part, state in zip(other, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    train(other[0], other[2], 12, scheduler=other[3], first=8)
+    assert torch.equal(means(other[1]), means(q))
+    assert torch.equal(sds(other[1]), sds(q))
 
 
 def test_loading_the_network_sets_the_mean():
-    model, other = mlp(), mlp(seed=5)
-    q = network(model, 100)
-    attach(adamw(model), q, radius=0.1)
+    model, q, _, _ = attached(steps=None, radius=0.1)
+    other = mlp(seed=5)
     model(data(3)[0])
     model.load_state_dict(other.state_dict())
     assert torch.equal(means(q), flat([p.detach() for p in other.parameters()]))
@@ -526,11 +517,9 @@ def test_tied_frozen_and_unused_parameters():
     torch.manual_seed(0)
     model = Odd()
     frozen, unused = model.frozen.weight.clone(), model.unused.weight.detach().clone()
-    q = network(model, 100)
+    _, q, optimizer, _ = attached(model=model, steps=10)
     assert "b.weight" not in q.names
     assert "frozen.weight" not in q.names
-    optimizer = adamw(model)
-    attach(optimizer, q, steps=10)
     train(model, optimizer, 10)
     state = model.state_dict()
     assert torch.equal(state["a.weight"], state["b.weight"])
@@ -571,37 +560,21 @@ def test_scaled_gradients_of_a_fused_optimizer():
     """A GradScaler leaves the unscaling to a fused optimizer; the posterior does it."""
 
     def run(scale):
-        model = mlp()
-        q = network(model, 100)
-        optimizer = adamw(model, fused=True)
-        attach(optimizer, q, steps=10, curvature=GradientNoise(20))
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale is not None)
-        for k in range(10):
-            x, y = data(20, seed=k)
-            optimizer.zero_grad()
-            scaler.scale(F.cross_entropy(model(x), y)).backward()
-            scaler.step(optimizer)
-            scaler.update()
+        model, q, optimizer, _ = attached(steps=10, make=fused, curvature=GradientNoise(20))
+        train_scaled(model, optimizer, 10, scale)
         return means(q)
 
     torch.testing.assert_close(run(1024.0), run(1.0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_an_overflow_loses_nothing(fused):
-    model = mlp()
-    q = network(model, 100)
-    optimizer = adamw(model, fused=fused)
-    attach(optimizer, q, steps=10)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    x, y = data(20)
-    for k in range(4):
-        optimizer.zero_grad()
-        before = means(q).clone()
-        scaler.scale(F.cross_entropy(model(x), y) * (torch.inf if k == 2 else 1.0)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert torch.equal(means(q), before) == (k == 2)
+@pytest.mark.parametrize("make", [adamw, fused])
+def test_an_overflow_loses_nothing(make):
+    """Nor is a loss that is scaled taken for a sum over labels."""
+    model, q, optimizer, _ = attached(steps=10, make=make)
+    at = [means(q).clone()]
+    factors = 1.0, 1.0, torch.inf, 1.0
+    scaler = train_scaled(model, optimizer, 4, factor=lambda k: factors[k], between=lambda: at.append(means(q).clone()))
+    assert [torch.equal(*pair) for pair in itertools.pairwise(at)] == [False, False, True, False]
     assert scaler.get_scale() == 2.0**9
     assert all(state["exp_avg"].isfinite().all() for state in optimizer.state.values())
 
@@ -625,9 +598,7 @@ def test_losses_that_stay_nan_warn_once_until_a_step_is_taken():
 def test_clipping_accumulation_and_normalisation():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    q = network(model, 100)
-    optimizer = adamw(model)
-    attach(optimizer, q, steps=20)
+    _, q, optimizer, _ = attached(model=model)
     x, y = data(40)
     for _ in range(20):
         optimizer.zero_grad()
@@ -667,10 +638,7 @@ def test_a_compiled_step_is_the_same():
         return graph
 
     def run(wrap):
-        model = mlp()
-        q = network(model, 100)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        attach(optimizer, q, steps=12)
+        model, q, optimizer, _ = attached(steps=12, make=sgd)
         optimizer.step = wrap(optimizer.step)
         train(model, optimizer, 12)
         return means(q)
@@ -681,17 +649,12 @@ def test_a_compiled_step_is_the_same():
 
 
 def test_half_precision_keeps_the_mean_in_single():
-    model = mlp(torch.bfloat16)
-    q = network(model, 100)
-    optimizer = adamw(model)
-    attach(optimizer, q, steps=10)
+    model, q, optimizer, _ = attached(model=mlp(torch.bfloat16), steps=10)
     train(model, optimizer, 10)
     assert all(m.dtype == torch.float32 for m in q.mean.values())
     assert any(not torch.equal(m, m.bfloat16().float()) for m in q.mean.values())
     assert model.state_dict()["0.weight"].dtype == torch.bfloat16
-    model = mlp(torch.bfloat16)
-    optimizer = adamw(model, 1e-3)
-    attach(optimizer, network(model, 100), steps=10)
+    model, _, optimizer, _ = attached(model=mlp(torch.bfloat16), steps=10, lr=1e-3)
     with pytest.warns(UserWarning, match="at the learning rate 0.001 are lost in rounding .* Take lr=1"):
         train(model, optimizer, 1)
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from test_networks import train
 from torch import nn
 
 import torchngvi
@@ -137,20 +138,18 @@ def test_mean_mode_gradients_and_statistics_stay():
     assert torch.equal(flat(q.variance.values()), first)
 
 
-def test_an_optimizer_goes_on_from_it():
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
+def test_an_optimizer_goes_on_from_it(structure):
     model, x = net(), inputs()
     y = torch.arange(N) % 3
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-12, weight_decay=0.0)
-    q = torchngvi.network(model, N)
+    q = torchngvi.network(model, N, structure)
     torchngvi.attach(optimizer, q, radius=1e-12, curvature=SampledLabels(every=1))
     q.laplace(uneven(x, y))
     before = flat(q.variance.values())
     for p, m in zip(q.parameters_of_network, q.mean.values(), strict=True):
         assert not torch.equal(p, m)  # a draw again
-    for _ in range(3):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    train(model, optimizer, 3, batch=(x, y))
     ratio = flat(q.variance.values()) / before
     assert not torch.equal(ratio, torch.ones_like(ratio))
     assert ratio.log().abs().max() < 0.5  # by some of the way, not to the start, 3 and more away
@@ -186,50 +185,13 @@ def test_a_trained_network_is_calibrated():
     y = ((x @ torch.randn(4, 3)) + torch.randn(800, 3)).argmax(1)
     model = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(300):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x[:100]), y[:100]).backward()
-        optimizer.step()
+    train(model, optimizer, 300, batch=(x[:100], y[:100]))
     q = torchngvi.network(model.eval(), 100)
     q.laplace([(x[:100], y[:100])])
     torchngvi.calibrate(q, [(x[100:300], y[100:300])])
     alone = F.cross_entropy(model(x[300:]), y[300:]).item()
     assert -q.log_prob(x[300:], y[300:]).mean() < alone - 0.1
     assert q.predictive(x[300:]).epistemic.mean() > 0.01
-
-
-class Sequence(nn.Module):
-    """Logits of three classes for each of some tokens, returned beside something else."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(6, 4), nn.Linear(4, 3)
-
-    def forward(self, tokens, shift):
-        return self.head(self.embedding(tokens).cumsum(1).tanh() + shift[:, None, None]), "state"
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_tokens_keywords_and_images(named):
-    """Batches that are no tensor, several labels an example, outputs among others: the sum over single labels."""
-    torch.manual_seed(0)
-    model, tokens, shift = Sequence().double(), torch.randint(6, (5, 7)), torch.randn(5).double()
-    given = {"tokens": tokens, "shift": shift} if named else (tokens, shift)
-    q = torchngvi.network(model, 35, prior_precision=PRIOR, temperature=1.0)
-    q.laplace([(given, tokens)], read=lambda returned: returned[0])
-    losses = Categorical().curvature_terms(model(tokens, shift)[0]).flatten()
-    each = [flat(torch.autograd.grad(one, q.parameters_of_network, retain_graph=True)) for one in losses]
-    exact = torch.stack(each).square().sum(0) + PRIOR
-    torch.testing.assert_close(1 / flat(q.variance.values()), exact, rtol=1e-10, atol=0)
-
-    layers = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)]
-    model, images = nn.Sequential(*layers).double(), torch.randn(5, 1, 6, 6).double()
-    q = torchngvi.network(model, 5, prior_precision=PRIOR, temperature=1.0)
-    q.laplace([(images, tokens)])
-    losses = Categorical().curvature_terms(model.eval()(images)).flatten()
-    each = [flat(torch.autograd.grad(one, q.parameters_of_network, retain_graph=True)) for one in losses]
-    exact = torch.stack(each).square().sum(0) + PRIOR
-    torch.testing.assert_close(1 / flat(q.variance.values()), exact, rtol=1e-10, atol=0)
 
 
 def test_parts_of_a_batch(monkeypatch):
@@ -274,6 +236,5 @@ def test_it_does_not_say_so_after_a_step():
     q = torchngvi.network(model, N)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.0)
     torchngvi.attach(optimizer, q, steps=10)
-    F.cross_entropy(model(x), torch.arange(N) % 3).backward()
-    optimizer.step()
+    train(model, optimizer, 1)
     q.predict(x)

@@ -17,14 +17,19 @@ def made(model, n, **keywords):
     return torchngvi.network(model, n, temperature=1.0, **keywords)
 
 
-def from_single_terms(q, given, read=lambda returned: returned):
+def first(returned):
+    return returned[0] if isinstance(returned, tuple) else returned
+
+
+def check_precision(q, *given, **named):
     """N H + 1 by name, from one backward pass for each term of each label."""
-    terms = q.likelihood.curvature_terms(read(q.model.eval()(*given))).flatten()
+    terms = q.likelihood.curvature_terms(first(q.model.eval()(*given, **named))).flatten()
     totals = [torch.zeros_like(p) for p in q.parameters_of_network]
     for term in terms:
         each = torch.autograd.grad(term, q.parameters_of_network, retain_graph=True, materialize_grads=True)
         totals = [total + g.square() for total, g in zip(totals, each, strict=True)]
-    return {name: total + 1 for name, total in zip(q.names, totals, strict=True)}
+    for name, total in zip(q.names, totals, strict=True):
+        torch.testing.assert_close(1 / q.variance[name], total + 1, rtol=2e-5, atol=0)
 
 
 class Scaled(nn.Module):
@@ -48,23 +53,43 @@ class Tied(nn.Module):
         return self.head(self.embedding(tokens).tanh())
 
 
-@pytest.mark.parametrize("kind", ["scalar", "tied", "weight norm", "encoder"])
+class Sequence(nn.Module):
+    """Logits of three classes for each of some tokens, returned beside something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(6, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens, shift):
+        return self.head(self.embedding(tokens).cumsum(1).tanh() + shift[:, None, None]), "state"
+
+
+IMAGES = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)]
+KINDS = {  # the network, its inputs, and the number of labels
+    "scalar": (Scaled, inputs(6, 4), 6),
+    "tied": (Tied, torch.arange(12).view(4, 3) % 6, 12),
+    "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))), inputs(6, 4), 6),
+    "encoder": (
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 1, 5, batch_first=True), nn.Linear(4, 2)),
+        inputs(3, 2, 4),
+        6,
+    ),
+    "tokens": (Sequence, (torch.arange(35).view(5, 7) % 6, inputs(5)), 35),
+    "names": (Sequence, {"shift": inputs(5), "tokens": torch.arange(35).view(5, 7) % 6}, 35),
+    "images": (lambda: nn.Sequential(*IMAGES), inputs(5, 1, 6, 6), 5),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_precision_is_that_of_single_terms(kind):
     torch.manual_seed(0)
-    model, x, labels = Scaled(), inputs(6, 4), 6
-    if kind == "tied":
-        model, x, labels = Tied(), torch.arange(12).view(4, 3) % 6, 12
-    if kind == "weight norm":
-        model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
-    if kind == "encoder":
-        model, x = (
-            nn.Sequential(nn.TransformerEncoderLayer(4, 1, 5, batch_first=True), nn.Linear(4, 2)),
-            inputs(3, 2, 4),
-        )
-    q = made(model, labels)
-    q.laplace([(x, x)])
-    for name, precision in from_single_terms(q, (x,)).items():
-        torch.testing.assert_close(1 / q.variance[name], precision, rtol=2e-5, atol=0)
+    make, given, labels = KINDS[kind]
+    q = made(make(), labels)
+    q.laplace([(given, torch.zeros(labels))], read=first)
+    if isinstance(given, dict):
+        check_precision(q, **given)
+    else:
+        check_precision(q, *(given if isinstance(given, tuple) else [given]))
 
 
 def test_a_head_with_means_and_standard_deviations():
@@ -78,8 +103,7 @@ def test_a_head_with_means_and_standard_deviations():
         y = x @ model.weight[:1].T + (0.5 * x[:, :1] - 2).exp() * noise * 8**0.5
     q = made(model, 400, likelihood=likelihood)
     q.laplace([(x[:150], y), (x[150:], y)])
-    for name, precision in from_single_terms(q, (x,)).items():
-        torch.testing.assert_close(1 / q.variance[name], precision, rtol=2e-5, atol=0)
+    check_precision(q, x)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
     attachment = torchngvi.attach(optimizer, q, steps=10, radius=1e-8)
     model.train()
@@ -101,8 +125,7 @@ def test_a_noise_that_is_learned_and_is_no_part_of_q():
     model, log_scale, x = nn.Linear(4, 2), nn.Parameter(torch.tensor(-0.7)), inputs(6, 4)
     q = made(model, 12, likelihood=Gaussian(lambda: log_scale.exp()))
     q.laplace([(x[:4], x), (x[4:], x)])
-    for name, precision in from_single_terms(q, (x,)).items():
-        torch.testing.assert_close(1 / q.variance[name], precision, rtol=2e-5, atol=0)
+    check_precision(q, x)
     assert log_scale.grad is None
 
 

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from helpers import exponentials
+from test_networks import train
 from torch import nn
 
 from torchngvi.errors import CalibrationWarning
@@ -35,20 +36,21 @@ def exact_ends(x, y):
     return mean, variance, noise
 
 
+def both(model, log_scale, lr):
+    """An optimizer of the network and of the noise, at a rate of its own."""
+    groups = [{"params": list(model.parameters()), "lr": 1.0}, {"params": [log_scale], "lr": lr}]
+    return torch.optim.AdamW(groups, weight_decay=0.0)
+
+
 def trained(x, y):
     torch.manual_seed(0)
     model = nn.Linear(D, 1, bias=False, dtype=torch.float64)
     log_scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
     q = network(model, N, likelihood=Gaussian(log_scale.exp), temperature=1.0)
-    groups = [{"params": list(model.parameters()), "lr": 1.0}, {"params": [log_scale], "lr": 0.1}]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    optimizer = both(model, log_scale, 0.1)
     attach(optimizer, q, steps=STEPS, curvature=SampledLabels(every=1))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        (0.5 * ((y - model(x)) / log_scale.exp()).square() + log_scale).mean().backward()
-        optimizer.step()
-        scheduler.step()
+    train(model, optimizer, STEPS, scheduler, loss=q.likelihood.loss, batch=(x, y))
     return q, log_scale.exp().item()
 
 
@@ -73,17 +75,13 @@ def learned_noise(share, steps=400):
     log_scale = nn.Parameter(torch.zeros(()))
     noise = Gaussian(log_scale.exp)
     q = network(model, 1000, likelihood=noise)
-    groups = [{"params": list(model.parameters()), "lr": 1.0}, {"params": [log_scale], "lr": 0.03}]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    optimizer = both(model, log_scale, 0.03)
     length = {"steps": steps} if share is None else {"radius": share / math.sqrt(steps)}
     attach(optimizer, q, **length)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
         rows = torch.randint(1000, (32,), generator=g)
-        optimizer.zero_grad()
-        noise.loss(model(x[rows]), y[rows]).backward()
-        optimizer.step()
-        scheduler.step()
+        train(model, optimizer, 1, scheduler, loss=noise.loss, batch=(x[rows], y[rows]))
     return log_scale.exp().item()
 
 
@@ -174,13 +172,9 @@ def regression(loss_of, log_scale, lr=0.05):
     model = nn.Linear(3, 1)
     noise = Gaussian(lambda: log_scale.exp())
     q = network(model, 200, likelihood=noise)
-    groups = [{"params": list(model.parameters()), "lr": 1.0}, {"params": [log_scale], "lr": lr}]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    optimizer = both(model, log_scale, lr)
     attach(optimizer, q, steps=40)
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss_of(noise, model(x), y).backward()
-        optimizer.step()
+    train(model, optimizer, 40, loss=lambda output, y: loss_of(noise, output, y), batch=(x, y))
     model.eval()
     return q, x, y
 

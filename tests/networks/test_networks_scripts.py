@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from test_networks import adamw, attached, data, flat, means, mlp, sds, train
+from test_networks import adamw, attached, data, flat, means, mlp, sds, sgd, train
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -44,10 +44,6 @@ untrained = pytest.mark.filterwarnings("ignore:The posterior has seen no data:Us
 
 
 # closures
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 @pytest.mark.parametrize("make", [adamw, sgd, "von", "keyword"])
@@ -660,15 +656,17 @@ def test_muon_beside_adamw():
     assert -q.log_prob(x, y).mean() < 0.6 * start
 
 
+def two(model, lr):
+    """Optimizers of the two layers."""
+    return [sgd(model[0]), sgd(model[2])]
+
+
 @pytest.mark.parametrize("look", ["predict", "state", "mean", "copy", "remove"])
 def test_looking_at_a_step_that_one_optimizer_has_left_out(look):
     """It is ended first, as the next forward pass would have ended it."""
 
     def run(look):
-        model = mlp()
-        q = network(model, 100)
-        a, b = sgd(model[0]), sgd(model[2])
-        handle = attach([a, b], q, steps=10)
+        model, q, (a, b), handle = attached(steps=10, make=two)
         for k in range(4):
             model.zero_grad()
             x, y = data(20, seed=k)
@@ -771,24 +769,10 @@ def test_tokens_are_the_labels_of_a_sequence():
 
 
 def test_numbers_with_a_noise_that_is_learned():
-    """The scale beside the network is trained in a group of its own, and the curvature reads it."""
+    """The curvature reads the scale beside the network."""
     torch.manual_seed(0)
     model, log_scale = nn.Linear(3, 1), nn.Parameter(torch.zeros(()))
-    q = network(model, 200, likelihood=Gaussian(log_scale.exp), temperature=1.0)
-    groups = [{"params": model.parameters()}, {"params": [log_scale], "lr": 0.1, "weight_decay": 0.01}]
-    optimizer = torch.optim.AdamW(groups, lr=1.0, weight_decay=0.0)
-    attach(optimizer, q, steps=300)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
-    x = torch.randn(200, 3)
-    y = x @ torch.tensor([[1.0], [-1.0], [0.5]]) + 0.3 * torch.randn(200, 1)
-    for _ in range(300):
-        optimizer.zero_grad()
-        (0.5 * ((y - model(x)) / log_scale.exp()).square() + log_scale).mean().backward()
-        optimizer.step()
-        scheduler.step()
-    with_one = nn.functional.pad(x, (0, 1), value=1.0)
-    least = y - with_one @ torch.linalg.lstsq(with_one, y)[0]
-    assert least.square().mean().sqrt() < log_scale.exp() < 0.4  # least squares, and what the draws add
+    q, x = network(model, 200, likelihood=Gaussian(log_scale.exp)), torch.randn(200, 3)
     seen = []
     for scale in (0.5, 2.0):  # the same draws of labels: the curvature is as 1/scale²
         log_scale.data.fill_(scale).log_()
@@ -803,7 +787,12 @@ def test_numbers_with_a_noise_that_is_learned():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda m: VON(m, 100, steps=20, curvature=GradientNoise(20)), lambda m: IVON(m, 100, 0.1)]
+    "make",
+    [
+        lambda m: VON(m, 100, steps=20),
+        lambda m: VON(m, 100, steps=20, curvature=GradientNoise(20)),
+        lambda m: IVON(m, 100, 0.1),
+    ],
 )
 def test_a_named_optimizer_resumes_from_its_own_state(make):
     def start():
@@ -839,11 +828,7 @@ def test_loading_in_the_middle_of_a_step():
     """One of two optimizers has stepped; the state that is loaded is the one that the next step begins from."""
 
     def begun():
-        model = mlp()
-        q = network(model, 100)
-        both = [sgd(model[0]), sgd(model[2])]
-        attach(both, q, steps=10)
-        return model, q, both
+        return attached(steps=10, make=two)[:3]
 
     model, q, both = begun()
     state = copy.deepcopy(q.state_dict())
