@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from test_networks import adamw, attached, data, means, mlp, train
+from test_networks import adamw, adamw_of, attached, data, fit_digits, means, mlp, train
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR
 from torch.optim.swa_utils import AveragedModel
@@ -27,9 +27,6 @@ from torchngvi.networks import (
 )
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-# the schedule
 
 
 def planned_share(t, steps):
@@ -93,23 +90,12 @@ def test_groups_share_the_factor_of_the_one_that_has_fallen_least():
 @pytest.mark.accuracy
 def test_digits_without_a_scheduler_are_fitted_as_with_one():
     """README's three lines: the test NLL is that of a cosine, and larger if nothing falls."""
-    sklearn = pytest.importorskip("sklearn.datasets")
-    X, Y = (torch.tensor(part) for part in sklearn.load_digits(return_X_y=True))
-    x, y = X.float() / 16, Y
-    found = []
-    for schedule, planned in ((None, "steps"), (CosineAnnealingLR, "steps"), (None, "radius")):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
-        optimizer, q = adamw(model), network(model, 800)
-        attach(optimizer, q, **{planned: 640 if planned == "steps" else 0.04 / 640**0.5})
-        scheduler = schedule(optimizer, 640) if schedule else None
-        for _ in range(640):
-            rows = torch.randint(800, (50,))
-            train(model, optimizer, 1, scheduler, batch=(x[rows], y[rows]))
-        model.eval()
-        found.append(-q.log_prob(x[800:], y[800:]).mean().item())
-    assert found[0] == pytest.approx(found[1], abs=0.01)  # rounding of the rate alone parts them
-    assert found[0] < found[2] - 0.05  # where nothing falls
+    alone, cosine, never = (
+        fit_digits(adamw_of(1.0), 640, 800, **keywords)
+        for keywords in ({}, {"schedule": CosineAnnealingLR}, {"radius": 0.04 / 640**0.5})
+    )
+    assert alone == pytest.approx(cosine, abs=0.01)  # rounding of the rate alone parts them
+    assert alone < never - 0.05
 
 
 @pytest.mark.parametrize("order", ["attach, load", "load q, attach, load the optimizer"])
@@ -195,9 +181,6 @@ def test_a_training_that_ended_early_is_told_by_calibrate():
         model, q, optimizer, _ = attached(steps=10)
         train(model, optimizer, 9)
         calibrate(q, [(x, y)])
-
-
-# closures
 
 
 class SAM(torch.optim.Optimizer):
@@ -327,31 +310,16 @@ def test_steps_that_the_hooks_do_not_see_are_refused():
     assert q.draw == 20
 
 
-# layers that join later
-
-
-def frozen_then_not():
+@pytest.mark.parametrize("added", [False, True])
+def test_layers_that_join_later_are_refused(added):
+    """Of what was frozen, and of what is added to the optimizer."""
     model = mlp()
     model[0].requires_grad_(False)
-    _, _, optimizer, _ = attached(model=model)
+    _, _, optimizer, _ = attached(model=model, make=lambda model, lr: adamw(model[2] if added else model))
     train(model, optimizer, 2)
     model[0].requires_grad_(True)
-    return model, optimizer
-
-
-def added():
-    model = mlp()
-    model[0].requires_grad_(False)
-    _, _, optimizer, _ = attached(model=model, make=lambda model, lr: adamw(model[2]))
-    train(model, optimizer, 2)
-    model[0].requires_grad_(True)
-    optimizer.add_param_group({"params": model[0].parameters(), "lr": 1e-3})
-    return model, optimizer
-
-
-@pytest.mark.parametrize("joined", [frozen_then_not, added])
-def test_layers_that_join_later_are_refused(joined):
-    model, optimizer = joined()
+    if added:
+        optimizer.add_param_group({"params": model[0].parameters(), "lr": 1e-3})
     with pytest.raises(InputError, match="moves the parameter 0.weight and 1 more now, and was frozen, or no part"):
         train(model, optimizer, 1)
 
@@ -377,9 +345,6 @@ def test_what_is_no_part_of_q_needs_a_rate_of_its_own():
     optimizer = torch.optim.AdamW([*model.parameters(), temperature], lr=1.0, weight_decay=0.0)
     with pytest.warns(UserWarning, match=r"one of shape \(\) at the learning rate 1 or more, .* group of its own"):
         attach(optimizer, network(model, 20), steps=10)
-
-
-# what the loss is
 
 
 def first_step(loss, labels=None, likelihood="categorical", outputs=3, network_of=None, passes=1, rows=20):
@@ -539,9 +504,6 @@ def test_the_heteroscedastic_likelihood():
     assert q.log_prob(x, y).mean() > 0.3  # of one scale -0.28 at best
 
 
-# numbers of labels
-
-
 @pytest.mark.parametrize("num_data", [5, 50, 100])
 def test_the_labels_of_a_pass_are_those_of_num_data(num_data):
     x, y = data(50)
@@ -571,9 +533,6 @@ def test_batches_of_any_size_are_no_passes():
     model, _, optimizer, _ = attached(steps=100, num_data=1000)
     for rows in (12, 12, 7, 12, 9, 12, 12, 7, 7, 12, 12, 7, 12, 12, 7):
         train(model, optimizer, 1, batch=(x[:rows], y[:rows]))
-
-
-# other changes of the weights
 
 
 def test_an_average_of_draws_is_told():
@@ -623,9 +582,6 @@ def test_weights_that_are_changed_between_steps_are_told():
             for p in model.parameters():
                 p.clamp_(-0.1, 0.1)
         assert means(q).abs().max() <= 0.1
-
-
-# what is refused in a sentence
 
 
 def test_transforms_of_functions_while_training():
@@ -681,9 +637,6 @@ def test_laplace_says_how_wide_it_is():
     torch.testing.assert_close(sds, 0.05**0.5 * whole)
     found = network(mlp(), 20, temperature=1.0).laplace([(x, y)])
     assert repr(found).endswith("standard deviations are the posterior's)")
-
-
-# the loop
 
 
 def test_loops_that_leave_a_line_out_are_told():

@@ -300,24 +300,6 @@ def test_a_posterior_that_is_not_finite_is_refused():
         torchngvi.network(mlp(), 40, prior=first)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, "2"])
-def test_weights_that_count_nothing_are_refused(weight):
-    with pytest.raises(InputError, match="prior_weight"):
-        torchngvi.network(mlp(), 40, prior=trained(2), prior_weight=weight)
-
-
-def test_means_alone_have_no_weight():
-    with pytest.raises(InputError, match="prior_precision"):
-        torchngvi.network(mlp(), 40, prior=mlp().state_dict(), prior_weight=2.0)
-
-
-def test_a_precision_by_weight_is_no_kronecker_product():
-    first = trained(2)
-    with pytest.raises(InputError, match="kronecker"):
-        torchngvi.network(mlp(), 40, "kronecker", prior=first)
-    torchngvi.network(mlp(), 40, "kronecker", prior=first.model.state_dict())
-
-
 @pytest.mark.parametrize("at_prior", [True, False])
 def test_only_the_pull_of_the_prior_counts_against_clipped_gradients(at_prior):
     """The warning of clipping is of δ(m - m₀), which is 0 where the network is at the mean of the prior."""

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from test_networks import adamw, data, flat, like, means, mlp, train
+from test_networks import adamw, adamw_of, data, fit_digits, flat, like, means, mlp, sgd, train
 from torch import nn
 
 from torchngvi import networks
@@ -240,26 +240,9 @@ def test_other_constants():
 @pytest.mark.accuracy
 def test_digits_at_any_rate():
     """README's three lines with five optimizers and no schedule: the test NLL is the same within .015."""
-    digits = pytest.importorskip("sklearn.datasets").load_digits()
-    x, y = torch.tensor(digits.data).float() / 16, torch.tensor(digits.target)
-    found = []
-    for make in (
-        *(lambda p, lr=lr: torch.optim.AdamW(p, lr=lr, weight_decay=0.0) for lr in (1e-3, 3e-3, 1e-2, 1.0)),
-        lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9),
-    ):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
-        optimizer, q = make(model.parameters()), network(model, 1000)
-        attach(optimizer, q, steps=800)
-        for _ in range(800):
-            batch = torch.randint(1000, (50,))
-            train(model, optimizer, 1, batch=(x[batch], y[batch]))
-        model.eval()
-        found.append(-q.log_prob(x[1000:], y[1000:]).mean().item())
+    kinds = [adamw_of(lr) for lr in (1e-3, 3e-3, 1e-2, 1.0)] + [lambda model: sgd(model, 0.03)]
+    found = [fit_digits(make, 800, 1000) for make in kinds]
     assert max(found) < min(found) + 0.015, found
-
-
-# what earlier releases have written and called
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker", "dense", "rows"])

@@ -1,7 +1,5 @@
 """The dense family of a last layer: identities with matrices and with the dense world."""
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -68,25 +66,6 @@ def test_a_step_is_that_of_vn():
     torch.testing.assert_close(torch.linalg.inv(family.root @ family.root.mT), other.covariance, rtol=1e-10, atol=1e-12)
     step = flat(family.natural(like(H @ (m - b) / 30, family.mean)))
     torch.testing.assert_close(m - rho * step, other.mean, rtol=1e-10, atol=1e-12)
-
-
-def test_sampled_labels_are_the_gauss_newton_matrix():
-    """Over all label combinations of a batch of three: the block of the last layer, and the diagonal of the rest."""
-    model, (x, _) = mlp(torch.float64), data(3, torch.float64)
-    q = network(model, 10, {"2.*": "dense", "0.*": "diagonal"})
-    block = next(family for family in q.each() if family.single)
-    p = model(x).softmax(-1).detach()
-    found = torch.zeros_like(block.curvature)
-    for labels in itertools.product(range(3), repeat=3):
-        q.likelihood, q.draw, q.observed = Told(torch.tensor(labels)), 0, 0
-        SampledLabels().after_forward(q, model(x))
-        q.refresh_()
-        found += p[torch.arange(3), list(labels)].prod() * block.curvature
-    expected = torch.zeros_like(found)
-    for k in range(3):
-        J = torch.stack([flat(torch.autograd.grad(model(x)[k, c], block.parameters_of_network)) for c in range(3)])
-        expected += J.mT @ (p[k].diag() - p[k].outer(p[k])) @ J / 3
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-16)
 
 
 def test_many_labels_are_observed_in_part():

@@ -206,9 +206,6 @@ def test_parts_of_a_batch(monkeypatch):
     torch.testing.assert_close(found[1], found[2], rtol=1e-13, atol=0)
 
 
-# words
-
-
 def test_a_posterior_that_has_seen_no_data_says_so():
     model, x = net().float(), inputs().float()
     q = torchngvi.network(model, N)

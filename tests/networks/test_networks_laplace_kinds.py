@@ -200,21 +200,6 @@ def test_more_derivatives_than_memory(monkeypatch):
         q.laplace([(x, x)])
 
 
-def test_what_was_frozen_after_q_was_made_is_told():
-    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    q, x = made(model, 6), inputs(6, 4)
-    model[0].requires_grad_(False)
-    with pytest.warns(UserWarning, match="2 parameters, '0.weight' the first, were frozen after .* Freeze them before"):
-        q.laplace([(x, x)])
-    assert torch.equal(q.variance["0.bias"], torch.ones(5))
-    model[0].requires_grad_(True)
-    q.laplace([(x, x)])
-    known = q.variance["0.bias"].clone()
-    model[0].requires_grad_(False)
-    q.laplace([(x, x)])  # a curvature is known, and kept
-    torch.testing.assert_close(q.variance["0.bias"], known)
-
-
 @pytest.mark.parametrize("labels", [None, 3])
 def test_more_labels_than_num_data_are_told(labels):
     """Two numbers a row are two labels each."""

@@ -249,6 +249,12 @@ REFUSED = {
     "likelihood, list": (lambda: made(likelihood=["categorical"]), "likelihood is ", " got ['categorical']"),
     "seed, None": (lambda: made(seed=None), "seed is an integer of less than 63 bits, ", " got None"),
     "seed, fraction": (lambda: made(seed=0.5), "seed is an integer of less than 63 bits, ", " got 0.5"),
+    "prior_weight, 0": (lambda: made(prior=seen(), prior_weight=0.0), "prior_weight"),
+    "prior_weight, negative": (lambda: made(prior=seen(), prior_weight=-1.0), "prior_weight"),
+    "prior_weight, nan": (lambda: made(prior=seen(), prior_weight=math.nan), "prior_weight"),
+    "prior_weight, text": (lambda: made(prior=seen(), prior_weight="2"), "prior_weight"),
+    "prior_weight, means": (lambda: made(prior=mlp().state_dict(), prior_weight=2.0), "prior_precision"),
+    "prior, products": (lambda: made(prior=seen(), structure="kronecker"), "kronecker"),
     "no network": (lambda: network("net", 100), "made of a torch.nn.Module; got a str"),
     "all frozen": (lambda: network(mlp().requires_grad_(False), 100), "nothing to infer"),
     "two posteriors": (two_posteriors, "has a posterior already"),
@@ -448,6 +454,7 @@ def test_scales_of_the_noise(wrong):
 
 def test_scales_and_labels_of_other_kinds():
     assert made(num_data=np.int64(50)).num_data == 50
+    made(prior=mlp().state_dict(), structure="kronecker")
     for right in (0.5, np.array(0.5), np.float32(0.5), torch.tensor(0.5)):
         assert Gaussian(lambda right=right: right).loss(ONE, ONE + 1) == Gaussian(0.5).loss(ONE, ONE + 1)
     q = seen()

@@ -43,9 +43,6 @@ CURVATURES = [SampledLabels, lambda: GradientNoise(20), Reparametrized]
 untrained = pytest.mark.filterwarnings("ignore:The posterior has seen no data:UserWarning")
 
 
-# closures
-
-
 @pytest.mark.parametrize("make", [adamw, sgd, "von", "keyword"])
 def test_a_closure_is_called_at_the_draw(make):
     """A step with a closure, as Lightning takes it, is the plain step to the bit; its loss is handed back."""
@@ -151,9 +148,6 @@ def test_outputs_that_are_never_seen():
         F.cross_entropy(call(model, x), y).backward()
         with pytest.raises(InputError, match="has not seen the outputs of the network in training"):
             optimizer.step()
-
-
-# what a network returns, and what else a script hands over
 
 
 class Wrapped(nn.Module):
@@ -264,9 +258,6 @@ def test_more_labels_in_a_batch_than_in_the_data_are_told_once():
         model(x)
 
 
-# an optimizer in one line
-
-
 def test_von_under_a_scaler_and_a_schedule_that_cycles_momentum():
     """One-cycle sets the learning rate and the momentum; a schedule that holds both changes nothing."""
 
@@ -354,9 +345,6 @@ def test_ivon_is_the_published_package(monkeypatch):
     )
 
 
-# half precision
-
-
 def test_autocast_scaler_and_clipping():
     """All of mixed precision together: it trains about as well as the same run in single precision."""
 
@@ -398,11 +386,8 @@ def test_draws_differ_within_one_autocast():
 KILLED = """
 import os, signal, sys
 import torch
-from test_networks import adamw, mlp, train
-from torchngvi.networks import attach, network
-model = mlp()
-q, optimizer = network(model, 100), adamw(model)
-attach(optimizer, q, steps=16)
+from test_networks import attached, train
+model, q, optimizer, _ = attached(steps=16)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
 for step in range(16):
     train(model, optimizer, 1, scheduler=schedule, first=step)
@@ -449,9 +434,6 @@ def test_the_order_of_loading_does_not_matter():
         for k in order:
             (other, oq)[k].load_state_dict(states[k])
         assert torch.equal(means(oq), means(q))
-
-
-# copies
 
 
 def test_a_copy_of_the_network_is_any_network_at_the_mean():
@@ -514,9 +496,6 @@ def test_a_network_with_a_posterior_can_be_pickled():
     assert not torch.equal(other(x), model(x))
 
 
-# parameters that change
-
-
 @pytest.mark.parametrize("curvature", CURVATURES)
 def test_frozen_later(curvature):
     """Mean and covariance of what is frozen stay; the rest goes on."""
@@ -575,9 +554,6 @@ def test_buffers_follow_the_parameters_to_their_device():
         assert {buffer.device.type for buffer in family.buffers()} == {"meta"}
 
 
-# schedules
-
-
 def test_the_radius_follows_the_groups_that_q_has():
     """f = lr/its largest value, of the groups with parameters of q alone; it is in the optimizer's own state."""
     model = mlp()
@@ -631,9 +607,6 @@ def test_the_largest_rate_is_that_of_the_schedule(schedule):
     assert late == early
     assert max(late) == 1.0
     assert all(torch.equal(weights[name], others[name]) for name in weights)
-
-
-# several optimizers
 
 
 @untrained
@@ -693,9 +666,6 @@ def test_looking_at_a_step_that_one_optimizer_has_left_out(look):
     assert torch.equal(run(look), run("forward"))
 
 
-# numbers that are not finite
-
-
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
 def test_an_observation_that_is_not_finite_is_left_out(structure):
     """Steps 0 and 10 observe the curvature: a NaN batch there leaves the covariance as it was."""
@@ -753,9 +723,6 @@ def test_a_device_that_is_not_waited_for():
         assert not torch.allclose(found[0], found[3], rtol=1e-2)
 
 
-# labels that are not rows
-
-
 def test_tokens_are_the_labels_of_a_sequence():
     """Curvature from (batch, positions, classes) is that of the same outputs in rows: B counts the positions."""
     found = []
@@ -781,9 +748,6 @@ def test_numbers_with_a_noise_that_is_learned():
         q.refresh_()
         seen.append(q.families[0].curvature[0].clone())
     torch.testing.assert_close(seen[0], 16 * seen[1], rtol=1e-4, atol=0)
-
-
-# checkpoints
 
 
 @pytest.mark.parametrize(
@@ -844,9 +808,6 @@ def test_loading_in_the_middle_of_a_step():
         for opt in pair:
             opt.step()
     assert torch.equal(means(q), means(expected))
-
-
-# the documentation
 
 
 def test_the_snippets_of_the_docs():
