@@ -271,15 +271,7 @@ def test_an_optimizer_that_calls_its_closure_twice():
     ends = []
     for kind in (torch.optim.SGD, Twice):
         model, q, optimizer, _ = attached(make=lambda model, lr, kind=kind: kind(model.parameters(), lr))
-        for _ in range(5):
-
-            def closure(model=model, optimizer=optimizer):
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(x), y)
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
+        train(model, optimizer, 5, batch=(x, y), step=lambda optimizers, closure: optimizers[0].step(closure))
         ends.append(means(q))
     assert optimizer.losses[0] == optimizer.losses[1]
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-5)

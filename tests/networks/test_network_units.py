@@ -217,12 +217,7 @@ def test_two_optimizers_are_one():
         q = network(model, 100)
         both = [torch.optim.SGD(part.parameters(), lr=0.1) for part in ((model[0], model[2]) if split else (model,))]
         attach(both, q, steps=S)
-        for k in range(S):
-            model.zero_grad()
-            x, y = data(20, torch.float64, seed=k)
-            F.cross_entropy(model(x), y).backward()
-            for one in both:
-                one.step()
+        train(model, both, S)
         return means(q)
 
     torch.testing.assert_close(run(True), run(False), rtol=1e-10, atol=1e-12)

@@ -62,17 +62,36 @@ def attached(structure="diagonal", steps=20, lr=0.1, num_data=100, model=None, m
     return model, q, optimizer, attach(optimizer, q, steps=steps, **keywords)
 
 
-def train(model, optimizer, steps, scheduler=None, first=0, loss=F.cross_entropy, batch=None, between=lambda: None):
-    """Steps first, ..., first + steps - 1 of a plain loop, each on its own batch if none is given."""
-    dtype = next(model.parameters()).dtype
+def step_plainly(optimizers, closure):
+    value = closure()
+    for optimizer in optimizers:
+        optimizer.step()
+    return value
+
+
+def train(
+    model, optimizer, steps, scheduler=None, first=0, loss=F.cross_entropy, batch=None, between=None, step=step_plainly
+):
+    """The losses of steps first, ..., first + steps - 1, each on its own batch if none is given."""
+    optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
+    dtype, losses = next(model.parameters()).dtype, []
     for k in range(first, first + steps):
         x, y = data(20, dtype, seed=10 + k) if batch is None else batch
-        optimizer.zero_grad()
-        loss(model(x), y).backward()
-        optimizer.step()
+
+        def closure(x=x, y=y):
+            model.zero_grad()
+            for one in optimizers:
+                one.zero_grad()
+            value = loss(model(x), y)
+            value.backward()
+            return value
+
+        losses.append(step(optimizers, closure))
         if scheduler is not None:
             scheduler.step()
-        between()
+        if between is not None:
+            between()
+    return losses
 
 
 def fused(model, lr):
@@ -558,13 +577,9 @@ def test_several_optimizers_share_a_posterior():
     a = torch.optim.SGD(model[0].parameters(), lr=0.1)
     b = torch.optim.AdamW(model[2].parameters(), lr=0.1, weight_decay=0.0)
     attach([a, b], q, steps=10)
-    for k in range(10):
-        x, y = data(20, seed=k)
-        model.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        a.step()
-        if k != 4:  # as a scaler leaves one out
-            b.step()
+    train(model, [a, b], 4)
+    train(model, a, 1)  # as a scaler leaves one out
+    train(model, [a, b], 5)
     assert q.draw == 10  # a's step alone is ended by the next forward pass
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from test_networks import adamw, attached, data, flat, means, mlp, sds, sgd, train
+from test_networks import adamw, attached, data, flat, means, mlp, sds, sgd, train, train_scaled
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -47,32 +47,18 @@ untrained = pytest.mark.filterwarnings("ignore:The posterior has seen no data:Us
 def test_a_closure_is_called_at_the_draw(make):
     """A step with a closure, as Lightning takes it, is the plain step to the bit; its loss is handed back."""
 
-    def run(closed):
-        model = mlp()
-        q = network(model, 100)
+    def run(**step):
         if make == "von":
-            optimizer = VON(q, steps=12)
+            optimizer = VON(mlp(), 100, steps=12)
+            model, q = optimizer.q.model, optimizer.q
         else:
-            optimizer = (adamw if make == "keyword" else make)(model)
-            attach(optimizer, q, steps=12)
-        losses = []
-        for k in range(12):
-            x, y = data(20, seed=k)
+            model, q, optimizer, _ = attached(steps=12, make=adamw if make == "keyword" else make)
+        return torch.stack(train(model, optimizer, 12, **step)), means(q), sds(q)
 
-            def closure(x=x, y=y):
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(x), y)
-                loss.backward()
-                return loss
+    def closed(optimizers, closure):
+        return optimizers[0].step(closure=closure) if make == "keyword" else optimizers[0].step(closure)
 
-            if closed:
-                losses.append(optimizer.step(closure=closure) if make == "keyword" else optimizer.step(closure))
-            else:
-                losses.append(closure())
-                optimizer.step()
-        return torch.stack(losses), means(q), sds(q)
-
-    for one, other in zip(run(True), run(False), strict=True):
+    for one, other in zip(run(step=closed), run(), strict=True):
         assert torch.equal(one, other)
 
 
@@ -99,7 +85,7 @@ def automatic_optimization(module, optimizer, scheduler, steps):
         module.train()
 
         def closure(k=k):
-            loss = module.training_step(data(20, seed=k))
+            loss = module.training_step(data(20, seed=10 + k))
             optimizer.zero_grad()
             loss.backward()
             return loss
@@ -119,12 +105,7 @@ def test_lightnings_loop_is_the_plain_loop_and_resumes():
     automatic_optimization(module, *module.configure_optimizers(), range(12))
     plain, q, optimizer, _ = attached(steps=12)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-    for k in range(12):
-        x, y = data(20, seed=k)
-        optimizer.zero_grad()
-        F.cross_entropy(plain(x), y).backward()
-        optimizer.step()
-        scheduler.step()
+    train(plain, optimizer, 12, scheduler)
     assert torch.equal(means(module.q), means(q))
     half = Module()
     optimizer, scheduler = half.configure_optimizers()
@@ -214,10 +195,7 @@ def test_images_of_labels_have_their_classes_second():
         q = network(model, 60, likelihood=likelihood)
         optimizer = adamw(model)
         attach(optimizer, q, steps=5)
-        for _ in range(5):
-            optimizer.zero_grad()
-            (-q.likelihood.log_prob(model(x), y).mean()).backward()
-            optimizer.step()
+        train(model, optimizer, 5, loss=lambda f, y: -q.likelihood.log_prob(f, y).mean(), batch=(x, y))
         model.eval()
         return means(q), q.log_prob(x, y), q.predict(x), torch.tensor(calibrate(q, [(x, y)]).nll)
 
@@ -265,17 +243,13 @@ def test_von_under_a_scaler_and_a_schedule_that_cycles_momentum():
         model = mlp()
         optimizer = VON(model, 100, steps=12)
         scheduler = schedule(optimizer)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=mixed)
         momenta = []
-        for k in range(12):
-            x, y = data(20, seed=k)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+
+        def between():
             scheduler.step()
             momenta.append(optimizer.param_groups[0]["momentum"])
+
+        train_scaled(model, optimizer, 12, 2.0**10 if mixed else 1.0, between=between)
         return means(optimizer.q), momenta
 
     def cycled(low, high):
@@ -306,12 +280,7 @@ def test_a_part_of_the_network_is_bayesian():
         torch.manual_seed(0)
         model = mlp()
         optimizer, rest = make(model), torch.optim.SGD(model[0].parameters(), lr=0.1)
-        for k in range(12):
-            x, y = data(20, seed=k)
-            model.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            rest.step()
-            optimizer.step()
+        train(model, [rest, optimizer], 12)
         return model.state_dict(), optimizer.q
 
     short, q = run(lambda model: VON(model, 100, steps=12, bayesian="2.*"))
@@ -620,11 +589,7 @@ def test_muon_beside_adamw():
     attach([matrices, rest], q, steps=40)
     x, y = data(40)
     start = -q.log_prob(x, y).mean()
-    for _ in range(40):
-        model.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        matrices.step()
-        rest.step()
+    train(model, [matrices, rest], 40, batch=(x, y))
     assert q.draw == 40
     assert -q.log_prob(x, y).mean() < 0.6 * start
 
@@ -640,13 +605,9 @@ def test_looking_at_a_step_that_one_optimizer_has_left_out(look):
 
     def run(look):
         model, q, (a, b), handle = attached(steps=10, make=two)
-        for k in range(4):
-            model.zero_grad()
-            x, y = data(20, seed=k)
-            F.cross_entropy(model(x), y).backward()
-            a.step()
-            if k < 3:
-                b.step()
+        x, _ = data(20)
+        train(model, [a, b], 3)
+        train(model, a, 1, first=3)
         if look == "predict":
             q.predict(x, samples=2)
         elif look == "state":
@@ -802,11 +763,7 @@ def test_loading_in_the_middle_of_a_step():
         opt.state.clear()
     other, expected, fresh = begun()
     for network_, pair in ((model, both), (other, fresh)):
-        x, y = data(20)
-        network_.zero_grad()
-        F.cross_entropy(network_(x), y).backward()
-        for opt in pair:
-            opt.step()
+        train(network_, pair, 1)
     assert torch.equal(means(q), means(expected))
 
 
