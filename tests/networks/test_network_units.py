@@ -228,7 +228,8 @@ def test_other_constants():
     handle = attach(adamw(model), network(model, 100), steps=100, length=length)
     assert handle.radius == pytest.approx(0.001)
     assert handle.limit == pytest.approx(0.025)
-    assert [handle.length.share(t, 100) for t in (0, 24, 99)] == pytest.approx([0.02, 0.5, 0.5])
+    shares = [handle.length.share(t, 100) for t in (0, 24, 99)]
+    assert shares == pytest.approx([0.02, 0.5, StepLength().share(99, 100)])
     assert length.limit(9, 100) == pytest.approx(0.01)
 
 
@@ -274,3 +275,35 @@ def test_old_calls_work_and_warn():
     with pytest.warns(DeprecationWarning, match="fused=True has no effect any more"):
         handle = attach(adamw(model), network(model, 100), steps=100, radius=found.radius, fused=True)
     assert handle.radius == found.radius == 0.012
+
+
+def test_a_longer_warm_up_leaves_the_end_of_the_schedule_as_it_is():
+    for warm_up in (0.02, 0.3, 0.9):
+        length = StepLength(warm_up=warm_up)
+        assert length.share(980, 1000) == length.share(5000, 1000) == StepLength().share(980, 1000) < 1e-3
+
+
+def test_weights_that_are_loaded_before_the_training_say_how_large_units_are():
+    model = mlp()
+    q = network(model, num_data=100)
+    model.load_state_dict({name: 10 * w for name, w in model.state_dict().items()})
+    attachment = attach(adamw(model), q, steps=S)
+    layers, first = (model[0], model[2]), list(q.scales)
+    with q.at_mean():
+        norms = [torch.cat([layer.weight, layer.bias[:, None]], 1).detach() for layer in layers]
+    assert first == pytest.approx([math.sqrt(float(w.square().sum()) / len(w)) for w in norms])
+    x, y = torch.randn(20, model[0].in_features), torch.zeros(20, dtype=torch.long)
+    F.cross_entropy(model(x), y).backward()
+    attachment.optimizers[0].step()
+    attachment.remove()
+    model.load_state_dict({name: 10 * w for name, w in model.state_dict().items()})
+    attach(adamw(model), q, steps=S)
+    assert q.scales == first  # those of the start
+
+
+def test_the_decay_of_asgd_is_refused():
+    model = mlp()
+    q = network(model, num_data=100)
+    with pytest.raises(InputError, match="lambd=0.0001 for parameters of q"):
+        attach(torch.optim.ASGD(model.parameters()), q, steps=S)
+    attach(torch.optim.ASGD(model.parameters(), lambd=0.0), q, steps=S)

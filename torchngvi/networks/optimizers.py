@@ -13,6 +13,7 @@ from torchngvi.networks.weights import frames
 
 # kept in the parameter group, hence in checkpoints of the optimizer
 _PEAK, _FIRST, BEGUN = "largest_lr", "first_lr", "draws_before"
+REFUSED = ("maximize", "weight_decay", "lambd")  # options of a group with parameters of q; the last is of ASGD
 
 
 def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]) -> None:
@@ -50,6 +51,11 @@ def check_options(kind: str, group: Mapping[str, Any]) -> None:
         raise InputError(
             f"{kind} has weight_decay={group['weight_decay']} for parameters of q, and the prior takes its place; set "
             "weight_decay=0.0 for them and say prior_precision= of torchngvi.network."
+        )
+    if group.get("lambd", 0.0):
+        raise InputError(
+            f"{kind} has lambd={group['lambd']} for parameters of q, which decays them as weight_decay does, and the "
+            "prior takes its place; set lambd=0.0 for them and say prior_precision= of torchngvi.network."
         )
     if group.get("maximize", False):
         raise InputError(f"{kind} has maximize=True; a posterior needs the loss, -log p, and minimises it.")

@@ -21,6 +21,7 @@ from torchngvi.arguments import read_number
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_FALLS = 0.98  # share of the steps after which the factor stays at about .001, and not 0, for a training that goes on
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class StepLength:
         >>> [round(StepLength().share(t, 1000), 4) for t in (0, 19, 500, 980, 2000)]
         [0.05, 0.9991, 0.5, 0.001, 0.001]
         """
-        at = min(max(taken, 0), int((1 - self.warm_up) * steps))
+        at = min(max(taken, 0), int(_FALLS * steps))
         return min((at + 1) / max(1.0, self.warm_up * steps), 0.5 * (1 + math.cos(math.pi * at / steps)))
 
     def limit(self, layers: int, steps: int) -> float:

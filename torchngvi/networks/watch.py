@@ -17,7 +17,7 @@ from torchngvi.distributed import ranks
 from torchngvi.errors import InputError
 from torchngvi.networks.layout import named_by
 from torchngvi.networks.likelihoods import Categorical, Gaussian
-from torchngvi.networks.optimizers import check_options, largest_lr
+from torchngvi.networks.optimizers import REFUSED, check_options, largest_lr
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.weights import frames, warn_caller
 from torchngvi.numerics.arrays import Fetched
@@ -348,7 +348,7 @@ class Others:
     def refuse_joined(self, optimizer: Optimizer) -> None:
         """Refuse parameters with a gradient that were frozen, or no part of the optimizer, when it was attached."""
         for group in optimizer.param_groups:
-            if (group.get("maximize") or group.get("weight_decay")) and self._of_q.intersection(group["params"]):
+            if any(map(group.get, REFUSED)) and self._of_q.intersection(group["params"]):
                 check_options(type(optimizer).__name__, group)
         others = (p for p in _held([optimizer]) if p not in self._of_q and p not in self._trained)
         joined = [p for p in others if p.grad is not None]

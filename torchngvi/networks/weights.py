@@ -188,6 +188,8 @@ class NetworkWeights(nn.Module):
             family.adopt_()
             same_on_ranks_(family.mean)
             family.mean_()
+        if self.draw == 0:  # weights may have been loaded since q was made
+            self.scales = measure_units(self.units, list(self.mean.values()))
         scales = torch.tensor(self.scales, device=self.parameters_of_network[0].device)
         same_on_ranks_([scales])
         self.scales = scales.tolist()
