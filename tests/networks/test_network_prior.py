@@ -74,18 +74,6 @@ def test_two_parts_in_turn_are_the_batch():
     torch.testing.assert_close(q.mean["weight"], mean, rtol=1e-12, atol=1e-14)
 
 
-def test_the_gradient_vanishes_at_the_mean_of_the_batch():
-    """At the joint mean the loss of B alone pulls as hard as the prior, which is all that is left of A."""
-    given = list(parts(2))
-    first = next(in_turn(given))
-    model, (x, y) = linear(joint(given)[1]), given[1]
-    q = torchngvi.network(model, len(y), prior=first, likelihood=Gaussian(SCALE))
-    q.likelihood.loss(model(x), y).backward()
-    alone = model.weight.grad.norm()
-    q.add_prior_({"weight": model.weight.grad}, q.mean)
-    assert model.weight.grad.norm() < 1e-12 * alone
-
-
 def test_precisions_add_in_a_chain():
     """After k tasks N_k δ_k = λ + Σ N_i h_i, whatever the temperature of each, and whatever N is."""
     model, total, q = mlp(torch.float64), None, None

@@ -299,11 +299,3 @@ def test_weights_that_are_loaded_before_the_training_say_how_large_units_are():
     model.load_state_dict({name: 10 * w for name, w in model.state_dict().items()})
     attach(adamw(model), q, steps=S)
     assert q.scales == first  # those of the start
-
-
-def test_the_decay_of_asgd_is_refused():
-    model = mlp()
-    q = network(model, num_data=100)
-    with pytest.raises(InputError, match="lambd=0.0001 for parameters of q"):
-        attach(torch.optim.ASGD(model.parameters()), q, steps=S)
-    attach(torch.optim.ASGD(model.parameters(), lambd=0.0), q, steps=S)

@@ -336,6 +336,7 @@ REFUSED = {
     "outputs, a pair": (wrapped_step, "outputs of the network are needed as one tensor"),
     # attach
     "weight decay": (lambda: attached_to(decayed), "weight_decay=0.01 for parameters of q, and the prior takes its"),
+    "ASGD": (lambda: attached_to(lambda m: torch.optim.ASGD(m.parameters())), "lambd=0.0001 for parameters of q"),
     "not all": (lambda: attached_to(lambda m: adamw(m[2])), "No optimizer given has the parameters 0.weight"),
     "neither": (lambda: attached_to(steps=None), "Say steps=, ", " or both; got neither"),
     "steps, 0": (lambda: attached_to(steps=0), STEPS),

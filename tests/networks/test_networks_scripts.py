@@ -419,14 +419,16 @@ def test_a_copy_of_the_network_is_any_network_at_the_mean():
     network(alone, 100)  # it may have a posterior of its own
 
 
-def test_a_copy_of_the_posterior_has_a_network_of_its_own():
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_of_the_posterior_has_a_network_of_its_own(copied):
     model, q, optimizer, _ = attached()
     train(model, optimizer, 3)
-    pair = copy.deepcopy({"model": model, "q": q})
-    other, oq = pair["model"], pair["q"]
+    other, oq = copied((model, q))
     assert oq.model is other
     x, _ = data(5)
     torch.testing.assert_close(oq.predict(x), q.predict(x))
+    assert torch.equal(other(x), model.eval()(x))  # attached to nothing, so that it holds the mean in training too
+    model.train()
     train(model, optimizer, 2)
     assert not torch.equal(means(oq), means(q))
     optimizer = adamw(other)
@@ -451,18 +453,6 @@ def test_an_average_of_the_means():
     averaged.eval()(data(3)[0])
     state = [value for key, value in averaged.state_dict().items() if key.startswith("module.")]
     assert torch.equal(flat(state), found)
-
-
-def test_a_network_with_a_posterior_can_be_pickled():
-    model, q, optimizer, _ = attached()
-    train(model, optimizer, 2)
-    other, oq = pickle.loads(pickle.dumps((model, q)))
-    x, _ = data(3)
-    model.eval()
-    assert torch.equal(other(x), model(x))  # attached to nothing, so that it holds the mean in training too
-    assert torch.equal(oq.predict(x), q.predict(x))
-    attach(adamw(other), oq, steps=10)
-    assert not torch.equal(other(x), model(x))
 
 
 @pytest.mark.parametrize("curvature", CURVATURES)
