@@ -453,9 +453,10 @@ def test_scales_of_the_noise(wrong):
         check_refusal(call, InputError, ("function scale returns a standard deviation, ", f" got {wrong!r}"))
 
 
-def test_scales_and_labels_of_other_kinds():
+def test_arguments_scales_and_labels_of_other_kinds():
     assert made(num_data=np.int64(50)).num_data == 50
     made(prior=mlp().state_dict(), structure="kronecker")
+    attached_to(lambda m: torch.optim.ASGD(m.parameters(), lambd=0.0))
     for right in (0.5, np.array(0.5), np.float32(0.5), torch.tensor(0.5)):
         assert Gaussian(lambda right=right: right).loss(ONE, ONE + 1) == Gaussian(0.5).loss(ONE, ONE + 1)
     q = seen()
