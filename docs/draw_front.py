@@ -77,6 +77,7 @@ def network(axes):
     """Two classes, and how sure a network is of the one it names."""
     inputs, labels = (torch.tensor(part) for part in make_moons(400, noise=0.2, random_state=0))
     inputs = inputs.float()
+    torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.0)
     q = ngvi.network(net, num_data=400)
