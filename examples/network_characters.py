@@ -50,17 +50,14 @@ def main(arguments=None):
     torch.manual_seed(0)
     model = Transformer(len(alphabet), options.width)
     q = ngvi.network(model, num_data=len(train))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     ngvi.attach(optimizer, q, steps=options.steps)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=options.steps, pct_start=0.1)
     for _ in range(options.steps):
         start = torch.randint(len(train) - CONTEXT, (32, 1))
         window = train[start + torch.arange(CONTEXT + 1)]
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
 
     def windows(part):
         pieces = part[: (len(part) - 1) // CONTEXT * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT)

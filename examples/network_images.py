@@ -39,15 +39,13 @@ def main(arguments=None):
         *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 10)),
     )
     q = ngvi.network(model, num_data=len(y), temperature=0.1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.networks.SampledLabels(every=2))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     for _ in range(options.steps):
         rows = torch.randint(len(y), (50,))
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(X[rows]), y[rows]).backward()
         optimizer.step()
-        schedule.step()
 
     model.eval()
     print(f"temperature {ngvi.calibrate(q, [validation]).temperature:g}")

@@ -57,7 +57,7 @@ def main(arguments=None):
     model.backbone.requires_grad_(False)
     model.head.reset_parameters()
     q = ngvi.network(model, num_data=60, structure={"head.*": "diagonal"})
-    optimizer = torch.optim.AdamW(model.head.parameters(), lr=1.0, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-3, weight_decay=0.0)
     attachment = ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.networks.SampledLabels(every=1))
     train(model, optimizer, few, labels, options.steps)
     model.eval()

@@ -69,7 +69,7 @@ def main(arguments=None):
         with torch.no_grad():
             loss = nn.functional.cross_entropy(net(validation[0]), validation[1]).item()
             points[loss] = nn.functional.cross_entropy(net(inputs), labels).item()
-    q = trained(options.epochs, data, 1.0, num_data=len(data)).q
+    q = trained(options.epochs, data, 1e-3, num_data=len(data)).q
     found = ngvi.calibrate(q, [validation])
     nll = {"point estimate": points[min(points)], "posterior": -q.log_prob(inputs, labels, samples=32).mean().item()}
     print(", ".join(f"{name}: test NLL {value:.4f}" for name, value in nll.items()))

@@ -70,7 +70,7 @@ def main(arguments=None):
             points[nn.functional.cross_entropy(model(validation[0]), validation[1]).item()] = model(test).softmax(-1)
     model = adapted(base)
     q = ngvi.network(model, num_data=len(labels), temperature=0.1)  # over what is not frozen
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.networks.SampledLabels(every=2))
     train(model, optimizer, few, labels, options.steps)
     model.eval()

@@ -37,16 +37,14 @@ def main(arguments=None):
     log_scale = nn.Parameter(torch.zeros(()))
     noise = Gaussian(log_scale.exp)
     q = ngvi.network(model, 300, prior_precision=10.0, temperature=0.1, likelihood=noise)
-    groups = [{"params": model.parameters(), "lr": 1.0}, {"params": [log_scale], "lr": 0.02}]
+    groups = [{"params": model.parameters(), "lr": 1e-3}, {"params": [log_scale], "lr": 0.02}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.networks.SampledLabels(every=2))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     for _ in range(options.steps):
         rows = torch.randint(300, (50,))
         optimizer.zero_grad()
         noise.loss(model(X[rows]), y[rows]).backward()
         optimizer.step()
-        schedule.step()
 
     model.eval()
     found = q.predictive(X[300:], samples=64)

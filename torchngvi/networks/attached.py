@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torchngvi.arguments import read_flag, read_instance, read_number, read_size
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, SampledLabels
-from torchngvi.networks.finite import all_finite, zero_where_
+from torchngvi.networks.finite import look_at, zero_where_
 from torchngvi.networks.optimizers import (
     BEGUN,
     check,
@@ -185,6 +185,7 @@ class Attachment:
         device = q.parameters_of_network[0].device
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self._bad = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient of this step is not finite
+        self._some = torch.zeros_like(self._bad)  # whether one of them is not 0
         self._warned = False  # of the steps that were not taken since the last one that was
         self.handles: list[Any] = []
         for opt in self.optimizers:
@@ -279,9 +280,10 @@ class Attachment:
         if any(g.is_sparse for g in gradients):
             raise InputError("A posterior over a network needs dense gradients; make embeddings with sparse=False.")
         unscale_(optimizer, gradients)
-        bad = ~all_finite(gradients)
-        zero_where_(gradients, bad)
-        self._bad = self._bad | bad.to(self._bad.device)
+        finite, some = look_at(gradients)
+        zero_where_(gradients, ~finite)
+        self._bad = self._bad | ~finite.to(self._bad.device)
+        self._some = self._some | some.to(self._some.device)
         self._scaled = self._scaled or hasattr(optimizer, "found_inf")
         return used
 
@@ -306,14 +308,15 @@ class Attachment:
         zero_where_(moves, ~usable)
         whole = min(planned / own, 1.0) if own else 0.0  # of a move that is not lengthened
         share = (self.radius * factor**2 / kl.nan_to_num(1.0).clamp_min_(torch.finfo(kl.dtype).tiny)).sqrt()
-        if not self.lengthens:
-            share = share.nan_to_num(1.0).clamp(max=whole)
+        shortest = share.nan_to_num(1.0).clamp(max=whole)
+        share = torch.where(self._some.to(kl.device), share, shortest) if self.lengthens else shortest
         if not self.watch.shortened:
             self.watch.shortened = self.lengthens or kl.device.type != "cpu" or bool(share < whole)
         limits = [math.inf if self.limit is None else self.limit * factor * scale for scale in q.scales]
         add_moves_(q.units, list(q.mean.values()), moves, torch.where(usable, share, 0.0), sums, limits)
         self._report(usable)
-        q.unfinished, self._scaled, self.stepped, self._bad = None, False, [], torch.zeros_like(self._bad)
+        q.unfinished, self._scaled, self.stepped = None, False, []
+        self._bad, self._some = torch.zeros_like(self._bad), torch.zeros_like(self._some)
         q.next_draw_()
         self.watch.after_step()
 

@@ -42,7 +42,7 @@ def calibrate(
     q: NetworkGaussian,
     loader: Iterable[Any],
     samples: int = 16,
-    largest: float = 4.0,
+    largest: float = 16.0,
     read: Callable[[Any], Tensor] | None = None,
 ) -> Calibrated:
     """Choose the temperature of q by the likelihood of validation data, after the training and without any more of it.

@@ -76,8 +76,15 @@ class NetworkEvidence(NetworkWeights):
             The log evidence.
 
         Raises:
-            InputError: if the loader is empty.
+            InputError: if the loader is empty, or for a Kronecker family after a training, whose factors are on their
+                way from the start; call `laplace` first.
         """
+        for family in self.each():
+            if isinstance(family, Kronecker) and family.bounded:
+                raise InputError(
+                    "log_evidence of structure='kronecker' needs q.laplace(loader) first: after a training its factors "
+                    "still have a part of their start, which no data have said. q.elbo(loader) holds for any q."
+                )
         fit = self._log_likelihoods(loader, 0, read)[0]
         with _at_one(self):
             return float(fit - self.kl() - 0.5 * sum(self._determined().values()))

@@ -162,9 +162,13 @@ def families(
             )
     delta = {n: precisions[n] / num_data if n in precisions else float(priors[n]) / num_data for n in kinds}
     start = {name: 12 * fan_in(model, name) / num_data for name in kinds}  # 1/(N σ₀²) with σ₀ = ½/√(3 fan_in)
-    return nn.ModuleList(
+    found: list[Family] = [
         FAMILIES[kind](
             {name: parameters[name] for name in kinds if kinds[name] == kind}, delta, start, num_data, centers
         )
         for kind in dict.fromkeys(kinds.values())
-    )
+    ]
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+    for family in found:
+        family.picked = frozenset(name for name in family.names if parameters[name] in tables)
+    return nn.ModuleList(found)

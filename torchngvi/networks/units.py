@@ -9,7 +9,7 @@ mean square, where its first spread is about the norm ν of (w, b) at the start.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,15 +109,28 @@ def find_units(model: nn.Module, names: Mapping[nn.Parameter, int]) -> tuple[lis
     left, found, layers = dict(names), [], 0
     for module in model.modules():
         own = {local: p for local, p in module.named_parameters(recurse=False) if p in left and p.numel()}
-        layers += bool(own) and (isinstance(module, _NORMS) or any(p.ndim > 1 for p in own.values()))
+        if own and (_is_norm(module) or any(p.ndim > 1 for p in own.values())):
+            layers += module.num_layers if isinstance(module, nn.RNNBase) else 1
         for members, axis, groups in _layers(module, own):
             found.append(Unit(tuple(left.pop(p) for p in members), axis, groups))
     return found, layers
 
 
+def _is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalisation, of torch or one of the user's own."""
+    return isinstance(module, _NORMS) or type(module).__name__.lower().endswith("norm")
+
+
+def is_last_linear(model: nn.Module, parameters: Collection[nn.Parameter]) -> bool:
+    """Whether parameters are of the last layer of a network alone, and that is linear: their curvature is exact."""
+    layers = [module for module in model.modules() if any(p.ndim > 1 for p in module.parameters(recurse=False))]
+    last = layers[-1] if layers else None
+    return isinstance(last, nn.Linear) and set(parameters) <= set(last.parameters())
+
+
 def _layers(module: nn.Module, own: dict[str, nn.Parameter]) -> Iterator[tuple[list[nn.Parameter], int | None, int]]:
     """Iterate over the parameters that share units, with their axis and groups."""
-    if isinstance(module, _NORMS) or all(p.ndim < 2 for p in own.values()):
+    if _is_norm(module) or all(p.ndim < 2 for p in own.values()):
         shapes = {p.shape for p in own.values()}
         yield from (([p for p in own.values() if p.shape == shape], None, 1) for shape in shapes)
         return
@@ -135,7 +148,7 @@ def _layers(module: nn.Module, own: dict[str, nn.Parameter]) -> Iterator[tuple[l
 def _alike(module: nn.Module, first: str, other: str, p: Tensor) -> bool:
     """Whether a parameter shares its units with the first one: a bias, or what one gate of a recurrent layer sums."""
     if not isinstance(module, _RECURRENT):
-        return p.ndim < 2
+        return p.ndim < 2 and "bias" in other
     return "_hr" not in first + other and first.partition("_l")[2] == other.partition("_l")[2]
 
 

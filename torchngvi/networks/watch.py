@@ -25,6 +25,7 @@ from torchngvi.numerics.arrays import Fetched
 _WITHOUT_RADIUS = 1.0  # the learning rate of weights that a radius limits, which no other parameter trains with
 _AFTER = 1.5  # of the planned steps, from which on a warning says that they are over
 _ENOUGH = 0.15  # the factor of the moves after ¾ of a cosine: stopping before costs more than 0.01 nats on digits
+_LOST = 12  # roundings of a weight: a rate of 1e-4 in bfloat16 and of 1e-8 in single precision learn nothing
 _LARGE = 0.1  # rates of AdamW from here on end within .09 nats of one another on four tasks; .01 is too short on two
 _UNSEEN = 10  # changes of the weights without a step of the optimizer; one that looks ahead makes one or two
 _COMPARED, _SAME = 3, 1e-4  # steps whose gradients have the same norm but for rounding only where they are clipped
@@ -41,8 +42,8 @@ _SENTENCES = {
     "num_data={num_data:,}. num_data is the number of labels in the training data, neither that of batches nor that "
     "of data that are held out; it is right only where a pass has copies of rows, or not all.",
     "rate": "The learning rate of the optimizer is 0, so that the mean of q stays where it is.",
-    "half": "The weights are in half precision, in which moves at the learning rate {lr:g} are lost in rounding before "
-    "their length is chosen. Take lr=1: the rate does not matter otherwise.",
+    "half": "Moves at the learning rate {lr:g} are lost in the rounding of the weights, which have the precision "
+    "{dtype}, before their length is chosen. Take lr=1: the rate does not matter otherwise.",
     "epochs": "The training goes on after steps={steps:,}, with {seen:,.0f} labels of num_data={num_data:,} so far. "
     "steps counts steps of the optimizer, and not epochs: steps=epochs * len(loader). From now on the mean hardly "
     "moves.",
@@ -154,9 +155,9 @@ class Watch:
         largest = max(map(largest_lr, optimizer.param_groups))
         if not self.passed and largest == 0:
             self._say("rate")
-        half = any(p.dtype.itemsize < 4 for p in self.q.parameters_of_network)
-        if not self.passed and self.steps is not None and 0 < largest < _LARGE and half:
-            self._say("half", lr=largest)
+        dtype = max((p.dtype for p in self.q.parameters_of_network), key=lambda kind: torch.finfo(kind).eps)
+        if not self.passed and self.steps is not None and 0 < largest < _LOST * torch.finfo(dtype).eps:
+            self._say("half", lr=largest, dtype=dtype)
         self._speak()
         if self.steps is None or taken < self.steps:
             return

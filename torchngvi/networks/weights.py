@@ -26,7 +26,7 @@ from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.layout import PriorPrecision, Structure, families, unwrapped
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
 from torchngvi.networks.noise import seed_of
-from torchngvi.networks.units import find_units, measure_units
+from torchngvi.networks.units import find_units, is_last_linear, measure_units
 
 NUM_DATA = "is the number of labels in the training data"
 TEMPERATURE = 0.05  # chosen on validation data of four tasks, with which docs/networks.md says how
@@ -92,6 +92,7 @@ class NetworkWeights(nn.Module):
         self.parameters_of_network = [p for family in self.each() for p in family.parameters_of_network]
         places = {p: place for place, p in enumerate(self.parameters_of_network)}
         self.units, self.layers = find_units(self.model, places)
+        self.linear = is_last_linear(self.model, places)
         self._unit_of = {place: unit for unit in self.units for place in unit.places}
         self.scales = measure_units(self.units, list(self.mean.values()))
         self.draw, self.observed = 0, 0  # the number of the present draw, and of observations of the curvature
@@ -304,7 +305,7 @@ class NetworkWeights(nn.Module):
         """
         for family, statistics, rate in self._seen:
             family.absorb_(statistics, rate)
-            family.bounded &= self.layers > 1  # the curvature of a linear model is all there is
+            family.bounded &= not self.linear
             family.refresh_()
         self._seen.clear()
 

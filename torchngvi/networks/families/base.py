@@ -19,9 +19,10 @@ class Family(nn.Module, ABC):
     It is no posterior of `torchngvi.posteriors` itself, which would keep a second, flattened copy of the mean and of
     each draw, and whose verbs take as many lines; `NetworkGaussian.as_gaussian` makes one of the blocks.
     The parameters themselves stay the network's: they hold the draw θ = m + √T C ε in training and m in evaluation.  C
-    is the root at the temperature 1, with (C Cᵀ)⁻¹ = N (H + δ) where q has settled.  In training no weight is wider
-    than at the start, 1/(N(h₀ + δ)): a weight that the data say nothing of would be as wide as the prior, and the noise
-    of many of them buries what the others have learned.  The mean is kept in float32 at least.
+    is the root at the temperature 1, with (C Cᵀ)⁻¹ = N (H + δ) where q has settled.  In training, but not after a
+    Laplace approximation, no weight is wider than at the start, 1/(N(h₀ + δ)): a weight that the data say nothing of
+    would be as wide as the prior, and the noise of many of them buries what the others have learned.  The mean is kept
+    in float32 at least.
 
     Args:
         parameters: by name, the network's own.
@@ -53,6 +54,7 @@ class Family(nn.Module, ABC):
         self.parameters_of_network = list(parameters.values())  # a list, so that they are not parameters of q
         self.start = [start[name] for name in self.names]
         self.num_data, self.bounded = num_data, True
+        self.picked: frozenset[str] = frozenset()  # embeddings: a row without a gradient has no pull to the prior
         self._mangled = [key("", name)[1:] for name in self.names]
         self._numbers = [d if isinstance(d, float) else 0.0 for d in map(prior.__getitem__, self.names)]
         for name, p in parameters.items():
@@ -108,14 +110,19 @@ class Family(nn.Module, ABC):
     def add_prior_(self, gradients: Mapping[str, Tensor], at: list[Tensor]) -> None:
         """Add the prior's part δ(θ - m₀), at weights θ, to gradients of the mean loss, by name, in place."""
         each = zip(self.names, at, self.prior, self.centers, strict=True)
-        known = [(gradients[name], m, delta, center) for name, m, delta, center in each if name in gradients]
-        plain = [(g, m, delta) for g, m, delta, center in known if center is None and isinstance(delta, float)]
+        known = [(name, gradients[name], m, delta, center) for name, m, delta, center in each if name in gradients]
+        plain = [
+            (g, m, delta)
+            for name, g, m, delta, center in known
+            if center is None and isinstance(delta, float) and name not in self.picked
+        ]
         for value in {delta for *_, delta in plain}:
             alike = [(g, m) for g, m, delta in plain if delta == value]
             torch._foreach_add_(*map(list, zip(*alike, strict=True)), alpha=value)
-        for g, m, delta, center in known:
-            if center is not None or isinstance(delta, Tensor):
-                g.add_((m if center is None else m - center) * delta)
+        for name, g, m, delta, center in known:
+            if center is not None or isinstance(delta, Tensor) or name in self.picked:
+                pull = (m if center is None else m - center) * delta
+                g.add_(pull * (g != 0).any(1, keepdim=True) if name in self.picked else pull)
 
     def noise(self, seed: int, draw: int) -> list[Tensor]:
         """Return the noise ε of a draw, only to be read, one tensor a parameter, of the dtype of the mean."""

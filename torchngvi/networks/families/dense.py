@@ -1,6 +1,6 @@
 """Weights together: (C Cᵀ)⁻¹ = N (H + δ) with a dense H, of a whole last layer or of each of its rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,15 @@ class Dense(Family):
     def whitened(self, moves: list[Tensor]) -> list[Tensor]:
         """Return Lᵀ dm."""
         return self._parts((self.root.mT @ self._flat(moves)[..., None])[..., 0])
+
+    def departure(self, moves: list[Tensor], note: Callable[[int, Tensor], None]) -> Tensor:
+        """Return N dmᵀ(H + δ)dm; see the base class."""
+        for k, move in enumerate(moves):
+            note(k, move * move)
+        flat = self._flat(moves)
+        curved = (flat * (self.curvature @ flat[..., None])[..., 0]).sum()
+        prior = torch.stack([(move * move * delta).sum() for move, delta in zip(moves, self.prior, strict=True)])
+        return self.num_data * (curved + prior.sum())
 
     def natural(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return N (L Lᵀ)⁻¹ g."""
