@@ -9,6 +9,7 @@ from test_networks import adamw, train
 from torch import nn
 
 import torchngvi
+from torchngvi.errors import InputError
 from torchngvi.networks import Gaussian, SampledLabels
 
 N, PRIOR, NOISE = 30, 1.7, 0.4
@@ -175,5 +176,7 @@ def test_a_kronecker_family_has_an_evidence():
     x, y = data()
     model = nn.Linear(3, 1).double()
     q = torchngvi.network(model, N, {"weight": "kronecker", "*": "diagonal"}, likelihood=Gaussian(NOISE))
+    with pytest.raises(InputError, match=r"needs q.laplace\(loader\) first"):
+        q.log_evidence([(x, y)])
     q.laplace([(x, y)])
     assert math.isfinite(q.log_evidence([(x, y)]))

@@ -10,6 +10,7 @@ from torch import nn
 
 from torchngvi import networks
 from torchngvi.networks import Curvature, Gaussian, StepLength, attach, network
+from torchngvi.networks.units import find_units
 
 S = 20
 
@@ -299,3 +300,43 @@ def test_weights_that_are_loaded_before_the_training_say_how_large_units_are():
     model.load_state_dict({name: 10 * w for name, w in model.state_dict().items()})
     attach(adamw(model), q, steps=S)
     assert q.scales == first  # those of the start
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_rows_of_an_embedding_that_no_token_picks_stay(kind):
+    model = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(3, 2))
+    before, tokens = model[0].weight.detach().clone(), torch.tensor([[0], [1], [2]])
+    optimizer = kind(model.parameters(), lr=0.1, weight_decay=0.0)
+    q = network(model, 30)
+    attach(optimizer, q, steps=20)
+    for _ in range(20):
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens), torch.tensor([0, 1, 1])).backward()
+        optimizer.step()
+    moved = (q.mean["0.weight"] != before).any(1)
+    assert moved.tolist() == [True] * 3 + [False] * 3
+
+
+def test_a_step_without_a_gradient_of_the_data_is_not_lengthened():
+    """The prior alone moves the mean by the optimizer's own step, and not by that of the radius."""
+    model, (x, y) = nn.Linear(4, 3), data(20)
+    q, optimizer = network(model, 50), torch.optim.SGD(model.parameters(), lr=1e-3)
+    attach(optimizer, q, steps=10, curvature=networks.GradientNoise(20))
+    before = means(q).clone()
+    with pytest.warns(UserWarning, match="leaves 100% of the labels out"):
+        (0 * F.cross_entropy(model(x), y)).backward()
+        optimizer.step()
+    torch.testing.assert_close(means(q), before * (1 - 1e-3 / 50))
+
+
+def test_a_bias_shares_a_unit_and_another_scalar_does_not():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.scale = nn.Parameter(torch.randn(1, 5, 2)), nn.Parameter(torch.ones(1))
+
+    model = Table()
+    units, layers = find_units(model, {p: k for k, p in enumerate(model.parameters())})
+    assert ([unit.places for unit in units], layers) == ([(0,), (1,)], 1)
+    lstm = nn.LSTM(2, 3, num_layers=4)
+    assert find_units(lstm, {p: k for k, p in enumerate(lstm.parameters())})[1] == 4

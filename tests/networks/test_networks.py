@@ -682,8 +682,12 @@ def test_half_precision_keeps_the_mean_in_single():
     assert all(m.dtype == torch.float32 for m in q.mean.values())
     assert any(not torch.equal(m, m.bfloat16().float()) for m in q.mean.values())
     assert model.state_dict()["0.weight"].dtype == torch.bfloat16
-    model, _, optimizer, _ = attached(model=mlp(torch.bfloat16), steps=10, lr=1e-3)
-    with pytest.warns(UserWarning, match="at the learning rate 0.001 are lost in rounding .* Take lr=1"):
+
+
+@pytest.mark.parametrize(("dtype", "lr"), [(torch.bfloat16, 1e-3), (torch.float32, 1e-8)])
+def test_a_rate_that_rounding_loses_is_named(dtype, lr):
+    model, _, optimizer, _ = attached(model=mlp(dtype), steps=10, lr=lr)
+    with pytest.warns(UserWarning, match=f"at the learning rate {lr:g} are lost in the rounding .* Take lr=1"):
         train(model, optimizer, 1)
 
 

@@ -202,3 +202,19 @@ def test_a_curvature_that_rounding_leaves_indefinite(structure, shape):
     variance = torch.cat([part.flatten() for part in family.variances()])
     assert variance.min() > 0
     assert variance.max() < 1.0  # 1/λ
+
+
+@pytest.mark.parametrize("structure", ["dense", "rows"])
+def test_the_length_of_a_move_is_of_what_was_observed(structure):
+    """N dmᵀ(H + δ)dm, without the bound that the width has in training."""
+    torch.manual_seed(0)
+    q = network(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), 50, {"2.*": structure})
+    family = next(iter(q.each()))
+    root = torch.randn_like(family.curvature)
+    family.curvature.copy_(root @ root.mT / 1e4)
+    family.refresh_()
+    moves = [torch.randn_like(m) for m in family.mean]
+    flat = family._flat(moves)
+    expected = 50 * ((flat * (family.curvature @ flat[..., None])[..., 0]).sum() + flat.square().sum() / 50)
+    torch.testing.assert_close(family.departure(moves, lambda place, square: None), expected)
+    assert sum(w.square().sum() for w in family.whitened(moves)) > 2 * expected

@@ -215,7 +215,7 @@ def test_calibrate_says_that_it_ended_at_an_end():
     with torch.no_grad():
         model.weight *= 50
     wrong = torch.randint(2, (400,))
-    with pytest.warns(CalibrationWarning, match="4, is the largest one tried: .* largest=16, or train at a higher"):
+    with pytest.warns(CalibrationWarning, match="16, is the largest one tried: .* largest=64, or train at a higher"):
         calibrate(q, [(x, wrong)])
     q, x, y = numbers(0.1)
     q.temper_(1.0)

@@ -125,6 +125,7 @@ class Kronecker(Family):
         A fixed point has W_A = W_B = I, as the steps have, and minimises KL(q‖N(m, (N (H + δ))⁻¹)) over either factor;
         if H + δ is a Kronecker product the first pass ends at its inverse.
         """
+        self.bounded = False
         for pair, factors in zip(self.roots(), self.factors(statistics), strict=True):
             if factors is None:
                 continue
