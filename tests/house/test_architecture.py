@@ -14,11 +14,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # How large the house may be, in the words of `python benchmarks/house.py`: a change that makes it smaller lowers these
 # to what it reaches, and one that raises a ceiling says in its message what the reader gets for it.
 CEILINGS = {
-    "package lines": 85_612,
-    "package files": 420,
-    "numeric constants at module level": 763,
+    "package lines": 84_868,
+    "package files": 410,
+    "numeric constants at module level": 754,
     "names of the front door": 45,
-    "test lines": 76_231,
+    "test lines": 76_460,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {
@@ -27,7 +27,7 @@ FILES_OF_A_PATH = {
     "mixed(formula, table)": 96,
     "train_svgp": 52,
     "fit_guide": 80,
-    "attach": 23,
+    "attach": 20,
     "torchngvi fit --data": 100,
 }
 
