@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from torchngvi.cli import main
 from torchngvi.errors import InputError
 from torchngvi.extras import install
 from torchngvi.fitting.checkpoints import remove_left, write_whole
-from torchngvi.networks import kernels
 from torchngvi.numerics import compiling
 from torchngvi.numerics.compiling import CompilerError
 
@@ -745,17 +743,6 @@ class TestCache:
         assert datasets.cache() == tmp_path / "home" / ".cache" / "torchngvi"
         assert compiling.cache() == tmp_path / "home" / ".cache" / "torchngvi" / "kernels"
         assert not (tmp_path / "cache").exists()
-
-    def test_a_folder_for_temporary_files_that_others_can_write_to(self, base, tmp_path, monkeypatch):
-        """The loops of networks are compiled there where the cache cannot be used."""
-        base.chmod(0o777)
-        (tmp_path / "tmp").mkdir()
-        (tmp_path / "tmp").chmod(0o777)
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-        kernels._library.cache_clear()
-        with pytest.raises(InputError, match=r"fused=True compiles a few loops, and .* can be written to by others"):
-            kernels.prepare()
-        kernels._library.cache_clear()
 
 
 # ------------------------------------------------------------------------------------ arrays

@@ -114,6 +114,7 @@ class NetworkEvidence(NetworkWeights):
         Raises:
             InputError: for a Kronecker family, whose factors hold the prior.
 
+        >>> import torchngvi
         >>> model = torch.nn.Linear(1, 2)
         >>> q = torchngvi.network(model, num_data=20)
         >>> _ = q.laplace([(torch.ones(20, 1), torch.arange(20) % 2)])

@@ -107,6 +107,19 @@ def _is_matrix(p: Tensor) -> bool:
     return p.ndim > 1 and p.numel() > 0
 
 
+def _read_kinds(names: list[str], structure: Structure) -> dict[str, str]:
+    """Read the families of parameters by name."""
+    if not isinstance(structure, str | Mapping):
+        raise InputError(f"structure is the name of a family, or names them by patterns; got {structure!r}.")
+    kinds = matched(names, {"*": structure} if isinstance(structure, str) else structure, "structure")
+    if not kinds:
+        raise InputError("structure names no parameter; give a family, as {'head.*': 'diagonal'} does, or one for all.")
+    for kind in kinds.values():
+        if not isinstance(kind, str) or kind not in FAMILIES:
+            raise InputError(f"structure is one of {', '.join(map(repr, FAMILIES))}, or names them; got {kind!r}.")
+    return kinds
+
+
 def families(
     model: nn.Module,
     num_data: int,
@@ -117,14 +130,7 @@ def families(
 ) -> nn.ModuleList:
     """Make the families of q, with means of the prior by name, and precisions by weight in place of the given ones."""
     parameters = trainable(model)
-    if not isinstance(structure, str | Mapping):
-        raise InputError(f"structure is the name of a family, or names them by patterns; got {structure!r}.")
-    kinds = matched(list(parameters), {"*": structure} if isinstance(structure, str) else structure, "structure")
-    if not kinds:
-        raise InputError("structure names no parameter; give a family, as {'head.*': 'diagonal'} does, or one for all.")
-    for kind in kinds.values():
-        if not isinstance(kind, str) or kind not in FAMILIES:
-            raise InputError(f"structure is one of {', '.join(map(repr, FAMILIES))}, or names them; got {kind!r}.")
+    kinds = _read_kinds(list(parameters), structure)
     priors = matched(list(kinds), prior if isinstance(prior, Mapping) else {"*": prior}, "prior_precision")
     if centers and not kinds.keys() & centers.keys():
         raise InputError(
