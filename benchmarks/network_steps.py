@@ -17,6 +17,8 @@ import networks
 import torch
 import torch.nn.functional as F
 
+import torchngvi
+
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 TEMPERATURES = (0.0, 0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 DRAWS, EVERY = 16, 10
@@ -93,8 +95,7 @@ def train(task, sizes, units, nats, steps, norm, seed, temperature=0.05, prior=1
     moments = [[torch.zeros_like(p) for p in [*m, *([log_scale] if task.numbers else [])]] for _ in range(2)]
     generator = torch.Generator().manual_seed(seed)
     for t in range(steps):
-        rise = max(1, int(0.02 * steps))
-        phi = min((t + 1) / rise, 0.5 * (1 + math.cos(math.pi * t / steps)))
+        phi = torchngvi.networks.StepLength().share(t, steps)
         rows = torch.randint(size, (task.batch,), generator=generator)
         spread = temperature**0.5 * ours
         drawn = [(p + like(spread, p) * s * torch.randn_like(p)).requires_grad_() for p, s in zip(m, sd, strict=True)]
@@ -168,7 +169,7 @@ def main():
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--units", type=float, nargs="+", default=[0.35, 0.7, 1.0, 1.4, 2.0, 2.8], help="k")
-    parser.add_argument("--nats", type=float, default=0.12, help="c")
+    parser.add_argument("--nats", type=float, default=torchngvi.networks.StepLength().nats, help="c")
     options = parser.parse_args()
     for name in options.tasks:
         found = []

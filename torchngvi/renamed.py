@@ -245,7 +245,8 @@ class ChosenRadius(NamedTuple):
 def choose_radius(train: Any, steps: int, *ignored: Any, **others: Any) -> ChosenRadius:
     """Return the default radius, with a warning; ``torchngvi.networks.choose_radius`` of 0.2 tried others."""
     warnings.warn(f"torchngvi.networks.choose_radius is gone: {GONE['torchngvi.networks.radii']}.", FutureWarning, 2)
-    return ChosenRadius(import_module("torchngvi.networks").StepLength().nats / steps**0.5, 1.0, {}, 0)
+    attached = import_module("torchngvi.networks.attached")
+    return ChosenRadius(attached.radius_of(steps, None, attached.StepLength()), 1.0, {}, 0)
 
 
 class MovedModules(MetaPathFinder, Loader):

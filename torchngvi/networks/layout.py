@@ -102,11 +102,6 @@ def fan_in(model: nn.Module, name: str) -> int:
     return max(math.prod(weight.shape[1:]), 1)
 
 
-def _is_matrix(p: Tensor) -> bool:
-    """Whether a parameter has two sides for a Kronecker product, neither of them empty."""
-    return p.ndim > 1 and p.numel() > 0
-
-
 def _read_kinds(names: list[str], structure: Structure) -> dict[str, str]:
     """Read the families of parameters by name."""
     if not isinstance(structure, str | Mapping):
@@ -156,12 +151,10 @@ def families(
                 )
             if given is not None and not given.isfinite().all():
                 raise InputError(f"The {what} that is the prior is not finite for {name}.")
-    kinds = {
-        name: "diagonal" if kind == "kronecker" and not _is_matrix(parameters[name]) else kind
-        for name, kind in kinds.items()
-    }
     for name, kind in kinds.items():
-        if kind == "kronecker" and name in precisions:
+        if kind == "kronecker" and (parameters[name].ndim < 2 or parameters[name].numel() == 0):
+            kinds[name] = "diagonal"  # without two sides for a product
+        elif kind == "kronecker" and name in precisions:
             raise InputError(
                 f"A posterior as the prior has a precision for each weight, which structure='kronecker' of {name} "
                 "cannot hold; use 'diagonal' or 'dense'."

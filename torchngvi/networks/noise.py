@@ -40,10 +40,7 @@ def windows(like: Tensor, name: str, seed: int, draw: int) -> list[Tensor]:
     table, numel = _table(seed, like.dtype), like.numel()
     state = _word(f"{seed}/{draw}") * _word(name) % 2**64
     if numel <= WINDOW:
-        at = (state >> 20) % (_TABLE - WINDOW)
-        if like.is_contiguous():
-            return [table.as_strided(like.shape, like.stride(), at)]
-        return [table.narrow(0, at, numel).view(like.shape)]
+        return [table.narrow(0, (state >> 20) % (_TABLE - WINDOW), numel).view(like.shape)]
     found = []
     for first in range(0, numel, WINDOW):
         found.append(table.narrow(0, (state >> 20) % (_TABLE - WINDOW), min(WINDOW, numel - first)))

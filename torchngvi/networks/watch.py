@@ -152,12 +152,8 @@ class Watch:
         """Say what can be said before a step of an optimizer, after so many steps of the training."""
         self.others.refuse_joined(optimizer)
         self._compare()
-        largest = max(map(largest_lr, optimizer.param_groups))
-        if not self.passed and largest == 0:
-            self._say("rate")
-        dtype = max((p.dtype for p in self.q.parameters_of_network), key=lambda kind: torch.finfo(kind).eps)
-        if not self.passed and self.steps is not None and 0 < largest < _LOST * torch.finfo(dtype).eps:
-            self._say("half", lr=largest, dtype=dtype)
+        if not self.passed:
+            self._look_at_rate(max(map(largest_lr, optimizer.param_groups)))
         self._speak()
         if self.steps is None or taken < self.steps:
             return
@@ -167,6 +163,14 @@ class Watch:
                 self._say("epochs", seen=seen)
         if taken >= _AFTER * self.steps and "epochs" not in self._said:
             self._say("steps", taken=taken)
+
+    def _look_at_rate(self, largest: float) -> None:
+        """Say that a learning rate moves nothing, or nothing that the rounding of the weights leaves."""
+        dtype = max((p.dtype for p in self.q.parameters_of_network), key=lambda kind: torch.finfo(kind).eps)
+        if largest == 0:
+            self._say("rate")
+        elif self.steps is not None and largest < _LOST * torch.finfo(dtype).eps:
+            self._say("half", lr=largest, dtype=dtype)
 
     def after_step(self) -> None:
         """Note that a step was taken."""

@@ -150,6 +150,10 @@ class Family(nn.Module, ABC):
         """Return N dmᵀ(H + δ)dm, a number, for moves dm of the mean; their squares are noted, one at a time."""
         for k, move in enumerate(moves):
             note(k, move * move)
+        return self._squared_length(moves)
+
+    def _squared_length(self, moves: list[Tensor]) -> Tensor:
+        """N dmᵀ(H + δ)dm, a number."""
         norms = torch._foreach_norm(self.whitened(moves))
         return torch.stack([norm.to(norms[0]) for norm in norms]).square().sum()
 

@@ -1,6 +1,6 @@
 """Weights together: (C Cᵀ)⁻¹ = N (H + δ) with a dense H, of a whole last layer or of each of its rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class Dense(Family):
 
     def _flat(self, tensors: list[Tensor]) -> Tensor:
         """The vectors of weights that depend on one another, (..., D)."""
-        return torch.cat([tensor.flatten() for tensor in tensors])
+        return super().vector(tensors)
 
     def _parts(self, vectors: Tensor) -> list[Tensor]:
         """Their parameters."""
@@ -70,10 +70,8 @@ class Dense(Family):
         """Return Lᵀ dm."""
         return self._parts((self.root.mT @ self._flat(moves)[..., None])[..., 0])
 
-    def departure(self, moves: list[Tensor], note: Callable[[int, Tensor], None]) -> Tensor:
-        """Return N dmᵀ(H + δ)dm; see the base class."""
-        for k, move in enumerate(moves):
-            note(k, move * move)
+    def _squared_length(self, moves: list[Tensor]) -> Tensor:
+        """N dmᵀ(H + δ)dm, without the bound that is in L."""
         flat = self._flat(moves)
         curved = (flat * (self.curvature @ flat[..., None])[..., 0]).sum()
         prior = torch.stack([(move * move * delta).sum() for move, delta in zip(moves, self.prior, strict=True)])
