@@ -1,0 +1,1 @@
+"""Regressions and mixed models of tables, from a formula to marginal effects."""

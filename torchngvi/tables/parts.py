@@ -1,0 +1,221 @@
+"""What the parts of this room share: the design of some rows, the coordinates of the globals, and draws of them.
+
+A model has the linear predictor η = Xβ + Σ_k Z_k b_k + offset with K ≥ 0 grouping factors, b_k ~ N(0, C_k C_kᵀ) for each
+of the groups of factor k, and a likelihood log p(y | η, φ).  Its globals are
+
+    θ = (a, ξ_1, ..., ξ_K, φ),
+
+the coefficients a of centred and scaled columns of X (`torchngvi.models.standardize`); for each factor the logarithms
+of the r standard deviations τ of its effects and the r(r - 1)/2 canonical partial correlations on Fisher's scale, so
+that C = diag(τ) L with L the Cholesky factor of the correlations, of centred and scaled columns of Z; and the
+unconstrained coordinates φ of the likelihood.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.models.standardize import Standardization
+
+
+class Factor(NamedTuple):
+    """A grouping factor on some rows: which effects vary, and over which groups.
+
+    Attributes:
+        name: of the factor.
+        effects: names of its r effects.
+        levels: labels of its n groups, in the order of their numbers.
+        Z: the design of the effects in the units of the user, (N, r), float64.
+        groups: the group of each row, (N,); -1 for a group that the fit did not have.
+    """
+
+    name: str
+    effects: tuple[str, ...]
+    levels: tuple[str, ...]
+    Z: Tensor
+    groups: Tensor
+
+
+class Design(NamedTuple):
+    """The rows of a fit, or new rows.
+
+    Attributes:
+        X: the design of the fixed effects in the units of the user, (N, p), float64.
+        names: of its columns.
+        factors: the grouping factors, K ≥ 0 of them.
+        offset: what is added to the linear predictor, (N,).
+        y: the outcome, (N,), and what is known beside it, as the trials of a binomial outcome or whether an event was
+            seen; of new rows what is known of it, perhaps nothing.
+        weights: factors of the log likelihood of each row, (N,).
+    """
+
+    X: Tensor
+    names: tuple[str, ...]
+    factors: tuple[Factor, ...]
+    offset: Tensor
+    y: tuple[Tensor, ...]
+    weights: Tensor
+
+
+class Globals(NamedTuple):
+    """Draws of the globals in the units of the user.
+
+    Attributes:
+        coefficients: of the columns of X, (S, p), the intercept at X = 0.
+        sd: standard deviations of the effects of each factor, (S, r).
+        correlation: their correlations, (S, r, r).
+        phi: unconstrained coordinates of the likelihood, (S, nphi).
+    """
+
+    coefficients: Tensor
+    sd: tuple[Tensor, ...]
+    correlation: tuple[Tensor, ...]
+    phi: Tensor
+
+
+class Coordinates:
+    """The coordinates θ of the globals of a design, and the way back to the units of the user.
+
+    Args:
+        design: the rows of the fit.
+        parameters: the number of coordinates φ of the likelihood.
+
+    Attributes:
+        columns: how the columns of X are centred and scaled.
+        within: the same of the columns of Z of each factor.
+        X: the centred and scaled columns, (N, p).
+        Z: the same of each factor, (N, r).
+        sizes: r of each factor.
+        dim: the number of coordinates.
+
+    >>> one = torch.ones(4, 1, dtype=torch.float64)
+    >>> factor = Factor("g", ("Intercept",), ("a", "b"), one, torch.tensor([0, 0, 1, 1]))
+    >>> coordinates = Coordinates(Design(one, ("Intercept",), (factor,), one[:, 0], (one[:, 0],), one[:, 0]), 1)
+    >>> coordinates.dim, coordinates.to_user(torch.zeros(5, 3, dtype=torch.float64)).sd[0].shape
+    (3, torch.Size([5, 1]))
+    """
+
+    def __init__(self, design: Design, parameters: int) -> None:
+        self.columns = Standardization.of(design.X, design.weights)
+        self.within = tuple(Standardization.of(factor.Z, design.weights) for factor in design.factors)
+        self.X = self.columns.standardize(design.X)
+        pairs = zip(design.factors, self.within, strict=True)
+        self.Z = tuple(units.standardize(factor.Z) for factor, units in pairs)
+        self.p, self.parameters = design.X.shape[1], parameters
+        self.sizes = tuple(factor.Z.shape[1] for factor in design.factors)
+        self.lengths = (self.p, *(r * (r + 1) // 2 for r in self.sizes), parameters)
+        self.dim = sum(self.lengths)
+
+    def split(
+        self,
+        theta: Tensor,  # (..., dim)
+    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """Return a (..., p), ξ of each factor (..., r(r + 1)/2), and φ (..., nphi)."""
+        a, *xis, phi = theta.split(self.lengths, -1)
+        return a, tuple(xis), phi
+
+    def to_user(
+        self,
+        theta: Tensor,  # (S, dim)
+    ) -> Globals:
+        """Map draws of θ to the units of the user."""
+        a, xis, phi = self.split(theta)
+        scales = []
+        for xi, r, units in zip(xis, self.sizes, self.within, strict=True):
+            eye = torch.eye(r, dtype=theta.dtype, device=theta.device)
+            A = units.to_user(eye, 0)  # b = A b_s
+            root = A @ covariance_root(xi, r)
+            sd = torch.linalg.vector_norm(root, dim=-1)
+            unit = root / sd.clamp_min(torch.finfo(sd.dtype).tiny)[..., None]
+            scales.append((sd, unit @ unit.mT))
+        sds, correlations = (tuple(some) for some in zip(*scales, strict=True)) if scales else ((), ())
+        return Globals(self.columns.to_user(a), sds, correlations, phi)
+
+    def effects_to_user(self, effects: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Map the effects of the groups of each factor, (S, n, r), to the units of the user."""
+        return tuple(units.to_user(b) for units, b in zip(self.within, effects, strict=True))
+
+
+def covariance_root(
+    xi: Tensor,  # (..., r(r + 1)/2): log τ, and Fisher's z of the canonical partial correlations row by row
+    r: int,
+) -> Tensor:
+    """Return C = diag(τ) L, (..., r, r), lower triangular, L the Cholesky factor of the correlations.
+
+    >>> covariance_root(torch.tensor([0.0, 0.0, 0.0]), 2)  # standard deviations of 1, and a correlation of 0
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    tau, z = xi[..., :r].exp(), xi[..., r:]
+    if r == 1:
+        return tau[..., None]
+    rows, place = [], 0
+    for k in range(r):
+        partial = z[..., place : place + k]
+        place += k
+        left = torch.cat([torch.ones_like(tau[..., :1]), (1 / partial.cosh()).cumprod(-1)], -1)  # √(1 - tanh²) = sech
+        zeros = tau.new_zeros(*tau.shape[:-1], r - k - 1)
+        rows.append(torch.cat([partial.tanh() * left[..., :-1], left[..., -1:], zeros], -1))
+    return tau[..., None] * torch.stack(rows, -2)
+
+
+class Weighted(NamedTuple):
+    """Draws of the globals with normalised importance weights.
+
+    Attributes:
+        theta: (S, dim).
+        weights: (S,).
+        k_hat: of the weights.
+        effective: the effective number of draws.
+    """
+
+    theta: Tensor
+    weights: Tensor
+    k_hat: float
+    effective: float
+
+    def resampled(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Equally likely draws, (count, dim), by systematic resampling in random order: distinct if weights are equal."""
+        places = (torch.arange(count, dtype=torch.float64) + torch.rand((), generator=generator)) / count
+        index = torch.searchsorted(self.weights.double().cpu().cumsum(0), places).clamp_max(len(self.theta) - 1)
+        order = torch.randperm(count, generator=generator)
+        return self.theta[index[order].to(self.theta.device)]
+
+
+class Posterior(ABC):
+    """The posterior of the globals of one model, and the random effects given them.
+
+    Attributes:
+        coordinates: of the globals.
+        weighted: draws of the globals with weights.
+        log_evidence: log p(y); None where it is not known.
+        converged: whether the search for the mode of the globals has ended well.
+        reason: why it ended, one sentence.
+        method: what was computed, one sentence.
+        gradients: how many gradients of the log joint of the globals the search took.
+    """
+
+    coordinates: Coordinates
+    weighted: Weighted
+    log_evidence: float | None
+    converged: bool
+    reason: str
+    method: str
+    gradients: int
+
+    @abstractmethod
+    def effects(
+        self,
+        theta: Tensor,  # (S, dim)
+        generator: torch.Generator,
+    ) -> tuple[Tensor, ...]:
+        """Draw the effects of all groups given the globals, (S, n, r) of each factor, of centred and scaled columns."""
+
+    @abstractmethod
+    def of_groups(
+        self,
+        theta: Tensor,  # (S, dim)
+    ) -> Tensor:
+        """Compute log p(y_i | θ) of the rows of each group of the one factor, (S, n); without factors of each row."""
