@@ -81,6 +81,9 @@ class Coordinates:
     Args:
         design: the rows of the fit.
         parameters: the number of coordinates φ of the likelihood.
+        thresholds: whether the first of these takes the place of the intercept, as the first threshold of ordered
+            categories does. Then X has no column of ones, its columns are centred all the same, and the shift of the
+            way back to X = 0 is added to that coordinate: P(y ≤ k) = F(c_k - η).
 
     Attributes:
         columns: how the columns of X are centred and scaled.
@@ -97,8 +100,9 @@ class Coordinates:
     (3, torch.Size([5, 1]))
     """
 
-    def __init__(self, design: Design, parameters: int) -> None:
-        self.columns = Standardization.of(design.X, design.weights)
+    def __init__(self, design: Design, parameters: int, *, thresholds: bool = False) -> None:
+        self.thresholds = thresholds
+        self.columns = centred(design.X, design.weights) if thresholds else Standardization.of(design.X, design.weights)
         self.within = tuple(Standardization.of(factor.Z, design.weights) for factor in design.factors)
         self.X = self.columns.standardize(design.X)
         pairs = zip(design.factors, self.within, strict=True)
@@ -131,11 +135,28 @@ class Coordinates:
             unit = root / sd.clamp_min(torch.finfo(sd.dtype).tiny)[..., None]
             scales.append((sd, unit @ unit.mT))
         sds, correlations = (tuple(some) for some in zip(*scales, strict=True)) if scales else ((), ())
-        return Globals(self.columns.to_user(a), sds, correlations, phi)
+        coefficients = self.columns.to_user(a)
+        if self.thresholds:
+            shift = coefficients @ self.columns.centers.to(coefficients)
+            phi = torch.cat([phi[..., :1] + shift[..., None], phi[..., 1:]], -1)
+        return Globals(coefficients, sds, correlations, phi)
 
     def effects_to_user(self, effects: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Map the effects of the groups of each factor, (S, n, r), to the units of the user."""
         return tuple(units.to_user(b) for units, b in zip(self.within, effects, strict=True))
+
+
+def centred(
+    X: Tensor,  # (N, p), without a column of ones
+    weights: Tensor,  # (N,)
+) -> Standardization:
+    """How columns are centred and scaled where something outside of them takes the shift.
+
+    >>> centred(torch.tensor([[1.0], [3.0]]), torch.ones(2)).centers.tolist()
+    [2.0]
+    """
+    with_ones = Standardization.of(torch.cat([torch.ones_like(X[:, :1]), X], -1), weights, intercept=0)
+    return Standardization(with_ones.centers[1:], with_ones.scales[1:])
 
 
 def covariance_root(
