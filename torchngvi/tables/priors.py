@@ -1,0 +1,751 @@
+"""Priors by name, in the units of the user, as one log density of the coordinates of the globals.
+
+The default priors are those of rstanarm, bambi and brms in the units of the data, s_y the standard deviation of y for
+the identity link and 1 for any other, s_j that of column j:
+
+    intercept at the means of the columns ~ N(g(ȳ), (2.5 s_y)²)        coefficient of column j ~ N(0, (2.5 s_y/s_j)²)
+    sd of an effect over groups ~ half-t(3, 2.5 s_y/s_j)               correlations ~ LKJ(1)
+
+and those of the parameters of a likelihood are the family's.  With θ = (a, ξ, φ) of `torchngvi.tables.parts`, b_j =
+a_j/s_j, τ_k the standard deviations of effects of scaled columns and z their canonical partial correlations on Fisher's
+scale (Lewandowski, Kurowicka and Joe 2009),
+
+    log p(θ) = Σ_j log p(a_j) + Σ_k (log p(τ_k) + log τ_k) + Σ_z log p(z) + log p(x(φ)) + log |dx/dφ|,
+
+each density in the coordinate that it is of, so that another unit or origin of a column changes nothing but its row of
+the table of priors.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.messages import hint, listed
+from torchngvi.models.standardize import WIDTHS, Standardization, TargetSummary
+from torchngvi.tables.parts import Coordinates, Design
+
+if TYPE_CHECKING:  # whose module takes the densities of this one
+    from torchngvi.tables.families import Family
+
+__all__ = [
+    "LKJ",
+    "Beta",
+    "Exponential",
+    "Gamma",
+    "HalfNormal",
+    "HalfT",
+    "Normal",
+    "Power",
+    "Prior",
+    "Priors",
+    "StudentT",
+    "parse_prior",
+    "settle",
+]
+
+_DOF = 3.0  # of the default prior of a standard deviation: as brms
+
+
+class Prior(ABC):
+    """The density of one number, whose parameters are numbers, or tensors of as many numbers as it is asked for.
+
+    Attributes:
+        support: the numbers that it is of: "real", "positive", "share" (between 0 and 1), "correlation".
+    """
+
+    support: ClassVar[str]
+    positive: ClassVar[tuple[str, ...]] = ()  # parameters that are positive; the others are finite
+
+    def __post_init__(self) -> None:
+        """Check the parameters, where they are numbers."""
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor | Prior):
+                continue
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or (field.name in self.positive and value <= 0):
+                kind = "positive and finite" if field.name in self.positive else "a finite number"
+                raise InputError(f"{field.name} of {type(self).__name__} must be {kind}; got {value!r}.")
+
+    @abstractmethod
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log density at each entry of x."""
+
+    def scaled(self, factor: Any) -> "Prior":
+        """Return the density of factor · x, the factor positive where x is."""
+        raise InputError(f"{self} is no prior of a number that has a unit.")
+
+
+def _log(value: Any) -> Any:
+    return value.log() if isinstance(value, Tensor) else math.log(value)
+
+
+def _lgamma(value: Any) -> Any:
+    return value.lgamma() if isinstance(value, Tensor) else math.lgamma(value)
+
+
+def _t(x: Tensor, dof: Any, scale: Any) -> Tensor:
+    """The log density of Student's t distribution about 0."""
+    half = 0.5 * (dof + 1)
+    constant = _lgamma(half) - _lgamma(0.5 * dof) - 0.5 * _log(dof * math.pi) - _log(scale)
+    return constant - half * torch.log1p((x / scale).square() / dof)
+
+
+@dataclass(frozen=True)
+class Normal(Prior):
+    """The normal distribution N(mean, sd²), for a coefficient, an intercept or a threshold.
+
+    Args:
+        mean: in the units of what it is the prior of.
+        sd: the standard deviation, in the same units, positive.
+
+    >>> print(Normal(0.0, 2.5), Normal(0.0, 1.0).log_prob(torch.tensor(0.0)).exp())  # 1/√(2π)
+    N(0, 2.5^2) tensor(0.3989)
+    """
+
+    support = "real"
+    positive = ("sd",)
+    mean: Any = 0.0
+    sd: Any = 1.0
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log density at each entry of x."""
+        return -0.5 * ((x - self.mean) / self.sd).square() - _log(self.sd) - 0.5 * math.log(2 * math.pi)
+
+    def scaled(self, factor: Any) -> "Normal":
+        """Return the density of factor · x."""
+        return Normal(factor * self.mean, abs(factor) * self.sd)
+
+    def __str__(self) -> str:
+        return f"N({self.mean + 0.0:.3g}, {self.sd:.3g}^2)"
+
+
+@dataclass(frozen=True)
+class StudentT(Prior):
+    """Student's t distribution, for a coefficient that may be much larger than the scale says.
+
+    Args:
+        dof: the degrees of freedom, positive.
+        mean: where its centre is.
+        sd: its scale, which the normal distribution of infinite degrees of freedom has for its standard deviation.
+
+    >>> print(StudentT(3.0, 0.0, 2.5), StudentT(1.0, 0.0, 1.0).log_prob(torch.tensor(0.0)).exp())  # 1/π
+    t(3, 0, 2.5) tensor(0.3183)
+    """
+
+    support = "real"
+    positive = ("dof", "sd")
+    dof: Any = 3.0
+    mean: Any = 0.0
+    sd: Any = 1.0
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log density at each entry of x."""
+        return _t(x - self.mean, self.dof, self.sd)
+
+    def scaled(self, factor: Any) -> "StudentT":
+        """Return the density of factor · x."""
+        return StudentT(self.dof, factor * self.mean, abs(factor) * self.sd)
+
+    def __str__(self) -> str:
+        return f"t({self.dof:.3g}, {self.mean + 0.0:.3g}, {self.sd:.3g})"
+
+
+@dataclass(frozen=True)
+class HalfT(Prior):
+    """The distribution of |x| where x is Student's t about 0, for a standard deviation that may be large.
+
+    Args:
+        dof: the degrees of freedom, positive; 1 is the half-Cauchy distribution.
+        scale: in the units of the standard deviation, positive.
+
+    >>> print(HalfT(3.0, 2.5), HalfT(1.0, 1.0).log_prob(torch.tensor(0.0)).exp())  # 2/π
+    half-t(3, 2.5) tensor(0.6366)
+    """
+
+    support = "positive"
+    positive = ("dof", "scale")
+    dof: Any = _DOF
+    scale: Any = 1.0
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log density at each entry of x."""
+        return math.log(2) + _t(x, self.dof, self.scale)
+
+    def scaled(self, factor: Any) -> "HalfT":
+        """Return the density of factor · x."""
+        return HalfT(self.dof, factor * self.scale)
+
+    def __str__(self) -> str:
+        return f"half-t({self.dof:.3g}, {self.scale:.3g})"
+
+
+@dataclass(frozen=True)
+class HalfNormal(Prior):
+    """The distribution of |x| where x ~ N(0, scale²), for a standard deviation that is not much above the scale.
+
+    Args:
+        scale: in the units of the standard deviation, positive.
+
+    >>> print(HalfNormal(2.0), HalfNormal(2.0).log_prob(torch.tensor(0.0)).exp())  # 2/(2 √(2π))
+    half-normal(2) tensor(0.3989)
+    """
+
+    support = "positive"
+    positive = ("scale",)
+    scale: Any = 1.0
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log density at each entry of x."""
+        return math.log(2) + Normal(0.0, self.scale).log_prob(x)
+
+    def scaled(self, factor: Any) -> "HalfNormal":
+        """Return the density of factor · x."""
+        return HalfNormal(factor * self.scale)
+
+    def __str__(self) -> str:
+        return f"half-normal({self.scale:.3g})"
+
+
+@dataclass(frozen=True)
+class Exponential(Prior):
+    """The density p(x) = rate · exp(-rate · x) of a positive number.
+
+    Args:
+        rate: the inverse of the mean, positive.
+
+    >>> print(Exponential(2.0), Exponential(2.0).log_prob(torch.tensor(0.0)).exp())
+    exponential(2) tensor(2.)
+    """
+
+    support = "positive"
+    positive = ("rate",)
+    rate: Any = 1.0
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log density at each entry of x."""
+        return _log(self.rate) - self.rate * x
+
+    def scaled(self, factor: Any) -> "Exponential":
+        """Return the density of factor · x."""
+        return Exponential(self.rate / factor)
+
+    def __str__(self) -> str:
+        return f"exponential({self.rate:.3g})"
+
+
+@dataclass(frozen=True)
+class Gamma(Prior):
+    """The gamma distribution p(x) ∝ x^(shape - 1) exp(-rate · x) of a positive number.
+
+    Args:
+        shape: positive; from 2 on the density is 0 at 0, with a slope, and keeps a standard deviation from 0.
+        rate: positive; the mean is shape/rate.
+
+    >>> print(Gamma(2.0, 0.1), Gamma(1.0, 2.0).log_prob(torch.tensor(0.0)).exp())
+    gamma(2, 0.1) tensor(2.)
+    """
+
+    support = "positive"
+    positive = ("shape", "rate")
+    shape: Any = 2.0
+    rate: Any = 1.0
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log density at each entry of x."""
+        return (
+            torch.special.xlogy(self.shape - 1, x) - self.rate * x + self.shape * _log(self.rate) - _lgamma(self.shape)
+        )
+
+    def scaled(self, factor: Any) -> "Gamma":
+        """Return the density of factor · x."""
+        return Gamma(self.shape, self.rate / factor)
+
+    def __str__(self) -> str:
+        return f"gamma({self.shape:.3g}, {self.rate:.3g})"
+
+
+@dataclass(frozen=True)
+class Beta(Prior):
+    """The beta distribution p(x) ∝ x^(a - 1) (1 - x)^(b - 1) of a share between 0 and 1, as that of surplus zeros.
+
+    Args:
+        a: positive.
+        b: positive; the mean is a/(a + b), and a = b = 1 is the uniform distribution.
+
+    >>> print(Beta(1.0, 1.0), Beta(2.0, 2.0).log_prob(torch.tensor(0.5)).exp())
+    beta(1, 1) tensor(1.5000)
+    """
+
+    support = "share"
+    positive = ("a", "b")
+    a: Any = 1.0
+    b: Any = 1.0
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log density at each entry of x."""
+        constant = _lgamma(self.a + self.b) - _lgamma(self.a) - _lgamma(self.b)
+        return constant + torch.special.xlogy(self.a - 1, x) + torch.special.xlog1py(self.b - 1, -x)
+
+    def __str__(self) -> str:
+        return f"beta({self.a:.3g}, {self.b:.3g})"
+
+
+@dataclass(frozen=True)
+class Power(Prior):
+    """The density of a positive x of which a power has a prior, log p(x) = log p(xᵃ) + log |a| + (a - 1) log x.
+
+    Use it for a size or a precision, which is infinite where there is no noise: its 1/√x is then 0.
+
+    Args:
+        prior: of xᵃ.
+        power: a, not 0.
+
+    >>> print(Power(HalfT(3.0, 1.0), -0.5), Power(Exponential(1.0), -0.5).log_prob(torch.tensor(1.0)))  # -1 - log 2
+    half-t(3, 1) of 1/sqrt tensor(-1.6931)
+    """
+
+    support = "positive"
+    prior: Prior = HalfT()
+    power: Any = -0.5
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log density at each entry of x."""
+        return self.prior.log_prob(x**self.power) + math.log(abs(self.power)) + (self.power - 1) * x.log()
+
+    def scaled(self, factor: Any) -> "Power":
+        """Return the density of factor · x."""
+        return Power(self.prior.scaled(factor**self.power), self.power)
+
+    def __str__(self) -> str:
+        return f"{self.prior} of {'1/sqrt' if self.power == -0.5 else f'power {self.power:g}'}"
+
+
+@dataclass(frozen=True)
+class LKJ(Prior):
+    """The density p(R) ∝ |R|^(concentration - 1) of a correlation matrix (Lewandowski, Kurowicka and Joe 2009).
+
+    Args:
+        concentration: positive; 1 is the uniform density, and a larger one keeps correlations near 0.
+
+    >>> print(LKJ(2.0), LKJ(1.0).log_prob(torch.zeros(1)).exp())  # of two effects: uniform in ρ = tanh z
+    LKJ(2) tensor(0.5000)
+    """
+
+    support = "correlation"
+    positive = ("concentration",)
+    concentration: Any = 1.0
+
+    def log_prob(
+        self,
+        x: Tensor,  # (..., r(r - 1)/2)
+    ) -> Tensor:
+        """Compute the log density of the canonical partial correlations on Fisher's scale, row by row, (...).
+
+        Those of column l = 0, 1, .. of a matrix of r effects are (1 + ρ)/2 ~ beta(α, α) with α = concentration +
+        (r - 2 - l)/2, independent of one another.
+
+        >>> LKJ(1.0).log_prob(torch.zeros(2, 3)).shape
+        torch.Size([2])
+        """
+        r = (1 + math.isqrt(1 + 8 * x.shape[-1])) // 2
+        column = torch.tensor([at for row in range(r) for at in range(row)], dtype=x.dtype, device=x.device)
+        alpha = self.concentration + 0.5 * (r - 2 - column)
+        log_beta = 2 * alpha.lgamma() - (2 * alpha).lgamma()
+        log_left = math.log(4) + torch.nn.functional.logsigmoid(2 * x) + torch.nn.functional.logsigmoid(-2 * x)
+        return (alpha * log_left - (2 * alpha - 1) * math.log(2) - log_beta).sum(-1)  # log_left: of 1 - tanh² x
+
+    def __str__(self) -> str:
+        return f"LKJ({self.concentration:.3g})"
+
+
+_BY_WORD: dict[str, type[Prior]] = {
+    "normal": Normal,
+    "studentt": StudentT,
+    "t": StudentT,
+    "halft": HalfT,
+    "halfnormal": HalfNormal,
+    "exponential": Exponential,
+    "gamma": Gamma,
+    "beta": Beta,
+    "lkj": LKJ,
+}
+_CALL = re.compile(r"\s*([A-Za-z][\w-]*)\s*\((.*)\)\s*")
+
+
+def parse_prior(text: str) -> "Prior | str":
+    """Read a prior from a text, as a command line or a file of settings has it.
+
+    Args:
+        text: such as "normal(0, 1)", "half_t(3, 2.5)", "LKJ(2)", "Normal(mean=0, sd=1)", or
+            the word "flat" or "default".
+
+    Returns:
+        The prior, or the word.
+
+    Raises:
+        InputError: another word, or numbers that the prior does not take.
+
+    >>> parse_prior("half-t(3, scale=2.5)"), parse_prior("flat")
+    (HalfT(dof=3.0, scale=2.5), 'flat')
+    """
+    if not isinstance(text, str):
+        raise InputError(f"a prior is a text such as normal(0, 1), or an object such as Normal(0, 1); got {text!r}.")
+    if (word := text.strip().lower()) in ("flat", "default"):
+        return word
+    found = _CALL.fullmatch(text)
+    key = found[1].replace("_", "").replace("-", "").lower() if found else ""
+    words = "normal, student_t, half_t, half_normal, exponential, gamma, beta, lkj"
+    if found is None or key not in _BY_WORD:
+        told = hint(found[1] if found else text, words.split(", "))
+        raise InputError(f"a prior is flat, or a call such as normal(0, 1) of one of {words}; got {text!r}.{told}")
+    kind, numbers, named = _BY_WORD[key], list[float](), dict[str, float]()
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    try:
+        for part in filter(None, (part.strip() for part in found[2].split(","))):
+            name, equals, value = part.rpartition("=")
+            if equals:
+                named[name.strip()] = float(value)
+            else:
+                numbers.append(float(value))
+        return kind(*numbers, **named)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{found[1]} takes the numbers {', '.join(names)}; got {text!r}.") from error
+
+
+# ------------------------------------------------------------------------------------ of a model
+
+
+class _Stacked(NamedTuple):
+    """Priors of several numbers, those of a kind together, with tensors for parameters."""
+
+    kinds: tuple[tuple[Prior, Tensor], ...]  # and the places of the numbers
+
+    @classmethod
+    def of(cls, priors: Sequence[Prior], like: Tensor) -> Self:
+        kinds: list[tuple[Prior, Tensor]] = []
+        for kind in dict.fromkeys(map(type, priors)):
+            places = [place for place, prior in enumerate(priors) if type(prior) is kind]
+            if kind is Power:  # of which each may have another density
+                kinds += [(priors[place], torch.tensor([place], device=like.device)) for place in places]
+                continue
+            names = [field.name for field in fields(kind)]
+            values = ([float(getattr(priors[place], name)) for place in places] for name in names)
+            tensors = (torch.tensor(some, dtype=like.dtype, device=like.device) for some in values)
+            kinds.append((kind(*tensors), torch.tensor(places, device=like.device)))
+        return cls(tuple(kinds))
+
+    def log_prob(
+        self,
+        x: Tensor,  # (..., D)
+    ) -> Tensor:
+        """The sum of the log densities, (...)."""
+        parts = [prior.log_prob(x.index_select(-1, at)).sum(-1) for prior, at in self.kinds]
+        return sum(parts, x.new_zeros(x.shape[:-1]))
+
+
+class Priors:
+    """The priors of a model: the log density of its coordinates θ, and what to say of them.
+
+    `settle` makes them; they print as one line.
+
+    Attributes:
+        coefficients: the prior of each column of X in the units of the user, that of the intercept, or of a full set of
+            indicators, at the means of the other columns.
+        sds: of each factor, the prior of the standard deviation of each effect in the units of the user, that of an
+            intercept at the means of the other columns.
+        correlations: of each factor.
+        parameters: of the natural-scale parameters of the family.
+        location: the coordinates a at the prior mean, (p,).
+
+    >>> from torchngvi.tables.parts import Factor
+    >>> one = torch.ones(4, 1, dtype=torch.float64)
+    >>> factor = Factor("ward", ("Intercept",), ("a", "b"), one, torch.tensor([0, 0, 1, 1]))
+    >>> y = (torch.tensor([1.0, 2.0, 3.0, 2.0], dtype=torch.float64),)
+    >>> design = Design(one, ("Intercept",), (factor,), 0 * one[:, 0], y, one[:, 0])
+    >>> from torchngvi.tables.families import family_of
+    >>> poisson = family_of("poisson")
+    >>> print(settle(design, poisson, Coordinates(design, 0)))
+    intercept N(0.693, 2.5^2), sd over ward half-t(3, 2.5)
+    """
+
+    def __init__(
+        self,
+        design: Design,
+        family: "Family",
+        coordinates: Coordinates,
+        chosen: "_Chosen",
+        unit: float,
+    ) -> None:
+        self.names, self.family, self.lengths = design.names, family, coordinates.lengths
+        self.coefficients, self.sds, self.correlations, self.parameters, self.named = chosen
+        self.factors = tuple((factor.name, factor.effects) for factor in design.factors)
+        self.unit, self.columns, self.within = unit, coordinates.columns, coordinates.within
+        pairs = zip(self.coefficients, coordinates.columns.scales.tolist(), strict=True)
+        within = [prior.scaled(s) for prior, s in pairs]
+        self._a = _Stacked.of(within, design.X)
+        means = [float(getattr(prior, "mean", 0.0)) for prior in within]
+        self.location = torch.tensor(means, dtype=design.X.dtype, device=design.X.device)
+        ordered = family.outcomes is not None and len(set(self.parameters)) == 1
+        # thresholds are in one of all the orders, of which their priors know nothing
+        self._orders = math.lgamma(len(self.parameters) + 1) if ordered else 0.0
+        self._taus = tuple(
+            _Stacked.of([prior.scaled(s) for prior, s in zip(some, units.scales.abs().tolist(), strict=True)], design.X)
+            for some, units in zip(self.sds, self.within, strict=True)
+        )
+
+    def log_prob(
+        self,
+        theta: Tensor,  # (..., dim)
+    ) -> Tensor:
+        """Compute log p(θ), (...), with all constants and Jacobians, twice differentiable in θ."""
+        a, *xis, phi = theta.split(self.lengths, -1)
+        total = self._a.log_prob(a)
+        for xi, taus, cor, (_, effects) in zip(xis, self._taus, self.correlations, self.factors, strict=True):
+            log_tau, z = xi[..., : len(effects)], xi[..., len(effects) :]
+            total = total + taus.log_prob(log_tau.exp()) + log_tau.sum(-1)
+            if len(effects) > 1:
+                total = total + cor.log_prob(z)
+        if not self.parameters:
+            return total
+        flat = phi.reshape(-1, phi.shape[-1])
+        natural = self.family.natural(flat)
+        own = [prior.log_prob(natural[..., k]) for k, prior in enumerate(self.parameters)]
+        return total + (torch.stack(own).sum(0) + self.family.log_jacobian(flat)).reshape(phi.shape[:-1]) + self._orders
+
+    def table(self) -> tuple[tuple[str, str], ...]:
+        """List the name and the prior of every global in the units of the user, by the names that ``priors=`` takes."""
+        rows = [(name, str(prior)) for name, prior in zip(self.names, self.coefficients, strict=True)]
+        for (factor, effects), sds, cor in zip(self.factors, self.sds, self.correlations, strict=True):
+            rows += [(_of_sd(effect, factor), str(prior)) for effect, prior in zip(effects, sds, strict=True)]
+            rows += [(f"cor|{factor}", str(cor))] * (len(effects) > 1)
+        rows += [(name, str(prior)) for name, prior in zip(self.family.parameters, self.parameters, strict=True)]
+        return tuple(rows)
+
+    def describe(self) -> str:
+        """Say the priors in one line: defaults per standard deviation of a column, then those that were named."""
+        columns, parts = self.columns, list[str]()
+        named = {_bare(name) for name in self.named}
+        rest = [place for place, name in enumerate(self.names) if _bare(name) not in named]
+        slopes = [place for place in rest if place != columns.intercept]
+        if slopes:
+            place = slopes[0]
+            default: Any = self.coefficients[place].scaled(float(columns.scales[place]))
+            about = columns.said_level(self.location, 3) if place in columns.indicators else ""
+            parts.append(f"fixed effects N(0, {default.sd:.3g}^2) per sd of a column{about}")
+        if columns.intercept in rest:
+            where = " at the means" * (len(self.names) > 1)
+            parts.append(f"intercept{where} {self.coefficients[columns.intercept]}")
+        of_names = zip(self.names, self.coefficients, strict=True)
+        parts += [f"{name} {prior}" for name, prior in of_names if _bare(name) in named]
+        for (factor, effects), sds, cor, units in zip(
+            self.factors, self.sds, self.correlations, self.within, strict=True
+        ):
+            scales = units.scales.abs().tolist()
+            usual = [at for at, effect in enumerate(effects) if _bare(_of_sd(effect, factor)) not in named]
+            per = " per sd of a column" * any(at != units.intercept for at in usual)
+            said = dict.fromkeys(str(sds[at].scaled(scales[at])) for at in usual)
+            parts += [f"sd over {factor} {' and '.join(said)}{per}"] * bool(said)
+            own = [at for at in range(len(effects)) if at not in usual]
+            parts += [f"sd of {_of_sd(effects[at], factor)} {sds[at]}" for at in own]
+            parts += [f"correlations {cor}"] * (len(effects) > 1)
+        parts += [f"{name} {prior}" for name, prior in _merged(self.family.parameters, self.parameters)]
+        return ", ".join(parts)
+
+    __str__ = describe
+
+
+class _Chosen(NamedTuple):
+    """The prior of each global, and the names of those that the user chose."""
+
+    coefficients: tuple[Prior, ...]
+    sds: tuple[tuple[Prior, ...], ...]
+    correlations: tuple[LKJ, ...]
+    parameters: tuple[Any, ...]
+    named: tuple[str, ...]
+
+
+def _merged(names: Iterable[str], priors: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Names and priors, those of thresholds that have the same one together."""
+    found: dict[tuple[str, Any], list[str]] = {}
+    for name, prior in zip(names, priors, strict=True):
+        found.setdefault((re.sub(r"[\s\[]*\d+\]?$", "", name), prior), []).append(name)
+    return [(stem if len(some) > 1 else some[0], prior) for (stem, prior), some in found.items()]
+
+
+def _bare(name: str) -> str:
+    """A name without spaces."""
+    return "".join(name.split())
+
+
+def _of_sd(effect: str, factor: str) -> str:
+    """The name of the standard deviation of an effect over the groups of a factor."""
+    return f"{'1' if effect == 'Intercept' else effect}|{factor}"
+
+
+def settle(
+    design: Design,
+    family: "Family",
+    coordinates: Coordinates,
+    priors: "Mapping[str, Prior | str] | str | None" = None,
+) -> Priors:
+    """Settle the priors of a model: the defaults in the units of its data, and those that a user names.
+
+    Args:
+        design: the rows of the fit.
+        family: the likelihood, settled.
+        coordinates: of the globals.
+        priors: "default" or None for the defaults; "flat" for priors of coefficients and standard deviations that are
+            4,000 times wider, which say nothing; or a mapping from names to priors, or texts such as "normal(0, 1)", in
+            the units of the user. Names are those of the coefficients ("Intercept" at the means of the columns), "b"
+            for all coefficients but the intercept, "1|g" and "x|g" for standard deviations over groups, "sd" for all of
+            them, "cor|g" and "cor" for correlations, and the parameters of the family, such as "residual sd". The more
+            particular name counts.
+
+    Returns:
+        The priors.
+
+    Raises:
+        InputError: a name that the model has not, or a prior of other numbers, as a normal one of a standard deviation.
+
+    >>> one = torch.ones(3, 1, dtype=torch.float64)
+    >>> X = torch.cat([one, torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)], 1)
+    >>> design = Design(X, ("Intercept", "x"), (), 0 * one[:, 0], (torch.tensor([0.0, 1.0, 1.0]),), one[:, 0])
+    >>> from torchngvi.tables.families import family_of
+    >>> settle(design, family_of("bernoulli"), Coordinates(design, 0), {"x": "normal(0, 1)"}).table()
+    (('Intercept', 'N(0.693, 2.5^2)'), ('x', 'N(0, 1^2)'))
+    """
+    given = _read(priors)
+    location, unit = _location_and_unit(design, family, coordinates.columns)
+    width = WIDTHS["flat" if priors == "flat" else "default"] * unit
+    asked = _Asked(given, WIDTHS["flat"] * unit)
+    levels = coordinates.columns.level(location) / coordinates.columns.scales  # in the units of the user
+    coefficients = tuple(
+        asked.real(name, place == coordinates.columns.intercept, mean, width / abs(scale), abs(scale))
+        for place, (name, mean, scale) in enumerate(
+            zip(design.names, levels.tolist(), coordinates.columns.scales.tolist(), strict=True)
+        )
+    )
+    sds = tuple(
+        tuple(
+            asked.spread(_of_sd(effect, factor.name), width / abs(scale), abs(scale))
+            for effect, scale in zip(factor.effects, units.scales.tolist(), strict=True)
+        )
+        for factor, units in zip(design.factors, coordinates.within, strict=True)
+    )
+    correlations = tuple(asked.correlation(factor.name) for factor in design.factors if len(factor.effects) > 0)
+    own = zip(family.parameters, family.parameter_prior(), strict=True)
+    parameters = tuple(asked.parameter(name, one) for name, one in own)
+    asked.check(design, family)
+    chosen = _Chosen(coefficients, sds, correlations, parameters, tuple(asked.found))
+    return Priors(design, family, coordinates, chosen, unit)
+
+
+def _read(priors: object) -> dict[str, "Prior | str"]:
+    """The priors that a user names, by their names."""
+    if priors is None or priors in ("default", "flat"):
+        return {}
+    if not isinstance(priors, Mapping):
+        raise InputError(
+            "priors is a mapping such as {'x': Normal(0, 1), '1|g': HalfT(3, 1)}, or the word default or flat; got "
+            f"{priors!r}."
+        )
+    return {str(name): one if isinstance(one, Prior) else parse_prior(one) for name, one in priors.items()}
+
+
+def _location_and_unit(design: Design, family: "Family", columns: Standardization) -> tuple[float, float]:
+    """g(ȳ) and s_y of the outcomes, of trials by the share of successes of all."""
+    y, weights, offset = design.y[0].detach().double(), design.weights.double(), design.offset.double()
+    rows = 0.0
+    if "trials" in family.extra:
+        trials = design.y[1].to(y)
+        y, weights, rows = y / trials.clamp_min(1), weights * trials, float((weights * trials).sum())
+    summary = TargetSummary.of(y, family.link, offset, weights)
+    if rows:
+        summary = summary._replace(rows=max(round(rows), 1))
+    return summary.location_and_unit(family.link, through_0=family.intercept and columns.constant is None)
+
+
+class _Asked:
+    """What the user asks for, found by name; the names that were used are kept."""
+
+    def __init__(self, given: Mapping[str, "Prior | str"], flat: float) -> None:
+        self.given = {_bare(name): (name, prior) for name, prior in given.items()}
+        self.flat, self.used, self.found = flat, set[str](), dict[str, None]()
+
+    def prior(self, *names: str) -> "Prior | str":
+        """The prior of the first of the names that is there; "default" of none."""
+        there = [name for name in map(_bare, names) if name in self.given]
+        self.used.update(there)
+        prior = self.given[there[0]][1] if there else "default"
+        if prior != "default":
+            self.found[names[0]] = None
+        return prior
+
+    def real(self, name: str, intercept: bool, mean: float, sd: float, scale: float) -> Prior:
+        """The prior of a coefficient."""
+        own = ("Intercept",) if intercept and name != "Intercept" else ()
+        prior = self.prior(name, *own) if intercept else self.prior(name, "b")
+        if isinstance(prior, str):
+            return Normal(mean, self.flat / scale if prior == "flat" else sd)
+        return _of_support(name, "a coefficient", prior, "real", "Normal(0, 1)")
+
+    def spread(self, name: str, width: float, scale: float) -> Prior:
+        """The prior of a standard deviation over groups."""
+        own = (f"Intercept{name[1:]}",) if name.startswith("1|") else ()
+        prior = self.prior(name, *own, "sd")
+        if isinstance(prior, str):
+            return HalfT(_DOF, self.flat / scale if prior == "flat" else width)
+        return _of_support(name, "a standard deviation", prior, "positive", "HalfT(3, 1)")
+
+    def correlation(self, factor: str) -> LKJ:
+        """The prior of the correlations of the effects of a factor."""
+        prior = self.prior(f"cor|{factor}", "cor")
+        if isinstance(prior, str):
+            return LKJ(1.0)
+        found = _of_support(f"cor|{factor}", "a matrix of correlations", prior, "correlation", "LKJ(2)")
+        assert isinstance(found, LKJ)
+        return found
+
+    def parameter(self, name: str, default: Any) -> Any:
+        """The prior of a parameter of the likelihood."""
+        stem = re.sub(r"[\s\[]*\d+\]?$", "", name)
+        prior = self.prior(name, *((stem, f"{stem}s") if stem != name else ()))
+        if prior == "default":
+            return default
+        examples = {"real": "Normal(0, 1)", "positive": "HalfT(3, 1)", "share": "Beta(1, 1)"}
+        if isinstance(prior, str):
+            raise InputError(
+                f"the prior of {name}, a parameter of the likelihood, is one that has a density, as "
+                f"{examples[default.support]}; got {prior!r}."
+            )
+        return _of_support(name, f"a {default.support} number", prior, default.support, examples[default.support])
+
+    def check(self, design: Design, family: "Family") -> None:
+        """Check that each name was one of the model."""
+        unknown = [name for bare, (name, _) in self.given.items() if bare not in self.used]
+        if not unknown:
+            return
+        slopes = ["b"] * (len(design.names) > ("Intercept" in design.names))
+        sds = [_of_sd(effect, factor.name) for factor in design.factors for effect in factor.effects]
+        cors = [f"cor|{factor.name}" for factor in design.factors if len(factor.effects) > 1]
+        known = [*design.names, *slopes, *sds, *["sd"] * bool(sds), *cors, *["cor"] * bool(cors), *family.parameters]
+        raise InputError(
+            f"priors names {listed(unknown)}, of which this model has none; it has {listed(known)}."
+            f"{hint(unknown[0], known)}"
+        )
+
+
+def _of_support(name: str, what: str, prior: Prior, support: str, example: str) -> Prior:
+    if prior.support != support:
+        raise InputError(f"the prior of {name}, {what}, is one such as {example}; got {prior!r}.")
+    return prior
