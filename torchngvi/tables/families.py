@@ -13,7 +13,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Self, cast
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,9 +21,9 @@ from torch.nn.functional import logsigmoid
 
 from torchngvi.errors import InputError
 from torchngvi.messages import full_name, hint, listed
-from torchngvi.models.scale_priors import HalfT
 from torchngvi.models.standardize import WIDTH, TargetSummary, location_and_unit
 from torchngvi.numerics import special
+from torchngvi.tables import priors
 
 _DOF = 4.0  # of Student's t noise, and
 _PRIOR_DOF = 3.0  # of default priors, as in brms
@@ -32,38 +32,9 @@ _LINEAR = 600.0  # log of where exponentials of z go on linearly: densities are 
 _STIRLING = 10.0  # from where on the series of log Γ to 1/x⁹ has rounding alone
 _SMALL = -2.3  # log of the t below which log((1 - e⁻ᵗ)/t) is its series to t⁶, which has rounding alone there
 _NARROW = 1e-5  # the width of a category of the probit link from which on it is a rectangle, to its square / 8
+_PROPORTION = 1e-3  # of a success: how far a proportion times its trials may be from a whole number
+_OF_ROOT = priors.Power(priors.HalfT(_PRIOR_DOF, 1.0), -0.5)  # of a size: its 1/√r is the sd of a factor of mean 1
 _COUNT = 2.0**52  # the largest count that is drawn, up to which each whole number is one of float64
-
-
-class Power(NamedTuple):
-    """The prior of x > 0 by that of x to a power: log p(x) = log p(xᵃ) + log|a| + (a - 1) log x.
-
-    Attributes:
-        prior: of xᵃ, with its own log_prob.
-        power: a, not 0.
-
-    >>> round(Power(HalfT(3.0, 1.0), -0.5).log_prob(torch.tensor(1.0)).item(), 4)
-    -1.5763
-    """
-
-    prior: HalfT
-    power: float
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """The log density of each x."""
-        return self.prior.log_prob(x**self.power) + math.log(abs(self.power)) + (self.power - 1) * x.log()
-
-
-class Uniform(NamedTuple):
-    """The uniform prior of a share, between 0 and 1.
-
-    >>> Uniform().log_prob(torch.tensor(0.3)).item()
-    0.0
-    """
-
-    def log_prob(self, share: Tensor) -> Tensor:
-        """The log density of each share."""
-        return torch.zeros_like(share)
 
 
 class Family(ABC):
@@ -143,10 +114,7 @@ class Family(ABC):
         Raises:
             InputError: if there are values that it cannot produce; the first of them is named.
         """
-        if len(y) != 1 + len(self.extra):
-            raise InputError(
-                f"the {self.name} family takes {listed(('an outcome', *self.extra))}; got {len(y)} columns for them."
-            )
+        self._columns(y)
         low, high = self.bounds
         values = y[0]
         if self.discrete:
@@ -158,6 +126,12 @@ class Family(ABC):
             )
             _refuse(self.name, known, values, (values <= low) | (values >= high))
         return y
+
+    def _columns(self, y: tuple[Tensor, ...]) -> None:
+        if len(y) != 1 + len(self.extra):
+            raise InputError(
+                f"the {self.name} family takes {listed(('an outcome', *self.extra))}; got {len(y)} columns for them."
+            )
 
     def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute -log p(y | η, φ) and its first two derivatives in η; by autograd where there is no closed form."""
@@ -184,9 +158,17 @@ class Family(ABC):
     def _start_phi(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> list[float]:
         return [0.0] * len(self.parameters)
 
-    def parameter_prior(self) -> tuple[object, ...]:
-        """Return the default priors of the natural-scale parameters, in the units of y that `settled` has seen."""
-        return tuple(Uniform() if scale == "logit" else HalfT(_PRIOR_DOF, WIDTH) for scale in self._scales)
+    def parameter_prior(self) -> tuple[priors.Prior, ...]:
+        """Return the default priors of the natural-scale parameters, in the units of y that `settled` has seen.
+
+        A positive one has half-t(3, 2.5), a share the uniform distribution, another number t(3, 0, 2.5).
+        """
+        usual = {
+            "log": priors.HalfT(_PRIOR_DOF, WIDTH),
+            "logit": priors.Beta(1.0, 1.0),
+            "identity": priors.StudentT(_PRIOR_DOF, 0.0, WIDTH),
+        }
+        return tuple(usual[scale] for scale in self._scales)
 
     @property
     def _scales(self) -> tuple[str, ...]:
@@ -228,6 +210,86 @@ def _exp(z: Tensor) -> Tensor:
     """Return eᶻ, which goes on linearly from e⁶⁰⁰."""
     near = z.clamp_max(_LINEAR).exp()
     return near + torch.where(z > _LINEAR, math.exp(_LINEAR) * (z - _LINEAR), 0.0)
+
+
+def _expm1(x: Tensor) -> Tensor:
+    """Return eˣ - 1, which goes on linearly from x = 600."""
+    return x.clamp_max(_LINEAR).expm1() + torch.where(x > _LINEAR, math.exp(_LINEAR) * (x - _LINEAR), 0.0)
+
+
+def _tail(x: Tensor) -> Tensor:
+    """Stirling's series of log Γ(x) - (x - ½) log x + x - ½ log 2π, for x ≥ 10 (DLMF 5.11.1)."""
+    inverse = x.reciprocal()
+    square = inverse.square()
+    return inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188))))
+
+
+def _stirling(log_x: Tensor) -> Tensor:
+    """Return x log x - x - log Γ(x), without cancellation where x is large."""
+    far = log_x > math.log(_STIRLING)
+    large, small = torch.where(far, log_x, math.log(_STIRLING)), torch.where(far, 0.0, log_x)
+    near = small.exp()
+    series = 0.5 * large - 0.5 * math.log(2 * math.pi) - _tail(large.exp())
+    return torch.where(far, series, near * (small - 1) + small - torch.lgamma(near + 1))
+
+
+def _rising(log_x: Tensor, count: Tensor) -> Tensor:
+    """Return log Γ(x + n) - log Γ(x) for n = 0, 1, .., without cancellation where x is large or nearly 0."""
+    n = count.clamp_min(1)
+    far = log_x > math.log(_STIRLING)
+    large, near = torch.where(far, log_x, math.log(_STIRLING)), torch.where(far, 0.0, log_x)
+    x, small = large.exp(), near.exp()
+    series = (x + n - 0.5) * torch.log1p(n * torch.exp(-large)) + n * (large - 1) + _tail(x + n) - _tail(x)
+    other = near + torch.lgamma(small + n) - torch.lgamma(small + 1)
+    return torch.where(count > 0, torch.where(far, series, other), 0.0)
+
+
+def _log_some(log_t: Tensor) -> Tensor:
+    """Return log(1 - e⁻ᵗ), the probability of at least one event, without cancellation for any t > 0."""
+    few = log_t < _SMALL
+    square = torch.where(few, 2 * log_t, 2 * _SMALL).exp()
+    series = -0.5 * (0.5 * torch.where(few, 2 * log_t, 2 * _SMALL)).exp()
+    series = log_t + series + square * (1 / 24 - square * (1 / 2880 - square / 181440))
+    t = _exp(torch.where(few, 0.0, log_t))
+    return torch.where(few, series, torch.log(-torch.expm1(-t)))
+
+
+def _log_softplus(x: Tensor) -> Tensor:
+    """Log log(1 + eˣ)."""
+    low = x < -20
+    left = torch.where(low, x, -20.0)
+    return torch.where(low, left - 0.5 * left.exp(), _softplus(torch.where(low, 0.0, x)).log())
+
+
+def _log_choose(n: Tensor, y: Tensor) -> Tensor:
+    """The logarithm of the binomial coefficient."""
+    return torch.lgamma(n + 1) - torch.lgamma(y + 1) - torch.lgamma(n - y + 1)
+
+
+def _pick(table: Tensor, index: Tensor) -> Tensor:
+    """The entry of the last axis with the number that each index has, 0 where there is none."""
+    total = torch.zeros((), dtype=table.dtype, device=table.device)
+    for at in range(table.shape[-1]):
+        total = total + torch.where(index == at, table[..., at], 0.0)
+    return total
+
+
+def _positive(x: Tensor) -> Tensor:
+    """Positive numbers that underflow to 0, or are beyond all numbers, as the nearest number."""
+    return x.clamp(torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max)
+
+
+def _middle(share: float) -> float:
+    """A share of rows, not near 0 or 1."""
+    return min(max(share, 0.05), 0.95)
+
+
+def _beta_draws(eta: Tensor, log_precision: Tensor, generator: torch.Generator) -> Tensor:
+    """Draws of the beta distribution with logit mean and log precision, never 0 or 1."""
+    shape = torch.broadcast_shapes(eta.shape, log_precision.shape)
+    one = _gamma(torch.exp(log_precision + logsigmoid(eta)).expand(shape), generator)
+    other = _gamma(torch.exp(log_precision + logsigmoid(-eta)).expand(shape), generator)
+    return (one / (one + other)).clamp(torch.finfo(one.dtype).tiny, 1 - torch.finfo(one.dtype).eps)
 
 
 def _full(shape_of: Tensor, phi: Tensor) -> torch.Size:
@@ -310,9 +372,9 @@ class Gaussian(Family):
     def _start_phi(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> list[float]:
         return [math.log(location_and_unit(y[0], "identity", offset, weights)[1])]
 
-    def parameter_prior(self) -> tuple[object, ...]:
+    def parameter_prior(self) -> tuple[priors.Prior, ...]:
         """Return half-t of three degrees of freedom, 2.5 sds of y wide."""
-        return (HalfT(_PRIOR_DOF, WIDTH * self.unit),)
+        return (priors.HalfT(_PRIOR_DOF, WIDTH * self.unit),)
 
 
 class StudentT(Gaussian):
@@ -407,7 +469,7 @@ class Bernoulli(Family):
 
     def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
         """Return the probability of the success."""
-        return torch.sigmoid(eta)
+        return torch.sigmoid(eta).expand(_full(eta, phi))
 
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw 0 or 1."""
@@ -436,7 +498,7 @@ class Probit(Bernoulli):
 
     def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
         """Return the probability of the success."""
-        return torch.special.ndtr(eta)
+        return torch.special.ndtr(eta).expand(_full(eta, phi))
 
 
 class Poisson(Family):
@@ -463,11 +525,675 @@ class Poisson(Family):
 
     def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
         """Return the rate."""
-        return eta.exp()
+        return eta.exp().expand(_full(eta, phi))
 
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw counts."""
         return _poisson(eta.exp().expand(_full(eta, phi)), generator)
+
+
+class Binomial(Family):
+    """Successes of trials with the logistic link, y ~ Binomial(n, 1/(1 + e^{-η})); y = (successes, n).
+
+    For counts out of a known number; proportions are taken where the trials are there as well.  e^coefficient is an
+    odds ratio.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> round(Binomial().log_prob(zero, (zero + 1, zero + 2), zero[:0]).exp().item(), 6)
+    0.5
+    >>> [part.tolist() for part in Binomial().checked((torch.tensor([0.25, 1.0]), torch.tensor([4.0, 2.0])))]
+    [[1.0, 2.0], [4.0, 2.0]]
+    """
+
+    name, link, ratio, discrete, concave = "binomial", "logit", "odds ratio", True, True
+    extra = ("trials",)
+    bounds = (0.0, math.inf)
+
+    def checked(self, y: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return successes and trials; numbers between 0 and 1, not all of them whole, are proportions of the trials.
+
+        Raises:
+            InputError: if there are successes that are no counts, or more of them than trials.
+        """
+        self._columns(y)
+        successes, trials = y
+        _refuse(self.name, "trials 0, 1, 2, ..", trials, (trials < 0) | (trials != trials.round()))
+        shares = (successes >= 0) & (successes <= 1)
+        if bool(shares.all()) and bool((successes != successes.round()).any()):
+            counts = (successes * trials).round()
+            off = (successes * trials - counts).abs() > _PROPORTION
+            _refuse(self.name, "proportions that are a whole number of the trials", successes, off)
+            successes = counts
+        bad = (successes < 0) | (successes != successes.round()) | (successes > trials)
+        _refuse(self.name, "successes 0, 1, .. up to the trials", successes, bad)
+        return successes, trials
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return that of successes and failures, and the number of their orders."""
+        k, n = y
+        return k * logsigmoid(eta) + (n - k) * logsigmoid(-eta) + _log_choose(n, k)
+
+    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return those of the logistic function."""
+        k, n = y
+        p, q = torch.sigmoid(eta), torch.sigmoid(-eta)
+        return -self.log_prob(eta, y, phi), (n - k) * p - k * q, n * p * q
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return the probability of a success in one trial."""
+        return torch.sigmoid(eta).expand(_full(eta, phi))
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw the number of successes."""
+        p = torch.sigmoid(eta).expand(_full(eta, phi))
+        return torch.binomial(extra[0].to(p).expand(p.shape).contiguous(), p, generator)
+
+    def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        """Return the link of the share of successes of all trials, and φ."""
+        k, n = y
+        share = k / n.clamp_min(1)
+        phi = self._start_phi((share,), offset, weights * n)
+        location = TargetSummary.of(share, self.link, offset, weights * n).location_and_unit(self.link)[0]
+        return location, share.new_tensor(phi, dtype=torch.float64)
+
+
+class BetaBinomial(Binomial):
+    """Successes of trials that vary more than binomial ones: y ~ Binomial(n, p), p ~ Beta(μψ, (1 - μ)ψ).
+
+    μ = 1/(1 + e^{-η}) and φ = log ψ, the precision; y = (successes, n).  The variance is nμ(1 - μ)(n + ψ)/(1 + ψ), as
+    brms' ``beta_binomial`` has it.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> round(BetaBinomial().log_prob(zero, (zero, zero + 2), zero + math.log(2)).exp().item(), 6)  # Beta(1, 1)
+    0.333333
+    """
+
+    name, concave = "beta_binomial", False
+    parameters = ("precision",)
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return log C(n, y) B(y + μψ, n - y + (1 - μ)ψ)/B(μψ, (1 - μ)ψ)."""
+        (k, n), log_precision = y, phi[..., 0]
+        ones, zeros = log_precision + logsigmoid(eta), log_precision + logsigmoid(-eta)
+        return _rising(ones, k) + _rising(zeros, n - k) - _rising(log_precision, n) + _log_choose(n, k)
+
+    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return those by autograd."""
+        return Family.jet(self, eta, y, phi)
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw the number of successes."""
+        p = _beta_draws(eta, phi[..., 0], generator)
+        return torch.binomial(extra[0].to(p).expand(p.shape).contiguous(), p, generator)
+
+    def parameter_prior(self) -> tuple[priors.Prior, ...]:
+        """Return half-t(3, 1) of 1/√ψ, which is 0 where trials are independent."""
+        return (_OF_ROOT,)
+
+
+class NegativeBinomial(Poisson):
+    """Counts that vary more than Poisson's, with mean e^η and variance e^η + e^{2η}/r; φ = log r, the size.
+
+    With δ = η - φ, -log p = y log(1 + e^{-δ}) + r log(1 + e^δ) + log Γ(r) y!/Γ(y + r) (Hilbe 2011, NB2), which brms calls
+    ``negbinomial`` and glmmTMB ``nbinom2``.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> round(NegativeBinomial().log_prob(zero, (zero + 1,), zero).exp().item(), 6)  # ½ ½
+    0.25
+    """
+
+    name, parameters = "negative_binomial", ("size",)
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return the log density."""
+        log_size = phi[..., 0]
+        delta, constant = eta - log_size, _rising(log_size, y[0]) - torch.lgamma(y[0] + 1)
+        return constant - y[0] * _softplus(-delta) - log_size.exp() * _softplus(delta)
+
+    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return those of the logistic function."""
+        delta, size = eta - phi[..., 0], phi[..., 0].exp()
+        p, q = torch.sigmoid(delta), torch.sigmoid(-delta)
+        return -self.log_prob(eta, y, phi), size * p - y[0] * q, (y[0] + size) * p * q
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return e^η."""
+        return eta.exp().expand(_full(eta, phi))
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw counts whose rates have gamma distributions."""
+        size = phi[..., 0].exp().expand(_full(eta, phi))
+        return _poisson(eta.exp() * (_gamma(size, generator) / size), generator)
+
+    def _start_phi(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> list[float]:
+        mean, variance = _moments(y[0], weights)
+        return [_between(mean * mean / max(variance - mean, mean * mean / _START[1]))] if mean > 0 else [0.0]
+
+    def parameter_prior(self) -> tuple[priors.Prior, ...]:
+        """Return half-t(3, 1) of 1/√r, the sd of a factor of the rates."""
+        return (_OF_ROOT,)
+
+
+class _Zeros(Family):
+    """Counts of a family of one parameter or none, whose zeros have a share of their own with coordinate φ_0."""
+
+    link, ratio, discrete = "log", "rate ratio", True
+    bounds = (0.0, math.inf)
+    counts: Family
+
+    def _none(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return log t, where the counts are 0 with probability e⁻ᵗ."""
+        if not self.counts.parameters:
+            return eta
+        return phi[..., 1] + _log_softplus(eta - phi[..., 1])
+
+    def parameter_prior(self) -> tuple[priors.Prior, ...]:
+        """Return the uniform prior of the share, and that of the counts."""
+        return (priors.Beta(1.0, 1.0), *self.counts.parameter_prior())
+
+
+class ZeroInflatedPoisson(_Zeros):
+    """Counts with zeros beyond Poisson's: p(0) = π + (1 - π) e^{-μ}, p(y) = (1 - π) Poisson(y; μ); μ = e^η, φ = logit π.
+
+    For counts where some rows could not have an event, in a share π of all that is learned.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> round(ZeroInflatedPoisson().log_prob(zero, (zero,), zero).exp().item(), 6)  # ½ + ½ e⁻¹
+    0.68394
+    """
+
+    name = "zero_inflated_poisson"
+    parameters, scales, counts = ("surplus zeros",), ("logit",), Poisson()
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return that of a mixture of 0 and of counts."""
+        there = logsigmoid(-phi[..., 0]) + self.counts.log_prob(eta, y, phi[..., 1:])
+        zero = logsigmoid(phi[..., 0]) + _softplus(-phi[..., 0] - _exp(self._none(eta, phi)))
+        return torch.where(y[0] == 0, zero, there)
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return (1 - π) e^η."""
+        return torch.sigmoid(-phi[..., 0]) * eta.exp()
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw which rows are surplus zeros, and the counts of the others."""
+        counts = self.counts.draw(eta.expand(_full(eta, phi)), phi[..., 1:], generator)
+        return torch.where(_uniform(counts.shape, counts, generator) < torch.sigmoid(phi[..., 0]), 0.0, counts)
+
+    def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        """Return half of the zeros as surplus, and the counts with the mean that is left."""
+        rows = (y[0] == 0).to(weights)
+        surplus = 0.5 * _middle(float((rows * weights).sum() / weights.sum()))
+        location, phi = self.counts.start(y, offset, weights)
+        share = math.log(surplus / (1 - surplus))
+        return location - math.log1p(-surplus), torch.cat([phi.new_tensor([share]), phi])
+
+
+class ZeroInflatedNegativeBinomial(ZeroInflatedPoisson):
+    """Counts with zeros beyond those of the negative binomial distribution; φ = (logit π, log size).
+
+    >>> zero = torch.zeros(1, 2, dtype=torch.float64)
+    >>> round(ZeroInflatedNegativeBinomial().log_prob(zero[:, 0], (zero[:, 0],), zero).exp().item(), 6)  # ½ + ½ ½
+    0.75
+    """
+
+    name = "zero_inflated_negative_binomial"
+    parameters, scales, counts = ("surplus zeros", "size"), ("logit", "log"), NegativeBinomial()
+
+
+class HurdlePoisson(_Zeros):
+    """Counts whose zeros are all of one kind: p(0) = π, p(y) = (1 - π) Poisson(y; μ)/(1 - e^{-μ}); μ = e^η, φ = logit π.
+
+    For counts that begin with a decision, as visits to a doctor; e^coefficient is the ratio of rates before zeros are
+    taken out.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> round(HurdlePoisson().log_prob(zero, (zero + 1,), zero).exp().item(), 6)  # ½ e⁻¹/(1 - e⁻¹)
+    0.290988
+    """
+
+    name, concave = "hurdle_poisson", True
+    parameters, scales, counts = ("zeros",), ("logit",), Poisson()
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return that of a zero, or of a count above 0."""
+        some = self.counts.log_prob(eta, y, phi[..., 1:]) - _log_some(self._none(eta, phi))
+        return torch.where(y[0] == 0, logsigmoid(phi[..., 0]), logsigmoid(-phi[..., 0]) + some)
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return (1 - π) e^η/P(count > 0)."""
+        return torch.exp(logsigmoid(-phi[..., 0]) + eta - _log_some(self._none(eta, phi)))
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw the time of the first event, given that there is one in a unit of time, and count those after it."""
+        u = _uniform(_full(eta, phi), eta, generator)
+        none = _exp(self._none(eta, phi))
+        passed = -torch.log1p(u * torch.expm1(-none))  # the integral of the hazard up to the first event
+        if self.counts.parameters:  # rates have gamma distributions, which the time of the first event tells of
+            log_size = phi[..., 1].expand(u.shape)
+            after = torch.exp(log_size - eta)  # events have rates gamma(size)/after
+            first = after * torch.expm1(passed * torch.exp(-log_size))
+            rest = (1 - first).clamp_min(0) * _gamma(log_size.exp() + 1, generator) / (after + first)
+        else:
+            rest = (eta.exp() - passed).clamp_min(0)
+        some = 1 + _poisson(rest, generator)
+        return torch.where(_uniform(u.shape, u, generator) < torch.sigmoid(phi[..., 0]), 0.0, some)
+
+    def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        """Return the share of zeros, and the counts above 0 as they are."""
+        some = weights * (y[0] > 0)
+        zeros = _middle(float(1 - some.sum() / weights.sum()))
+        location, phi = self.counts.start(y, offset, some if bool((some > 0).any()) else weights)
+        return location, torch.cat([phi.new_tensor([math.log(zeros / (1 - zeros))]), phi])
+
+
+class HurdleNegativeBinomial(HurdlePoisson):
+    """Counts whose zeros are all of one kind, the others negative binomial given that they are above 0.
+
+    φ = (logit π, log size).
+
+    >>> zero = torch.zeros(1, 2, dtype=torch.float64)
+    >>> round(HurdleNegativeBinomial().log_prob(zero[:, 0], (zero[:, 0] + 1,), zero).exp().item(), 6)  # ½ ¼/(1 - ½)
+    0.25
+    """
+
+    name, concave = "hurdle_negative_binomial", False
+    parameters, scales, counts = ("zeros", "size"), ("logit", "log"), NegativeBinomial()
+
+
+class Ordinal(Family):
+    """Ordered categories with the logistic link, P(y ≤ k | η) = 1/(1 + e^{η - c_k}), thresholds c_1 < c_2 < ..
+
+    For grades and answers such as never, sometimes, often: the proportional odds model (McCullagh 1980), brms'
+    ``cumulative``.  A positive coefficient moves rows to higher categories; e^coefficient is an odds ratio.  The
+    thresholds take the place of the intercept: φ = (c_1, log(c_2 - c_1), ..).
+
+    Args:
+        labels: of the categories in their order, whose outcomes are coded 0, 1, ..; None to read them off the data.
+
+    >>> family = Ordinal(("low", "medium", "high"))
+    >>> family.parameters, family.natural(torch.tensor([[-1.0, 0.0]])).tolist()
+    (('threshold[1]', 'threshold[2]'), [[-1.0, 0.0]])
+    >>> family.mean(torch.zeros(1), torch.tensor([0.0, 50.0])).tolist()
+    [[0.5, 0.5, 0.0]]
+    """
+
+    name, link, ratio, discrete, concave, intercept = "ordinal", "logit", "odds ratio", True, True, False
+
+    def __init__(self, labels: Sequence[object] | None = None) -> None:
+        self.values: tuple[float, ...] | None = None
+        self._named(labels)
+
+    def _named(self, labels: Sequence[object] | None) -> None:
+        self.outcomes = None if labels is None else tuple(map(str, labels))
+        count = 2 if self.outcomes is None else len(self.outcomes)
+        if count < 2:
+            raise InputError(
+                f"the {self.name} family needs two categories or more; got {listed(self.outcomes or ())}. Check the column."
+            )
+        self.parameters = () if labels is None else tuple(f"threshold[{k}]" for k in range(1, count))
+        self.scales = ("identity",) * len(self.parameters)
+        self.bounds = (0.0, count - 1.0)
+
+    def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
+        """Return the family that knows its categories: the values of y in their order, where none are named."""
+        if self.outcomes is not None:
+            return self
+        family = copy.copy(self)
+        family.values = tuple(torch.unique(y[0]).tolist())
+        family._named([f"{value:g}" for value in family.values])
+        return family
+
+    def checked(self, y: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the number of the category of each row, from 0 on.
+
+        Raises:
+            InputError: if there are values that are no categories.
+        """
+        self._columns(y)
+        _refuse(self.name, "categories", y[0], torch.zeros_like(y[0], dtype=torch.bool))
+        known = self.values or (torch.unique(y[0]).tolist() if self.outcomes is None else range(len(self.outcomes)))
+        values = y[0].new_tensor(list(known))
+        place = torch.searchsorted(values, y[0].contiguous()).clamp_max(len(values) - 1)
+        what = f"the categories {listed(self.outcomes)}" if self.outcomes and self.values else "codes of its categories"
+        _refuse(self.name, what, y[0], values[place] != y[0])
+        return (place.to(y[0].dtype),)
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return log(σ(a) - σ(b)) = log(1 - e^{b - a}) - log(1 + e^{-a}) - log(1 + e^b), a = c_y - η, b = c_{y-1} - η."""
+        c, k = self.natural(phi), y[0]
+        last = phi.shape[-1]
+        upper, lower = _pick(c, k), _pick(c, k - 1)
+        inner = _pick(torch.cat([phi[..., :1], _log_some(phi[..., 1:])], -1), k * ((k > 0) & (k < last)))
+        inside = torch.where((k > 0) & (k < last), inner, 0.0)
+        return (
+            inside
+            + torch.where(k < last, logsigmoid(upper - eta), 0.0)
+            + torch.where(k > 0, logsigmoid(eta - lower), 0.0)
+        )
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return the probabilities of the categories on a last axis."""
+        codes = range(phi.shape[-1] + 1)
+        return torch.stack([self.log_prob(eta, (torch.full_like(eta, k),), phi) for k in codes], -1).exp()
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw the number of the category, by a latent variable and how many thresholds it is above."""
+        latent = eta + self._noise(_full(eta, phi), eta, generator)
+        return (latent[..., None] > self.natural(phi)).sum(-1).to(eta.dtype)
+
+    def _noise(self, shape: torch.Size, like: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.logit(_uniform(shape, like, generator))
+
+    def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        """Return 0, and the thresholds at the link of the shares of rows up to each category."""
+        last = int(self.bounds[1])
+        counts = weights.double().new_zeros(last + 1).index_add(0, y[0].long(), weights.double())
+        counts = counts + 0.5 * weights.mean()  # half a row, so that each share is inside
+        share = (counts.cumsum(0) / counts.sum())[:-1]
+        mean = (weights * offset).sum() / weights.sum()
+        c = (torch.logit(share) if self.link == "logit" else torch.special.ndtri(share)) + mean
+        return 0.0, torch.cat([c[:1], c.diff().log()])
+
+    def natural(self, phi: Tensor) -> Tensor:
+        """Return the thresholds."""
+        return torch.cat([phi[..., :1], phi[..., 1:].exp()], -1).cumsum(-1)
+
+    def log_jacobian(self, phi: Tensor) -> Tensor:
+        """Return the sum of the log differences."""
+        return phi[..., 1:].sum(-1)
+
+
+class OrdinalProbit(Ordinal):
+    """Ordered categories with the probit link, P(y ≤ k | η) = Φ(c_k - η), thresholds c_1 < c_2 < ..
+
+    >>> family = OrdinalProbit(("low", "medium", "high"))
+    >>> family.mean(torch.zeros(1), torch.tensor([0.0, 3.0])).round(decimals=4).tolist()
+    [[0.5, 0.5, 0.0]]
+    """
+
+    name, link, ratio = "ordinal_probit", "probit", ""
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return log(Φ(a) - Φ(b)), both in the tail on the left: log Φ(a) + log(1 - Φ(b)/Φ(a))."""
+        c, k, last = self.natural(phi), y[0], phi.shape[-1]
+        first, inner = k == 0, (k > 0) & (k < last)
+        log_gap = _pick(phi, k * inner)
+        upper, lower = _pick(c, k) - eta, _pick(c, k - 1) - eta
+        end = -special.energy(torch.where(first, upper, -lower))
+        left = upper + lower < 0
+        a, b = torch.where(left, upper, -lower), torch.where(left, lower, -upper)
+        narrow = log_gap < math.log(_NARROW)
+        wide = inner & ~narrow
+        a, b = torch.where(wide, a, 0.5), torch.where(wide, b, -0.5)
+        nearer, further = special.energy(a), special.energy(b)
+        middle = 0.5 * (upper + lower)
+        flat = log_gap - 0.5 * math.log(2 * math.pi) - 0.5 * middle.square()
+        flat = flat + (middle * log_gap.clamp_max(math.log(_NARROW)).exp()).square() / 24
+        between = torch.where(narrow, flat, torch.log(-torch.expm1(nearer - further)) - nearer)
+        return torch.where(inner, between, end)
+
+    def _noise(self, shape: torch.Size, like: Tensor, generator: torch.Generator) -> Tensor:
+        return _normal(shape, like, generator)
+
+
+class Beta(Family):
+    """Shares strictly between 0 and 1, y ~ Beta(μψ, (1 - μ)ψ), μ = 1/(1 + e^{-η}); φ = log ψ, the precision.
+
+    For proportions without a number of trials (Ferrari and Cribari-Neto 2004); the variance is μ(1 - μ)/(1 + ψ).
+    e^coefficient is the ratio of odds of the mean.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> round(Beta().log_prob(zero, (zero + 0.3,), zero + math.log(2)).item() + 0, 6)  # Beta(1, 1) is uniform
+    0.0
+    """
+
+    name, link, ratio, discrete = "beta", "logit", "odds ratio", False
+    parameters = ("precision",)
+    bounds = (0.0, 1.0)
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return log y^{a - 1} (1 - y)^{b - 1}/B(a, b), with 1/Γ(a) = a/Γ(a + 1)."""
+        log_precision = phi[..., 0]
+        ones, zeros = log_precision + logsigmoid(eta), log_precision + logsigmoid(-eta)
+        a, b = ones.exp(), zeros.exp()
+        constant = torch.lgamma(log_precision.exp()) + ones - torch.lgamma(a + 1) + zeros - torch.lgamma(b + 1)
+        return constant + (a - 1) * y[0].log() + (b - 1) * torch.log1p(-y[0])
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return μ."""
+        return torch.sigmoid(eta).expand(_full(eta, phi))
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw shares."""
+        return _beta_draws(eta, phi[..., 0], generator)
+
+    def _start_phi(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> list[float]:
+        mean, variance = _moments(y[0], weights)
+        return [_between(mean * (1 - mean) / max(variance, torch.finfo(torch.float64).tiny) - 1)]
+
+    def parameter_prior(self) -> tuple[priors.Prior, ...]:
+        """Return half-t(3, 1) of 1/√ψ, nearly the sd of y in units of √(μ(1 - μ))."""
+        return (_OF_ROOT,)
+
+
+class Gamma(Family):
+    """Positive outcomes whose sd is a share of their mean, y ~ Gamma(k, k/μ), μ = e^η; φ = log k, the shape.
+
+    For costs, durations and amounts; 1/√k is the coefficient of variation, and e^coefficient a ratio of means.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> round(Gamma().log_prob(zero, (zero + 2,), zero).item(), 6)  # exponential of mean 1
+    -2.0
+    """
+
+    name, link, ratio, discrete, concave = "gamma", "log", "ratio of means", False, True
+    parameters = ("shape",)
+    bounds = (0.0, math.inf)
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return k(x - (eˣ - 1)) + (k log k - k - log Γ(k)) - log y, x = log y - η."""
+        log_y, log_shape = y[0].log(), phi[..., 0]
+        x = log_y - eta
+        return log_shape.exp() * (x - _expm1(x)) + (_stirling(log_shape) - log_y)
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return e^η."""
+        return eta.exp().expand(_full(eta, phi))
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw positive numbers."""
+        shape = phi[..., 0].exp().expand(_full(eta, phi))
+        return _positive(eta.exp() * (_gamma(shape, generator) / shape))
+
+    def _start_phi(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> list[float]:
+        mean, variance = _moments(y[0] * torch.exp(-offset), weights)
+        return [_between(mean * mean / max(variance, mean * mean / _START[1]))]
+
+    def parameter_prior(self) -> tuple[priors.Prior, ...]:
+        """Return half-t(3, 1) of 1/√k, the coefficient of variation."""
+        return (_OF_ROOT,)
+
+
+class _Survival(Family):
+    """Times to an event, y = (time, whether the event was seen), censored on the right where it was not."""
+
+    link, ratio, discrete, concave = "log", "time ratio", False, True
+    extra = ("event",)
+    bounds = (0.0, math.inf)
+
+    def checked(self, y: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return times and 0 or 1.
+
+        Raises:
+            InputError: if there are times that are not positive, or events that are not 0 or 1.
+        """
+        y = super().checked(y)
+        _refuse(self.name, "events that are 1 (seen) or 0 (censored)", y[1], (y[1] != 0) & (y[1] != 1))
+        return y
+
+
+class Weibull(_Survival):
+    """Times to an event with the Weibull distribution, censored or not: S(t) = exp(-(t/λ)^k), mean λ Γ(1 + 1/k) = e^η.
+
+    y = (time, 1 where the event was seen and 0 where it was not until then); φ = log k, the shape.  e^coefficient is a
+    ratio of times, and e^{-k coefficient} the hazard ratio.  The coefficients are those of brms' ``weibull``, and of R's
+    survreg, whose intercept is log λ.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> Weibull().log_prob(zero, (zero + 2, zero), zero).item()  # of a mean of 1, no event until 2
+    -2.0
+    """
+
+    name, parameters = "weibull", ("shape",)
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return event · (log k - log t + z) - e^z, z = k (log t - log λ)."""
+        (time, event), log_shape = y, phi[..., 0]
+        log_t = time.log()
+        z = log_shape.exp() * (log_t + torch.lgamma(1 + torch.exp(-log_shape)) - eta)
+        return event * (log_shape - log_t + z) - _exp(z)
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return the mean time, e^η."""
+        return eta.exp().expand(_full(eta, phi))
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw times of the event."""
+        log_scale, noise = eta - torch.lgamma(1 + torch.exp(-phi[..., 0])), _uniform(_full(eta, phi), eta, generator)
+        return _positive(torch.exp(log_scale + torch.exp(-phi[..., 0]) * (-noise.log()).log()))
+
+    def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        """Return the logarithm of all time over the number of events, and φ of a constant hazard."""
+        time, event = y
+        events = (weights * event).sum().clamp_min(0.5 * float(weights.mean()))
+        total = (weights * time * torch.exp(-offset)).sum()
+        return float((total / events).log()), total.new_zeros(1, dtype=torch.float64)
+
+    def parameter_prior(self) -> tuple[priors.Prior, ...]:
+        """Return half-t(3, 2.5) of 1/k, the scale of log times."""
+        return (priors.Power(priors.HalfT(_PRIOR_DOF, WIDTH), -1.0),)
+
+
+class Lognormal(_Survival):
+    """Times to an event whose logarithms are normal, log y ~ N(η, sd²), censored or not; φ = log sd.
+
+    y = (time, 1 where the event was seen and 0 where it was not until then).  The median is e^η, and e^coefficient a
+    ratio of times; as brms' ``lognormal`` and R's survreg.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> round(Lognormal().log_prob(zero, (zero + 1, zero), zero).exp().item(), 6)  # of a median of 1, no event until 1
+    0.5
+    """
+
+    name, parameters = "lognormal", ("sd of log time",)
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return log N(log t; η, sd²)/t of an event, log Φ(-z) of none."""
+        (time, event), log_sd = y, phi[..., 0]
+        log_t = time.log()
+        z = (log_t - eta) * torch.exp(-log_sd)
+        seen = -0.5 * z.square() - (log_sd + log_t + 0.5 * math.log(2 * math.pi))
+        return torch.where(event > 0, seen, -special.energy(-z))
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return the mean time, exp(η + ½ sd²)."""
+        return torch.exp(eta + 0.5 * torch.exp(2 * phi[..., 0]))
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw times of the event."""
+        return _positive(torch.exp(eta + phi[..., 0].exp() * _normal(_full(eta, phi), eta, generator)))
+
+    def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        """Return the mean and the logarithm of the sd of log times, as if all were events."""
+        mean, variance = _moments(y[0].log() - offset, weights)
+        return mean, y[0].new_tensor([_between(math.sqrt(variance))], dtype=torch.float64)
+
+
+class Held(Family):
+    """A family some parameters of which are held at values, as negative binomial counts of size 2.
+
+    For a noise that is known, or to see how much hangs on a parameter; `held` says it in short.
+
+    Args:
+        family: the family.
+        values: by names of parameters, on their natural scale.
+
+    Raises:
+        InputError: if the family has no parameter of a name, or it has no such value.
+
+    >>> Held(NegativeBinomial(), {"size": 2.0}).parameters
+    ()
+    """
+
+    def __init__(self, family: Family, values: Mapping[str, float]) -> None:
+        names = family.parameters
+        for name, value in values.items():
+            if name not in names:
+                raise InputError(
+                    f"the {family.name} family has no parameter {name!r}; it has {listed(names) or 'none'}."
+                )
+            scale = family._scales[names.index(name)]
+            if type(family).natural is not Family.natural:
+                raise InputError(f"the parameters of the {family.name} family cannot be held one by one.")
+            if not math.isfinite(value) or (scale != "identity" and value <= 0) or (scale == "logit" and value >= 1):
+                allowed = {"log": "positive", "logit": "between 0 and 1"}.get(scale, "a finite number")
+                raise InputError(f"{name} of the {family.name} family is {allowed}; got {value!r}.")
+        ways = {"log": math.log, "logit": lambda share: math.log(share / (1 - share))}
+        self.family, self.values = family, dict(values)
+        self.places = {
+            at: float(ways.get(family._scales[at], float)(values[name]))
+            for at, name in enumerate(names)
+            if name in values
+        }
+        self.free = [at for at in range(len(names)) if at not in self.places]
+        for name in ("name", "link", "ratio", "discrete", "concave", "intercept", "extra", "bounds", "outcomes"):
+            setattr(self, name, getattr(family, name))
+        self.parameters = tuple(names[at] for at in self.free)
+        self.scales = tuple(family._scales[at] for at in self.free)
+
+    def _all(self, phi: Tensor) -> Tensor:
+        """Return φ with the coordinates that are held."""
+        free = iter(phi.unbind(-1))
+        columns = [
+            phi.new_full(phi.shape[:-1], self.places[at]) if at in self.places else next(free)
+            for at in range(len(self.family.parameters))
+        ]
+        return torch.stack(columns, -1) if columns else phi
+
+    def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
+        """Return the same of the family that knows the data."""
+        return type(self)(self.family.settled(y, weights, offset), self.values)
+
+    def checked(self, y: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the outcome in the coding of the family."""
+        return self.family.checked(y)
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return that of the family."""
+        return self.family.log_prob(eta, y, self._all(phi))
+
+    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return that of the family."""
+        return self.family.jet(eta, y, self._all(phi))
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return that of the family."""
+        return self.family.mean(eta, self._all(phi))
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw from the family."""
+        return self.family.draw(eta, self._all(phi), generator, extra)
+
+    def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        """Return that of the family, the free coordinates."""
+        location, phi = self.family.start(y, offset, weights)
+        return location, phi[self.free]
+
+    def parameter_prior(self) -> tuple[priors.Prior, ...]:
+        """Return those of the free parameters."""
+        own = self.family.parameter_prior()
+        return tuple(own[at] for at in self.free)
 
 
 FAMILIES: dict[str, type[Family]] = {kind.name: kind for kind in (Gaussian, StudentT, Bernoulli, Probit, Poisson)}
