@@ -1,0 +1,689 @@
+"""The posterior of the globals of one model: its mode, its curvature, and draws weighted to the density itself.
+
+Effects are integrated out first (`torchngvi.tables.integrated`), so that what is left has few dimensions.  The mode is
+found by quasi-Newton steps, the Hessian there by differences of gradients, which also give how the modes of the effects
+follow the globals.  Draws of a mixture of a Gaussian and a wider t distribution about the mode are weighted to the
+density; where the standard deviation of the effects may be 0 they come from a grid over its logarithm.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from torchngvi.arguments import read_size
+from torchngvi.diagnostics.psis import USELESS, smoothed
+from torchngvi.numerics.linalg import cholesky, eigh
+from torchngvi.tables.families import Family
+from torchngvi.tables.integrated import Integrated, Integration, LogJoint, Valued
+from torchngvi.tables.parts import Coordinates, Design, Posterior, Weighted
+from torchngvi.tables.priors import Priors
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """All numbers of a fit, each with what chose it; data sets are those of `benchmarks`.
+
+    Attributes:
+        draws: weighted draws of the globals to begin with. Of 400 about 340 are effective, so that means are right to
+            .06 to .15 sds and sds to 6 %: two digits of a table.
+        effective: the effective number of draws from which on there are enough; the draws are doubled until then.
+        most_draws: at which doubling ends. A third digit needs about 4,096 draws.
+        nodes: of the quadrature, in each dimension of the effects; None for the smallest number that makes no
+            difference of ``settled`` nats.
+        several_draws: draws with two or more effects a group, where correlations are far from Gaussian: with 1,000
+            k-hat was .2 to .44 in five fits.
+        end: of the search for the mode: gᵀH⁻¹g, twice the nats that a step of Newton's method still promises.
+        gradients: of the search at most; it takes 7 to 30 where there is a mode.
+        stride: by which a step may move a logarithm of a scale, or a coordinate of the likelihood.
+        apart: sds, in the metric of the search, between which gradients are differenced for the Hessian.
+        orders: numbers of nodes that are tried. One node is Laplace's approximation, enough for groups of many rows.
+        most_nodes: of one group, over all dimensions.
+        settled: nats by which log joints of draws may differ from those with more nodes: weights then differ by 2 %.
+        looked: draws at which that is looked at.
+        far: sds of these draws.
+        wider: of the t distribution of the mixture, in sds of the Gaussian.
+        dof: of the t distribution of the mixture.
+        k_hat: above which draws come from their own moments again; the variance of weights is finite below .5.
+        again: how often they may. Once was enough in nine of nine data sets.
+        grid_above: sd of log τ above which its density has a tail like τ itself, which no Gaussian has: of 100 tables
+            without spread 6 had a k-hat above .7 by the mixture, and none by the grid.
+        grid_points: of log τ.
+        grid_below: how far below its mode the grid begins, in sds or in units of log τ, whichever is less.
+        grid_above_mode: how far above its mode it ends, in the same units.
+        grid_steps: chord steps to the mode of all other globals at each point.
+        grid_dof: of the t distribution of all other globals given τ.
+        cells: of the density of log τ between the ends of the grid, and beyond, for its distribution function.
+        candidates: of each group, of which one is drawn as its effects.
+        candidates_wider: their sds, in those of the Gaussian at the mode.
+        integration: of the quadrature itself.
+
+    >>> FitSettings().asked(draws=1000).draws
+    1000
+    """
+
+    draws: int = 400
+    effective: int = 200
+    most_draws: int = 4096
+    nodes: int | None = None
+    several_draws: int = 1000
+    end: float = 1e-6
+    gradients: int = 400
+    stride: float = 2.0
+    apart: float = 0.3
+    orders: tuple[int, ...] = (1, 3, 5, 7, 9, 15, 25, 41, 61)
+    most_nodes: int = 1000
+    settled: float = 0.02
+    looked: int = 8
+    far: float = 1.3
+    wider: float = 1.2
+    dof: float = 5.0
+    k_hat: float = 0.5
+    again: int = 2
+    grid_above: float = 0.3
+    grid_points: int = 13
+    grid_below: float = 5.0
+    grid_above_mode: float = 2.5
+    grid_steps: int = 8
+    grid_dof: float = 8.0
+    cells: int = 4000
+    candidates: int = 16
+    candidates_wider: float = 1.2
+    integration: Integration = Integration()
+
+    def asked(self, draws: int | None = None, nodes: int | None = None) -> Self:
+        """These settings with what a person has asked for.
+
+        Args:
+            draws: the number of weighted draws; None for that of the settings.
+            nodes: the number of quadrature nodes in each dimension; None for that of the settings.
+
+        Returns:
+            The settings.
+
+        Raises:
+            InputError: fewer than 100 draws, or no node.
+        """
+        new = self
+        if draws is not None:
+            count = read_size("draws", draws, "is the number of weighted draws of the globals", at_least=100)
+            new = replace(new, draws=count, most_draws=max(count, self.most_draws))
+        if nodes is not None:
+            what = "is the number of quadrature nodes in each dimension of the effects"
+            new = replace(new, nodes=read_size("nodes", nodes, what, at_least=1))
+        return new
+
+
+# ------------------------------------------------------------------------------------------------- the mode
+
+
+class Found(NamedTuple):
+    """The mode of the globals, as a search has left it.
+
+    Attributes:
+        theta: (dim,).
+        at: what the log joint says there.
+        root: C with C Cᵀ about the inverse of the Hessian of -log p(y, θ), (dim, dim).
+        converged: whether gᵀH⁻¹g has fallen below the end.
+        reason: why the search has ended, one sentence.
+    """
+
+    theta: Tensor
+    at: Valued
+    root: Tensor
+    converged: bool
+    reason: str
+
+
+def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] | None = None) -> Found:
+    """Find the mode of a log joint of the globals, by BFGS from about its Hessian, or by Newton's method.
+
+    Args:
+        joint: the log joint; modes of effects are carried along from the last value.
+        settings: ends and limits.
+        begin: θ and modes to begin from; by default ``joint.start()``.
+
+    Returns:
+        The mode, also where there is none and the search has ended at a limit.
+    """
+    theta, modes = joint.start() if begin is None else begin
+    p, spent = joint.coordinates.p, joint.gradients
+    here = joint.with_gradient(theta[None], modes)
+    root, fresh = inverse_root(joint.curvature(theta, here.modes)), True
+    B = root @ root.mT
+
+    def ended(converged: bool, reason: str) -> Found:
+        factor, ok = cholesky(B)
+        return Found(theta, here, factor if bool(ok) else root, converged, reason)
+
+    while joint.gradients - spent < settings.gradients:
+        value, slope = -float(here.value[0]), -_gradient(here)[0]
+        step = -(B @ slope)
+        left = -float(slope @ step)
+        rounding = 64 * torch.finfo(theta.dtype).eps * abs(value)
+        if not math.isfinite(left):
+            return ended(False, "The log joint is not finite where the search begins.")
+        if left < max(settings.end, rounding):
+            if not joint.refine(theta):
+                return ended(True, f"The step of Newton's method promises {0.5 * left:.1g} nats.")
+            here = joint.with_gradient(theta[None], here.modes)
+            continue
+        longest = float(step[p:].abs().max()) if len(step) > p else 0.0
+        size, after = min(1.0, settings.stride / max(longest, settings.stride)), None
+        for _ in range(40):
+            trial = joint.with_gradient((theta + size * step)[None], here.modes)
+            change = -float(trial.value[0]) - value
+            if change <= -1e-4 * size * left + rounding:
+                after = trial
+                break
+            curved = change + size * left  # of a parabola through both values and the slope
+            size *= min(max(0.5 * size * left / curved, 0.1), 0.5) if math.isfinite(curved) and curved > 0 else 0.25
+        if after is None:
+            if fresh:
+                return ended(False, f"No step lessens the energy, although {0.5 * left:.1g} nats are promised.")
+            root, fresh = inverse_root(joint.curvature(theta, here.modes)), True
+            B = root @ root.mT
+            continue
+        moved, turned = size * step, -_gradient(after)[0] - slope
+        theta, here, inner = theta + moved, after, float(moved @ turned)
+        if joint.newton or inner <= 1e-8 * size * left:  # the curvature is exact, or has changed its sign
+            root, fresh = inverse_root(joint.curvature(theta, here.modes)), True
+            B = root @ root.mT
+        else:
+            Bt = B @ turned
+            B = B + ((1 + (turned @ Bt) / inner) * torch.outer(moved, moved) - 2 * _symmetric(torch.outer(moved, Bt))) / inner
+            fresh = False
+    return ended(False, f"The search has spent {settings.gradients} gradients: perhaps the posterior has no mode.")
+
+
+def _gradient(valued: Valued) -> Tensor:
+    """The gradients, (S, dim)."""
+    assert valued.gradient is not None
+    return valued.gradient
+
+
+def _symmetric(matrix: Tensor) -> Tensor:
+    return 0.5 * (matrix + matrix.mT)
+
+
+def inverse_root(
+    hessian: Tensor,  # (dim, dim), symmetric
+) -> Tensor:
+    """A root C of the inverse of a Hessian, C Cᵀ = H⁻¹, with the sizes of eigenvalues that are negative.
+
+    >>> C = inverse_root(torch.tensor([[4.0, 0.0], [0.0, -9.0]]))
+    >>> (C @ C.mT).diagonal().mul(36).round().tolist()
+    [9.0, 4.0]
+    """
+    diagonal = hessian.diagonal().abs()
+    scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
+    values, vectors, _ = eigh(scale[:, None] * hessian * scale)
+    least = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
+    return scale[:, None] * vectors * values.abs().clamp_min(least).rsqrt()
+
+
+# ------------------------------------------------------------------------------------------------- proposals
+
+
+class Proposal(Protocol):
+    """A distribution of the globals that draws are weighted from."""
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draw θ, (count, dim)."""
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        """The log density of each, (S,)."""
+
+    def modes(self, theta: Tensor) -> Tensor:
+        """About the modes of the effects, (n, S, r)."""
+
+
+class Frame(NamedTuple):
+    """The globals about their mode, and how the modes of the effects follow.
+
+    Attributes:
+        theta: the mode, (dim,).
+        root: R with R Rᵀ the inverse of the Hessian, (dim, dim).
+        effects: modes of the effects at the mode, (n, 1, r).
+        slopes: their derivatives by θ, (n, dim, r); None without effects.
+    """
+
+    theta: Tensor
+    root: Tensor
+    effects: Tensor
+    slopes: Tensor | None
+
+    @classmethod
+    def around(cls, joint: LogJoint, found: Found, apart: float) -> Self:
+        """Take central differences of gradients, along the columns of the root of the search."""
+        if joint.newton:
+            return cls(found.theta, found.root, found.at.modes, None)
+        C, dim = found.root, len(found.theta)
+        ends = joint.with_gradient(
+            torch.cat([found.theta + apart * C.mT, found.theta - apart * C.mT]), found.at.modes.expand(-1, 2 * dim, -1)
+        )
+        gradient = _gradient(ends)
+        inner = _symmetric((gradient[dim:] - gradient[:dim]) @ C / (2 * apart))  # Cᵀ H C
+        along = (ends.modes[:, :dim] - ends.modes[:, dim:]) / (2 * apart)
+        slopes = torch.linalg.solve(C.mT, along)
+        return cls(found.theta, C @ inverse_root(inner), found.at.modes, slopes)
+
+    def modes(self, theta: Tensor) -> Tensor:
+        """The modes of the effects to first order, (n, S, r)."""
+        if self.slopes is None:
+            return self.effects.expand(-1, len(theta), -1)
+        return self.effects + (theta - self.theta) @ self.slopes
+
+
+class Mixture(NamedTuple):
+    """½ N(m, R Rᵀ) + ½ t with the same centre, wider; its draws in equal parts from both.
+
+    Half of the draws are from the Gaussian, so that an exact one keeps half of its draws at the least; the other half
+    reaches what the Gaussian misses.
+    """
+
+    mean: Tensor  # (dim,)
+    root: Tensor  # R, (dim, dim)
+    frame: Frame
+    wider: float
+    dof: float
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draw θ, (count, dim); noise is drawn on the CPU in float64, the same on every device."""
+        z = torch.randn(count, len(self.mean), generator=generator, dtype=torch.float64)
+        z[count // 2 :] *= self.wider * _stretch(count - count // 2, self.dof, generator)[:, None]
+        return self.mean + z.to(self.mean) @ self.root.mT
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        """The log density of each, (S,)."""
+        square = torch.linalg.solve(self.root, (theta - self.mean).mT).square().sum(0)
+        dim = len(self.mean)
+        gaussian = -0.5 * square - 0.5 * dim * math.log(2 * math.pi)
+        wide = _student(square / self.wider**2, dim, self.dof) - dim * math.log(self.wider)
+        return torch.logaddexp(gaussian, wide) - math.log(2) - torch.linalg.slogdet(self.root).logabsdet
+
+    def modes(self, theta: Tensor) -> Tensor:
+        """About the modes of the effects, (n, S, r)."""
+        return self.frame.modes(theta)
+
+
+def _stretch(count: int, dof: float, generator: torch.Generator) -> Tensor:
+    """Factors that make normal draws those of a t distribution, (count,)."""
+    gamma = torch._standard_gamma(torch.full((count,), 0.5 * dof, dtype=torch.float64), generator=generator)
+    return (0.5 * dof / gamma).sqrt()
+
+
+def _student(square: Tensor, dim: int, dof: float) -> Tensor:
+    """The log density of a t distribution at a squared length."""
+    size = math.lgamma(0.5 * (dof + dim)) - math.lgamma(0.5 * dof) - 0.5 * dim * math.log(dof * math.pi)
+    return size - 0.5 * (dof + dim) * torch.log1p(square / dof)
+
+
+class Grid:
+    """A proposal for one effect a group: log τ by its marginal density on a grid, the other globals given it a t.
+
+    At each point t of the grid the other globals are at their mode, with the Hessian H there by differences, and
+
+        log p(t | y) = log p(y, mode, t) - ½ log|H| + constant
+
+    by Laplace; between the points by monotone cubics (Fritsch and Carlson 1980), beyond them with the slope of the ends,
+    on the left at least 1, since the density falls like τ itself.  Draws of t are stratified.
+    """
+
+    def __init__(self, joint: Integrated, frame: Frame, settings: FitSettings) -> None:
+        self.place, self.settings = joint.coordinates.p, settings
+        place, theta = self.place, frame.theta
+        keep = torch.arange(len(theta), device=theta.device) != place
+        precision = torch.cholesky_inverse(torch.linalg.cholesky(_symmetric(frame.root @ frame.root.mT)))
+        chord = inverse_root(precision[keep][:, keep])
+        sd = float(frame.root[place].norm())
+        unit = min(1.0, sd)
+        self.t = torch.linspace(
+            -settings.grid_below * unit, settings.grid_above_mode * unit, settings.grid_points, dtype=theta.dtype
+        ).to(theta) + theta[place]
+        points, modes, root = self._modes(joint, frame, keep, chord, precision)
+        # own Hessians, by differences along the columns of the roots
+        dim, G, h = int(keep.sum()), len(self.t), settings.apart
+        moves = h * torch.cat([root.mT, -root.mT], -2)  # (G, 2 dim, dim)
+        around = points[:, None].repeat(1, 2 * dim, 1)
+        around[..., keep] += moves
+        ends = joint.with_gradient(around.flatten(0, 1), modes.repeat_interleave(2 * dim, 1))
+        gradient = _gradient(ends)[:, keep].unflatten(0, (G, 2 * dim))
+        inner = (gradient[:, dim:] - gradient[:, :dim]) @ root / (2 * h)
+        own = torch.stack([root[k] @ inverse_root(_symmetric(inner[k])) for k in range(G)])
+        at = joint.with_gradient(points, modes)
+        slope = _gradient(at)[:, keep]
+        promised = (own.mT @ slope[..., None])[..., 0]
+        self.mean = points[:, keep] + (own @ promised[..., None])[..., 0]
+        self.root = torch.linalg.cholesky(own @ own.mT)
+        self.effects, self.keep, self.dim = at.modes, keep, dim
+        along = (ends.modes.unflatten(1, (G, 2 * dim))[:, :, :dim] - ends.modes.unflatten(1, (G, 2 * dim))[:, :, dim:])
+        self.slopes = torch.linalg.solve(root.mT, along / (2 * h))  # (n, G, dim, r)
+        self.at = points[:, keep]
+        log_p = at.value + 0.5 * promised.square().sum(-1) + self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        self._density(log_p)
+
+    def _modes(
+        self, joint: Integrated, frame: Frame, keep: Tensor, chord: Tensor, precision: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The modes of the other globals given each point, by damped chord steps."""
+        place, apart = self.place, (self.t - frame.theta[self.place]).clamp(-1, 1)
+        follow = -(chord @ (chord.mT @ precision[keep, place]))
+        points = frame.theta.repeat(len(self.t), 1)
+        points[:, place] = self.t
+        points[:, keep] += apart[:, None] * follow
+        at = joint.with_gradient(points, frame.modes(points))
+        size = torch.ones_like(self.t)
+        for _ in range(self.settings.grid_steps):
+            promised = _gradient(at)[:, keep] @ chord
+            if bool((promised.square().sum(-1) < 1e-2).all()):
+                break
+            new = points.clone()
+            new[:, keep] += size[:, None] * (promised @ chord.mT)
+            there = joint.with_gradient(new, at.modes)
+            better = there.value >= at.value
+            points = torch.where(better[:, None], new, points)
+            at = Valued(
+                torch.where(better, there.value, at.value),
+                torch.where(better[:, None], _gradient(there), _gradient(at)),
+                torch.where(better[None, :, None], there.modes, at.modes),
+                at.of_groups,
+            )
+            size = torch.where(better, (2 * size).clamp_max(1.0), 0.5 * size)
+        return points, at.modes, chord.expand(len(points), -1, -1)
+
+    def _density(self, log_p: Tensor) -> None:
+        """The density of t in cells, and its distribution function."""
+        t, step = self.t, float(self.t[1] - self.t[0])
+        log_p = (log_p - log_p.max()).clamp_min(-200)
+        slope = (log_p[1:] - log_p[:-1]) / step
+        left, right = slope[:-1], slope[1:]
+        harmonic = torch.where(left * right > 0, 2 * left * right / (left + right), 0.0)
+        d = torch.cat([slope[:1].clamp_min(1.0), harmonic, slope[-1:].clamp_max(-1.0)])
+        far = 15.0  # nats of an exponential tail that are left out
+        begin, end = float(t[0] - far / d[0]), float(t[-1] - far / d[-1])
+        edges = torch.linspace(begin, end, self.settings.cells + 1, dtype=t.dtype).to(t)
+        x = 0.5 * (edges[1:] + edges[:-1])
+        k = ((x - t[0]) / step).floor().long().clamp(0, len(t) - 2)
+        s = ((x - t[k]) / step).clamp(0.0, 1.0)
+        value = (
+            (1 + 2 * s) * (1 - s).square() * log_p[k]
+            + s * (1 - s).square() * step * d[k]
+            + s.square() * (3 - 2 * s) * log_p[k + 1]
+            + s.square() * (s - 1) * step * d[k + 1]
+        )
+        value = value + d[0] * (x - t[0]).clamp_max(0.0) + d[-1] * (x - t[-1]).clamp_min(0.0)
+        width = float(edges[1] - edges[0])
+        self.edges, self.width, self.log_cell = edges, width, value.log_softmax(0) - math.log(width)
+        self.cumulative = torch.cat([value.new_zeros(1), value.softmax(0).cumsum(0)])
+
+    def _between(self, t: Tensor, table: Tensor) -> Tensor:
+        """Interpolate a table (G, ..) linearly at t (S,)."""
+        x = ((t - self.t[0]) / (self.t[1] - self.t[0])).clamp(0, len(self.t) - 1)
+        k = x.floor().long().clamp(0, len(self.t) - 2)
+        share = (x - k).reshape(-1, *(1,) * (table.ndim - 1))
+        return (1 - share) * table[k] + share * table[k + 1]
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draw θ, (count, dim), in random order."""
+        places = (torch.arange(count, dtype=torch.float64) + torch.rand(count, generator=generator, dtype=torch.float64)) / count
+        places = places[torch.randperm(count, generator=generator)].to(self.t) * self.cumulative[-1]
+        cell = (torch.searchsorted(self.cumulative, places) - 1).clamp(0, len(self.log_cell) - 1)
+        inner = (places - self.cumulative[cell]) / (self.cumulative[cell + 1] - self.cumulative[cell]).clamp_min(1e-300)
+        t = self.edges[cell] + self.width * inner.clamp(0, 1)
+        z = torch.randn(count, self.dim, generator=generator, dtype=torch.float64)
+        z = (z * _stretch(count, self.settings.grid_dof, generator)[:, None]).to(t)
+        theta = t.new_empty(count, self.dim + 1)
+        theta[:, self.place] = t
+        theta[:, self.keep] = self._between(t, self.mean) + (self._between(t, self.root) @ z[..., None])[..., 0]
+        return theta
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        """The log density of each, (S,)."""
+        t = theta[:, self.place]
+        cell = ((t - self.edges[0]) / self.width).floor().long().clamp(0, len(self.log_cell) - 1)
+        root = self._between(t, self.root)
+        z = torch.linalg.solve_triangular(root, (theta[:, self.keep] - self._between(t, self.mean))[..., None], upper=False)
+        volume = root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return self.log_cell[cell] + _student(z[..., 0].square().sum(-1), self.dim, self.settings.grid_dof) - volume
+
+    def modes(self, theta: Tensor) -> Tensor:
+        """About the modes of the effects, (n, S, r), linear in the other globals and between the points."""
+        t = theta[:, self.place]
+        apart = theta[:, self.keep] - self._between(t, self.at)
+        slopes = self._between(t, self.slopes.transpose(0, 1))  # (S, n, dim, r)
+        follow = torch.einsum("sd,sndr->nsr", apart, slopes)
+        return self._between(t, self.effects.transpose(0, 1)).transpose(0, 1) + follow
+
+
+# ------------------------------------------------------------------------------------------------- weights
+
+
+class Weighing(NamedTuple):
+    """Draws of one proposal with their weights."""
+
+    proposal: Proposal
+    theta: Tensor  # (S, dim)
+    log_weights: Tensor  # log p(y, θ) - log q(θ), (S,)
+    weighted: Weighted
+
+    @classmethod
+    def of(cls, proposal: Proposal, theta: Tensor, log_weights: Tensor) -> Self:
+        """Smooth the weights; where none is positive, draws have equal weights and a k-hat of infinity."""
+        smooth = smoothed(log_weights)
+        k_hat, effective, weights = float(smooth.k_hat), float(smooth.effective), smooth.log_weights.exp().to(theta)
+        if not bool(weights.isfinite().all()):
+            k_hat, effective, weights = math.inf, 0.0, torch.full_like(weights, 1 / len(weights))
+        return cls(proposal, theta, log_weights, Weighted(theta, weights, k_hat, effective))
+
+    def fine(self, settings: FitSettings) -> bool:
+        """Whether nothing better is looked for."""
+        return self.weighted.k_hat <= settings.k_hat and self.weighted.effective >= settings.effective
+
+    @property
+    def log_evidence(self) -> float:
+        """The logarithm of the mean weight."""
+        return float(torch.logsumexp(self.log_weights, 0)) - math.log(len(self.log_weights))
+
+    @property
+    def merit(self) -> tuple[bool, float]:
+        """What is compared between proposals."""
+        return self.weighted.k_hat < USELESS, self.weighted.effective / len(self.theta)
+
+
+class Weigher:
+    """Draws proposals and weights them by a log joint.
+
+    Args:
+        log_joint: of θ (S, dim) and modes near those of the effects, (S,).
+        settings: of the fit.
+        generator: of all draws.
+    """
+
+    def __init__(
+        self, log_joint: Callable[[Tensor, Tensor], Tensor], settings: FitSettings, generator: torch.Generator
+    ) -> None:
+        self.log_joint, self.settings, self.generator = log_joint, settings, generator
+
+    def weigh(self, proposal: Proposal, count: int, before: Weighing | None = None) -> Weighing:
+        """Draw and weight some more draws of a proposal."""
+        theta = proposal.sample(count, self.generator)
+        log_weights = self.log_joint(theta, proposal.modes(theta)) - proposal.log_density(theta)
+        if before is not None:
+            theta, log_weights = torch.cat([before.theta, theta]), torch.cat([before.log_weights, log_weights])
+        return Weighing.of(proposal, theta, log_weights)
+
+    def from_mixture(self, frame: Frame, count: int) -> Weighing:
+        """Weight draws about the mode, and again of the weighted moments where they are not fine."""
+        settings = self.settings
+        best = self.weigh(Mixture(frame.theta, frame.root, frame, settings.wider, settings.dof), count)
+        for _ in range(settings.again):
+            draws = best.weighted
+            if best.fine(settings) or draws.effective < 3 * len(frame.theta):  # too few for a covariance
+                break
+            mean = draws.weights @ draws.theta
+            apart = draws.theta - mean
+            root, ok = cholesky(apart.mT @ (draws.weights[:, None] * apart))
+            if not bool(ok):
+                break
+            other = self.weigh(Mixture(mean, root, frame, settings.wider, settings.dof), count)
+            best = max(best, other, key=lambda one: one.merit)
+        return best
+
+    def enough(self, found: Weighing, progress: bool) -> Weighing:
+        """Double the draws of a proposal until enough of them are effective."""
+        settings = self.settings
+        with tqdm(total=settings.effective, desc="effective draws", disable=not progress, leave=False) as bar:
+            while found.weighted.effective < settings.effective and len(found.theta) < settings.most_draws:
+                more = min(len(found.theta), settings.most_draws - len(found.theta))
+                found = self.weigh(found.proposal, more, found)
+                bar.update(max(0, int(found.weighted.effective) - bar.n))
+        return found
+
+
+# ------------------------------------------------------------------------------------------------- the posterior
+
+
+def enough_nodes(joint: Integrated, frame: Frame, settings: FitSettings, generator: torch.Generator) -> int:
+    """The smallest number of nodes with which more make no difference between draws near the posterior."""
+    if settings.nodes is not None:
+        return settings.nodes
+    if joint.exact or not joint.r:
+        return 1
+    z = torch.randn(settings.looked, len(frame.theta), generator=generator, dtype=torch.float64).to(frame.theta)
+    theta = frame.theta + settings.far * z @ frame.root.mT
+    orders = [order for order in settings.orders if order**joint.r <= settings.most_nodes]
+    before = joint.values(theta, frame.modes(theta), orders[0])
+    for fewer, more in zip(orders[:-1], orders[1:], strict=True):
+        after = joint.values(theta, before.modes, more)
+        change = after.value - before.value
+        if float((change - change.mean()).abs().max()) < settings.settled:
+            return fewer
+        before = after
+    return orders[-1]
+
+
+class IntegratedPosterior(Posterior):
+    """The posterior of the globals of a model with at most one factor.
+
+    Attributes:
+        joint: the log joint of the globals.
+        mode: of the globals, (dim,).
+        nodes: of the quadrature, in each dimension of the effects.
+        frame: the globals about their mode.
+    """
+
+    def __init__(
+        self,
+        joint: Integrated,
+        found: Found,
+        frame: Frame,
+        nodes: int,
+        settings: FitSettings,
+        generator: torch.Generator,
+        progress: bool,
+    ) -> None:
+        self.joint, self.coordinates, self.settings = joint, joint.coordinates, settings
+        self.mode, self.frame, self.nodes = found.theta, frame, nodes
+        self.converged, self.reason, self.gradients = found.converged, found.reason, joint.gradients
+        weigher = Weigher(self._log_joint, settings, generator)
+        count = max(settings.draws, settings.several_draws) if joint.r > 1 else settings.draws
+        wide = joint.r == 1 and float(frame.root[joint.coordinates.p].norm()) > settings.grid_above
+        best: Weighing | None = None if wide else weigher.from_mixture(frame, count)
+        how = "a Gaussian and a wider t distribution about their mode"
+        if joint.r == 1 and (best is None or best.weighted.k_hat > settings.k_hat):
+            grid = weigher.weigh(Grid(joint, frame, settings), count)
+            if best is None and not grid.fine(settings):
+                best = weigher.from_mixture(frame, count)
+            if best is None or grid.merit > best.merit:
+                best, how = grid, "a grid over the logarithm of the standard deviation"
+        assert best is not None
+        best = weigher.enough(best, progress)
+        self.weighted = best.weighted
+        self.log_evidence = best.log_evidence + self._correction(found)
+        self.method = self._said(how)
+
+    def _log_joint(self, theta: Tensor, modes: Tensor) -> Tensor:
+        """Of draws, each group with one step from where its mode is to be expected."""
+        return self.joint.values(theta, modes, self.nodes, one_step=True).value
+
+    def _correction(self, found: Found) -> float:
+        """The error of the quadrature at the mode, which is that of all draws, by the next order."""
+        orders = [order for order in self.settings.orders if order > self.nodes]
+        if self.joint.exact or not self.joint.r or not orders:
+            return 0.0
+        fewer, more = (self.joint.values(found.theta[None], found.at.modes, k).value for k in (self.nodes, orders[0]))
+        return float(more - fewer) if bool((more - fewer).isfinite()) else 0.0
+
+    def _said(self, how: str) -> str:
+        """What was computed, one sentence."""
+        if not self.joint.r:
+            return f"Draws of {how}, weighted to the posterior."
+        power = f"{self.nodes}" if self.joint.r == 1 else f"{self.nodes}^{self.joint.r}"
+        nodes = f"adaptive Gauss-Hermite quadrature with {power} node{'s' * (power != '1')}"
+        by = "in closed form" if self.joint.exact else f"by {nodes}"
+        return f"Random effects integrated out {by}; draws of {how}, weighted to the posterior."
+
+    def effects(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw the effects of all groups given the globals, (S, n, r), of centred and scaled columns."""
+        if not self.joint.r:
+            return ()
+        one = self.joint.exact
+        candidates, wider = (1, 1.0) if one else (self.settings.candidates, self.settings.candidates_wider)
+        u = self.joint.draw(theta, self.frame.modes(theta), candidates, wider, generator)
+        return (self.joint.effects(u, theta),)
+
+    def of_groups(self, theta: Tensor) -> Tensor:
+        """Compute log p(y_i | θ) of the rows of each group, (S, n); without a factor of each row."""
+        found = self.joint.values(theta, self.frame.modes(theta), self.nodes).of_groups
+        return found[self.joint.place].mT
+
+
+def integrate(
+    design: Design,
+    family: Family,
+    coordinates: Coordinates,
+    priors: Priors,
+    settings: FitSettings,
+    seed: int,
+    progress: bool,
+) -> IntegratedPosterior:
+    """Find the posterior of the globals of a design with no grouping factor or one, the effects integrated out.
+
+    Args:
+        design: the rows.
+        family: the density of y given the linear predictor.
+        coordinates: of the globals.
+        priors: of the globals.
+        settings: all numbers of the fit.
+        seed: of all draws.
+        progress: show a bar where draws are doubled.
+
+    Returns:
+        The posterior; where the search has found no mode, ``converged`` is False, and ``reason`` says why.
+
+    >>> from torchngvi.tables.families import family_of
+    >>> from torchngvi.tables.priors import settle
+    >>> one = torch.ones(6, 1, dtype=torch.float64)
+    >>> y = torch.tensor([1.0, 2.0, 0.0, 1.0, 3.0, 2.0], dtype=torch.float64)
+    >>> design = Design(one, ("Intercept",), (), 0 * y, (y,), one[:, 0])
+    >>> coordinates, family = Coordinates(design, 0), family_of("poisson")
+    >>> priors = settle(design, family, coordinates, None)
+    >>> found = integrate(design, family, coordinates, priors, FitSettings(), 0, False)
+    >>> found.converged, abs(found.mode.exp().item() - 1.5) < 0.1
+    (True, True)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    joint = Integrated(design, family, coordinates, priors, settings.integration)
+    found = search(joint, settings)
+    frame = Frame.around(joint, found, settings.apart)
+    nodes = enough_nodes(joint, frame, settings, generator)
+    if nodes > joint.nodes > 1:
+        joint.nodes = nodes
+        found = search(joint, settings, (found.theta, found.at.modes))
+        frame = Frame.around(joint, found, settings.apart)
+    return IntegratedPosterior(joint, found, frame, nodes, settings, generator, progress)
