@@ -634,8 +634,8 @@ class BetaBinomial(Binomial):
 class NegativeBinomial(Poisson):
     """Counts that vary more than Poisson's, with mean e^η and variance e^η + e^{2η}/r; φ = log r, the size.
 
-    With δ = η - φ, -log p = y log(1 + e^{-δ}) + r log(1 + e^δ) + log Γ(r) y!/Γ(y + r) (Hilbe 2011, NB2), which brms calls
-    ``negbinomial`` and glmmTMB ``nbinom2``.
+    With δ = η - φ, -log p = y log(1 + e^{-δ}) + r log(1 + e^δ) + log Γ(r) y!/Γ(y + r) (Hilbe 2011, NB2), in
+    brms ``negbinomial`` and in glmmTMB ``nbinom2``.
 
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> round(NegativeBinomial().log_prob(zero, (zero + 1,), zero).exp().item(), 6)  # ½ ½
@@ -693,9 +693,10 @@ class _Zeros(Family):
 
 
 class ZeroInflatedPoisson(_Zeros):
-    """Counts with zeros beyond Poisson's: p(0) = π + (1 - π) e^{-μ}, p(y) = (1 - π) Poisson(y; μ); μ = e^η, φ = logit π.
+    """Counts with zeros beyond Poisson's: p(0) = π + (1 - π) e^{-μ}, p(y) = (1 - π) Poisson(y; μ), φ = logit π.
 
-    For counts where some rows could not have an event, in a share π of all that is learned.
+    For counts where some rows could not have an event, in a share π of all that is learned; μ = e^η is the mean of
+    the others, and e^coefficient the ratio of their rates.
 
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> round(ZeroInflatedPoisson().log_prob(zero, (zero,), zero).exp().item(), 6)  # ½ + ½ e⁻¹
@@ -703,7 +704,9 @@ class ZeroInflatedPoisson(_Zeros):
     """
 
     name = "zero_inflated_poisson"
-    parameters, scales, counts = ("surplus zeros",), ("logit",), Poisson()
+    parameters: tuple[str, ...] = ("surplus zeros",)
+    scales: tuple[str, ...] = ("logit",)
+    counts: Family = Poisson()
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
         """Return that of a mixture of 0 and of counts."""
@@ -742,10 +745,10 @@ class ZeroInflatedNegativeBinomial(ZeroInflatedPoisson):
 
 
 class HurdlePoisson(_Zeros):
-    """Counts whose zeros are all of one kind: p(0) = π, p(y) = (1 - π) Poisson(y; μ)/(1 - e^{-μ}); μ = e^η, φ = logit π.
+    """Counts whose zeros are all of one kind: p(0) = π, p(y) = (1 - π) Poisson(y; μ)/(1 - e^{-μ}), φ = logit π.
 
-    For counts that begin with a decision, as visits to a doctor; e^coefficient is the ratio of rates before zeros are
-    taken out.
+    For counts that begin with a decision, as visits to a doctor; μ = e^η, and e^coefficient is the ratio
+    of rates before zeros are taken out.
 
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> round(HurdlePoisson().log_prob(zero, (zero + 1,), zero).exp().item(), 6)  # ½ e⁻¹/(1 - e⁻¹)
@@ -753,7 +756,9 @@ class HurdlePoisson(_Zeros):
     """
 
     name, concave = "hurdle_poisson", True
-    parameters, scales, counts = ("zeros",), ("logit",), Poisson()
+    parameters: tuple[str, ...] = ("zeros",)
+    scales: tuple[str, ...] = ("logit",)
+    counts: Family = Poisson()
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
         """Return that of a zero, or of a count above 0."""
@@ -829,7 +834,8 @@ class Ordinal(Family):
         count = 2 if self.outcomes is None else len(self.outcomes)
         if count < 2:
             raise InputError(
-                f"the {self.name} family needs two categories or more; got {listed(self.outcomes or ())}. Check the column."
+                f"the {self.name} family needs two categories or more; got {listed(self.outcomes or ())}. "
+                "Check the column."
             )
         self.parameters = () if labels is None else tuple(f"threshold[{k}]" for k in range(1, count))
         self.scales = ("identity",) * len(self.parameters)
@@ -860,7 +866,7 @@ class Ordinal(Family):
         return (place.to(y[0].dtype),)
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
-        """Return log(σ(a) - σ(b)) = log(1 - e^{b - a}) - log(1 + e^{-a}) - log(1 + e^b), a = c_y - η, b = c_{y-1} - η."""
+        """Return log(σ(a) - σ(b)) = log(1 - e^{b-a}) - log(1 + e^{-a}) - log(1 + e^b), a = c_y - η, b = c_{y-1} - η."""
         c, k = self.natural(phi), y[0]
         last = phi.shape[-1]
         upper, lower = _pick(c, k), _pick(c, k - 1)
@@ -1037,8 +1043,8 @@ class Weibull(_Survival):
     """Times to an event with the Weibull distribution, censored or not: S(t) = exp(-(t/λ)^k), mean λ Γ(1 + 1/k) = e^η.
 
     y = (time, 1 where the event was seen and 0 where it was not until then); φ = log k, the shape.  e^coefficient is a
-    ratio of times, and e^{-k coefficient} the hazard ratio.  The coefficients are those of brms' ``weibull``, and of R's
-    survreg, whose intercept is log λ.
+    ratio of times, and e^{-k coefficient} the hazard ratio.  The coefficients are those of brms' ``weibull`` and of
+    R's survreg, whose intercept is log λ.
 
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> Weibull().log_prob(zero, (zero + 2, zero), zero).item()  # of a mean of 1, no event until 2
@@ -1113,7 +1119,7 @@ class Lognormal(_Survival):
 class Held(Family):
     """A family some parameters of which are held at values, as negative binomial counts of size 2.
 
-    For a noise that is known, or to see how much hangs on a parameter; `held` says it in short.
+    For a noise that is known, or to see how much hangs on a parameter.
 
     Args:
         family: the family.
