@@ -34,6 +34,7 @@ from evaluations import breast_cancer
 from matplotlib.ticker import NullLocator
 from torch import Tensor
 
+from examples.compare_methods.plots import blank_figure, color, style
 from torchngvi import (
     BBVI,
     NGVI,
@@ -51,7 +52,6 @@ from torchngvi import (
     Stein,
     fit,
 )
-from torchngvi.app.compare.plots import blank_figure, color, style
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import BonnetPrice, Fixed, Hessian, Independent, PathDerivative, Reparametrized

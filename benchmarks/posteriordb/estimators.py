@@ -32,8 +32,8 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from examples.compare_methods.stepping import unguarded
 from torchngvi import CholeskyGaussian, NaturalGradientVI, fit
-from torchngvi.app.compare.stepping import unguarded
 from torchngvi.diagnostics import compare_estimators
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import (

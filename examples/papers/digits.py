@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from examples.compare_methods.datasets import mnist_images
+from examples.compare_methods.experiments import Problem, measured
 from torchngvi import fit
-from torchngvi.app.compare.experiments import Problem, measured
-from torchngvi.app.datasets import mnist_images
 from torchngvi.expectations import Quadrature
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian

@@ -10,14 +10,16 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
+from examples.compare_methods import comparison, drawing, experiments, plots
+from examples.compare_methods.drawing import drawable
+from examples.compare_methods.settings import Case, Contender, Experiment, replaced
+from examples.compare_methods.stepping import printed, steps
 from examples.papers import Study
 from examples.papers.digits import run_digits, show_digits
-from torchngvi.app import report
-from torchngvi.app.compare import comparison, experiments, plots
-from torchngvi.app.compare.settings import Case, Contender, Experiment, replaced
-from torchngvi.app.compare.stepping import printed, steps
-from torchngvi.app.fonts import drawable
 from torchngvi.app.outputs import OutputFolder, write_frame
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Quadrature
@@ -38,7 +40,7 @@ def show_comparison(experiment: Experiment, log: pd.DataFrame, folder: OutputFol
     last = comparison.last_values(log).set_index(["case", "method"])
     keys = ("train", "test_nll", "test_accuracy")
     rows = []
-    table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, name in enumerate(("data set", "method", "steps", "train", "test NLL", "accuracy")):
         table.add_column(name, justify="left" if index < 2 else "right", no_wrap=True)
     for case in experiment.cases:
@@ -58,8 +60,8 @@ def show_comparison(experiment: Experiment, log: pd.DataFrame, folder: OutputFol
                 format(row[key], form) + (f" ({printed[key]:{form}})" if key in printed else "")
                 for key, form in zip(keys, digits, strict=True)
             )
-            table.add_row(report.Text(case.name), contender.label, str(steps), *cells)
-    report.show(report.Text(f"{experiment.title} (in brackets: as printed)", style="bold"), table)
+            table.add_row(Text(case.name), contender.label, str(steps), *cells)
+    drawing.show(Text(f"{experiment.title} (in brackets: as printed)", style="bold"), table)
     with folder.writing() as place:
         write_frame(place / "table.csv", pd.DataFrame(rows))
 

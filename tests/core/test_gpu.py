@@ -11,9 +11,8 @@ import torch
 from helpers import CUDA, distance, make_model, make_posterior, same_bits, waits_are_errors
 
 import torchngvi as ngvi
+from examples import bench
 from torchngvi import VN, Stein
-from torchngvi.app import bench
-from torchngvi.cli import main
 from torchngvi.errors import RejectedStepError
 from torchngvi.expectations import Antithetic
 from torchngvi.optim import CapturedStep, Watch
@@ -187,11 +186,8 @@ def test_a_network(device, attached):
 
 
 @everywhere
-def test_the_command_line(device, tmp_path, capsys):
-    if device == "cuda":
-        run = ["fit", "--data", "iris", "--success", "virginica", "--device", device, "--no-progress"]
-        assert main([*run, "--out", str(tmp_path / "run")]) == 0
-    assert main(["bench", "--device", device, "--dim", "4", "--rows", "50"]) == 0
+def test_the_bench(device, capsys):
+    bench.run(device, [4], 50)
     table = capsys.readouterr().out
     assert f"on {device} (" in table
     assert "The host waits 0 times a step, and 1 times an evaluation of a fit by VN" in table

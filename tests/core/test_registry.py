@@ -6,8 +6,8 @@ import helpers as cases
 import pytest
 import torch
 
+from examples.compare_methods.stepping import steps
 from torchngvi import GeneralizedLinear, methods, posteriors, registry
-from torchngvi.app.compare.stepping import steps
 from torchngvi.errors import InputError
 from torchngvi.posteriors.flat import LowRankGaussian, RankOneGaussian
 from torchngvi.structures import Dense, Diagonal, block_diagonal

@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 from sklearn.model_selection import train_test_split
 
+from examples.compare_methods import comparison, experiments, settings
+from examples.compare_methods import rows as data
 from examples.papers import kumar2025, reproduce
-from torchngvi.app import design
-from torchngvi.app.columns import Table
-from torchngvi.app.compare import comparison, experiments, settings
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
@@ -95,10 +94,12 @@ def test_every_experiment_of_the_pages_is_known():
 def test_the_split_of_the_paper():
     """Row 39: the labels become 0 and 1, and the test rows are those of scikit-learn's split with seed 42."""
     X, y = np.arange(46.0).reshape(23, 2), np.where(np.arange(23) % 3, 4.0, 2.0)
-    table = Table(X, (y == 4).astype(float), ("x1", "x2"), "y")
-    made = design.prepare(table, table.y, ("0", "1"), standardize=False, intercept=False, test_fraction=0.2, seed=42)
+    coded = (y == 4).astype(float)
+    (ours_X, ours_y), (test_X, test_y) = data.prepared(
+        X, coded, standardize=False, intercept=False, test_fraction=0.2, seed=42
+    )
     expected = train_test_split(X, (y == 4).astype(float), test_size=0.2, random_state=42)
-    actual = (made.train.X, made.test.X, made.train.y, made.test.y)
+    actual = (ours_X, test_X, ours_y, test_y)
     for ours, theirs in zip(actual, expected, strict=True):
         assert np.array_equal(ours, theirs)
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from examples import papers
+from examples.compare_methods import settings
 from examples.papers import digits, kumar2025, reproduce
 from torchngvi import CholeskyGaussian, GeneralizedLinear, cli, fit
-from torchngvi.app.compare import settings
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 

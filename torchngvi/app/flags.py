@@ -1,46 +1,46 @@
 """The flags of the command line, named as the keys of a file of settings; PyTorch is not needed to list them."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from torchngvi import __version__
-from torchngvi.app.names import (
-    DTYPES,
-    FAMILIES,
-    FLAT_METHODS,
-    FLAT_POSTERIORS,
-    METHODS,
-    POSTERIORS,
-    PRIORS,
-    STRUCTURES,
-)
+from torchngvi.app.settings import GONE, WORDS
 from torchngvi.errors import InputError
-from torchngvi.messages import SHORT, hint
+from torchngvi.messages import hint
 
 DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
-_ENVIRONMENT = f"""environment:
-  TORCHNGVI_DATA   a folder of data sets, for compare and reproduce
-  {DEBUG}  set to 1, the traceback of a stop that no check has foreseen is shown
-"""
-
+FAMILIES = (
+    "bernoulli, probit, binomial, poisson, negative_binomial, gaussian, student_t, ordinal, beta, gamma and others of "
+    "torchngvi.tables (bernoulli, with --formula gaussian)"
+)
 _EXAMPLES = """examples:
   torchngvi fit --data breast_cancer
   torchngvi fit --data patients.csv --target died --success yes --drop id --impute median
   torchngvi predict runs/patients new_patients.csv
   torchngvi fit --data claims.csv --target claims --likelihood poisson --offset log_exposure
-  torchngvi fit configs/breast_cancer.toml --posterior diagonal --out runs/diagonal
-  torchngvi fit --data iris --success virginica --posterior precision --structure 1,4 --method iblr
-  torchngvi fit --data 'day_*.parquet' --target click --batch-rows 100000
   torchngvi fit --data visits.csv --formula "seizures ~ week + (1 | patient)" --likelihood poisson
+  torchngvi fit configs/breast_cancer.toml --prior "mean radius=normal(0, 1)" --out runs/narrow
+  torchngvi compare runs/poisson runs/negbin
 """
+_DATA = {  # flag: what stands for its value, and what it is
+    "target": ("COLUMN", "the column to predict, from all others"),
+    "formula": ("FORMULA", "what is predicted from what: 'y ~ x*z + (1 + x | group)'"),
+    "weights": ("COLUMN", "row weights"),
+    "offset": ("COLUMN", "added to the linear predictor"),
+    "impute": ("median", "fill missing numbers with medians, categories with the commonest"),
+}
+_SEVERAL = {
+    "drop": "columns to leave out",
+    "categorical": "columns of numbers that are categories",
+    "marginal": "columns whose average marginal effects are reported",
+}
 
 
 class _Parser(argparse.ArgumentParser):
     """Reports a bad flag as every other bad input, in the words of the command that refuses it."""
 
     of_fit: frozenset[str] = frozenset()  # flags that this command does not have, and fit has
-    answers: Mapping[str, str] = {}  # to flags that it does not have, and that one may expect
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -52,8 +52,7 @@ class _Parser(argparse.ArgumentParser):
             flags = [word.partition("=")[0] for word in left if word.startswith("--")]
             others = [flag for flag in flags if flag in self.of_fit]
             told = f" Only torchngvi fit takes {', '.join(others)}." if others else ""
-            if flags and not others:
-                told = self.answers.get(flags[0]) or hint(flags[0], self._option_string_actions)
+            told = hint(flags[0], self._option_string_actions) if flags and not told else told
             raise InputError(f"unrecognized arguments: {' '.join(left)}.{told} See {self.prog} --help.")
         return found, left
 
@@ -78,222 +77,102 @@ def parser() -> argparse.ArgumentParser:
     """Flags named as the keys of the TOML file; what is not given is not set."""
     top = _Parser(
         prog="torchngvi",
-        description="Natural-gradient variational inference.",
-        epilog=_ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Bayesian regressions and mixed models of tables.",
+        epilog=f"With {DEBUG}=1 in the environment a stop that no check has foreseen shows its traceback.",
     )
     top.add_argument("--version", action="version", version=f"torchngvi {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     fit = commands.add_parser(
         "fit",
-        help="fit a Bayesian generalised linear model to a data set",
-        description="Fit a Bayesian generalised linear model: q(coefficients) = N(m, V), without tuning.",
+        help="fit a regression or a mixed model to a table",
+        description="Fit a Bayesian regression or mixed model to a table: coefficients with intervals, without tuning.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
-    fit.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override them")
-    _add_data_flags(fit.add_argument_group("data"))
-    _add_model_flags(fit.add_argument_group("model"))
-    _add_method_flags(fit.add_argument_group("method and output"))
-    _add_predict(commands)
-    commands.add_parser("methods", help="list the methods, and the posteriors that each moves")
-    _add_trials(commands)
-    _add_experiments(commands)
-    for name in ("fit", "predict", "demo", "compare", "reproduce"):
-        commands.choices[name].add_argument(
-            "--overwrite", action="store_true", help="replace files of an earlier run in the folder"
-        )
-    for command in commands.choices.values():
-        command.of_fit = frozenset(fit._option_string_actions) - frozenset(command._option_string_actions)
-    return top
-
-
-def _add_predict(commands: Any) -> None:
-    """The command that uses what a fit has written."""
+    _add_fit(fit)
     predict = commands.add_parser(
         "predict",
         help="predict the rows of a table with an earlier fit",
-        description=(
-            "Probabilities of two classes, or means of counts and real numbers, with 95% intervals. The table is "
-            "prepared as that of the fit was: the same columns, categories, medians and scales."
-        ),
-    )
-    predict.add_argument("run", metavar="RUN", help="the folder that fit has written, such as runs/patients")
-    predict.add_argument("table", metavar="TABLE", help="a csv, tsv or parquet file with the columns of the fit")
-    predict.add_argument("--drop", metavar="COLUMN", action="append", default=[], help="leave this column out")
-    predict.add_argument("--out", metavar="FILE.csv", help="the file of predictions (RUN/predictions-TABLE.csv)")
-    predict.answers = {
-        "--draws": " A run of --formula predicts with the draws that it has kept, and others need none: leave it out."
-    }
-
-
-def _add_trials(commands: Any) -> None:
-    """The commands that try the library on this machine."""
-    demo = commands.add_parser(
-        "demo",
-        help="three uses of the library in two minutes, with one picture",
-        description="A training script, a sparse GP and a Pyro model, each beside what one would do without it.",
-    )
-    demo.add_argument("--out", metavar="DIR", default="runs/demo", help="folder of the picture (runs/demo)")
-    demo.add_argument("--quick", action="store_true", help="runs that are 20 times shorter, to try the installation")
-    bench = commands.add_parser(
-        "bench",
-        help="time a step on this machine, beside the products and the factorisation that it needs",
-        description="A table: a step, its floor, how often the host waits for the device, and where E_q[H] is.",
-    )
-    bench.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (cpu)")
-    bench.add_argument(
-        "--dim", dest="dims", type=int, nargs="+", metavar="D", default=[30, 128, 512], help="coefficients (30 128 512)"
-    )
-    bench.add_argument("--rows", type=int, metavar="N", default=10_000, help="rows (10000)")
-    bench.add_argument("--dtype", choices=DTYPES, default="float64", help="(float64)")
-
-
-def _add_experiments(commands: Any) -> None:
-    """The commands that run several methods."""
-    compare = commands.add_parser(
-        "compare",
-        help="run several methods side by side",
-        description="Several methods from the same starts: a log, a table and curves with bands over the starts.",
+        description="Probabilities or means with intervals; the table is prepared as that of the fit was.",
         argument_default=argparse.SUPPRESS,
     )
-    compare.add_argument("config", nargs="?", metavar="CONFIG.toml", help="as configs/compare.toml")
-    compare.add_argument("--data", metavar="NAME_OR_FILE", help="as for fit, instead of a file of settings")
-    compare.add_argument(
-        "--methods",
-        nargs="+",
-        action=_Several,
-        metavar="METHOD[=LR]",
-        help="vn srvn bwgd=1e-3; without =LR steps are found by trial",
-    )
-    compare.add_argument("--target", metavar="COLUMN", help="the column to predict")
-    compare.add_argument(
-        "--success", "--positive", dest="success", metavar="CLASS", help="the class to predict, against all others"
-    )
-    compare.add_argument(
-        "--likelihood", "--family", dest="family", metavar="FAMILY", help="as for fit (bernoulli_logit)"
-    )
-    _add_parameters(compare)
-    compare.add_argument(
-        "--prior-precision",
-        type=float,
-        metavar="B",
-        help="of the coefficients' prior N(0, 1/B) (as for fit, which has that of the intercept too)",
-    )
-    compare.add_argument("--iterations", type=int, metavar="N", help="steps of each run (50)")
-    compare.add_argument("--starts", type=int, metavar="N", help="means drawn from N(0, 1) (5)")
-    compare.add_argument("--out", metavar="DIR", help="folder of the results (runs/compare)")
+    predict.add_argument("run", metavar="RUN", help="the folder that fit has written, such as runs/patients")
+    predict.add_argument("table", metavar="TABLE", help="a file with the columns of the fit")
+    predict.add_argument("--drop", metavar="COLUMN", nargs="+", action="extend", help="leave this column out")
+    predict.add_argument("--out", metavar="FILE.csv", help="the file of predictions (RUN/predictions-TABLE.csv)")
+    predict.add_argument("--kind", choices=("mean", "linear", "outcome"), help="what is predicted (mean)")
+    predict.add_argument("--interval", type=float, metavar="P", help="probability of the intervals (0.95)")
+    predict.add_argument("--population", action="store_true", help="of a new group, whatever the groups of the rows")
+    compare = commands.add_parser("compare", help="compare the models of earlier fits of one table by leave-one-out")
+    compare.add_argument("runs", metavar="RUN", nargs="+", help="folders that fit has written")
     reproduce = commands.add_parser(
-        "reproduce",
-        help="draw a published figure or table, such as srvn-table3; without a name, list them",
-        description="Run an experiment, and write its log and its figure or table. Without a name: list them all.",
+        "reproduce", help="draw a published figure or table, such as srvn-table3; without a name, list them"
     )
     reproduce.add_argument("name", metavar="NAME", nargs="?", help="a name such as srvn-table3, or a TOML file")
     reproduce.add_argument("--list", action="store_true", help="list the names, as without one")
     reproduce.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
     reproduce.add_argument("--full", action="store_true", help="longer runs, up to an hour")
     reproduce.add_argument("--from-logs", action="store_true", help="draw again from the log of an earlier run")
+    for name in ("fit", "predict", "reproduce"):
+        commands.choices[name].add_argument(
+            "--overwrite", action="store_true", default=False, help="replace files of an earlier run in the folder"
+        )
+    for command in commands.choices.values():
+        command.of_fit = frozenset(fit._option_string_actions) - frozenset(command._option_string_actions)
+    return top
 
 
-def _add_data_flags(group: Any) -> None:
-    group.add_argument(
-        "--data",
-        metavar="NAME_OR_FILE",
-        help="breast_cancer, diabetes, digits, iris, wine; .csv .tsv .parquet .svm .txt .npz, or a pattern of files",
-    )
-    group.add_argument(
-        "--batch-rows", type=int, metavar="N", help="rows of csv, tsv or Parquet files in memory at once (100000)"
-    )
-    group.add_argument("--target", metavar="COLUMN", help="the column to predict")
-    group.add_argument(
-        "--success",
-        "--positive",
-        dest="success",
-        metavar="CLASS",
-        help="the class to predict, against all others (of two the one that sorts last)",
-    )
-    group.add_argument("--weights", metavar="COLUMN", help="row weights")
-    group.add_argument("--offset", metavar="COLUMN", help="added to the linear predictor")
-    group.add_argument("--drop", metavar="COLUMN", nargs="+", action=_Several, help="columns to leave out")
-    group.add_argument(
-        "--categorical", metavar="COLUMN", nargs="+", action=_Several, help="columns of numbers that are categories"
-    )
-    group.add_argument(
-        "--impute", metavar="median", help="fill missing numbers with medians, categories with the commonest"
-    )
-    group.add_argument("--n-features", type=int, metavar="D", help="of a svmlight file with empty last columns")
-    boolean = argparse.BooleanOptionalAction
-    group.add_argument(
-        "--standardize",
-        action=boolean,
-        help="columns to mean 0 and sd 1 (default); no: a number B is per unit of a column",
-    )
-    group.add_argument("--intercept", action=boolean, help="add a column of ones (default)")
-    group.add_argument(
-        "--test-fraction", type=float, metavar="F", help="rows held out, a share (0.2; with --formula 0)"
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="of the split and of the checks by sampling (42)")
-
-
-def _add_model_flags(group: Any) -> None:
-    group.add_argument(
-        "--formula",
-        metavar="FORMULA",
-        help="a mixed model, 'y ~ x + (1 + x | group)', or without groups a regression, whose columns are taken as "
-        "they are: no interactions, no log(x); family gaussian, poisson, ...",
-    )
-    group.add_argument(
-        "--likelihood",
-        "--family",
-        dest="family",
-        metavar="FAMILY",
-        help=f"{', '.join(FAMILIES)} (bernoulli_logit, with --formula gaussian); for short {', '.join(SHORT)}",
-    )
-    group.add_argument(
-        "--prior-precision",
-        type=_number_or_word,
-        metavar="B",
-        help="of the coefficients' prior N(0, 1/B); auto: the one that the data speak for; flat (default: N(0, 2.5^2) "
-        "per sd of a column, times the sd of y where y is a real number)",
-    )
-    group.add_argument(
-        "--intercept-sd", type=float, metavar="S", help="of the intercept's prior N(0, S^2) (beside a number B: 10)"
-    )
-    _add_parameters(group)
-    group.add_argument("--temperature", type=float, metavar="G", help="weight of KL(q, prior) (1)")
-
-
-def _add_parameters(group: Any) -> None:
-    """Those of the likelihoods."""
-    group.add_argument("--noise", type=float, metavar="S", help="sd of the gaussian family, or scale of student_t")
-    group.add_argument("--dispersion", type=float, metavar="R", help="of negative_binomial: variance mean + mean^2/R")
-    group.add_argument("--dof", type=float, metavar="NU", help="degrees of freedom of student_t (4)")
+def _add_fit(fit: argparse.ArgumentParser) -> None:
+    """The flags of ``fit``, and those of earlier versions that do nothing any more."""
+    fit.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override them")
+    group = fit.add_argument_group("data")
+    kinds = "breast_cancer, diabetes, digits, iris, wine; .csv .tsv .xlsx .parquet .svm, each compressed or not"
+    group.add_argument("--data", metavar="NAME_OR_FILE", help=kinds)
+    for name, (value, what) in _DATA.items():
+        group.add_argument(f"--{name}", metavar=value, help=what)
+    classes = "the class to predict, against all others (of two the one that sorts last)"
+    group.add_argument("--success", "--positive", dest="success", metavar="CLASS", help=classes)
+    for name, what in _SEVERAL.items():
+        group.add_argument(f"--{name}", metavar="COLUMN", nargs="+", action=_Several, help=what)
+    group.add_argument("--intercept", action=argparse.BooleanOptionalAction, help="add a column of ones (default)")
+    group.add_argument("--test-fraction", type=float, metavar="F", help="rows held out (0.2; with --formula 0)")
+    group.add_argument("--seed", type=int, metavar="N", help="of the split and of the draws (42)")
+    group = fit.add_argument_group("model")
+    group.add_argument("--likelihood", "--family", dest="family", metavar="FAMILY", help=FAMILIES)
+    what = "of one coefficient or parameter, 'x=normal(0, 1)', 'sd=half_t(3, 1)'; may be given several times"
+    group.add_argument("--prior", metavar="NAME=PRIOR", action="append", help=what)
+    what = "N(0, 1/B) of each coefficient, per sd of its column; auto: the B that the data speak for; flat"
+    group.add_argument("--prior-precision", type=_number_or_word, metavar="B", help=f"{what} (the default priors)")
+    group.add_argument("--intercept-sd", type=float, metavar="S", help="of the intercept's N(0, S^2) beside a B (10)")
+    what = "a number B is per sd of a column (default); no: per unit of it"
+    group.add_argument("--standardize", action=argparse.BooleanOptionalAction, help=what)
+    group = fit.add_argument_group("output")
+    group.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
+    group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a bar (default)")
+    for name in GONE:
+        fit.add_argument(f"--{name.replace('_', '-')}", help=argparse.SUPPRESS)
 
 
 def _number_or_word(text: str) -> float | str:
     try:
-        return text if text in PRIORS else float(text)
+        return text if text in WORDS else float(text)
     except ValueError as error:
-        words = f"{', '.join(PRIORS[:-1])} or {PRIORS[-1]}"
-        raise argparse.ArgumentTypeError(f"invalid value: {text!r}; give a number, {words}") from error
+        raise argparse.ArgumentTypeError(f"invalid value: {text!r}; give a number, {' or '.join(WORDS)}") from error
 
 
-def _add_method_flags(group: Any) -> None:
-    group.add_argument("--method", metavar="METHOD", help=f"{', '.join((*METHODS, *FLAT_METHODS))} (vn)")
-    kinds = ", ".join((*POSTERIORS, *FLAT_POSTERIORS))
-    group.add_argument("--posterior", metavar="KIND", help=f"{kinds} (cholesky)")
-    shapes = f"of the covariance: {', '.join(STRUCTURES)}, or the sizes of blocks such as 1,4,2; for groups, --formula"
-    group.add_argument("--structure", metavar="PATTERN", help=f"{shapes} (that of the posterior)")
-    group.add_argument(
-        "--lr",
-        type=float,
-        metavar="X",
-        help="constant step size; without it found by trial, or the method's own",
-    )
-    group.add_argument("--tolerance", type=float, metavar="T", help="on the natural-gradient norm (1e-5)")
-    group.add_argument("--max-evaluations", type=int, metavar="N", help="budget (1000)")
-    group.add_argument("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)} (float64)")
-    group.add_argument("--device", metavar="DEVICE", help="on which to fit: cpu, cuda, cuda:1, mps (cpu)")
-    group.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
-    group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a bar (default)")
+def gone_command(argv: Sequence[str]) -> str | None:
+    """A sentence about a command of earlier versions, which is elsewhere now.
+
+    >>> gone_command(["bench"])[:60]
+    'torchngvi bench is python benchmarks/engine.py in a clone no'
+    """
+    rest = " ".join(argv[1:])
+    found = {
+        "bench": "torchngvi bench is python -m examples.bench in a clone now.",
+        "demo": "torchngvi demo is python -m examples.demo in a clone now.",
+        "methods": "torchngvi methods has gone: torchngvi.registry.partners(method) names the posteriors it moves.",
+    }
+    if argv and argv[0] == "compare" and (rest.endswith(".toml") or "--data" in argv or "--methods" in argv):
+        return f"methods are compared in a clone now: python -m examples.compare_methods {rest}. Of runs name folders."
+    return found.get(argv[0]) if argv else None

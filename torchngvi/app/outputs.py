@@ -24,22 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
-from torchngvi.app.config import file_name
+from torchngvi.app.settings import file_name
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import locked, sync
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet would evaluate
 _QUOTE = "'"
 MANIFEST = "manifest.json"
-POSTERIOR = "posterior.pt"
+POSTERIOR, COLUMNS = "posterior.pt", "columns.json"  # from which a run predicts
 _REPLACING, _WRITING = ".replacing", ".writing-"
 _LEFT = re.compile(rf"{re.escape(_WRITING)}([0-9a-f]{{16}}|[a-z0-9_]{{8}})")  # and as version 0.2.0 wrote
-# what runs of fit write, with --formula and without: of a run that is replaced, none of them stays
-_OF_A_RUN = (
-    *(POSTERIOR, "summary.json", "config.toml", "coefficients.csv", "trace.csv", "fit.png"),
-    *("parameters.csv", "effects.csv", "effects.png"),
+_OF_A_RUN = (  # what runs of fit write, and those of 0.2.0: of a run that is replaced, none of them stays
+    *(POSTERIOR, COLUMNS, "summary.json", "config.toml", "coefficients.csv", "effects.csv", "fit.png"),
+    *("parameters.csv", "trace.csv", "effects.png"),
 )
 
 
@@ -281,34 +279,21 @@ def _manifest(folder: Path) -> dict[str, str]:
         return {}
 
 
-def write_content(folder: Path, content: dict[str, Any]) -> None:
-    """Write posterior.pt; what cannot be written is an OSError, which torch says in words of its own."""
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    (folder / POSTERIOR).write_bytes(buffer.getvalue())
-
-
-def read_run(run: Path) -> tuple[bytes, tuple[str, ...]]:
-    """The content of posterior.pt in the folder of a run, after a check of all files against their digests."""
-    folder, name = (run, POSTERIOR) if run.is_dir() else (run.parent, run.name)
-    path = file_of(folder, name)
-    there, digests = file_of(folder, MANIFEST).is_file() and name == POSTERIOR, _manifest(folder)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error.strerror}). Check its permissions.") from error
-    if not there:
-        said = f"{str(path)!r} has no {MANIFEST}, as runs of version 0.2.0 have none: that it is undamaged is not known"
-        return content, (said,)
-    if digests.get(name) != hashlib.sha256(content).hexdigest():
-        raise InputError(
-            f"{str(path)!r} is damaged: it is not as its run has written it, by the digest in {MANIFEST}. Take a copy "
-            "of the folder, or fit again."
-        )
-    rest = [other for other in digests if other != name and file_of(folder, other).is_file()]
-    changed = [other for other in rest if _digest(file_of(folder, other)) != digests[other]]
-    said = f"{', '.join(changed)} in {str(folder)!r} changed after the run; predictions are those of posterior.pt"
-    return content, (said,) if changed else ()
+def check_run(folder: Path) -> tuple[str, ...]:
+    """Check the files of a run against their digests, those from which it predicts strictly; notes of the others."""
+    digests = _manifest(folder)
+    if not digests:
+        return (f"{str(folder)!r} has no {MANIFEST}, so that nobody knows whether it is undamaged",)
+    there = {name: file_of(folder, name) for name in digests if file_of(folder, name).is_file()}
+    changed = [name for name, path in there.items() if _digest(path) != digests[name]]
+    for name in (POSTERIOR, COLUMNS):
+        if name in changed or name not in there:
+            raise InputError(
+                f"{str(file_of(folder, name))!r} is damaged: it is not as its run has written it, by the digest in "
+                f"{MANIFEST}. Take a copy of the folder, or fit again."
+            )
+    said = f"{', '.join(changed)} in {str(folder)!r} changed after the run; predictions are those of {POSTERIOR}"
+    return (said,) if changed else ()
 
 
 # ------------------------------------------------------------------------------------ names

@@ -1,290 +1,312 @@
-"""Files of data, one reader a format: tables of text, parquet, svmlight, and npz archives.
+"""Tables of data as pandas reads them, with notes of what is unusual: text, Excel, Parquet, svmlight, and bundled sets."""
 
-A file that would take more memory than there is is refused before it is unpacked.
-"""
-
+import bz2
+import csv
 import gzip
-import math
+import io
+import lzma
+import re
+import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from sklearn import datasets
 
-from torchngvi.adapters.table_checks import (
-    ZERO,
-    Dialect,
-    check_names,
-    dialect,
-    led_by_zeros,
-    of_unusable,
-    refuse,
-    settled,
-    without_unnamed,
-)
-from torchngvi.app import memory
-from torchngvi.app.columns import Array, Read, Table, kept
-from torchngvi.app.memory import Budget
+from torchngvi.adapters.table_checks import check_names, is_number, without_unnamed
+from torchngvi.app.settings import file_name
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
 
-_CHUNK = 1 << 20  # bytes
-_START = 1 << 16  # bytes from which the dialect is found
-DELIMITED = {".csv": ",", ".tsv": "\t"}  # and the separators that these endings stand for
+BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")  # with scikit-learn
+_USUAL = {".csv": ",", ".tsv": "\t"}  # separators that endings stand for
+_SVMLIGHT = (".svm", ".libsvm", ".txt")
+_KNOWN = ".csv, .tsv, .xlsx, .parquet, .svm, .libsvm, .txt (svmlight), each also with .gz, .bz2, .xz, .zip or .zst"
+_GONE = "numpy.savez files are read in Python: torchngvi.regression takes a pandas DataFrame of the arrays"
+_LINES = 50  # of a text that are looked at
+_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}([.,]\d{3})+")
+_ZERO = re.compile(r'(?:^|[,;\t|\n"])\s*0\d+\s*[,;\t|\r\n"]')  # a cell that a zero leads
+_MAC_WORD = re.compile(r"[A-Za-z]+[€\x81‚ƒ†‡ˆ‰Š‹Œ\x8dŽ\x8f\x90˜™š›œ\x9džŸ][A-Za-z]+")
 
 
-def _opened(path: Path) -> Any:
-    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+class Read(NamedTuple):
+    """A table as it was read.
 
-
-def _require_memory_for_text(path: Path, separator: str) -> bool:
-    """Go through a file piece by piece, as far as memory would suffice to read it whole; a few bytes may unpack to any
-    number. Say whether a zero leads some cell.
+    Attributes:
+        frame: the table.
+        notes: what is unusual about it.
+        zeros: columns of whole numbers some of whose entries a zero leads.
+        comma: whether decimals are behind commas.
     """
-    need, size, separators, lines, header, free = 0, 0, 0, 0, 0, memory.available()
-    zero = False
-    mark = separator.encode()
-    with _opened(path) as file:
-        while need <= free and (chunk := file.read(_CHUNK)):
-            size += len(chunk)
-            header += 0 if lines else chunk.split(b"\n", 1)[0].count(mark)
-            separators += chunk.count(mark)
-            lines += chunk.count(b"\n")
-            zero = zero or ZERO.search(chunk) is not None
-            need = memory.of_text(size, separators + lines, header)
-    memory.require(need, f"reading {str(path)!r}, {size} bytes of text or more,", "Use a smaller file.")
-    return zero
+
+    frame: pd.DataFrame
+    notes: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()
+    comma: bool = False
+
+
+def read_table(data: str) -> Read:
+    """Read a bundled set by its name, or a file by its ending.
+
+    >>> read_table("iris").frame.target.cat.categories.tolist()
+    ['setosa', 'versicolor', 'virginica']
+    """
+    path = Path(file_name("data", data))
+    end = ending(path)
+    if data in BUNDLED and not path.is_file():
+        bunch = getattr(datasets, f"load_{data}")(as_frame=True)
+        labels = [str(label) for label in bunch.get("target_names", ())]
+        codes = None if not labels else pd.Categorical.from_codes(bunch.target, labels, ordered=True)
+        return Read(bunch.frame if codes is None else bunch.frame.assign(target=codes))
+    if not path.exists():
+        raise InputError(_no_such_data(data, path, end))
+    if not path.is_file():
+        raise InputError(f"data must be a file; {data!r} is a folder. Name one file in it.")
+    if end in _USUAL:
+        read = _of_text(path, _USUAL[end])
+    elif end in (".parquet", ".xlsx"):
+        read = _of_columns(path, end)
+    elif end in _SVMLIGHT:
+        read = _of_svmlight(path)
+    else:
+        known = _GONE if end in (".npz", ".npy") else f"known are {_KNOWN}"
+        raise InputError(f"cannot tell the format of {data!r} from its ending; {known}. Save it as csv.")
+    if len(read.frame) == 0:
+        raise InputError(f"{data!r} has column names and no rows: a data set needs at least two. Check the file.")
+    return read
 
 
 def ending(path: Path) -> str:
     """The ending of a file's name, without that of a compression.
 
-    >>> ending(Path("visits.CSV.gz"))
-    '.csv'
+    >>> ending(Path("visits.CSV.gz")), ending(Path("a.b.parquet"))
+    ('.csv', '.parquet')
     """
-    return Path(path.name.lower().removesuffix(".gz")).suffix
+    return Path(re.sub(r"\.(gz|bz2|xz|zip|zst)$", "", path.name.lower())).suffix
 
 
-def read_delimited(path: Path) -> Read:
-    """Read a table of text; spaces around the names of its columns are dropped."""
-    with readable(path):
-        found = text_dialect(path)
-        zero = _require_memory_for_text(path, found.separator)
+def _no_such_data(data: str, path: Path, end: str) -> str:
+    if any(mark in data for mark in "*?["):
+        return (
+            f"there is no file {data!r}: rows of several files, or in batches, are fitted in Python: see "
+            "torchngvi.models.Streamed and torchngvi.adapters.files."
+        )
+    bundled = f"The bundled sets are {', '.join(BUNDLED)}."
+    if end or len(path.parts) > 1:
+        return f"there is no data file {data!r} (looked for {path.absolute()}). Check the path. {bundled}"
+    return f"{data!r} is neither a file nor a bundled set.{hint(data, BUNDLED)} {bundled}"
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file, unpacked by its ending."""
+    packed, kind = path.read_bytes(), path.suffix.lower()
+    if kind == ".zip":
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX")]
+            if len(names) != 1:
+                raise InputError(f"{str(path)!r} holds {len(names)} files. Put the table alone into it.")
+            return archive.read(names[0])
+    if kind == ".zst":
         try:
-            frame = parsed(path, found)
-        except UnicodeDecodeError:  # beyond what was looked at
-            found = found._replace(encoding="cp1252")
-            frame = parsed(path, found)
-        frame = settled(frame, found, partial(parsed, path, found), repr(str(path)))
-        zeros = led_by_zeros(frame, partial(parsed, path, found)) if zero else ()
-    frame, notes = without_unnamed(frame)
-    frame.columns = check_names(frame.columns)
-    comma = found.separator == ";" or found.decimal == ","
-    return Read(frame, (*text_notes(path, found), *notes), tuple(name.strip() for name in zeros), comma)
+            import zstandard
+        except ImportError as error:
+            raise InputError(f"{str(path)!r} needs zstandard: pip install zstandard. Or unpack it.") from error
+        return bytes(zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True).read())
+    unpack: dict[str, Callable[[bytes], bytes]] = {
+        ".gz": gzip.decompress,
+        ".bz2": bz2.decompress,
+        ".xz": lzma.decompress,
+    }
+    return unpack.get(kind, bytes)(packed)
 
 
-def text_dialect(path: Path) -> Dialect:
-    """How a table of text is written, found from its first lines."""
-    with readable(path), _opened(path) as file:
-        start = file.read(_START) + file.readline() + file.readline()  # whole lines, of a wide table two
-        start += b"\0" * (start[:2] == b"\xff\xfe" and len(start) % 2)  # the second byte of a line's end
-    if b"\0" in start[:4096] and start[:2] not in (b"\xff\xfe", b"\xfe\xff"):
-        raise InputError(f"{str(path)!r} is no table of text: it holds binary data. Save it as csv.")
-    return dialect(start, DELIMITED.get(ending(path), ","), str(path))
-
-
-def text_notes(path: Path, found: Dialect) -> tuple[str, ...]:
-    """What is unlike a table of text with the ending of this file."""
-    return found.notes(DELIMITED.get(ending(path), ","))
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """A block that reads a table of text, whose errors become sentences."""
+def _readable(path: Path, what: str, read: Callable[[], Any]) -> Any:
+    """What is read, or a sentence of what its reader says."""
     try:
-        yield
+        return read()
+    except InputError:
+        raise
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
+    except (OSError, EOFError, ValueError, OverflowError, KeyError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as e:
+        said = " ".join(str(e).split()) or type(e).__name__
+        raise InputError(f"{str(path)!r} cannot be read as {what}: {said.rstrip('.')}.") from e
+
+
+# ------------------------------------------------------------------------------------ text
+
+
+class Dialect(NamedTuple):
+    """How the cells of a table of text are distinguished and read.
+
+    >>> dialect("age;dose\\n50;1,5\\n60;2,25\\n", ",", "a.csv")
+    Dialect(separator=';', decimal=',', skip=0, shifted=False)
+    """
+
+    separator: str
+    decimal: str
+    skip: int = 0  # lines before that of the names
+    shifted: bool = False  # all rows have more fields than there are names
+
+
+def _of_text(path: Path, usual: str) -> Read:
+    """Read a table of text; spaces around the names of its columns are dropped."""
+    text, notes = _decoded(path, _readable(path, "a table", partial(_content, path)))
+    found = dialect(text, usual, str(path))
+    kinds = [] if found.separator == usual else [f"separated by {_NAMES.get(found.separator, repr(found.separator))}"]
+    kinds += ["with decimal commas"] if found.decimal == "," else []
+    read = partial(_parsed, path, text, found)
+    frame = read()
+    if found.shifted or not isinstance(frame.index, pd.RangeIndex):
+        if not frame.iloc[:, -1].isna().all():
+            raise InputError(
+                f"the first line of {str(path)!r} has {frame.shape[1]} names, and its rows have "
+                f"{frame.shape[1] + frame.index.nlevels} fields. Give every field a name: of names of rows, put a name "
+                "and a separator in front of the first line; of decimal commas, separate fields by semicolons."
+            )
+        frame = read(index_col=False)
+    frame = _reread(frame, read)
+    zeros: list[str] = []
+    if _ZERO.search(text):
+        whole = [name for name in frame.columns if getattr(frame[name].dtype, "kind", "O") in "iu"]
+        again = read(usecols=whole, dtype=str) if whole else frame
+        zeros = [name.strip() for name in whole if again[name].str.strip().str.fullmatch(r"0\d+").any()]
+    frame, more = without_unnamed(frame)
+    frame.columns = check_names(frame.columns)
+    notes = (*([f"the table was read as {', '.join([*kinds, *notes[:1]])}"] if kinds or notes else []), *notes[1:])
+    return Read(frame, (*notes, *more), tuple(zeros), ";" == found.separator or found.decimal == ",")
+
+
+def _decoded(path: Path, content: bytes) -> tuple[str, tuple[str, ...]]:
+    """The text, and in what it was written where that is not UTF-8."""
+    wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+    if b"\0" in content[:4096] and not wide:
+        raise InputError(f"{str(path)!r} is no table of text: it holds binary data. Save it as csv.")
+    try:
+        return content.decode("utf-16" if wide else "utf-8-sig"), ("in UTF-16",) if wide else ()
+    except UnicodeDecodeError:
+        pass
+    try:
+        text = content.decode("cp1252")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{str(path)!r} is no table of text in UTF-8 or Latin-1 ({error}), perhaps in Mac Roman. Save it as "
             "csv in UTF-8."
         ) from error
-    except (pd.errors.ParserError, OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{str(path)!r} cannot be read as a table: {str(error).strip()}.") from error
+    notes, word = ["in Latin-1 (Windows-1252)"], _MAC_WORD.search(text)
+    if word:
+        other = word[0].encode("cp1252").decode("mac_roman", errors="replace")
+        notes += [f"{word[0]!r} would be {other!r} in Mac Roman: if it is that, save the table in UTF-8"]
+    return text, tuple(notes)
 
 
-def parsed(path: Path, found: Dialect, **options: Any) -> Any:
-    """A table of text that is written in this way, or with ``chunksize`` a reader of its batches."""
-    return pd.read_csv(
-        path,
-        **options,
-        sep=found.separator,
-        decimal=found.decimal,
-        encoding=found.encoding,
-        skiprows=found.skip,
-        skipinitialspace=True,
-        low_memory=False,
-    )
-
-
-def read_parquet(path: Path) -> pd.DataFrame:
-    """Read a parquet file; numbers that may be missing become float64."""
-    from pyarrow import parquet
-
-    with readable_parquet(path):
-        shape = parquet.read_metadata(path)
-        memory.require(8 * shape.num_rows * shape.num_columns, f"reading {str(path)!r}", "Use a smaller file.")
-        frame = pd.read_parquet(path, engine="pyarrow")
-    return without_nullable(frame)
-
-
-@contextmanager
-def readable_parquet(path: Path) -> Iterator[None]:
-    """A block that reads a parquet file, whose errors become sentences."""
-    from pyarrow import ArrowException
-
-    try:
-        yield
-    except (ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{str(path)!r} cannot be read as a parquet file ({' '.join(str(error).split())}).") from error
-
-
-def without_nullable(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with names that are texts, and with numbers that may be missing, and decimal ones, as float64."""
-    frame.columns = check_names(frame.columns)
-    nullable = [name for name in frame.columns if pd.api.types.is_extension_array_dtype(frame[name].dtype)]
-    numbers = [name for name in nullable if pd.api.types.is_numeric_dtype(frame[name].dtype)]
-    objects = [name for name in frame.columns if frame[name].dtype == object]
-    numbers += [name for name in objects if isinstance(next(iter(frame[name].dropna()), None), Decimal)]
-    return frame.astype(dict.fromkeys(numbers, np.float64))
-
-
-def read_columns(path: Path) -> Read:
-    """Read a table with named columns: csv, tsv or parquet."""
-    if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r}. Check the path.")
-    if ending(path) == ".parquet":
-        return Read(*without_unnamed(read_parquet(path)))
-    if ending(path) not in DELIMITED:
-        raise InputError(f"a table of named columns is a csv, tsv or parquet file; got {str(path)!r}. Save it as csv.")
-    return read_delimited(path)
-
-
-def read_svmlight(
-    path: Path, columns: dict[str, str | None], drop: Iterable[str], n_features: int | None, budget: Budget
-) -> Table:
-    """Read a svmlight file, with lines such as '1 3:0.5 7:1': the target, then features by number."""
-    for name, value in {**columns, "drop": next(iter(drop), None)}.items():
-        if value is not None:
-            raise InputError(
-                f"a svmlight file has its target in the first field and no named columns; got {name} = {value!r}. "
-                f"Leave {name} out, or save the data as csv."
-            )
-    try:
-        _require_memory_for_text(path, ":")
-        X, y = datasets.load_svmlight_file(str(path), n_features=n_features, dtype=np.float64)
-    except InputError:
-        raise
-    except (ValueError, OverflowError, OSError, EOFError, zlib.error) as error:
+def dialect(text: str, usual: str, name: str) -> Dialect:
+    """Find how a table of text is written; `usual` is the separator that the ending of its name stands for."""
+    start = text[: 1 << 20]
+    lines = [line for line in start.splitlines()[: _LINES + 1] if line.strip()]
+    said = re.fullmatch(r'"?sep=(.)"?[,;]*', lines[0].strip()) if lines else None
+    lines = lines[1:] if said else lines
+    separator = said[1] if said else _separator(lines, usual)
+    rows = list(csv.reader(lines, delimiter=separator, skipinitialspace=True))
+    if len(rows) > 1 and all(_NUMBER.fullmatch(cell.strip()) for cell in rows[0]):
+        names = separator.join(f"x{k + 1}" for k in range(min(3, len(rows[0]))))
         raise InputError(
-            f"{str(path)!r} cannot be read as a svmlight file, lines such as '1 3:0.5 7:1' ({str(error).strip()}). "
-            "A table with columns needs the ending .csv or .tsv."
-        ) from error
+            f"{name!r} has no line of column names: its first line is {lines[0][:60]!r}. Put a line in front with one "
+            f"name for each of the {len(rows[0])} columns, such as {names}."
+        )
+    if rows:
+        check_names(rows[0])
+    cells = [cell.strip() for row in rows[1:] for cell in row]
+    commas = separator != "," and any(_COMMA.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in cells)
+    points = any(_NUMBER.fullmatch(cell) and "." in cell and not _THOUSANDS.fullmatch(cell) for cell in cells)
+    shifted = len(rows) > 1 and all(len(row) > len(rows[0]) for row in rows[1:])
+    return Dialect(separator, "," if commas and not points else ".", int(bool(said)), shifted)
+
+
+def _separator(lines: Sequence[str], usual: str) -> str:
+    """The separator that gives a constant number of columns and the most cells that are numbers."""
+    shares = {}
+    for mark in _NAMES:
+        rows = list(csv.reader(lines, delimiter=mark, skipinitialspace=True))
+        if rows and len(rows[0]) > 1 and all(len(row) == len(rows[0]) for row in rows):
+            cells = [cell.strip() for row in rows for cell in row]
+            shares[mark] = sum(bool(_NUMBER.fullmatch(cell)) for cell in cells) / len(cells)
+    return max(shares, key=lambda mark: (shares[mark], mark == usual), default=usual)
+
+
+def _parsed(path: Path, text: str, found: Dialect, **options: Any) -> Any:
+    """The table as pandas parses it."""
+    options |= {"sep": found.separator, "decimal": found.decimal, "skiprows": found.skip}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pd.errors.ParserWarning)  # of the empty field behind a last separator
+        read = partial(pd.read_csv, io.StringIO(text), skipinitialspace=True, low_memory=False, **options)
+        return _readable(path, "a table", read)
+
+
+def _reread(frame: pd.DataFrame, read: Callable[..., Any]) -> pd.DataFrame:
+    """The table with the texts of columns that pandas reads as something else without a word."""
+    for name in frame.columns:
+        column = frame[name]
+        if not column.isna().any():
+            continue
+        if is_number(column):  # integers beyond 2^53 with gaps
+            if (column.abs() >= 2**53).any():
+                again = read(usecols=[name], dtype=str)[name]
+                if again.dropna().str.strip().str.fullmatch(r"[-+]?\d+").all():
+                    frame = frame.assign(**{name: again})
+        elif (words := column.dropna().astype(str)).nunique() > 1 and words.str.fullmatch("[A-Z]{2}").all():
+            again = read(usecols=[name], dtype=str, keep_default_na=False, na_values=[""])[name]
+            if (again.dropna().str.strip().str.fullmatch("[A-Z]{2}")).all():  # the country NA
+                frame = frame.assign(**{name: again})
+    return frame
+
+
+# ------------------------------------------------------------------------------------ other files
+
+
+def _of_columns(path: Path, end: str) -> Read:
+    """Read an Excel or a Parquet file; numbers that may be missing, and decimal ones, become float64."""
+    content, notes = partial(_content, path), ()
+    if end == ".xlsx":
+        try:
+            import openpyxl  # noqa: F401
+        except ImportError as error:
+            raise InputError(f"{str(path)!r} needs openpyxl: pip install openpyxl. Or save it as csv.") from error
+        sheets = _readable(path, "an Excel file", lambda: pd.read_excel(io.BytesIO(content()), sheet_name=None, header=None))
+        first, cells = next(iter(sheets.items()))
+        if not len(cells):
+            raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.")
+        names = ["" if pd.isna(name) else str(name).strip() for name in cells.iloc[0]]
+        frame = cells.iloc[1:].reset_index(drop=True).set_axis(names, axis=1).infer_objects()
+        notes = (f"the first of {len(sheets)} sheets was read, {first!r}",) if len(sheets) > 1 else ()
+    else:
+        frame = _readable(path, "a parquet file", lambda: pd.read_parquet(io.BytesIO(content()), engine="pyarrow"))
+    frame.columns = check_names(frame.columns)
+    kinds = {name: column.dtype for name, column in frame.items()}
+    numbers = [n for n, t in kinds.items() if pd.api.types.is_extension_array_dtype(t) and is_number(frame[n])]
+    objects = [name for name, dtype in kinds.items() if dtype == object]
+    numbers += [name for name in objects if isinstance(next(iter(frame[name].dropna()), None), Decimal)]
+    frame, more = without_unnamed(frame.astype(dict.fromkeys(numbers, np.float64)))
+    return Read(frame, (*notes, *more))
+
+
+def _of_svmlight(path: Path) -> Read:
+    """Read a svmlight file, with lines such as '1 3:0.5 7:1': the target, then features by number."""
+
+    def read() -> tuple[Any, Any]:
+        return datasets.load_svmlight_file(io.BytesIO(_content(path)), dtype=np.float64)
+
+    X, y = _readable(path, "a svmlight file, lines such as '1 3:0.5 7:1'", read)
     if X.shape[0] and X.nnz == 0:
         raise InputError(f"{str(path)!r} has targets and no features. Check the file.")
-    budget.require(repr(str(path)), *X.shape)
-    names = tuple(f"x{index + 1}" for index in range(X.shape[1]))
-    table = Table(X.toarray(), y, names, "target")
-    refuse(of_unusable({**dict(zip(names, table.X.T, strict=True)), "target": y}, None))
-    return table
-
-
-def _npz_arrays(path: Path, wanted: Iterable[str], optional: str, budget: Budget) -> dict[str, Array]:
-    """The arrays with these names, of which headers are read first: a few bytes may unpack to any number."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
-            taken = [name for name in dict.fromkeys([*wanted, optional]) if name in names]
-            headers = {name: _npy_header(archive, name) for name in taken}
-        missing = next((name for name in wanted if name not in names), None)
-        if missing is None:
-            _require_memory_for_arrays(path, headers, budget)
-            with np.load(path, allow_pickle=False) as stored:
-                return {name: stored[name] for name in taken}
-    except InputError:
-        raise
-    except Exception as error:  # of a broken archive zipfile, zlib, numpy and the parser of headers raise anything
-        raise InputError(
-            f"{str(path)!r} cannot be read as an npz archive of numbers ({str(error) or type(error).__name__}). "
-            "Write it by numpy.savez(path, X=X, y=y) with numeric arrays."
-        ) from error
-    raise InputError(
-        f"{str(path)!r} has no array {missing!r}, it has {', '.join(sorted(names)) or 'none'}."
-        f"{hint(missing, names)} Write it by numpy.savez(path, X=X, y=y)."
-    )
-
-
-def _npy_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of an array in an archive."""
-    with archive.open(f"{name}.npy") as file:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    return shape, dtype
-
-
-def _require_memory_for_arrays(
-    path: Path, headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], budget: Budget
-) -> None:
-    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in headers.values())
-    memory.require(size, f"reading the arrays of {str(path)!r}", "Use a smaller file.")
-    if len(shape := headers["X"][0]) == 2:
-        budget.require(repr(str(path)), *shape)
-
-
-def read_npz(
-    path: Path, columns: dict[str, str | None], drop: Iterable[str], budget: Budget, *, impute: bool = False
-) -> Table:
-    """Read an npz archive with arrays X and y, and others that columns name."""
-    keys = {"X": "X", "y": columns["target"] or "y"} | {k: v for k, v in columns.items() if v and k != "target"}
-    arrays = _npz_arrays(path, keys.values(), "feature_names", budget)
-    for name in (k for role, k in keys.items() if role != "y"):
-        if arrays[name].dtype.kind not in "buif":
-            raise InputError(f"array {name!r} of {str(path)!r} must hold numbers; got dtype {arrays[name].dtype}.")
-    X, y = arrays["X"].astype(np.float64), arrays[keys["y"]]
-    if X.ndim != 2 or X.shape[1] == 0:
-        raise InputError(f"array 'X' of {str(path)!r} must be a matrix, one row an observation; got shape {X.shape}.")
-    if y.dtype.kind not in "buifU":
-        raise InputError(f"array {keys['y']!r} of {str(path)!r} must hold numbers or texts; got dtype {y.dtype}.")
-    for name in list(keys.values())[1:]:
-        if arrays[name].shape != (len(X),):
-            raise InputError(
-                f"array {name!r} of {str(path)!r} must have one entry for each of the {len(X)} rows of X; "
-                f"got shape {arrays[name].shape}."
-            )
-    names = _npz_names(arrays.get("feature_names"), X.shape[1])
-    extra: dict[str, Array] = {
-        role: arrays[keys[role]].astype(np.float64) for role in ("weights", "offset") if role in keys
-    }
-    places = kept(names, drop)
-    table = Table(
-        X[:, places], y, tuple(names[k] for k in places), keys["y"], (), extra.get("weights"), extra.get("offset")
-    )
-    named = {"target": keys["y"], **{role: keys[role] for role in extra}}
-    used = {**dict(zip(table.names, table.X.T, strict=True)), keys["y"]: y}
-    refuse(of_unusable({**used, **{keys[role]: column for role, column in extra.items()}}, named, impute=impute))
-    return table
-
-
-def _npz_names(given: Array | None, count: int) -> tuple[str, ...]:
-    if given is not None and given.shape == (count,):
-        return tuple(str(name) for name in given)
-    return tuple(f"x{index + 1}" for index in range(count))
+    names = [f"x{index + 1}" for index in range(X.shape[1])]
+    return Read(pd.DataFrame(X.toarray(), columns=names).assign(target=y))

@@ -10,13 +10,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods.plots import blank_figure, color, legend, save, style
+from examples.compare_methods.stepping import steps as looks
+from examples.compare_methods.stepping import unguarded
 from examples.papers.cai2024.matching import BatchAndMatch
 from examples.papers.kim2024.runs import reference_target
 from examples.papers.kim2026.runs import divergence
 from examples.papers.open_questions.problems import MODELS, exact_loss, solved
-from torchngvi.app.compare.plots import blank_figure, color, legend, save, style
-from torchngvi.app.compare.stepping import steps as looks
-from torchngvi.app.compare.stepping import unguarded
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Independent, LeastSquaresStein, Stein
 from torchngvi.interfaces import Target

@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from examples.compare_methods.plots import blank_figure, legend, save, style
 from examples.papers.godichon2023.drawing import RANGE, X_LABELS, densities, median_and_range, summary
 from examples.papers.godichon2023.problems import (
     COIN,
@@ -16,7 +17,6 @@ from examples.papers.godichon2023.problems import (
     coin_bound,
 )
 from examples.papers.godichon2023.runs import Build, logged, recipe
-from torchngvi.app.compare.plots import blank_figure, legend, save, style
 from torchngvi.ifvb import (
     Adam,
     Averaging,

@@ -9,9 +9,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods.plots import blank_figure, legend, save, style
 from examples.papers.godichon2023.drawing import RANGE, X_LABELS, median_and_range, summary
 from examples.papers.godichon2023.runs import Build, logged, recipe
-from torchngvi.app.compare.plots import blank_figure, legend, save, style
 from torchngvi.ifvb import (
     Adam,
     AffineCoupling,

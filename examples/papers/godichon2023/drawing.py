@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
-from torchngvi.app import report
-from torchngvi.app.compare import plots
-from torchngvi.app.compare.plots import spoken
+from examples.compare_methods import drawing, plots
+from examples.compare_methods.plots import spoken
 from torchngvi.app.outputs import write_frame
 
 RANGE = "median over the seeds, band from the smallest to the largest"
@@ -51,7 +53,7 @@ def summary(log: pd.DataFrame, value: str, path: Path, title: str) -> None:
     case = ["case"] if "case" in log else []
     last = log[log["iteration"] == log.groupby([*case, "method"])["iteration"].transform("max")]
     rows = []
-    table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in (*case, "method", "steps", value, "lowest", "highest", "log p", "scores", "s"):
         side: Any = "left" if name in ("case", "method") else "right"
         table.add_column(name, justify=side, no_wrap=side == "right")
@@ -61,7 +63,7 @@ def summary(log: pd.DataFrame, value: str, path: Path, title: str) -> None:
         row += [int(part["log_joint_draws"].mean()), int(part["fisher_draws"].mean()), part["seconds"].mean()]
         rows.append(row)
         cells = [_shown(cell) if isinstance(cell, float) else str(cell) for cell in row]
-        table.add_row(*(report.Text(cell) for cell in cells))
-    report.show(report.Text(title, style="bold"), table)
+        table.add_row(*(Text(cell) for cell in cells))
+    drawing.show(Text(title, style="bold"), table)
     names = [*case, "method", "iterations", value, "lowest", "highest", "log_joint_draws", "fisher_draws", "seconds"]
     write_frame(path.with_name(path.name + "-table.csv"), pd.DataFrame(rows, columns=names))

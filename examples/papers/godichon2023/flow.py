@@ -12,6 +12,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods.datasets import provided
+from examples.compare_methods.plots import blank_figure, legend, save, style
 from examples.papers.godichon2023.drawing import RANGE, X_LABELS, median_and_range, summary
 from examples.papers.godichon2023.problems import (
     FLOAT,
@@ -19,8 +21,6 @@ from examples.papers.godichon2023.problems import (
 from examples.papers.godichon2023.runs import Build, logged, recipe
 from examples.papers.godichon2023.two_rotations import TwoRotations
 from torchngvi import fit
-from torchngvi.app.compare.plots import blank_figure, legend, save, style
-from torchngvi.app.datasets import provided
 from torchngvi.ifvb import (
     Adam,
     BatchFisher,

@@ -11,14 +11,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods.datasets import provided
+from examples.compare_methods.plots import blank_figure, legend, save, style
+from examples.compare_methods.stepping import steps
 from examples.papers.godichon2023.drawing import X_LABELS, median_and_range, summary
 from examples.papers.godichon2023.problems import (
     FLOAT,
 )
 from examples.papers.godichon2023.runs import Build, recipe
-from torchngvi.app.compare.plots import blank_figure, legend, save, style
-from torchngvi.app.compare.stepping import steps
-from torchngvi.app.datasets import provided
 from torchngvi.ifvb import (
     AIFVB,
     Adam,

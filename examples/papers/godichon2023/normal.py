@@ -10,6 +10,7 @@ import pandas as pd
 from scipy import stats
 from torch import Tensor
 
+from examples.compare_methods.plots import blank_figure, legend, save, style
 from examples.papers.godichon2023.drawing import RANGE, densities, median_and_range, summary
 from examples.papers.godichon2023.problems import (
     NORMAL_START,
@@ -19,7 +20,6 @@ from examples.papers.godichon2023.problems import (
     normal_optimum,
 )
 from examples.papers.godichon2023.runs import Build, logged, recipe
-from torchngvi.app.compare.plots import blank_figure, legend, save, style
 from torchngvi.ifvb import (
     Adam,
     Averaging,

@@ -15,10 +15,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods.plots import INK, blank_figure, legend, save, style
 from examples.papers.godichon2023.drawing import RANGE, X_LABELS, median_and_range, summary
 from examples.papers.godichon2023.runs import Build, logged, recipe
 from torchngvi import fit
-from torchngvi.app.compare.plots import INK, blank_figure, legend, save, style
 from torchngvi.ifvb import (
     Adam,
     AffineCoupling,

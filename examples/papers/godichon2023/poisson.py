@@ -9,6 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods import plots
+from examples.compare_methods.plots import blank_figure, legend, save, style
 from examples.papers.godichon2023.drawing import RANGE, median_and_range, summary
 from examples.papers.godichon2023.problems import (
     FLOAT,
@@ -16,8 +18,6 @@ from examples.papers.godichon2023.problems import (
 )
 from examples.papers.godichon2023.runs import Build, logged, recipe
 from torchngvi import fit
-from torchngvi.app.compare import plots
-from torchngvi.app.compare.plots import blank_figure, legend, save, style
 from torchngvi.ifvb import (
     Adam,
     Averaging,

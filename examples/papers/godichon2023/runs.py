@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from torchngvi.app.compare.stepping import steps
+from examples.compare_methods.stepping import steps
 from torchngvi.ifvb import (
     AIFVB,
     Averaging,

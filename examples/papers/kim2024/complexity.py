@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from examples.compare_methods.plots import blank_figure, color, legend, save, spoken, style
 from examples.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, optimum, reference_target, start
-from torchngvi.app.compare.plots import blank_figure, color, legend, save, spoken, style
 from torchngvi.theory.kim2024 import (
     closed_entropy_variance,
     landing_variance,

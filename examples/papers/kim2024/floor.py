@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from examples.compare_methods.plots import blank_figure, color, legend, save, spoken, style
 from examples.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, start
-from torchngvi.app.compare.plots import blank_figure, color, legend, save, spoken, style
 from torchngvi.theory.kim2024 import (
     GaussianTarget,
 )

@@ -8,8 +8,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods.plots import FAINT, blank_figure, color, legend, save, spoken, style
 from examples.papers.kim2024.runs import CLOSED, LANDING, optimum, reference_target
-from torchngvi.app.compare.plots import FAINT, blank_figure, color, legend, save, spoken, style
 from torchngvi.theory.kim2024 import (
     AdaptiveVariance,
     MeanField,

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from examples.compare_methods import plots
+from examples.compare_methods.plots import FAINT, INK, blank_figure, color, legend, save, spoken, style
 from examples.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, reference_target, start
-from torchngvi.app.compare import plots
-from torchngvi.app.compare.plots import FAINT, INK, blank_figure, color, legend, save, spoken, style
 from torchngvi.theory.kim2024 import (
     landing_variance,
 )

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchngvi.app.compare.stepping import unguarded
+from examples.compare_methods.stepping import unguarded
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
 from torchngvi.interfaces import Estimator
 from torchngvi.methods import BBVI

@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from examples.compare_methods.plots import blank_figure, color, legend, save, style
 from examples.papers.kim2024.runs import reference_target
 from examples.papers.kim2026.runs import ESTIMATORS, GEOMETRIES, divergence, steps_to
 from torchngvi import fit
-from torchngvi.app.compare.plots import blank_figure, color, legend, save, style
 from torchngvi.expectations import Quadrature
 from torchngvi.models import GeneralizedLinear, LogJoint
 from torchngvi.posteriors import CholeskyGaussian

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from examples.compare_methods.plots import blank_figure, color, legend, save, style
 from examples.papers.kim2024.runs import optimum, reference_target
 from examples.papers.kim2026.runs import ESTIMATORS
-from torchngvi.app.compare.plots import blank_figure, color, legend, save, style
 from torchngvi.diagnostics import compare_estimators
 from torchngvi.expectations import Independent
 from torchngvi.posteriors import CholeskyGaussian

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from examples.compare_methods.stepping import unguarded
 from examples.papers.kim2026.transport import ProximalBuresWasserstein
-from torchngvi.app.compare.stepping import unguarded
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import ClosedEntropyStein, Hessian, Independent
 from torchngvi.interfaces import Estimator, Rule, Target

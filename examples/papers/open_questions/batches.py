@@ -16,11 +16,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from examples.compare_methods import plots
+from examples.compare_methods.plots import blank_figure, color, legend, save, style
 from examples.papers import two_errors
 from examples.papers.open_questions.local import Ends, hessian, noise
 from examples.papers.open_questions.problems import MODELS, exact_loss, repeated, solved
-from torchngvi.app.compare import plots
-from torchngvi.app.compare.plots import blank_figure, color, legend, save, style
 from torchngvi.expectations import BonnetPrice, Independent
 from torchngvi.methods import VN
 from torchngvi.stepsizes import Constant

@@ -18,13 +18,13 @@ from typing import Any
 import pandas as pd
 import torch
 
+from examples.compare_methods.plots import blank_figure, color, save, style
+from examples.compare_methods.stepping import Turned, unguarded
 from examples.papers.open_questions.floor import gaussian
 from examples.papers.open_questions.held_flow import HeldFlow
 from examples.papers.open_questions.problems import exact_loss, few, repeated
 from torchngvi import fit
 from torchngvi.adapters.flows import natural_gradient_flow
-from torchngvi.app.compare.plots import blank_figure, color, save, style
-from torchngvi.app.compare.stepping import Turned, unguarded
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import ClosedEntropyStein, Independent
 from torchngvi.interfaces import Rule

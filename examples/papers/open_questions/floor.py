@@ -17,10 +17,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods.plots import blank_figure, color, legend, save, style
+from examples.compare_methods.stepping import unguarded
 from examples.papers.open_questions.local import Ends, hessian, noise
 from examples.papers.open_questions.problems import MODELS, exact_loss, repeated, solved
-from torchngvi.app.compare.plots import blank_figure, color, legend, save, style
-from torchngvi.app.compare.stepping import unguarded
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import BonnetPrice, ClosedEntropyStein, Independent
 from torchngvi.interfaces import Estimator

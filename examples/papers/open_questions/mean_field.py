@@ -15,13 +15,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods import plots
+from examples.compare_methods.plots import blank_figure, color, legend, save, style
+from examples.compare_methods.stepping import steps
 from examples.papers import two_errors
 from examples.papers.open_questions.floor import gaussian
 from examples.papers.open_questions.problems import MODELS
 from examples.papers.open_questions.rate import FACTOR, SHIFT
-from torchngvi.app.compare import plots
-from torchngvi.app.compare.plots import blank_figure, color, legend, save, style
-from torchngvi.app.compare.stepping import steps
 from torchngvi.expectations import BonnetPrice, Independent, Quadrature
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear

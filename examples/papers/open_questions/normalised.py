@@ -19,11 +19,11 @@ import torch
 from scipy.linalg import solve_continuous_lyapunov
 from torch import Tensor
 
+from examples.compare_methods.plots import blank_figure, color, legend, save, style
+from examples.compare_methods.stepping import unguarded
 from examples.papers.open_questions.floor import TARGETS, stationary
 from examples.papers.open_questions.local import flattened, hessian
 from examples.papers.open_questions.problems import repeated, solved
-from torchngvi.app.compare.plots import blank_figure, color, legend, save, style
-from torchngvi.app.compare.stepping import unguarded
 from torchngvi.expectations import BonnetPrice, ClosedEntropyStein, Independent, Stein
 from torchngvi.interfaces import Estimator
 from torchngvi.methods import SRVN, Snngm

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from examples.compare_methods import datasets
 from torchngvi import fit
-from torchngvi.app import datasets
 from torchngvi.expectations import Quadrature
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear

@@ -18,12 +18,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods import plots
+from examples.compare_methods.plots import blank_figure, color, legend, save, style
+from examples.compare_methods.stepping import steps
 from examples.papers import two_errors
 from examples.papers.open_questions.local import Ends, hessian, noise
 from examples.papers.open_questions.problems import MODELS, exact_loss, repeated, solved
-from torchngvi.app.compare import plots
-from torchngvi.app.compare.plots import blank_figure, color, legend, save, style
-from torchngvi.app.compare.stepping import steps
 from torchngvi.expectations import BonnetPrice, Independent, Quadrature
 from torchngvi.interfaces import Expectation
 from torchngvi.methods import VN

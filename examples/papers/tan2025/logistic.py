@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from examples.compare_methods.datasets import provided
 from examples.papers.tan2025.runs import (
     DEFAULT,
     OPTIMISERS,
@@ -18,7 +19,6 @@ from examples.papers.tan2025.runs import (
     stochastic,
     written,
 )
-from torchngvi.app.datasets import provided
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, PrecisionCholeskyGaussian
 

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from examples.compare_methods.datasets import provided
 from examples.papers.tan2025.centring import Centring, DataCentred, ModeCentred
 from examples.papers.tan2025.runs import (
     DEFAULT,
@@ -27,7 +28,6 @@ from examples.papers.tan2025.runs import (
     stochastic,
     written,
 )
-from torchngvi.app.datasets import provided
 from torchngvi.interfaces import Target
 from torchngvi.models import MixedLogJoint, MixedPrior, PoissonLog, RandomEffects
 from torchngvi.posteriors import CholeskyGaussian, PrecisionCholeskyGaussian

@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from matplotlib.colors import ListedColormap
 
-from torchngvi.app.compare.plots import blank_figure, color, save, style
+from examples.compare_methods.plots import blank_figure, color, save, style
 from torchngvi.expectations import Independent, PathDerivative
 from torchngvi.models import LogJoint
 from torchngvi.posteriors import CholeskyGaussian, PrecisionCholeskyGaussian

@@ -9,10 +9,10 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
+from examples.compare_methods import plots
+from examples.compare_methods.plots import FAINT, blank_figure, legend, save, style
+from examples.compare_methods.stepping import steps
 from torchngvi import fit
-from torchngvi.app.compare import plots
-from torchngvi.app.compare.plots import FAINT, blank_figure, legend, save, style
-from torchngvi.app.compare.stepping import steps
 from torchngvi.diagnostics import elbo
 from torchngvi.expectations import Independent, PathDerivative
 from torchngvi.fitting import SlopeStop

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from torchngvi.app.compare.plots import blank_figure, color, save, style
+from examples.compare_methods.plots import blank_figure, color, save, style
 
 
 def tau_weights(steps: int, beta: float) -> np.ndarray:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from examples.compare_methods import plots
+from examples.compare_methods.stepping import steps
 from examples.papers import two_errors
 from examples.papers.wu2024.runs import due
-from torchngvi.app.compare import plots
-from torchngvi.app.compare.stepping import steps
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.methods import NGVI
 from torchngvi.posteriors.flat import Dirichlet, ExponentialFamily, Gamma

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from examples.compare_methods import datasets, plots
+from examples.compare_methods.stepping import steps
 from examples.papers.wu2024.runs import CLAMP, NAMES, band, due
-from torchngvi.app import datasets
-from torchngvi.app.compare import plots
-from torchngvi.app.compare.stepping import steps
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.diagnostics import predictor_moments
 from torchngvi.methods import NGVI, VN

@@ -10,12 +10,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods import datasets, plots
+from examples.compare_methods.datasets import mnist_images
+from examples.compare_methods.stepping import steps, unguarded
 from examples.papers.wu2024.runs import CLAMP, NAMES, band, due
 from torchngvi import fit
-from torchngvi.app import datasets
-from torchngvi.app.compare import plots
-from torchngvi.app.compare.stepping import steps, unguarded
-from torchngvi.app.datasets import mnist_images
 from torchngvi.diagnostics import predictor_moments
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import BonnetPrice, Independent, Quadrature, Reparametrized

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from torchngvi.app.compare import plots
+from examples.compare_methods import plots
 
 CLAMP = 1e-10  # smallest diagonal entry of C under SGD
 NAMES = {

@@ -1,9 +1,10 @@
-"""``torchngvi bench``: a step beside the products and the factorisation that it cannot do without, on this machine.
+"""``python -m examples.bench``: a step beside the products and the factorisation that it cannot do without, on this machine.
 
 The floor of a step is timed in the same run, on tensors of the same sizes: XC and (XC)ᵀ(XC) for E_q[H] in the frame of
 q, and one Cholesky factor.  What is above it is expectations, vectors, launches of kernels, and Python.
 """
 
+import argparse
 import statistics
 import time
 import warnings
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from torchngvi import __version__
-from torchngvi.app.devices import chosen
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.methods import VN
@@ -41,7 +41,7 @@ def run(device: str = "cpu", dims: Sequence[int] = (30, 128, 512), rows: int = 1
     """Measure, and print a table.
 
     Args:
-        device: where, as for `torchngvi.app.devices.chosen`.
+        device: where, cpu, cuda, cuda:1.
         dims: numbers D of coefficients, a line each.
         rows: of a logistic regression.
         dtype: "float64" or "float32".
@@ -55,7 +55,9 @@ def run(device: str = "cpu", dims: Sequence[int] = (30, 128, 512), rows: int = 1
     for name, value in (("rows", rows), *(("dim", dim) for dim in dims)):
         if value < 1:
             raise InputError(f"{name} must be at least 1; got {value}.")
-    at, type_ = chosen(device, dtype), getattr(torch, dtype)
+    at, type_ = torch.device(device), getattr(torch, dtype)
+    if at.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {device} is not available. Leave it out to measure on the processor.")
     named = torch.cuda.get_device_name(at) if at.type == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"torchngvi {__version__}, PyTorch {torch.__version__}, on {device} ({named}), {dtype}")
     print(f"Logistic regression of {rows} rows, a full covariance; medians of {_REPEATS}, in milliseconds.\n")
@@ -159,3 +161,12 @@ def _median(do: Callable[[], object], device: torch.device, first: int = 2) -> f
         wait()
         taken.append(time.perf_counter() - began)
     return statistics.median(taken)
+
+
+if __name__ == "__main__":
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (cpu)")
+    flags.add_argument("--dims", type=int, nargs="+", default=[30, 128, 512], help="coefficients (30 128 512)")
+    flags.add_argument("--rows", type=int, default=10_000, help="(10000)")
+    flags.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="(float64)")
+    run(**vars(flags.parse_args()))

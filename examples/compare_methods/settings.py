@@ -8,12 +8,14 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from torchngvi.app.settings import file_name, read_toml, whole
+
 from torchngvi import registry
-from torchngvi.app.config import Settings, family_of, file_name, whole
-from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
-from torchngvi.messages import hint
+from torchngvi.messages import full_name, hint
 from torchngvi.models import ExpectedPenalty, MeanPenalty
+from torchngvi.models import likelihoods as library
+from torchngvi.models.likelihoods import Likelihood, NegativeBinomial, StudentT
 
 KINDS = ("curves", "table", "quadratic", "run_time")
 PENALTIES: dict[str, type[MeanPenalty] | type[ExpectedPenalty]] = {"mean": MeanPenalty, "expected": ExpectedPenalty}
@@ -22,6 +24,16 @@ METRICS = {
     "objective": "negative ELBO",
     "test_nll": "sum of the test losses",
     "test_accuracy": "test accuracy",
+}
+FAMILIES: dict[str, type[Likelihood]] = {
+    **library.FAMILIES,
+    "negative_binomial": NegativeBinomial,
+    "student_t": StudentT,
+}
+_PARAMETERS = {  # key in the settings: the families, the name there, and what stands where none is given
+    "noise": {"gaussian": ("noise", 1.0), "student_t": ("scale", 1.0)},
+    "dispersion": {"negative_binomial": ("dispersion", 1.0)},
+    "dof": {"student_t": ("dof", 4.0)},
 }
 AXES = {"iteration": "iterations", "evaluations": "evaluations", "seconds": "CPU seconds (steps × median step)"}
 
@@ -70,12 +82,11 @@ class Case:
     methods: tuple[Contender, ...] = ()
     prior_precision: float | None = None  # without: 1
     intercept_sd: float | None = None  # of the intercept's prior; without: as of all coefficients
-    as_fit: bool = False  # what is not given of priors and noise is that of torchngvi fit
     iterations: int = 100
     full_iterations: int = 0  # of --full; 0: the same
     family: str = "bernoulli_logit"
-    noise: float | None = None  # of gaussian, without: 1; or the scale of student_t, without: found
-    dispersion: float | None = None  # of negative_binomial; without: found
+    noise: float | None = None  # of gaussian, or the scale of student_t; without: 1
+    dispersion: float | None = None  # of negative_binomial; without: 1
     dof: float | None = None  # of student_t; without: 4
     target: str | None = None
     success: str | None = None
@@ -97,13 +108,18 @@ class Case:
 
     def __post_init__(self) -> None:
         _check_choice("estimator", self.estimator, ("quadrature", "piecewise"))
-        object.__setattr__(self, "family", family_of(self.family))
+        object.__setattr__(self, "family", full_name(self.family))
+        _check_choice("family", self.family, FAMILIES)
         _check_choice("penalty", self.penalty, ("", *PENALTIES))
         file_name("data", self.data)
         file_name("bound", self.bound)
-        for key in ("prior_precision", "intercept_sd", "iterations", "penalty_strength", "points"):
+        for key in ("prior_precision", "intercept_sd", "iterations", "penalty_strength", "points", *_PARAMETERS):
             _check_positive(self, key)
-        _ = self.of_fit
+        for key, of in _PARAMETERS.items():
+            value = getattr(self, key)
+            if value is not None and self.family not in of:
+                got = f"got {key} {value:g} with family {self.family}"
+                raise InputError(f"{key} belongs to family {' and '.join(of)}; {got}.")
         if not self.skip and not self.methods:
             raise InputError(f"case {self.name!r} names no methods.")
         if self.data == "mnist" and len(set(self.digits)) != 2:
@@ -115,23 +131,18 @@ class Case:
 
     @property
     def precision(self) -> float:
-        """The precision of the coefficients' prior, where it is not that of ``torchngvi fit``."""
+        """The precision of the coefficients' prior."""
         return 1.0 if self.prior_precision is None else self.prior_precision
 
     @property
-    def of_fit(self) -> Settings:
-        """The settings of ``torchngvi fit`` that say the likelihood and the prior."""
-        noise = 1.0 if self.family == "gaussian" and not self.as_fit and self.noise is None else self.noise
-        return Settings(
-            data=self.data or "rows",
-            family=self.family,
-            prior_precision=self.prior_precision,
-            intercept_sd=self.intercept_sd,
-            intercept=self.intercept,
-            noise=noise,
-            dispersion=self.dispersion,
-            dof=self.dof,
-        )
+    def likelihood(self) -> Likelihood:
+        """The likelihood with its parameters."""
+        named = {
+            of[self.family][0]: of[self.family][1] if getattr(self, key) is None else getattr(self, key)
+            for key, of in _PARAMETERS.items()
+            if self.family in of
+        }
+        return FAMILIES[self.family](**named)
 
 
 @dataclass(frozen=True)

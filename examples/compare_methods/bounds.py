@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import scipy.io
 
-from torchngvi.app import datasets
+from examples.compare_methods import datasets
 from torchngvi.errors import InputError
 
 PUBLISHED = "llp.mat"

@@ -1,5 +1,6 @@
-"""`torchngvi demo`: three uses of the library, each beside what one would do without it, and one picture of all."""
+"""``python -m examples.demo``: three uses of the library, each beside what one would do without it, and one picture of all."""
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from torchngvi.app import report
+from examples.compare_methods import drawing
 from torchngvi.app.outputs import OutputFolder
 from torchngvi.extras import install
 from torchngvi.fitting.fit import fit
@@ -66,7 +67,7 @@ def run(out: str = "runs/demo", *, overwrite: bool = False, quick: bool = False)
         print(f"{number}. {found[-1].title}: {found[-1].said}", flush=True)
     with folder.writing() as place:
         _figure(found).savefig(place / "demo.png", dpi=150)
-    report.show(f"written to {folder.path}/demo.png, after {time.perf_counter() - start:.0f} s")
+    drawing.show(f"written to {folder.path}/demo.png, after {time.perf_counter() - start:.0f} s")
     return found
 
 
@@ -275,3 +276,11 @@ def _figure(uses: list[Use]) -> Figure:
         axes.set_axisbelow(True)
     figure.axes[0].set_ylabel("negative ELBO above the best (nats; of the GP a row)")
     return figure
+
+
+if __name__ == "__main__":
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--out", default="runs/demo", help="folder of the picture (runs/demo)")
+    flags.add_argument("--quick", action="store_true", help="runs that are 20 times shorter")
+    flags.add_argument("--overwrite", action="store_true", help="replace an earlier picture")
+    run(**vars(flags.parse_args()))

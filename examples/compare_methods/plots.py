@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from torchngvi.app.fonts import drawable, families
+from examples.compare_methods.drawing import drawable, families
 
 INK, FAINT = "#222222", "#9aa0a6"
 _COLORS = ("#1f5a94", "#d1672b", "#3b8f5a", "#8a4fa3", "#b03a48", "#7a7f87", "#c2a030", "#2a9d9d")

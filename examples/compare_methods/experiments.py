@@ -1,6 +1,6 @@
 """Several methods side by side on one data set: all starts of a method run as one batched posterior, logs as csv.
 
-``torchngvi compare`` and the experiments of the papers (``python -m examples.papers``) both end here.
+``python -m examples.compare_methods`` and the experiments of the papers (``python -m examples.papers``) both end here.
 """
 
 import math
@@ -14,21 +14,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from examples.compare_methods import bounds, datasets, rows
+from examples.compare_methods.settings import PENALTIES, Case, Contender, Experiment
+from examples.compare_methods.stepping import printed, steps
 from torchngvi import registry
-from torchngvi.app import datasets, design, problems, tables
-from torchngvi.app.columns import Table
-from torchngvi.app.compare import bounds
-from torchngvi.app.compare.settings import PENALTIES, Case, Contender, Experiment
-from torchngvi.app.compare.stepping import printed, steps
-from torchngvi.app.design import Rows
-from torchngvi.app.memory import Budget
 from torchngvi.diagnostics import accuracy
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, MonteCarlo, PiecewiseBound, Quadrature
 from torchngvi.interfaces import Estimator
 from torchngvi.models import GeneralizedLinear, Regularized
-from torchngvi.models.likelihoods import Likelihood
-from torchngvi.models.standardize import NormalPrior
 from torchngvi.posteriors.gaussian import Gaussian
 
 _LOST = 1e12  # nats above which a difference of energies is rounding
@@ -44,61 +38,33 @@ class Problem:
     model: GeneralizedLinear
     held_out: GeneralizedLinear | None
     estimator: Estimator
-    notes: tuple[str, ...] = ()  # values that were chosen from the data
 
 
-def build(case: Case, starts: int = 1) -> Problem:
-    """Read the data of a case, split them, and make the models, for so many starts side by side."""
-    (X, y), (X_test, y_test) = _data(case, _budget(case, starts))
-    prior = _prior(case, X, y)
-    mean, precision = prior
-    likelihood, notes = _likelihood(case, X, y, prior)
-    model = GeneralizedLinear(X, y, likelihood, prior_precision=precision, prior_mean=mean)
+def build(case: Case) -> Problem:
+    """Read the data of a case, split them, and make the models."""
+    (X, y), (X_test, y_test) = _data(case)
+    precision, likelihood = _precision(case, X.shape[1]), case.likelihood
+    model = GeneralizedLinear(X, y, likelihood, prior_precision=precision)
     held_out = None
     if len(y_test):
-        held_out = GeneralizedLinear(X_test, y_test, likelihood, prior_precision=precision, prior_mean=mean)
+        held_out = GeneralizedLinear(X_test, y_test, likelihood, prior_precision=precision)
     target: GeneralizedLinear | Regularized = model
     if case.penalty:
         target = Regularized(model, PENALTIES[case.penalty](case.penalty_strength))
-    return Problem(target, model, held_out, _estimator(case), notes)
+    return Problem(target, model, held_out, _estimator(case))
 
 
-def _prior(case: Case, X: Tensor, y: Tensor) -> NormalPrior:
-    """The prior of the coefficients of columns that are standardised already."""
-    if case.as_fit:
-        units = design.unscaled(X.shape[1], case.intercept)
-        summary = problems.summary(case.of_fit, Rows(X.numpy(), y.numpy(), None, None))
-        return problems.prior(case.of_fit, units, float(y.square().mean()), summary)
-    precision = torch.full(X.shape[1:], case.precision, dtype=torch.float64)
+def _precision(case: Case, dim: int) -> Tensor:
+    """The precision of the prior of each coefficient."""
+    precision = torch.full((dim,), case.precision, dtype=torch.float64)
     if case.intercept and case.intercept_sd is not None:
         precision[0] = case.intercept_sd**-2
-    return NormalPrior(torch.zeros_like(precision), precision)
+    return precision
 
 
-def _likelihood(case: Case, X: Tensor, y: Tensor, prior: NormalPrior) -> tuple[Likelihood, tuple[str, ...]]:
-    """The likelihood with the parameter that ``torchngvi fit`` has, and a note where that is found from the data."""
-    settings = case.of_fit
-    likelihood, notes, at = problems.likelihood_of(settings, Rows(X.numpy(), y.numpy(), None, None))
-    if at is None:
-        return likelihood, notes
-    model = GeneralizedLinear(X, y, likelihood, prior_precision=prior.precision, prior_mean=prior.mean)
-    q = problems.start(settings, prior, float(X.square().sum(1).mean().sqrt()))
-    done = problems.completed(settings, model, q, at)
-    return done.model.likelihood, (*notes, done.note or done.warning)
-
-
-def _budget(case: Case, starts: int) -> Budget:
-    """The memory of a case: that of the largest of its methods, which run one after the other."""
-    dense = [contender for contender in case.methods if contender.posterior != "diagonal"]
-    trial = any(contender.by_trial for contender in dense)
-    return Budget(dense[0].posterior if dense else "diagonal", None, trial, starts)
-
-
-def _data(case: Case, budget: Budget) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _data(case: Case) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The training and the test rows of a case, float64."""
     if case.data in ("synthetic", "quadratic"):
-        if case.rows:  # a quadratic has as many as its eigenvalues
-            budget.require(f"case {case.name!r}", case.rows, case.features)
         X, y = _synthetic(case) if case.data == "synthetic" else quadratic(case.eigenvalues, case.precision)
         count = round(case.test_fraction * len(y))
         return (X[count:], y[count:]), (X[:count], y[:count])
@@ -106,18 +72,14 @@ def _data(case: Case, budget: Budget) -> tuple[tuple[Tensor, Tensor], tuple[Tens
         return datasets.mnist_pair((case.digits[0], case.digits[1]), case.rows)
     if case.data in datasets.SOURCES:
         X_all, coded = datasets.load(case.data)
-        names = tuple(f"x{index + 1}" for index in range(X_all.shape[1]))
-        table = Table(X_all, coded, names, "y")
-        classes: tuple[str, str] | None = ("0", "1")
     else:
-        table = tables.read_table(case.data, target=case.target, budget=budget)
-        coded, classes = design.coded_target(table, classes=case.of_fit.has_classes, success=case.success)
-    prepared = design.prepare(
-        table, coded, classes, standardize=case.standardize, intercept=case.intercept,
+        classes = case.likelihood.discrete
+        X_all, coded = rows.read(case.data, case.target, case.success, classes=classes)
+    train, test = rows.prepared(
+        X_all, coded, standardize=case.standardize, intercept=case.intercept,
         test_fraction=case.test_fraction, seed=case.seed,
     )  # fmt: skip
-    train, test = prepared.train, prepared.test
-    parts = [torch.as_tensor(part, dtype=torch.float64) for part in (train.X, train.y, test.X, test.y)]
+    parts = [torch.as_tensor(part, dtype=torch.float64) for part in (*train, *test)]
     return (parts[0], parts[1]), (parts[2], parts[3])
 
 
@@ -184,8 +146,8 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
     def step(_: int) -> None:
         target: Any = problem.target
         if contender.batch:
-            rows = torch.stack([torch.randperm(problem.model.num_data, generator=noise) for _ in range(len(q.mean))])
-            target = _minibatch(problem.model, rows[:, : contender.batch])
+            chosen = torch.stack([torch.randperm(problem.model.num_data, generator=noise) for _ in range(len(q.mean))])
+            target = _minibatch(problem.model, chosen[:, : contender.batch])
         optimizer.step(target)
 
     records = []
@@ -200,12 +162,12 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
     return frame
 
 
-def _minibatch(model: GeneralizedLinear, rows: Tensor) -> GeneralizedLinear:
-    """A mini-batch of its own for each start; rows (starts, B)."""
-    batch = model.minibatch(rows.flatten())
-    batch.X, batch.weights = batch.X.unflatten(0, rows.shape), batch.weights * len(rows)
+def _minibatch(model: GeneralizedLinear, chosen: Tensor) -> GeneralizedLinear:
+    """A mini-batch of its own for each start; the chosen rows are (starts, B)."""
+    batch = model.minibatch(chosen.flatten())
+    batch.X, batch.weights = batch.X.unflatten(0, chosen.shape), batch.weights * len(chosen)
     for name in ("y", "weights", "offset"):
-        setattr(batch, name, getattr(batch, name).unflatten(0, rows.shape))
+        setattr(batch, name, getattr(batch, name).unflatten(0, chosen.shape))
     return batch
 
 
@@ -271,12 +233,10 @@ def run_all(experiment: Experiment, say: Any = print) -> pd.DataFrame:
             say(f"{case.name} is skipped: {case.skip}")
             continue
         try:
-            problem = build(case, experiment.starts)
+            problem = build(case)
         except datasets.MissingDataError as error:
             say(f"{case.name} is skipped: {error}")
             continue
-        for note in problem.notes:
-            say(f"{case.name}: {note}")
         best: dict[bool, dict[str, float]] = {}
         for contender in case.methods:
             diagonal = contender.posterior == "diagonal"

@@ -1,9 +1,12 @@
-"""Texts of the user in figures: in a font that has their glyphs, else spelled out."""
+"""What figures and tables of the examples have in common: fonts with the glyphs of a text, and tables in print."""
 
 from collections.abc import Iterable
 
 import matplotlib
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+from rich.console import Console, Group, RenderableType
+
+_FILE_WIDTH = 120  # columns
 
 # families with the glyphs of Chinese, Japanese or Korean, as systems install them
 _WIDE = (
@@ -49,3 +52,11 @@ def drawable(text: str) -> str:
 
 def _has(fonts: Iterable[object], letter: str) -> bool:
     return any(font.get_char_index(ord(letter)) for font in fonts)  # type: ignore[attr-defined]
+
+
+def show(*parts: RenderableType) -> None:
+    """Print to standard output; into a file or a pipe at a width that cuts no column."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_FILE_WIDTH)
+    console.print(Group(*parts))

@@ -1,4 +1,4 @@
-"""``torchngvi compare``: several methods on one data set; their curves and their table are made of the log alone."""
+"""Several methods on one data set; their curves and their table are made of the log alone."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
-from torchngvi.app import report
-from torchngvi.app.compare import plots, settings
-from torchngvi.app.compare.experiments import run_all
-from torchngvi.app.compare.settings import AXES, METRICS, Experiment
+from examples.compare_methods import drawing, plots, settings
+from examples.compare_methods.experiments import run_all
+from examples.compare_methods.settings import AXES, METRICS, Experiment
 from torchngvi.app.outputs import OutputFolder, write_frame
 from torchngvi.errors import InputError
 
@@ -31,7 +33,7 @@ _SHOWN = {  # of the table: head and format
 _EXPLAINED = (
     "ELBO, below best: nats of the training rows, larger ELBOs are better; the best of a case is the optimum where it "
     "is known, else the best run; 1 nat below it is a factor of e in the bound of p(y).",
-    "held-out loss: nats a row, E_q[-log p(y | x)]; fit tells the smaller -log E_q[p(y | x)].",
+    "held-out loss: nats a row, E_q[-log p(y | x)]; -log E_q[p(y | x)] is smaller.",
     "evaluations: passes over the training rows, rejected trials among them. CPU s: seconds of the steps, a start.",
 )
 _DIVERGED = 1e9  # nats beyond which a run of the table is said to have diverged
@@ -48,7 +50,7 @@ def last_values(log: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(log: pd.DataFrame) -> pd.DataFrame:
-    """The last values of each method in the units of `torchngvi fit`: ELBOs in nats, losses in nats a row."""
+    """The last values of each method ELBOs in nats, losses in nats a row."""
     frame = last_values(log)
     frame["elbo"] = -frame["objective"]
     known = -frame["optimum"] if "optimum" in frame else frame["elbo"] * np.nan
@@ -62,16 +64,16 @@ def compared(log: pd.DataFrame) -> pd.DataFrame:
 def show_table(log: pd.DataFrame, title: str) -> None:
     """Print the last values of each method as a table, and what its columns mean."""
     frame = compared(log)
-    table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown = {name: of for name, of in _SHOWN.items() if name in frame}
     for name, (head, _) in shown.items():
         side: Any = "left" if name in ("case", "method") else "right"
         table.add_column(head, justify=side, no_wrap=True)
     for _, row in frame.iterrows():
-        table.add_row(*(report.Text(_cell(row[name], form)) for name, (_, form) in shown.items()))
+        table.add_row(*(Text(_cell(row[name], form)) for name, (_, form) in shown.items()))
     told = [line for line in _EXPLAINED if not line.startswith("held-out") or "loss" in frame]
-    heading = report.Text(f"{title} (last values, means over the starts)", style="bold")
-    report.show(heading, table, *(report.Text(line, style="dim") for line in told))
+    heading = Text(f"{title} (last values, means over the starts)", style="bold")
+    drawing.show(heading, table, *(Text(line, style="dim") for line in told))
 
 
 def _cell(value: Any, form: str) -> str:
@@ -148,7 +150,7 @@ def compare(
             raise InputError(f"settings come from a file or from flags; got {config} and {given}. Edit the file.")
         experiment = settings.read(config)
         if experiment.kind != "curves":
-            raise InputError(f"{config} is of kind {experiment.kind!r}: say torchngvi reproduce {config}.")
+            raise InputError(f"{config} is of kind {experiment.kind!r}: say python -m examples.papers {config}.")
     else:
         experiment = _from_flags(methods or ("vn", "srvn"), **flags)
     folder = OutputFolder(out or Path("runs") / (Path(config).stem if config else "compare"), overwrite=overwrite)
@@ -162,11 +164,11 @@ def compare(
 
 def _from_flags(methods: Sequence[str], **flags: Any) -> Experiment:
     if "data" not in flags:
-        raise InputError("data is missing: torchngvi compare --data breast_cancer, or name a TOML file.")
+        raise InputError("data is missing: --data breast_cancer, or name a TOML file.")
     starts = flags.pop("starts", 5)
     contenders = [_contender(text) for text in methods]
     columns = ["objective over evaluations", "objective over seconds", "test_nll over evaluations"]
-    case = {"name": Path(flags["data"]).name, "as_fit": True, "iterations": 50, "standardize": True,
+    case = {"name": Path(flags["data"]).name, "iterations": 50, "standardize": True,
             "intercept": True, **flags, "methods": contenders}  # fmt: skip
     return settings.parsed(
         {"title": f"{case['name']}: {', '.join(methods)}", "cases": [case], "columns": columns, "starts": starts,

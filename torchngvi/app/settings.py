@@ -1,0 +1,192 @@
+"""The settings of ``torchngvi fit``, from a TOML file and from flags: one frozen record, checked when it is made.
+
+PyTorch is not needed for them.
+"""
+
+import json
+import math
+import re
+import reprlib
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from torchngvi.errors import InputError
+from torchngvi.messages import hint
+
+_LARGEST = 2**63  # of a whole number
+_LONGEST_FILE = 60_000  # bytes of a file of settings
+TEST_FRACTION = 0.2  # of rows without a formula, as scikit-learn's examples have it; a formula says what is meant by all
+SEED = 42
+WORDS = ("auto", "flat")  # for a prior precision
+_OWN = "the posterior is integrated, and by no other way"
+GONE = {  # keys that do nothing any more, and why
+    **dict.fromkeys(("method", "posterior", "structure", "lr", "tolerance", "max_evaluations", "temperature"), _OWN),
+    **dict.fromkeys(("dtype", "device"), "it is computed on the processor, in double precision"),
+    **dict.fromkeys(("noise", "dispersion", "dof"), "the parameters of a family are learned with the rest"),
+    **dict.fromkeys(("batch_rows", "n_features"), "all rows are in memory"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of ``torchngvi fit``; every key of the TOML file and every flag is a field.
+
+    >>> Settings(data="breast_cancer").held_out, Settings(data="t.csv", formula="y ~ x").held_out
+    (0.2, 0.0)
+    """
+
+    data: str  # a bundled set, or a file
+    target: str | None = None  # the column to predict, from all others
+    formula: str | None = None  # instead of a target
+    family: str | None = None  # without: bernoulli, with a formula gaussian
+    success: str | None = None  # the class to predict
+    weights: str | None = None  # column of row weights
+    offset: str | None = None  # column added to the linear predictor
+    drop: tuple[str, ...] = ()  # columns to leave out
+    categorical: tuple[str, ...] = ()  # columns of numbers that are taken as categories
+    impute: str | None = None  # "median": missing entries become the median, of a text column the commonest text
+    standardize: bool = True  # whether a number for the prior precision is per standard deviation of a column
+    intercept: bool = True
+    test_fraction: float | None = None  # share of rows held out
+    seed: int = SEED  # of the split and of the draws
+    prior: tuple[str, ...] = ()  # such as "x=normal(0, 1)"
+    prior_precision: float | str | None = None  # a number B, N(0, 1/B), or one of `WORDS`
+    intercept_sd: float | None = None  # of the intercept's prior beside a number B
+    marginal: tuple[str, ...] = ()  # columns whose marginal effects are reported
+    out: str | None = None  # without: runs/<name of the data>
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        file_name("data", self.data)
+        for name in ("prior_precision", "intercept_sd"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str) and not 0 < value < math.inf:
+                raise InputError(f"{name} must be positive and finite; got {value:g}.")
+        if isinstance(self.prior_precision, str) and self.prior_precision not in WORDS:
+            raise InputError(f"prior_precision is a number, {' or '.join(WORDS)}; got {self.prior_precision!r}.")
+        if self.prior and self.prior_precision is not None:
+            raise InputError("prior and prior_precision both say the priors. Leave one of them out.")
+        if self.impute not in (None, "median"):
+            raise InputError(f"impute must be median; got {self.impute!r}. Leave it out where nothing is missing.")
+        if not 0 <= self.held_out < 1:
+            raise InputError(
+                f"test_fraction is the share of rows held out, at least 0 and below 1; got {self.held_out:g}. "
+                "Take 0.2, or 0 to fit all rows."
+            )
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed must be from 0 to {2**32 - 1}; got {self.seed}.")
+        said = [name for name in ("target", "offset", "drop", "categorical") if getattr(self, name)]
+        said += [] if self.intercept else ["no-intercept"]
+        if self.formula is not None and said:
+            raise InputError(f"--{said[0]} cannot be combined with --formula, which says the same. Leave it out.")
+
+    @property
+    def held_out(self) -> float:
+        """The share of rows held out."""
+        default = TEST_FRACTION if self.formula is None else 0.0
+        return default if self.test_fraction is None else self.test_fraction
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the results: ``out``, or runs/<name of the data>."""
+        return Path(self.out) if self.out else Path("runs") / (Path(self.data).name.split(".")[0] or "table")
+
+    def to_toml(self) -> str:
+        """The settings as a TOML file that repeats the run; keys that were left to their default are omitted.
+
+        >>> Settings(data="iris", seed=1).to_toml()
+        'data = "iris"\\nseed = 1\\n'
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        kept = {name: value for name, value in values.items() if value != getattr(type(self), name, None)}
+        return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in kept.items())
+
+
+def settings_from(keys: Mapping[str, Any]) -> tuple[Settings, str]:
+    """Settings from keys and values, and a sentence about keys that do nothing any more.
+
+    >>> settings_from({"data": "iris", "test_fraction": 0})[0].test_fraction
+    0.0
+    """
+    hints, gone = get_type_hints(Settings), [key for key in keys if key in GONE]
+    for key in keys:
+        if key not in hints and key not in GONE:
+            raise InputError(f"unknown key {key!r}.{hint(key, hints)} The keys are: {', '.join(hints)}.")
+    if not keys.get("data"):
+        raise InputError(
+            'data is missing: torchngvi fit --data breast_cancer, or a line data = "breast_cancer" in the TOML file.'
+        )
+    settings = Settings(**{key: _converted(key, value, hints[key]) for key, value in keys.items() if key in hints})
+    why = "; ".join(dict.fromkeys(GONE[key] for key in gone))
+    told = (
+        f"{', '.join(gone)} {'does' if len(gone) == 1 else 'do'} nothing any more: {why}. For a method and a posterior "
+        "of your choice call torchngvi.fit(q, torchngvi.GeneralizedLinear(X, y, family)) in Python."
+    )
+    return settings, told if gone else ""
+
+
+_KINDS: dict[Any, str] = {str: "text in quotes", float: "a number", int: "a whole number", bool: "true or false"}
+
+
+def whole(key: str, value: int) -> int:
+    """A whole number, after a check that it has a place in 64 bits."""
+    if abs(value) >= _LARGEST:
+        raise InputError(f"{key} must be less than 2^63 in size; got {reprlib.repr(value)}. Take a smaller number.")
+    return value
+
+
+def _converted(key: str, value: Any, hinted: Any) -> Any:
+    """The value in the type of its field; integers pass for floats, words where they may stand, nothing else."""
+    if isinstance(hinted, types.UnionType):
+        if isinstance(value, str) and str in get_args(hinted):
+            return value
+        hinted = next(option for option in get_args(hinted) if option is not type(None))
+    if get_origin(hinted) is tuple:
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise InputError(f"{key} must be a list of texts; got {reprlib.repr(value)}.")
+    if hinted is float and type(value) is int:
+        return float(whole(key, value))
+    if type(value) is not hinted:
+        raise InputError(f"{key} must be {_KINDS[hinted]}; got {reprlib.repr(value)}.")
+    return whole(key, value) if hinted is int else value
+
+
+def file_name(what: str, name: str) -> str:
+    """The name, after a check that a file can have it and a report can print it.
+
+    >>> file_name("out", "runs/iris")
+    'runs/iris'
+    """
+    if re.search("[\0\ud800-\udfff]", name):
+        raise InputError(f"{what} must be a name in UTF-8 without a NUL character; got {name!r}. Rename it.")
+    return name
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read the keys of a TOML file."""
+    file_name("CONFIG.toml", str(path))
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_LONGEST_FILE + 1)
+        if len(content) > _LONGEST_FILE:
+            raise InputError(
+                f"a file of settings has at most {_LONGEST_FILE} bytes, and {str(path)!r} has more. "
+                "For a data file say --data FILE."
+            )
+        return tomllib.loads(content.decode("utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"there is no settings file {str(path)!r}. To fit a data file say: torchngvi fit --data FILE."
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:  # lists in lists without end, a number of thousands of digits
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f'{str(path)!r} cannot be read as TOML: {error}. Write flat lines such as data = "breast_cancer"; '
+            "for a data file say --data FILE."
+        ) from error
