@@ -96,8 +96,8 @@ class LogJoint(ABC):
     gradients: int
     newton = False  # whether the curvature is exact, so that steps are those of Newton's method
 
-    def refine(self, theta: Tensor) -> bool:
-        """Whether the log joint is to be computed more finely from here on, which a search asks at its end."""
+    def refine(self, theta: Tensor, stuck: bool) -> bool:
+        """Whether the log joint is computed more finely from here on: a search asks at its end, and where it is stuck."""
         return False
 
     @abstractmethod
@@ -250,11 +250,12 @@ class Integrated(LogJoint):
         theta = torch.cat([level, *xis, torch.as_tensor(phi).to(c.X).reshape(-1)])
         return theta, theta.new_zeros(self.n, 1, self.r)
 
-    def refine(self, theta: Tensor) -> bool:
-        """Take more nodes where a standard deviation is large."""
-        more = self._nodes_of(self.settings.wide_nodes)
-        tau = self.coordinates.split(theta)[1][0][: self.r].exp() if self.r else theta.new_zeros(1)
-        if self.r == 0 or self.exact or self.nodes >= more or float(tau.max()) <= self.settings.wide:
+    def refine(self, theta: Tensor, stuck: bool) -> bool:
+        """Take more nodes where a standard deviation is large, or values and gradients contradict one another."""
+        if not self.r or self.exact:
+            return False
+        more, wide = self._nodes_of(self.settings.wide_nodes), self.coordinates.split(theta)[1][0][: self.r].exp().max()
+        if self.nodes >= more or not (stuck or float(wide) > self.settings.wide):
             return False
         self.nodes = more
         return True
