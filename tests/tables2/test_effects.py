@@ -1,0 +1,211 @@
+"""Marginal effects, contrasts and average predictions, beside what they are by hand."""
+
+import math
+
+import pandas
+import pytest
+import torch
+from made import result_of, table_result
+
+from torchngvi.errors import InputError
+
+
+def by_hand(result, frame, population=""):
+    """Linear predictors of the rows of a table, (S, N), computed without the code that is tested."""
+    draws, design = result.draws(), result.formula.of(frame)
+    eta = draws.fixed @ design.X.T
+    if result.design.factors and not population:
+        eta = eta + draws.effects["g"][:, design.factors[0].groups, 0]
+    return eta
+
+
+def coefficient(result, name):
+    return result.draws().fixed[:, result.fixed_names.index(name), None]
+
+
+# ------------------------------------------------------------------------------------ marginal effects
+
+
+def test_the_marginal_effect_of_a_number_is_the_average_derivative():
+    result = table_result()
+    table = result.formula.table
+    p = by_hand(result, table).sigmoid()
+    z = torch.tensor(table["z"].to_numpy())
+    exact = (p * (1 - p) * (coefficient(result, "x") + coefficient(result, "x:z") * z)).mean(1)
+    found = result.marginal_effects("x")
+    torch.testing.assert_close(found.draws[:, 0], exact, rtol=1e-7, atol=1e-9)
+    row = found.table.iloc[0]
+    assert row["mean"] == pytest.approx(float(exact.mean()), rel=1e-7)
+    assert row["sd"] == pytest.approx(float(exact.std(correction=0)), rel=1e-6)
+    assert row["low"] < row["mean"] < row["high"]
+    assert str(found).startswith("average effects of x on E[y], per unit")
+
+
+def test_it_is_the_finite_difference_of_predictions_averaged_over_draws():
+    result = table_result("poisson")
+    table, h = result.formula.table, 1e-3
+    up, down = (result.predict(table.assign(x=table["x"] + step)).draws for step in (h, -h))
+    found = result.marginal_effects("x")
+    torch.testing.assert_close(found.draws[:, 0], ((up - down) / (2 * h)).mean(1), rtol=1e-5, atol=1e-7)
+
+
+def test_at_sets_a_column_in_all_rows_and_by_averages_over_its_own_rows():
+    result = table_result()
+    table = result.formula.table
+    found = result.marginal_effects("x", at={"z": [0, 1]}, by="sex")
+    assert list(found.table.columns) == ["z", "sex", "mean", "sd", "low", "high"]
+    assert found.table[["z", "sex"]].to_numpy().tolist() == [[0, "f"], [0, "m"], [1, "f"], [1, "m"]]
+    for k, (z, sex) in enumerate(zip(found.table["z"], found.table["sex"], strict=True)):
+        p = by_hand(result, table.assign(z=float(z)))[:, (table["sex"] == sex).tolist()].sigmoid()
+        exact = (p * (1 - p) * (coefficient(result, "x") + coefficient(result, "x:z") * z)).mean(1)
+        torch.testing.assert_close(found.draws[:, k], exact, rtol=1e-7, atol=1e-9)
+    assert "z=0, sex=f" in str(found)
+
+
+def test_of_categories_it_is_the_difference_from_the_first_level():
+    result = table_result()
+    table = result.formula.table
+    men, women = (by_hand(result, table.assign(sex=sex)).sigmoid().mean(1) for sex in "mf")
+    found = result.marginal_effects("sex")
+    torch.testing.assert_close(found.draws[:, 0], men - women)
+    assert found.table["sex"].tolist() == ["m - f"]
+    linear = result.marginal_effects("sex", kind="linear")
+    torch.testing.assert_close(linear.draws, coefficient(result, "sex[m]"))
+
+
+def test_effects_of_groups_are_the_rows_own_or_none_or_averaged_over():
+    result = table_result("poisson")
+    table = result.formula.table
+    s2 = result.draws().sd["g"].square()
+    z = torch.tensor(table["z"].to_numpy())
+    slope = coefficient(result, "x") + coefficient(result, "x:z") * z
+    typical = (by_hand(result, table, "typical").exp() * slope).mean(1)
+    found = result.marginal_effects("x", population="typical")
+    torch.testing.assert_close(found.draws[:, 0], typical, rtol=1e-6, atol=1e-8)
+    average = result.marginal_effects("x", population="average")
+    near = s2[:, 0] < 4
+    torch.testing.assert_close(average.draws[near, 0], (typical * (s2[:, 0] / 2).exp())[near], rtol=1e-6, atol=1e-8)
+    assert "over new groups" in str(average)
+    assert not torch.allclose(result.marginal_effects("x").draws[:, 0], typical)
+
+
+def test_rows_count_by_their_weights_and_new_rows_alike():
+    weights = torch.arange(60).double()
+    result = table_result(weights=weights)
+    p = by_hand(result, result.formula.table).sigmoid()
+    found = result.predictions(by="sex")
+    women = torch.tensor((result.formula.table["sex"] == "f").to_numpy()).double() * weights
+    torch.testing.assert_close(found.draws[:, 0], (p * women).sum(1) / women.sum())
+    new = result.formula.table.head(4)
+    alike = result.predictions(new, by="sex").draws[:, 1]
+    torch.testing.assert_close(alike, by_hand(result, new)[:, [1, 2]].sigmoid().mean(1))
+
+
+# ------------------------------------------------------------------------------------ contrasts
+
+
+@pytest.mark.parametrize("scale", ["mean", "linear", "ratio"])
+def test_contrasts_are_differences_or_ratios_of_averages(scale):
+    result = table_result("poisson")
+    table = result.formula.table
+    how = (lambda eta: eta) if scale == "linear" else torch.exp
+    men, women = (how(by_hand(result, table.assign(sex=sex))).mean(1) for sex in "mf")
+    found = result.contrasts("sex", scale=scale)
+    torch.testing.assert_close(found.draws[:, 0], men / women if scale == "ratio" else men - women)
+    assert found.table["sex"].tolist() == ["m / f" if scale == "ratio" else "m - f"]
+    if scale == "ratio":  # of a main effect with the log link it is the rate ratio
+        torch.testing.assert_close(found.draws, coefficient(result, "sex[m]").exp())
+
+
+def test_contrasts_of_numbers_are_between_the_values_that_are_given():
+    result = table_result()
+    table = result.formula.table
+    found = result.contrasts("x", by="sex", at={"z": 2.0}, values=[0, 1, 3])
+    assert found.table["x"].tolist() == ["1 - 0"] * 2 + ["3 - 0"] * 2 + ["3 - 1"] * 2
+    one, three = (by_hand(result, table.assign(z=2.0, x=float(x))).sigmoid() for x in (1, 3))
+    women = (table["sex"] == "f").tolist()
+    torch.testing.assert_close(found.draws[:, 4], (three - one)[:, women].mean(1))
+
+
+def test_levels_keep_the_order_of_their_categories():
+    result = table_result()
+    table = result.formula.table
+    result.formula.table = table.assign(sex=pandas.Categorical(table["sex"], categories=["m", "other", "f"]))
+    assert result.contrasts("sex").table["sex"].tolist() == ["f - m"]
+
+
+# ------------------------------------------------------------------------------------ predictions
+
+
+def test_predictions_of_rows_have_the_columns_of_the_rows():
+    result = table_result()
+    found = result.predictions()
+    assert len(found.table) == 60
+    assert list(found.table.columns) == ["y", "x", "z", "sex", "g", "mean", "sd", "low", "high"]
+    torch.testing.assert_close(found.draws, by_hand(result, result.formula.table).sigmoid())
+    assert ".. 60 lines in all: see .table" in str(found)
+
+
+def test_a_grid_has_other_columns_at_their_means_and_no_groups():
+    result = table_result()
+    table = result.formula.table
+    found = result.predictions({"x": [0, 1], "sex": ["f", "m"]})
+    assert found.table[["x", "sex"]].to_numpy().tolist() == [[0, "f"], [0, "m"], [1, "f"], [1, "m"]]
+    frame = pandas.DataFrame({"x": [0, 0, 1, 1], "sex": list("fmfm"), "z": table["z"].mean()})
+    torch.testing.assert_close(found.draws, by_hand(result, frame, "typical").sigmoid())
+    own = result.predictions({"g": ["w2"]})
+    frame = pandas.DataFrame({"g": ["w2"], "x": table["x"].mean(), "sex": "m", "z": table["z"].mean()})
+    torch.testing.assert_close(own.draws, by_hand(result, frame).sigmoid())
+
+
+def test_many_rows_are_taken_in_parts(monkeypatch):
+    from torchngvi.tables import prediction
+
+    result = table_result()
+    whole = result.marginal_effects("x", population="average").draws
+    monkeypatch.setattr(prediction, "AT_ONCE", 7000)
+    torch.testing.assert_close(result.marginal_effects("x", population="average").draws, whole, rtol=1e-9, atol=1e-10)
+    new = result.formula.table.assign(g="new")
+    eta = result.predict(new, kind="linear").draws - by_hand(result, new, "typical")
+    torch.testing.assert_close(eta[:, 0], eta[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda r: r.marginal_effects("w"), "the columns of the formula are y, x, z, sex, g; got 'w'"),
+        (lambda r: r.marginal_effects("x", at={"zz": [0]}), "Did you mean 'z'"),
+        (lambda r: r.marginal_effects("x", by="ses"), "Did you mean 'sex'"),
+        (lambda r: r.marginal_effects("x", kind="response"), "for new outcomes use predict"),
+        (lambda r: r.contrasts("x"), "say which are compared, such as values=\\[0, 1\\]"),
+        (lambda r: r.contrasts("sex", scale="odds"), "scale is one of mean, linear, ratio"),
+        (lambda r: r.contrasts("sex", values=["f", "w"]), "sex has the levels f, m; got 'w'"),
+        (lambda r: r.contrasts("sex", values=["f"]), "at least two values of sex; got 1"),
+        (lambda r: r.predictions({"q": [1]}), "got 'q'"),
+        (lambda r: r.marginal_effects("x", new=r.formula.table.head(0)), "at least one row"),
+        (lambda r: r.marginal_effects("x", new=r.formula.table.drop(columns="x")), "no column 'x'"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(ask, said):
+    with pytest.raises(InputError, match=said):
+        ask(table_result())
+
+
+def test_a_model_of_arrays_has_no_columns():
+    result = result_of(torch.ones(10, 1), torch.arange(10), "gaussian")
+    with pytest.raises(InputError, match="made of arrays: compare predictions"):
+        result.marginal_effects("x")
+
+
+def test_pictures_along_a_column():
+    pytest.importorskip("matplotlib")
+    result = table_result()
+    ax = result.plot_marginal("x", points=9)
+    assert ax.get_xlabel() == "x"
+    assert ax.get_ylabel() == "y"
+    at, mean = ax.lines[0].get_data()
+    assert len(at) == 9
+    exact = by_hand(result, result.formula.table.assign(x=at[3])).sigmoid().mean()
+    assert mean[3] == pytest.approx(float(exact), rel=1e-6)
+    assert math.isclose(at[0], result.formula.table["x"].min(), rel_tol=1e-6)
+    assert len(result.plot_marginal("sex").containers) == 1

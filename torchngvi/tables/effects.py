@@ -1,0 +1,360 @@
+"""Marginal effects, contrasts and average predictions of a fit, each from joint draws of the posterior.
+
+For a draw, the average over rows n with weights w_n of m(x_n, z_n) = E[y | the row, the draw] is taken after a column
+was set, or moved, in all rows; the difference, the ratio, or the derivative of such averages is one draw of the answer
+(the g-formula; Arel-Bundock, Greifer and Heiss 2024, Journal of Statistical Software 111).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.arguments import read_choice, read_list, read_size
+from torchngvi.errors import InputError
+from torchngvi.messages import hint, listed
+from torchngvi.tables.prediction import check_kind, check_population
+from torchngvi.tables.table import Marginals, printed, probability
+
+if TYPE_CHECKING:
+    from torchngvi.tables.result import TableResult
+
+STEP = (
+    1e-5  # sds of a column to both sides: about the cube root of the rounding of float64, best for central differences
+)
+FEW = 2  # different numbers in a column that is read as one of categories by `contrasts`
+PRINTED = 50  # lines of a table that are printed
+
+Cell = tuple[tuple[str, Any], ...]  # columns with their values, of one line of an answer
+
+
+@dataclass(frozen=True, repr=False)
+class EffectTable:
+    """Answers with intervals, a line for each; ``str`` prints it.
+
+    Attributes:
+        head: what they are, one line.
+        labels: for each answer what it is of, column by column.
+        draws: equally likely draws of the answers, (S, K).
+        interval: the probability of the intervals.
+
+    >>> print(EffectTable("averages", ({"sex": "f"},), torch.tensor([[1.0], [3.0]]), 0.5))
+    averages
+                                      mean         sd       25 %       75 %
+      sex=f                              2          1          1          3
+    """
+
+    head: str
+    labels: tuple[dict[str, Any], ...]
+    draws: Tensor  # (S, K)
+    interval: float
+
+    @property
+    def marginals(self) -> Marginals:
+        """The means, sds and equal-tailed intervals of the answers, with their names."""
+        names = [", ".join(f"{key}={_text(value)}" for key, value in cell.items()) or "average" for cell in self.labels]
+        return Marginals.of(names, self.draws, None, self.interval)
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior means, (K,)."""
+        return self.draws.mean(0)
+
+    @property
+    def table(self) -> Any:
+        """A `pandas.DataFrame` with the columns of the labels, and ``mean``, ``sd``, ``low`` and ``high``."""
+        import pandas
+
+        of = self.marginals
+        numbers = zip(("mean", "sd", "low", "high"), of[1:], strict=True)
+        return pandas.DataFrame(list(self.labels)).assign(**{name: x.cpu().numpy() for name, x in numbers})
+
+    def __str__(self) -> str:
+        of, count = self.marginals, len(self.labels)
+        some = Marginals(of.names[:PRINTED], *(part[:PRINTED] for part in of[1:]))
+        foot = f".. {count} lines in all: see .table" if count > PRINTED else ""
+        return printed({"": some}, self.interval, self.head, foot)
+
+    __repr__ = __str__
+
+
+class Asked:
+    """What is asked of a fit: over which rows, of which groups, and what of the outcome.
+
+    Args:
+        result: the fit.
+        new: a table of rows to average over; None for that of the fit, whose rows count by their weights.
+        kind: "mean" or "linear".
+        population: see `TableResult.predict`.
+        interval: the probability of the intervals.
+        seed: of the draws, the same for all averages, so that their differences have no noise of their own.
+    """
+
+    def __init__(
+        self, result: TableResult, new: Any, kind: str, population: bool | str, interval: float, seed: int
+    ) -> None:
+        kind = check_kind(kind, result.family)
+        if kind == "response":
+            raise InputError("averages and effects are of kind='mean' or 'linear'; for new outcomes use predict.")
+        self.result, self.kind, self.population = result, kind, check_population(population)
+        self.interval, self.seed, self.fit = probability(interval), seed, table_of(result)
+        self.frame = self.fit if new is None else new
+        self.weights = result.design.weights if new is None else None
+        if not len(self.frame):
+            raise InputError("an average is of at least one row; the table has none.")
+
+    # ------------------------------------------------------------------------ what is asked
+
+    def marginal_effects(self, x: str, at: dict[str, Any], by: tuple[str, ...]) -> EffectTable:
+        """Derivatives of averages, or differences from the first level."""
+        self._check(x)
+        if self.levels(x) is not None:
+            levels = list(self.levels(x) or ())
+            return self._pairs(x, [(levels[0], level) for level in levels[1:]], at, by, "mean", "average effects")
+        h = STEP * float(self.fit[x].astype(float).std()) or STEP
+
+        def moved(frame: Any, to: float) -> Any:
+            return frame.assign(**{x: frame[x].astype(float) + to})
+
+        cells, draws = self._each(
+            at, by, lambda frame: (self._averaged(moved(frame, h), by) - self._averaged(moved(frame, -h), by)) / (2 * h)
+        )
+        return self._table(f"average effects of {x} on {self._what()}, per unit", cells, draws)
+
+    def contrasts(
+        self, x: str, at: dict[str, Any], by: tuple[str, ...], values: Sequence[Any] | None, scale: str
+    ) -> EffectTable:
+        """Differences, or ratios, of the averages at all pairs of levels."""
+        self._check(x)
+        read_choice("scale", scale, ("mean", "linear", "ratio"))
+        levels = (
+            self.levels(x, FEW) if values is None else read_list("values", values, "is a list of levels or numbers")
+        )
+        if levels is None:
+            raise InputError(f"{x} is a column of numbers: say which are compared, such as values=[0, 1].")
+        if len(levels) < 2:
+            raise InputError(f"contrasts are between at least two values of {x}; got {len(levels)}.")
+        known = self.levels(x)
+        for level in levels:
+            if known is not None and level not in known:
+                raise InputError(
+                    f"{x} has the levels {listed(known)}; got {level!r}.{hint(str(level), map(str, known))}"
+                )
+        return self._pairs(x, list(itertools.combinations(levels, 2)), at, by, scale, "contrasts")
+
+    def predictions(self, at: dict[str, Any], by: tuple[str, ...]) -> EffectTable:
+        """Predictions of rows, or averages."""
+        if at or by:
+            cells, draws = self._each(at, by, lambda frame: self._averaged(frame, by))
+            return self._table(f"average of {self._what()} over rows", cells, draws)
+        draws = self._predictor(self.frame).all(self.kind)
+        columns = [name for name in self.fit.columns if name in self.frame.columns]
+        rows = [tuple(zip(columns, row, strict=True)) for row in self.frame[columns].itertuples(index=False, name=None)]
+        return self._table(f"{self._what()} of each row", rows, draws)
+
+    # ------------------------------------------------------------------------ averages
+
+    def _pairs(
+        self, x: str, pairs: list[tuple[Any, Any]], at: dict[str, Any], by: tuple[str, ...], scale: str, what: str
+    ) -> EffectTable:
+        """Compare averages at pairs of levels of a column, the second less, or over, the first."""
+        found, ratio, cells, draws = dict[Any, Any](), scale == "ratio", list[Cell](), list[Tensor]()
+        for level in dict.fromkeys(itertools.chain.from_iterable(pairs)):
+            found[level] = self._each(
+                at,
+                by,
+                lambda frame, level=level: self._averaged(_set(frame, x, level), by),  # type: ignore[misc]
+            )
+        for first, second in pairs:
+            name = f"{_text(second)} / {_text(first)}" if ratio else f"{_text(second)} - {_text(first)}"
+            cells += [((x, name), *cell) for cell in found[first][0]]
+            one, two = found[first][1], found[second][1]
+            draws.append(two / one if ratio else two - one)
+        how = "ratios" if ratio else "differences"
+        return self._table(f"{what} of {x}: {how} of the average of {self._what()}", cells, torch.cat(draws, 1))
+
+    def _each(
+        self, at: dict[str, Any], by: tuple[str, ...], draws_of: Callable[[Any], Tensor]
+    ) -> tuple[list[Cell], Tensor]:
+        """For each combination of values of `at` the answers of the table with these values."""
+        cells, draws = list[Cell](), list[Tensor]()
+        for name in at:
+            self._check(name)
+        given = lists_of(at)
+        for values in itertools.product(*given.values()):
+            frame, here = self.frame, tuple(zip(given, values, strict=True))
+            for name, value in here:
+                frame = _set(frame, name, value)
+            draws.append(draws_of(frame))
+            cells += [(*here, *cell) for cell in self._parts(by)[0]]
+        return cells, torch.cat(draws, 1)
+
+    def _parts(self, by: tuple[str, ...]) -> tuple[list[Cell], Tensor]:
+        """The parts that averages are over, and the share of each row in each, (N, G)."""
+        like = self.result.design.X
+        weights = like.new_ones(len(self.frame)) if self.weights is None else self.weights
+        if not by:
+            return [()], (weights / weights.sum())[:, None]
+        for name in by:
+            if name not in self.frame.columns:
+                raise InputError(f"by= names columns of the table; it has no {name!r}.{hint(name, self.frame.columns)}")
+        groups = self.frame.groupby(list(by), observed=True, sort=True, dropna=False)
+        number = torch.as_tensor(groups.ngroup().to_numpy().copy(), device=like.device)
+        share = torch.nn.functional.one_hot(number).to(like) * weights[:, None]
+        keys = [key if isinstance(key, tuple) else (key,) for key, _ in groups]
+        return [tuple(zip(by, key, strict=True)) for key in keys], share / share.sum(0)
+
+    def _averaged(self, frame: Any, by: tuple[str, ...]) -> Tensor:
+        """Draws of averages over the rows of each part, (S, G, ...)."""
+        share, predictor = self._parts(by)[1], self._predictor(frame)
+        total = torch.zeros(())
+        for at in predictor.parts():
+            total = total + torch.einsum("sn...,ng->sg...", predictor.of_kind(self.kind, at), share[at])
+        return total
+
+    def _predictor(self, frame: Any) -> Any:
+        with torch.no_grad():
+            return self.result.predictor(self.result.formula.of(frame), self.population, self.seed)
+
+    # ------------------------------------------------------------------------ columns and words
+
+    def _check(self, name: str) -> None:
+        check_column(name, self.fit)
+        if name not in self.frame.columns:
+            raise InputError(f"the table of new rows has no column {name!r}.")
+
+    def levels(self, x: str, few: int = 0) -> list[Any] | None:
+        """The levels of a column of categories, or of numbers with few values; None of other numbers."""
+        return levels_of(self.result, x, few)
+
+    def _what(self) -> str:
+        """What of the outcome is averaged."""
+        response = str(self.result.formula.formula).partition("~")[0].strip()
+        what = "the linear predictor" if self.kind == "linear" else f"E[{response}]"
+        if self.result.family.outcomes is not None and self.kind != "linear":
+            what = f"P[{response}]"
+        whose = {"": "", "typical": ", effects of groups 0", "average": ", over new groups"}
+        return what + (whose[self.population] if self.result.design.factors else "")
+
+    def _table(self, head: str, cells: Sequence[Cell], draws: Tensor) -> EffectTable:
+        """The answers as a table; of categories of the outcome a line each."""
+        labels = [dict(cell) for cell in cells]
+        if draws.ndim > 2:
+            names = self.result.family.outcomes or tuple(map(str, range(draws.shape[-1])))
+            labels = [{**label, "outcome": name} for label in labels for name in names]
+            draws = draws.flatten(1)
+        return EffectTable(head, tuple(labels), draws, self.interval)
+
+
+def table_of(result: TableResult) -> Any:
+    """The table of a fit; of a model of arrays there is none."""
+    if result.formula is None:
+        raise InputError(
+            "effects of columns need a model made by a formula of a table, as regression('y ~ x', table); this one was "
+            "made of arrays: compare predictions, predict(X).draws."
+        )
+    return result.formula.table
+
+
+def check_column(name: str, table: Any) -> None:
+    """Check that a table has a column of the formula."""
+    if name not in table.columns:
+        raise InputError(
+            f"the columns of the formula are {listed(list(table.columns))}; got {name!r}.{hint(name, table.columns)}"
+        )
+
+
+def columns_of(by: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of columns as a tuple.
+
+    >>> columns_of("sex"), columns_of(["sex", "ward"])
+    (('sex',), ('sex', 'ward'))
+    """
+    return (by,) if isinstance(by, str) else tuple(by)
+
+
+def lists_of(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Values of columns, each as a list, a tensor, an array or one value.
+
+    >>> lists_of({"x": torch.tensor([0, 1]), "sex": "f"})
+    {'x': [0, 1], 'sex': ['f']}
+    """
+    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
+    return {
+        name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        for name, value in plain.items()
+    }
+
+
+def levels_of(result: TableResult, x: str, few: int = 0) -> list[Any] | None:
+    """The levels of a column of categories, in their order, or of numbers with few values; None of other numbers."""
+    import pandas
+
+    column = table_of(result)[x]
+    if isinstance(column.dtype, pandas.CategoricalDtype):
+        there = set(column)
+        return [level for level in column.cat.categories if level in there]
+    coded = re.search(rf"\b(C|S|T|binary|B)\(\s*`?{re.escape(x)}`?\s*[,)]", str(result.formula.formula))
+    numeric = pandas.api.types.is_numeric_dtype(column) and not pandas.api.types.is_bool_dtype(column)
+    found = sorted(column.unique().tolist())
+    return found if coded or not numeric or len(found) <= few else None
+
+
+def along(result: TableResult, x: str, points: int) -> list[Any]:
+    """Values along a column: its levels, or numbers over its range."""
+    check_column(x, table_of(result))
+    levels = levels_of(result, x)
+    if levels is not None:
+        return levels
+    column = table_of(result)[x].astype(float)
+    return torch.linspace(column.min(), column.max(), read_size("points", points, at_least=2)).double().tolist()
+
+
+def grid(result: TableResult, values: Mapping[str, Any]) -> tuple[Any, bool]:
+    """A table of all combinations of values, other columns at their means or most frequent levels.
+
+    Columns of groups that no value is given of are left out; whether there is any of them is said.
+    """
+    import pandas
+
+    table = table_of(result)
+    for name in values:
+        check_column(name, table)
+    given = lists_of(values)
+    columns = result.formula.columns
+    frame = pandas.DataFrame(itertools.product(*given.values()), columns=list(given))
+    for name in given:
+        if isinstance(table[name].dtype, pandas.CategoricalDtype):
+            frame[name] = frame[name].astype(table[name].dtype)
+    for name in columns.predictors:
+        if name not in given:
+            typical = (
+                table[name].astype(float).mean() if levels_of(result, name) is None else table[name].mode().iloc[0]
+            )
+            frame = _set(frame, name, typical, table[name].dtype)
+    return frame, any(name in given for name in columns.groups)
+
+
+def _set(frame: Any, name: str, value: Any, dtype: Any = None) -> Any:
+    """The table with one value in all rows of a column; the categories of the column are kept."""
+    import pandas
+
+    dtype = frame[name].dtype if dtype is None else dtype
+    kept = isinstance(dtype, pandas.CategoricalDtype)
+    column = pandas.Series([value] * len(frame), index=frame.index, dtype=dtype if kept else None)
+    return frame.assign(**{name: column})
+
+
+def _text(value: Any) -> str:
+    """A value in the name of an answer.
+
+    >>> _text(0.1 + 0.2), _text("a")
+    ('0.3', 'a')
+    """
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

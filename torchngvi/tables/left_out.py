@@ -1,0 +1,222 @@
+"""How well rows, or whole groups, are predicted that a fit has not seen, and which of two models predicts them better.
+
+Draws of the posterior p(θ | y), weighted by 1/p(y_i | θ), are draws of the posterior without part i, so that
+
+    log p(y_i | the others) = -log E[1/p(y_i | θ)]
+
+by Pareto-smoothed weights (Vehtari, Gelman and Gabry 2017, Statistics and Computing 27).  The parts are rows, given the
+effects of their groups, or whole groups with their effects integrated out (Merkle, Furr and Rabe-Hesketh 2019,
+Psychometrika 84).  Where the k-hat of these weights says that they are of no use, the model is fitted without the part.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.arguments import read_number
+from torchngvi.diagnostics.psis import USELESS, LeftOut, smoothed
+from torchngvi.errors import InputError
+from torchngvi.messages import listed
+from torchngvi.tables.prediction import AT_ONCE, Predictor
+
+if TYPE_CHECKING:
+    from torchngvi.tables.result import TableResult
+
+LEAST = 1000  # draws with effects that rows are taken out of, where there are grouping factors
+CLOSE = 4.0  # nats of elpd within which two models may predict alike (Sivula, Magnusson and Vehtari 2020)
+ERRORS = 2.0  # standard errors of the difference within which they do
+FEW = 100  # rows or groups below which standard errors are too small (the same)
+
+
+@dataclass(frozen=True, repr=False)
+class PartsLeftOut(LeftOut):
+    """What the posterior says of each part of the data, a row or a group, that it has not seen.
+
+    Attributes:
+        density: log p(y_i | the others), (N,), in nats; of rows as they are, without their weights.
+        in_sample: the same given all.
+        resolved: for which parts the model was fitted without them.
+        evaluations: of those fits.
+        k_hat: of the importance weights that take each part out, (N,).
+        names: of the parts.
+    """
+
+    k_hat: Tensor  # (N,)
+    names: tuple[str, ...]
+
+    @property
+    def untrusted(self) -> tuple[str, ...]:
+        """The parts whose densities are not to be trusted: their k-hat is above 0.7, and no fit was without them."""
+        bad = ~(self.k_hat <= USELESS) & ~self.resolved
+        return tuple(self.names[k] for k in bad.nonzero()[:, 0].tolist())
+
+    def __str__(self) -> str:
+        if not self.untrusted:
+            return super().__str__()
+        return f"{super().__str__()} Not to be trusted, k-hat above {USELESS}: {self.parts} {listed(self.untrusted)}."
+
+
+class RowsLeftOut(PartsLeftOut):
+    """What the posterior says of each row that it has not seen."""
+
+    parts = "rows"
+
+
+class GroupsLeftOut(PartsLeftOut):
+    """What the posterior says of each group that it has not seen, its random effects integrated out."""
+
+    parts = "groups"
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the groups."""
+        return self.names
+
+
+@torch.no_grad()
+def leave_one_out(result: TableResult, seed: int) -> RowsLeftOut:
+    """Compute log p(y_i | the others) of every row, see `TableResult.leave_one_out`."""
+    weighted, rows = result.fitted.weighted, result.design
+    times = -(-LEAST // len(weighted.theta)) if rows.factors else 1
+    theta, weights = weighted.theta.repeat(times, 1), weighted.weights.repeat(times)
+    theta, weights = theta[weights > 0], weights[weights > 0]
+    generator = torch.Generator().manual_seed(seed)
+    predictor = Predictor(result.family, result.fitted.coordinates, rows, result.drawn(theta, generator), "", generator)
+    log_weights, phi, found = (weights / weights.sum()).log()[:, None], predictor.draws.phi[:, None], []
+    for at in predictor.parts():
+        log_p = result.family.log_prob(predictor.linear(at)[0], tuple(part[at] for part in rows.y), phi)
+        found.append(_divided(log_weights, rows.weights[at] * log_p, log_p))
+    density, inside, k_hat = (torch.cat(parts) for parts in zip(*found, strict=True))
+    here = rows.weights > 0
+    names = tuple(str(k) for k in here.nonzero()[:, 0].tolist())
+    none = torch.zeros_like(density[here], dtype=torch.bool)
+    return RowsLeftOut(density[here], inside[here], none, 0, k_hat[here], names)
+
+
+@torch.no_grad()
+def leave_one_group_out(result: TableResult, worst: float) -> GroupsLeftOut:
+    """Compute log p(y_i | the others) of every group, see `TableResult.leave_one_group_out`."""
+    worst = read_number("worst", worst, "bounds a k-hat", at_least=0, infinite=True)
+    factors = result.design.factors
+    if len(factors) != 1:
+        said = f"has {len(factors)}, {', '.join(of.name for of in factors)}" if factors else "has none"
+        raise InputError(f"leave_one_group_out is for models of one grouping factor; this one {said}.")
+    weighted, rows, groups = result.fitted.weighted, result.design, factors[0].groups
+    there = weighted.weights > 0
+    log_weights, log_p = weighted.weights[there].log()[:, None], result.fitted.of_groups(weighted.theta[there])
+    size = max(1, AT_ONCE // len(log_p))
+    parts = zip(*(_divided(log_weights, part, part) for part in log_p.split(size, 1)), strict=True)
+    density, inside, k_hat = map(torch.cat, parts)
+    bad = ~(k_hat <= worst) | (worst == 0)
+    resolved, gradients = torch.zeros_like(bad), 0
+    for group in bad.nonzero()[:, 0].tolist() if result.refit is not None else ():
+        without = result.refit(torch.where(groups == group, 0.0, rows.weights))  # type: ignore[misc]  # not None here
+        again = result.fitted.of_groups(without.weighted.theta)[:, group]
+        density[group] = (without.weighted.weights.log() + again).logsumexp(0)
+        resolved[group] = without.converged
+        gradients += without.gradients
+    return GroupsLeftOut(density, inside, resolved, gradients, k_hat, factors[0].levels)
+
+
+def _divided(
+    log_weights: Tensor,  # (S, 1)
+    fitted: Tensor,  # log p(y_i | θ) as it is in the posterior, (S, n)
+    log_p: Tensor,  # (S, n)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The log densities of parts by weights that take each of them out, those in sample, and k-hat, (n,)."""
+    new = smoothed(log_weights - fitted)
+    inside = (log_weights + log_p).logsumexp(0) - log_weights.logsumexp(0)
+    return (new.log_weights + log_p).logsumexp(0), inside, new.k_hat
+
+
+class Compared(NamedTuple):
+    """Two models of the same rows beside each other, by how they predict parts that were left out; ``str`` says it.
+
+    Attributes:
+        names: of the two.
+        difference: of the elpd, the first less the second, in nats.
+        standard_error: of that difference over parts like these, √(N var of the differences).
+        alike: whether they predict alike, as far as can be told: a difference within two standard errors and four nats.
+        left_out: what was found for each.
+
+    >>> zero = torch.zeros(2)
+    >>> one = RowsLeftOut(zero, zero, zero.bool(), 0, zero, ("0", "1"))
+    >>> print(Compared(("a", "b"), -9.0, 2.0, False, (one, one)))
+    b predicts left-out rows better than a: 9.0 ± 2.0 nats of elpd; with 2 rows this standard error is too small.
+    """
+
+    names: tuple[str, str]
+    difference: float
+    standard_error: float
+    alike: bool
+    left_out: tuple[LeftOut, LeftOut]
+
+    @property
+    def table(self) -> dict[str, tuple[float, float, float]]:
+        """For each model its elpd, its standard error and the effective number of parameters p_loo."""
+        pairs = zip(self.names, self.left_out, strict=True)
+        return {name: (of.total, of.standard_error, of.complexity) for name, of in pairs}
+
+    def __str__(self) -> str:
+        first, second = self.names if self.difference >= 0 else self.names[::-1]
+        what, rows = self.left_out[0].parts, len(self.left_out[0].density)
+        apart = f"{abs(self.difference):.1f} ± {self.standard_error:.1f} nats of elpd"
+        if self.alike:
+            said = f"{first} and {second} predict left-out {what} alike, as far as these {what} can tell: {apart} apart"
+        elif abs(self.difference) > ERRORS * self.standard_error:
+            said = f"{first} predicts left-out {what} better than {second}: {apart}"
+        else:
+            said = f"{first} is ahead of {second} by {apart}, less than {ERRORS:g} standard errors: not decided"
+        if rows < FEW:
+            said += f"; with {rows} {what} this standard error is too small"
+        bad = sum(len(getattr(of, "untrusted", ())) for of in self.left_out)
+        return f"{said}; {bad} densities are not to be trusted (k-hat above {USELESS})." if bad else f"{said}."
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def compare(
+    first: TableResult, second: TableResult, names: tuple[str, str] = ("the first", "the second"), groups: bool = False
+) -> Compared:
+    """Compare two models of the same rows by how they predict rows, or whole groups, that were left out.
+
+    Use it to choose columns, priors, a family or random effects.  The difference of elpd = Σ_i log p(y_i | the others)
+    is of the same rows under both, so that its standard error is much smaller than those of either.
+
+    Args:
+        first: a fit.
+        second: another of the same outcomes with the same weights.
+        names: what they are called in the sentence that is printed.
+        groups: whether whole groups are left out, `TableResult.leave_one_group_out`, and not rows.
+
+    Returns:
+        The difference with its standard error, and whether the two predict alike; ``str`` is one sentence.
+
+    Raises:
+        InputError: other outcomes or weights, other groups, or a density beside a probability.
+    """
+    one, two = first.design, second.design
+    for what, mine, theirs in (("outcome", one.y[0], two.y[0]), ("weights", one.weights, two.weights)):
+        if mine.shape != theirs.shape or not torch.equal(mine, theirs):
+            raise InputError(
+                f"compare is of two models of the same rows in the same order; the {what} of {names[0]}, "
+                f"{tuple(mine.shape)}, and of {names[1]}, {tuple(theirs.shape)}, differ."
+            )
+    if first.family.discrete != second.family.discrete:
+        raise InputError(
+            f"a density of real numbers ({(second if first.family.discrete else first).family.name}) and a probability "
+            "of counts or classes have logarithms that cannot be compared. Fit both with families of one kind."
+        )
+    if groups and [of.groups.tolist() for of in one.factors] != [of.groups.tolist() for of in two.factors]:
+        raise InputError("compare leaves out the same groups of both models; their grouping factors differ.")
+    found = tuple(of.leave_one_group_out() if groups else of.leave_one_out() for of in (first, second))
+    apart = found[0].density - found[1].density
+    difference, error = float(apart.sum()), math.sqrt(len(apart) * float(apart.var())) if len(apart) > 1 else math.nan
+    alike = abs(difference) <= ERRORS * error and abs(difference) <= CLOSE
+    return Compared(names, difference, error, alike, (found[0], found[1]))

@@ -1,0 +1,148 @@
+"""What should be said of data and answers of a table that are not what a user may think they are."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torchngvi.diagnostics.dependence import Dependence, dependences, told_dependences
+from torchngvi.models.standardize import Standardization
+from torchngvi.tables.table import Marginals
+
+_FEW = 2  # groups
+_HEAVY = 5.0  # standard deviations that are so many times those of a normal distribution with the same interval
+_PRIOR = 0.5  # share of the standard deviation of the prior that a posterior has where the data say little
+_AT_ZERO = 0.15  # share of its largest value that the density of a standard deviation has at 0 where it may be 0
+_POINTS = 64  # at which that is looked for
+_OWN = 0.1  # share of a column outside of the others, below which 2.5 s_y over the whole is 0.25 s_y over that part
+_PRODUCTS = (":", "**")  # in the name of a product or a power of columns
+_NONE = 1e-12  # of the longest column, a column that is 0 but for the rounding of a root of its Gram matrix
+_NORMAL = 3.92  # standard deviations in the interval of 95 %
+
+
+def warn_of(
+    X: Tensor,
+    units: Standardization | None,
+    groups: Mapping[str, int],
+    names: Sequence[str],
+    own_noise: bool = False,
+) -> None:
+    """Warn of columns of X that depend on one another, and of factors with hardly any groups."""
+    ones = next((place for place, name in enumerate(names) if name.lower() == "intercept"), None)
+    found = dependences(X)
+    if units is not None and units.intercept is not None:
+        # columns are about their means, where each is a multiple without a constant, and one that is constant is 0
+        ones = units.intercept
+        found = [Dependence(column, tuple(sorted({ones, *of}))) for column, of in found]
+        size = torch.linalg.vector_norm(X, dim=0)
+        found += [Dependence(place, (ones,)) for place in torch.nonzero(size <= _NONE * size.max())[:, 0].tolist()]
+    for sentence in told_dependences(names, found, ones):
+        warnings.warn(f"C{sentence[1:]}", stacklevel=3)
+    if units is not None and not found:
+        for sentence in of_products(names, own_shares(X)):
+            warnings.warn(sentence, stacklevel=3)
+    for name, count in groups.items():
+        if own_noise and count == len(X):
+            warnings.warn(
+                f"{name[0].upper()}{name[1:]} has one row in each group: what differs between groups and what differs "
+                "between rows cannot be told apart, and the priors alone part the two. Is it the column that is meant?",
+                stacklevel=3,
+            )
+        if count <= _FEW:
+            some = "1 group, which tells" if count == 1 else f"{count} groups, which tell"
+            warnings.warn(
+                f"{name[0].upper()}{name[1:]} has {some} next to nothing of a standard deviation over groups: its "
+                "prior decides. Make it a fixed effect.",
+                stacklevel=3,
+            )
+
+
+def own_shares(
+    X: Tensor,  # (N, p)
+) -> Tensor:
+    """Which share of the length of each column lies outside of the others, (p,), of columns that are independent.
+
+    >>> own_shares(torch.tensor([[1.0, 3.0], [0.0, 4.0]], dtype=torch.float64)).tolist()
+    [0.8, 0.8]
+    """
+    root = torch.linalg.qr(X.double() / torch.linalg.vector_norm(X.double(), dim=0), mode="r").R
+    eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+    inverse, info = torch.linalg.inv_ex(root) if root.shape[0] == root.shape[1] else (eye, root.new_zeros(()))
+    inverse = inverse if not bool(info) else eye
+    return 1 / torch.linalg.vector_norm(inverse, dim=1)
+
+
+def of_products(names: Sequence[str], own: Tensor) -> list[str]:
+    """Sentences about products and powers of columns that lie far from 0, which their default prior draws to 0.
+
+    >>> of_products(["x", "x:z"], torch.tensor([0.5, 0.001]))[0].partition(":")[0]
+    'Column x'
+    >>> of_products(["x", "x:z"], torch.tensor([0.5, 0.9]))
+    []
+    """
+    return [
+        f"Column {name} is a product of columns that lie far from 0: all but {share:.1g} of its standard deviation is "
+        "in the other columns. Its default prior is per standard deviation of the whole column, and draws its "
+        "coefficient to 0. Write center(x) for a column x that lies far from 0, in the product and by itself."
+        for name, share in zip(names, own.tolist(), strict=True)
+        if share < _OWN and any(sign in name for sign in _PRODUCTS)
+    ]
+
+
+def of_bounds(names: Sequence[str], sd: Tensor, prior_sd: Tensor) -> list[str]:
+    """Sentences about fixed effects that hardly anything but the prior bounds.
+
+    >>> of_bounds(["x"], torch.tensor([9.0]), torch.tensor([10.0]))
+    ['The data hardly bound x: sd 9, and 10 under the prior.']
+    """
+    return [
+        f"The data hardly bound {name}: sd {of_data:.3g}, and {of_prior:.3g} under the prior."
+        for name, of_data, of_prior in zip(names, sd.tolist(), prior_sd.tolist(), strict=True)
+        if not of_data < _PRIOR * of_prior
+    ]
+
+
+def of_tails(
+    names: Sequence[str],
+    draws: Tensor,  # (S, K)
+    weights: Tensor,  # normalised, (S,)
+) -> list[str]:
+    """Sentences about parameters of the likelihood whose means are those of a heavy tail.
+
+    >>> draws = torch.cat([torch.linspace(0.0, 1.0, 999), torch.tensor([1e4])])
+    >>> of_tails(["size"], draws[:, None], torch.full((1000,), 1e-3))
+    ['The posterior of the size has a tail so heavy that its mean and sd say nothing: read the interval.']
+    """
+    of = Marginals.of(names, draws, weights, 0.95)
+    heavy = of.sd > _HEAVY * (of.high - of.low) / _NORMAL
+    return [
+        f"The posterior of the {name} has a tail so heavy that its mean and sd say nothing: read the interval."
+        for name, so in zip(names, heavy.tolist(), strict=True)
+        if so
+    ]
+
+
+def of_spreads(
+    names: Sequence[str],
+    sd: Tensor,  # draws, (S, r)
+    weights: Tensor,  # normalised, (S,)
+) -> list[str]:
+    """A sentence about standard deviations between groups that may be 0, which no equal-tailed interval can hold.
+
+    >>> of_spreads(["week"], torch.linspace(0.0, 1.0, 101)[:, None], torch.full((101,), 1 / 101))
+    ['The standard deviation of week may be 0: its density there is 1.00 of its largest.']
+    """
+    said = []
+    effective = 1 / float(weights.square().sum())
+    for name, draws in zip(names, sd.double().unbind(-1), strict=True):
+        w = weights.double()
+        spread = (w @ (draws - w @ draws).square()).sqrt()
+        width = 1.06 * spread * effective**-0.2
+        at = torch.linspace(0.0, 1.0, _POINTS, dtype=draws.dtype, device=draws.device) * (w @ draws + 2 * spread)
+        kernel = sum((-0.5 * ((at[:, None] - sign * draws) / width).square()).exp() for sign in (-1, 1))
+        density = kernel @ w
+        share = float(density[0] / density.max())
+        if share > _AT_ZERO:
+            said.append(f"The standard deviation of {name} may be 0: its density there is {share:.2f} of its largest.")
+    return said
