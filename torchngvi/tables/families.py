@@ -40,9 +40,9 @@ _COUNT = 2.0**52  # the largest count that is drawn, up to which each whole numb
 class Family(ABC):
     """The abstract base of families: what the outcome of a row is distributed as, given its linear predictor.
 
-    A family of your own says `log_prob`, `mean` and `draw`, its name and link, and the parameters that it has beside
-    the linear predictor; `check_family` then compares these with one another.  The rest has defaults, given here
-    with the attributes.
+    A family of your own says `log_prob`, `mean` and `draw`, its name and link, and the parameters that it has besides
+    the linear predictor; `torchngvi.tables.family_checks.check_family` then compares these with one another.  The rest
+    has defaults.
 
     Attributes:
         name: as users write it.
@@ -57,6 +57,7 @@ class Family(ABC):
         bounds: the smallest and the largest outcome; a continuous outcome lies strictly between.
         outcomes: labels of the categories of ordered ones, else None.
 
+    >>> from torchngvi.tables.family_checks import check_family
     >>> class Laplace(Family):  # p(y) = exp(-|y - η|/b)/(2b)
     ...     name, link, discrete, concave = "laplace", "identity", False, True
     ...     parameters = ("spread",)  # b, of which φ is the logarithm
@@ -1202,7 +1203,29 @@ class Held(Family):
         return tuple(own[at] for at in self.free)
 
 
-FAMILIES: dict[str, type[Family]] = {kind.name: kind for kind in (Gaussian, StudentT, Bernoulli, Probit, Poisson)}
+FAMILIES: dict[str, type[Family]] = {
+    kind.name: kind
+    for kind in (
+        Gaussian,
+        StudentT,
+        Bernoulli,
+        Probit,
+        Binomial,
+        BetaBinomial,
+        Poisson,
+        NegativeBinomial,
+        ZeroInflatedPoisson,
+        ZeroInflatedNegativeBinomial,
+        HurdlePoisson,
+        HurdleNegativeBinomial,
+        Ordinal,
+        OrdinalProbit,
+        Beta,
+        Gamma,
+        Weibull,
+        Lognormal,
+    )
+}
 
 
 def family_of(family: object) -> Family:
@@ -1243,7 +1266,3 @@ _OTHER = {
     "betabinomial": "beta_binomial",
     "log_normal": "lognormal",
 }
-
-
-def check_family(family: Family) -> None:
-    """Check (to be written)."""
