@@ -1,0 +1,270 @@
+"""The door to regressions and mixed models: a formula and a table, or arrays, become a model, and a model a result."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from torchngvi.arguments import read_seed
+from torchngvi.errors import InputError
+from torchngvi.extras import needing
+from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
+from torchngvi.models.mixed_prior import MixedPrior
+from torchngvi.tables.design import Formula, design_of_arrays
+from torchngvi.tables.families import Family, Held, family_of
+from torchngvi.tables.globals import FitSettings, integrate
+from torchngvi.tables.parts import Coordinates, Design, Posterior
+from torchngvi.tables.priors import LKJ, Exponential, HalfNormal, HalfT, Normal, Priors, settle
+from torchngvi.tables.result import TableResult
+from torchngvi.tables.several import integrate_several
+
+_GONE = {
+    "marginalise": "random effects are always integrated out",
+    "max_evaluations": "the search for the mode ends by itself",
+    "max_seconds": "the search for the mode ends by itself",
+}
+
+
+class TableModel:
+    """A regression or a mixed model of some rows, as `regression` makes it of a formula and a table.
+
+    The linear predictor is η = Xβ + Σ_k Z_k b_k + offset with K ≥ 0 grouping factors, the effects of the groups of
+    factor k are b_k ~ N(0, Σ_k), and rows have the density p(y | η, φ) of the family.
+
+    Args:
+        design: the rows, from a formula or from arrays (`torchngvi.tables.design_of_arrays`).
+        family: a word, such as "poisson", or a `torchngvi.tables.Family`.
+        priors: by name, see `regression`.
+        formula: what has made the design, with which the result predicts tables.
+
+    Attributes:
+        design: the rows.
+        family: the family, with what it needs of the data.
+        coordinates: of the globals.
+        priors: of the globals, in the units of the data where none was given.
+
+    Raises:
+        InputError: outcomes that the family cannot produce, or a prior of a name that the model does not have.
+    """
+
+    def __init__(
+        self,
+        design: Design,
+        family: str | Family = "gaussian",
+        *,
+        priors: Mapping[str, Any] | str | None = None,
+        formula: Formula | None = None,
+    ) -> None:
+        found = family_of(family)
+        y = found.checked(design.y)
+        self.family = found.settled(y, design.weights, design.offset)
+        self.design, self.formula = design._replace(y=y), formula
+        self.coordinates = Coordinates(self.design, len(self.family.parameters), thresholds=not self.family.intercept)
+        self.priors: Priors = settle(self.design, self.family, self.coordinates, priors)
+
+    def __repr__(self) -> str:
+        what = "arrays" if self.formula is None else repr(self.formula.formula)
+        return f"TableModel({what}, {self.family.name}, {len(self.design.X)} rows)"
+
+    def fit(
+        self,
+        *,
+        draws: int | None = None,
+        nodes: int | None = None,
+        seed: int = 0,
+        progress: bool = True,
+        settings: FitSettings | None = None,
+        **gone: Any,
+    ) -> TableResult:
+        """Fit the model: the globals with the random effects integrated out, and the effects given the globals.
+
+        The mode of log p(y, θ) over the globals θ is found first, with the effects integrated out by adaptive
+        Gauss-Hermite quadrature, in closed form where noise is Gaussian, and by a corrected Laplace approximation for
+        several factors. Draws of a Gaussian and of a wider t distribution about the mode are then weighted to the
+        posterior. Their k-hat says how far to believe them.
+
+        Args:
+            draws: the number of weighted draws of the globals; by default 400, and more where fewer than 200 are
+                effective. Ask for 4096 where a third digit matters.
+            nodes: the quadrature nodes in each dimension; by default as many as make no difference of 0.02 nats.
+            seed: of all draws.
+            progress: show a bar.
+            settings: all numbers of the fit, see `torchngvi.tables.FitSettings`.
+
+        Returns:
+            The result, which prints as a table.
+
+        Raises:
+            InputError: settings out of range.
+        """
+        for name in gone:
+            if name not in _GONE:
+                raise TypeError(f"fit() got an unexpected keyword argument {name!r}")
+            warnings.warn(f"{name}= does nothing any more: {_GONE[name]}.", FutureWarning, stacklevel=2)
+        settings = (FitSettings() if settings is None else settings).asked(draws=draws, nodes=nodes)
+        seed = read_seed("seed", seed)
+
+        def refit(weights: Tensor) -> Posterior:
+            return self._integrated(self.design._replace(weights=weights), settings, seed, False)
+
+        fitted = self._integrated(self.design, settings, seed, progress)
+        return TableResult(self.design, self.family, fitted, self.priors, formula=self.formula, refit=refit)
+
+    def _integrated(self, design: Design, settings: FitSettings, seed: int, progress: bool) -> Posterior:
+        engine = integrate if len(design.factors) <= 1 else integrate_several
+        return engine(design, self.family, self.coordinates, self.priors, settings, seed, progress)
+
+
+class MixedModel(TableModel):
+    """A regression or a mixed model of arrays: y ~ family(Xβ + Σ_k Z_k b_k + offset), b_k ~ N(0, Σ_k).
+
+    Use it where the designs are there as arrays; of a table `mixed` makes the same model by a formula.
+
+    Args:
+        X: the design of the fixed effects β, (N, p), dense, with a column of ones for an intercept.
+        y: the outcome, (N,), or a tuple of it and what is known of it, such as the trials.
+        random: a pair (Z, groups), the design of the effects that vary, (N, r), and the group of each row, (N,), whole
+            numbers 0, ..., n - 1; a dict from the names of several grouping factors to such pairs; None for a
+            regression.
+        family: a word, such as "poisson", or a `torchngvi.tables.Family`.
+        priors: by name, see `regression`; coefficients are "Intercept" and "x1", "x2", ... unless they have names.
+        weights: factors of the log likelihood of each row, (N,), not negative.
+        offset: what is added to the linear predictor, (N,), as the logarithm of an exposure.
+        names: of the columns of X.
+        prior: `torchngvi.models.MixedPrior` of earlier releases, with a warning.
+
+    Raises:
+        InputError: arrays of other shapes, groups that are no numbers 0, ..., n - 1 or have no rows, columns of Z that
+            depend on one another, outcomes that the family cannot produce, or a prior that the model does not have.
+
+    >>> import torch
+    >>> X = torch.ones(6, 1, dtype=torch.float64)
+    >>> result = MixedModel(X, [3, 4, 0, 1, 2, 6], (X, [0, 0, 1, 1, 2, 2]), "poisson").fit(progress=False)
+    >>> result.summary().random["group"].sd.names
+    ('Intercept',)
+    """
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        random: Any = None,
+        family: str | Family | Likelihood = "bernoulli",
+        *,
+        priors: Mapping[str, Any] | str | None = None,
+        weights: Any = None,
+        offset: Any = None,
+        names: Sequence[str] | None = None,
+        prior: MixedPrior | None = None,
+    ) -> None:
+        design = design_of_arrays(X, y, random, offset=offset, weights=weights, names=names)
+        found = _family(family)
+        super().__init__(design, found, priors=_priors(priors, prior, found))
+
+
+def regression(
+    formula: str,
+    frame: Any,
+    family: str | Family | Likelihood = "gaussian",
+    *,
+    priors: Mapping[str, Any] | str | None = None,
+    weights: str | Any = None,
+    positive: Any = None,
+    prior: MixedPrior | None = None,
+) -> TableModel:
+    """Make a regression or a mixed model of a formula and a table, as R, lme4, brms and bambi do.
+
+    Use it for data in a pandas DataFrame: the result speaks of its columns and groups, predicts new tables, and says
+    what a column does on the scale of the outcome. `mixed` is the same function under the name that people look for
+    where rows come in groups.
+
+    Args:
+        formula: the outcome, fixed effects, and effects that vary over groups, K ≥ 0 factors of them: "y ~ x * z",
+            "y ~ log(x) + bs(w, df=4)", "y ~ x + (1 + x | g)", "y ~ x + (1 | a/b)", "prop(s, n) ~ x" for s successes of
+            n trials, "censored(time, event) ~ x", "n ~ x + offset(log(days))".
+        frame: a `pandas.DataFrame`.
+        family: what the outcome is distributed as: "gaussian", "student_t", "bernoulli", "probit", "binomial",
+            "beta_binomial", "poisson", "negative_binomial", "zero_inflated_poisson", "hurdle_poisson" and the same of
+            negative binomial counts, "ordinal", "ordinal_probit", "beta", "gamma", "weibull", "lognormal"; or a
+            `torchngvi.tables.Family` of your own.
+        priors: a mapping from names to priors or their texts, in the units of the table: {"x": Normal(0, 1),
+            "1|g": "half_t(3, 1)", "Intercept": ...}. "Intercept" is that at the means of the columns, "b" all other
+            coefficients, "sd" and "cor" all standard deviations and correlations over groups, and parameters of the
+            family have their own names. The word "flat" makes all of them say nothing. By default those of rstanarm and
+            brms: N(0, (2.5 s_y/s_j)²) of the coefficient of column j, half-t(3, 2.5 s_y/s_j) of standard deviations
+            over groups, LKJ(1) of correlations, s_y the standard deviation of y under the identity link and else 1.
+        weights: factors of the log likelihood of each row: the name of a column, or numbers (N,).
+        positive: of two classes the one that counts as success; by default the one that sorts last.
+        prior: `torchngvi.models.MixedPrior` of earlier releases, with a warning.
+
+    Returns:
+        The model; its ``fit()`` is the answer.
+
+    Raises:
+        ImportError: without formulae and pandas.
+        InputError: a formula that cannot be read, a table without its columns or with cells that are no numbers, all
+            faults in one error; outcomes that the family cannot produce; a prior that the model does not have.
+
+    >>> import pandas
+    >>> visits = pandas.DataFrame(
+    ...     {"seizures": [3, 4, 0, 1, 2, 6, 1, 0], "week": [0.0, 1.0] * 4, "patient": list("aabbccdd")}
+    ... )
+    >>> result = regression("seizures ~ week + (1 | patient)", visits, "poisson").fit(progress=False)
+    >>> result.summary().fixed.names, result.group_names["patient"]
+    (('Intercept', 'week'), ('a', 'b', 'c', 'd'))
+    >>> new = result.predict(pandas.DataFrame({"week": [2.0, 2.0], "patient": ["a", "eve"]}))
+    >>> bool(new.sd[0] < new.sd[1])  # less is known of a new patient
+    True
+    """
+    with needing("torchngvi.regression", "formula"):
+        import formulae  # noqa: F401
+        import pandas  # noqa: F401
+    made = Formula(formula, frame, found := _family(family), weights=weights, positive=positive)
+    for note in (*made.notes, *([made.asked] if made.asked else [])):
+        warnings.warn(f"{note[0].upper()}{note[1:].rstrip('.')}.", stacklevel=2)
+    return TableModel(made.design, found, priors=_priors(priors, prior, found), formula=made)
+
+
+mixed = regression
+
+
+def _family(family: Any) -> Family:
+    """The family of a word or an object; the likelihoods of `torchngvi.models` hold their parameters."""
+    match family:
+        case GaussianNoise():
+            return Held(family_of("gaussian"), {"residual sd": family.noise})
+        case NegativeBinomial():
+            return Held(family_of("negative_binomial"), {"size": family.dispersion})
+        case StudentT() if family.dof == 4:
+            return Held(family_of("student_t"), {"scale": family.scale})
+        case Likelihood():
+            raise InputError(
+                f"a table takes a family by its name, or a torchngvi.tables.Family; got {type(family).__name__}."
+            )
+    return family_of(family)
+
+
+def _priors(priors: Any, prior: MixedPrior | None, family: Family) -> Any:
+    """The priors by name, those of an earlier release put into these names."""
+    if prior is None:
+        return priors
+    there = isinstance(prior, MixedPrior) and prior.precision is None and not isinstance(prior.sd, Mapping | Sequence)
+    if not there or priors is not None:
+        raise InputError(
+            "priors are given by name, priors={'x': Normal(0, 1), '1|g': HalfT(3, 1)}. A MixedPrior cannot stand "
+            "beside them, and one of a precision matrix has no place here: fit torchngvi.models.MixedLogJoint with it."
+        )
+    warnings.warn(
+        "prior=MixedPrior(...) goes with the next release: name the priors, priors={'b': Normal(0, 1), 'sd': HalfT(3, "
+        "1)}. That of the intercept is the one at the means of the columns.",
+        FutureWarning,
+        stacklevel=3,
+    )
+    given: dict[str, Any] = {}
+    if prior.fixed_scale is not None:
+        given["b"] = given["Intercept"] = Normal(0.0, prior.fixed_scale)
+    spreads = {"HalfT": HalfT, "HalfNormal": HalfNormal, "Exponential": Exponential}
+    some: dict[str, Any] = {"sd": prior.sd, **dict.fromkeys(family.parameters, prior.likelihood)}
+    given |= {name: spreads[type(one).__name__](*one) for name, one in some.items() if one is not None}
+    return given if prior.concentration == 1.0 else {**given, "cor": LKJ(prior.concentration)}
