@@ -1,0 +1,775 @@
+"""The design of a model, from a formula and a table or from arrays, and the same of new rows.
+
+`Formula` makes a `torchngvi.tables.parts.Design` of a table and remembers how: codings, centres of ``center(x)`` and
+knots of ``bs(x)`` are those of the fit when new rows come.  `design_of_arrays` checks arrays and puts them together.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.messages import hint, listed
+from torchngvi.models import checks
+from torchngvi.numerics.arrays import writable
+from torchngvi.tables import formulas
+from torchngvi.tables.formulas import OF_SURVIVAL, OF_TRIALS, Block, Sides, described, designs_of
+from torchngvi.tables.parts import Design, Factor
+
+if TYPE_CHECKING:
+    from torchngvi.tables.families import Family
+
+try:
+    import numpy as np
+    import pandas as pd
+
+    from torchngvi.adapters import table_checks
+    from torchngvi.adapters.table_checks import FORMULA, is_number
+except ImportError:  # arrays need none of them
+    np = pd = table_checks = None  # type: ignore[assignment]
+
+__all__ = ["Formula", "design_of_arrays"]
+
+
+# ------------------------------------------------------------------------------------ arrays
+
+
+def design_of_arrays(
+    X: Any,
+    y: Any,
+    random: Any = None,
+    *,
+    offset: Any = None,
+    weights: Any = None,
+    names: Sequence[str] | None = None,
+) -> Design:
+    """Make the design of a model from arrays, in float64, after all checks.
+
+    Args:
+        X: the design of the fixed effects, (N, p), dense, with a column of ones for an intercept.
+        y: the outcome, (N,), or a tuple of it and what is known beside it, as the trials, each (N,).
+        random: of grouping factors a mapping from their names to pairs (Z, groups), or to `Factor`: the design of the
+            effects that vary, (N, r), and the group of each row, (N,), integers 0, ..., n - 1; a pair alone is a factor
+            of the name "group".
+        offset: what is added to the linear predictor, (N,).
+        weights: factors of the log likelihood of each row, (N,), not negative.
+        names: of the columns of X; by default "Intercept" for a first column of ones, and "x1", "x2", ...
+
+    Returns:
+        The design.
+
+    Raises:
+        InputError: arrays of other shapes, entries that are not finite, groups that are no numbers 0, ..., n - 1 or
+            have no rows, columns of Z that depend on one another, or a column that is the same in all rows beside the
+            intercept.
+
+    >>> design = design_of_arrays([[1.0, 0.5], [1.0, 2.0]], [3.0, 4.0], ([[1.0], [1.0]], [0, 1]))
+    >>> design.names, design.factors[0].levels
+    (('Intercept', 'x1'), ('0', '1'))
+    """
+    X = checks.numbers("X", X, None).double()
+    if X.ndim != 2 or not len(X):
+        raise InputError(f"X must be (N, p), one row an observation; got shape {tuple(X.shape)}.")
+    if not X.shape[1] and names is None:
+        names = ()
+    ones = bool(X.shape[1]) and bool((X[:, 0] == 1).all())
+    default = ["Intercept"] * ones + [f"x{k + 1}" for k in range(X.shape[1] - ones)]
+    found = tuple(map(str, default if names is None else names))
+    if len(found) != X.shape[1] or len(set(found)) < len(found):
+        raise InputError(f"names must be {X.shape[1]} different names of the columns of X; got {list(found)}.")
+    outcome = tuple(_per_row(name, one, X) for name, one in zip(_of_y(y), y if isinstance(y, tuple) else (y,)))  # noqa: B905
+    shift = torch.zeros_like(X[:, 0]) if X.shape[1] else X.new_zeros(len(X))
+    shift = shift if offset is None else _per_row("offset", offset, X)
+    places = ((X == 1).all(0) if X.shape[1] else torch.zeros(0)).nonzero()[:1, 0].tolist()
+    _check_varying(X, found, places[0] if places else None, _BESIDE if places else "", "Leave it out of X.")
+    factors = tuple(_factor(name, one, X) for name, one in _named(random).items())
+    return Design(X, found, factors, shift, outcome, _weights(weights, X))
+
+
+def _of_y(y: Any) -> list[str]:
+    return [f"y[{place}]" for place in range(len(y))] if isinstance(y, tuple) else ["y"]
+
+
+def _per_row(name: str, values: Any, X: Tensor) -> Tensor:
+    """One number for each row of X."""
+    read = checks.numbers(name, values, X)
+    if read.shape != (len(X),):
+        raise InputError(f"{name} must have one entry for each of the {len(X)} rows; got shape {tuple(read.shape)}.")
+    return read
+
+
+def _weights(weights: Any, X: Tensor) -> Tensor:
+    """The weights of the rows, checked."""
+    like = X.new_ones(len(X))
+    if weights is None:
+        return like
+    read = checks.row_weights(_per_row("weights", weights, X), like, X)
+    if not bool((read > 0).any()):
+        raise InputError("no row has a positive weight, of which nothing can be learned. Give at least one.")
+    return read
+
+
+def _named(random: Any) -> dict[str, Any]:
+    """Grouping factors by their names."""
+    if random is None:
+        return {}
+    if isinstance(random, Mapping):
+        return {str(name): one for name, one in random.items()}
+    if isinstance(random, Factor):
+        return {random.name: random}
+    if isinstance(random, list | tuple) and random and all(isinstance(one, Factor) for one in random):
+        return {one.name: one for one in random}
+    return {"group": random}
+
+
+def _factor(name: str, given: Any, X: Tensor) -> Factor:
+    """A grouping factor, checked."""
+    levels, effects = None, None
+    if isinstance(given, Factor):
+        effects, levels, given = given.effects, given.levels, (given.Z, given.groups)
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        raise InputError(
+            f"random holds a pair (Z, groups) for the factor {name}: the design (N, r) of its effects, and the group "
+            f"of each row; got {type(given).__name__}."
+        )
+    Z, groups = checks.numbers("Z", given[0], X), _integers(given[1], X)
+    if Z.ndim != 2 or len(Z) != len(X) or Z.shape[1] == 0:
+        raise InputError(
+            f"Z must have one row for each of the {len(X)} rows of X, and a column a random effect; got shape "
+            f"{tuple(Z.shape)}."
+        )
+    one_group = int(groups.max()) == int(groups.min())
+    if one_group and Z.shape[1] > 2 and bool(((Z == 0) | (Z == 1)).all()) and bool((Z.sum(-1) == 1).all()):
+        raise InputError(
+            f"Z has a 1 in one of {Z.shape[1]} columns of each row, as a matrix of the groups has, and all rows are of "
+            "one group. Z is the design within a group, (N, r), a column of ones for an intercept that varies; the "
+            "groups are Z.argmax(-1)."
+        )
+    lowest = int(groups.min())
+    counts = torch.bincount(groups) if lowest >= 0 else None
+    if counts is None or bool((counts == 0).any()):
+        which = f"a group {lowest}" if counts is None else f"no row of group {int((counts == 0).nonzero()[0, 0])}"
+        raise InputError(
+            f"groups must be numbered 0, ..., n - 1, each with a row; got {which}. Pass torch.unique(groups, "
+            "return_inverse=True)[1]."
+        )
+    if effects is None:
+        ones = bool((Z[:, 0] == 1).all())
+        effects = ("Intercept",) * ones + tuple(f"z{k + 1}" for k in range(Z.shape[1] - ones))
+    if levels is None:
+        levels = tuple(map(str, range(len(counts))))
+    _check_effects(Z, effects, name)
+    return Factor(name, effects, levels, Z, groups)
+
+
+def _integers(groups: Any, X: Tensor) -> Tensor:
+    """One integer a row."""
+    remedy = "Of labels, pass numpy.unique(labels, return_inverse=True)[1]."
+    try:
+        index = torch.as_tensor(writable(groups))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(
+            f"groups must be integers, one a row; got {type(groups).__name__} ({error}). {remedy}"
+        ) from error
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise InputError(f"groups must be integers; got {index.dtype}. {remedy}")
+    if index.shape != (len(X),):
+        raise InputError(
+            f"groups must have one integer for each of the {len(X)} rows of X; got shape {tuple(index.shape)}."
+        )
+    return index.to(device=X.device, dtype=torch.long)
+
+
+def _check_effects(Z: Tensor, effects: Sequence[str], factor: str) -> None:
+    """Check that the columns of the effects of a factor are linearly independent."""
+    lengths = torch.linalg.vector_norm(Z, dim=0)
+    rank = int(torch.linalg.matrix_rank(Z / lengths.clamp_min(torch.finfo(Z.dtype).tiny)))
+    if rank < Z.shape[1]:
+        raise InputError(
+            f"the {Z.shape[1]} columns of Z, the design of the random effects {listed(effects)} of {factor}, must be "
+            f"linearly independent; their rank is {rank}. Leave a column out."
+        )
+
+
+def _check_varying(X: Tensor, names: Sequence[str], intercept: int | None, beside: str, remedy: str) -> None:
+    """Check that no column is the same in all rows, beside an intercept; cells of a product may be empty."""
+    same = (X[:1] == X).all(0).tolist() if len(X) > 1 else [False] * len(names)
+    for place, (name, alike) in enumerate(zip(names, same, strict=True)):
+        if place == intercept or ":" in name or not alike or not (beside or float(X[0, place]) == 0):
+            continue
+        raise InputError(
+            f"{name} is {float(X[0, place]):g} in all {len(X)} rows{beside}: nothing can tell its effect. {remedy}"
+        )
+
+
+_BESIDE = ", and the intercept is there already"
+
+
+# ------------------------------------------------------------------------------------ formulas
+
+
+class FormulaColumns(NamedTuple):
+    """The columns of a table that a formula names, by their part."""
+
+    response: tuple[str, ...]  # and those of trials and events
+    predictors: tuple[str, ...]  # of the fixed effects, and of those that vary
+    groups: tuple[str, ...]
+
+
+class Formula:
+    """A formula on a table: the design that it makes of it, and of new rows.
+
+    Args:
+        formula: the response, fixed effects, and effects that vary over groups, K ≥ 0 factors of them:
+            "y ~ x", "y ~ x + (1 + x | g)", "y ~ x + (1 | a/b)", "y ~ x + (1 + x || g)". The response is a column of
+            numbers or two classes, "y[level]" for one class against the others, a call of numbers as "log(y)",
+            "prop(s, n)" for s successes of n trials, or "censored(time, event)", the event 0 where it was not seen.
+            "offset(log(n))" adds to the linear predictor.
+        frame: a `pandas.DataFrame`.
+        family: what the outcome is distributed as, which decides what a response may be. None reads any outcome as
+            categories.
+        weights: factors of the log likelihood of each row: the name of a column, or numbers (N,).
+        positive: of two classes the one that counts as success; the one that sorts last by default.
+
+    Attributes:
+        design: of the table.
+        formula: its text.
+        response: the text of the response.
+        outcomes: of ordered categories their labels, in the order of the codes 0, 1, ... of y; else None.
+        success: of two classes that are texts the one that counts as 1; else "".
+        columns: the columns of the table that it names, by their part.
+        table: these columns, as they were read.
+        notes: sentences about what was read in a way that one may not expect.
+        asked: the question whether an offset is meant to be a logarithm; else "".
+
+    Raises:
+        ImportError: without formulae.
+        InputError: a formula that cannot be read, or has a part that formulas here have not; columns that are not
+            there, miss values, or hold what is neither a number nor a category, all of them in one sentence each; a
+            response that the family does not take; a column that is the same in all rows beside the intercept.
+
+    >>> import pandas
+    >>> table = pandas.DataFrame(
+    ...     {"y": [1, 0, 2, 4], "time": [0.0, 1.0, 0.0, 1.0], "patient": ["ann", "ann", "bob", "bob"]}
+    ... )
+    >>> from torchngvi.tables.families import family_of
+    >>> made = Formula("y ~ time + (1 + time | patient)", table, family_of("poisson"))
+    >>> made.design.names, made.design.factors[0].effects, made.design.factors[0].levels
+    (('Intercept', 'time'), ('Intercept', 'time'), ('ann', 'bob'))
+    >>> made.of(table.head(1).assign(patient="eve")).factors[0].groups  # a new patient
+    tensor([-1])
+    """
+
+    def __init__(
+        self,
+        formula: str,
+        frame: Any,
+        family: "Family | None" = None,
+        *,
+        weights: str | Any = None,
+        positive: Any = None,
+    ) -> None:
+        sides, self.formula, self.family, self.positive = Sides.of(formula), formula, family, positive
+        self._response = _Response(formula, sides.left, family, positive)
+        self.response, self.weights = sides.left, weights
+        self.columns = columns = FormulaColumns(
+            self._response.columns,
+            tuple(
+                sorted(formulas.variables([*sides.terms, *(term for block in sides.blocks for term in block.terms)]))
+            ),
+            tuple(sorted({key for block in sides.blocks for key in block.keys})),
+        )
+        both = sorted(set(self._response.parts[0].columns) & set(columns.predictors))
+        if both:
+            raise InputError(
+                f"{listed(both)} stands on both sides of the formula {formula!r}, and would explain itself. Leave it "
+                "out on the right."
+            )
+        named = [weights] if isinstance(weights, str) else []
+        names = sorted({name for some in columns for name in some} | set(named))
+        if named:
+            table_checks.check_there(frame, named, "weights")
+        table_checks.check_there(frame, names)
+        table, spaces = table_checks.stripped(frame[names], columns.groups)
+        found = table_checks.of_formula(formula, table, columns.response, columns.predictors, FORMULA)
+        table_checks.refuse([*table_checks.of_missing(frame, names), *found.faults])
+        self.table = frame = _in_order(table_checks.used(found.frame))
+        if not len(frame):
+            raise InputError("The table has no rows.")
+        self._thresholds = family is not None and not family.intercept
+        if not (self._thresholds or any(getattr(term, "kind", "") != "offset" for term in sides.terms)):
+            raise InputError(f"A model has at least one fixed effect; {formula!r} has none: leave out the 0.")
+        self._common = designs_of(formula, sides.terms, None, frame, self._thresholds).common
+        self._groupings = [_Grouping(block, formula, frame) for block in sides.blocks]
+        y = self._response.fit(frame)
+        self.outcomes, self.success = self._response.outcomes, self._response.success
+        within = [grouping.common for grouping in self._groupings]
+        own = frame[weights].to_numpy() if isinstance(weights, str) else weights
+        self.design = self._design(np.asarray(self._common), within, frame, y, own)
+        if not self.design.names and not self._thresholds:
+            raise InputError(f"A model has at least one fixed effect; {formula!r} has none: leave out the 0.")
+        place = self.design.names.index("Intercept") if "Intercept" in self.design.names else None
+        beside = _BESIDE if place is not None else ", as the thresholds are" if self._thresholds else ""
+        _check_varying(self.design.X, self.design.names, place, beside, "Leave it out of the formula.")
+        for factor in self.design.factors:
+            _check_effects(factor.Z, factor.effects, factor.name)
+        self.asked = self._of_exposure()
+        asked = [self.asked.rstrip(".")] * bool(self.asked)
+        self.notes = (*spaces, *found.notes, *self._response.notes, *self._of_groups(), *asked)
+
+    def __repr__(self) -> str:
+        return f"Formula({self.formula!r}, {len(self.table)} rows)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What formulae has made holds modules, and is made again from the columns of the table."""
+        return _again, (self.formula, self.table, self.family, self.weights, self.positive)
+
+    def of(
+        self,
+        frame: Any,
+        *,
+        require_response: bool = False,
+    ) -> Design:
+        """Make the design of new rows.
+
+        Args:
+            frame: a table with the columns of the predictors. Without the columns of groups, and for groups that the
+                fit did not have, the number of the group is -1.
+            require_response: whether the outcome is needed, as for a score; weights by name are those of this table
+                then. Otherwise y is empty where the table does not have it, and weights are 1.
+
+        Returns:
+            The design; its y is what the table says, before `Family.checked`.
+
+        Raises:
+            InputError: columns that are not there, or hold what they did not hold in the fit.
+
+        >>> import pandas
+        >>> table = pandas.DataFrame({"y": [1.0, 2.0, 4.0], "x": [0.0, 1.0, 2.0]})
+        >>> new = Formula("y ~ center(x)", table).of(pandas.DataFrame({"x": [3.0]}))
+        >>> new.X.tolist(), new.y
+        ([[1.0, 2.0]], ())
+        """
+        there, (response, predictors, groups) = hasattr(frame, "columns"), self.columns
+        named = [self.weights] if require_response and isinstance(self.weights, str) else []
+        needed = [*predictors, *(response if require_response else ()), *named]
+        table_checks.check_there(frame, [*needed, *(key for key in groups if there and key in frame)])
+        known = [name for name in dict.fromkeys((*needed, *groups)) if name in frame]
+        known += [name for name in response if name in frame and name not in known]
+        frame = table_checks.stripped(frame[known], known)[0]
+        frame = table_checks.as_numbers(frame, [name for name in needed if is_number(self.table[name])])
+        table_checks.complete(frame, [name for name in known if name in needed or name in groups])
+        frame = table_checks.used(frame)
+        parts = [self._common, *(grouping.within for grouping in self._groupings)]
+        with formulas.computed(f"The new rows do not fit {self.formula!r}"):
+            common, *within = (part.evaluate_new_data(frame).design_matrix for part in parts)
+        weights = frame[named[0]].to_numpy() if named else None
+        return self._design(common, within, frame, self._outcome(frame, require_response), weights)
+
+    def _outcome(self, frame: Any, required: bool) -> tuple[Tensor, ...]:
+        """The outcome of new rows; nothing where it is not needed and cannot be read."""
+        if required:
+            return self._response.of(frame)
+        if any(name not in frame or bool(frame[name].isna().any()) for name in self.columns.response):
+            return ()
+        try:
+            return self._response.of(frame)
+        except InputError:
+            return ()
+
+    def _design(self, common: Any, within: Sequence[Any], frame: Any, y: tuple[Tensor, ...], weights: Any) -> Design:
+        """The design of some rows, of what formulae has computed."""
+        offset, columns, names = np.zeros(len(frame)), [np.zeros((len(frame), 0))], list[str]()
+        for name, term in self._common.terms.items():
+            part = _numbers(name, common[:, self._common.slices[name]], self.formula)
+            if term.kind == "offset":
+                offset = offset + part.sum(1)
+            elif not (self._thresholds and name == "Intercept"):
+                columns.append(part)
+                names += term.labels
+        factors = []
+        for grouping, design in zip(self._groupings, within, strict=True):
+            for name, at in grouping.within.slices.items():
+                _numbers(name, design[:, at], self.formula)
+            Z = torch.as_tensor(design.astype(float))
+            factors.append(Factor(grouping.name, grouping.effects, grouping.levels, Z, grouping.numbered(frame)))
+        X = torch.as_tensor(np.concatenate(columns, 1))
+
+        return Design(X, tuple(names), tuple(factors), torch.as_tensor(offset), y, _weights(weights, X))
+
+    def _of_exposure(self) -> str:
+        """The question whether an offset is meant to be a logarithm, where counts have a logarithmic link."""
+        name = table_checks.offset_alone(self.formula)
+        counts = self.family is not None and self.family.link == "log" and self.family.discrete
+        if name is None or name not in self.table or not counts:
+            return ""
+        y = self.design.y[0].numpy()
+        return table_checks.of_exposure(name, self.table[name].to_numpy(), y, f"offset(log({name}))") or ""
+
+    def _of_groups(self) -> list[str]:
+        """Notes of grouping factors whose groups are categories of the fixed effects too."""
+        fixed = {"".join(name.split()) for name in self._common.terms}
+        found = []
+        for grouping in self._groupings:
+            factor, keys = grouping.block.factor, grouping.block.keys
+            categories = len(keys) == 1 and not is_number(self.table[keys[0]])
+            if "Intercept" in grouping.effects and (f"C({factor})" in fixed or (categories and factor in fixed)):
+                found.append(
+                    f"{factor} is both a fixed effect and a grouping factor: its levels explain all that "
+                    f"(1 | {factor}) could, and the priors alone part the two. Leave one of them out"
+                )
+        return found
+
+    # -------------------------------------------------------------------------------- saved
+
+    def state(self) -> dict[str, Any]:
+        """Return what `Formula.of_state` makes the same formula of, in lists, texts and numbers, as JSON has them.
+
+        Raises:
+            InputError: if a column holds what is no text and no number, such as tuples.
+
+        >>> import json, pandas
+        >>> made = Formula("y ~ kind", pandas.DataFrame({"y": [1.0, 2.5, 3.0], "kind": ["a", "b", "a"]}))
+        >>> again = Formula.of_state(json.loads(json.dumps(made.state())))
+        >>> again.design.X.equal(made.design.X), again.design.names
+        (True, ('Intercept', 'kind[b]'))
+        """
+        named = self.weights is None or isinstance(self.weights, str)
+        return {
+            "formula": self.formula,
+            "columns": {str(name): _saved(name, self.table[name]) for name in self.table},
+            "weights": self.weights if named else self.design.weights.tolist(),
+            "positive": self.positive.item() if hasattr(self.positive, "item") else self.positive,
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], family: "Family | None" = None) -> "Formula":
+        """Make a formula of what `state` has returned."""
+        table = pd.DataFrame({name: _restored(column) for name, column in state["columns"].items()})
+        return cls(state["formula"], table, family, weights=state["weights"], positive=state["positive"])
+
+
+def _again(formula: str, table: Any, family: Any, weights: Any, positive: Any) -> Formula:
+    return Formula(formula, table, family, weights=weights, positive=positive)
+
+
+def _in_order(frame: Any) -> Any:
+    """The table with ordered categories, of which formulae keeps the order."""
+    some = {name: column.cat.as_ordered() for name, column in frame.items() if str(column.dtype) == "category"}
+    return frame.assign(**some) if some else frame
+
+
+def _numbers(name: str, values: Any, formula: str) -> Any:
+    """The columns of a term as finite numbers."""
+    try:
+        part = np.asarray(values).astype(float)
+    except ValueError as error:
+        raise InputError(f"A column of {formula!r} is not of the kind that it was in the fit: {error}.") from error
+    table_checks.check_finite(name, part)
+    return part
+
+
+def _saved(name: Any, column: Any) -> dict[str, Any]:
+    """A column in lists, texts and numbers."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        categories = _saved(name, column.cat.categories.to_series())
+        return {"codes": column.cat.codes.tolist(), "categories": categories, "ordered": bool(column.cat.ordered)}
+    values, dtype = column.tolist(), str(column.dtype)
+    if column.dtype.kind in "mM":
+        values = column.astype(str).tolist()
+    elif not all(isinstance(value, str | int | float | bool) for value in values):
+        raise InputError(
+            f"Column {name!r} cannot be saved: it holds what is no text and no number. Write texts into it."
+        )
+    return {"values": values, "dtype": dtype}
+
+
+def _restored(saved: Mapping[str, Any]) -> Any:
+    """The column that `_saved` has written."""
+    if "codes" in saved:
+        categories = pd.Index(_restored(saved["categories"]))
+        return pd.Series(pd.Categorical.from_codes(saved["codes"], categories, ordered=saved["ordered"]))
+    return pd.Series(saved["values"], dtype=saved["dtype"])
+
+
+class _Grouping:
+    """One block on a table: the design of its effects, and the number of the group of each row."""
+
+    def __init__(self, block: Block, formula: str, frame: Any) -> None:
+        self.block, self.name = block, block.name
+        self.within = designs_of(formula, block.terms, None, frame).common
+        if any(term.kind == "offset" for term in self.within.terms.values()):
+            raise InputError(f"The formula {formula!r} has an offset that varies over groups. Write it outside.")
+        self.common = np.asarray(self.within)
+        self.effects = tuple(label for term in self.within.terms.values() for label in term.labels)
+        self._known: list[Any] = []  # of each column the labels, in order
+        codes = []
+        for key in block.keys:
+            code, labels = pd.factorize(frame[key].astype(object))
+            known = pd.Index(sorted(labels, key=_by_kind), dtype=object)
+            self._known.append(known)
+            codes.append(known.get_indexer(pd.Index(labels, dtype=object))[code])
+        self._sizes = [len(labels) for labels in self._known]
+        self._there = np.unique(np.ravel_multi_index(codes, self._sizes))  # of all combinations
+        places = zip(*np.unravel_index(self._there, self._sizes), strict=True)
+        columns = [[labels[at] for labels, at in zip(self._known, row, strict=True)] for row in places]
+        self.levels = tuple(":".join(map(str, row)) for row in columns)
+
+    def numbered(self, frame: Any) -> Tensor:
+        """The number of the group of each row; -1 of groups that the fit had not, and without the columns of groups."""
+        if any(key not in frame for key in self.block.keys):
+            return torch.full((len(frame),), -1)
+        codes = []
+        for key, known in zip(self.block.keys, self._known, strict=True):
+            labels = frame[key].astype(object)
+            kinds = {_kind(label) for label in known}
+            new = pd.unique(labels)
+            if len(new) and not kinds & {_kind(label) for label in new}:  # as numbers that have become text in a file
+                raise InputError(
+                    f"The groups {self.block.factor} of the fit are as {known[0]!r} ({type(known[0]).__name__}), those "
+                    f"of the table as {new[0]!r} ({type(new[0]).__name__}). Convert the column; leave it out for "
+                    "groups that the fit had not."
+                )
+            codes.append(known.get_indexer(pd.Index(labels, dtype=object)))
+        code = np.ravel_multi_index([np.maximum(some, 0) for some in codes], self._sizes)
+        place = np.minimum(np.searchsorted(self._there, code), len(self._there) - 1)
+        seen = (self._there[place] == code) & np.all([some >= 0 for some in codes], axis=0)
+        return torch.as_tensor(np.where(seen, place, -1))
+
+
+def _kind(label: Any) -> str:
+    """The kind of a label of a group; numbers are of one kind."""
+    return "" if isinstance(label, int | float | np.number) and not isinstance(label, bool) else type(label).__name__
+
+
+def _by_kind(label: Any) -> tuple[str, Any]:
+    """What labels are sorted by: numbers before texts."""
+    return _kind(label), label
+
+
+# ------------------------------------------------------------------------------------ responses
+
+
+class _Piece:
+    """One column of a response: a column, a level of one, a call, or a number."""
+
+    def __init__(self, text: str, formula: str) -> None:
+        self.text, self.formula, self.number, self.level, self.name = text, formula, None, None, ""
+        self.columns: tuple[str, ...] = ()
+        self._component: Any = None
+        try:
+            self.number = float(text)
+            return
+        except ValueError:
+            pass
+        bare, inner = "", formulas.masked(text)
+        while bare != inner:  # without what stands in parentheses
+            bare, inner = inner, re.sub(r"\([^()]*\)|\[[^][]*\]", "", inner)
+        model = described(f"I({text}) ~ 1" if re.search(r"[-+*/<>=]", bare) else f"{text} ~ 1", formula)
+        if model.response is None or len(model.response.term.components) != 1:
+            raise InputError(f"The response {text!r} of {formula!r} is one column, or a call of numbers.")
+        self._response = model.response
+        component = model.response.term.components[0]
+        self.columns = tuple(sorted(name for name in component.var_names if name))
+        if hasattr(component, "reference"):
+            self.name, self.level = component.name, component.reference
+        else:
+            self._component = component
+
+    def of(self, frame: Any, first: bool = False) -> Any:
+        """The entries on a table: a column as it is, or the numbers of a call."""
+        if self.number is not None:
+            return pd.Series(np.full(len(frame), self.number))
+        if self._component is None:
+            return frame[self.name]
+        if first:
+            designs_of(self.formula, [], self._response, frame, True)
+            values = self._component.value
+            kind = self._component.kind
+            if kind != "numeric" or np.ndim(values) > 1 and np.shape(values)[1] > 1:
+                raise InputError(f"The response is one number a row; {self.text} is none.")
+        else:
+            with formulas.computed(f"The new rows do not fit {self.formula!r}"):
+                values = self._component.eval_new_data(frame)
+        values = np.asarray(values, dtype=float).reshape(len(frame))
+        table_checks.check_finite(self.text, values)
+        return pd.Series(values)
+
+
+class _Response:
+    """The left-hand side of a formula, which makes y of tables."""
+
+    def __init__(self, formula: str, left: str, family: "Family | None", positive: Any) -> None:
+        self.formula, self.left, self.family, self.positive = formula, left, family, positive
+        name, _, rest = left.partition("(")
+        name = name.strip()
+        self.beside = "trials" if name in OF_TRIALS else "event" if name == OF_SURVIVAL else ""
+        texts = [left]
+        if self.beside and rest.rstrip().endswith(")"):
+            texts = formulas.arguments(rest.rstrip()[:-1])
+            if len(texts) != 2:
+                takes = "prop(successes, trials)" if self.beside == "trials" else "censored(time, event)"
+                raise InputError(f"The response {left!r} has {len(texts)} parts; it is {takes}.")
+            if family is None or self.beside not in family.extra:
+                takes = "binomial or beta_binomial" if self.beside == "trials" else "weibull or lognormal"
+                said = "a model of categories" if family is None else f"the {family.name} family"
+                raise InputError(
+                    f"The response {left!r} has {self.beside if self.beside == 'trials' else 'events'}, and {said} "
+                    f"takes an outcome alone. Choose a family such as {takes}."
+                )
+        self.parts = [_Piece(text, formula) for text in texts]
+        self.columns = tuple(sorted({name for part in self.parts for name in part.columns}))
+        self.outcomes: tuple[str, ...] | None = None
+        self.success, self.notes = "", list[str]()
+        self._levels: list[Any] = []
+        self._seen: str | None = None
+        binary = family is not None and family.discrete and tuple(family.bounds) == (0.0, 1.0)
+        self._ordered = family is None or not family.intercept
+        self._two = binary or (family is not None and "trials" in family.extra and not self.beside)
+
+    def fit(self, frame: Any) -> tuple[Tensor, ...]:
+        """The outcome of the table of the fit, whose levels are those from now on."""
+        return self._y(frame, True)
+
+    def of(self, frame: Any) -> tuple[Tensor, ...]:
+        """The outcome of new rows."""
+        return self._y(frame, False)
+
+    def _y(self, frame: Any, first: bool) -> tuple[Tensor, ...]:
+        values, *others = (part.of(frame, first) for part in self.parts)
+        y = [self._outcome(values, first)]
+        if self.family is not None and "trials" in self.family.extra:
+            y.append(self._plain(self.parts[1].text, others[0]) if others else np.ones(len(frame)))
+        elif self.family is not None and "event" in self.family.extra:
+            y.append(self._event(others[0], first) if others else np.ones(len(frame)))
+        return tuple(torch.as_tensor(one, dtype=torch.float64) for one in y)
+
+    def _outcome(self, column: Any, first: bool) -> Any:
+        """The codes of the outcome."""
+        piece, name = self.parts[0], self.parts[0].text
+        if piece.level is not None or self.positive is not None:
+            return self._against(column, piece.level, first)
+        if self._ordered:
+            return self._categories(column, first)
+        if is_number(column) and not isinstance(column.dtype, pd.CategoricalDtype):
+            values = self._plain(name, column)
+            if first and self._two and len(found := np.unique(values)) == 2 and tuple(found) != (0.0, 1.0):
+                self._success(f"{found[0]:g}", f"{found[1]:g}", "is the larger")
+            return values
+        if first:
+            self._levels = _levels_of(column)
+        if not self._two or len(self._levels) != 2:
+            shown = [*map(str, self._levels[:5]), *[".."] * (len(self._levels) > 5)]
+            number = "two classes" if self._two else "a number"
+            also = " For ordered categories take the family 'ordinal'." if len(self._levels) > 2 else ""
+            raise InputError(
+                f"The response is {number}; {name} holds categories, {', '.join(shown)}. Name the one that counts as "
+                f"1: {name}[{self._levels[-1]}].{also}"
+            )
+        if first:
+            last = "is the last category" if isinstance(column.dtype, pd.CategoricalDtype) else "sorts last"
+            self._success(str(self._levels[0]), str(self._levels[1]), last)
+        return self._codes(column)
+
+    def _success(self, failure: str, success: str, why: str) -> None:
+        """Note which of two classes counts as success."""
+        self.success = success
+        self.notes.append(
+            f"of {self.parts[0].text}, {success!r} counts as success, which {why}, and {failure!r} does not; "
+            f"positive={failure!r} turns that round"
+        )
+
+    def _against(self, column: Any, level: Any, first: bool) -> Any:
+        """1 where the outcome is of a level, and 0 elsewhere."""
+        name = self.parts[0].name or self.parts[0].text
+        if self._ordered or not (level is not None or self._two):
+            said = "categories" if self._ordered else "numbers"
+            raise InputError(
+                f"{self.positive if level is None else level!r} is to be the success, and the outcome is of {said}. "
+                "Leave that out, or take the family 'bernoulli'."
+            )
+        texts = table_checks.as_levels(column)
+        self.success = str(table_checks.as_levels(pd.Series([self.positive if level is None else level])).iloc[0])
+        found = (texts == self.success).to_numpy()
+        if first and not found.any():
+            levels = sorted(map(str, pd.unique(texts)))
+            raise InputError(
+                f"{name} has no level {self.success!r}; it has {listed(levels)}.{hint(self.success, levels)}"
+            )
+        return found.astype(float)
+
+    def _categories(self, column: Any, first: bool) -> Any:
+        """The codes 0, 1, ... of ordered categories, or of any where there is no family."""
+        name = self.parts[0].text
+        if first:
+            self._levels = _levels_of(column)
+            if len(self._levels) < 2:
+                raise InputError(f"The response has two categories or more; {name} is {self._levels[0]} in all rows.")
+            if len(self._levels) > table_checks.MOST_LEVELS:
+                raise InputError(
+                    f"The response has categories; {name} has {len(self._levels)} different values, more than "
+                    f"{table_checks.MOST_LEVELS}. Take a family of numbers, such as gaussian, or cut it into few."
+                )
+            self.outcomes = tuple(table_checks.as_levels(pd.Series(self._levels)))
+            if not isinstance(column.dtype, pd.CategoricalDtype) and not is_number(column) and self.family is not None:
+                self.notes.append(
+                    f"the categories of {name} are in the order {' < '.join(self.outcomes)}, as they sort; a "
+                    "pandas.Categorical has an order of its own"
+                )
+        return self._codes(column)
+
+    def _codes(self, column: Any) -> Any:
+        """The places among the levels of the fit."""
+        entries = column.astype(object)
+        codes = pd.Index(self._levels, dtype=object).get_indexer(pd.Index(entries))
+        if (codes < 0).any():
+            raise InputError(
+                f"{self.parts[0].text} holds {entries.iloc[int((codes < 0).argmax())]!r}, and the fit had "
+                f"{listed([str(level) for level in self._levels])}. Leave those rows out."
+            )
+        return codes.astype(float)
+
+    def _event(self, column: Any, first: bool) -> Any:
+        """1 where an event was seen, and 0 where the time is censored."""
+        part = self.parts[1]
+        if is_number(column) and part.level is None and not isinstance(column.dtype, pd.CategoricalDtype):
+            return self._plain(part.text, column)
+        levels = [str(level) for level in _levels_of(column)]
+        texts = table_checks.as_levels(column)
+        if first and part.level is not None:
+            self._seen = str(part.level)
+        elif first:
+            if {"left", "interval"} & set(levels):
+                raise InputError(
+                    f"{part.text} holds {listed(levels)}; only times that are censored on the right are read here. "
+                    "Leave the others out."
+                )
+            if len(levels) > 2:
+                raise InputError(
+                    f"An event was seen or not; {part.text} holds {listed(levels)}. Name the one that was seen: "
+                    f"{part.text}[{levels[-1]}]."
+                )
+            self._seen = "none" if set(levels) <= {"none", "right"} else levels[-1]
+            self.notes.append(f"{part.text} {self._seen!r} counts as an event that was seen, the rest as censored")
+        return (texts == self._seen).to_numpy().astype(float)
+
+    def _plain(self, name: str, column: Any) -> Any:
+        """A column of finite numbers."""
+        try:
+            values = column.to_numpy(dtype=float)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{name} must be numbers; it holds {column.iloc[0]!r} in the first row.") from error
+        bad = ~np.isfinite(values)
+        if bad.any():
+            raise InputError(f"{name} is not finite in {bad.sum()} of {len(bad)} rows, the first {int(bad.argmax())}.")
+        return values
+
+
+def _levels_of(column: Any) -> list[Any]:
+    """The levels of a column: of categories in their order, otherwise sorted."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return list(column.cat.remove_unused_categories().cat.categories)
+    return sorted(pd.unique(column), key=_by_kind)
