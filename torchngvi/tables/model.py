@@ -12,7 +12,7 @@ from torchngvi.extras import needing
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
 from torchngvi.models.mixed_prior import MixedPrior
 from torchngvi.tables.design import Formula, design_of_arrays
-from torchngvi.tables.families import Family, Held, family_of
+from torchngvi.tables.families import Family, Held, Ordinal, family_of
 from torchngvi.tables.globals import FitSettings, integrate
 from torchngvi.tables.parts import Coordinates, Design, Posterior
 from torchngvi.tables.priors import LKJ, Exponential, HalfNormal, HalfT, Normal, Priors, settle
@@ -223,6 +223,8 @@ def regression(
     made = Formula(formula, frame, found := _family(family), weights=weights, positive=positive)
     for note in (*made.notes, *([made.asked] if made.asked else [])):
         warnings.warn(f"{note[0].upper()}{note[1:].rstrip('.')}.", stacklevel=2)
+    if made.outcomes is not None and isinstance(found, Ordinal):
+        found = type(found)(made.outcomes)
     return TableModel(made.design, found, priors=_priors(priors, prior, found), formula=made)
 
 
