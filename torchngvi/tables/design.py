@@ -218,6 +218,22 @@ class FormulaColumns(NamedTuple):
     predictors: tuple[str, ...]  # of the fixed effects, and of those that vary
     groups: tuple[str, ...]
 
+    @classmethod
+    def of(cls, formula: "str | Sides") -> "FormulaColumns":
+        """Find them without a table.
+
+        >>> FormulaColumns.of("prop(s, n) ~ log(x) + (1 + t | school)")
+        FormulaColumns(response=('n', 's'), predictors=('t', 'x'), groups=('school',))
+        """
+        sides = Sides.of(formula) if isinstance(formula, str) else formula
+        pieces = [_Piece(text, sides.left) for text in _taken_apart(sides.left)[1]]
+        terms = [*sides.terms, *(term for block in sides.blocks for term in block.terms)]
+        return cls(
+            tuple(sorted({name for piece in pieces for name in piece.columns})),
+            tuple(sorted(formulas.variables(terms))),
+            tuple(sorted({key for block in sides.blocks for key in block.keys})),
+        )
+
 
 class Formula:
     """A formula on a table: the design that it makes of it, and of new rows.
@@ -275,13 +291,7 @@ class Formula:
         sides, self.formula, self.family, self.positive = Sides.of(formula), formula, family, positive
         self._response = _Response(formula, sides.left, family, positive)
         self.response, self.weights = sides.left, weights
-        self.columns = columns = FormulaColumns(
-            self._response.columns,
-            tuple(
-                sorted(formulas.variables([*sides.terms, *(term for block in sides.blocks for term in block.terms)]))
-            ),
-            tuple(sorted({key for block in sides.blocks for key in block.keys})),
-        )
+        self.columns = columns = FormulaColumns.of(sides)
         both = sorted(set(self._response.parts[0].columns) & set(columns.predictors))
         if both:
             raise InputError(
@@ -565,6 +575,7 @@ class _Piece:
             return
         except ValueError:
             pass
+        text = re.sub(r"\[\s*([-+.\w]+)\s*\]$", r"['\1']", text)  # of numbers too, y[1]
         bare, inner = "", formulas.masked(text)
         while bare != inner:  # without what stands in parentheses
             bare, inner = inner, re.sub(r"\([^()]*\)|\[[^][]*\]", "", inner)
@@ -599,20 +610,25 @@ class _Piece:
         return pd.Series(values)
 
 
+def _taken_apart(left: str) -> tuple[str, list[str]]:
+    """What stands beside the outcome of a response, "trials", "event" or "", and its parts."""
+    name, _, rest = left.partition("(")
+    beside = "trials" if name.strip() in OF_TRIALS else "event" if name.strip() == OF_SURVIVAL else ""
+    if not beside or not rest.rstrip().endswith(")"):
+        return "", [left]
+    return beside, formulas.arguments(rest.rstrip()[:-1])
+
+
 class _Response:
     """The left-hand side of a formula, which makes y of tables."""
 
     def __init__(self, formula: str, left: str, family: "Family | None", positive: Any) -> None:
         self.formula, self.left, self.family, self.positive = formula, left, family, positive
-        name, _, rest = left.partition("(")
-        name = name.strip()
-        self.beside = "trials" if name in OF_TRIALS else "event" if name == OF_SURVIVAL else ""
-        texts = [left]
-        if self.beside and rest.rstrip().endswith(")"):
-            texts = formulas.arguments(rest.rstrip()[:-1])
+        self.beside, texts = _taken_apart(left)
+        if self.beside:
             if len(texts) != 2:
                 takes = "prop(successes, trials)" if self.beside == "trials" else "censored(time, event)"
-                raise InputError(f"The response {left!r} has {len(texts)} parts; it is {takes}.")
+                raise InputError(f"The response {left!r} is to have two parts, as {takes}; it has {len(texts)}.")
             if family is None or self.beside not in family.extra:
                 takes = "binomial or beta_binomial" if self.beside == "trials" else "weibull or lognormal"
                 said = "a model of categories" if family is None else f"the {family.name} family"
@@ -621,7 +637,6 @@ class _Response:
                     f"takes an outcome alone. Choose a family such as {takes}."
                 )
         self.parts = [_Piece(text, formula) for text in texts]
-        self.columns = tuple(sorted({name for part in self.parts for name in part.columns}))
         self.outcomes: tuple[str, ...] | None = None
         self.success, self.notes = "", list[str]()
         self._levels: list[Any] = []
@@ -645,7 +660,7 @@ class _Response:
             y.append(self._plain(self.parts[1].text, others[0]) if others else np.ones(len(frame)))
         elif self.family is not None and "event" in self.family.extra:
             y.append(self._event(others[0], first) if others else np.ones(len(frame)))
-        return tuple(torch.as_tensor(one, dtype=torch.float64) for one in y)
+        return tuple(torch.tensor(one, dtype=torch.float64) for one in y)  # copies, which pandas may not share
 
     def _outcome(self, column: Any, first: bool) -> Any:
         """The codes of the outcome."""
@@ -737,10 +752,12 @@ class _Response:
         part = self.parts[1]
         if is_number(column) and part.level is None and not isinstance(column.dtype, pd.CategoricalDtype):
             return self._plain(part.text, column)
-        levels = [str(level) for level in _levels_of(column)]
+        levels = list(table_checks.as_levels(pd.Series(_levels_of(column))))
         texts = table_checks.as_levels(column)
         if first and part.level is not None:
             self._seen = str(part.level)
+            if self._seen not in levels:
+                raise InputError(f"{part.name} has no level {self._seen!r}; it has {listed(levels)}.")
         elif first:
             if {"left", "interval"} & set(levels):
                 raise InputError(

@@ -203,7 +203,11 @@ def term_name(term: Any) -> str:
 
 def variables(terms: Iterable[Any]) -> set[str]:
     """The columns that terms name."""
-    return {name for term in terms if term_name(term) != "1" for name in term.var_names if name}
+    found: set[str] = set()
+    for component in (part for term in terms for part in getattr(term, "components", ())):
+        coding = getattr(getattr(component, "call", None), "callee", "") == "C"  # C(x, Sum) names no column Sum
+        found |= set(component.var_names) - (set(_CODINGS) if coding else set())
+    return found - {""}
 
 
 # ------------------------------------------------------------------------------------ what formulae reads
