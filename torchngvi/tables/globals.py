@@ -40,18 +40,22 @@ class FitSettings:
         end: of the search for the mode: gᵀH⁻¹g, twice the nats that a step of Newton's method still promises.
         gradients: of the search at most; it takes 7 to 30 where there is a mode.
         trials: of the length of one step, each a tenth to a half of the one before.
+        stuck: share of a step to which it may be cut near the end, before gradients are said to contradict values, as
+            they do by the error of the quadrature.
         stride: by which a step may move a logarithm of a scale, or a coordinate of the likelihood.
         apart: sds, in the metric of the search, between which gradients are differenced for the Hessian.
         orders: numbers of nodes that are tried. One node is Laplace's approximation, enough for groups of many rows.
         most_nodes: of one group, over all dimensions.
         settled: nats by which log joints of draws may differ from those with more nodes: weights then differ by 2 %.
-            An order counts as enough if the next two agree with it: of epilepsy one node and three agree within .01 nats,
-            three and five differ by .05.
+            An order counts as enough if the next two agree with it: of epilepsy one node and three agree within .01
+            nats, three and five differ by .05.
         looked: draws at which that is looked at.
         far: sds of these draws.
         wider: of the t distribution of the mixture, in sds of the Gaussian.
         dof: of the t distribution of the mixture.
         k_hat: above which draws come from their own moments again; the variance of weights is finite below .5.
+        sides: sds of a direction at which the log joint is looked at on either side, where draws about the mode fail.
+        longest: of a side, in sds of the Gaussian.
         again: how often they may. Once was enough in nine of nine data sets.
         grid_above: sd of log τ above which its density has a tail like τ itself, which no Gaussian has: of 100 tables
             without spread 6 had a k-hat above .7 by the mixture, and none by the grid.
@@ -75,8 +79,9 @@ class FitSettings:
     nodes: int | None = None
     several_draws: int = 1000
     end: float = 1e-6
-    gradients: int = 400
+    gradients: int = 200
     trials: int = 12
+    stuck: float = 0.02
     stride: float = 2.0
     apart: float = 0.3
     orders: tuple[int, ...] = (1, 3, 5, 7, 9, 15, 25, 41, 61)
@@ -87,6 +92,8 @@ class FitSettings:
     wider: float = 1.2
     dof: float = 5.0
     k_hat: float = 0.5
+    sides: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
+    longest: float = 5.0
     again: int = 2
     grid_above: float = 0.3
     grid_points: int = 13
@@ -186,8 +193,8 @@ def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] 
                 break
             curved = change + size * left  # of a parabola through both values and the slope
             size *= min(max(0.5 * size * left / curved, 0.1), 0.5) if math.isfinite(curved) and curved > 0 else 0.25
-        if after is None:
-            close = left < settings.settled
+        close = left < settings.settled
+        if after is None or (close and size < settings.stuck):
             if (fresh or close) and joint.refine(theta, True):
                 here = joint.with_gradient(theta[None], here.modes)
                 continue
@@ -203,7 +210,11 @@ def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] 
             B = root @ root.mT
         else:
             Bt = B @ turned
-            B = B + ((1 + (turned @ Bt) / inner) * torch.outer(moved, moved) - 2 * _symmetric(torch.outer(moved, Bt))) / inner
+            B = (
+                B
+                + ((1 + (turned @ Bt) / inner) * torch.outer(moved, moved) - 2 * _symmetric(torch.outer(moved, Bt)))
+                / inner
+            )
             fresh = False
     return ended(False, f"The search has spent {settings.gradients} gradients: perhaps the posterior has no mode.")
 
@@ -216,6 +227,17 @@ def _gradient(valued: Valued) -> Tensor:
 
 def _symmetric(matrix: Tensor) -> Tensor:
     return 0.5 * (matrix + matrix.mT)
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    """The inverse of square matrices; not finite where there is none."""
+    return torch.linalg.inv_ex(matrix).inverse
+
+
+def _lower(root: Tensor) -> Tensor:
+    """Lower triangular roots of the same products, with diagonals that are not negative."""
+    lower = torch.linalg.qr(root.mT, mode="r").R.mT
+    return lower * torch.where(lower.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(lower)[..., None, :]
 
 
 def inverse_root(
@@ -231,7 +253,7 @@ def inverse_root(
     scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
     values, vectors, _ = eigh(scale[:, None] * hessian * scale)
     least = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
-    return scale[:, None] * vectors * values.abs().clamp_min(least).rsqrt()
+    return scale[:, None] * vectors * values.abs().clamp_min(least.clamp_min(torch.finfo(least.dtype).tiny)).rsqrt()
 
 
 # ------------------------------------------------------------------------------------------------- proposals
@@ -277,7 +299,7 @@ class Frame(NamedTuple):
         gradient = _gradient(ends)
         inner = _symmetric((gradient[dim:] - gradient[:dim]) @ C / (2 * apart))  # Cᵀ H C
         along = (ends.modes[:, :dim] - ends.modes[:, dim:]) / (2 * apart)
-        slopes = torch.linalg.solve(C.mT, along)
+        slopes = _inverse(C).mT @ along
         return cls(found.theta, C @ inverse_root(inner), found.at.modes, slopes)
 
     def modes(self, theta: Tensor) -> Tensor:
@@ -291,11 +313,13 @@ class Mixture(NamedTuple):
     """½ N(m, R Rᵀ) + ½ t with the same centre, wider; its draws in equal parts from both.
 
     Half of the draws are from the Gaussian, so that an exact one keeps half of its draws at the least; the other half
-    reaches what the Gaussian misses.
+    reaches what the Gaussian misses.  Each column of R may be of other lengths on either side of the mode, as where the
+    posterior has a longer tail in one direction (Geweke 1989).
     """
 
     mean: Tensor  # (dim,)
     root: Tensor  # R, (dim, dim)
+    sides: Tensor  # factors of the columns of R below and above, (2, dim)
     frame: Frame
     wider: float
     dof: float
@@ -303,16 +327,19 @@ class Mixture(NamedTuple):
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw θ, (count, dim); noise is drawn on the CPU in float64, the same on every device."""
         z = torch.randn(count, len(self.mean), generator=generator, dtype=torch.float64)
+        side = torch.rand(count, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
         z[count // 2 :] *= self.wider * _stretch(count - count // 2, self.dof, generator)[:, None]
-        return self.mean + z.to(self.mean) @ self.root.mT
+        above = side * self.sides.sum(0) < self.sides[1]
+        return self.mean + torch.where(above, self.sides[1], -self.sides[0]) * z.to(self.mean).abs() @ self.root.mT
 
     def log_density(self, theta: Tensor) -> Tensor:
         """The log density of each, (S,)."""
-        square = torch.linalg.solve(self.root, (theta - self.mean).mT).square().sum(0)
-        dim = len(self.mean)
+        z, dim = (theta - self.mean) @ _inverse(self.root).mT, len(self.mean)
+        square = (z / torch.where(z > 0, self.sides[1], self.sides[0])).square().sum(-1)
         gaussian = -0.5 * square - 0.5 * dim * math.log(2 * math.pi)
         wide = _student(square / self.wider**2, dim, self.dof) - dim * math.log(self.wider)
-        return torch.logaddexp(gaussian, wide) - math.log(2) - torch.linalg.slogdet(self.root).logabsdet
+        volume = torch.linalg.slogdet(self.root).logabsdet + self.sides.mean(0).log().sum()
+        return torch.logaddexp(gaussian, wide) - math.log(2) - volume
 
     def modes(self, theta: Tensor) -> Tensor:
         """About the modes of the effects, (n, S, r)."""
@@ -338,21 +365,25 @@ class Grid:
 
         log p(t | y) = log p(y, mode, t) - ½ log|H| + constant
 
-    by Laplace; between the points by monotone cubics (Fritsch and Carlson 1980), beyond them with the slope of the ends,
-    on the left at least 1, since the density falls like τ itself.  Draws of t are stratified.
+    by Laplace; between the points by monotone cubics (Fritsch and Carlson 1980), beyond them with the slope of the
+    ends, on the left at least 1, since the density falls like τ itself.  Draws of t are stratified.
     """
 
     def __init__(self, joint: Integrated, frame: Frame, settings: FitSettings) -> None:
         self.place, self.settings = joint.coordinates.p, settings
         place, theta = self.place, frame.theta
         keep = torch.arange(len(theta), device=theta.device) != place
-        precision = torch.cholesky_inverse(torch.linalg.cholesky(_symmetric(frame.root @ frame.root.mT)))
+        inverse = _inverse(frame.root)
+        precision = inverse.mT @ inverse
         chord = inverse_root(precision[keep][:, keep])
         sd = float(frame.root[place].norm())
         unit = min(1.0, sd)
-        self.t = torch.linspace(
-            -settings.grid_below * unit, settings.grid_above_mode * unit, settings.grid_points, dtype=theta.dtype
-        ).to(theta) + theta[place]
+        self.t = (
+            torch.linspace(
+                -settings.grid_below * unit, settings.grid_above_mode * unit, settings.grid_points, dtype=theta.dtype
+            ).to(theta)
+            + theta[place]
+        )
         points, modes, root = self._modes(joint, frame, keep, chord, precision)
         # own Hessians, by differences along the columns of the roots
         dim, G, h = int(keep.sum()), len(self.t), settings.apart
@@ -367,10 +398,10 @@ class Grid:
         slope = _gradient(at)[:, keep]
         promised = (own.mT @ slope[..., None])[..., 0]
         self.mean = points[:, keep] + (own @ promised[..., None])[..., 0]
-        self.root = torch.linalg.cholesky(own @ own.mT)
+        self.root = _lower(own)
         self.effects, self.keep, self.dim = at.modes, keep, dim
-        along = (ends.modes.unflatten(1, (G, 2 * dim))[:, :, :dim] - ends.modes.unflatten(1, (G, 2 * dim))[:, :, dim:])
-        self.slopes = torch.linalg.solve(root.mT, along / (2 * h))  # (n, G, dim, r)
+        along = ends.modes.unflatten(1, (G, 2 * dim))[:, :, :dim] - ends.modes.unflatten(1, (G, 2 * dim))[:, :, dim:]
+        self.slopes = _inverse(root).mT @ (along / (2 * h))  # (n, G, dim, r)
         self.at = points[:, keep]
         log_p = at.value + 0.5 * promised.square().sum(-1) + self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         self._density(log_p)
@@ -438,7 +469,9 @@ class Grid:
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw θ, (count, dim), in random order."""
-        places = (torch.arange(count, dtype=torch.float64) + torch.rand(count, generator=generator, dtype=torch.float64)) / count
+        places = (
+            torch.arange(count, dtype=torch.float64) + torch.rand(count, generator=generator, dtype=torch.float64)
+        ) / count
         places = places[torch.randperm(count, generator=generator)].to(self.t) * self.cumulative[-1]
         cell = (torch.searchsorted(self.cumulative, places) - 1).clamp(0, len(self.log_cell) - 1)
         inner = (places - self.cumulative[cell]) / (self.cumulative[cell + 1] - self.cumulative[cell]).clamp_min(1e-300)
@@ -455,7 +488,9 @@ class Grid:
         t = theta[:, self.place]
         cell = ((t - self.edges[0]) / self.width).floor().long().clamp(0, len(self.log_cell) - 1)
         root = self._between(t, self.root)
-        z = torch.linalg.solve_triangular(root, (theta[:, self.keep] - self._between(t, self.mean))[..., None], upper=False)
+        z = torch.linalg.solve_triangular(
+            root, (theta[:, self.keep] - self._between(t, self.mean))[..., None], upper=False
+        )
         volume = root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return self.log_cell[cell] + _student(z[..., 0].square().sum(-1), self.dim, self.settings.grid_dof) - volume
 
@@ -525,10 +560,14 @@ class Weigher:
             theta, log_weights = torch.cat([before.theta, theta]), torch.cat([before.log_weights, log_weights])
         return Weighing.of(proposal, theta, log_weights)
 
-    def from_mixture(self, frame: Frame, count: int) -> Weighing:
-        """Weight draws about the mode, and again of the weighted moments where they are not fine."""
+    def from_mixture(self, frame: Frame, value: Tensor, count: int, place: int) -> Weighing:
+        """Weight draws about the mode; where they are not fine, of unequal sides, and of the weighted moments."""
         settings = self.settings
-        best = self.weigh(Mixture(frame.theta, frame.root, frame, settings.wider, settings.dof), count)
+        even, shape = torch.ones_like(frame.root[:2]), (frame, settings.wider, settings.dof)
+        best = self.weigh(Mixture(frame.theta, frame.root, even, *shape), count)
+        if not best.fine(settings):
+            other = self.weigh(Mixture(frame.theta, *self._sides(frame, value, place), *shape), count)
+            best = max(best, other, key=lambda one: one.merit)
         for _ in range(settings.again):
             draws = best.weighted
             if best.fine(settings) or draws.effective < 3 * len(frame.theta):  # too few for a covariance
@@ -538,9 +577,25 @@ class Weigher:
             root, ok = cholesky(apart.mT @ (draws.weights[:, None] * apart))
             if not bool(ok):
                 break
-            other = self.weigh(Mixture(mean, root, frame, settings.wider, settings.dof), count)
+            other = self.weigh(Mixture(mean, root, even, *shape), count)
             best = max(best, other, key=lambda one: one.merit)
         return best
+
+    def _sides(self, frame: Frame, value: Tensor, place: int) -> tuple[Tensor, Tensor]:
+        """A root whose first columns move scales and the likelihood, and how long its columns are on either side.
+
+        With ℓ the log joint at δ lengths of a column on one side, that side is max over δ of δ/√(2 (ℓ(0) - ℓ(δ))).
+        """
+        dim = len(frame.theta)
+        order = torch.arange(dim, device=frame.theta.device).roll(-place)
+        root = torch.empty_like(frame.root)
+        root[order] = _lower(frame.root[order])
+        lengths = torch.tensor(self.settings.sides, dtype=root.dtype, device=root.device)
+        moves = torch.stack([-lengths, lengths])[..., None, None] * root.mT  # (2, L, dim, dim)
+        theta = (frame.theta + moves).flatten(0, 2)
+        fall = value - self.log_joint(theta, frame.modes(theta)).reshape(2, len(lengths), dim)
+        sides = lengths[:, None] / (2 * fall.clamp_min(self.settings.settled)).sqrt()
+        return root, sides.amax(1).clamp(0.5, self.settings.longest)
 
     def enough(self, found: Weighing, progress: bool) -> Weighing:
         """Double the draws of a proposal until enough of them are effective."""
@@ -601,16 +656,20 @@ class IntegratedPosterior(Posterior):
         weigher = Weigher(self._log_joint, settings, generator)
         count = max(settings.draws, settings.several_draws) if joint.r > 1 else settings.draws
         wide = joint.r == 1 and float(frame.root[joint.coordinates.p].norm()) > settings.grid_above
-        best: Weighing | None = None if wide else weigher.from_mixture(frame, count)
+
+        def about_mode() -> Weighing:
+            return weigher.from_mixture(frame, found.at.value[0], count, self.coordinates.p)
+
+        best: Weighing | None = None if wide else about_mode()
         how = "a Gaussian and a wider t distribution about their mode"
         if joint.r == 1 and (best is None or best.weighted.k_hat > settings.k_hat):
             grid = weigher.weigh(Grid(joint, frame, settings), count)
             if best is None and not grid.fine(settings):
-                best = weigher.from_mixture(frame, count)
+                best = about_mode()
             if best is None or grid.merit > best.merit:
                 best, how = grid, "a grid over the logarithm of the standard deviation"
         assert best is not None
-        best = weigher.enough(best, progress)
+        best = weigher.enough(best, progress) if found.converged else best
         self.weighted = best.weighted
         self.log_evidence = best.log_evidence + self._correction(found)
         self.method = self._said(how)

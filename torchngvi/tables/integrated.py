@@ -1,7 +1,7 @@
 """The log joint of the globals of a model with at most one grouping factor, its random effects integrated out.
 
-The effects of a group are b_i = C u_i with u_i ~ N(0, I): where standard deviations tend to 0 the integrand over u has a
-Hessian of at least I, and nothing collapses.  With û_i the mode of the integrand and L_i L_iᵀ the inverse of its Hessian,
+The effects of a group are b_i = C u_i with u_i ~ N(0, I): where standard deviations tend to 0 the integrand over u has
+a Hessian of at least I, and nothing collapses.  With û_i its mode and L_i L_iᵀ the inverse of its Hessian there,
 
     log p(y_i | θ) ≈ log Σ_k w_k exp(½|z_k|² + log|L_i| - ½|u_ik|² + Σ_j log p(y_j | x_jᵀa + z_jᵀC u_ik, φ)),
     u_ik = û_i + L_i z_k,
@@ -10,8 +10,8 @@ is adaptive Gauss-Hermite quadrature (Liu and Pierce 1994; Pinheiro and Bates 19
 where the nodes are, so that its gradient is that of the integrand at nodes that are held, up to the error of the rule.
 Without a factor each row is a group of its own that has no effects, r = 0, and there is nothing to integrate.
 
-Tensors have the groups or the rows first, (n, S, ..), for S values of the globals.  The rows of a group are one axis, of
-m rows, where groups of fewer rows are filled up by rows of weight 0: sums over rows, and effects of rows, are then
+Tensors have the groups or the rows first, (n, S, ..), for S values of the globals.  The rows of a group are one axis,
+of m rows, where groups of fewer rows are filled up by rows of weight 0: sums over rows, and effects of rows, are then
 plain sums and broadcasts, 2 to 4 times faster than with indices.
 """
 
@@ -44,8 +44,8 @@ class Integration:
             in place of 2·10⁶ the draws of 9,172 rows take half of the time.
         filled: the rows by which filling up may lengthen a table, as a share; beyond, groups go by powers of two of
             their sizes.
-        search_nodes: of the rule while the mode is searched for, in each dimension of one, two and three effects. With 9
-            a search stood still 70 nats below the mode of the toenail data, with 15 none did.
+        search_nodes: of the rule while the mode is searched for, in each dimension of one, two and three effects. With
+            9 a search stood still 70 nats below the mode of the toenail data, with 15 none did.
         wide_nodes: the same where a standard deviation has passed ``wide``.
         wide: standard deviation of effects, on the scale of the linear predictor, beyond which outcomes of 0 and 1 make
             integrands that are far from Gaussian.
@@ -97,7 +97,7 @@ class LogJoint(ABC):
     newton = False  # whether the curvature is exact, so that steps are those of Newton's method
 
     def refine(self, theta: Tensor, stuck: bool) -> bool:
-        """Whether the log joint is computed more finely from here on: a search asks at its end, and where it is stuck."""
+        """Whether the log joint is finer from here on: a search asks at its end, and where it is stuck."""
         return False
 
     @abstractmethod
@@ -306,7 +306,7 @@ class Integrated(LogJoint):
             prior = self.priors.log_prob(theta.requires_grad_(gradient))
             if slope is not None:
                 slope = slope + torch.autograd.grad(prior.sum(), theta)[0]
-        value = (of_groups.sum(0) + prior.detach()).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+        value = _finite(of_groups.sum(0) + prior.detach())
         return Valued(value, slope, found, of_groups)
 
     def _integrand(
@@ -380,7 +380,7 @@ class Integrated(LogJoint):
         C: Tensor,  # (S, r, r)
         phi: Tensor,  # (S, nphi)
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """-log of the integrand up to a constant (n, S), its gradient, and the root R of its Hessian, clamped to ≥ I."""
+        """-log of the integrand up to a constant (n, S), its gradient, and the root R of its Hessian, at least I."""
         self.jets += len(phi) if block.part.start == 0 else 0
         f, slope, curvature = self._jet(block, u, fixed, C, phi)
         value = f.sum(1) + 0.5 * u.square().sum(-1)
@@ -389,7 +389,7 @@ class Integrated(LogJoint):
         eye = torch.eye(self.r, dtype=u.dtype, device=u.device)
         H = small_blocks.product(C.mT, small_blocks.product(inner, C)) + eye
         root, ok = small_blocks.cholesky(H)
-        return value.nan_to_num(nan=torch.inf), gradient, torch.where(ok[..., None, None], root, eye)
+        return -_finite(-value), gradient, torch.where(ok[..., None, None], root, eye)
 
     def _jet(self, block: _Block, u: Tensor, fixed: Tensor, C: Tensor, phi: Tensor) -> tuple[Tensor, ...]:
         """-log p(y | η, φ) of rows, times their weights, with two derivatives in η, (n, m, S)."""
@@ -474,7 +474,7 @@ class Integrated(LogJoint):
             points = u[..., None, :] + wider * small_blocks.tsolve(root, z.mT).mT
             if candidates > 1:
                 log_weights = self._integrand(block, theta[part], points) + 0.5 * z.square().sum(-1)
-                share = log_weights.nan_to_num(nan=-torch.inf).softmax(-1).nan_to_num(1.0).cumsum(-1)
+                share = _finite(log_weights).softmax(-1).nan_to_num(1.0).cumsum(-1)
                 chosen = (share < shift[..., 0, -1:] * share[..., -1:]).sum(-1).clamp_max(candidates - 1)
                 points = points.gather(-2, chosen[..., None, None].expand(*chosen.shape, 1, self.r))
             drawn[block.part, part] = points[..., 0, :]
@@ -488,6 +488,11 @@ class Integrated(LogJoint):
         """b = C u of the groups in the order of their numbers, (S, n, r)."""
         C = covariance_root(self.coordinates.split(theta)[1][0], self.r)
         return small_blocks.product(u[self.place][..., None, :], C.mT)[..., 0, :].transpose(0, 1)
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Values, -inf in the place of whatever is not finite."""
+    return torch.where(values.isfinite(), values, -torch.inf)
 
 
 def _sums(
@@ -508,7 +513,7 @@ def _squares(
 
 
 def _lattice(count: int, dim: int) -> Tensor:
-    """A rank-one lattice in the unit cube, (count, dim): steps of 1/count, and powers of the generalised golden ratio."""
+    """A rank-one lattice in the unit cube, (count, dim): steps of 1/count, and powers of a golden ratio."""
     ratio = 2.0
     for _ in range(50):
         ratio = (1 + ratio) ** (1 / dim)  # x^dim = x + 1 is the golden ratio of dim - 1 more coordinates
