@@ -173,7 +173,7 @@ def test_many_rows_are_taken_in_parts(monkeypatch):
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda r: r.marginal_effects("w"), "the columns of the formula are y, x, z, sex, g; got 'w'"),
+        (lambda r: r.marginal_effects("w"), "the columns are y, x, z, sex, g; got 'w'"),
         (lambda r: r.marginal_effects("x", at={"zz": [0]}), "Did you mean 'z'"),
         (lambda r: r.marginal_effects("x", by="ses"), "Did you mean 'sex'"),
         (lambda r: r.marginal_effects("x", kind="response"), "for new outcomes use predict"),
@@ -183,7 +183,10 @@ def test_many_rows_are_taken_in_parts(monkeypatch):
         (lambda r: r.contrasts("sex", values=["f"]), "at least two values of sex; got 1"),
         (lambda r: r.predictions({"q": [1]}), "got 'q'"),
         (lambda r: r.marginal_effects("x", new=r.formula.table.head(0)), "at least one row"),
-        (lambda r: r.marginal_effects("x", new=r.formula.table.drop(columns="x")), "no column 'x'"),
+        (
+            lambda r: r.marginal_effects("x", new=r.formula.table.drop(columns="x")),
+            "the columns are y, z, sex, g; got .x.",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_refused(ask, said):

@@ -356,7 +356,7 @@ def test_leave_one_group_out_is_that_of_normal_groups():
 def test_rows_of_a_mixed_model_are_left_out_given_the_others_of_their_group():
     result, _ = grouped_mean(groups=30, each=8)
     y, number = result.design.y[0], result.design.factors[0].groups
-    found = result.leave_one_out()
+    found = result.leave_one_out(count=8000)
     # the exact one: all rows are normal with covariance I + tau² of groups + a flat mean
     n = len(y)
     V = torch.eye(n).double() + 0.64 * (number[:, None] == number) + 1e6
@@ -364,8 +364,8 @@ def test_rows_of_a_mixed_model_are_left_out_given_the_others_of_their_group():
     sd = P.diagonal().rsqrt()
     exact = N(y - (P @ y) / P.diagonal(), sd).log_prob(y)
     assert float(found.k_hat.max()) < 0.7
-    assert found.total == pytest.approx(float(exact.sum()), abs=0.15 * math.sqrt(30))
-    assert float((found.density - exact).abs().max()) < 0.2
+    assert found.total == pytest.approx(float(exact.sum()), abs=0.4)  # 0.3 nats at 1000 draws, over 8 of them its root
+    assert float((found.density - exact)[found.k_hat < 0.5].abs().max()) < 0.05
 
 
 def test_groups_of_bad_weights_are_fitted_without_or_named():

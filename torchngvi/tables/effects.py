@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from torchngvi.arguments import read_choice, read_list, read_size
 from torchngvi.errors import InputError
 from torchngvi.messages import hint, listed
-from torchngvi.tables.prediction import check_kind, check_population
+from torchngvi.tables.prediction import Predictor, check_kind, check_population
 from torchngvi.tables.table import Marginals, printed, probability
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 STEP = (
     1e-5  # sds of a column to both sides: about the cube root of the rounding of float64, best for central differences
 )
-FEW = 2  # different numbers in a column that is read as one of categories by `contrasts`
+FEW = 2  # values that a contrast is between, and different numbers of a column whose values are all compared
 PRINTED = 50  # lines of a table that are printed
 
 Cell = tuple[tuple[str, Any], ...]  # columns with their values, of one line of an answer
@@ -89,6 +90,8 @@ class Asked:
 
     Args:
         result: the fit.
+        at: for some columns the values that all rows are given.
+        by: columns, of whose values each has an average over its own rows.
         new: a table of rows to average over; None for that of the fit, whose rows count by their weights.
         kind: "mean" or "linear".
         population: see `TableResult.predict`.
@@ -97,148 +100,119 @@ class Asked:
     """
 
     def __init__(
-        self, result: TableResult, new: Any, kind: str, population: bool | str, interval: float, seed: int
+        self,
+        result: TableResult,
+        at: Mapping[str, Any] | None,
+        by: str | Sequence[str],
+        new: Any,
+        kind: str,
+        population: bool | str,
+        interval: float,
+        seed: int,
     ) -> None:
-        kind = check_kind(kind, result.family)
-        if kind == "response":
+        if check_kind(kind, result.family) == "response":
             raise InputError("averages and effects are of kind='mean' or 'linear'; for new outcomes use predict.")
         self.result, self.kind, self.population = result, kind, check_population(population)
         self.interval, self.seed, self.fit = probability(interval), seed, table_of(result)
-        self.frame = self.fit if new is None else new
-        self.weights = result.design.weights if new is None else None
+        self.frame, like = self.fit if new is None else new, result.design.X
         if not len(self.frame):
             raise InputError("an average is of at least one row; the table has none.")
+        self.at, self.by = lists_of(at or {}), [by] if isinstance(by, str) else list(by)
+        for name in (*self.at, *self.by):
+            check_column(name, self.frame if name in self.by else self.fit)
+        weights = like.new_ones(len(self.frame)) if new is not None else result.design.weights
+        self.parts: list[Cell] = [()]
+        share = weights[:, None]
+        if self.by:
+            groups = self.frame.groupby(self.by, observed=True, dropna=False)
+            self.parts = [tuple(zip(self.by, key, strict=True)) for key, _ in groups]
+            number = torch.as_tensor(groups.ngroup().to_numpy().copy(), device=like.device)
+            share = torch.nn.functional.one_hot(number).to(like) * share
+        self.share = share / share.sum(0)  # of each row in each part, (N, G)
 
     # ------------------------------------------------------------------------ what is asked
 
-    def marginal_effects(self, x: str, at: dict[str, Any], by: tuple[str, ...]) -> EffectTable:
+    def marginal_effects(self, x: str) -> EffectTable:
         """Derivatives of averages, or differences from the first level."""
-        self._check(x)
-        if self.levels(x) is not None:
-            levels = list(self.levels(x) or ())
-            return self._pairs(x, [(levels[0], level) for level in levels[1:]], at, by, "mean", "average effects")
+        levels = self._levels(x)
+        if levels is not None:
+            return self._pairs(x, [(levels[0], level) for level in levels[1:]], "average effects")
         h = STEP * float(self.fit[x].astype(float).std()) or STEP
+        up, down = (self._each(partial(_moved, name=x, by=to)) for to in (h, -h))
+        return self._table(f"average effects of {x} on {self._what()}, per unit", up[0], (up[1] - down[1]) / (2 * h))
 
-        def moved(frame: Any, to: float) -> Any:
-            return frame.assign(**{x: frame[x].astype(float) + to})
-
-        cells, draws = self._each(
-            at, by, lambda frame: (self._averaged(moved(frame, h), by) - self._averaged(moved(frame, -h), by)) / (2 * h)
-        )
-        return self._table(f"average effects of {x} on {self._what()}, per unit", cells, draws)
-
-    def contrasts(
-        self, x: str, at: dict[str, Any], by: tuple[str, ...], values: Sequence[Any] | None, scale: str
-    ) -> EffectTable:
+    def contrasts(self, x: str, values: Sequence[Any] | None, scale: str) -> EffectTable:
         """Differences, or ratios, of the averages at all pairs of levels."""
-        self._check(x)
         read_choice("scale", scale, ("mean", "linear", "ratio"))
-        levels = (
-            self.levels(x, FEW) if values is None else read_list("values", values, "is a list of levels or numbers")
-        )
-        if levels is None:
+        known = self._levels(x)
+        if values is not None:
+            levels: list[Any] = read_list("values", values, "is a list of levels or numbers")
+        elif (found := levels_of(self.result, x, FEW)) is not None:
+            levels = found
+        else:
             raise InputError(f"{x} is a column of numbers: say which are compared, such as values=[0, 1].")
-        if len(levels) < 2:
+        if len(levels) < FEW:
             raise InputError(f"contrasts are between at least two values of {x}; got {len(levels)}.")
-        known = self.levels(x)
         for level in levels:
             if known is not None and level not in known:
-                raise InputError(
-                    f"{x} has the levels {listed(known)}; got {level!r}.{hint(str(level), map(str, known))}"
-                )
-        return self._pairs(x, list(itertools.combinations(levels, 2)), at, by, scale, "contrasts")
+                close = hint(str(level), map(str, known))
+                raise InputError(f"{x} has the levels {listed(known)}; got {level!r}.{close}")
+        return self._pairs(x, list(itertools.combinations(levels, 2)), "contrasts", scale == "ratio")
 
-    def predictions(self, at: dict[str, Any], by: tuple[str, ...]) -> EffectTable:
+    def predictions(self) -> EffectTable:
         """Predictions of rows, or averages."""
-        if at or by:
-            cells, draws = self._each(at, by, lambda frame: self._averaged(frame, by))
-            return self._table(f"average of {self._what()} over rows", cells, draws)
-        draws = self._predictor(self.frame).all(self.kind)
+        if self.at or self.by:
+            return self._table(f"average of {self._what()} over rows", *self._each(lambda frame: frame))
         columns = [name for name in self.fit.columns if name in self.frame.columns]
-        rows = [tuple(zip(columns, row, strict=True)) for row in self.frame[columns].itertuples(index=False, name=None)]
-        return self._table(f"{self._what()} of each row", rows, draws)
+        rows = self.frame[columns].itertuples(index=False, name=None)
+        cells = [tuple(zip(columns, row, strict=True)) for row in rows]
+        return self._table(f"{self._what()} of each row", cells, self._predictor(self.frame).all(self.kind))
 
     # ------------------------------------------------------------------------ averages
 
-    def _pairs(
-        self, x: str, pairs: list[tuple[Any, Any]], at: dict[str, Any], by: tuple[str, ...], scale: str, what: str
-    ) -> EffectTable:
+    def _pairs(self, x: str, pairs: list[tuple[Any, Any]], what: str, ratio: bool = False) -> EffectTable:
         """Compare averages at pairs of levels of a column, the second less, or over, the first."""
-        found, ratio, cells, draws = dict[Any, Any](), scale == "ratio", list[Cell](), list[Tensor]()
-        for level in dict.fromkeys(itertools.chain.from_iterable(pairs)):
-            found[level] = self._each(
-                at,
-                by,
-                lambda frame, level=level: self._averaged(_set(frame, x, level), by),  # type: ignore[misc]
-            )
+        cells, draws, how = list[Cell](), list[Tensor](), "ratios" if ratio else "differences"
+        levels = dict.fromkeys(itertools.chain.from_iterable(pairs))
+        found = {level: self._each(partial(_set, name=x, value=level)) for level in levels}
         for first, second in pairs:
-            name = f"{_text(second)} / {_text(first)}" if ratio else f"{_text(second)} - {_text(first)}"
-            cells += [((x, name), *cell) for cell in found[first][0]]
-            one, two = found[first][1], found[second][1]
+            (labels, one), (_, two) = found[first], found[second]
+            cells += [((x, f"{_text(second)} {'/' if ratio else '-'} {_text(first)}"), *cell) for cell in labels]
             draws.append(two / one if ratio else two - one)
-        how = "ratios" if ratio else "differences"
         return self._table(f"{what} of {x}: {how} of the average of {self._what()}", cells, torch.cat(draws, 1))
 
-    def _each(
-        self, at: dict[str, Any], by: tuple[str, ...], draws_of: Callable[[Any], Tensor]
-    ) -> tuple[list[Cell], Tensor]:
-        """For each combination of values of `at` the answers of the table with these values."""
+    def _each(self, changed: Callable[[Any], Any]) -> tuple[list[Cell], Tensor]:
+        """For each combination of values of `at` the averages over the parts of the table, then changed."""
         cells, draws = list[Cell](), list[Tensor]()
-        for name in at:
-            self._check(name)
-        given = lists_of(at)
-        for values in itertools.product(*given.values()):
-            frame, here = self.frame, tuple(zip(given, values, strict=True))
+        for values in itertools.product(*self.at.values()):
+            frame, here = self.frame, tuple(zip(self.at, values, strict=True))
             for name, value in here:
                 frame = _set(frame, name, value)
-            draws.append(draws_of(frame))
-            cells += [(*here, *cell) for cell in self._parts(by)[0]]
+            predictor = self._predictor(changed(frame))
+            terms = (
+                torch.einsum("sn...,ng->sg...", predictor.of_kind(self.kind, rows), self.share[rows])
+                for rows in predictor.parts()
+            )
+            draws.append(sum(terms, torch.zeros(())))
+            cells += [(*here, *cell) for cell in self.parts]
         return cells, torch.cat(draws, 1)
 
-    def _parts(self, by: tuple[str, ...]) -> tuple[list[Cell], Tensor]:
-        """The parts that averages are over, and the share of each row in each, (N, G)."""
-        like = self.result.design.X
-        weights = like.new_ones(len(self.frame)) if self.weights is None else self.weights
-        if not by:
-            return [()], (weights / weights.sum())[:, None]
-        for name in by:
-            if name not in self.frame.columns:
-                raise InputError(f"by= names columns of the table; it has no {name!r}.{hint(name, self.frame.columns)}")
-        groups = self.frame.groupby(list(by), observed=True, sort=True, dropna=False)
-        number = torch.as_tensor(groups.ngroup().to_numpy().copy(), device=like.device)
-        share = torch.nn.functional.one_hot(number).to(like) * weights[:, None]
-        keys = [key if isinstance(key, tuple) else (key,) for key, _ in groups]
-        return [tuple(zip(by, key, strict=True)) for key in keys], share / share.sum(0)
-
-    def _averaged(self, frame: Any, by: tuple[str, ...]) -> Tensor:
-        """Draws of averages over the rows of each part, (S, G, ...)."""
-        share, predictor = self._parts(by)[1], self._predictor(frame)
-        total = torch.zeros(())
-        for at in predictor.parts():
-            total = total + torch.einsum("sn...,ng->sg...", predictor.of_kind(self.kind, at), share[at])
-        return total
-
-    def _predictor(self, frame: Any) -> Any:
-        with torch.no_grad():
-            return self.result.predictor(self.result.formula.of(frame), self.population, self.seed)
+    @torch.no_grad()
+    def _predictor(self, frame: Any) -> Predictor:
+        return self.result.predictor(self.result.formula.of(frame), self.population, self.seed)
 
     # ------------------------------------------------------------------------ columns and words
 
-    def _check(self, name: str) -> None:
-        check_column(name, self.fit)
-        if name not in self.frame.columns:
-            raise InputError(f"the table of new rows has no column {name!r}.")
-
-    def levels(self, x: str, few: int = 0) -> list[Any] | None:
-        """The levels of a column of categories, or of numbers with few values; None of other numbers."""
-        return levels_of(self.result, x, few)
+    def _levels(self, x: str) -> list[Any] | None:
+        """The levels of a column of categories; None of numbers."""
+        check_column(x, self.fit)
+        check_column(x, self.frame)
+        return levels_of(self.result, x)
 
     def _what(self) -> str:
         """What of the outcome is averaged."""
-        response = str(self.result.formula.formula).partition("~")[0].strip()
-        what = "the linear predictor" if self.kind == "linear" else f"E[{response}]"
-        if self.result.family.outcomes is not None and self.kind != "linear":
-            what = f"P[{response}]"
+        letter = "E" if self.result.family.outcomes is None else "P"
+        what = "the linear predictor" if self.kind == "linear" else f"{letter}[{self.result.response}]"
         whose = {"": "", "typical": ", effects of groups 0", "average": ", over new groups"}
         return what + (whose[self.population] if self.result.design.factors else "")
 
@@ -246,10 +220,8 @@ class Asked:
         """The answers as a table; of categories of the outcome a line each."""
         labels = [dict(cell) for cell in cells]
         if draws.ndim > 2:
-            names = self.result.family.outcomes or tuple(map(str, range(draws.shape[-1])))
-            labels = [{**label, "outcome": name} for label in labels for name in names]
-            draws = draws.flatten(1)
-        return EffectTable(head, tuple(labels), draws, self.interval)
+            labels = [{**label, "outcome": name} for label in labels for name in self.result.outcomes]
+        return EffectTable(head, tuple(labels), draws.flatten(1), self.interval)
 
 
 def table_of(result: TableResult) -> Any:
@@ -263,20 +235,10 @@ def table_of(result: TableResult) -> Any:
 
 
 def check_column(name: str, table: Any) -> None:
-    """Check that a table has a column of the formula."""
+    """Check that a table has a column."""
     if name not in table.columns:
-        raise InputError(
-            f"the columns of the formula are {listed(list(table.columns))}; got {name!r}.{hint(name, table.columns)}"
-        )
-
-
-def columns_of(by: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of columns as a tuple.
-
-    >>> columns_of("sex"), columns_of(["sex", "ward"])
-    (('sex',), ('sex', 'ward'))
-    """
-    return (by,) if isinstance(by, str) else tuple(by)
+        known = list(map(str, table.columns))
+        raise InputError(f"the columns are {listed(known)}; got {name!r}.{hint(name, known)}")
 
 
 def lists_of(values: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -313,7 +275,8 @@ def along(result: TableResult, x: str, points: int) -> list[Any]:
     if levels is not None:
         return levels
     column = table_of(result)[x].astype(float)
-    return torch.linspace(column.min(), column.max(), read_size("points", points, at_least=2)).double().tolist()
+    count = read_size("points", points, at_least=2)
+    return torch.linspace(column.min(), column.max(), count, dtype=torch.float64).tolist()
 
 
 def grid(result: TableResult, values: Mapping[str, Any]) -> tuple[Any, bool]:
@@ -326,18 +289,15 @@ def grid(result: TableResult, values: Mapping[str, Any]) -> tuple[Any, bool]:
     table = table_of(result)
     for name in values:
         check_column(name, table)
-    given = lists_of(values)
-    columns = result.formula.columns
+    given, columns = lists_of(values), result.formula.columns
     frame = pandas.DataFrame(itertools.product(*given.values()), columns=list(given))
     for name in given:
         if isinstance(table[name].dtype, pandas.CategoricalDtype):
             frame[name] = frame[name].astype(table[name].dtype)
-    for name in columns.predictors:
-        if name not in given:
-            typical = (
-                table[name].astype(float).mean() if levels_of(result, name) is None else table[name].mode().iloc[0]
-            )
-            frame = _set(frame, name, typical, table[name].dtype)
+    for name in set(columns.predictors) - set(given):
+        of = table[name]
+        typical = of.mode().iloc[0] if levels_of(result, name) is not None else of.astype(float).mean()
+        frame = _set(frame, name, typical, of.dtype)
     return frame, any(name in given for name in columns.groups)
 
 
@@ -349,6 +309,11 @@ def _set(frame: Any, name: str, value: Any, dtype: Any = None) -> Any:
     kept = isinstance(dtype, pandas.CategoricalDtype)
     column = pandas.Series([value] * len(frame), index=frame.index, dtype=dtype if kept else None)
     return frame.assign(**{name: column})
+
+
+def _moved(frame: Any, name: str, by: float) -> Any:
+    """The table with a number added to a column."""
+    return frame.assign(**{name: frame[name].astype(float) + by})
 
 
 def _text(value: Any) -> str:

@@ -12,13 +12,13 @@ Psychometrika 84).  Where the k-hat of these weights says that they are of no us
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_number
 from torchngvi.diagnostics.psis import USELESS, LeftOut, smoothed
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
@@ -27,7 +27,6 @@ from torchngvi.tables.prediction import AT_ONCE, Predictor
 if TYPE_CHECKING:
     from torchngvi.tables.result import TableResult
 
-LEAST = 1000  # draws with effects that rows are taken out of, where there are grouping factors
 CLOSE = 4.0  # nats of elpd within which two models may predict alike (Sivula, Magnusson and Vehtari 2020)
 ERRORS = 2.0  # standard errors of the difference within which they do
 FEW = 100  # rows or groups below which standard errors are too small (the same)
@@ -79,57 +78,83 @@ class GroupsLeftOut(PartsLeftOut):
 
 
 @torch.no_grad()
-def leave_one_out(result: TableResult, seed: int) -> RowsLeftOut:
+def leave_one_out(result: TableResult, worst: float, count: int | None, seed: int) -> RowsLeftOut:
     """Compute log p(y_i | the others) of every row, see `TableResult.leave_one_out`."""
-    weighted, rows = result.fitted.weighted, result.design
-    times = -(-LEAST // len(weighted.theta)) if rows.factors else 1
-    theta, weights = weighted.theta.repeat(times, 1), weighted.weights.repeat(times)
-    theta, weights = theta[weights > 0], weights[weights > 0]
-    generator = torch.Generator().manual_seed(seed)
-    predictor = Predictor(result.family, result.fitted.coordinates, rows, result.drawn(theta, generator), "", generator)
-    log_weights, phi, found = (weights / weights.sum()).log()[:, None], predictor.draws.phi[:, None], []
+    rows, (theta, weights, *_) = result.design, result.fitted.weighted
+    if rows.factors:  # equally likely draws, each with effects of its own
+        draws, log_weights = result.draws(count, seed), torch.zeros(())
+    else:
+        theta, log_weights = theta[weights > 0], weights[weights > 0].log()[:, None]
+        draws = result.drawn(theta, torch.Generator())
+    predictor, found = result.predictor(rows, "", seed, draws), []
     for at in predictor.parts():
-        log_p = result.family.log_prob(predictor.linear(at)[0], tuple(part[at] for part in rows.y), phi)
-        found.append(_divided(log_weights, rows.weights[at] * log_p, log_p))
+        log_p = _log_p(predictor, at)
+        found.append(_divided(log_weights - rows.weights[at] * log_p, log_weights + 0 * log_p, log_p))
     density, inside, k_hat = (torch.cat(parts) for parts in zip(*found, strict=True))
+
+    def again(row: int, without: TableResult) -> Tensor:
+        log_p = _log_p(without.predictor(rows, "", seed), slice(row, row + 1))
+        return log_p.logsumexp(0)[0] - math.log(len(log_p))
+
     here = rows.weights > 0
+    bad = here & (~(k_hat <= worst) | (worst == 0))
+    resolved, gradients = _resolve(result, bad, torch.arange(len(bad), device=bad.device), density, again)
     names = tuple(str(k) for k in here.nonzero()[:, 0].tolist())
-    none = torch.zeros_like(density[here], dtype=torch.bool)
-    return RowsLeftOut(density[here], inside[here], none, 0, k_hat[here], names)
+    return RowsLeftOut(density[here], inside[here], resolved[here], gradients, k_hat[here], names)
 
 
 @torch.no_grad()
 def leave_one_group_out(result: TableResult, worst: float) -> GroupsLeftOut:
     """Compute log p(y_i | the others) of every group, see `TableResult.leave_one_group_out`."""
-    worst = read_number("worst", worst, "bounds a k-hat", at_least=0, infinite=True)
     factors = result.design.factors
     if len(factors) != 1:
         said = f"has {len(factors)}, {', '.join(of.name for of in factors)}" if factors else "has none"
         raise InputError(f"leave_one_group_out is for models of one grouping factor; this one {said}.")
-    weighted, rows, groups = result.fitted.weighted, result.design, factors[0].groups
-    there = weighted.weights > 0
-    log_weights, log_p = weighted.weights[there].log()[:, None], result.fitted.of_groups(weighted.theta[there])
+    theta, weights, *_ = result.fitted.weighted
+    log_weights, log_p = weights[weights > 0].log()[:, None], result.fitted.of_groups(theta[weights > 0])
     size = max(1, AT_ONCE // len(log_p))
-    parts = zip(*(_divided(log_weights, part, part) for part in log_p.split(size, 1)), strict=True)
-    density, inside, k_hat = map(torch.cat, parts)
+    found = (_divided(log_weights - part, log_weights + 0 * part, part) for part in log_p.split(size, 1))
+    density, inside, k_hat = (torch.cat(parts) for parts in zip(*found, strict=True))
+
+    def again(group: int, without: TableResult) -> Tensor:
+        theta, weights, *_ = without.fitted.weighted
+        return (weights.log() + result.fitted.of_groups(theta)[:, group]).logsumexp(0)
+
     bad = ~(k_hat <= worst) | (worst == 0)
-    resolved, gradients = torch.zeros_like(bad), 0
-    for group in bad.nonzero()[:, 0].tolist() if result.refit is not None else ():
-        without = result.refit(torch.where(groups == group, 0.0, rows.weights))  # type: ignore[misc]  # not None here
-        again = result.fitted.of_groups(without.weighted.theta)[:, group]
-        density[group] = (without.weighted.weights.log() + again).logsumexp(0)
-        resolved[group] = without.converged
-        gradients += without.gradients
+    resolved, gradients = _resolve(result, bad, factors[0].groups, density, again)
     return GroupsLeftOut(density, inside, resolved, gradients, k_hat, factors[0].levels)
 
 
+def _log_p(predictor: Predictor, at: slice) -> Tensor:
+    """Draws of log p(y_n | η_n, φ) of some rows, (S, m)."""
+    y, phi = tuple(part[at] for part in predictor.rows.y), predictor.draws.phi[:, None]
+    return predictor.family.log_prob(predictor.linear(at)[0], y, phi)
+
+
+def _resolve(
+    result: TableResult,
+    bad: Tensor,  # (n,)
+    member: Tensor,  # which part each row is in, (N,)
+    density: Tensor,  # (n,)
+    again: Callable[[int, TableResult], Tensor],
+) -> tuple[Tensor, int]:
+    """Write the densities of bad parts by fits without them, if there are such; which were resolved, and gradients."""
+    resolved, gradients = torch.zeros_like(bad), 0
+    for part in bad.nonzero()[:, 0].tolist() if result.refit is not None else ():
+        fitted = result.refit(torch.where(member == part, 0.0, result.design.weights))  # type: ignore[misc]
+        density[part] = again(part, replace(result, fitted=fitted, _kept={}))
+        resolved[part] = fitted.converged
+        gradients += fitted.gradients
+    return resolved, gradients
+
+
 def _divided(
-    log_weights: Tensor,  # (S, 1)
-    fitted: Tensor,  # log p(y_i | θ) as it is in the posterior, (S, n)
+    log_ratios: Tensor,  # of draws of the posterior without a part, (S, n)
+    log_weights: Tensor,  # of the posterior, (S, n)
     log_p: Tensor,  # (S, n)
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The log densities of parts by weights that take each of them out, those in sample, and k-hat, (n,)."""
-    new = smoothed(log_weights - fitted)
+    new = smoothed(log_ratios)
     inside = (log_weights + log_p).logsumexp(0) - log_weights.logsumexp(0)
     return (new.log_weights + log_p).logsumexp(0), inside, new.k_hat
 
