@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pandas
 import pytest
 import torch
@@ -212,3 +213,63 @@ def test_pictures_along_a_column():
     assert mean[3] == pytest.approx(float(exact), rel=1e-6)
     assert math.isclose(at[0], result.formula.table["x"].min(), rel_tol=1e-6)
     assert len(result.plot_marginal("sex").containers) == 1
+
+
+# ------------------------------------------------------------------------------------ of fits
+
+
+def golden_table(rows=400):
+    """A table of sequences, so that no generator of random numbers is needed to have it again."""
+    i = np.arange(rows)
+    x, z = 4 * (i * 0.754877666 % 1) - 2 + 0.5 * np.sin(i), 2 * (i * 0.569840291 % 1) - 1
+    male, u = i * 0.41421356 % 1 >= 0.45, i * 0.618033988 % 1
+    eta = -0.3 + 0.8 * x - 0.5 * z + 0.7 * male + 0.6 * x * z
+    y, c = (u < 1 / (1 + np.exp(-eta))).astype(float), np.floor(-np.log(1 - u) * np.exp(0.3 * eta))
+    return pandas.DataFrame({"x": x, "z": z, "sex": np.where(male, "m", "f"), "y": y, "c": c})
+
+
+@pytest.mark.parametrize(
+    ("formula", "family", "effects"),
+    [
+        (
+            "y ~ x + z + sex",
+            "bernoulli",
+            {"x": (0.16924111, 0.01305239), "z": (-0.11023235, 0.03719067), "sex": (0.11675214, 0.04429065)},
+        ),
+        (
+            "c ~ x + z + sex",
+            "poisson",
+            {"x": (0.22497673, 0.03791418), "z": (-0.06895089, 0.07095315), "sex": (0.20245824, 0.08135618)},
+        ),
+    ],
+)
+def test_average_marginal_effects_are_those_of_statsmodels(formula, family, effects):
+    # statsmodels 0.15.0, get_margeff(at="overall", dummy=True) with its delta-method errors; flat priors here
+    pytest.importorskip("formulae")
+    from torchngvi.tables.model import regression
+
+    result = regression(formula, golden_table(), family, priors="flat").fit(draws=4096, progress=False)
+    for name, (effect, error) in effects.items():
+        row = result.marginal_effects(name).table.iloc[0]
+        assert row["mean"] == pytest.approx(effect, abs=0.15 * error)
+        assert row["sd"] == pytest.approx(error, rel=0.08)
+
+
+def test_effects_on_the_probabilities_of_categories_sum_to_0():
+    pytest.importorskip("formulae")
+    from torchngvi.tables.model import regression
+
+    table = golden_table()
+    low, high = table["x"] < -0.6, table["x"] + table["z"] > 0.9
+    words = np.where(high, "high", np.where(low, "low", "mid"))
+    table["o"] = pandas.Categorical(words, categories=["low", "mid", "high"], ordered=True)
+    result = regression("o ~ z + sex", table, "ordinal").fit(progress=False)
+    found = result.marginal_effects("z")
+    assert found.table["outcome"].tolist() == ["low", "mid", "high"]
+    torch.testing.assert_close(found.draws.sum(1), torch.zeros(1000).double(), atol=1e-9, rtol=0)
+    h = 1e-4
+    up, down = (result.predict(table.assign(z=table["z"] + step), kind="probability").draws for step in (h, -h))
+    torch.testing.assert_close(found.draws, ((up - down) / (2 * h)).mean(1), rtol=1e-5, atol=1e-8)
+    text = str(result)
+    assert "thresholds" in text
+    assert "regression, ordinal: 400 rows" in text

@@ -1,6 +1,5 @@
 """Predictions for rows from joint draws: of groups that the fit had, of others, and averaged over groups."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -171,7 +170,12 @@ class Predictor:
         if kind == "response":
             if s is not None:
                 eta = eta + s * torch.randn(eta.shape, generator=self.generator, dtype=torch.float64).to(eta)
-            return self.family.draw(eta, phi, self.generator, tuple(part[at] for part in self._extra())).to(eta)
+            generator, many = self.generator, len(self.family.extra)
+            if eta.device.type != "cpu":
+                seed = int(torch.randint(2**62, (), generator=generator))
+                generator = torch.Generator(eta.device).manual_seed(seed)
+            known = self.rows.y[-many:] if many and len(self.rows.y) >= many else ()  # as the trials of these rows
+            return self.family.draw(eta, phi, generator, tuple(part[at] for part in known)).to(eta)
         if s is None:
             return self.family.mean(eta, phi)
         z, log_weights = normal_rule(NODES, 1, eta)
@@ -188,11 +192,6 @@ class Predictor:
         """Slices of the rows whose tables of draws are small enough to hold."""
         size = max(1, AT_ONCE // len(self.draws.theta))
         return [slice(start, start + size) for start in range(0, len(self.rows.X), size)]
-
-    def _extra(self) -> Sequence[Tensor]:
-        """What is known of the rows that stands beside the outcome, as the trials of a binomial one."""
-        many = len(self.family.extra)
-        return self.rows.y[-many:] if many and len(self.rows.y) >= many else ()
 
 
 def check_kind(kind: str, family: Family) -> str:
