@@ -28,12 +28,13 @@ from torchngvi.tables import priors
 _DOF = 4.0  # of Student's t noise, and
 _PRIOR_DOF = 3.0  # of default priors, as in brms
 _START = (0.1, 100.0)  # where a size, a precision or a shape begins, from the moments of y: where its prior has mass
-_LINEAR = 600.0  # log of where exponentials of z go on linearly: densities are below exp(-1e260) there, and stay finite
+_LINEAR = 0.85  # of the largest logarithm: from there on exponentials go on linearly, e⁶⁰³ in float64, and stay finite
 _STIRLING = 10.0  # from where on the series of log Γ to 1/x⁹ has rounding alone
 _SMALL = -2.3  # log of the t below which log((1 - e⁻ᵗ)/t) is its series to t⁶, which has rounding alone there
-_NARROW = 1e-5  # the width of a category of the probit link from which on it is a rectangle, to its square / 8
+_NARROW, _TILT = 3e-3, 0.3  # a category of the probit link is narrow if its width, and that times its place, are less
 _PROPORTION = 1e-3  # of a success: how far a proportion times its trials may be from a whole number
 _OF_ROOT = priors.Power(priors.HalfT(_PRIOR_DOF, 1.0), -0.5)  # of a size: its 1/√r is the sd of a factor of mean 1
+_CATEGORIES = 50  # at most: each threshold is a parameter, and a column with more values is a number as a rule
 _COUNT = 2.0**52  # the largest count that is drawn, up to which each whole number is one of float64
 
 
@@ -207,15 +208,16 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.nn.functional.softplus(x, threshold=40)
 
 
-def _exp(z: Tensor) -> Tensor:
-    """Return eᶻ, which goes on linearly from e⁶⁰⁰."""
-    near = z.clamp_max(_LINEAR).exp()
-    return near + torch.where(z > _LINEAR, math.exp(_LINEAR) * (z - _LINEAR), 0.0)
-
-
 def _expm1(x: Tensor) -> Tensor:
-    """Return eˣ - 1, which goes on linearly from x = 600."""
-    return x.clamp_max(_LINEAR).expm1() + torch.where(x > _LINEAR, math.exp(_LINEAR) * (x - _LINEAR), 0.0)
+    """Return eˣ - 1, which goes on linearly where it nears the largest number: densities are 0 there."""
+    limit = _LINEAR * math.log(torch.finfo(x.dtype).max)
+    return x.clamp_max(limit).expm1() + torch.where(x > limit, math.exp(limit) * (x - limit), 0.0)
+
+
+def _exp(x: Tensor) -> Tensor:
+    """Return eˣ, which goes on linearly where it nears the largest number."""
+    limit = _LINEAR * math.log(torch.finfo(x.dtype).max)
+    return x.clamp_max(limit).exp() + torch.where(x > limit, math.exp(limit) * (x - limit), 0.0)
 
 
 def _tail(x: Tensor) -> Tensor:
@@ -812,7 +814,8 @@ class Ordinal(Family):
 
     For grades and answers such as never, sometimes, often: the proportional odds model (McCullagh 1980), brms'
     ``cumulative``.  A positive coefficient moves rows to higher categories; e^coefficient is an odds ratio.  The
-    thresholds take the place of the intercept: φ = (c_1, log(c_2 - c_1), ..).
+    thresholds take the place of the intercept: φ = (c_1, log(c_2 - c_1), ..), and each has the prior t(3, 0, 2.5), as
+    in brms.
 
     Args:
         labels: of the categories in their order, whose outcomes are coded 0, 1, ..; None to read them off the data.
@@ -833,10 +836,10 @@ class Ordinal(Family):
     def _named(self, labels: Sequence[object] | None) -> None:
         self.outcomes = None if labels is None else tuple(map(str, labels))
         count = 2 if self.outcomes is None else len(self.outcomes)
-        if count < 2:
+        if not 2 <= count <= _CATEGORIES:
             raise InputError(
-                f"the {self.name} family needs two categories or more; got {listed(self.outcomes or ())}. "
-                "Check the column."
+                f"the {self.name} family needs 2 to {_CATEGORIES} categories; got {listed(self.outcomes or ())}. "
+                "Check the column, put categories together, or choose a family of numbers, such as gaussian."
             )
         self.parameters = () if labels is None else tuple(f"threshold[{k}]" for k in range(1, count))
         self.scales = ("identity",) * len(self.parameters)
@@ -930,13 +933,15 @@ class OrdinalProbit(Ordinal):
         end = -special.energy(torch.where(first, upper, -lower))
         left = upper + lower < 0
         a, b = torch.where(left, upper, -lower), torch.where(left, lower, -upper)
-        narrow = log_gap < math.log(_NARROW)
+        gap, middle = log_gap.clamp_max(math.log(_NARROW)).exp(), 0.5 * (upper + lower)
+        narrow = (log_gap < math.log(_NARROW)) & ((middle * gap).abs() < _TILT)
         wide = inner & ~narrow
         a, b = torch.where(wide, a, 0.5), torch.where(wide, b, -0.5)
         nearer, further = special.energy(a), special.energy(b)
-        middle = 0.5 * (upper + lower)
-        flat = log_gap - 0.5 * math.log(2 * math.pi) - 0.5 * middle.square()
-        flat = flat + (middle * log_gap.clamp_max(math.log(_NARROW)).exp()).square() / 24
+        square, gap2 = torch.where(narrow, middle, 0.0).square(), gap.square()
+        # log of the mean of exp(-mu - u²/2), u uniform within the width h about 0, to the sixth power of h and mh
+        bent = gap2 * ((square - 1) / 24 - gap2 * ((square * (square + 2) - 2) / 2880 - gap2 * square**3 / 181440))
+        flat = log_gap - 0.5 * math.log(2 * math.pi) - 0.5 * square + bent
         between = torch.where(narrow, flat, torch.log(-torch.expm1(nearer - further)) - nearer)
         return torch.where(inner, between, end)
 

@@ -57,14 +57,21 @@ def check_family(
     if y is not None:
         ones = torch.ones_like(y[0], dtype=torch.float64)
         family = family.settled(y, ones, 0 * ones)
-    _Check(family, extra, draws, seed).run()
+    _Check(family, y, extra, draws, seed).run()
 
 
 class _Check:
     """The checks of a family, each of which raises a sentence."""
 
-    def __init__(self, family: Family, extra: tuple[float, ...] | None, draws: int, seed: int) -> None:
-        self.family, self.draws = family, draws
+    def __init__(
+        self,
+        family: Family,
+        given: tuple[Tensor, ...] | None,
+        extra: tuple[float, ...] | None,
+        draws: int,
+        seed: int,
+    ) -> None:
+        self.family, self.given, self.draws = family, given, draws
         self._attributes()
         unknown = [name for name in family.extra if name not in _USUAL]
         if extra is None and unknown:
@@ -84,7 +91,7 @@ class _Check:
         self._parameters()
 
     def _wrong(self, what: str, advice: str) -> InputError:
-        return InputError(f"{what.format(f'the {self.family.name} family')} {advice}")
+        return InputError(f"{what.replace('{}', f'the {self.family.name} family')} {advice}")
 
     def _attributes(self) -> None:
         family = self.family
@@ -106,8 +113,9 @@ class _Check:
         except Exception as error:
             flat = [part for one in arguments for part in (one if isinstance(one, tuple) else (one,))]
             shapes = listed([str(tuple(part.shape)) for part in flat if isinstance(part, Tensor)])
+            said = f"{type(error).__name__} for tensors of the shapes {shapes}: {str(error).rstrip('.')}."
             raise self._wrong(
-                f"{method} of {{}} raised {type(error).__name__} for tensors of the shapes {shapes}: {error}.",
+                f"{method} of {{}} raised {said}",
                 "η is (N, *more), y broadcasts to it, and φ[..., j] broadcasts with it.",
             ) from error
         return cast(Tensor, found)
@@ -128,7 +136,7 @@ class _Check:
         beside = self._beside(eta)
         y = (self._call("draw", eta, phi[0], self.generator, beside), *beside)
         self._expect("draw", y[0], tuple(eta.shape))
-        known = self._call("checked", y)
+        known = self._call("checked", y if self.given is None else self.given)
         if not isinstance(known, tuple) or len(known) != 1 + len(family.extra):
             raise self._wrong("checked of {} must return a tuple,", "the outcome and what stands beside it.")
         alone = [self._call("log_prob", eta, y, row) for row in phi]
