@@ -107,7 +107,10 @@ class Family(ABC):
         """Draw y given η, φ and what stands beside it; of survival the time of the event."""
 
     def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
-        """Return the family that knows what it needs of the data, as the unit of y or its categories."""
+        """Return the family that knows what it needs of the data, as the unit of y or its categories.
+
+        y is the outcome as it is, or in the coding of `checked`; categories are labelled by the values that are here.
+        """
         return self
 
     def checked(self, y: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -170,22 +173,23 @@ class Family(ABC):
             "logit": priors.Beta(1.0, 1.0),
             "identity": priors.StudentT(_PRIOR_DOF, 0.0, WIDTH),
         }
-        return tuple(usual[scale] for scale in self._scales)
+        return tuple(usual[scale] for scale in self.ways)
 
     @property
-    def _scales(self) -> tuple[str, ...]:
+    def ways(self) -> tuple[str, ...]:
+        """The scale of each parameter: ``scales``, or "log" of all."""
         return self.scales or ("log",) * len(self.parameters)
 
     def natural(self, phi: Tensor) -> Tensor:
         """Return the natural-scale parameters of φ, (S, nphi), in the order of their names."""
-        ways: dict[str, Callable[[Tensor], Tensor]] = {"log": torch.exp, "logit": torch.sigmoid}
-        columns = [ways.get(scale, torch.clone)(phi[..., j]) for j, scale in enumerate(self._scales)]
+        maps: dict[str, Callable[[Tensor], Tensor]] = {"log": torch.exp, "logit": torch.sigmoid}
+        columns = [maps.get(scale, torch.clone)(phi[..., j]) for j, scale in enumerate(self.ways)]
         return torch.stack(columns, -1) if columns else phi
 
     def log_jacobian(self, phi: Tensor) -> Tensor:
         """Return log |d natural/dφ| of each row of φ, (S,)."""
         total = phi.new_zeros(phi.shape[:-1])
-        for j, scale in enumerate(self._scales):
+        for j, scale in enumerate(self.ways):
             if scale != "identity":
                 total = total + (phi[..., j] if scale == "log" else logsigmoid(phi[..., j]) + logsigmoid(-phi[..., j]))
         return total
@@ -843,7 +847,7 @@ class Ordinal(Family):
             )
         self.parameters = () if labels is None else tuple(f"threshold[{k}]" for k in range(1, count))
         self.scales = ("identity",) * len(self.parameters)
-        self.bounds = (0.0, count - 1.0)
+        self.bounds = (0.0, math.inf if labels is None else count - 1.0)
 
     def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
         """Return the family that knows its categories: the values of y in their order, where none are named."""
@@ -871,16 +875,22 @@ class Ordinal(Family):
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
         """Return log(σ(a) - σ(b)) = log(1 - e^{b-a}) - log(1 + e^{-a}) - log(1 + e^b), a = c_y - η, b = c_{y-1} - η."""
-        c, k = self.natural(phi), y[0]
-        last = phi.shape[-1]
-        upper, lower = _pick(c, k), _pick(c, k - 1)
-        inner = _pick(torch.cat([phi[..., :1], _log_some(phi[..., 1:])], -1), k * ((k > 0) & (k < last)))
-        inside = torch.where((k > 0) & (k < last), inner, 0.0)
-        return (
-            inside
-            + torch.where(k < last, logsigmoid(upper - eta), 0.0)
-            + torch.where(k > 0, logsigmoid(eta - lower), 0.0)
-        )
+        upper, lower, (first, last) = self._ends(eta, y[0], phi)
+        inner = ~(first | last)
+        inside = torch.where(inner, _pick(torch.cat([phi[..., :1], _log_some(phi[..., 1:])], -1), y[0] * inner), 0.0)
+        return inside + torch.where(last, 0.0, logsigmoid(upper)) + torch.where(first, 0.0, logsigmoid(-lower))
+
+    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return those of the logistic function."""
+        upper, lower, (first, last) = self._ends(eta, y[0], phi)
+        above, below = torch.where(last, 0.0, torch.sigmoid(-upper)), torch.where(first, 0.0, torch.sigmoid(lower))
+        curvature = above * torch.sigmoid(upper) + below * torch.sigmoid(-lower)
+        return -self.log_prob(eta, y, phi), above - below, curvature
+
+    def _ends(self, eta: Tensor, k: Tensor, phi: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """The thresholds above and below a category less η, and whether it is the first or the last."""
+        c = self.natural(phi)
+        return _pick(c, k) - eta, _pick(c, k - 1) - eta, (k == 0, k == phi.shape[-1])
 
     def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
         """Return the probabilities of the categories on a last axis."""
@@ -927,23 +937,24 @@ class OrdinalProbit(Ordinal):
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
         """Return log(Φ(a) - Φ(b)), both in the tail on the left: log Φ(a) + log(1 - Φ(b)/Φ(a))."""
         c, k, last = self.natural(phi), y[0], phi.shape[-1]
-        first, inner = k == 0, (k > 0) & (k < last)
-        log_gap = _pick(phi, k * inner)
+        inner = (k > 0) & (k < last)
+        log_gap = torch.where(inner, _pick(phi, k), 0.0)
         upper, lower = _pick(c, k) - eta, _pick(c, k - 1) - eta
-        end = -special.energy(torch.where(first, upper, -lower))
-        left = upper + lower < 0
-        a, b = torch.where(left, upper, -lower), torch.where(left, lower, -upper)
         gap, middle = log_gap.clamp_max(math.log(_NARROW)).exp(), 0.5 * (upper + lower)
         narrow = (log_gap < math.log(_NARROW)) & ((middle * gap).abs() < _TILT)
-        wide = inner & ~narrow
-        a, b = torch.where(wide, a, 0.5), torch.where(wide, b, -0.5)
-        nearer, further = special.energy(a), special.energy(b)
+        wide, left = inner & ~narrow, torch.where(inner, upper + lower < 0, k == 0)
+        nearer = special.energy(torch.where(left, upper, -lower))  # of an end all there is
+        further = special.energy(torch.where(wide, torch.where(left, lower, -upper), 0.0))
+        between = torch.log(-torch.expm1(torch.where(wide, nearer - further, -1.0)))
         square, gap2 = torch.where(narrow, middle, 0.0).square(), gap.square()
         # log of the mean of exp(-mu - u²/2), u uniform within the width h about 0, to the sixth power of h and mh
         bent = gap2 * ((square - 1) / 24 - gap2 * ((square * (square + 2) - 2) / 2880 - gap2 * square**3 / 181440))
         flat = log_gap - 0.5 * math.log(2 * math.pi) - 0.5 * square + bent
-        between = torch.where(narrow, flat, torch.log(-torch.expm1(nearer - further)) - nearer)
-        return torch.where(inner, between, end)
+        return torch.where(narrow, flat, torch.where(wide, between, 0.0) - nearer)
+
+    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return those by autograd."""
+        return Family.jet(self, eta, y, phi)
 
     def _noise(self, shape: torch.Size, like: Tensor, generator: torch.Generator) -> Tensor:
         return _normal(shape, like, generator)
@@ -1009,6 +1020,11 @@ class Gamma(Family):
         x = log_y - eta
         return log_shape.exp() * (x - _expm1(x)) + (_stirling(log_shape) - log_y)
 
+    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return those of the exponential function."""
+        shape, x = phi[..., 0].exp(), y[0].log() - eta
+        return -self.log_prob(eta, y, phi), -shape * _expm1(x), shape * _exp(x)
+
     def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
         """Return e^η."""
         return eta.exp().expand(_full(eta, phi))
@@ -1062,9 +1078,17 @@ class Weibull(_Survival):
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
         """Return event · (log k - log t + z) - e^z, z = k (log t - log λ)."""
         (time, event), log_shape = y, phi[..., 0]
-        log_t = time.log()
-        z = log_shape.exp() * (log_t + torch.lgamma(1 + torch.exp(-log_shape)) - eta)
-        return event * (log_shape - log_t + z) - _exp(z)
+        z = self._hazard(eta, time, log_shape)
+        return event * (log_shape - time.log() + z) - _exp(z)
+
+    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return those of the exponential function."""
+        shape, hazard = phi[..., 0].exp(), _exp(self._hazard(eta, y[0], phi[..., 0]))
+        return -self.log_prob(eta, y, phi), shape * (y[1] - hazard), shape.square() * hazard
+
+    def _hazard(self, eta: Tensor, time: Tensor, log_shape: Tensor) -> Tensor:
+        """The logarithm of the cumulative hazard, z."""
+        return log_shape.exp() * (time.log() + torch.lgamma(1 + torch.exp(-log_shape)) - eta)
 
     def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
         """Return the mean time, e^η."""
@@ -1145,24 +1169,22 @@ class Held(Family):
                 raise InputError(
                     f"the {family.name} family has no parameter {name!r}; it has {listed(names) or 'none'}."
                 )
-            scale = family._scales[names.index(name)]
+            scale = family.ways[names.index(name)]
             if type(family).natural is not Family.natural:
                 raise InputError(f"the parameters of the {family.name} family cannot be held one by one.")
             if not math.isfinite(value) or (scale != "identity" and value <= 0) or (scale == "logit" and value >= 1):
                 allowed = {"log": "positive", "logit": "between 0 and 1"}.get(scale, "a finite number")
                 raise InputError(f"{name} of the {family.name} family is {allowed}; got {value!r}.")
-        ways = {"log": math.log, "logit": lambda share: math.log(share / (1 - share))}
+        maps = {"log": math.log, "logit": lambda share: math.log(share / (1 - share))}
         self.family, self.values = family, dict(values)
         self.places = {
-            at: float(ways.get(family._scales[at], float)(values[name]))
-            for at, name in enumerate(names)
-            if name in values
+            at: float(maps.get(family.ways[at], float)(values[name])) for at, name in enumerate(names) if name in values
         }
         self.free = [at for at in range(len(names)) if at not in self.places]
         for name in ("name", "link", "ratio", "discrete", "concave", "intercept", "extra", "bounds", "outcomes"):
             setattr(self, name, getattr(family, name))
         self.parameters = tuple(names[at] for at in self.free)
-        self.scales = tuple(family._scales[at] for at in self.free)
+        self.scales = tuple(family.ways[at] for at in self.free)
 
     def _all(self, phi: Tensor) -> Tensor:
         """Return φ with the coordinates that are held."""

@@ -100,7 +100,7 @@ class _Check:
                 raise InputError(f"the family {type(family).__name__} has no attribute {name!r}; give its class one.")
         if family.link not in ("identity", "log", "logit", "probit", ""):
             raise self._wrong(f"the link of {{}} is {family.link!r};", "choose identity, log, logit, probit, or ''.")
-        if len(family._scales) != len(family.parameters) or set(family._scales) - {"log", "logit", "identity"}:
+        if len(family.ways) != len(family.parameters) or set(family.ways) - {"log", "logit", "identity"}:
             raise self._wrong(
                 f"{{}} has the parameters {family.parameters} and the scales {family.scales};",
                 "give one of log, logit and identity for each parameter.",
