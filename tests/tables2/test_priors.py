@@ -441,3 +441,7 @@ class TestTexts:
             LKJ(0)
         with pytest.raises(InputError, match="scale of HalfT must be positive and finite; got 'wide'"):
             HalfT(3, "wide")
+        with pytest.raises(InputError, match="Power takes a prior and a power that is not 0"):
+            Power(HalfT(), 0)
+        with pytest.raises(InputError, match=re.escape("beta(1, 1) is no prior of a number that has a unit")):
+            Beta().scaled(2.0)

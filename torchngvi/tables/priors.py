@@ -20,7 +20,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -57,9 +57,11 @@ class Prior(ABC):
     """The density of one number, whose parameters are numbers, or tensors of as many numbers as it is asked for.
 
     Attributes:
+        word: as it is printed.
         support: the numbers that it is of: "real", "positive", "share" (between 0 and 1), "correlation".
     """
 
+    word: ClassVar[str]
     support: ClassVar[str]
     positive: ClassVar[tuple[str, ...]] = ()  # parameters that are positive; the others are finite
 
@@ -78,9 +80,21 @@ class Prior(ABC):
     def log_prob(self, x: Tensor) -> Tensor:
         """Compute the log density at each entry of x."""
 
-    def scaled(self, factor: Any) -> "Prior":
-        """Return the density of factor · x, the factor positive where x is."""
-        raise InputError(f"{self} is no prior of a number that has a unit.")
+    def scaled(self, factor: Any) -> Self:
+        """Return the density of factor · x, the factor positive where x is.
+
+        >>> Normal(1.0, 0.5).scaled(-2.0)
+        Normal(mean=-2.0, sd=1.0)
+        """
+        by = {"mean": factor, "sd": abs(factor), "scale": abs(factor), "rate": 1 / factor}
+        names = [field.name for field in fields(self) if field.name in by]  # type: ignore[arg-type]
+        if not names:
+            raise InputError(f"{self} is no prior of a number that has a unit.")
+        return replace(self, **{name: by[name] * getattr(self, name) for name in names})  # type: ignore[type-var]
+
+    def __str__(self) -> str:
+        numbers = (getattr(self, field.name) + 0.0 for field in fields(self))  # type: ignore[arg-type]
+        return f"{self.word}({', '.join(f'{number:.3g}' for number in numbers)})"
 
 
 def _log(value: Any) -> Any:
@@ -110,6 +124,7 @@ class Normal(Prior):
     N(0, 2.5^2) tensor(0.3989)
     """
 
+    word = "normal"
     support = "real"
     positive = ("sd",)
     mean: Any = 0.0
@@ -118,10 +133,6 @@ class Normal(Prior):
     def log_prob(self, x: Tensor) -> Tensor:
         """Compute the log density at each entry of x."""
         return -0.5 * ((x - self.mean) / self.sd).square() - _log(self.sd) - 0.5 * math.log(2 * math.pi)
-
-    def scaled(self, factor: Any) -> "Normal":
-        """Return the density of factor · x."""
-        return Normal(factor * self.mean, abs(factor) * self.sd)
 
     def __str__(self) -> str:
         return f"N({self.mean + 0.0:.3g}, {self.sd:.3g}^2)"
@@ -140,6 +151,7 @@ class StudentT(Prior):
     t(3, 0, 2.5) tensor(0.3183)
     """
 
+    word = "t"
     support = "real"
     positive = ("dof", "sd")
     dof: Any = 3.0
@@ -149,13 +161,6 @@ class StudentT(Prior):
     def log_prob(self, x: Tensor) -> Tensor:
         """Compute the log density at each entry of x."""
         return _t(x - self.mean, self.dof, self.sd)
-
-    def scaled(self, factor: Any) -> "StudentT":
-        """Return the density of factor · x."""
-        return StudentT(self.dof, factor * self.mean, abs(factor) * self.sd)
-
-    def __str__(self) -> str:
-        return f"t({self.dof:.3g}, {self.mean + 0.0:.3g}, {self.sd:.3g})"
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,7 @@ class HalfT(Prior):
     half-t(3, 2.5) tensor(0.6366)
     """
 
+    word = "half-t"
     support = "positive"
     positive = ("dof", "scale")
     dof: Any = _DOF
@@ -178,13 +184,6 @@ class HalfT(Prior):
     def log_prob(self, x: Tensor) -> Tensor:
         """Compute the log density at each entry of x."""
         return math.log(2) + _t(x, self.dof, self.scale)
-
-    def scaled(self, factor: Any) -> "HalfT":
-        """Return the density of factor · x."""
-        return HalfT(self.dof, factor * self.scale)
-
-    def __str__(self) -> str:
-        return f"half-t({self.dof:.3g}, {self.scale:.3g})"
 
 
 @dataclass(frozen=True)
@@ -198,6 +197,7 @@ class HalfNormal(Prior):
     half-normal(2) tensor(0.3989)
     """
 
+    word = "half-normal"
     support = "positive"
     positive = ("scale",)
     scale: Any = 1.0
@@ -205,13 +205,6 @@ class HalfNormal(Prior):
     def log_prob(self, x: Tensor) -> Tensor:
         """Compute the log density at each entry of x."""
         return math.log(2) + Normal(0.0, self.scale).log_prob(x)
-
-    def scaled(self, factor: Any) -> "HalfNormal":
-        """Return the density of factor · x."""
-        return HalfNormal(factor * self.scale)
-
-    def __str__(self) -> str:
-        return f"half-normal({self.scale:.3g})"
 
 
 @dataclass(frozen=True)
@@ -225,6 +218,7 @@ class Exponential(Prior):
     exponential(2) tensor(2.)
     """
 
+    word = "exponential"
     support = "positive"
     positive = ("rate",)
     rate: Any = 1.0
@@ -232,13 +226,6 @@ class Exponential(Prior):
     def log_prob(self, x: Tensor) -> Tensor:
         """Compute the log density at each entry of x."""
         return _log(self.rate) - self.rate * x
-
-    def scaled(self, factor: Any) -> "Exponential":
-        """Return the density of factor · x."""
-        return Exponential(self.rate / factor)
-
-    def __str__(self) -> str:
-        return f"exponential({self.rate:.3g})"
 
 
 @dataclass(frozen=True)
@@ -253,6 +240,7 @@ class Gamma(Prior):
     gamma(2, 0.1) tensor(2.)
     """
 
+    word = "gamma"
     support = "positive"
     positive = ("shape", "rate")
     shape: Any = 2.0
@@ -263,13 +251,6 @@ class Gamma(Prior):
         return (
             torch.special.xlogy(self.shape - 1, x) - self.rate * x + self.shape * _log(self.rate) - _lgamma(self.shape)
         )
-
-    def scaled(self, factor: Any) -> "Gamma":
-        """Return the density of factor · x."""
-        return Gamma(self.shape, self.rate / factor)
-
-    def __str__(self) -> str:
-        return f"gamma({self.shape:.3g}, {self.rate:.3g})"
 
 
 @dataclass(frozen=True)
@@ -284,6 +265,7 @@ class Beta(Prior):
     beta(1, 1) tensor(1.5000)
     """
 
+    word = "beta"
     support = "share"
     positive = ("a", "b")
     a: Any = 1.0
@@ -293,9 +275,6 @@ class Beta(Prior):
         """Compute the log density at each entry of x."""
         constant = _lgamma(self.a + self.b) - _lgamma(self.a) - _lgamma(self.b)
         return constant + torch.special.xlogy(self.a - 1, x) + torch.special.xlog1py(self.b - 1, -x)
-
-    def __str__(self) -> str:
-        return f"beta({self.a:.3g}, {self.b:.3g})"
 
 
 @dataclass(frozen=True)
@@ -315,6 +294,11 @@ class Power(Prior):
     support = "positive"
     prior: Prior = HalfT()
     power: Any = -0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.power == 0 or not isinstance(self.prior, Prior):
+            raise InputError(f"Power takes a prior and a power that is not 0; got {self.prior!r} and {self.power!r}.")
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Compute the log density at each entry of x."""
@@ -339,6 +323,7 @@ class LKJ(Prior):
     LKJ(2) tensor(0.5000)
     """
 
+    word = "LKJ"
     support = "correlation"
     positive = ("concentration",)
     concentration: Any = 1.0
@@ -362,21 +347,9 @@ class LKJ(Prior):
         log_left = math.log(4) + torch.nn.functional.logsigmoid(2 * x) + torch.nn.functional.logsigmoid(-2 * x)
         return (alpha * log_left - (2 * alpha - 1) * math.log(2) - log_beta).sum(-1)  # log_left: of 1 - tanh² x
 
-    def __str__(self) -> str:
-        return f"LKJ({self.concentration:.3g})"
 
-
-_BY_WORD: dict[str, type[Prior]] = {
-    "normal": Normal,
-    "studentt": StudentT,
-    "t": StudentT,
-    "halft": HalfT,
-    "halfnormal": HalfNormal,
-    "exponential": Exponential,
-    "gamma": Gamma,
-    "beta": Beta,
-    "lkj": LKJ,
-}
+_KINDS: tuple[type[Prior], ...] = (Normal, StudentT, HalfT, HalfNormal, Exponential, Gamma, Beta, LKJ)
+_BY_WORD = {key: kind for kind in _KINDS for key in (kind.__name__.lower(), kind.word.replace("-", "").lower())}
 _CALL = re.compile(r"\s*([A-Za-z][\w-]*)\s*\((.*)\)\s*")
 
 
