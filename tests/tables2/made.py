@@ -72,6 +72,7 @@ class HandMadeFormula:
 
     formula = "y ~ x * z + sex + (1 | g)"
     success = ""
+    response, outcomes = "y", None
     columns = SimpleNamespace(response=("y",), predictors=("x", "z", "sex"), groups=("g",))
     names = ("Intercept", "x", "z", "x:z", "sex[m]")
 

@@ -224,7 +224,14 @@ def compare(
         The difference with its standard error, and whether the two predict alike; ``str`` is one sentence.
 
     Raises:
-        InputError: other outcomes or weights, other groups, or a density beside a probability.
+        InputError: other outcomes or weights, other groups, a density beside a probability, or one that is not finite.
+
+    >>> from torchngvi.tables.model import MixedModel
+    >>> line = torch.arange(8.0, dtype=torch.float64)
+    >>> X, y = torch.stack([torch.ones_like(line), line], 1), line + torch.tensor([0.1, -0.2, 0.3, 0.0] * 2)
+    >>> fits = [MixedModel(X[:, :k], y, family="gaussian").fit(progress=False) for k in (1, 2)]
+    >>> compare(*fits, ("a constant", "a line")).alike
+    False
     """
     one, two = first.design, second.design
     for what, mine, theirs in (("outcome", one.y[0], two.y[0]), ("weights", one.weights, two.weights)):
@@ -242,6 +249,11 @@ def compare(
         raise InputError("compare leaves out the same groups of both models; their grouping factors differ.")
     found = tuple(of.leave_one_group_out() if groups else of.leave_one_out() for of in (first, second))
     apart = found[0].density - found[1].density
+    if not bool(apart.isfinite().all()):
+        bad = found[0].names[int((~apart.isfinite()).nonzero()[0, 0])]
+        raise InputError(
+            f"compare is of finite log densities; that of {found[0].parts.removesuffix('s')} {bad} is not."
+        )
     difference, error = float(apart.sum()), math.sqrt(len(apart) * float(apart.var())) if len(apart) > 1 else math.nan
     alike = abs(difference) <= ERRORS * error and abs(difference) <= CLOSE
     return Compared(names, difference, error, alike, (found[0], found[1]))

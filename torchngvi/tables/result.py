@@ -22,6 +22,7 @@ from torchngvi.tables.families import Family
 from torchngvi.tables.left_out import GroupsLeftOut, RowsLeftOut
 from torchngvi.tables.parts import Design, Factor, Posterior
 from torchngvi.tables.prediction import Prediction, Predictor, TableDraws, check_kind, check_population
+from torchngvi.tables.priors import Priors
 from torchngvi.tables.table import ByFactor, FactorTable, Marginals, SummaryTable, probability
 
 DRAWS, FEWEST = 1000, 100  # joint draws by default, and where there are so many groups that 256 MB do not hold these
@@ -44,12 +45,20 @@ class TableResult:
             coordinates, for `leave_one_group_out`; None where there is no such function.
 
     ``print`` shows the table of `summary`.
+
+    >>> from torchngvi.tables.model import MixedModel
+    >>> X = torch.ones(6, 1, dtype=torch.float64)
+    >>> result = MixedModel(X, [3, 4, 0, 1, 2, 6], (X, [0, 0, 1, 1, 2, 2]), "poisson").fit(progress=False)
+    >>> result.summary().fixed.names, result.effects()[0].names
+    (('Intercept',), ('0', '1', '2'))
+    >>> result.predict(X, X, [0, 0, 1, 1, 2, -1]).draws.shape  # the last of a group that the data do not have
+    torch.Size([1000, 6])
     """
 
     design: Design
     family: Family
     fitted: Posterior
-    settled: Any
+    settled: Priors
     formula: Any = None
     refit: Callable[[Tensor], Posterior] | None = None
     _kept: dict[tuple[int, int], TableDraws] = field(default_factory=dict, compare=False)
@@ -89,7 +98,7 @@ class TableResult:
     @property
     def priors(self) -> str:
         """The priors of the fit in one line."""
-        return str(self.settled.describe())
+        return self.settled.describe()
 
     @property
     def posterior(self) -> CholeskyGaussian:
@@ -119,7 +128,7 @@ class TableResult:
     @property
     def response(self) -> str:
         """What the outcome is called."""
-        return "y" if self.formula is None else str(self.formula.formula).partition("~")[0].strip()
+        return "y" if self.formula is None else str(self.formula.response)
 
     @property
     def outcomes(self) -> tuple[str, ...]:
@@ -370,6 +379,13 @@ class TableResult:
 
         Raises:
             InputError: a model of arrays, or a column that the formula does not name.
+
+        >>> import pandas
+        >>> from torchngvi.tables.model import regression
+        >>> table = pandas.DataFrame({"y": [1.0, 2.0, 4.0, 5.0], "x": [0.0, 1.0, 2.0, 3.0], "z": [0, 1, 1, 0]})
+        >>> result = regression("y ~ x * z", table).fit(progress=False)
+        >>> result.marginal_effects("x", at={"z": [0, 1]}).table.columns.tolist()
+        ['z', 'mean', 'sd', 'low', 'high']
         """
         return Asked(self, at, by, new, kind, population, interval, seed).marginal_effects(x)
 
@@ -588,6 +604,8 @@ class TableResult:
 
     def plot_predictive(self, draws: int = 50, seed: int = 0, ax: Any = None) -> Any:
         """Draw a posterior predictive check: the outcomes of the fit, and those that the model draws for its rows.
+
+        Of survival the former end where they were censored, and the latter do not.
 
         Args:
             draws: how many sets of outcomes are drawn.

@@ -191,7 +191,7 @@ def printed(blocks: Mapping[str, Marginals], interval: float, head: str, foot: s
             lines += [*([title] if title else []), *_lines(block, width)]
             if ratio:
                 exp = (part.exp().tolist() for part in (block.mean, block.low, block.high))
-                lines.append(f"{ratio}s, e to the power of the {title}")
+                lines.append(f"{ratio.replace('ratio', 'ratios')}, e to the power of the {title}")
                 for name, mean, low, high in zip(block.names, *exp, strict=True):
                     lines.append(_line(name, width, [shown(mean), "", shown(low), shown(high)]))
         ratio = ""
