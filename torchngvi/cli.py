@@ -1,4 +1,4 @@
-"""The command line: ``torchngvi fit --data breast_cancer``, ``predict``, ``methods``, ``compare``, ``reproduce``.
+"""The command line: ``torchngvi fit --data breast_cancer``, ``predict``, ``compare``, ``reproduce``.
 
 Exit codes: 0 converged or done, 1 not converged (all results are written), 2 bad input, or a machine that has too
 little memory or cannot read or write a file (nothing is written).
@@ -13,38 +13,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchngvi.app.config import Settings, settings_from
-from torchngvi.app.flags import DEBUG, parser
-from torchngvi.app.names import FLAT_METHODS, METHODS
-from torchngvi.app.toml import read_toml
+from torchngvi.app.flags import DEBUG, gone_command, parser
+from torchngvi.app.settings import read_toml, settings_from
 from torchngvi.errors import InputError, TorchngviError
 from torchngvi.extras import install
 
 # what is missing, by the extra that brings it
-_EXTRAS = dict.fromkeys(("matplotlib", "numpy", "pandas", "rich", "sklearn"), "cli")
-_EXTRAS |= {"formulae": "formula", "pyarrow": "parquet", "gpytorch": "gpytorch", "pyro": "pyro"}
+_EXTRAS = dict.fromkeys(("formulae", "matplotlib", "numpy", "pandas", "rich", "scipy", "sklearn"), "cli")
+_EXTRAS |= {"pyarrow": "parquet", "gpytorch": "gpytorch", "pyro": "pyro"}
 
 # what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
 _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
 # modules that read input
 _READERS = (
     "torchngvi.adapters.table_checks",
-    *(
-        f"torchngvi.app.{name}"
-        for name in (
-            "config",
-            "toml",
-            "datasets",
-            "tables",
-            "readers",
-            "columns",
-            "design",
-            "encoding",
-            "frames",
-            "saved",
-            "streams",
-        )
-    ),
+    *(f"torchngvi.app.{n}" for n in ("settings", "readers", "prepare", "saved")),
 )
 
 
@@ -54,17 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # names of columns may be beyond the encoding of a terminal
             stream.reconfigure(errors="backslashreplace")
     try:
+        gone = gone_command(sys.argv[1:] if argv is None else argv)
+        if gone is not None:
+            raise InputError(gone)
         top = parser()
         flags = vars(top.parse_args(argv))
         command = flags.pop("command")
         if command is None:
             top.print_help()
             return 0
-        if command != "fit":
-            return _COMMANDS[command](**flags)
-        config, overwrite = flags.pop("config", None), flags.pop("overwrite", False)
-        keys = {**(read_toml(config) if config else {}), **flags}
-        return _of_formula(keys, overwrite) if "formula" in flags else _fit(settings_from(keys), overwrite)
+        return _COMMANDS[command](**flags)
     except TorchngviError as error:
         return _refuse(str(error))
     except ImportError as error:
@@ -85,7 +67,7 @@ def _last_sentence(error: Exception) -> str | None:
     said = " ".join(str(error).split()) or type(error).__name__
     trace = f"Set {DEBUG}=1 to see where."
     if isinstance(error, MemoryError) or any(sign in said for sign in _OUT_OF_MEMORY):
-        return f"there is too little memory ({said}). Use fewer rows or columns, or posterior diagonal. {trace}"
+        return f"there is too little memory ({said}). Use fewer rows or columns. {trace}"
     if isinstance(error, RecursionError):
         return f"the input is nested too deeply ({said}). Write it flat. {trace}"
     if isinstance(error, OSError):
@@ -100,74 +82,28 @@ def _refuse(message: str) -> int:
     return 2
 
 
-def _fit(settings: Settings, overwrite: bool) -> int:
-    from torchngvi.app import problems, results, runs, streamed_runs  # the extras are needed from here on
+def _fit(config: str | None = None, overwrite: bool = False, **flags: Any) -> int:
+    settings, gone = settings_from({**(read_toml(config) if config else {}), **flags})
+    if gone:
+        print(f"torchngvi: warning: {gone}", file=sys.stderr)
+    from torchngvi.app import fits  # the extras are needed from here on
 
-    if streamed_runs.in_batches(settings):
-        return _code(streamed_runs.run(settings, overwrite))
-    outcome = runs.run(problems.build(settings, overwrite=overwrite))
-    folder = None
-    try:
-        folder = results.write(outcome)
-    finally:
-        results.show(outcome, folder)  # also where nothing could be written, so that the fit is not lost
-    return _code(outcome.result)
-
-
-def _code(result: Any) -> int:
-    """The exit code of a fit, which says so where it has not converged."""
+    result = fits.run(settings, overwrite)
     if not result.converged:
         print(f"torchngvi: not converged, {result.reason}", file=sys.stderr)
     return 0 if result.converged else 1
 
 
-def _of_formula(flags: dict[str, Any], overwrite: bool) -> int:
-    from torchngvi.app import mixed_runs, plain_formulas
+def _predict(**flags: Any) -> int:
+    from torchngvi.app import saved
 
-    regression = plain_formulas.as_regression(flags)
-    if regression is not None:
-        return _fit(settings_from(regression), overwrite)
-    return _code(mixed_runs.run(flags, overwrite))
+    return saved.predict(**flags)
 
 
-def _predict(run: str, table: str, drop: list[str], out: str | None = None, overwrite: bool = False) -> int:
-    from torchngvi.app import predictions
+def _compare(runs: Sequence[str]) -> int:
+    from torchngvi.app import saved
 
-    predictions.run(run, table, drop, out, overwrite)
-    return 0
-
-
-def _demo(out: str, quick: bool, overwrite: bool) -> int:
-    from torchngvi.app import demo
-
-    demo.run(out, overwrite=overwrite, quick=quick)
-    return 0
-
-
-def _bench(device: str, dims: list[int], rows: int, dtype: str) -> int:
-    from torchngvi.app import bench
-
-    bench.run(device, dims, rows, dtype)
-    return 0
-
-
-def _methods() -> int:
-    """Which method moves which posteriors, by asking them."""
-    from torchngvi.registry import needs_lr, partners
-
-    names = {name: f"{name}, with --lr" if needs_lr(name) else name for name in (*METHODS, *FLAT_METHODS)}
-    width = max(map(len, names.values()))
-    print("methods (--method), and the posteriors (--posterior) that each moves:")
-    for name, shown in names.items():
-        print(f"  {shown:{width}}  {', '.join(partners(name))}")
-    return 0
-
-
-def _compare(**flags: Any) -> int:
-    from torchngvi.app.compare.comparison import compare
-
-    print(f"written to {compare(**flags)}/")
-    return 0
+    return saved.compare(runs)
 
 
 def _reproduce(**flags: Any) -> int:
@@ -188,10 +124,8 @@ def _reproduce(**flags: Any) -> int:
 
 
 _COMMANDS: dict[str, Callable[..., int]] = {
+    "fit": _fit,
     "predict": _predict,
-    "demo": _demo,
-    "bench": _bench,
-    "methods": _methods,
     "compare": _compare,
     "reproduce": _reproduce,
 }

@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("table", metavar="TABLE", help="a file with the columns of the fit")
     predict.add_argument("--drop", metavar="COLUMN", nargs="+", action="extend", help="leave this column out")
     predict.add_argument("--out", metavar="FILE.csv", help="the file of predictions (RUN/predictions-TABLE.csv)")
-    predict.add_argument("--kind", choices=("mean", "linear", "outcome"), help="what is predicted (mean)")
+    predict.add_argument("--kind", choices=("mean", "linear", "response"), help="what is predicted (mean)")
     predict.add_argument("--interval", type=float, metavar="P", help="probability of the intervals (0.95)")
     predict.add_argument("--population", action="store_true", help="of a new group, whatever the groups of the rows")
     compare = commands.add_parser("compare", help="compare the models of earlier fits of one table by leave-one-out")
@@ -137,6 +137,7 @@ def _add_fit(fit: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", metavar="COLUMN", nargs="+", action=_Several, help=what)
     group.add_argument("--intercept", action=argparse.BooleanOptionalAction, help="add a column of ones (default)")
     group.add_argument("--test-fraction", type=float, metavar="F", help="rows held out (0.2; with --formula 0)")
+    group.add_argument("--draws", type=int, metavar="N", help="weighted draws of the posterior (4096, of groups 400)")
     group.add_argument("--seed", type=int, metavar="N", help="of the split and of the draws (42)")
     group = fit.add_argument_group("model")
     group.add_argument("--likelihood", "--family", dest="family", metavar="FAMILY", help=FAMILIES)
@@ -165,7 +166,7 @@ def gone_command(argv: Sequence[str]) -> str | None:
     """A sentence about a command of earlier versions, which is elsewhere now.
 
     >>> gone_command(["bench"])[:60]
-    'torchngvi bench is python benchmarks/engine.py in a clone no'
+    'torchngvi bench is python -m examples.bench in a clone now.'
     """
     rest = " ".join(argv[1:])
     found = {

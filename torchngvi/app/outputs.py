@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from torchngvi.app.settings import file_name
 from torchngvi.errors import InputError
@@ -32,11 +33,11 @@ from torchngvi.fitting.checkpoints import locked, sync
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet would evaluate
 _QUOTE = "'"
 MANIFEST = "manifest.json"
-POSTERIOR, COLUMNS = "posterior.pt", "columns.json"  # from which a run predicts
+POSTERIOR = "posterior.pt"  # from which a run predicts
 _REPLACING, _WRITING = ".replacing", ".writing-"
 _LEFT = re.compile(rf"{re.escape(_WRITING)}([0-9a-f]{{16}}|[a-z0-9_]{{8}})")  # and as version 0.2.0 wrote
 _OF_A_RUN = (  # what runs of fit write, and those of 0.2.0: of a run that is replaced, none of them stays
-    *(POSTERIOR, COLUMNS, "summary.json", "config.toml", "coefficients.csv", "effects.csv", "fit.png"),
+    *(POSTERIOR, "summary.json", "config.toml", "coefficients.csv", "effects.csv", "fit.png"),
     *("parameters.csv", "trace.csv", "effects.png"),
 )
 
@@ -279,21 +280,31 @@ def _manifest(folder: Path) -> dict[str, str]:
         return {}
 
 
-def check_run(folder: Path) -> tuple[str, ...]:
-    """Check the files of a run against their digests, those from which it predicts strictly; notes of the others."""
-    digests = _manifest(folder)
-    if not digests:
-        return (f"{str(folder)!r} has no {MANIFEST}, so that nobody knows whether it is undamaged",)
-    there = {name: file_of(folder, name) for name in digests if file_of(folder, name).is_file()}
-    changed = [name for name, path in there.items() if _digest(path) != digests[name]]
-    for name in (POSTERIOR, COLUMNS):
-        if name in changed or name not in there:
-            raise InputError(
-                f"{str(file_of(folder, name))!r} is damaged: it is not as its run has written it, by the digest in "
-                f"{MANIFEST}. Take a copy of the folder, or fit again."
-            )
+def write_content(folder: Path, content: dict[str, Any]) -> None:
+    """Write posterior.pt; what cannot be written is an OSError, which torch says in words of its own."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    (folder / POSTERIOR).write_bytes(buffer.getvalue())
+
+
+def read_content(folder: Path) -> tuple[bytes, tuple[str, ...]]:
+    """The content of posterior.pt, after a check of all files of the run against their digests, and notes of others."""
+    path, digests = file_of(folder, POSTERIOR), _manifest(folder)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read ({error.strerror}). Check its permissions.") from error
+    if not file_of(folder, MANIFEST).is_file():
+        return content, ()
+    if digests.get(POSTERIOR) != hashlib.sha256(content).hexdigest():
+        raise InputError(
+            f"{str(path)!r} is damaged: it is not as its run has written it, by the digest in {MANIFEST}. Take a copy "
+            "of the folder, or fit again."
+        )
+    rest = [other for other in digests if other != POSTERIOR and file_of(folder, other).is_file()]
+    changed = [other for other in rest if _digest(file_of(folder, other)) != digests[other]]
     said = f"{', '.join(changed)} in {str(folder)!r} changed after the run; predictions are those of {POSTERIOR}"
-    return (said,) if changed else ()
+    return content, (said,) if changed else ()
 
 
 # ------------------------------------------------------------------------------------ names

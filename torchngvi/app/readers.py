@@ -1,9 +1,10 @@
-"""Tables of data as pandas reads them, with notes of what is unusual: text, Excel, Parquet, svmlight, and bundled sets."""
+"""Tables as pandas reads them, with notes of what is unusual: text, Excel, Parquet, svmlight, bundled sets."""
 
 import bz2
 import csv
 import gzip
 import io
+import itertools
 import lzma
 import re
 import warnings
@@ -30,6 +31,7 @@ _SVMLIGHT = (".svm", ".libsvm", ".txt")
 _KNOWN = ".csv, .tsv, .xlsx, .parquet, .svm, .libsvm, .txt (svmlight), each also with .gz, .bz2, .xz, .zip or .zst"
 _GONE = "numpy.savez files are read in Python: torchngvi.regression takes a pandas DataFrame of the arrays"
 _LINES = 50  # of a text that are looked at
+_OF_FILES = (OSError, EOFError, ValueError, OverflowError, KeyError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
@@ -137,7 +139,16 @@ def _readable(path: Path, what: str, read: Callable[[], Any]) -> Any:
         raise
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
-    except (OSError, EOFError, ValueError, OverflowError, KeyError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as e:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        OverflowError,
+        KeyError,
+        zlib.error,
+        lzma.LZMAError,
+        zipfile.BadZipFile,
+    ) as e:
         said = " ".join(str(e).split()) or type(e).__name__
         raise InputError(f"{str(path)!r} cannot be read as {what}: {said.rstrip('.')}.") from e
 
@@ -183,7 +194,7 @@ def _of_text(path: Path, usual: str) -> Read:
     frame, more = without_unnamed(frame)
     frame.columns = check_names(frame.columns)
     notes = (*([f"the table was read as {', '.join([*kinds, *notes[:1]])}"] if kinds or notes else []), *notes[1:])
-    return Read(frame, (*notes, *more), tuple(zeros), ";" == found.separator or found.decimal == ",")
+    return Read(frame, (*notes, *more), tuple(zeros), found.separator == ";" or found.decimal == ",")
 
 
 def _decoded(path: Path, content: bytes) -> tuple[str, tuple[str, ...]]:
@@ -211,8 +222,8 @@ def _decoded(path: Path, content: bytes) -> tuple[str, tuple[str, ...]]:
 
 def dialect(text: str, usual: str, name: str) -> Dialect:
     """Find how a table of text is written; `usual` is the separator that the ending of its name stands for."""
-    start = text[: 1 << 20]
-    lines = [line for line in start.splitlines()[: _LINES + 1] if line.strip()]
+    start = itertools.islice(io.StringIO(text, newline=None), _LINES + 1)
+    lines = [line.rstrip("\n") for line in start if line.strip()]
     said = re.fullmatch(r'"?sep=(.)"?[,;]*', lines[0].strip()) if lines else None
     lines = lines[1:] if said else lines
     separator = said[1] if said else _separator(lines, usual)
@@ -275,13 +286,16 @@ def _reread(frame: pd.DataFrame, read: Callable[..., Any]) -> pd.DataFrame:
 
 def _of_columns(path: Path, end: str) -> Read:
     """Read an Excel or a Parquet file; numbers that may be missing, and decimal ones, become float64."""
-    content, notes = partial(_content, path), ()
+    notes: tuple[str, ...] = ()
+    content = partial(_content, path)
     if end == ".xlsx":
         try:
             import openpyxl  # noqa: F401
         except ImportError as error:
             raise InputError(f"{str(path)!r} needs openpyxl: pip install openpyxl. Or save it as csv.") from error
-        sheets = _readable(path, "an Excel file", lambda: pd.read_excel(io.BytesIO(content()), sheet_name=None, header=None))
+        sheets = _readable(
+            path, "an Excel file", lambda: pd.read_excel(io.BytesIO(content()), sheet_name=None, header=None)
+        )
         first, cells = next(iter(sheets.items()))
         if not len(cells):
             raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.")
@@ -293,7 +307,7 @@ def _of_columns(path: Path, end: str) -> Read:
     frame.columns = check_names(frame.columns)
     kinds = {name: column.dtype for name, column in frame.items()}
     numbers = [n for n, t in kinds.items() if pd.api.types.is_extension_array_dtype(t) and is_number(frame[n])]
-    objects = [name for name, dtype in kinds.items() if dtype == object]
+    objects = [name for name, dtype in kinds.items() if dtype.kind == "O"]
     numbers += [name for name in objects if isinstance(next(iter(frame[name].dropna()), None), Decimal)]
     frame, more = without_unnamed(frame.astype(dict.fromkeys(numbers, np.float64)))
     return Read(frame, (*notes, *more))

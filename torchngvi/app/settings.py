@@ -19,7 +19,7 @@ from torchngvi.messages import hint
 
 _LARGEST = 2**63  # of a whole number
 _LONGEST_FILE = 60_000  # bytes of a file of settings
-TEST_FRACTION = 0.2  # of rows without a formula, as scikit-learn's examples have it; a formula says what is meant by all
+TEST_FRACTION = 0.2  # of rows, where no formula says what is meant
 SEED = 42
 WORDS = ("auto", "flat")  # for a prior precision
 _OWN = "the posterior is integrated, and by no other way"
@@ -52,6 +52,7 @@ class Settings:
     standardize: bool = True  # whether a number for the prior precision is per standard deviation of a column
     intercept: bool = True
     test_fraction: float | None = None  # share of rows held out
+    draws: int | None = None  # of the posterior; without: 4096, and with groups 400, of which 200 are effective
     seed: int = SEED  # of the split and of the draws
     prior: tuple[str, ...] = ()  # such as "x=normal(0, 1)"
     prior_precision: float | str | None = None  # a number B, N(0, 1/B), or one of `WORDS`
@@ -183,7 +184,11 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError(
             f"there is no settings file {str(path)!r}. To fit a data file say: torchngvi fit --data FILE."
         ) from error
-    except (OSError, ValueError, RecursionError) as error:  # lists in lists without end, a number of thousands of digits
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # recursion of lists in lists
         if isinstance(error, InputError):
             raise
         raise InputError(
