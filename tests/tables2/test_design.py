@@ -81,6 +81,13 @@ class TestDesigns:
         np.testing.assert_allclose(design.X[:, 3], np.sin(table.x) * table["a b"], rtol=1e-15)
         assert design.names == ("Intercept", "np.sin(x)", "a b", "np.sin(x):a b", "I(x ** 2)")
 
+    def test_of_few_bits(self, table):
+        narrow = table.astype({"x": "uint8", "time": "float32", "y": "Int64"})
+        formula = made("y ~ I(x - 10) + log(time)", narrow)
+        np.testing.assert_allclose(formula.design.X[:, 1], table.x - 10, rtol=0)
+        np.testing.assert_allclose(formula.design.X[:, 2], np.log(table.time), rtol=1e-15)
+        same(formula.of(narrow).X, formula.design.X)
+
     def test_a_sum_of_columns_as_the_response(self, table):
         same(made("y + n ~ x", table).design.y[0], table.y + table.n)
 
@@ -335,6 +342,10 @@ class TestResponses:
     def test_positive_of_numbers(self, table):
         with pytest.raises(InputError, match="3 is to be the success, and the outcome is of numbers"):
             made("y ~ x", table, "poisson", positive=3)
+
+    def test_a_level_twice(self, table):
+        with pytest.raises(InputError, match=r"ja\[ja\] names the level that counts as success, and positive='nein'"):
+            made("ja[ja] ~ x", table, "bernoulli", positive="nein")
 
     def test_other_censoring(self, table):
         with pytest.raises(InputError, match="only times that are censored on the right"):

@@ -372,7 +372,7 @@ class Formula:
         frame = table_checks.stripped(frame[known], known)[0]
         frame = table_checks.as_numbers(frame, [name for name in needed if is_number(self.table[name])])
         table_checks.complete(frame, [name for name in known if name in needed or name in groups])
-        frame = table_checks.used(frame)
+        frame = _in_order(table_checks.used(frame))
         parts = [self._common, *(grouping.within for grouping in self._groupings)]
         with formulas.computed(f"The new rows do not fit {self.formula!r}"):
             common, *within = (part.evaluate_new_data(frame).design_matrix for part in parts)
@@ -467,9 +467,18 @@ def _again(formula: str, table: Any, family: Any, weights: Any, positive: Any) -
 
 
 def _in_order(frame: Any) -> Any:
-    """The table with ordered categories, of which formulae keeps the order."""
-    some = {name: column.cat.as_ordered() for name, column in frame.items() if str(column.dtype) == "category"}
-    return frame.assign(**some) if some else frame
+    """The table with ordered categories, of which formulae keeps the order, and with numbers of 64 bits.
+
+    An 8-bit x of 5 would make I(x - 10) 251, and a 32-bit one log(x) of seven digits.
+    """
+    found = {}
+    for name, column in frame.items():
+        kind = getattr(column.dtype, "kind", "O")
+        if str(column.dtype) == "category":
+            found[name] = column.cat.as_ordered()
+        elif kind in "iuf" and getattr(column.dtype, "itemsize", 8) < 8 and not column.isna().any():
+            found[name] = column.astype("float64" if kind == "f" else "int64")
+    return frame.assign(**found) if found else frame
 
 
 def _numbers(name: str, values: Any, formula: str) -> Any:
@@ -700,6 +709,11 @@ class _Response:
     def _against(self, column: Any, level: Any, first: bool) -> Any:
         """1 where the outcome is of a level, and 0 elsewhere."""
         name = self.parts[0].name or self.parts[0].text
+        if level is not None and self.positive is not None:
+            raise InputError(
+                f"{self.left} names the level that counts as success, and positive={self.positive!r} another time. "
+                "Leave one of them out."
+            )
         if self._ordered or not (level is not None or self._two):
             said = "categories" if self._ordered else "numbers"
             raise InputError(
@@ -781,7 +795,10 @@ class _Response:
             raise InputError(f"{name} must be numbers; it holds {column.iloc[0]!r} in the first row.") from error
         bad = ~np.isfinite(values)
         if bad.any():
-            raise InputError(f"{name} is not finite in {bad.sum()} of {len(bad)} rows, the first {int(bad.argmax())}.")
+            raise InputError(
+                f"{name} is not finite in {bad.sum()} of {len(bad)} rows, the first of them row {int(bad.argmax())}, "
+                "counted from 0. Correct or leave out those rows."
+            )
         return values
 
 
