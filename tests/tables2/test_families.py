@@ -600,6 +600,13 @@ class Skewed(Gaussian):
         return super().mean(eta, phi) + 0.1
 
 
+class Wide(Gaussian):
+    """Draws whose spread is not that of the density."""
+
+    def draw(self, eta, phi, generator, extra=()):
+        return super().draw(eta, phi + 0.1, generator, extra)
+
+
 class Unbroadcast(Poisson):
     """The first coordinate of the first axis instead of the last."""
 
@@ -668,6 +675,7 @@ class Nameless(Family):
     ("wrong", "words"),
     [
         (Skewed, ("mean of the gaussian family", "average of draws")),
+        (Wide, ("draw of the gaussian", "φ[0]")),
         (Unbroadcast, ("log_prob", "poisson")),
         (Detached, ("slope in η", "differs")),
         (Trap, ("slope in η", "not finite")),

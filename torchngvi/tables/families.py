@@ -25,7 +25,7 @@ from torchngvi.models.standardize import WIDTH, TargetSummary, location_and_unit
 from torchngvi.numerics import special
 from torchngvi.tables import priors
 
-_DOF = 4.0  # of Student's t noise, and
+_DOF = 4.0  # of Student's t noise: heavy tails that still have a variance
 _PRIOR_DOF = 3.0  # of default priors, as in brms
 _START = (0.1, 100.0)  # where a size, a precision or a shape begins, from the moments of y: where its prior has mass
 _LINEAR = 0.85  # of the largest logarithm: from there on exponentials go on linearly, e⁶⁰³ in float64, and stay finite

@@ -29,8 +29,9 @@ def check_family(
     """Check that the parts of a family agree with one another, before it is used; nothing is returned.
 
     Shapes broadcast; the density sums to 1 (integrates to 1 between the bounds); derivatives are finite and those of
-    finite differences; the outcomes that are drawn are accepted and have `Family.mean` for their average; ``concave``
-    is true; `Family.log_jacobian` is that of `Family.natural`; starts and priors are as many as the parameters.
+    finite differences; outcomes that are drawn are accepted, have `Family.mean` for their average, and 0 for that of
+    the slopes of their log density; ``concave`` is true; `Family.log_jacobian` is that of `Family.natural`; starts and
+    priors are as many as the parameters.
 
     Args:
         family: an object of your class.
@@ -88,6 +89,7 @@ class _Check:
         self._sum()
         self._derivatives()
         self._mean()
+        self._score()
         self._parameters()
 
     def _wrong(self, what: str, advice: str) -> InputError:
@@ -248,6 +250,25 @@ class _Check:
                 f"mean of {{}} at η = {float(self.eta[at[0]]):.3g} is {float(mean[at]):.4g}, but the average of "
                 f"draws is {float(drawn.mean(-1)[at]):.4g} +- {float(error[at]):.2g};",
                 "one of the two is wrong, or nan where there is no mean.",
+            )
+
+    def _score(self) -> None:
+        """The average slope of the log density of draws is 0, as of draws from that density."""
+        eta = self.eta[:, None].expand(-1, self.draws).clone().requires_grad_()
+        phi = self.phi[0].expand(*eta.shape, -1).clone().requires_grad_()
+        beside = self._beside(eta.detach())
+        y = (self._call("draw", eta.detach(), phi.detach(), self.generator, beside), *beside)
+        slopes = torch.autograd.grad(self._call("log_prob", eta, y, phi).sum(), (eta, phi), materialize_grads=True)
+        table = torch.cat([slopes[0][..., None], slopes[1]], -1)
+        average, error = table.mean(1), table.std(1) / math.sqrt(self.draws)
+        off = (average.abs() > _ERRORS * error + _DIFFERENCE).nonzero()
+        if len(off):
+            at, j = off[0].tolist()
+            what = f"φ[{j - 1}]" if j else "η"
+            raise self._wrong(
+                f"draw of {{}} does not draw from log_prob: at η = {float(self.eta[at]):.3g} the average slope in {what} "
+                f"of what is drawn is {float(average[at, j]):.3g} +- {float(error[at, j]):.2g}, not 0;",
+                "one of the two is wrong.",
             )
 
     def _parameters(self) -> None:
