@@ -1,5 +1,6 @@
 """Pictures of a fit on matplotlib's axes; nothing here is drawn on a screen, or remembered by pyplot."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
 
 BLUE, GREY = "#1f5a94", "0.6"
 NAMED = 40  # groups whose names are written at the axis
-BINS = 30  # of a histogram of real outcomes
-COUNTS = 30  # different counts of outcomes that have a bar each
+BINS = 30  # of a histogram at most
 
 
 def axes(ax: Any) -> Any:
@@ -80,16 +80,16 @@ def predictive(
 ) -> Any:
     """Draw how often outcomes were seen in each bin, beside the frequencies of drawn outcomes."""
     ax = axes(ax)
-    values = torch.cat([y, drawn.flatten()]).unique() if discrete else y
-    if discrete and len(values) <= COUNTS:
-        edges = torch.cat([values[:1] - 0.5, 0.5 * (values[1:] + values[:-1]), values[-1:] + 0.5])
-    else:  # the range of what was seen, and half as much to both sides
-        reach = 0.5 * (y.max() - y.min()).clamp_min(1e-9)
-        edges = torch.linspace(float(y.min() - reach), float(y.max() + reach), BINS + 1, dtype=y.dtype)
-    edges = edges.cpu()
+    least, most = torch.cat([y, drawn.flatten()]).aminmax()
+    reach = 0.5 * (y.max() - y.min()).clamp_min(1e-9)  # beyond what was seen
+    low, high = float(least.maximum(y.min() - reach)), float(most.minimum(y.max() + reach))
+    edges = torch.linspace(low, high, BINS + 1, dtype=y.dtype)
+    if discrete:
+        width = max(1, math.ceil((high - low + 1) / BINS))
+        edges = math.floor(low) - 0.5 + width * torch.arange(math.ceil((high - low + 1) / width) + 1, dtype=y.dtype)
     seen, *sets = (torch.histogram(part.cpu().to(edges), edges).hist / len(y) for part in (y, *drawn))
-    low, high = torch.quantile(torch.stack(sets), torch.tensor([0.05, 0.95], dtype=edges.dtype), dim=0)
-    ax.stairs(high.numpy(), edges.numpy(), baseline=low.numpy(), fill=True, color=GREY, label="drawn, 90 %")
+    below, above = torch.quantile(torch.stack(sets), torch.tensor([0.05, 0.95], dtype=edges.dtype), dim=0)
+    ax.stairs(above.numpy(), edges.numpy(), baseline=below.numpy(), fill=True, color=GREY, label="drawn, 90 %")
     ax.stairs(seen.numpy(), edges.numpy(), color=BLUE, linewidth=1.5, label="seen")
     ax.set_xlabel(response)
     ax.set_ylabel("share of rows")
