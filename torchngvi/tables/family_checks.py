@@ -266,8 +266,8 @@ class _Check:
             at, j = off[0].tolist()
             what = f"φ[{j - 1}]" if j else "η"
             raise self._wrong(
-                f"draw of {{}} does not draw from log_prob: at η = {float(self.eta[at]):.3g} the average slope in {what} "
-                f"of what is drawn is {float(average[at, j]):.3g} +- {float(error[at, j]):.2g}, not 0;",
+                f"draw of {{}} does not draw from log_prob: at η = {float(self.eta[at]):.3g} the average slope in "
+                f"{what} of what is drawn is {float(average[at, j]):.3g} +- {float(error[at, j]):.2g}, not 0;",
                 "one of the two is wrong.",
             )
 
