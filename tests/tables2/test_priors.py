@@ -178,6 +178,7 @@ class TestOfAModel:
         first, gap = torch.linspace(-9, 7, 321, dtype=torch.float64), torch.linspace(-25, 4, 581, dtype=torch.float64)
         grid = torch.stack(torch.meshgrid(first, gap, indexing="ij"), -1)
         theta = torch.cat([torch.zeros_like(grid[..., :1]), grid], -1)
+        assert str(priors).endswith("thresholds at the means N(0, 1^2)")
         slope = Normal(0.0, 2.5).log_prob(torch.zeros((), dtype=torch.float64))
         density = (priors.log_prob(theta) - slope).exp()
         assert torch.trapezoid(torch.trapezoid(density, gap), first).item() == pytest.approx(1, abs=1e-6)
@@ -365,6 +366,8 @@ class TestNames:
             "intercept at the means N(0.405, 2.5^2), x N(0, 1^2), sd over g half-t(3, 2.5) per sd of a column, "
             "sd of 1|g exponential(2), correlations LKJ(1), size gamma(2, 0.1)"
         )
+        some, _ = settled(design(x, y), "negative_binomial", {**named, "cor": "default"})
+        assert some.named == ("x", "1|g", "size")
         assert str(settled(design(x, y, effects=1), "poisson")[0]).endswith("sd over g half-t(3, 2.5)")
 
     @pytest.mark.parametrize(

@@ -327,8 +327,7 @@ class Formula:
         for factor in self.design.factors:
             _check_effects(factor.Z, factor.effects, factor.name)
         self.asked = self._of_exposure()
-        asked = [self.asked.rstrip(".")] * bool(self.asked)
-        self.notes = (*spaces, *found.notes, *self._response.notes, *self._of_groups(), *asked)
+        self.notes = (*spaces, *found.notes, *self._response.notes, *self._of_groups())
 
     def __repr__(self) -> str:
         return f"Formula({self.formula!r}, {len(self.table)} rows)"

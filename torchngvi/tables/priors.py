@@ -439,6 +439,10 @@ class Priors:
         correlations: of each factor.
         parameters: of the natural-scale parameters of the family.
         location: the coordinates a at the prior mean, (p,).
+        unit: s_y.
+        names: of the columns of X.
+        factors: the name of each factor, and the names of its effects.
+        named: the names in `table` of the priors that the user chose.
 
     >>> from torchngvi.tables.parts import Factor
     >>> one = torch.ones(4, 1, dtype=torch.float64)
@@ -531,7 +535,8 @@ class Priors:
             own = [at for at in range(len(effects)) if at not in usual]
             parts += [f"sd of {_of_sd(effects[at], factor)} {sds[at]}" for at in own]
             parts += [f"correlations {cor}"] * (len(effects) > 1)
-        parts += [f"{name} {prior}" for name, prior in _merged(self.family.parameters, self.parameters)]
+        where = "" if self.family.intercept or not self.names else " at the means"
+        parts += [f"{name}{where} {prior}" for name, prior in _merged(self.family.parameters, self.parameters)]
         return ", ".join(parts)
 
     __str__ = describe
@@ -552,7 +557,7 @@ def _merged(names: Iterable[str], priors: Iterable[Any]) -> list[tuple[str, Any]
     found: dict[tuple[str, Any], list[str]] = {}
     for name, prior in zip(names, priors, strict=True):
         found.setdefault((re.sub(r"[\s\[]*\d+\]?$", "", name), prior), []).append(name)
-    return [(stem if len(some) > 1 else some[0], prior) for (stem, prior), some in found.items()]
+    return [(f"{stem}s" if len(some) > 1 else some[0], prior) for (stem, prior), some in found.items()]
 
 
 def _bare(name: str) -> str:
