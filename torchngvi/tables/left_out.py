@@ -160,13 +160,13 @@ def _divided(
 
 
 class Compared(NamedTuple):
-    """Two models of the same rows beside each other, by how they predict parts that were left out; ``str`` says it.
+    """Two models of the same rows, compared by how they predict parts that were left out; ``str`` says it.
 
     Attributes:
         names: of the two.
         difference: of the elpd, the first less the second, in nats.
         standard_error: of that difference over parts like these, √(N var of the differences).
-        alike: whether they predict alike, as far as can be told: a difference within two standard errors and four nats.
+        alike: whether they predict alike, as far as these parts show: a difference within two standard errors and four nats.
         left_out: what was found for each.
 
     >>> zero = torch.zeros(2)
@@ -224,7 +224,7 @@ def compare(
         The difference with its standard error, and whether the two predict alike; ``str`` is one sentence.
 
     Raises:
-        InputError: other outcomes or weights, other groups, a density beside a probability, or one that is not finite.
+        InputError: other outcomes or weights, other groups, densities and probabilities, or one that is not finite.
 
     >>> from torchngvi.tables.model import MixedModel
     >>> line = torch.arange(8.0, dtype=torch.float64)

@@ -78,7 +78,7 @@ def predictive(
     response: str,
     ax: Any,
 ) -> Any:
-    """Draw how often outcomes were seen in each bin, beside the frequencies of drawn outcomes."""
+    """Draw how often outcomes were seen in each bin, and the frequencies of drawn outcomes."""
     ax = axes(ax)
     least, most = torch.cat([y, drawn.flatten()]).aminmax()
     reach = 0.5 * (y.max() - y.min()).clamp_min(1e-9)  # beyond what was seen

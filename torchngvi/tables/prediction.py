@@ -68,8 +68,8 @@ class Prediction(NamedTuple):
 
     def __repr__(self) -> str:
         """The summaries; of the draws their shape."""
-        told = ", ".join(f"{name}={getattr(self, name)}" for name in ("mean", "sd", "low", "high"))
-        return f"Prediction({told}, draws={tuple(self.draws.shape)})"
+        parts = ", ".join(f"{name}={getattr(self, name)}" for name in ("mean", "sd", "low", "high"))
+        return f"Prediction({parts}, draws={tuple(self.draws.shape)})"
 
     @classmethod
     def of(

@@ -285,7 +285,7 @@ class TableResult:
             groups: the groups of the rows, (M,): numbers of groups of the data, or negative ones, each a group that the
                 data do not have, whose effects are drawn from N(0, Σ). None where all rows are of one such group.
             offset: what is added to the linear predictor, (M,).
-            extra: what stands beside the outcome, as the trials of a binomial one, each (M,); for responses.
+            extra: what is known with the outcome, as the trials of a binomial one, each (M,); for responses.
             kind: "mean" of y given the effects of its group; "linear", the linear predictor; "response", y itself,
                 whose intervals are those of new data; or "probability" of each category of an ordinal outcome, which
                 is its "mean" too.
