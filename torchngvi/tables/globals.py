@@ -7,9 +7,7 @@ density; where the standard deviation of the effects may be 0 they come from a g
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple, Protocol, Self
 
 import torch
@@ -18,9 +16,10 @@ from tqdm import tqdm
 
 from torchngvi.arguments import read_size
 from torchngvi.diagnostics.psis import USELESS, smoothed
-from torchngvi.numerics.linalg import cholesky, eigh
+from torchngvi.numerics.linalg import cholesky
+from torchngvi.tables.closed import Closed
 from torchngvi.tables.families import Family
-from torchngvi.tables.integrated import Integrated, Integration, LogJoint, Valued
+from torchngvi.tables.integrated import Integrated, Integration, LogJoint, Valued, finite, inverse_root
 from torchngvi.tables.parts import Coordinates, Design, Posterior, Weighted
 from torchngvi.tables.priors import Priors
 
@@ -163,7 +162,7 @@ def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] 
         The mode, also where there is none and the search has ended at a limit.
     """
     theta, modes = joint.start() if begin is None else begin
-    p, spent = joint.coordinates.p, joint.gradients
+    spent = joint.gradients
     here = joint.with_gradient(theta[None], modes)
     root, fresh = inverse_root(joint.curvature(theta, here.modes)), True
     B = root @ root.mT
@@ -178,13 +177,13 @@ def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] 
         left = -float(slope @ step)
         rounding = 64 * torch.finfo(theta.dtype).eps * abs(value)
         if not math.isfinite(left):
-            return ended(False, "The log joint is not finite where the search begins.")
+            return ended(False, "The log joint is not finite any more: perhaps the posterior has no mode.")
         if left < max(settings.end, rounding):
             if joint.refine(theta, False):
                 here = joint.with_gradient(theta[None], here.modes)
                 continue
             return ended(True, f"A step of Newton's method promises {0.5 * left:.1g} nats.")
-        longest = float(step[p:].abs().max()) if len(step) > p else 0.0
+        longest = float(step[joint.scales :].abs().max()) if len(step) > joint.scales else 0.0
         size, after = min(1.0, settings.stride / max(longest, settings.stride)), None
         for _ in range(settings.trials):
             trial = joint.with_gradient((theta + size * step)[None], here.modes)
@@ -239,22 +238,6 @@ def _lower(root: Tensor) -> Tensor:
     """Lower triangular roots of the same products, with diagonals that are not negative."""
     lower = torch.linalg.qr(root.mT, mode="r").R.mT
     return lower * torch.where(lower.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(lower)[..., None, :]
-
-
-def inverse_root(
-    hessian: Tensor,  # (dim, dim), symmetric
-) -> Tensor:
-    """A root C of the inverse of a Hessian, C Cᵀ = H⁻¹, with the sizes of eigenvalues that are negative.
-
-    >>> C = inverse_root(torch.tensor([[4.0, 0.0], [0.0, -9.0]]))
-    >>> (C @ C.mT).diagonal().mul(36).round().tolist()
-    [9.0, 4.0]
-    """
-    diagonal = hessian.diagonal().abs()
-    scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
-    values, vectors, _ = eigh(scale[:, None] * hessian * scale)
-    least = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
-    return scale[:, None] * vectors * values.abs().clamp_min(least.clamp_min(torch.finfo(least.dtype).tiny)).rsqrt()
 
 
 # ------------------------------------------------------------------------------------------------- proposals
@@ -370,8 +353,8 @@ class Grid:
     ends, on the left at least 1, since the density falls like τ itself.  Draws of t are stratified.
     """
 
-    def __init__(self, joint: Integrated, frame: Frame, settings: FitSettings) -> None:
-        self.place, self.settings = joint.coordinates.p, settings
+    def __init__(self, joint: LogJoint, frame: Frame, settings: FitSettings) -> None:
+        self.place, self.settings = joint.scales, settings
         place, theta = self.place, frame.theta
         keep = torch.arange(len(theta), device=theta.device) != place
         inverse = _inverse(frame.root)
@@ -408,7 +391,7 @@ class Grid:
         self._density(log_p)
 
     def _modes(
-        self, joint: Integrated, frame: Frame, keep: Tensor, chord: Tensor, precision: Tensor
+        self, joint: LogJoint, frame: Frame, keep: Tensor, chord: Tensor, precision: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The modes of the other globals given each point, by damped chord steps."""
         place, apart = self.place, (self.t - frame.theta[self.place]).clamp(-1, 1)
@@ -524,6 +507,12 @@ class Weighing(NamedTuple):
             k_hat, effective, weights = math.inf, 0.0, torch.full_like(weights, 1 / len(weights))
         return cls(proposal, theta, log_weights, Weighted(theta, weights, k_hat, effective))
 
+    def equally(self) -> Self:
+        """The Gaussian half of the draws with equal weights, for where weights are of no use."""
+        theta = self.theta[: len(self.theta) // 2]
+        weights = torch.full_like(theta[:, 0], 1 / len(theta))
+        return self._replace(weighted=self.weighted._replace(theta=theta, weights=weights))
+
     def fine(self, settings: FitSettings) -> bool:
         """Whether nothing better is looked for."""
         return self.weighted.k_hat <= settings.k_hat and self.weighted.effective >= settings.effective
@@ -543,32 +532,43 @@ class Weigher:
     """Draws proposals and weights them by a log joint.
 
     Args:
-        log_joint: of θ (S, dim) and modes near those of the effects, (S,).
+        joint: the log joint.
+        frame: its mode and curvature.
+        value: its value at the mode.
         settings: of the fit.
         generator: of all draws.
     """
 
     def __init__(
-        self, log_joint: Callable[[Tensor, Tensor], Tensor], settings: FitSettings, generator: torch.Generator
+        self, joint: LogJoint, frame: Frame, value: float, settings: FitSettings, generator: torch.Generator
     ) -> None:
-        self.log_joint, self.settings, self.generator = log_joint, settings, generator
+        self.joint, self.frame, self.value, self.settings, self.generator = joint, frame, value, settings, generator
+
+    def log_joint(self, theta: Tensor, proposal: "Proposal | Frame") -> Tensor:
+        """The log joint of draws, some at a time, (S,)."""
+        parts = theta.split(self.joint.together)
+        return torch.cat([self.joint.log_joint(part, proposal.modes(part)) for part in parts])
 
     def weigh(self, proposal: Proposal, count: int, before: Weighing | None = None) -> Weighing:
         """Draw and weight some more draws of a proposal."""
         theta = proposal.sample(count, self.generator)
-        log_weights = self.log_joint(theta, proposal.modes(theta)) - proposal.log_density(theta)
+        log_weights = finite(self.log_joint(theta, proposal) - proposal.log_density(theta))
         if before is not None:
             theta, log_weights = torch.cat([before.theta, theta]), torch.cat([before.log_weights, log_weights])
         return Weighing.of(proposal, theta, log_weights)
 
-    def from_mixture(self, frame: Frame, value: Tensor, count: int, place: int) -> Weighing:
+    def of_mixture(self, mean: Tensor, root: Tensor, count: int, sides: Tensor | None = None) -> Weighing:
+        """Weight draws of a Gaussian and a wider t distribution."""
+        sides = torch.ones_like(root[:1]).expand(2, -1) if sides is None else sides
+        return self.weigh(Mixture(mean, root, sides, self.frame, self.settings.wider, self.settings.dof), count)
+
+    def from_mixture(self, count: int) -> Weighing:
         """Weight draws about the mode; where they are not fine, of unequal sides, and of the weighted moments."""
-        settings = self.settings
-        even = torch.ones(2, len(frame.theta)).to(frame.root)
-        mixture = partial(Mixture, frame=frame, wider=settings.wider, dof=settings.dof)
-        best = self.weigh(mixture(frame.theta, frame.root, even), count)
+        frame, settings = self.frame, self.settings
+        best = self.of_mixture(frame.theta, frame.root, count)
         if not best.fine(settings):
-            other = self.weigh(mixture(frame.theta, *self._sides(frame, value, place)), count)
+            root, sides = self._sides()
+            other = self.of_mixture(frame.theta, root, count, sides)
             best = max(best, other, key=lambda one: one.merit)
         for _ in range(settings.again):
             draws = best.weighted
@@ -579,23 +579,23 @@ class Weigher:
             root, ok = cholesky(apart.mT @ (draws.weights[:, None] * apart))
             if not bool(ok):
                 break
-            other = self.weigh(mixture(mean, root, even), count)
+            other = self.of_mixture(mean, root, count)
             best = max(best, other, key=lambda one: one.merit)
         return best
 
-    def _sides(self, frame: Frame, value: Tensor, place: int) -> tuple[Tensor, Tensor]:
+    def _sides(self) -> tuple[Tensor, Tensor]:
         """A root whose first columns move scales and the likelihood, and how long its columns are on either side.
 
         With ℓ the log joint at δ lengths of a column on one side, that side is max over δ of δ/√(2 (ℓ(0) - ℓ(δ))).
         """
-        dim = len(frame.theta)
-        order = torch.arange(dim, device=frame.theta.device).roll(-place)
+        frame, dim = self.frame, len(self.frame.theta)
+        order = torch.arange(dim, device=frame.theta.device).roll(-self.joint.scales)
         root = torch.empty_like(frame.root)
         root[order] = _lower(frame.root[order])
         lengths = torch.tensor(self.settings.sides, dtype=root.dtype, device=root.device)
         moves = torch.stack([-lengths, lengths])[..., None, None] * root.mT  # (2, L, dim, dim)
         theta = (frame.theta + moves).flatten(0, 2)
-        fall = value - self.log_joint(theta, frame.modes(theta)).reshape(2, len(lengths), dim)
+        fall = self.value - self.log_joint(theta, frame).reshape(2, len(lengths), dim)
         sides = lengths[:, None] / (2 * fall.clamp_min(self.settings.settled)).sqrt()
         return root, sides.amax(1).clamp(0.5, self.settings.longest)
 
@@ -636,48 +636,46 @@ class IntegratedPosterior(Posterior):
 
     Attributes:
         joint: the log joint of the globals.
-        mode: of the globals, (dim,).
+        mode: of the globals, (dim,); of the scales alone where coefficients are integrated out.
         nodes: of the quadrature, in each dimension of the effects.
-        frame: the globals about their mode.
     """
 
     def __init__(
         self,
         joint: Integrated,
+        over: LogJoint,
         found: Found,
         frame: Frame,
-        nodes: int,
         settings: FitSettings,
         generator: torch.Generator,
         progress: bool,
     ) -> None:
         self.joint, self.coordinates, self.settings = joint, joint.coordinates, settings
-        self.mode, self.frame, self.nodes = found.theta, frame, nodes
-        self.converged, self.reason, self.gradients = found.converged, found.reason, joint.gradients
-        weigher = Weigher(self._log_joint, settings, generator)
+        self.mode, self.nodes = found.theta, joint.draw_nodes
+        self.near = frame if over is joint else Frame(found.theta, frame.root, joint.start()[1], None)
+        self.converged, self.reason = found.converged, found.reason
+        self.gradients = over.gradients
+        weigher = Weigher(over, frame, float(found.at.value[0]), settings, generator)
         count = max(settings.draws, settings.several_draws) if joint.r > 1 else settings.draws
-        wide = joint.r == 1 and float(frame.root[joint.coordinates.p].norm()) > settings.grid_above
-
-        def about_mode() -> Weighing:
-            return weigher.from_mixture(frame, found.at.value[0], count, self.coordinates.p)
-
-        best: Weighing | None = None if wide else about_mode()
+        wide = joint.r == 1 and float(frame.root[over.scales].norm()) > settings.grid_above
+        best = None if wide else weigher.from_mixture(count)
         how = "a Gaussian and a wider t distribution about their mode"
         if joint.r == 1 and (best is None or best.weighted.k_hat > settings.k_hat):
-            grid = weigher.weigh(Grid(joint, frame, settings), count)
+            grid = weigher.weigh(Grid(over, frame, settings), count)
             if best is None and not grid.fine(settings):
-                best = about_mode()
+                best = weigher.from_mixture(count)
             if best is None or grid.merit > best.merit:
                 best, how = grid, "a grid over the logarithm of the standard deviation"
         assert best is not None
-        best = weigher.enough(best, progress) if found.converged else best
-        self.weighted = best.weighted
+        if not joint.r and over is joint and best.weighted.k_hat > USELESS:
+            best, how = weigher.of_mixture(*joint.nearest(found.theta, frame.root), 2 * count), "the nearest Gaussian"
+            if best.weighted.k_hat > USELESS:
+                best, how = best.equally(), "the nearest Gaussian, not weighted,"
+        if found.converged and best.weighted.k_hat <= USELESS:
+            best = weigher.enough(best, progress)
+        self.weighted = best.weighted._replace(theta=over.completed(best.weighted.theta, generator))
         self.log_evidence = best.log_evidence + self._correction(found)
-        self.method = self._said(how)
-
-    def _log_joint(self, theta: Tensor, modes: Tensor) -> Tensor:
-        """Of draws, each group with one step from where its mode is to be expected."""
-        return self.joint.values(theta, modes, self.nodes, one_step=True).value
+        self.method = self._said(how, over is joint)
 
     def _correction(self, found: Found) -> float:
         """The error of the quadrature at the mode, which is that of all draws, by the next order."""
@@ -687,14 +685,15 @@ class IntegratedPosterior(Posterior):
         fewer, more = (self.joint.values(found.theta[None], found.at.modes, k).value for k in (self.nodes, orders[0]))
         return float(more - fewer) if bool((more - fewer).isfinite()) else 0.0
 
-    def _said(self, how: str) -> str:
+    def _said(self, how: str, of_all: bool) -> str:
         """What was computed, one sentence."""
-        if not self.joint.r:
+        what = " and ".join(["random effects"] * (self.joint.r > 0) + ["coefficients"] * (not of_all))
+        if not what:
             return f"Draws of {how}, weighted to the posterior."
         power = f"{self.nodes}" if self.joint.r == 1 else f"{self.nodes}^{self.joint.r}"
         nodes = f"adaptive Gauss-Hermite quadrature with {power} node{'s' * (power != '1')}"
-        by = "in closed form" if self.joint.exact else f"by {nodes}"
-        return f"Random effects integrated out {by}; draws of {how}, weighted to the posterior."
+        by = "in closed form" if self.joint.exact or not of_all else f"by {nodes}"
+        return f"{what.capitalize()} are integrated out {by}; draws of {how} are weighted to the posterior."
 
     def effects(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Draw the effects of all groups given the globals, (S, n, r), of centred and scaled columns."""
@@ -702,13 +701,15 @@ class IntegratedPosterior(Posterior):
             return ()
         one = self.joint.exact
         candidates, wider = (1, 1.0) if one else (self.settings.candidates, self.settings.candidates_wider)
-        u = self.joint.draw(theta, self.frame.modes(theta), candidates, wider, generator)
-        return (self.joint.effects(u, theta),)
+        parts = theta.split(self.joint.together)
+        drawn = [self.joint.draw(part, self.near.modes(part), candidates, wider, generator) for part in parts]
+        return (torch.cat([self.joint.effects(u, part) for u, part in zip(drawn, parts, strict=True)]),)
 
     def of_groups(self, theta: Tensor) -> Tensor:
         """Compute log p(y_i | θ) of the rows of each group, (S, n); without a factor of each row."""
-        found = self.joint.values(theta, self.frame.modes(theta), self.nodes).of_groups
-        return found[self.joint.place].mT
+        parts = theta.split(self.joint.together)
+        found = [self.joint.values(part, self.near.modes(part), self.nodes).of_groups for part in parts]
+        return torch.cat(found, 1)[self.joint.place].mT
 
 
 def integrate(
@@ -747,11 +748,13 @@ def integrate(
     """
     generator = torch.Generator().manual_seed(seed)
     joint = Integrated(design, family, coordinates, priors, settings.integration)
-    found = search(joint, settings)
-    frame = Frame.around(joint, found, settings.apart)
-    nodes = enough_nodes(joint, frame, settings, generator)
-    if nodes > joint.nodes > 1:
-        joint.nodes = nodes
-        found = search(joint, settings, (found.theta, found.at.modes))
-        frame = Frame.around(joint, found, settings.apart)
-    return IntegratedPosterior(joint, found, frame, nodes, settings, generator, progress)
+    over: LogJoint = Closed(joint) if Closed.fits(joint) else joint
+    found = search(over, settings)
+    frame = Frame.around(over, found, settings.apart)
+    if over is joint:
+        joint.draw_nodes = enough_nodes(joint, frame, settings, generator)
+        if joint.draw_nodes > joint.nodes > 1:
+            joint.nodes = joint.draw_nodes
+            found = search(joint, settings, (found.theta, found.at.modes))
+            frame = Frame.around(joint, found, settings.apart)
+    return IntegratedPosterior(joint, over, found, frame, settings, generator, progress)
