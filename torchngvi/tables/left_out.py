@@ -166,7 +166,7 @@ class Compared(NamedTuple):
         names: of the two.
         difference: of the elpd, the first less the second, in nats.
         standard_error: of that difference over parts like these, √(N var of the differences).
-        alike: whether they predict alike, as far as these parts show: a difference within two standard errors and four nats.
+        alike: whether they predict alike as far as is seen, a difference within two standard errors and four nats.
         left_out: what was found for each.
 
     >>> zero = torch.zeros(2)
