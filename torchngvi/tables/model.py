@@ -56,10 +56,8 @@ class TableModel:
         priors: Mapping[str, Any] | str | None = None,
         formula: Formula | None = None,
     ) -> None:
-        found = family_of(family)
-        y = found.checked(design.y)
-        self.family = found.settled(y, design.weights, design.offset)
-        self.design, self.formula = design._replace(y=y), formula
+        self.family = family_of(family).settled(design.y, design.weights, design.offset)
+        self.design, self.formula = design._replace(y=self.family.checked(design.y)), formula
         self.coordinates = Coordinates(self.design, len(self.family.parameters), thresholds=not self.family.intercept)
         self.priors: Priors = settle(self.design, self.family, self.coordinates, priors)
 
