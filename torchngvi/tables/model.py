@@ -11,6 +11,7 @@ from torchngvi.errors import InputError
 from torchngvi.extras import needing
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
 from torchngvi.models.mixed_prior import MixedPrior
+from torchngvi.tables import remarks
 from torchngvi.tables.design import Formula, design_of_arrays
 from torchngvi.tables.families import Family, Held, Ordinal, family_of
 from torchngvi.tables.globals import FitSettings, integrate
@@ -101,7 +102,9 @@ class TableModel:
                 raise TypeError(f"fit() got an unexpected keyword argument {name!r}")
             warnings.warn(f"{name}= does nothing any more: {_GONE[name]}.", FutureWarning, stacklevel=2)
         settings = (FitSettings() if settings is None else settings).asked(draws=draws, nodes=nodes)
-        seed = read_seed("seed", seed)
+        seed, design, columns = read_seed("seed", seed), self.design, self.coordinates
+        groups = {f"the grouping factor {of.name}": len(of.levels) for of in design.factors}
+        remarks.warn_of(columns.X, columns.columns, groups, design.names, "residual sd" in self.family.parameters)
 
         def refit(weights: Tensor) -> Posterior:
             return self._integrated(self.design._replace(weights=weights), settings, seed, False)
