@@ -42,6 +42,7 @@ class FitSettings:
         trials: of the length of one step, each a tenth to a half of the one before.
         stuck: share of a step to which it may be cut near the end, before gradients are said to contradict values, as
             they do by the error of the quadrature.
+        cut: share of a step below which, after cuts, the curvature is taken from differences once more.
         stride: by which a step may move a logarithm of a scale, or a coordinate of the likelihood.
         apart: sds, in the metric of the search, between which gradients are differenced for the Hessian.
         orders: numbers of nodes that are tried; three are enough for groups of many rows.
@@ -82,6 +83,7 @@ class FitSettings:
     gradients: int = 200
     trials: int = 12
     stuck: float = 0.02
+    cut: float = 0.3
     stride: float = 2.0
     apart: float = 0.3
     orders: tuple[int, ...] = (3, 5, 7, 9, 15, 25, 41, 61)
@@ -184,7 +186,8 @@ def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] 
                 continue
             return ended(True, f"A step of Newton's method promises {0.5 * left:.1g} nats.")
         longest = float(step[joint.scales :].abs().max()) if len(step) > joint.scales else 0.0
-        size, after = min(1.0, settings.stride / max(longest, settings.stride)), None
+        size = full = min(1.0, settings.stride / max(longest, settings.stride))
+        after: Valued | None = None
         for _ in range(settings.trials):
             trial = joint.with_gradient((theta + size * step)[None], here.modes)
             change = -float(trial.value[0]) - value
@@ -203,9 +206,10 @@ def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] 
             root, fresh = inverse_root(joint.curvature(theta, here.modes)), True
             B = root @ root.mT
             continue
+        cut = size < settings.cut * full
         moved, turned = size * step, -_gradient(after)[0] - slope
         theta, here, inner = theta + moved, after, float(moved @ turned)
-        if joint.newton or inner <= 1e-8 * size * left:  # the curvature is exact, or has changed its sign
+        if joint.newton or cut or inner <= 1e-8 * size * left:  # exact, or no longer that of before
             root, fresh = inverse_root(joint.curvature(theta, here.modes)), True
             B = root @ root.mT
         else:
@@ -656,26 +660,36 @@ class IntegratedPosterior(Posterior):
         self.converged, self.reason = found.converged, found.reason
         self.gradients = over.gradients
         weigher = Weigher(over, frame, float(found.at.value[0]), settings, generator)
-        count = max(settings.draws, settings.several_draws) if joint.r > 1 else settings.draws
-        wide = joint.r == 1 and float(frame.root[over.scales].norm()) > settings.grid_above
-        best = None if wide else weigher.from_mixture(count)
-        how = "a Gaussian and a wider t distribution about their mode"
-        if joint.r == 1 and (best is None or best.weighted.k_hat > settings.k_hat):
-            grid = weigher.weigh(Grid(over, frame, settings), count)
-            if best is None and not grid.fine(settings):
-                best = weigher.from_mixture(count)
-            if best is None or grid.merit > best.merit:
-                best, how = grid, "a grid over the logarithm of the standard deviation"
-        assert best is not None
-        if not joint.r and over is joint and best.weighted.k_hat > USELESS:
-            best, how = weigher.of_mixture(*joint.nearest(found.theta, frame.root), 2 * count), "the nearest Gaussian"
-            if best.weighted.k_hat > USELESS:
-                best, how = best.equally(), "the nearest Gaussian, not weighted,"
-        if found.converged and best.weighted.k_hat <= USELESS:
-            best = weigher.enough(best, progress)
+        best, how = self._drawn(weigher, over, found, progress)
         self.weighted = best.weighted._replace(theta=over.completed(best.weighted.theta, generator))
         self.log_evidence = best.log_evidence + self._correction(found)
         self.method = self._said(how, over is joint)
+
+    def _drawn(self, weigher: Weigher, over: LogJoint, found: Found, progress: bool) -> tuple[Weighing, str]:
+        """Draws of the proposal that fits best, and its name."""
+        joint, settings, frame = self.joint, self.settings, weigher.frame
+        about_mode, by_grid = (
+            "a Gaussian and a wider t distribution about their mode",
+            "a grid over the log sd of effects",
+        )
+        count = max(settings.draws, settings.several_draws) if joint.r > 1 else settings.draws
+        if not found.converged:
+            return weigher.of_mixture(frame.theta, frame.root, count), about_mode
+        wide = joint.r == 1 and float(frame.root[over.scales].norm()) > settings.grid_above
+        tried = [] if wide else [(weigher.from_mixture(count), about_mode)]
+        if joint.r == 1 and (wide or tried[0][0].weighted.k_hat > settings.k_hat):
+            tried.append((weigher.weigh(Grid(over, frame, settings), count), by_grid))
+            if wide and not tried[0][0].fine(settings):
+                tried.append((weigher.from_mixture(count), about_mode))
+        best, how = max(tried, key=lambda one: one[0].merit)
+        if best.weighted.k_hat <= USELESS:
+            return weigher.enough(best, progress), how
+        if joint.r or over is not joint:
+            return best, how
+        best = weigher.of_mixture(*joint.nearest(found.theta, frame.root), 2 * count)
+        if best.weighted.k_hat <= USELESS:
+            return weigher.enough(best, progress), "the nearest Gaussian"
+        return best.equally(), "the nearest Gaussian, not weighted,"
 
     def _correction(self, found: Found) -> float:
         """The error of the quadrature at the mode, which is that of all draws, by the next order."""
@@ -751,7 +765,7 @@ def integrate(
     over: LogJoint = Closed(joint) if Closed.fits(joint) else joint
     found = search(over, settings)
     frame = Frame.around(over, found, settings.apart)
-    if over is joint:
+    if over is joint and found.converged:
         joint.draw_nodes = enough_nodes(joint, frame, settings, generator)
         if joint.draw_nodes > joint.nodes > 1:
             joint.nodes = joint.draw_nodes

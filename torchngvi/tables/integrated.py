@@ -212,6 +212,7 @@ class Integrated(LogJoint):
         self.newton, self.nodes, self.draw_nodes = self.r == 0, 1, 1
         if self.r:
             self.nodes = 2 if self.exact else self._nodes_of(self.settings.search_nodes)
+            self.draw_nodes = 1 if self.exact else self.nodes
         self.gradients = self.jets = self.energies = 0
         self.blocks, self.order = self._arranged()
         self.n = len(self.order)
