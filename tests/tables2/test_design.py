@@ -159,6 +159,11 @@ class TestFactors:
         assert formula.design.factors[0].levels == ("u:a", "u:c", "v:b", "v:c", "w:a", "w:b")
         assert formula.of(table.assign(kind="b")).factors[0].groups.tolist() == [5, 5, -1, -1, 2, 2]
 
+    def test_numbers_are_in_their_order(self, table):
+        (factor,) = made("y ~ x + (1 | g)", table.assign(g=[10, 9, 101, 9, 10, 101])).design.factors
+        assert factor.levels == ("9", "10", "101")
+        same(factor.groups, [1, 0, 2, 0, 1, 2])
+
     def test_labels_of_several_kinds(self, table):
         table["group"] = pandas.Series([1, 1, "s2", "s2", 3, 3], dtype=object)
         formula = made("y ~ x + (1 | group)", table)

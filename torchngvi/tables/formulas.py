@@ -28,7 +28,7 @@ try:
     from formulae.scanner import Scanner
     from formulae.terms import Call as CalledTerm
     from formulae.terms import Intercept, Model, Term
-    from formulae.terms.call_resolver import CallResolver, LazyOperator, LazyValue, LazyVariable
+    from formulae.terms.call_resolver import CallResolver, LazyOperator
 except ImportError:  # the extra "formula" is not installed
     formulae = Resolver = CallResolver = LazyOperator = None
     np = None  # type: ignore[assignment]
@@ -353,7 +353,7 @@ def _names(node: Any) -> bool:
 def designs_of(formula: str, terms: Sequence[Any], response: Any, frame: Any, intercept: bool = False) -> Any:
     """The designs of some terms of a formula on a table, as formulae makes them, perhaps with an intercept added."""
     some = [*terms, *[Intercept()] * (intercept and not any(term_name(term) == "1" for term in terms))]
-    _keep_order(some, frame)
+
     model = Model(*sorted(some, key=lambda term: term_name(term) != "1"), response=response)  # the intercept first
     with computed(f"The formula {formula!r} cannot be computed from the table"):
         return DesignMatrices(model, frame, Environment([_NAMESPACE]))
@@ -370,14 +370,3 @@ def computed(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise InputError(f"{what}: {str(error).rstrip('.') or type(error).__name__}.") from error
-
-
-def _keep_order(terms: Iterable[Any], frame: Any) -> None:
-    """Let C(x), S(x) and T(x) of a `pandas.Categorical` keep the order of its categories, which formulae would sort."""
-    for component in (part for term in terms for part in getattr(term, "components", ())):
-        call = getattr(component, "call", None)
-        if call is None or call.callee not in ("C", "S", "T") or not isinstance(call.args[0], LazyVariable):
-            continue
-        column: Any = frame.get(call.args[0].name)
-        if str(getattr(column, "dtype", "")) == "category" and "levels" not in call.kwargs and len(call.args) < 3:
-            call.kwargs["levels"] = LazyValue(list(column.cat.categories), None)
