@@ -302,6 +302,12 @@ class TestLocation:
         of = of._replace(y=(of.y[0], torch.tensor([2.0, 8, 4, 2], dtype=torch.float64)))
         assert settled(of, "binomial")[0].location[0].item() == pytest.approx(math.log(4 / 12))
 
+    def test_no_trials(self):
+        x = torch.arange(4.0, dtype=torch.float64)
+        of = design(x, 0 * x, effects=0)
+        with pytest.raises(InputError, match="no row has a trial"):
+            settled(of._replace(y=(0 * x, 0 * x)), "binomial")
+
     def test_of_an_exposure(self):
         x = torch.arange(4.0, dtype=torch.float64)
         hours = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)
@@ -388,6 +394,12 @@ class TestNames:
     def test_refusals(self, data, priors, sentence):
         with pytest.raises(InputError, match=sentence):
             settled(design(*data), priors=priors)
+
+    def test_correlations_of_one_effect(self, data):
+        with pytest.raises(
+            InputError, match=r"priors names cor\|g, of which this model has none; it has .*1\|g, sd, r"
+        ):
+            settled(design(*data, effects=1), priors={"cor|g": LKJ(2.0)})
 
     def test_a_pickle(self, data, theta):
         priors, _ = settled(design(*data), priors={"x": Normal(0.0, 1.0)})

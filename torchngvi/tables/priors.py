@@ -620,7 +620,7 @@ def settle(
         )
         for factor, units in zip(design.factors, coordinates.within, strict=True)
     )
-    correlations = tuple(asked.correlation(factor.name) for factor in design.factors if len(factor.effects) > 0)
+    correlations = tuple(asked.correlation(factor.name, len(factor.effects)) for factor in design.factors)
     own = zip(family.parameters, family.parameter_prior(), strict=True)
     parameters = tuple(asked.parameter(name, one) for name, one in own)
     asked.check(design, family)
@@ -647,6 +647,8 @@ def _location_and_unit(design: Design, family: "Family", columns: Standardizatio
     if "trials" in family.extra:
         trials = design.y[1].to(y)
         y, weights, rows = y / trials.clamp_min(1), weights * trials, float((weights * trials).sum())
+        if not rows > 0:
+            raise InputError("no row has a trial, so that nothing can be learned of them. Check the column of trials.")
     summary = TargetSummary.of(y, family.link, offset, weights)
     if rows:
         summary = summary._replace(rows=max(round(rows), 1))
@@ -685,9 +687,9 @@ class _Asked:
             return HalfT(_DOF, self.flat / scale if prior == "flat" else width)
         return _of_support(name, "a standard deviation", prior, "positive", "HalfT(3, 1)")
 
-    def correlation(self, factor: str) -> LKJ:
+    def correlation(self, factor: str, effects: int) -> LKJ:
         """The prior of the correlations of the effects of a factor."""
-        prior = self.prior(f"cor|{factor}", "cor")
+        prior = self.prior(f"cor|{factor}", "cor") if effects > 1 else "default"
         if isinstance(prior, str):
             return LKJ(1.0)
         found = _of_support(f"cor|{factor}", "a matrix of correlations", prior, "correlation", "LKJ(2)")
