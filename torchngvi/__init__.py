@@ -26,7 +26,6 @@ _HOMES = {
     "torchngvi.solved": ("add", "compare_models", "forget", "leave_one_out"),
     # posteriors, and what they approximate
     "torchngvi.distributed": ("Processes",),
-    "torchngvi.mixed_models": ("MixedModel",),
     "torchngvi.models": ("DataLogJoint", "GeneralizedLinear", "LogJoint", "Sharded", "Streamed"),
     "torchngvi.posteriors": ("CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"),
     # optimizers, and their parts
@@ -35,12 +34,14 @@ _HOMES = {
     "torchngvi.networks": ("VON", "attach", "calibrate", "network"),
     "torchngvi.optim": ("NaturalGradientVI",),
     "torchngvi.stepsizes": ("Constant", "KLRadius", "SufficientDecrease"),
+    # regressions and mixed models of tables
+    "torchngvi.tables": ("MixedModel",),
 }
 # and those that are not, since each needs the packages of an extra
 _OF_EXTRAS = {
     "torchngvi.adapters.arviz": ("to_arviz",),
-    "torchngvi.adapters.formula": ("mixed",),
     "torchngvi.app.saved": ("load",),
+    "torchngvi.tables.model": ("mixed", "regression"),
 }
 _HOME = {name: module for module, names in (_HOMES | _OF_EXTRAS).items() for name in names}
 _MOVED = {name for names in NAMES.values() for name in names}
@@ -68,7 +69,6 @@ if TYPE_CHECKING:  # what a checker of types reads in the place of `_HOMES`; a t
     from torchngvi.methods import VN as VN
     from torchngvi.methods import NewtonCG as NewtonCG
     from torchngvi.methods import Snngm as Snngm
-    from torchngvi.mixed_models import MixedModel as MixedModel
     from torchngvi.models import DataLogJoint as DataLogJoint
     from torchngvi.models import GeneralizedLinear as GeneralizedLinear
     from torchngvi.models import LogJoint as LogJoint
@@ -91,6 +91,7 @@ if TYPE_CHECKING:  # what a checker of types reads in the place of `_HOMES`; a t
     from torchngvi.stepsizes import Constant as Constant
     from torchngvi.stepsizes import KLRadius as KLRadius
     from torchngvi.stepsizes import SufficientDecrease as SufficientDecrease
+    from torchngvi.tables import MixedModel as MixedModel
 
 __all__ = sorted({"__version__", *(name for names in _HOMES.values() for name in names)})
 

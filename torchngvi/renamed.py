@@ -21,6 +21,7 @@ R = TypeVar("R")
 
 # the old path of a module, and that of the module which holds its content now
 MODULES: dict[str, str] = {
+    "torchngvi.adapters.formula": "torchngvi.tables",
     "torchngvi.adapters.files.npy": "torchngvi.adapters.files.reader",
     "torchngvi.adapters.files.parquet": "torchngvi.adapters.files.reader",
     "torchngvi.adapters.files.texts": "torchngvi.adapters.files.reader",
@@ -176,8 +177,14 @@ MODULES: dict[str, str] = {
     "torchngvi.words": "torchngvi.messages",
 }
 
-# the path of a module that is gone, and what to use in its place, as the end of a sentence
+_INTEGRATED = "torchngvi.MixedModel(...).fit() integrates the random effects out, those of several factors too"
+# the path of a module or of a name of `models` that is gone, and what to use in its place, as the end of a sentence
 GONE: dict[str, str] = {
+    "torchngvi.mixed_models": "models and results of tables are in torchngvi.tables; the front door has MixedModel",
+    "torchngvi.models.GaussianMixed": _INTEGRATED,
+    "torchngvi.models.GaussianMultilevel": _INTEGRATED,
+    "torchngvi.models.MarginalMixed": _INTEGRATED,
+    "torchngvi.models.MultilevelLogJoint": _INTEGRATED,
     "torchngvi.studies": "the studies of the papers are examples/papers of a clone, where python -m examples.papers "
     "lists and runs them; what torchngvi compare is made of is torchngvi.app.compare",
     "torchngvi.distributed.ranks": "import ranks from torchngvi.distributed",
@@ -205,6 +212,18 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 # functions of a public module that are methods now, by the class that has them
 METHODS: dict[str, tuple[str, ...]] = {"torchngvi.networks.NetworkGaussian": ("log_prob", "outputs", "predictive")}
+
+
+def find_gone(module: str, name: str) -> Any:
+    """Say what takes the place of a name of a module that is gone; any other is none of the module.
+
+    >>> find_gone("torchngvi.models", "MarginalMixed")
+    Traceback (most recent call last):
+    ImportError: torchngvi.models.MarginalMixed is gone: torchngvi.MixedModel(...).fit() integrates the random effects out, those of several factors too.
+    """
+    if (there := f"{module}.{name}") in GONE:
+        raise ImportError(f"{there} is gone: {GONE[there]}.")  # an AttributeError would lose its sentence in an import
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def find_method(module: str, name: str) -> Any:

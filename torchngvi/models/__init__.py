@@ -1,5 +1,7 @@
 """The targets that a posterior approximates: log joints with structure, and without."""
 
+from typing import Any
+
 from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.models.factor_graph import ExpectedFactor, FactorGraph, SiteFactor
 from torchngvi.models.factors import FactorTarget, GroupedLogJoint, TractableFactors
@@ -15,18 +17,15 @@ from torchngvi.models.likelihoods import (
 )
 from torchngvi.models.log_joint import LogJoint, PerDatum, WarpedTarget
 from torchngvi.models.mixed import MixedLogJoint, RandomEffects
-from torchngvi.models.mixed_gaussian import GaussianMixed
-from torchngvi.models.mixed_marginal import MarginalMixed
 from torchngvi.models.mixed_prior import MixedPrior, Wishart
 from torchngvi.models.mixed_summary import MixedSummary
 from torchngvi.models.mixture_integrand import MixtureIntegrand
-from torchngvi.models.multilevel import MultilevelLogJoint
-from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.models.regularized import ExpectedPenalty, MeanPenalty, Regularized
 from torchngvi.models.scale_priors import Exponential, HalfNormal, HalfT
 from torchngvi.models.sharded import Sharded, ShardedDraws, ShardedLogJoint, ShardedTractable
 from torchngvi.models.softmax import SoftmaxRegression
 from torchngvi.models.streamed import Streamed
+from torchngvi.renamed import find_gone
 
 __all__ = [
     "BernoulliLogit",
@@ -37,8 +36,6 @@ __all__ = [
     "Exponential",
     "FactorGraph",
     "FactorTarget",
-    "GaussianMixed",
-    "GaussianMultilevel",
     "GaussianNoise",
     "GeneralizedLinear",
     "GroupedLogJoint",
@@ -46,13 +43,11 @@ __all__ = [
     "HalfT",
     "Likelihood",
     "LogJoint",
-    "MarginalMixed",
     "MeanPenalty",
     "MixedLogJoint",
     "MixedPrior",
     "MixedSummary",
     "MixtureIntegrand",
-    "MultilevelLogJoint",
     "NegativeBinomial",
     "PerDatum",
     "PoissonLog",
@@ -70,3 +65,8 @@ __all__ = [
     "WarpedTarget",
     "Wishart",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Say of a name that is gone what takes its place."""
+    return find_gone(__name__, name)

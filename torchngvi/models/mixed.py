@@ -18,6 +18,7 @@ from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Posterior, Prior
 from torchngvi.models import checks
+from torchngvi.models.effects_prior import derivative, expected_energy
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.models.mixed_prior import Effects, MixedPrior, check_one_prior, checked_prior, root_of
@@ -25,7 +26,6 @@ from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_spread import SpreadGroups
 from torchngvi.models.mixed_start import started
 from torchngvi.models.mixed_summary import MixedSummary, predicted, summarised
-from torchngvi.models.multilevel_prior import derivative, expected_energy
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian

@@ -169,20 +169,6 @@ def omega_of(
     return torch.cat(columns, -1)
 
 
-def units_of(
-    omega: Tensor,  # (*any, q)
-    size: int,  # r
-) -> Tensor:
-    """What the entries of ω are measured in, (*any, q): 1 for the logarithms, W_ll for W_lk below the diagonal.
-
-    >>> units_of(torch.tensor([0.0, 2.0, 0.0]), 2).tolist()
-    [1.0, 1.0, 1.0]
-    """
-    diagonal = root_of(omega, size).diagonal(dim1=-2, dim2=-1)
-    columns = [torch.cat([torch.ones_like(diagonal[..., :1]), diagonal[..., k + 1 :]], -1) for k in range(size)]
-    return torch.cat(columns, -1)
-
-
 def scales_of(
     omega: Tensor,  # (*any, q)
     size: int,  # r

@@ -14,11 +14,11 @@ from torch import Tensor
 from torchngvi.distributed import Processes
 from torchngvi.interfaces import Frame, Framed, Prior, Raw
 from torchngvi.models.by_moments import ByMoments
+from torchngvi.models.effects_prior import CovariancePrior
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.mixed_prior import MixedPrior, Precision
 from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_units import Levels, covariance_prior_of, set_columns, set_effects
-from torchngvi.models.multilevel_prior import CovariancePrior
 from torchngvi.numerics.versions import settings_of, tensors_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.renamed import warn_renamed

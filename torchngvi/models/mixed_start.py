@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates
+from torchngvi.models.effects_prior import CovariancePrior
 from torchngvi.models.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
@@ -22,7 +23,6 @@ from torchngvi.models.likelihoods import (
 )
 from torchngvi.models.mixed_prior import Effects, Precision, Wishart, derivative, omega_of
 from torchngvi.models.mixed_rows import GroupedRows
-from torchngvi.models.multilevel_prior import CovariancePrior
 from torchngvi.numerics import small_blocks
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.linalg import cholesky

@@ -19,12 +19,12 @@ from torch import Tensor
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Prior
+from torchngvi.models.effects_prior import CovariancePrior
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import link_of
 from torchngvi.models.mixed_prior import MixedPrior, Precision, omega_of, root_of
 from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_start import information
-from torchngvi.models.multilevel_prior import CovariancePrior
 from torchngvi.models.scale_priors import HalfT, ScalesPrior
 from torchngvi.models.standardize import WIDTH, Standardization, full_set, location_and_unit, mean_and_sd
 from torchngvi.numerics.linalg import positive_columns

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.models.mixed_prior import is_positive, omega_of, scales_of, starts
+from torchngvi.models.mixed_prior import is_positive, scales_of, starts
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.numerics.special import normal_rule
 
@@ -163,38 +163,6 @@ def _rule(dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return z.to(like), torch.full((len(z),), -math.log(len(z)), dtype=like.dtype, device=like.device)
 
 
-def omega_of_scales(
-    xi: Tensor,  # (*any, q)
-    size: int,  # r
-) -> tuple[Tensor, Tensor]:
-    """Map ξ, the logarithms of standard deviations and the partial correlations on Fisher's scale, to ω.
-
-    Where a standard deviation may be 0 the entries below the diagonal of W grow as its inverse, and ω is far from
-    Gaussian; ξ is not.  R = U Uᵀ with U upper triangular, whose rows come from the last effect backwards by canonical
-    partial correlations tanh(z) (Lewandowski, Kurowicka and Joe 2009), and W = (diag(τ) U)⁻ᵀ.
-
-    >>> omega, log_det = omega_of_scales(torch.tensor([0.5]), 1)
-    >>> omega.item(), log_det.item()
-    (-0.5, 0.0)
-    """
-    log_tau, z = xi[..., :size], xi[..., size:]
-    rows, of_correlations, place = [], torch.zeros_like(log_tau[..., 0]), 0
-    for k in range(size):  # of L, the factor of the correlations in reversed order
-        own = z[..., place : place + k]
-        place += k
-        log_left = 2 * (math.log(2) - own.abs() - torch.nn.functional.softplus(-2 * own.abs()))  # log(1 - tanh² z)
-        zeros = xi.new_zeros(*xi.shape[:-1], size - k)
-        scale = (0.5 * torch.cat([zeros[..., :1], log_left.cumsum(-1)], -1)).exp()
-        rows.append(torch.cat([own.tanh() * scale[..., :-1], scale[..., -1:], zeros[..., 1:]], -1))
-        powers = 1 + 0.5 * (size - 2 - torch.arange(k, dtype=xi.dtype, device=xi.device))
-        of_correlations = of_correlations + (powers * log_left).sum(-1)
-    U = torch.stack(rows, -2).flip(-1, -2)
-    eye = torch.eye(size, dtype=xi.dtype, device=xi.device)
-    root = torch.linalg.solve_triangular(log_tau.exp()[..., None] * U, eye.expand_as(U), upper=True).mT
-    omega, total = omega_of(root), log_tau.sum(-1)
-    return omega, total + of_correlations - _to_scales(total, omega[..., starts(size)])
-
-
 def _to_scales(
     log_tau: Tensor,  # Σ log τ_k, (*any,)
     diagonal: Tensor,  # ω_kk, (*any, r)
@@ -203,22 +171,3 @@ def _to_scales(
     r = diagonal.shape[-1]
     powers = torch.arange(r + 1, 1, -1, dtype=diagonal.dtype, device=diagonal.device) - 2 * (r + 1)
     return -r * log_tau + diagonal @ powers
-
-
-def scales_of_omega(
-    omega: Tensor,  # (*any, q)
-    size: int,  # r
-) -> Tensor:
-    """The inverse of `omega_of_scales`: ξ of ω, (*any, q).
-
-    >>> omega = torch.tensor([0.3, -0.7, 0.2])
-    >>> torch.allclose(omega_of_scales(scales_of_omega(omega, 2), 2)[0], omega)
-    True
-    """
-    tau, correlation = scales_of(omega, size)
-    L = torch.linalg.cholesky(correlation.flip(-1, -2))
-    parts = [tau.log()]
-    for k in range(1, size):
-        left = (1 - torch.cat([torch.zeros_like(L[..., k, :1]), L[..., k, : k - 1]], -1).square().cumsum(-1)).sqrt()
-        parts.append(torch.atanh((L[..., k, :k] / left).clamp(-1 + 1e-12, 1 - 1e-12)))
-    return torch.cat(parts, -1)

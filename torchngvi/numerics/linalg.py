@@ -74,20 +74,6 @@ def eigh(
     return torch.where(fine[..., None], values, 1.0), torch.where(fine[..., None, None], vectors, eye), fine
 
 
-def pseudo_solve(
-    matrix: Tensor,  # (D, D), symmetric, positive semi-definite
-    vector: Tensor,  # (D,)
-) -> Tensor:
-    """Solve A x = v by the pseudo-inverse: of several least-squares solutions the shortest.
-
-    >>> pseudo_solve(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0])).tolist()
-    [0.5, 0.0]
-    """
-    values, vectors, _ = eigh(matrix)
-    least = len(values) * torch.finfo(values.dtype).eps * values[-1]
-    return vectors @ torch.where(values > least, (vectors.mT @ vector) / values, 0.0)
-
-
 def triangular_inverse(
     lower: Tensor,  # (*batch, D, D), lower triangular
 ) -> Tensor:

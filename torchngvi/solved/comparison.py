@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.fitting.records import FitResult
 from torchngvi.models import GeneralizedLinear, checks
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.solved.leave_one_out import leave_one_out, numbered
+from torchngvi.solved.leave_one_out import leave_one_out
 
 # Stacking: weights of models in one predictive distribution, by how well they predict rows that were left out
 
@@ -86,8 +86,8 @@ def _step(x: Tensor, direction: Tensor) -> Tensor:
 
 
 _TAKES = (
-    "compare_models takes results of fit, pairs of a Gaussian and its GeneralizedLinear, or results of a MixedModel of "
-    "one grouping factor;"
+    "compare_models takes results of fit, or pairs of a Gaussian and its GeneralizedLinear (of regressions and mixed "
+    "models of tables it is torchngvi.tables.compare);"
 )
 _FEW = 100  # rows below which standard errors are too small (Sivula, Magnusson and Vehtari 2020)
 _HEAD = ["", "elpd", "se", "p_loo", "difference", "dse", "stacking", "ELBO", "proved to"]
@@ -110,7 +110,7 @@ class Comparison(NamedTuple):
         pseudo_bma: weights ∝ exp(elpd), (K,), which trust differences of elpd as if they had no error.
         elbo: the ELBOs, (K,), in nats.
         certificate: by how much at most the largest ELBO is above each, (K,); infinite where nothing is proved.
-        loo: what `leave_one_out`, or `leave_one_group_out` of a mixed model, has found, model by model.
+        loo: what `leave_one_out` has found, model by model.
 
     >>> y = [0.1, 0.9, 2.2, 2.8, 4.1, 5.0]
     >>> X = torch.stack([torch.ones(6), torch.arange(6.0)], 1).double()
@@ -186,18 +186,8 @@ class Comparison(NamedTuple):
         return found
 
 
-@runtime_checkable
-class OfGroups(Protocol):
-    """A result of `torchngvi.MixedModel.fit`, as far as it is compared."""
-
-    model: Any
-    elbo: float
-
-    def leave_one_group_out(self) -> LeftOut:
-        """Compute the log predictive density of each group."""
-
-
-Given = FitResult | tuple[Gaussian, GeneralizedLinear] | OfGroups
+Entry = tuple[Gaussian, GeneralizedLinear]
+Given = FitResult | Entry
 
 
 def compare_models(
@@ -208,15 +198,15 @@ def compare_models(
 ) -> Comparison:
     """Compare regressions of the same rows by how they predict rows that were left out, and by their ELBOs.
 
-    One wants it to choose columns, a prior, a link or a likelihood, or to weigh models that all have something to say.
+    Use it to choose columns, a prior, a link or a likelihood, or to weigh models that all have something to say.
     Differences of elpd are of the same rows, so that their standard errors are much smaller than those of either.
-    Where one of the models is a mixed model, or `groups` are given, whole groups are left out.
+    Where `groups` are given, whole groups are left out.
 
     Args:
-        models: the result of `torchngvi.fit`, or q and the model it is the optimum of, or the result of
-            `torchngvi.MixedModel.fit`, by name; at least two.  All models are of the same y, with the same weights.
+        models: the result of `torchngvi.fit`, or q and the model it is the optimum of, by name; at least two.  All
+            models are of the same y, with the same weights.
         flag: of `leave_one_out`.
-        groups: of `leave_one_out`; by default those of a mixed model, if there is one.
+        groups: of `leave_one_out`.
 
     Returns:
         The models, the best first, with everything that was computed of them.
@@ -235,8 +225,7 @@ def compare_models(
     if len(entries) < len(models):
         raise InputError(f"the names of models must differ as texts; got {', '.join(map(repr, models))}.")
     _same_rows(entries)
-    groups = _groups(entries, groups)
-    loo = {name: _left_out(entry, flag, groups) for name, entry in entries.items()}
+    loo = {name: leave_one_out(*entry, flag=flag, groups=groups) for name, entry in entries.items()}
     names = sorted(entries, key=lambda name: -float(loo[name].density.double().sum()))  # as elpd below, of float32 too
     density = torch.stack([loo[name].density.double().cpu() for name in names], 1)
     _check_finite(density, names, loo[names[0]].parts)
@@ -259,16 +248,8 @@ def compare_models(
     )
 
 
-def _left_out(entry: "Entry", flag: float, groups: list[int] | None) -> LeftOut:
-    if isinstance(entry, OfGroups):
-        return entry.leave_one_group_out()
-    return leave_one_out(*entry, flag=flag, groups=groups)
-
-
-def _bound(entry: "Entry") -> tuple[float, float]:
+def _bound(entry: Entry) -> tuple[float, float]:
     """The ELBO, and by how much the largest one is at most above."""
-    if isinstance(entry, OfGroups):
-        return entry.elbo, math.inf
     q, model = entry
     with torch.no_grad():
         return -float(model.negative_elbo(q)), certificate(q, model).bound
@@ -283,12 +264,7 @@ def _error(terms: Tensor) -> Tensor:
     return (len(terms) * terms.var(0)).sqrt()
 
 
-Entry = tuple[Gaussian, GeneralizedLinear] | OfGroups
-
-
 def _entry(name: str, given: Given) -> Entry:
-    if isinstance(given, OfGroups):
-        return given
     pair = (given.posterior, given.target) if isinstance(given, FitResult) else given
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise InputError(f"{_TAKES} of {name!r} it got a {type(given).__name__}.")
@@ -303,23 +279,6 @@ def _entry(name: str, given: Given) -> Entry:
     return q, model
 
 
-def _groups(entries: Mapping[str, Entry], given: Any) -> list[int] | None:
-    """The group of each row, by default that of a mixed model."""
-    of_models = [entry.model.rows.groups.tolist() for entry in entries.values() if isinstance(entry, OfGroups)]
-    if given is None:
-        groups = of_models[0] if of_models else None
-    else:
-        first = next(iter(entries.values()))
-        y = first.model.rows.y if isinstance(first, OfGroups) else first[1].y
-        groups = numbered(given, len(y))[1]
-    if any(other != groups for other in of_models):
-        raise InputError(
-            "compare_models leaves out the same groups of all models, by their numbers 0, 1, ... where a mixed model "
-            "is among them; the groups of the models, or those given, differ."
-        )
-    return groups
-
-
 def _check_finite(density: Tensor, names: list[str], parts: str) -> None:
     """Check that every model allows for every row."""
     wrong = (~density.isfinite()).nonzero()
@@ -332,7 +291,7 @@ def _check_finite(density: Tensor, names: list[str], parts: str) -> None:
 
 
 def _same_rows(entries: Mapping[str, Entry]) -> None:
-    rows = {name: entry.model.rows if isinstance(entry, OfGroups) else entry[1] for name, entry in entries.items()}
+    rows = {name: model for name, (_, model) in entries.items()}
     (first, mine), *others = rows.items()
     for name, theirs in others:
         for what in ("y", "weights"):

@@ -13,11 +13,11 @@ from torchngvi.arguments import read_number, read_seed, read_size
 from torchngvi.diagnostics import separation
 from torchngvi.diagnostics.psis import USELESS
 from torchngvi.errors import InputError
-from torchngvi.extras import needing
 from torchngvi.models import checks
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.tables import effects, left_out, plots, remarks
 from torchngvi.tables.effects import Asked, EffectTable
+from torchngvi.tables.exports import inference_data
 from torchngvi.tables.families import Family
 from torchngvi.tables.left_out import GroupsLeftOut, RowsLeftOut
 from torchngvi.tables.parts import Design, Factor, Posterior
@@ -522,8 +522,6 @@ class TableResult:
         Raises:
             ImportError: without ArviZ.
         """
-        with needing("to_arviz", "test"):
-            import arviz
         draws, one = self.draws(seed=seed), len(self.design.factors) == 1
         values, coords = {"beta": draws.fixed}, {"fixed": list(self.fixed_names)}
         dims = {"beta": ["fixed"]}
@@ -540,16 +538,8 @@ class TableResult:
         predictor, here = self.predictor(self.design, "", seed), self.design.weights > 0
         eta = predictor.linear(slice(None))[0]
         log_p = self.design.weights * self.family.log_prob(eta, self.design.y, draws.phi[:, None])
-        groups: dict[str, Any] = {
-            "posterior": {name: x[None].cpu().numpy() for name, x in values.items()},
-            "log_likelihood": {"y": log_p[:, here][None].cpu().numpy()},
-            "posterior_predictive": {"y": predictor.all("response")[:, here][None].cpu().numpy()},
-            "observed_data": {"y": self.design.y[0][here].cpu().numpy()},
-        }
-        dims["y"], coords["row"] = ["row"], here.nonzero()[:, 0].tolist()
-        if int(arviz.__version__.partition(".")[0]) < 1:
-            return arviz.from_dict(**groups, coords=coords, dims=dims)
-        return arviz.from_dict(groups, coords=coords, dims=dims)
+        new = predictor.all("response")
+        return inference_data(values, coords, dims, log_p, new, self.design.y[0], here)
 
     def plot(self, interval: float = 0.95, ax: Any = None) -> Any:
         """Draw the fixed effects but the intercept, with intervals, on matplotlib's axes, or on new ones."""
