@@ -34,7 +34,6 @@ from torchngvi import (
     VN,
     CholeskyGaussian,
     GeneralizedLinear,
-    MixedModel,
     NaturalGaussian,
     PrecisionCholeskyGaussian,
     registry,
@@ -60,6 +59,7 @@ from torchngvi.models import (
     BernoulliProbit,
     GaussianNoise,
     Likelihood,
+    MixedLogJoint,
     MixedPrior,
     NegativeBinomial,
     PoissonLog,
@@ -603,4 +603,4 @@ def mixed_problem(family="poisson", r=1, n=3, seed=0, prior=True):
 
 def mixed_model(*given, **settings):
     arguments, keywords = mixed_problem(*given, **settings)
-    return MixedModel(*arguments, **keywords)
+    return MixedLogJoint(*arguments, **keywords)

@@ -4,8 +4,8 @@ import functools
 
 import torch
 
-from torchngvi import VN, MixedModel, PrecisionCholeskyGaussian, Processes, Sharded, fit
-from torchngvi.models import GaussianNoise, GeneralizedLinear, HalfNormal, MixedPrior, Wishart
+from torchngvi import VN, PrecisionCholeskyGaussian, Processes, Sharded, fit
+from torchngvi.models import GaussianNoise, GeneralizedLinear, MixedLogJoint, MixedPrior, Wishart
 
 GROUPS, FIRST = 30, 11  # of which the first rank has so many
 CASES = [("poisson_log", 1), ("poisson_log", 2), ("bernoulli_logit", 1), ("bernoulli_logit", 2)]
@@ -44,7 +44,7 @@ def part(rank, family, local, cut=FIRST, **settings):
     mine = (groups >= first) & (groups < end)
     X, y, number = X[mine], y[mine], groups[mine] - first
     settings = {"weights": weights[mine], "offset": offset[mine], **settings}
-    return MixedModel(X, y, (X[:, :local], number), family, **settings)
+    return MixedLogJoint(X, y, (X[:, :local], number), family, **settings)
 
 
 def rows():
@@ -101,51 +101,6 @@ def begun(rank, family, local):
     }
 
 
-def answered(rank, family, local, **settings):
-    """What `MixedModel.fit` says."""
-    prior = settings.pop("prior", None)
-    model = spread(rank, family, local, prior=prior)
-    result = model.fit(progress=False, draws=400, **settings)
-    table = result.summary()
-    moments = result.locals.target.moments(result.posterior.mean[None]) if hasattr(result.locals, "target") else None
-    return {
-        "q": torch.cat([result.posterior.mean, result.posterior.covariance.flatten()]).detach(),
-        "table": torch.cat([torch.stack(list(block[1:])).flatten() for block in (table.fixed, table.sd)]),
-        "text": str(result),
-        "groups": None if moments is None else moments[0][0],
-        "names": len(result.effects()[0].names),
-        "evaluations": result.fit.evaluations,
-        "converged": result.converged,
-        "elbo": result.elbo,
-        "sums": model.processes.sums,
-    }
-
-
-def answered_gaussian(rank, local):
-    """Noise that is learned, with random effects integrated out in closed form."""
-    return answered(rank, "gaussian", local)
-
-
-def answered_by_sds(rank):
-    return answered(rank, "poisson_log", 1, prior=MixedPrior(sd=HalfNormal(1.0)), nodes=9)
-
-
-def by_gaussian(rank):
-    """A Gaussian over all coordinates as it is."""
-    result = spread(rank, "poisson_log", 1).fit(progress=False, marginalise="none")
-    return {"q": torch.cat([result.posterior.mean, result.posterior.covariance.flatten()]), "text": str(result)}
-
-
-def predicted(rank):
-    """Predictors of a row of each group of a rank."""
-    model = spread(rank, "poisson_log", 1)
-    x = torch.ones(model.rows.n, 2, dtype=torch.float64)
-    found = model.fit(progress=False, nodes=5, draws=400).predict(
-        x, x[:, :1], torch.arange(model.rows.n), kind="linear"
-    )
-    return {"mean": found.mean, "sd": found.sd}
-
-
 def with_checkpoint(rank, folder, most, cut=FIRST):
     model = spread(rank, "bernoulli_logit", 1, cut)
     q = model.posterior()
@@ -196,7 +151,7 @@ def fault_mixed_groups(rank):
     """A group without rows, in the construction of a part."""
     X, y, groups, *_ = data("poisson_log", 1)
     with Processes().together():
-        model = MixedModel(X, y, (X[:, :1], groups + rank), "poisson_log")
+        model = MixedLogJoint(X, y, (X[:, :1], groups + rank), "poisson_log")
     return Sharded(model, 2 * rows())
 
 
@@ -225,18 +180,6 @@ def fault_mixed_dim(rank):
     model = spread(rank, "poisson_log", 1)
     q = model.posterior()
     return fit(PrecisionCholeskyGaussian(q.dim - 1, dtype=torch.float64) if rank else q, model, progress=False)
-
-
-def fault_mixed_way(rank):
-    return spread(rank, "poisson_log", 1).fit(marginalise=("none", "quadrature")[rank], progress=False)
-
-
-def fault_mixed_seed(rank):
-    return spread(rank, "poisson_log", 1).fit(progress=False, seed=rank)
-
-
-def fault_mixed_response(rank):
-    return spread(rank, "poisson_log", 1).fit(progress=False, marginalise="response")
 
 
 def fault_mixed_step(rank):

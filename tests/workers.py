@@ -15,7 +15,7 @@ import torch.multiprocessing as multiprocessing
 
 RANKS = 2
 # with what a first optimizer imports, of torch and of the library
-PRELOADED = ["torch", "torch._dynamo", "torchngvi.fitting", "torchngvi.methods", "torchngvi.mixed_models"]
+PRELOADED = ["torch", "torch._dynamo", "torchngvi.fitting", "torchngvi.methods", "torchngvi.models"]
 LIMIT = 20.0  # seconds of a group, and of an answer
 
 

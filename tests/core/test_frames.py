@@ -52,4 +52,4 @@ def test_rows_of_tables_are_added_forgotten_and_predicted():
 def test_groups_and_effects_of_a_mixed_model():
     groups = pd.Series(np.arange(12) // 4, index=TABLE.index)
     model = MixedModel(TABLE[["one"]].astype(float), DIED, (TABLE[["one"]], groups))
-    assert model.rows.X.shape == (12, 1)
+    assert model.design.X.shape == (12, 1)

@@ -111,7 +111,7 @@ def test_rows_from_batches(device):
 @everywhere
 def test_a_mixed_model(device):
     X, y = data(60, 2, device)
-    model = ngvi.MixedModel(X, y, (torch.ones_like(X[:, :1]), torch.arange(60, device=device) % 6))
+    model = ngvi.models.MixedLogJoint(X, y, (torch.ones_like(X[:, :1]), torch.arange(60, device=device) % 6))
     q = ngvi.NaturalGaussian(model.dim, structure=model.structure, dtype=F64, device=device)
     opt = VN(q)
     first = opt.step(model)

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import torchngvi
-from torchngvi import CholeskyGaussian, MixedModel, NaturalGaussian, ifvb, stepsizes
+from torchngvi import CholeskyGaussian, NaturalGaussian, ifvb, stepsizes
 from torchngvi import renamed as tables_of_release
 from torchngvi.errors import InputError
 from torchngvi.fitting import Evaluations, engine
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.smoothed import SmoothedSteps
+from torchngvi.models import MixedLogJoint
 from torchngvi.renamed import renamed
 
 
@@ -161,8 +162,8 @@ def test_keywords_of_ifvb_that_are_parts_now(method, keyword, place):
 
 def test_the_prior_of_the_covariance_of_a_mixed_model():
     X = torch.ones(6, 1, dtype=torch.float64)
-    model = MixedModel(X, [3, 4, 0, 1, 2, 6], (X, [0, 0, 1, 1, 2, 2]), "poisson_log")
-    with pytest.warns(FutureWarning, match="MixedModel: precision is now called covariance_prior"):
+    model = MixedLogJoint(X, [3, 4, 0, 1, 2, 6], (X, [0, 0, 1, 1, 2, 2]), "poisson_log")
+    with pytest.warns(FutureWarning, match="MixedLogJoint: precision is now called covariance_prior"):
         assert model.precision is model.covariance_prior
 
 

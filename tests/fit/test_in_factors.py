@@ -14,7 +14,6 @@ from torchngvi import (
     CholeskyGaussian,
     DiagonalGaussian,
     GeneralizedLinear,
-    MixedModel,
     NaturalGaussian,
     PrecisionCholeskyGaussian,
     Quadrature,
@@ -25,7 +24,7 @@ from torchngvi.fitting.descent import Descent
 from torchngvi.fitting.request import tolerance_by_draws
 from torchngvi.fitting.sight import Sight
 from torchngvi.fitting.starts import Starts
-from torchngvi.models import FactorTarget, GroupedLogJoint, MixedPrior, TractableFactors
+from torchngvi.models import FactorTarget, GroupedLogJoint, MixedLogJoint, MixedPrior, TractableFactors
 from torchngvi.models.guarded import Guarded, GuardedFactors, in_factors
 from torchngvi.structures import arrow
 from torchngvi.testing import check_estimator
@@ -42,7 +41,7 @@ def counts():
     effects = 0.7 * randn(GROUPS, seed=2)
     y = torch.poisson((0.5 * X.sum(-1) + effects[number]).exp(), generator)
     prior = MixedPrior(10.0, "kass-natarajan")  # for the columns as they are
-    model = MixedModel(X, y, (X[:, :1], number), "poisson_log", prior=prior)
+    model = MixedLogJoint(X, y, (X[:, :1], number), "poisson_log", prior=prior)
     rows, y = X.reshape(GROUPS, ROWS, 2), y.reshape(GROUPS, ROWS)
 
     def of_groups(theta):

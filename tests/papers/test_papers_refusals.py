@@ -18,7 +18,6 @@ from torchngvi import (
     GeneralizedLinear,
     KLRadius,
     LogJoint,
-    MixedModel,
     NaturalGaussian,
     NaturalGradientVI,
     Stein,
@@ -59,6 +58,7 @@ from torchngvi.ifvb import (
 )
 from torchngvi.interfaces import Cost, Expectation, Raw
 from torchngvi.methods import ProximalBBVI, RootGD
+from torchngvi.models import MixedLogJoint
 from torchngvi.posteriors.flat import Dirichlet, Gamma
 from torchngvi.rules import (
     Adam,
@@ -160,7 +160,7 @@ def centred(kind):
     from examples.papers.tan2025 import centring
 
     rows = torch.ones(4, 1, dtype=F64)
-    return getattr(centring, kind)(MixedModel(rows, [0.0, 1.0, 0.0, 1.0], (rows, torch.arange(4) // 2), "probit"))
+    return getattr(centring, kind)(MixedLogJoint(rows, [0.0, 1.0, 0.0, 1.0], (rows, torch.arange(4) // 2), "probit"))
 
 
 POSITIVE = {

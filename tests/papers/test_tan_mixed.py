@@ -13,8 +13,7 @@ from helpers import mixed_problem as problem
 from examples.papers.tan2025 import mixed
 from examples.papers.tan2025.centring import DataCentred, ModeCentred
 from examples.papers.tan2025.runs import DEFAULT
-from torchngvi import MixedModel
-from torchngvi.models import MixedPrior, RandomEffects, Wishart
+from torchngvi.models import MixedLogJoint, MixedPrior, RandomEffects, Wishart
 from torchngvi.models.mixed_prior import root_of
 
 needs_data = pytest.mark.skipif(
@@ -29,7 +28,7 @@ centrings = pytest.mark.parametrize("centring", [DataCentred, ModeCentred])
 def unweighted(family, r):
     """Rows with offsets, in groups of unequal sizes whose rows are mixed."""
     (X, y, random, name), settings = problem(family, r, 4)
-    return MixedModel(X, y, random, name, offset=settings["offset"], prior=settings["prior"])
+    return MixedLogJoint(X, y, random, name, offset=settings["offset"], prior=settings["prior"])
 
 
 def somewhere(model, seed=5):
@@ -105,7 +104,7 @@ def test_a_mode_that_newton_would_pass():
     X = torch.stack([torch.ones_like(x), x], -1)
     y = torch.tensor([0.0, 0, 1, 0, 0, 1], dtype=DTYPE)
     random = RandomEffects(X[:, :1], torch.zeros(6, dtype=torch.long))
-    centred = ModeCentred(MixedModel(X, y, random, prior=MixedPrior(10.0, Wishart(1.0, [[1.0]]))))
+    centred = ModeCentred(MixedLogJoint(X, y, random, prior=MixedPrior(10.0, Wishart(1.0, [[1.0]]))))
     beta, precision = torch.tensor([0.0, 3.0], dtype=DTYPE), torch.tensor([[0.01]], dtype=DTYPE)
     mode = centred.locals(beta, precision).location[0]
     close((y - (3 * x + mode).sigmoid()).sum(-1, keepdim=True), 0.01 * mode, 1e-9)

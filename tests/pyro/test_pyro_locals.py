@@ -245,7 +245,7 @@ def test_the_reported_elbo_is_unbiased():
     n, rows = 300, 5
     intercept, y = torch.ones(n * rows, 1), torch.poisson((1 + 0.8 * torch.randn(n, 1)).exp().expand(n, rows))
     groups = torch.arange(n).repeat_interleave(rows)
-    whole = ngvi.MixedModel(
+    whole = ngvi.models.MixedLogJoint(
         intercept,
         y.flatten(),
         (intercept, groups),

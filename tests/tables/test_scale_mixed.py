@@ -6,9 +6,10 @@ import pytest
 import scale_mixed as cases
 import torch
 
-from torchngvi import MixedModel, Sharded, fit
+from torchngvi import Sharded, fit
 from torchngvi.errors import InputError
 from torchngvi.methods import VN
+from torchngvi.models import MixedLogJoint
 
 START = 6  # meetings of a fit beside its evaluations: generators, checks, groups, settings, a new size, the end
 SECONDS = 2.0  # within which a fault is told
@@ -63,47 +64,6 @@ def test_it_is_the_best_gaussian_of_a_plain_model():
 
 
 @pytest.mark.accuracy
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("answered", "poisson_log", 1),
-        ("answered_gaussian", 2),
-        ("answered_by_sds",),
-    ],
-    ids=str,
-)
-def test_what_a_fit_answers_is_what_one_answers(ranks, case):
-    """With random effects integrated out: globals, table and text; each rank has the effects of its own groups."""
-    first, second, one = both(ranks, *case)
-    assert first["converged"]
-    assert_close(first["q"], one["q"], 1e-12)
-    assert first["elbo"] == pytest.approx(one["elbo"], rel=1e-12)
-    assert first["text"] == one["text"]
-    assert_close(first["table"], one["table"], 1e-10)  # quantiles of draws by weights
-    assert first["names"] + second["names"] == one["names"] == cases.GROUPS
-    # eight Newton steps to the modes about which the nodes are
-    assert_close(torch.cat([first["groups"], second["groups"]]), one["groups"], 1e-10)
-
-
-def test_a_gaussian_over_all_coordinates_as_an_answer(ranks):
-    first, second = ranks.values("scale_mixed.by_gaussian")
-    one = cases.by_gaussian(None)
-    assert torch.equal(first["q"], second["q"])
-    assert first["text"] == second["text"]
-    assert first["text"].partition(": k-hat")[0] == one["text"].partition(": k-hat")[0]  # of draws of all effects
-    assert f"{cases.rows()} rows, {cases.GROUPS} groups" in one["text"]
-    assert_close(first["q"], one["q"], 1e-12)
-
-
-def test_predictions_for_known_groups_are_those_of_their_rank(ranks):
-    """By other draws of the effects, so to within their error."""
-    first, second = ranks.values("scale_mixed.predicted")
-    one = cases.predicted(None)
-    joined = torch.cat([first["mean"], second["mean"]])
-    assert float(((joined - one["mean"]) / one["sd"]).abs().max()) < 0.2  # 1,000 draws
-
-
-@pytest.mark.accuracy
 def test_a_run_goes_on_from_the_file_of_the_leader(ranks, tmp_path):
     """Bit for bit, the effects of all groups in the file; no other number of processes."""
     folders = [tmp_path / name for name in ("whole", "cut")]
@@ -127,17 +87,14 @@ FAULTS = {
     "fault_mixed_effects": "all ranks must have the same number of random effects; got 1 on rank 0, 2 on rank 1.",
     "fault_mixed_family": "all ranks must have the same classes; got () on rank 0, (0.0, 1.0) on rank 1.",
     "fault_mixed_rows": "the parts have 133 rows together (48, 85), where num_data is 136: give every row to one rank.",
-    "fault_mixed_none": "MixedModel needs a part on every rank: a rank without rows is told the prior only where it is",
-    "fault_mixed_and_not": "all ranks must have the same model; got MixedModel on rank 0, GeneralizedLinear on rank 1.",
+    "fault_mixed_none": "MixedLogJoint needs a part on every rank: a rank without rows is told the prior only where",
+    "fault_mixed_and_not": "all ranks must have the same model; got MixedLogJoint on rank 0, GeneralizedLinear on",
     "fault_mixed_groups": "rank 1: groups must be numbered 0, ..., n - 1, each with a row; got no row of group 0.",
-    "fault_mixed_twice": "rank 0: MixedModel is evaluated by several processes already. Wrap it once.",
+    "fault_mixed_twice": "rank 0: MixedLogJoint is evaluated by several processes already. Wrap it once.",
     "fault_mixed_q": "q, or a draw from it, is not the same on all ranks: rank 1 differs from rank 0. Start every rank",
     "fault_mixed_raises": "rank 1: TypeError: 'NoneType' object is not callable",
     "fault_mixed_dim": "rank 1: batch_groups needs a q over the arrow of the model, Forest(19 of 1 below 3,",
-    "fault_mixed_way": "all ranks must have the same marginalise; got none on rank 0, quadrature on rank 1.",
-    "fault_mixed_seed": "all ranks must have the same seed; got 0 on rank 0, 1 on rank 1.",
     "fault_mixed_step": "rank 0: a step or a bound over all coordinates needs all groups in one process, and here they",
-    "fault_mixed_response": "rank 0: linear response needs all groups in one process, and here they are spread over 2.",
     "fault_mixed_places": "the ranks are at different places of the program: rank 1 differs from rank 0.",
 }
 
@@ -162,6 +119,6 @@ def test_one_process_refuses_what_several_refuse():
     with pytest.raises(InputError, match="over all coordinates needs all groups in one process, and here .* over 1"):
         VN(q).step(model)
     X = torch.ones(4, 1, dtype=torch.float64)
-    many = MixedModel.__mro__[1](X, torch.ones(2, 4), (X, [0, 0, 1, 1]), "poisson_log")
+    many = MixedLogJoint(X, torch.ones(2, 4), (X, [0, 0, 1, 1]), "poisson_log")
     with pytest.raises(InputError, match=r"Sharded takes one set of targets y \(N,\); got y of shape \(2, 4\)"):
         Sharded(many, 4)
