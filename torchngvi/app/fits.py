@@ -296,7 +296,9 @@ def _write(outcome: Outcome, place: Path) -> None:
     text = json.dumps(summary(outcome), indent=2, ensure_ascii=False)
     (place / "summary.json").write_text(text + "\n", encoding="utf-8")
     report.write_tables(outcome, place)
-    report.figure(outcome).savefig(place / "fit.png", dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph ")  # that no font of this machine has
+        report.figure(outcome).savefig(place / "fit.png", dpi=120)
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:

@@ -300,18 +300,20 @@ def of_target(read: Read, s: Settings, family: str) -> Prepared:
     for name in categories:
         if n := gaps.get(name, 0) + others.get(name, 0):
             notes.append(f"{n} missing entries of {name} became {fill[name]!r}, its commonest level")
-    alone = [name for name in categories if len(levels[name]) == 1]
+    alone = [name for name in names if train[name].nunique() < 2 and (s.intercept or name in texts)]
     if alone:
-        said = listed([f"{name} = {levels[name][0]}" for name in alone])
-        notes.append(f"the same in all rows, so that there is no column of it: {said}")
+        said = listed([f"{name} = {train[name].iloc[0]}" for name in alone])
+        notes.append(f"the same in all training rows, so that nothing can tell an effect of it, and left out: {said}")
+    if len(alone) == len(names):
+        raise InputError(f"no column differs between the training rows, to predict {target!r} from. Check the table.")
     terms = ["1" if s.intercept else "0", *(quoted(name) for name in names if name not in alone)]
     terms += [f"offset({quoted(s.offset)})"] if s.offset else []
     kept = Columns(
         f"{quoted(target)} ~ {total(terms)}",
-        (*names, *([s.offset] if s.offset else [])),
-        levels=levels,
+        (*(name for name in names if name not in alone), *([s.offset] if s.offset else [])),
+        levels={name: of for name, of in levels.items() if name not in alone},
         fill=fill,
-        known=tuple(dict.fromkeys(name for name in (target, s.weights, *s.drop, "target") if name)),
+        known=tuple(dict.fromkeys(name for name in (target, s.weights, *s.drop, *alone, "target") if name)),
     )
     return Prepared(train, test, kept, tuple(notes), positive)
 

@@ -152,10 +152,12 @@ def load(run: str | Path) -> Any:
             "q.load_state_dict(torch.load(path)), into a q that is made as the saved one was."
         )
     columns = state.pop("run", None)
-    result = result_of(state, name=path)
     try:
-        return result if columns is None else Fitted(result, Columns.read(columns))
-    except InputError as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = result_of(state, name=path)
+            return result if columns is None else Fitted(result, Columns.read(columns))
+    except (InputError, Warning) as error:
         raise InputError(f"{path!r} holds what no run has written: {error} Fit again.") from error
 
 

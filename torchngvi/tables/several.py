@@ -52,6 +52,9 @@ class Correction:
         agreed: nats of the standard deviation, between draws near the posterior, by which two sets of pairs may differ:
             it moves a mean by about as many sds. One set in ten is worse than the others, so that few pairs agree by
             chance: the smallest number is 4.
+        few: nodes, in each dimension, with which groups are integrated given each draw of the others. The difference
+            to the nodes of the fit is taken at the mode of the others alone: it left a standard deviation of .007 to .022 nats between draws
+            near the posterior, in four sets of crossed binary data where the correction itself was .26 to 1.4.
         end: nats that the last step of Newton's method towards the modes of the effects may promise.
         trust: the same where draws are weighted: what is left after this step is about its square.
         mirrored: standard deviations at most that are drawn as they are and mirrored at 0; densities add over signs.
@@ -60,6 +63,7 @@ class Correction:
 
     pairs: tuple[int, ...] = (4, 8, 16, 32)
     agreed: float = 0.05
+    few: int = 2
     end: float = 1e-8
     trust: float = 0.02
     mirrored: int = 6
@@ -136,7 +140,8 @@ class ByLaplace(LogJoint):
         self.gradients = self.factorisations = 0
         self.scales = coordinates.p
         self.together = max(1, 10 * self.settings.at_once // self.arranged.dim)
-        self.nodes, self.z = 1, self.X.new_zeros(1, 1, self.arranged.dim)
+        self.nodes = 1
+        self.z: Tensor | None = None
 
     # ---------------------------------------------------------------------------- what the search asks for
 
@@ -278,16 +283,19 @@ class ByLaplace(LogJoint):
         modes: Tensor,  # near the modes, (D, S, 1)
         nodes: int,
         one_step: bool = False,
-        z: Tensor | None = None,  # (M, 1, D), normal draws, unused those of the largest factor; by default 0, M = 1
+        z: Tensor | None = None,  # (M, 1, D), normal draws, those of the largest factor unused; None: v = its mode
     ) -> Valued:
         """Compute log p(y, θ) by nodes for the largest factor and M draws of the others."""
-        z = self.X.new_zeros(1, 1, self.arranged.dim) if z is None else z
         found, value = torch.empty_like(modes), theta.new_empty(len(theta))
-        for part in self._parts(len(theta), len(self.X) * len(z) * nodes**self.r):
+        points = max(nodes**self.r, 0 if z is None else len(z) * min(self.correction.few, nodes) ** self.r)
+        for part in self._parts(len(theta), len(self.X) * points):
             of = self._linear(theta[part])
             u, root = self._modes(of, modes[:, part, 0].mT, self.correction.trust if one_step else self.correction.end)
-            of_draws = self._of_draws(of, u, root, z.expand(-1, len(u), -1), nodes)
-            value[part] = of_draws.logsumexp(0) - math.log(len(z))
+            value[part] = self._of_draws(of, u, root, torch.zeros_like(u)[None], nodes)[0]
+            if z is not None:
+                few = min(self.correction.few, nodes)
+                drawn = self._of_draws(of, u, root, torch.cat([torch.zeros_like(z[:1]), z]).expand(-1, len(u), -1), few)
+                value[part] += drawn[1:].logsumexp(0) - math.log(len(z)) - drawn[0]
             found[:, part, 0] = u.mT
         value = (value + self.priors.log_prob(theta)).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         return Valued(value, None, found, value[None])
@@ -365,7 +373,7 @@ class ByLaplace(LogJoint):
             u, root = self._modes(of, modes[:, part, 0].mT, self.correction.end)
             z = noise(count, len(u), D)
             if self.others and count > 1:
-                best = chosen(self._of_draws(of, u, root, z, self.nodes).mT)
+                best = chosen(self._of_draws(of, u, root, z, min(self.correction.few, self.nodes)).mT)
                 z = z.gather(0, best[None, :, None].expand(1, -1, D))
             else:
                 z = z[:1]
@@ -408,6 +416,10 @@ class Mirrored(NamedTuple):
         even = torch.ones_like(root[:2])
         return cls(Mixture(mean, root, even, frame, settings.wider, settings.dof), scales) if bool(ok) else None
 
+    def again(self, draws: Weighing, settings: FitSettings) -> Self | None:
+        """The same with the moments of other draws."""
+        return self.of(draws, self.scales, self.inner.frame, settings)
+
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw θ, (count, dim)."""
         x = self.inner.sample(count, generator)
@@ -447,15 +459,28 @@ class SeveralPosterior(Posterior):
         self.mode, self.frame = found.theta, frame
         self.converged, self.reason, self.gradients = found.converged, found.reason, joint.gradients
         generator = torch.Generator().manual_seed(seed)
+        weigher = Weigher(joint, frame, float(found.at.value[0]), settings, generator)
+        mirrored = self._mirrored(weigher)
         self.agreed = self._refined(generator)
-        value = float(joint.log_joint(frame.theta[None], frame.effects))
-        weigher = Weigher(joint, frame, value, settings, generator)
-        count = max(settings.draws, settings.several_draws) if max(joint.coordinates.sizes) > 1 else settings.draws
-        best, how = self._weighted(weigher, count)
+        weigher.value = float(joint.log_joint(frame.theta[None], frame.effects))
+        best, how = self._weighted(weigher, mirrored)
         if found.converged and best.weighted.k_hat <= USELESS:
             best = weigher.enough(best, progress)
         self.weighted, self.log_evidence = best.weighted, best.log_evidence
         self.method = self._said(how)
+
+    def _mirrored(self, weigher: Weigher) -> Mirrored | None:
+        """A proposal where standard deviations may be 0, of draws weighted by Laplace's approximation."""
+        sds, place, wide = self.frame.root.norm(dim=1).tolist(), self.coordinates.p, list[int]()
+        for r, length in zip(self.coordinates.sizes, self.coordinates.lengths[1:], strict=False):
+            wide += [k for k in range(place, place + r) if sds[k] > self.settings.grid_above]
+            place += length
+        if not wide:
+            return None
+        wide = sorted(wide, key=lambda k: -sds[k])[: self.joint.correction.mirrored]
+        draws = weigher.of_mixture(self.frame.theta, self.frame.root, self.settings.draws)
+        first = Mirrored.of(draws, torch.tensor(wide, device=draws.theta.device), self.frame, self.settings)
+        return None if first is None else first.again(weigher.weigh(first, self.settings.draws), self.settings)
 
     def _refined(self, generator: torch.Generator) -> bool:
         """Choose nodes and normal draws by what they change between draws near the posterior."""
@@ -474,32 +499,20 @@ class SeveralPosterior(Posterior):
                 return True
         return False
 
-    def _weighted(self, weigher: Weigher, count: int) -> tuple[Weighing, str]:
+    def _weighted(self, weigher: Weigher, mirrored: Mirrored | None) -> tuple[Weighing, str]:
         """Draws with weights, and how they were drawn."""
-        settings, frame, best = self.settings, self.frame, None
-        if wide := self._wide():
-            before = weigher.of_mixture(frame.theta, frame.root, count)
-            for _ in range(1 + settings.again):
-                proposal = Mirrored.of(before, torch.tensor(wide, device=frame.theta.device), frame, settings)
-                if proposal is None:
-                    break
-                before = weigher.weigh(proposal, count)
-                best = before if best is None else max(best, before, key=lambda one: one.merit)
-                if best.fine(settings):
-                    break
+        best, settings = None, self.settings
+        for _ in range(settings.again):
+            if mirrored is None or (best is not None and best.fine(settings)):
+                break
+            found = weigher.weigh(mirrored, settings.draws)
+            best = found if best is None else max(best, found, key=lambda one: one.merit)
+            mirrored = mirrored.again(found, settings)
         if best is None or not best.fine(settings):
-            other = weigher.from_mixture(count)
+            other = weigher.from_mixture(settings.draws)
             if best is None or other.merit > best.merit:
                 return other, "a Gaussian and a wider t distribution about their mode"
         return best, "a Gaussian and a wider t distribution of standard deviations, mirrored at 0"
-
-    def _wide(self) -> list[int]:
-        """Which coordinates are logarithms of standard deviations that may be 0, the widest of them."""
-        sds, place, found = self.frame.root.norm(dim=1).tolist(), self.coordinates.p, []
-        for r, length in zip(self.coordinates.sizes, self.coordinates.lengths[1:], strict=False):
-            found += [k for k in range(place, place + r) if sds[k] > self.settings.grid_above]
-            place += length
-        return sorted(found, key=lambda k: -sds[k])[: self.joint.correction.mirrored]
 
     def _said(self, how: str) -> str:
         """What was computed, one sentence."""
@@ -510,7 +523,8 @@ class SeveralPosterior(Posterior):
             leaf = joint.factors[joint.leaf].name
             by = f"by Laplace's approximation, corrected by {joint.nodes} nodes for each group of {leaf}"
             if len(joint.factors) > 1:
-                by += f" and {len(joint.z)} draws of the other effects"
+                by += f" and {0 if joint.z is None else len(joint.z)} draws of the other effects"
+                by += "" if self.agreed else ", which other draws do not agree with"
         return f"Random effects integrated out {by}; draws of {how}, weighted to the posterior."
 
     def effects(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:

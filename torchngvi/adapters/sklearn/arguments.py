@@ -1,4 +1,4 @@
-"""Arguments of the estimators, after a check: numbers, numbers of draws, and seeds by scikit-learn's convention."""
+"""Arguments of the estimators, after a check: rows, targets, weights, prior standard deviations, and seeds."""
 
 import math
 import warnings
@@ -6,20 +6,21 @@ from numbers import Integral, Number
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from torchngvi.arguments import is_number, is_size, read_number, shown
+from torchngvi.adapters.table_checks import numeric
+from torchngvi.arguments import is_number, read_number, shown
 from torchngvi.errors import InputError
 from torchngvi.numerics.arrays import check_plain
 
+Array = np.ndarray[Any, Any]
 RandomState = int | np.random.RandomState | None  # by scikit-learn's convention, see `seed_of`
 
 
 def validated(estimator: Any, X: Any, *y: Any, **options: Any) -> Any:
-    """What scikit-learn's ``validate_data`` makes of the rows, after a check that nothing of them is masked."""
+    """What scikit-learn's ``validate_data`` makes of rows and targets, after a check that nothing of them is masked."""
     for name, value in (("X", X), *(("y", one) for one in y)):
-        _check(name, value, masked=True)
+        check_numbers(name, value, masked=True)
     for one in y:
         _warn_of_order(X, one)
     try:
@@ -27,8 +28,16 @@ def validated(estimator: Any, X: Any, *y: Any, **options: Any) -> Any:
     except OverflowError as error:
         raise InputError(f"X and y must be numbers that float64 holds ({error}).") from error
     for one in y:
-        _check("y", one)
+        check_numbers("y", one)
     return found
+
+
+def covariates(X: Any, *, fitting: bool = False) -> Any:
+    """The rows of a frame with numbers where cells stand for numbers, and a warning of what one may not expect."""
+    X, notes = numeric(X)
+    for note in notes if fitting else ():
+        warnings.warn(f"{note[0].upper()}{note[1:]}.", stacklevel=3)
+    return X
 
 
 def _warn_of_order(X: Any, y: Any) -> None:
@@ -55,33 +64,25 @@ def numbers_of(y: Any) -> Any:
         ) from error
 
 
-def check_classes_weigh(classes: Any, codes: Any, weights: Any) -> None:
-    """Check that each class has a row whose weight is not 0."""
-    if weights is None:
-        return
-    for place, total in enumerate(np.bincount(codes, weights, len(classes))):
-        if not total > 0:
-            raise InputError(f"all rows of the class {classes[place]} have the weight 0, as if there were none of it.")
-
-
 def weights_of(sample_weight: Any, X: Any) -> Any:
     """The weights of rows, after scikit-learn's check and that of `validated`; None where there are none."""
     if sample_weight is None:
         return None
     if isinstance(sample_weight, Number):
         sample_weight = read_number("sample_weight", sample_weight, "is the weight of each row", at_least=0)
-    _check("sample_weight", sample_weight)
+    check_numbers("sample_weight", sample_weight)
     weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
     return weights if weights.dtype.kind == "f" else weights.astype(np.float64)
 
 
-def labels_of(groups: Any) -> Any:
-    """The labels of groups as an array, none of them masked."""
-    _check("groups", groups, masked=True)
-    return np.asarray(groups)
+def check_classes_weigh(classes: Any, codes: Any, weights: Any) -> None:
+    """Check that each class has a row whose weight is not 0."""
+    for place, total in enumerate(np.bincount(codes, weights, len(classes))):
+        if not total > 0:
+            raise InputError(f"all rows of the class {classes[place]} have the weight 0, as if there were none of it.")
 
 
-def _check(name: str, value: Any, *, masked: bool = False) -> None:
+def check_numbers(name: str, value: Any, *, masked: bool = False) -> None:
     """Refuse an array that does not say all by its numbers; of labels and rows, one with masked entries."""
     if getattr(value, "requires_grad", False) or getattr(value, "is_meta", False):
         raise InputError(f"{name} must be an array of numbers; got {shown(value)}. Pass tensor.detach().numpy().")
@@ -94,35 +95,15 @@ def _check(name: str, value: Any, *, masked: bool = False) -> None:
         raise InputError(f"{name} must be numbers; got {type(value).__name__} ({error}).") from error
 
 
-def is_positive(value: object) -> bool:
-    """Whether this is a number, finite and larger than 0.
-
-    >>> is_positive(0.5), is_positive(True), is_positive("a")
-    (True, False, False)
-    """
-    return is_number(value, above=0)
-
-
-def check_sd(name: str, value: object) -> None:
+def check_sd(name: str, value: Any) -> None:
     """Check the standard deviation of a prior.
 
     >>> check_sd("prior_sd", None)
     """
-    if value is not None and not is_positive(value):
+    if value is not None and not is_number(value, above=0):
         raise InputError(f"{name} is a standard deviation, positive, or None; got {value!r}.")
-    if value is not None and not 0 < float(value) * float(value) < math.inf:  # type: ignore[arg-type]
+    if value is not None and not 0 < float(value) * float(value) < math.inf:
         raise InputError(f"{name} is a standard deviation; got {value!r}, whose square is 0 or infinite.")
-
-
-def checked_count(n_samples: object) -> int:
-    """The number of draws, after a check.
-
-    >>> checked_count(3)
-    3
-    """
-    if not is_size(n_samples, at_least=0):
-        raise InputError(f"n_samples is a number of draws; got {shown(n_samples)}.")
-    return int(n_samples)  # type: ignore[call-overload]
 
 
 def seed_of(random_state: RandomState) -> int:
@@ -140,12 +121,3 @@ def seed_of(random_state: RandomState) -> int:
             f"random_state is a seed, a whole number, a numpy.random.RandomState, or None; got {random_state!r}."
         )
     return int(random_state)
-
-
-def generator_of(random_state: RandomState) -> torch.Generator:
-    """A generator with the seed of `seed_of`.
-
-    >>> generator_of(3).initial_seed()
-    3
-    """
-    return torch.Generator().manual_seed(seed_of(random_state))

@@ -1,30 +1,29 @@
-"""Bayesian logistic regression as a classifier of scikit-learn."""
+"""Bayesian logistic regression as a classifier of scikit-learn, of two or more classes.
+
+Of K > 2 classes the likelihood is softmax, and no class is a baseline: the K coefficients of each column have
+independent priors N(0, 1/τ), as those of scikit-learn's ``LogisticRegression`` with C = 1/τ.  The differences to the
+first class, which the likelihood has, then have the precision τ (I - 11ᵀ/K), and what is predicted does not depend on
+which class comes first.
+"""
 
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import (
-    RandomState,
-    check_classes_weigh,
-    checked_count,
-    generator_of,
-    validated,
-    weights_of,
-)
-from torchngvi.adapters.sklearn.base import AUTO, Array, BayesianLinear, as_covariates, warn_of_columns
-from torchngvi.adapters.sklearn.several import centred, draws_of, log_odds, softmax_model
-from torchngvi.diagnostics.predictive import log_predictive_density
+from torchngvi.adapters.sklearn.arguments import Array, check_classes_weigh, weights_of
+from torchngvi.adapters.sklearn.base import AUTO, BayesianLinear
+from torchngvi.diagnostics.predictive import log_predictive_density, predictive_mean
 from torchngvi.errors import InputError
-from torchngvi.fitting.fit import fit
 from torchngvi.models import SoftmaxRegression
 from torchngvi.models.likelihoods import BernoulliLogit
 from torchngvi.models.standardize import NormalPrior, named_prior
+
+_NODES = 512  # of the rule for more than three classes
 
 
 class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
@@ -46,6 +45,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         posterior: "cholesky", all correlations; or "diagonal" for very many columns.
         max_iter: the budget of evaluations of gradient and curvature.
         tol: on the natural-gradient norm.
+        class_weight: factors of the log likelihood of the rows of each class, a dict or "balanced", as scikit-learn's.
 
     Attributes:
         classes_: the K classes; of two the second is the success.
@@ -70,27 +70,25 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
     ['far']
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit the posterior.
+    def __init__(
+        self,
+        *,
+        prior_precision: float | str = "default",
+        fit_intercept: bool = True,
+        intercept_sd: float | None = None,
+        posterior: str = "cholesky",
+        max_iter: int = 1000,
+        tol: float = 1e-8,
+        class_weight: Any = None,
+    ) -> None:
+        super().__init__(prior_precision, fit_intercept, intercept_sd, posterior, max_iter, tol)
+        self.class_weight = class_weight
 
-        Args:
-            X: the rows, (n_samples, n_features).
-            y: two or more classes, (n_samples,).
-            sample_weight: a factor of the log likelihood of each row, (n_samples,).
-
-        Returns:
-            The estimator.
-
-        Raises:
-            InputError: one class, or a prior by evidence with more than two.
-        """
-        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+    def _fit_targets(self, X: Array, y: Array, sample_weight: Any) -> Self:
+        """Fit two classes or more."""
+        codes, weights = coded(self, X, y, sample_weight)
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_[0]}; the classifier needs two.")
-        weights = weights_of(sample_weight, X)
-        check_classes_weigh(self.classes_, codes, weights)
         if len(self.classes_) > 2:
             return self._fit_several(X, codes, weights)
         self._fit(X, codes.astype(np.float64), weights, BernoulliLogit())
@@ -99,48 +97,46 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
 
     def _fit_several(self, X: Array, codes: Array, weights: Array | None) -> Self:
         """Fit the softmax likelihood of more than two classes."""
-        word = self._checked()
-        if word == AUTO:
+        if self.prior_precision == AUTO:
             raise InputError(
                 "Only binary classification is supported. The type of the target is multiclass. It is so with "
                 "prior_precision='auto': choose a number, for instance by sklearn.model_selection.GridSearchCV."
             )
-        warn_of_columns(X, self)
-        design = self._with_intercept(X)
-        classes, units = len(self.classes_), None if word is None else self._units(design, weights)
-        self.standardization_ = units
-        design = self._scaled(design)
-        place, means = self._place(design.shape[1]), torch.zeros(classes - 1, design.shape[1], dtype=torch.float64)
+        word, design, place = self._prepared(X, weights)
+        units, classes = self.standardization_, len(self.classes_)
+        means = torch.zeros(classes - 1, design.shape[1], dtype=torch.float64)
         if word is None or units is None:
-            prior = self._numbered(design.shape[1], 1.0)
+            prior = self._prior(word, design.shape[1], torch.as_tensor(codes), weights, None)
         else:  # of the difference of any two classes what it is of two
             prior = named_prior(word, 0.0, 1.0, units)
             prior.precision.mul_(2)
             if place is not None and self.intercept_sd is not None:
                 prior.precision[place] = self.intercept_sd**-2
             else:
-                means = torch.as_tensor(log_odds(codes, weights))[:, None] * units.level(1.0)
-        model = softmax_model(design, codes, prior.precision.numpy(), weights, means.flatten())
-        q = self._start(design, NormalPrior(means.flatten(), prior.precision), weights, classes)
-        result = fit(q, model, progress=False, examine=False, max_evaluations=self.max_iter, tolerance=self.tol)
-        mean, sd = centred(q, classes, units)
-        columns = X.shape[1]
-        self.posterior_, self.evidence_ = q, None
-        self.coef_, self.coef_sd_ = mean[:, :columns], sd[:, :columns]
-        absent = np.zeros(classes)
-        self.intercept_ = mean[:, -1] if self.fit_intercept else absent
-        self.intercept_sd_ = sd[:, -1] if self.fit_intercept else absent
-        self.prior_ = f"of each class: {prior.describe(units, place)}"
-        self.prior_precision_ = float(prior.precision[int(place == 0 and design.shape[1] > 1)])
-        self.elbo_, self.converged_, self.n_iter_ = -result.loss, result.converged, max(result.evaluations, 1)
+                means = log_odds(codes, weights)[:, None] * units.level(1.0)
+        model = softmax_model(design, codes, prior.precision, weights, means.flatten())
+        self._search(self._start(design, NormalPrior(means.flatten(), prior.precision), weights), model)
+        mean, root = self._of_classes(self.posterior_.mean), self.posterior_.frame().dense()
+        spread = self._of_classes(root.mT).movedim(0, -1)  # (K, D, (K - 1) D)
+        if units is not None:
+            mean, spread = units.to_user(mean), units.to_user(spread, -2)
+        self._keep((mean, spread.square().sum(-1).sqrt()), X.shape[1])
+        self._tell(prior, place)
+        self.prior_ = f"of each class: {self.prior_}"
         return self
 
-    def _softmax(self, X: Any) -> tuple[SoftmaxRegression, Tensor]:
-        """A model with the classes of the fit, whose rows are not looked at, and the design of new rows."""
-        design = self._design(validated(self, as_covariates(X), dtype=np.float64, reset=False))
+    def _of_classes(self, draws: Tensor) -> Tensor:
+        """Coefficients of all K > 2 classes, (..., K, D), which sum to zero, of differences (..., (K - 1) D)."""
+        classes = len(self.classes_)
+        if classes == 2:
+            return draws
+        centring = torch.eye(classes, dtype=torch.float64) - 1 / classes
+        return centring[:, 1:] @ draws.unflatten(-1, (classes - 1, -1))
+
+    def _softmax(self, rows: Tensor) -> SoftmaxRegression:
+        """A model with the classes of the fit, whose rows are not looked at."""
         codes = np.arange(len(self.classes_))
-        empty = np.zeros((len(codes), design.shape[1]))
-        return softmax_model(empty, codes, np.ones(design.shape[1]), None), design
+        return softmax_model(torch.zeros(len(codes), rows.shape[1]).double(), codes, torch.ones(rows.shape[1]), None)
 
     def predict_proba(self, X: Any) -> Array:
         """The probabilities of the classes, averaged over the posterior.
@@ -151,12 +147,11 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         Returns:
             (n_samples, K), in the order of ``classes_``.
         """
-        check_is_fitted(self)
+        rows = self._rows(X)
         if len(self.classes_) > 2:
-            model, design = self._softmax(X)
-            found: Array = model.probabilities(self.posterior_, design).numpy()
+            found: Array = self._softmax(rows).probabilities(self.posterior_, rows).numpy()
             return found
-        success = self._expected(X)
+        success = predictive_mean(self._model(), self.posterior_, rows).numpy()
         return np.column_stack([1 - success, success])
 
     def decision_function(self, X: Any) -> Array:
@@ -169,14 +164,12 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
             Of two classes the log odds of the second, averaged over the posterior as those of `predict_proba`,
             (n_samples,); of more the logarithms of `predict_proba`, (n_samples, K).
         """
-        check_is_fitted(self)
+        rows = self._rows(X)
         if len(self.classes_) > 2:
-            with np.errstate(divide="ignore"):
-                scores: Array = np.log(self.predict_proba(X).clip(0))
+            scores: Array = self._softmax(rows).probabilities(self.posterior_, rows).clamp_min(0).log().numpy()
             return scores
-        design = self._design(validated(self, X, dtype=np.float64, reset=False))
-        no = torch.zeros(len(design), dtype=design.dtype)
-        success, failure = (log_predictive_density(self._model(), self.posterior_, design, y) for y in (no + 1, no))
+        no = torch.zeros(len(rows), dtype=rows.dtype)
+        success, failure = (log_predictive_density(self._model(), self.posterior_, rows, y) for y in (no + 1, no))
         found: Array = (success - failure).numpy()
         return found
 
@@ -191,34 +184,16 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         Returns:
             The classes, (n_samples,), and the standard deviations if asked for.
         """
-        check_is_fitted(self)
+        rows = self._rows(X)
         if len(self.classes_) > 2:
-            model, design = self._softmax(X)
-            place = model.probabilities(self.posterior_, design).argmax(1)
+            model = self._softmax(rows)
+            place = model.probabilities(self.posterior_, rows).argmax(1)
+            sd = model.probabilities_sd(self.posterior_, rows) if return_std else None
             chosen = self.classes_[place.numpy()]
-            if not return_std:
-                return chosen
-            return chosen, model.probabilities_sd(self.posterior_, design).gather(1, place[:, None])[:, 0].numpy()
-        mean, variance, _ = self._moments(X)
+            return chosen if sd is None else (chosen, sd.gather(1, place[:, None])[:, 0].numpy())
+        mean, variance = self._moments(rows)
         chosen = self.classes_[(mean > 0).numpy().astype(int)]
         return (chosen, _sd_of_sigmoid(mean, variance)) if return_std else chosen
-
-    def sample_posterior(self, n_samples: int = 1000, random_state: RandomState = None) -> Array:
-        """Draw coefficients from the posterior.
-
-        Args:
-            n_samples: the number of draws.
-            random_state: a seed, or a ``RandomState`` of NumPy; without one the draws differ from call to call.
-
-        Returns:
-            With the intercept as a last column where there is one, of two classes (n_samples, n_features), of more
-            (n_samples, K, n_features), which sum to zero over the classes.
-        """
-        check_is_fitted(self)
-        if len(self.classes_) == 2:
-            return super().sample_posterior(n_samples, random_state)
-        drawn = draws_of(self.posterior_, len(self.classes_), checked_count(n_samples), generator_of(random_state))
-        return self._in_user_units(torch.as_tensor(drawn))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -226,11 +201,55 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         return tags
 
 
+def coded(estimator: Any, X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array | None]:
+    """The numbers of the classes of the rows, which become ``classes_``, and the weights of rows and classes."""
+    check_classification_targets(y)
+    estimator.classes_, codes = np.unique(y, return_inverse=True)
+    weights = weights_of(sample_weight, X)
+    if estimator.class_weight is not None:
+        of_classes = compute_sample_weight(estimator.class_weight, y)
+        weights = of_classes if weights is None else weights * of_classes
+    if weights is not None:
+        check_classes_weigh(estimator.classes_, codes, weights)
+    return codes, weights
+
+
+def softmax_model(
+    design: Tensor, codes: Array, precision: Tensor, weights: Array | None, mean: Any = 0.0
+) -> SoftmaxRegression:
+    """The model of K classes 0, ..., K - 1.
+
+    >>> model = softmax_model(torch.eye(3).double(), np.arange(3), torch.ones(3), None)
+    >>> model.dim, [round(entry, 3) for entry in model.prior.precision[0, :4].tolist()]
+    (6, [0.667, 0.0, 0.0, -0.333])
+    """
+    classes = int(codes.max()) + 1
+    between = torch.eye(classes - 1, dtype=torch.float64) - 1 / classes
+    return SoftmaxRegression(
+        design,
+        torch.as_tensor(codes.astype(np.float64)),
+        prior_precision=torch.kron(between, torch.diag(precision.double())),
+        prior_mean=mean,
+        weights=weights,
+        num_nodes=max(_NODES, 2 * classes),
+    )
+
+
+def log_odds(codes: Array, weights: Array | None) -> Tensor:
+    """The logarithms of the shares of classes 1, ..., K - 1 over that of class 0, (K - 1,); half a row where one is 0.
+
+    >>> log_odds(np.array([0, 1, 1, 2]), None).round(decimals=3)
+    tensor([0.6930, 0.0000], dtype=torch.float64)
+    """
+    count = np.bincount(codes, weights).astype(np.float64)
+    share = np.maximum(count / count.sum(), 0.5 / (len(codes) + 1))
+    return torch.as_tensor(np.log(share[1:] / share[0]))
+
+
 def _sd_of_sigmoid(mean: Tensor, variance: Tensor) -> Array:
     """The standard deviation of 1/(1 + e^-η), η ~ N(e, v), by the trapezoid rule."""
     z = torch.linspace(-8, 8, 129, dtype=mean.dtype)
     weights = torch.softmax(-0.5 * z.square(), 0)
     p = torch.sigmoid(mean[:, None] + variance.sqrt()[:, None] * z)
-    center = (p * weights).sum(-1, keepdim=True)
-    found: Array = ((p - center).square() * weights).sum(-1).sqrt().numpy()
+    found: Array = ((p - (p @ weights)[:, None]).square() @ weights).sqrt().numpy()
     return found

@@ -1,56 +1,56 @@
 """Mixed models as estimators of scikit-learn: rows that come in groups, as visits of patients or pupils of schools."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
+from sklearn.base import ClassifierMixin, RegressorMixin, is_regressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from torchngvi.adapters.sklearn.arguments import (
+    Array,
     RandomState,
+    check_numbers,
     check_sd,
-    checked_count,
-    generator_of,
-    labels_of,
+    covariates,
     numbers_of,
     seed_of,
     validated,
     weights_of,
 )
-from torchngvi.adapters.sklearn.base import Array, as_covariates, warn_of_columns, with_intercept
+from torchngvi.adapters.sklearn.base import Sampled, with_intercept
+from torchngvi.adapters.sklearn.classification import coded
 from torchngvi.adapters.table_checks import check_names
-from torchngvi.adapters.words import family_of
-from torchngvi.arguments import read_list, shown
+from torchngvi.arguments import read_flag, read_list, shown
 from torchngvi.errors import InputError
-from torchngvi.mixed_models import MixedModel, MixedResult
-from torchngvi.mixed_models.predictions import Prediction
-from torchngvi.models import MixedPrior
-
-FAMILIES = {
-    "gaussian": "gaussian",
-    "poisson": "poisson_log",
-    "negative_binomial": "negative_binomial",
-    "student_t": "student_t",
-}
+from torchngvi.models import checks
+from torchngvi.tables.families import FAMILIES, Family, family_of
+from torchngvi.tables.model import TableModel
+from torchngvi.tables.parts import Design, Factor
+from torchngvi.tables.prediction import Prediction
+from torchngvi.tables.priors import Normal
+from torchngvi.tables.result import TableResult
 
 
-class _Mixed(BaseEstimator):
+class _Mixed(Sampled):
     """What both estimators share: rows, their groups, and the effects that vary over these."""
 
-    result_: MixedResult
+    result_: TableResult
     groups_: Array
+    _columns: list[Any]  # names or numbers of the covariates
 
     def __init__(
         self,
         groups: str | int | None = None,
-        *,
         slopes: Sequence[str | int] = (),
         fit_intercept: bool = True,
         prior_sd: float | None = None,
+        priors: Mapping[str, Any] | str | None = None,
         draws: int = 4096,
         random_state: RandomState = 0,
     ) -> None:
@@ -58,97 +58,134 @@ class _Mixed(BaseEstimator):
         self.slopes = slopes
         self.fit_intercept = fit_intercept
         self.prior_sd = prior_sd
+        self.priors = priors
         self.draws = draws
         self.random_state = random_state
 
     # -------------------------------------------------------------------------------- rows and groups
 
-    def _split(self, X: Any, groups: Any) -> tuple[Any, Array]:
-        """The covariates, and the label of the group of each row."""
-        X, labels = self._parted(X, groups)
-        if any(label is None or label != label for label in labels.tolist()):  # NaN is not itself
-            raise InputError("the group of a row is missing. Leave the row out, or give it a group of its own.")
-        if len({isinstance(label, str) for label in labels.tolist()}) > 1:
-            raise InputError("labels of groups must all be texts or all be numbers; got both.")
-        if hasattr(X, "columns") and not len(X.columns):
-            raise InputError("X has no column beside that of the groups; a mixed regression has one covariate or more.")
-        return X, labels
-
-    def _parted(self, X: Any, groups: Any) -> tuple[Any, Array]:
-        if groups is not None:
-            labels = labels_of(groups)
-            shape = getattr(X, "shape", None)  # a sparse matrix has no length
-            if shape == () or not (shape or hasattr(X, "__len__")) or isinstance(X, type):
-                raise InputError(f"X is a matrix, one row an observation; got {shown(X)}.")
-            rows = shape[0] if shape else len(X)
-            if labels.shape != (rows,):
-                raise InputError(f"groups must be one label for each of the {rows} rows; got shape {labels.shape}.")
-            return X, labels
-        if self.groups is None:
+    def _split(self, X: Any, groups: Any, *, fitting: bool = False) -> tuple[Any, Array]:
+        """The covariates, and the label of the group of each row, after scikit-learn's checks of X."""
+        column = self.groups if groups is None else None
+        if groups is None and column is None:
             raise InputError(
                 "a mixed model needs the group of each row: name the column, groups='patient', or pass "
                 "fit(X, y, groups=...) and predict(X, groups=...)."
             )
-        if isinstance(self.groups, bool) or not isinstance(self.groups, str | Integral):
-            raise InputError(f"groups is the name or the number of one column; got {self.groups!r}.")
-        if hasattr(X, "columns"):
+        if groups is None and (isinstance(column, bool) or not isinstance(column, str | Integral)):
+            raise InputError(f"groups is the name or the number of one column; got {column!r}.")
+        named = hasattr(X, "columns")
+        if named:
             check_names(X.columns, "X")
-            if self.groups not in X:
-                raise InputError(f"groups names the column {self.groups!r}; X has {', '.join(map(str, X.columns))}.")
-            return X.drop(columns=self.groups), X[self.groups].to_numpy()
-        rows = labels_of(X)
-        if not isinstance(self.groups, Integral) or rows.ndim != 2 or not -rows.shape[1] <= self.groups < rows.shape[1]:
-            raise InputError(
-                f"groups={self.groups!r} is no column of an array of shape {rows.shape}: give its number, or a frame."
-            )
-        return np.delete(rows, self.groups, 1), rows[:, self.groups]
+        else:
+            check_numbers("X", X, masked=True)
+            least = 2 if fitting and groups is None else 1
+            X = check_array(X, dtype=None, ensure_all_finite=False, ensure_min_features=least, estimator=self)
+        validate_data(self, X, skip_check_array=True, reset=fitting)
+        if groups is not None:
+            check_numbers("groups", groups, masked=True)
+            labels = np.asarray(groups)
+        else:
+            place = list(X.columns).index(column) if named and column in X.columns else column
+            if not isinstance(place, Integral) or not -X.shape[1] <= place < X.shape[1]:
+                known = f"X has {', '.join(map(str, X.columns))}" if named else f"X has {X.shape[1]} columns, no names"
+                raise InputError(f"groups names the column {column!r}; {known}.")
+            labels = X.iloc[:, place].to_numpy() if named else X[:, place]
+            X = X.iloc[:, np.delete(np.arange(X.shape[1]), place)] if named else np.delete(X, place, 1)
+        if labels.shape != (len(X),):
+            raise InputError(f"groups must be one label for each of the {len(X)} rows; got shape {labels.shape}.")
+        if any(label is None or label != label for label in labels.tolist()):  # NaN is not itself
+            raise InputError("the group of a row is missing. Leave the row out, or give it a group of its own.")
+        if len({isinstance(label, str) for label in labels.tolist()}) > 1:
+            raise InputError("labels of groups must all be texts or all be numbers; got both.")
+        if not X.shape[1]:
+            raise InputError("X has no column beside that of the groups; a mixed regression has one covariate or more.")
+        return X, labels
 
     def _varying(self, X: Array) -> Array:
         """The design of the effects that vary: a column of ones, and the covariates whose slopes vary."""
         what = "is a list of columns, such as ['week'], or an empty one"
         slopes = read_list("slopes", self.slopes, what)
-        if not all(isinstance(name, str | Integral) and not isinstance(name, bool) for name in slopes):
+        fine = all(isinstance(name, str | Integral) and not isinstance(name, bool) for name in slopes)
+        if not fine or len(set(slopes)) < len(slopes):
             raise InputError(f"slopes {what}; got {shown(self.slopes)}.")
-        names = list(getattr(self, "feature_names_in_", range(X.shape[1])))
-        lacking = [name for name in slopes if name not in names]
-        if lacking:
-            raise InputError(f"slopes names {lacking[0]!r}; the columns are {', '.join(map(str, names))}.")
-        return np.column_stack([np.ones(len(X)), *(X[:, names.index(name)] for name in slopes)])
+        if lacking := [name for name in slopes if name not in self._columns]:
+            raise InputError(f"slopes names {lacking[0]!r}; the columns are {', '.join(map(str, self._columns))}.")
+        return np.column_stack([np.ones(len(X)), *(X[:, self._columns.index(name)] for name in slopes)])
 
     # -------------------------------------------------------------------------------- fitting
 
-    def _fit(self, X: Array, y: Array, labels: Array, family: str, weights: Array | None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the posterior.
+
+        Args:
+            X: the rows, (n_samples, n_features), with the column of the groups where it has a name or a number.
+            y: numbers or counts as the family has them, of a classifier two classes, (n_samples,).
+            groups: the label of the group of each row, (n_samples,), in place of a column.
+            sample_weight: a factor of the log likelihood of each row, (n_samples,).
+
+        Returns:
+            The estimator.
+
+        Raises:
+            InputError: another family, more classes than two or one, groups that are not there or miss labels, slopes
+                that are no columns; and as `torchngvi.MixedModel`.
+        """
+        numeric = is_regressor(self)
+        rows, labels = self._split(X, groups, fitting=True)
+        names = list(getattr(rows, "columns", ()))
+        self._columns = names if names and all(isinstance(name, str) for name in names) else [*range(rows.shape[1])]
+        rows, y = validated(self, covariates(rows, fitting=True), y, dtype=np.float64, y_numeric=numeric)
+        validate_data(self, X, skip_check_array=True)  # the columns are those of X, that of the groups among them
+        family, y, weights = self._outcome(rows, numbers_of(y) if numeric else y, sample_weight)
         check_sd("prior_sd", self.prior_sd)
+        read_flag("fit_intercept", self.fit_intercept)
+        if self.prior_sd is not None and self.priors is not None:
+            raise InputError("prior_sd is short for priors={'b': Normal(0, sd), 'Intercept': Normal(0, sd)}: give one.")
         self.seed_ = seed_of(self.random_state)
-        warn_of_columns(X, self, copies=False)
+        if (
+            weights is not None and weights.any() and not weights.all()
+        ):  # rows of weight 0 are not there, and their groups are new
+            rows, y, labels, weights = (part[weights > 0] for part in (rows, y, labels, weights))
         self.groups_, index = np.unique(labels, return_inverse=True)
-        model = MixedModel(
-            torch.as_tensor(with_intercept(X, self.fit_intercept)),
-            torch.as_tensor(y),
-            (torch.as_tensor(self._varying(X)), torch.as_tensor(index)),
-            family,
-            prior=MixedPrior(fixed_scale=self.prior_sd),
-            weights=weights,
-        )
-        names = [str(name) for name in getattr(self, "feature_names_in_", range(X.shape[1]))]
-        model.column_names = (*names, *(["intercept"] if self.fit_intercept else []))
-        self.result_ = model.fit(draws=self.draws, seed=self.seed_, progress=False).named(
-            model.column_names,
-            ["intercept", *map(str, self.slopes)],
-            [str(label) for label in self.groups_],
-            factor=str(self.groups) if isinstance(self.groups, str) else "group",
-        )
-        table = self.result_.summary()
-        mean, sd = (part.double().numpy().copy() for part in (table.fixed.mean, table.fixed.sd))
-        columns = X.shape[1]
+        self.result_ = self._fitted(rows, torch.as_tensor(y), weights, torch.as_tensor(index), family)
+        found = self.result_.summary()
+        mean, sd = (part.double().numpy().copy() for part in (found.fixed.mean, found.fixed.sd))
+        columns = len(self._columns)
         self.coef_, self.coef_sd_ = mean[:columns], sd[:columns]
-        self.intercept_ = float(mean[-1]) if self.fit_intercept else 0.0
-        self.intercept_sd_ = float(sd[-1]) if self.fit_intercept else 0.0
-        self.group_sd_ = table.sd.mean.double().numpy().copy()
-        self.effects_ = np.column_stack([effect.mean.double().numpy() for effect in self.result_.effects()])
-        self.elbo_, self.converged_ = self.result_.elbo, self.result_.converged
-        self.n_iter_ = max(self.result_.fit.evaluations, 1)
+        self.intercept_, self.intercept_sd_ = (float(part[columns:].sum()) for part in (mean, sd))
+        self.group_sd_ = found.sd.mean.double().numpy().copy()
+        self.effects_ = np.column_stack([effect.mean.double().numpy() for effect in self.result_.effects().only])
+        self.log_evidence_, self.converged_ = self.result_.log_evidence, self.result_.converged
+        self.n_iter_ = max(self.result_.fitted.gradients, 1)
+        if not self.converged_:
+            warnings.warn(f"The fit has not converged: {self.result_.reason}", ConvergenceWarning, stacklevel=2)
         return self
+
+    def _outcome(self, X: Array, y: Array, sample_weight: Any) -> tuple[Family, Array, Array | None]:
+        """The family, the outcome in its coding, and the weights of the rows."""
+        raise NotImplementedError
+
+    def _fitted(
+        self, X: Array, y: torch.Tensor, weights: Array | None, index: torch.Tensor, family: Family
+    ) -> TableResult:
+        """Fit the model; a column that is the same in all rows, as in a fold, is one that its prior alone knows."""
+        name = str(self.groups) if isinstance(self.groups, str) else "group"
+        Z, effects = torch.as_tensor(self._varying(X)), ("Intercept", *map(str, self.slopes))
+        there = ("Intercept",) if self.fit_intercept else ()
+        rows = torch.as_tensor(with_intercept(X, self.fit_intercept))
+        design = Design(
+            rows,
+            (*map(str, self._columns), *there),
+            (Factor(name, effects, tuple(map(str, self.groups_)), Z, index),),
+            torch.zeros(len(X), dtype=torch.float64),
+            (y,),
+            checks.row_weights(weights, y, rows),
+        )
+        own = None if self.prior_sd is None else dict.fromkeys(("b", *there), Normal(0.0, self.prior_sd))
+        model = TableModel(design, family, priors=self.priors if own is None else own)
+        result = model.fit(draws=self.draws, seed=self.seed_, progress=False)
+        return replace(result, refit=None)  # which cannot be pickled
 
     # -------------------------------------------------------------------------------- predicting
 
@@ -156,7 +193,7 @@ class _Mixed(BaseEstimator):
         """Predict new rows; each label that the fit had not is a group of its own, drawn from the distribution."""
         check_is_fitted(self)
         rows, labels = self._split(X, groups)
-        rows = validated(self, as_covariates(rows), dtype=np.float64, reset=False)
+        rows = check_array(covariates(rows), dtype=np.float64, estimator=self, input_name="X")
         kinds = [{isinstance(label, str) for label in some.tolist()} for some in (self.groups_, labels)]
         if len(labels) and not kinds[0] & kinds[1]:  # as numbers that have become text in a file
             raise InputError(
@@ -165,56 +202,44 @@ class _Mixed(BaseEstimator):
             )
         number: dict[Any, int] = {label: i for i, label in enumerate(self.groups_.tolist())}
         index = [number.setdefault(label, len(self.groups_) - 1 - len(number)) for label in labels.tolist()]
-        return self.result_.predict(
-            with_intercept(rows, self.fit_intercept),
-            self._varying(rows),
-            torch.tensor(index),
-            kind=kind,
-            seed=self.seed_,
-        )
+        design, varying = with_intercept(rows, self.fit_intercept), self._varying(rows)
+        return self.result_.predict(design, varying, torch.tensor(index), kind=kind, seed=self.seed_)
 
-    def sample_posterior(self, n_samples: int = 1000, random_state: RandomState = None) -> Array:
-        """Draw the coefficients that all groups share from the posterior.
-
-        Args:
-            n_samples: the number of draws.
-            random_state: a seed, or a ``RandomState`` of NumPy; without one the draws differ from call to call.
-
-        Returns:
-            (n_samples, n_features), with the intercept as a last column where there is one. ``result_.draws()`` has
-            the effects of the groups and their standard deviations beside.
-        """
-        check_is_fitted(self)
-        theta = self.result_.sample(checked_count(n_samples), generator_of(random_state))
-        drawn: Array = theta[:, : self.result_.model.rows.p].double().numpy()
-        return drawn
+    def _drawn(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        theta = self.result_.fitted.weighted.resampled(count, generator)
+        return self.result_.fitted.coordinates.to_user(theta).coefficients
 
 
 class BayesianMixedRegressor(RegressorMixin, _Mixed):
     """Mixed-effects regression of numbers or counts: rows in groups, whose levels and perhaps slopes vary.
 
-    One wants it for repeated measurements, where a regression that takes the rows for independent gives intervals that
-    are too narrow. The effects of groups are drawn towards each other as much as the data say, and integrated out, so
-    that the intervals of the coefficients and of the spread between groups are theirs. It is `torchngvi.MixedModel`
-    with scikit-learn's conventions; ``result_`` is what that returns.
+    Use it for repeated measurements, where a regression that takes the rows for independent gives intervals that are
+    too narrow. The effects of groups are drawn towards each other as much as the data say, and integrated out, so that
+    the intervals of the coefficients and of the spread between groups are theirs. It is `torchngvi.MixedModel` with
+    scikit-learn's conventions; ``result_`` is what that returns.
 
     Args:
         groups: the column of the groups, by name of a frame's column or by number of an array's; it is no covariate.
             Without it ``fit(X, y, groups=...)`` and ``predict(X, groups=...)`` take one label a row.
-        family: "gaussian", whose noise is learned, "poisson", "negative_binomial" or "student_t".
+        family: "gaussian", "student_t", "poisson", "negative_binomial", a zero-inflated or hurdle family of counts,
+            "beta", "gamma", or a `torchngvi.tables.Family` of an outcome alone; its parameters are learned.
         slopes: the columns whose coefficients vary over groups too, by name, or by number once the groups are out.
         fit_intercept: whether there is an intercept that all groups share.
-        prior_sd: the prior standard deviation of each coefficient; by default 2.5 standard deviations of y over one of
-            the column, and for the intercept about the mean of y.
+        prior_sd: the prior standard deviation of each coefficient and of the intercept at the means of the columns,
+            about 0; by default 2.5 standard deviations of y over one of the column, and for the intercept about the
+            mean of y on the scale of the link.
+        priors: by name, as `torchngvi.regression` takes them, such as {"week": Normal(0, 1), "1|patient": HalfT(3, 1)}.
         draws: the number of weighted draws of what all groups share; predictions are averages over 1,000 of them.
         random_state: the seed of all draws, a ``RandomState`` of NumPy, or None for a fresh seed at each fit.
 
     Attributes:
-        coef_, intercept_, coef_sd_, intercept_sd_: means and standard deviations of the posterior.
+        coef_, intercept_, coef_sd_, intercept_sd_: means and standard deviations of the posterior, in the order of the
+            columns without that of the groups.
         group_sd_: posterior means of the standard deviations between groups, of the intercept and of each slope.
         groups_, effects_: the labels of the groups, (n,), and the posterior means of their effects, (n, 1 + slopes).
-        result_: the `torchngvi.mixed_models.MixedResult`, with a table, k-hat, draws and a picture.
-        elbo_, converged_, n_iter_: as those of `BayesianLogisticRegression`.
+        result_: the `torchngvi.tables.TableResult`, with a table, k-hat, draws and pictures.
+        log_evidence_: log p(y) in nats.
+        converged_, n_iter_: whether the mode of what all groups share was found, and the gradients that it took.
         seed_: the seed of all draws, of the fit and of predictions.
 
     >>> import pandas
@@ -234,44 +259,26 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         self,
         groups: str | int | None = None,
         *,
-        family: str = "gaussian",
+        family: str | Family = "gaussian",
         slopes: Sequence[str | int] = (),
         fit_intercept: bool = True,
         prior_sd: float | None = None,
+        priors: Mapping[str, Any] | str | None = None,
         draws: int = 4096,
         random_state: RandomState = 0,
     ) -> None:
-        super().__init__(
-            groups,
-            slopes=slopes,
-            fit_intercept=fit_intercept,
-            prior_sd=prior_sd,
-            draws=draws,
-            random_state=random_state,
-        )
+        super().__init__(groups, slopes, fit_intercept, prior_sd, priors, draws, random_state)
         self.family = family
 
-    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
-        """Fit the posterior.
-
-        Args:
-            X: the rows, (n_samples, n_features), with the column of the groups where it has a name or a number.
-            y: numbers, or counts, (n_samples,).
-            groups: the label of the group of each row, (n_samples,), in place of a column.
-            sample_weight: a factor of the log likelihood of each row, (n_samples,).
-
-        Returns:
-            The estimator.
-
-        Raises:
-            InputError: another family, groups that are not there or miss labels, slopes that are no columns; and as
-                `torchngvi.MixedModel`.
-        """
-        family = family_of(self.family, FAMILIES)
-        X, labels = self._split(X, groups)
-        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
-        weights = weights_of(sample_weight, X)
-        return self._fit(X, numbers_of(y), labels, family, weights)
+    def _outcome(self, X: Array, y: Array, sample_weight: Any) -> tuple[Family, Array, Array | None]:
+        family = family_of(self.family)
+        if not _alone(family):
+            known = ", ".join(name for name, kind in FAMILIES.items() if _alone(kind))
+            raise InputError(
+                f"a regressor has a family of one outcome that is a number, of {known}; got {self.family!r}. Of two "
+                "classes take BayesianMixedClassifier, of others torchngvi.mixed."
+            )
+        return family, y, weights_of(sample_weight, X)
 
     def predict(self, X: Any, groups: Any = None, return_std: bool = False) -> Any:
         """The predictive mean, given the effects of the row's group; of a group that is new, over all that it may have.
@@ -288,20 +295,21 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         return (mean, self._predicted(X, groups, "response").sd.double().numpy()) if return_std else mean
 
 
+def _alone(family: Family | type[Family]) -> bool:
+    """Whether outcomes of a family are numbers that stand alone, and no classes."""
+    classes = family.discrete and family.link in ("logit", "probit")
+    return not family.extra and family.intercept and not classes
+
+
 class BayesianMixedClassifier(ClassifierMixin, _Mixed):
     """Mixed-effects logistic regression of two classes: rows in groups, whose levels and perhaps slopes vary.
 
-    It is to `BayesianLogisticRegression` what `BayesianMixedRegressor` is to linear regression; the arguments and
-    attributes are those of the regressor, but for the family.
+    It is to `BayesianLogisticRegression` what `BayesianMixedRegressor` is to linear regression, and has the attributes
+    of that.
 
     Args:
-        groups: the column of the groups, by name of a frame's column or by number of an array's; it is no covariate.
-            Without it ``fit(X, y, groups=...)`` and ``predict(X, groups=...)`` take one label a row.
-        slopes: the columns whose coefficients vary over groups too, by name, or by number once the groups are out.
-        fit_intercept: whether there is an intercept that all groups share.
-        prior_sd: the prior standard deviation of each coefficient, 10 by default.
-        draws: the number of weighted draws of what all groups share; predictions are averages over 1,000 of them.
-        random_state: the seed of all draws, a ``RandomState`` of NumPy, or None for a fresh seed at each fit.
+        groups, slopes, fit_intercept, prior_sd, priors, draws, random_state: as those of `BayesianMixedRegressor`.
+        class_weight: factors of the log likelihood of the rows of each class, a dict or "balanced", as scikit-learn's.
 
     Attributes:
         classes_: the two classes, the second the success.
@@ -314,30 +322,27 @@ class BayesianMixedClassifier(ClassifierMixin, _Mixed):
     (2, 2)
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
-        """Fit the posterior.
+    def __init__(
+        self,
+        groups: str | int | None = None,
+        *,
+        slopes: Sequence[str | int] = (),
+        fit_intercept: bool = True,
+        prior_sd: float | None = None,
+        priors: Mapping[str, Any] | str | None = None,
+        draws: int = 4096,
+        random_state: RandomState = 0,
+        class_weight: Any = None,
+    ) -> None:
+        super().__init__(groups, slopes, fit_intercept, prior_sd, priors, draws, random_state)
+        self.class_weight = class_weight
 
-        Args:
-            X: the rows, (n_samples, n_features), with the column of the groups where it has a name or a number.
-            y: two classes, (n_samples,).
-            groups: the label of the group of each row, (n_samples,), in place of a column.
-            sample_weight: a factor of the log likelihood of each row, (n_samples,).
-
-        Returns:
-            The estimator.
-
-        Raises:
-            InputError: more classes than two, or one; groups that are not there or miss labels; slopes that are no
-                columns; and as `torchngvi.MixedModel`.
-        """
-        X, labels = self._split(X, groups)
-        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) != 2:
-            raise InputError(f"a mixed classifier has two classes; y has {len(self.classes_)}.")
-        weights = weights_of(sample_weight, X)
-        return self._fit(X, codes.astype(np.float64), labels, "bernoulli_logit", weights)
+    def _outcome(self, X: Array, y: Array, sample_weight: Any) -> tuple[Family, Array, Array | None]:
+        codes, weights = coded(self, X, y, sample_weight)
+        if (count := len(self.classes_)) != 2:
+            known = "Only binary classification is supported. The type of the target is multiclass: " * (count > 2)
+            raise InputError(f"{known}a mixed classifier has two classes; y has {count} class{'es' * (count > 2)}.")
+        return family_of("bernoulli"), codes.astype(np.float64), weights
 
     def predict_proba(self, X: Any, groups: Any = None) -> Array:
         """The probabilities of both classes, averaged over the posterior.
@@ -363,9 +368,9 @@ class BayesianMixedClassifier(ClassifierMixin, _Mixed):
         Returns:
             The classes, (n_samples,), and the standard deviations if asked for.
         """
-        told = self._predicted(X, groups, "mean")
-        chosen = self.classes_[(told.mean > 0.5).numpy().astype(int)]
-        return (chosen, told.sd.double().numpy()) if return_std else chosen
+        found = self._predicted(X, groups, "mean")
+        chosen = self.classes_[(found.mean > 0.5).numpy().astype(int)]
+        return (chosen, found.sd.double().numpy()) if return_std else chosen
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

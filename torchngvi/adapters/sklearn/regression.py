@@ -1,6 +1,5 @@
 """Bayesian Poisson and linear regression as regressors of scikit-learn."""
 
-import math
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
@@ -8,8 +7,9 @@ import torch
 from sklearn.base import RegressorMixin
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import is_positive, numbers_of, validated, weights_of
-from torchngvi.adapters.sklearn.base import Array, BayesianLinear, as_covariates
+from torchngvi.adapters.sklearn.arguments import Array, weights_of
+from torchngvi.adapters.sklearn.base import BayesianLinear
+from torchngvi.arguments import is_number
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
 from torchngvi.models.standardize import mean_and_sd
@@ -45,7 +45,32 @@ class QuasiCounts(Likelihood):
         return y
 
 
-class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
+class BayesianRegressor(RegressorMixin, BayesianLinear):
+    """What the regressors share: a predictive mean with the standard deviation of a new observation."""
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean.
+
+        With e and v the mean and the variance of the linear predictor, it is e of a linear regression, and
+        μ = exp(e + v/2) of a Poisson regression.
+
+        Args:
+            X: the rows, (n_samples, n_features).
+            return_std: whether the standard deviation of a new observation is given too: √(v + noise²) of a linear
+                regression, and √(μ + μ² (e^v - 1)) of a count.
+
+        Returns:
+            The means, (n_samples,), and the standard deviations if asked for.
+        """
+        mean, spread = (part.numpy() for part in self._predicted(*self._moments(self._rows(X))))
+        return (mean, spread) if return_std else mean
+
+    def _predicted(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of new observations."""
+        raise NotImplementedError
+
+
+class BayesianPoissonRegression(BayesianRegressor):
     """Poisson regression of counts, with the logarithmic link and a Gaussian posterior over the coefficients.
 
     Columns are centred and scaled inside, as by `BayesianLogisticRegression`, and the prior of the intercept at the
@@ -71,41 +96,16 @@ class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
     (True, True)
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit the posterior.
-
-        Args:
-            X: the rows, (n_samples, n_features).
-            y: counts, (n_samples,); other numbers that are not negative pass as quasi-counts.
-            sample_weight: a factor of the log likelihood of each row, (n_samples,).
-
-        Returns:
-            The estimator.
-
-        Raises:
-            InputError: a negative target.
-        """
-        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
-        y = y.astype(np.float64)
+    def _fit_targets(self, X: Array, y: Array, sample_weight: Any) -> Self:
+        """Fit counts."""
         if (y < 0).any():
             raise InputError(f"y must be counts, not negative; got {float(y.min()):g} among them.")
-        weights = weights_of(sample_weight, X)
-        return self._fit(X, y, weights, QuasiCounts())
+        return self._fit(X, y, weights_of(sample_weight, X), QuasiCounts())
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The predictive mean exp(e + v/2), e and v the mean and the variance of the linear predictor.
-
-        Args:
-            X: the rows, (n_samples, n_features).
-            return_std: whether the standard deviation of a new count is given too, √(μ + μ² (e^v - 1)).
-
-        Returns:
-            The means, (n_samples,), and the standard deviations if asked for.
-        """
-        mean, variance, _ = self._moments(X)
+    def _predicted(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of new counts."""
         expected = torch.exp(mean + 0.5 * variance)
-        spread = torch.sqrt(expected + expected.square() * torch.expm1(variance))
-        return (expected.numpy(), spread.numpy()) if return_std else expected.numpy()
+        return expected, torch.sqrt(expected + expected.square() * torch.expm1(variance))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -114,13 +114,7 @@ class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
         return tags
 
 
-def _spread(y: Array, weights: Array | None) -> float:
-    """The standard deviation of y, positive also where all are equal."""
-    _, sd = mean_and_sd(torch.as_tensor(y), None if weights is None else torch.as_tensor(weights))
-    return float(sd) or 1e-6 * float(np.abs(y).max()) or 1.0
-
-
-class BayesianLinearRegression(RegressorMixin, BayesianLinear):
+class BayesianLinearRegression(BayesianRegressor):
     """Linear regression with Gaussian noise and the exact posterior over the coefficients.
 
     Columns are centred and scaled inside, as by `BayesianLogisticRegression`.
@@ -134,9 +128,7 @@ class BayesianLinearRegression(RegressorMixin, BayesianLinear):
         fit_intercept: whether there is an intercept. Without it nothing is centred, unless X has a column of ones.
         intercept_sd: the standard deviation of its prior N(0, intercept_sd²); by default the prior at the means of the
             columns is N(mean of y, (2.5 s_y)²), beside a number N(0, s²) with 10 times the root mean square of y.
-        posterior: "cholesky", all correlations; or "diagonal" for very many columns.
-        max_iter: the budget of evaluations of gradient and curvature.
-        tol: on the natural-gradient norm.
+        posterior, max_iter, tol: as those of `BayesianPoissonRegression`.
 
     Attributes:
         noise_: the standard deviation that was used.
@@ -161,50 +153,23 @@ class BayesianLinearRegression(RegressorMixin, BayesianLinear):
         max_iter: int = 1000,
         tol: float = 1e-8,
     ) -> None:
-        super().__init__(
-            prior_precision=prior_precision,
-            fit_intercept=fit_intercept,
-            intercept_sd=intercept_sd,
-            posterior=posterior,
-            max_iter=max_iter,
-            tol=tol,
-        )
+        super().__init__(prior_precision, fit_intercept, intercept_sd, posterior, max_iter, tol)
         self.noise = noise
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit the posterior.
-
-        Args:
-            X: the rows, (n_samples, n_features).
-            y: numbers, (n_samples,).
-            sample_weight: a factor of the log likelihood of each row, (n_samples,).
-
-        Returns:
-            The estimator.
-
-        Raises:
-            InputError: noise that is not positive.
-        """
-        X, y = validated(self, as_covariates(X, fitting=True), y, dtype=np.float64, y_numeric=True)
-        y = numbers_of(y)
+    def _fit_targets(self, X: Array, y: Array, sample_weight: Any) -> Self:
+        """Fit numbers."""
         weights = weights_of(sample_weight, X)
         auto = isinstance(self.noise, str) and self.noise == "auto"
-        if not auto and not is_positive(self.noise):
+        if not auto and not is_number(self.noise, above=0):
             raise InputError(f"noise must be a positive standard deviation, or 'auto'; got {self.noise!r}.")
-        noise = _spread(y, weights) if auto else float(self.noise)
+        sd = mean_and_sd(torch.as_tensor(y), None if weights is None else torch.as_tensor(weights))[1]
+        # where all are equal something positive, from which the search can begin
+        noise = (float(sd) or 1e-6 * float(np.abs(y).max()) or 1.0) if auto else float(self.noise)
         self._fit(X, y, weights, GaussianNoise(noise), noise=auto)
-        self.noise_ = self.likelihood_.noise if isinstance(self.likelihood_, GaussianNoise) else math.nan
+        assert isinstance(self.likelihood_, GaussianNoise)
+        self.noise_ = self.likelihood_.noise
         return self
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The predictive mean.
-
-        Args:
-            X: the rows, (n_samples, n_features).
-            return_std: whether the standard deviation of a new observation is given too, √(v + noise²).
-
-        Returns:
-            The means, (n_samples,), and the standard deviations if asked for.
-        """
-        mean, variance, _ = self._moments(X)
-        return (mean.numpy(), torch.sqrt(variance + self.noise_**2).numpy()) if return_std else mean.numpy()
+    def _predicted(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of new numbers."""
+        return mean, torch.sqrt(variance + self.noise_**2)

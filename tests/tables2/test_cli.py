@@ -1,0 +1,769 @@
+"""The command line, in process: what it writes and prints, and each bad input with nothing written."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from sklearn.datasets import load_diabetes
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
+
+import torchngvi
+from torchngvi.app.flags import parser
+from torchngvi.app.settings import GONE, Settings, read_toml, settings_from
+from torchngvi.cli import main
+from torchngvi.extras import install
+from torchngvi.tables.model import regression
+
+pytest.importorskip("formulae")
+
+ROOT = Path(torchngvi.__file__).parents[1]
+CONFIGS = Path(__file__).parents[2] / "configs"
+WRITTEN = {"posterior.pt", "coefficients.csv", "summary.json", "fit.png", "config.toml", "manifest.json"}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*flags):
+    return main(["fit", "--no-progress", *(str(flag) for flag in flags)])
+
+
+def summary(folder):
+    return json.loads(Path(folder, "summary.json").read_text())
+
+
+def coefficients(folder):
+    return pd.read_csv(Path(folder, "coefficients.csv")).set_index("name")
+
+
+def unwrapped(text):
+    """Console output without the frame and the line breaks of a narrow terminal."""
+    return " ".join(text.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def cancer(tmp_path_factory):
+    """One run on the breast cancer data, read by several tests."""
+    folder = tmp_path_factory.mktemp("runs") / "cancer"
+    assert main(["fit", str(CONFIGS / "breast_cancer.toml"), "--no-progress", "--out", str(folder)]) == 0
+    return folder
+
+
+def design(X, y, seed=42):
+    """Scikit-learn's own split and scales, with the intercept first."""
+    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.2, random_state=seed)
+    scaler = StandardScaler().fit(X_train)
+    train, test = (np.c_[np.ones(len(part)), scaler.transform(part)] for part in (X_train, X_test))
+    return train, test, y_train, y_test
+
+
+class TestOutputs:
+    def test_everything_is_written(self, cancer):
+        assert {path.name for path in cancer.iterdir()} == WRITTEN
+        assert (cancer / "fit.png").read_bytes().startswith(b"\x89PNG")
+        result = summary(cancer)
+        assert result["converged"] is True
+        assert result["k_hat"] < 0.7
+        assert result["classes"] == {"failure": "malignant", "success": "benign"}
+        assert result["held_out_accuracy"] > 0.95
+        assert result["held_out_nll"] < 0.1 < 0.6 < result["base_rate_nll"] < 0.7
+        assert result["priors"].startswith("coefficients N(0, 3.162^2) per sd of a column (precision 0.1), intercept")
+
+    def test_the_table_has_units_ratios_and_sds(self, cancer):
+        """By the saved result: the mean times the sd of the training column, and e to its power."""
+        table, result = coefficients(cancer), torchngvi.load(cancer).result
+        scales = result.fitted.coordinates.columns.scales.numpy()
+        np.testing.assert_allclose(table["per_sd"], table["mean"] * scales)
+        near = table["high"] < 700
+        np.testing.assert_allclose(np.log(table["ratio_high"][near]), table["high"][near])
+        assert np.isinf(table["ratio_high"][~near]).all()
+        np.testing.assert_allclose(table["sd"], result.summary().fixed.sd.numpy())
+
+    def test_settings_written_repeat_the_run(self, cancer):
+        assert run(cancer / "config.toml", "--out", "again") == 0
+        first, second = (summary(folder) for folder in (cancer, "again"))
+        assert {**second["settings"], "out": None} == {**first["settings"], "out": None}
+        pd.testing.assert_frame_equal(coefficients("again"), coefficients(cancer))
+
+    def test_linear_regression_is_the_exact_posterior(self, capsys):
+        """Given the noise the posterior is Gaussian; over its grid the mixture is known to four digits."""
+        assert main(["fit", str(CONFIGS / "diabetes_gaussian.toml"), "--no-progress", "--out", "linear"]) == 0
+        train, test, y, y_test = design(*load_diabetes(return_X_y=True))
+        precision = np.array([1 / (100 * np.mean(y**2)), *[1e-4] * 10])  # the intercept's is wide
+        unit = np.std(y)
+        sds = np.linspace(45, 66, 400)
+        logs, means, squares, scores = [], [], [], []
+        for sd in sds:
+            covariance = np.linalg.inv(train.T @ train / sd**2 + np.diag(precision))
+            mean = covariance @ train.T @ y / sd**2
+            cov = sd**2 * np.eye(len(y)) + train / precision @ train.T
+            logs.append(stats.multivariate_normal(cov=cov).logpdf(y) + stats.t(3, scale=2.5 * unit).logpdf(sd))
+            means.append(mean)
+            squares.append(np.diag(covariance) + mean**2)
+            spread = np.sqrt(np.einsum("nd,de,ne->n", test, covariance, test) + sd**2)
+            scores.append(stats.norm.pdf(y_test, test @ mean, spread))
+        w = np.exp(np.array(logs) - max(logs))
+        w /= w.sum()
+        mean, sd = w @ means, np.sqrt(w @ squares - (w @ means) ** 2)
+        table = coefficients("linear")
+        # 3,900 effective draws: five standard errors of a mean, and of an sd
+        assert (np.abs(table["per_sd"][1:11] - mean[1:]) < 5 * sd[1:] / np.sqrt(3900)).all()
+        scale = (table["per_sd"] / table["mean"])[1:11]
+        np.testing.assert_allclose(table["sd"][1:11] * scale, sd[1:], rtol=5 / np.sqrt(2 * 3900))
+        noise = w @ sds
+        assert table["mean"]["residual sd"] == pytest.approx(noise, abs=5 * np.sqrt(w @ sds**2 - noise**2) / 60)
+        result = summary("linear")
+        assert result["held_out_nll"] == pytest.approx(-np.log(w @ scores).mean(), abs=2e-3)
+        assert result["held_out_rmse"] == pytest.approx(np.sqrt(np.mean((test @ mean - y_test) ** 2)), abs=0.05)
+        assert "noise, temperature, method, posterior, tolerance, max_evaluations, dtype do nothing any more: " in (
+            capsys.readouterr().err
+        )
+
+    def test_counts_with_offset_and_weights(self, capsys):
+        stream = np.random.default_rng(1)
+        exposure, w = stream.uniform(0.5, 3.0, 400), stream.integers(0, 3, 400)
+        counts, x = stream.poisson(2.0 * exposure), stream.normal(size=400)
+        table = pd.DataFrame({"claims": counts, "log_exposure": np.log(exposure), "w": w, "x": x})
+        table.to_csv("claims.csv", index=False)
+        flags = ("--family", "poisson_log", "--offset", "log_exposure", "--weights", "w", "--test-fraction", 0)
+        priors = ("--prior", "x=normal(0, 1e-6)", "--prior", "Intercept=normal(0, 1000)")
+        assert run("--data", "claims.csv", "--target", "claims", *priors, *flags) == 0
+        rows = coefficients("runs/claims")
+        said = "claims.csv: 400 training rows, 2 coefficients, weights 'w', offset 'log_exposure'"
+        assert said in (text := unwrapped(capsys.readouterr().out))
+        assert "x N(0, 1e-06^2)" in text
+        # the posterior of the rate is nearly Gamma(Σwy, Σw exposure)
+        total = (w * counts).sum()
+        assert rows["mean"]["Intercept"] == pytest.approx(np.log(total / (w * exposure).sum()), abs=3e-3)
+        assert rows["sd"]["Intercept"] == pytest.approx(total**-0.5, rel=0.05)
+        assert summary("runs/claims")["held_out_nll"] is None
+        table[["claims", "log_exposure", "x"]].to_csv("new.csv", index=False)
+        assert main(["predict", "runs/claims", "new.csv"]) == 0
+        found = pd.read_csv("runs/claims/predictions-new.csv")
+        np.testing.assert_allclose(found["mean"], total / (w * exposure).sum() * exposure, rtol=5e-3)
+        assert ((found.low <= counts) & (counts <= found.high)).mean() > 0.9
+
+    def test_weights_are_repetitions(self):
+        stream = np.random.default_rng(3)
+        table = pd.DataFrame({"x": stream.normal(size=60), "w": stream.integers(1, 4, 60)})
+        table["y"] = 2 * table.x + stream.normal(size=60)
+        table.to_csv("a.csv", index=False)
+        table.loc[table.index.repeat(table.w), ["x", "y"]].to_csv("b.csv", index=False)
+        flags = ("--target", "y", "--family", "gaussian", "--test-fraction", 0)
+        assert run("--data", "a.csv", "--weights", "w", *flags) == run("--data", "b.csv", *flags) == 0
+        columns = ["mean", "sd", "low", "high"]
+        found, expected = (coefficients(f"runs/{name}")[columns] for name in "ab")
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+    def test_progress_goes_to_standard_error(self, capsys):
+        assert main(["fit", "--data", "iris", "--success", "virginica"]) == 0
+        assert "effective draws:" not in capsys.readouterr().out
+
+    def test_as_a_program(self, tmp_path):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "torchngvi", "fit", "--data", "breast_cancer", "--prior-precision", "0.1"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "worst texture" in done.stdout
+        assert "╭─ converged ─" in done.stdout
+        assert {path.name for path in (tmp_path / "runs/breast_cancer").iterdir()} == WRITTEN
+
+    def test_help_comes_before_pytorch(self):
+        script = (
+            "import sys, torchngvi.app.flags as c; c.parser().format_help(); print({'torch', 'numpy'} & {*sys.modules})"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+        assert done.stdout == "set()\n"
+
+
+# ------------------------------------------------------------------------------------ the tutorials
+
+
+@pytest.fixture
+def ship():
+    draw = np.random.default_rng(1912)
+    n = 320
+    ship = pd.DataFrame({"sex": draw.choice(["female", "male"], n), "deck": draw.choice(["A", "B", "C"], n)})
+    ship["age"] = draw.normal(32, 12, n).clip(1).round()
+    ship["party"] = draw.integers(0, 40, n)
+    eta = 1.5 - 2 * (ship.sex == "male") - 0.7 * (ship.deck == "C") - 0.03 * (ship.age - 32)
+    eta += 0.6 * draw.normal(size=40)[ship.party]
+    ship["survived"] = np.where(draw.random(n) < 1 / (1 + np.exp(-eta)), "yes", "no")
+    ship.loc[draw.random(n) < 0.2, "age"] = None
+    ship[:300].to_csv("ship.csv", index=False)
+    ship[300:].drop(columns="survived").to_csv("new.csv", index=False)
+    return ship
+
+
+TABLE = ("--data", "ship.csv", "--target", "survived", "--drop", "party", "--impute", "median")
+
+
+def near(line, printed, rel):
+    """Whether a line has these numbers, to the digits that the draws leave."""
+    found = [float(cell) for cell in line.split()[1:]]
+    return found == pytest.approx(printed, rel=rel)
+
+
+def test_the_tutorial_of_a_table(ship, capsys):
+    """The lines that the page shows, its numbers from a Gaussian approximation to 3 %."""
+    assert run(*TABLE) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = "Predicted is 'yes' against 'no', the class that sorts last; --positive no predicts the other."
+    assert lines[0] == first
+    named = {line.split()[0]: line for line in lines if line.strip()}
+    assert near(named["age"], [-0.02996, 0.0136, -0.05661, -0.003308, 0.9705, 0.945, 0.9967, -0.3173], 0.15)
+    assert near(named["sex=male"], [-1.521, 0.2869, -2.083, -0.9583, 0.2186, 0.1246, 0.3835, -0.76], 0.03)
+    for line in (
+        "╭─ converged ─",
+        "│ baselines      sex = female, deck = A; the effects of other levels are relative to them",
+        "│ note           71 missing entries were filled in with medians of the training rows (--impute)",
+        "│ written to     runs/ship/",
+    ):
+        assert any(other.startswith(line) for other in lines)
+    assert main(["predict", "runs/ship", "new.csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "probability of 'yes', with 95% intervals, the first 10 of 20 rows"
+    assert lines[-1] == "20 rows written to runs/ship/predictions-new.csv"
+    rows = [line.split() for line in lines if re.match(r" +[12] +yes ", line)]
+    assert [float(cell) for cell in rows[0][2:]] == pytest.approx([0.6023, 0.4588, 0.7337], abs=0.01)
+    assert [float(cell) for cell in rows[1][2:]] == pytest.approx([0.746, 0.6262, 0.8431], abs=0.015)
+    fitted = torchngvi.load("runs/ship")
+    found = fitted.predict(pd.read_csv("new.csv").drop(columns="party"))
+    assert found.columns.tolist() == ["class", "probability", "low", "high"]
+
+
+def test_a_formula_with_groups(ship, capsys):
+    formula = "survived[yes] ~ sex + deck + age + (1 | party)"
+    flags = ("--data", "ship.csv", "--formula", formula, "--likelihood", "bernoulli", "--impute", "median")
+    assert run(*flags, "--marginal", "age", "sex", "--test-fraction", 0.1) == 0
+    said = unwrapped(capsys.readouterr().out)
+    assert "Predicted is 'yes' against 'no'." in said
+    assert "sd of party: Intercept" in said
+    assert "average effects of age on" in said
+    assert "sex=male - female" in said
+    assert "missing entries of age became" in said
+    assert {path.name for path in Path("runs/ship").iterdir()} == WRITTEN | {"effects.csv"}
+    effects = pd.read_csv("runs/ship/effects.csv")
+    assert len(effects) == 40
+    assert summary("runs/ship")["groups"] == {"party": 40}
+    assert summary("runs/ship")["marginal"]["age"][0]["mean"] < 0
+    pd.read_csv("new.csv").assign(party=[1000] * 10 + [3] * 10).to_csv("new.csv", index=False)
+    assert main(["predict", "runs/ship", "new.csv"]) == 0
+    found = pd.read_csv("runs/ship/predictions-new.csv")
+    assert found.new_groups.fillna("").tolist() == ["party"] * 10 + [""] * 10
+    result, frame = torchngvi.load("runs/ship"), pd.read_csv("new.csv")
+    known = result.predict(frame.assign(party=3))
+    stranger = result.predict(frame.drop(columns="party"))
+    assert (stranger.high - stranger.low).mean() > (known.high - known.low).mean()
+    average = result.predict(frame, population=True)
+    assert (average.high - average.low).mean() < (stranger.high - stranger.low).mean()
+
+
+def test_the_tutorial_of_a_mixed_model():
+    """The command is the model of the page, with the same numbers as in Python."""
+    draw = np.random.default_rng(0)
+    visits = pd.DataFrame({"week": np.tile(np.arange(5.0), 60), "patient": np.repeat(np.arange(60), 5)})
+    rate = np.exp(1.0 - 0.2 * visits.week + 0.5 * draw.normal(size=60)[visits.patient])
+    visits["seizures"] = draw.poisson(rate)
+    visits.to_csv("visits.csv", index=False)
+    formula = "seizures ~ week + (1 | patient)"
+    assert run("--data", "visits.csv", "--formula", formula, "--likelihood", "poisson") == 0
+    fixed = regression(formula, visits, "poisson").fit(seed=42, progress=False).summary().fixed
+    table = coefficients("runs/visits")
+    np.testing.assert_allclose(table["mean"][:2], fixed.mean.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(table["mean"][:3], [1.078, -0.1873, 0.417], atol=0.02)  # of the page
+
+
+class TestPriors:
+    def test_a_number_is_per_standard_deviation_of_a_column(self, ship):
+        assert run(*TABLE, "--prior-precision", 4) == 0
+        table = coefficients("runs/ship")
+        result = torchngvi.load("runs/ship").result
+        rows = dict(result.settled.table())
+        scales = result.fitted.coordinates.columns.scales.tolist()
+        for name, scale in zip(result.fixed_names[1:], scales[1:], strict=True):
+            assert rows[name] == f"N(0, {0.5 / scale:.3g}^2)"
+        assert rows["Intercept"] == "N(0, 10^2)"
+        assert run(*TABLE, "--prior-precision", 4, "--no-standardize", "--out", "raw") == 0
+        assert dict(torchngvi.load("raw").result.settled.table())["age"] == "N(0, 0.5^2)"
+        assert abs(table["mean"]["sex=male"]) < 1.5 * abs(coefficients("raw")["mean"]["sex=male"])
+
+    def test_by_name(self, ship, capsys):
+        """Those of a level in the words of the report, and in those of a formula."""
+        priors = ("--prior", "sex=male=normal(0, 1e-3)", "--prior", "deck[B]=student_t(3, 1, 1e-3)")
+        assert run(*TABLE, *priors) == 0
+        table = coefficients("runs/ship")
+        assert abs(table["mean"]["sex=male"]) < 0.01
+        assert table["mean"]["deck=B"] == pytest.approx(1, abs=0.1)
+        assert "sex[male] N(0, 0.001^2)" in unwrapped(capsys.readouterr().out)
+        for bad, words in {"age": "a prior is written NAME=PRIOR", "size=normal(0, 1)": "size"}.items():
+            assert run(*TABLE, "--prior", bad, "--overwrite") == 2
+            assert words in capsys.readouterr().err
+
+    def test_auto_is_where_the_evidence_is_largest(self, ship, capsys):
+        assert run(*TABLE, "--prior-precision", "auto", "--draws", 400) == 0
+        found = re.search(r"prior precision (\S+) has the largest evidence", capsys.readouterr().out)
+        best = float(found[1])
+        evidence = []
+        for precision in (best / 8, best, best * 8):
+            assert run(*TABLE, "--prior-precision", precision, "--overwrite") == 0
+            evidence.append(summary("runs/ship")["log_evidence"])
+        assert evidence[1] > max(evidence[0], evidence[2])
+
+    def test_flat_is_the_estimate_without_a_prior(self):
+        sm = pytest.importorskip("statsmodels.api")
+        draw = np.random.default_rng(0)
+        X = draw.normal(size=(200, 2))
+        y = draw.random(200) < 1 / (1 + np.exp(-X @ [1.0, -0.5]))
+        pd.DataFrame(X, columns=["a", "b"]).assign(y=y.astype(int)).to_csv("a.csv", index=False)
+        assert run("--data", "a.csv", "--target", "y", "--prior-precision", "flat", "--test-fraction", 0) == 0
+        expected = sm.Logit(y, sm.add_constant(X)).fit(disp=0)
+        table = coefficients("runs/a")
+        np.testing.assert_allclose(table["mean"], expected.params, atol=0.05)
+        np.testing.assert_allclose(table["sd"], expected.bse, rtol=0.06)
+
+
+class TestWarnings:
+    @pytest.mark.parametrize(("family", "told"), [("poisson", True), ("negbin", False)])
+    def test_counts_that_vary_more(self, family, told, capsys):
+        draw = np.random.default_rng(1)
+        x = draw.normal(size=200)
+        y = draw.negative_binomial(1.0, 1 / (1 + np.exp(1 + 0.3 * x)))
+        pd.DataFrame({"x": x, "y": y}).to_csv("a.csv", index=False)
+        assert run("--data", "a.csv", "--target", "y", "--likelihood", family, "--test-fraction", 0) == 0
+        said = unwrapped(capsys.readouterr().out)
+        assert ("times as much about their means as those of a Poisson distribution" in said) == told
+        assert ("╭─ converged, with a warning" in said) == told
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ([0, 1] * 20, "y is 0 or 1, fitted as gaussian. If these are two classes, say --likelihood bernoulli."),
+            ([3, 0, 1, 2] * 10, "y are whole numbers, fitted as gaussian. If they are counts, say --likelihood"),
+            ([171, 183, 169, 190] * 10, None),
+        ],
+    )
+    def test_no_family_was_said(self, values, words, capsys):
+        pd.DataFrame({"x": np.arange(40) % 7, "y": values}).to_csv("a.csv", index=False)
+        assert run("--data", "a.csv", "--formula", "y ~ x") == 0
+        said = unwrapped(capsys.readouterr().out)
+        assert words in said if words else "fitted as gaussian" not in said
+
+    def test_classes_that_a_column_separates(self, capsys):
+        assert run("--data", "iris", "--success", "setosa") == 0
+        assert "separate" in unwrapped(capsys.readouterr().out)
+        assert summary("runs/iris")["held_out_accuracy"] == 1.0
+
+    def test_success_is_said_first_and_chosen(self, capsys):
+        draw = np.random.default_rng(0)
+        x = draw.normal(size=80)
+        y = np.where(x + draw.normal(size=80) > 0, "ja", "nein")
+        pd.DataFrame({"x": x, "y": y}).to_csv("a.csv", index=False)
+        flags = ("--data", "a.csv", "--target", "y", "--test-fraction", 0, "--overwrite")
+        assert run(*flags) == 0
+        first = capsys.readouterr().out.splitlines()[0]
+        assert first == "Predicted is 'nein' against 'ja', the class that sorts last; --positive ja predicts the other."
+        of_no = coefficients("runs/a")["mean"]
+        assert run(*flags, "--positive", "ja") == 0
+        assert capsys.readouterr().out.splitlines()[0] == "Predicted is 'ja' against 'nein'."
+        np.testing.assert_allclose(coefficients("runs/a")["mean"], -of_no, rtol=0.1)
+        assert summary("runs/a")["classes"] == {"failure": "nein", "success": "ja"}
+
+    def test_rows_with_levels_of_their_own_are_fitted(self, capsys):
+        table = pd.DataFrame({"x": np.arange(40.0), "town": ["a", "b"] * 19 + ["c", "d"], "y": np.arange(40) % 5})
+        table.to_csv("a.csv", index=False)
+        seed = next(
+            s for s in range(99) if {38, 39} & set(train_test_split(range(40), test_size=0.2, random_state=s)[1])
+        )
+        assert run("--data", "a.csv", "--target", "y", "--family", "gaussian", "--seed", seed) == 0
+        said = unwrapped(capsys.readouterr().out)
+        assert "rows with levels that no other rows have were fitted and not held out" in said
+        assert {"town=b", "town=c", "town=d"} <= set(coefficients("runs/a").index)
+
+
+class TestPredict:
+    @pytest.fixture
+    def fitted(self, ship):
+        assert run(*TABLE, "--draws", 400) == 0
+        return torchngvi.load("runs/ship")
+
+    def test_the_index_and_the_order_of_columns_do_not_matter(self, fitted):
+        frame = pd.read_csv("new.csv").drop(columns="party")
+        expected = fitted.predict(frame)
+        other = fitted.predict(frame[["age", "deck", "sex"]].set_axis(list("abcdefghijklmnopqrst")))
+        assert other.index.tolist() == list("abcdefghijklmnopqrst")
+        np.testing.assert_array_equal(other["probability"], expected["probability"])
+        gap = fitted.predict(frame.assign(age=None))
+        np.testing.assert_array_equal(gap.probability, fitted.predict(frame.assign(age=33.0)).probability)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda t: t.drop(columns="sex"), "the table lacks sex, which the model predicts from."),
+            (lambda t: t.rename(columns={"sex": "Sex"}), "Did you mean 'Sex'?"),
+            (lambda t: t.assign(weight=1), "has weight, which the fit has not seen. Leave it out (frame.drop("),
+            (lambda t: t.assign(deck="Z"), "column 'deck' has the level 'Z' in 20 of 20 rows, which the fit has not"),
+            (lambda t: t.assign(age="old"), "column 'age' held numbers when the model was fitted; got texts such as"),
+            (lambda t: t.assign(age="12 kg"), "column 'age' holds numbers with a unit"),
+            (lambda t: t.to_numpy(), "predict takes a pandas DataFrame with the columns of the fit; got ndarray."),
+        ],
+    )
+    def test_tables_that_do_not_fit(self, fitted, change, message):
+        with pytest.raises(torchngvi.errors.InputError, match=re.escape(message)):
+            fitted.predict(change(pd.read_csv("new.csv").drop(columns="party")))
+
+    def test_kinds_and_intervals(self, fitted):
+        frame = pd.read_csv("new.csv").drop(columns="party")
+        linear = fitted.predict(frame, kind="linear")
+        assert list(linear) == ["linear", "low", "high"]
+        wide, narrow = (fitted.predict(frame, interval=level) for level in (0.95, 0.5))
+        assert ((wide.low < narrow.low) & (narrow.high < wide.high)).all()
+        command = ["predict", "runs/ship", "new.csv", "--kind", "linear", "--interval", "0.5", "--out", "a.csv"]
+        assert main(command) == 0
+        np.testing.assert_allclose(pd.read_csv("a.csv")["linear"], linear["linear"])
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (("nowhere", "new.csv"), "'nowhere' is no folder of a run: it is not there."),
+            ((".", "new.csv"), "'.' is no folder of a run: there is no posterior.pt in it."),
+            (("runs/ship", "nowhere.csv"), "there is no data file 'nowhere.csv'"),
+            (("runs/ship", "new.csv", "--drop", "z"), "drop column 'z' is not in 'new.csv'. Leave it out."),
+            (
+                ("runs/ship", "more.csv"),
+                "more.csv has weight, which the fit has not seen. Leave it out (--drop weight)",
+            ),
+            (("runs/ship", "new.csv", "--out", "ship.csv"), "'ship.csv' is there already. Say --overwrite to replace"),
+            (("runs/ship", "new.csv", "--impute", "median"), "Only torchngvi fit takes --impute."),
+        ],
+    )
+    def test_refused(self, fitted, flags, message, capsys):
+        pd.read_csv("new.csv").assign(weight=1).to_csv("more.csv", index=False)
+        before = {path: path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()}
+        assert main(["predict", *flags]) == 2
+        assert message in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()} == before
+
+    def test_real_numbers(self):
+        draw = np.random.default_rng(0)
+        x = draw.normal(size=300)
+        pd.DataFrame({"x": x, "y": 1 + 2 * x + 0.5 * draw.normal(size=300)}).to_csv("a.csv", index=False)
+        for family in ("gaussian", "student_t"):
+            assert run("--data", "a.csv", "--target", "y", "--family", family, "--out", family) == 0
+            found = torchngvi.load(family).predict(pd.DataFrame({"x": [0.0, 1.0]}))
+            assert list(found) == ["mean", "mean_low", "mean_high", "low", "high"]
+            np.testing.assert_allclose(found["mean"], [1, 3], atol=0.15)
+            np.testing.assert_allclose(found["high"] - found["low"], 2 * 1.96 * 0.5, rtol=0.25)
+            assert (found["mean_high"] - found["mean_low"] < 0.3).all()
+
+    def test_ordered_categories(self):
+        draw = np.random.default_rng(0)
+        x = draw.normal(size=300)
+        y = np.array(["a low", "b middle", "c high"])[np.digitize(x + draw.logistic(size=300), [-1, 1])]
+        pd.DataFrame({"x": x, "y": y}).to_csv("a.csv", index=False)
+        assert run("--data", "a.csv", "--target", "y", "--family", "ordinal") == 0
+        found = torchngvi.load("runs/a").predict(pd.DataFrame({"x": [-3.0, 3.0]}))
+        assert list(found) == ["class", "a low", "b middle", "c high"]
+        assert found["class"].tolist() == ["a low", "c high"]
+        np.testing.assert_allclose(found.iloc[:, 1:].sum(1), 1, rtol=1e-9)
+
+
+def test_runs_are_compared(ship, capsys):
+    """The model with the column that matters predicts rows better; one with noise alike."""
+    ship.assign(noise=np.random.default_rng(0).normal(size=320)).to_csv("ship.csv", index=False)
+    rest = ("--target", "survived", "--impute", "median", "--test-fraction", 0, "--draws", 1000)
+    for name, drop in {"all": "noise", "more": "party", "less": "sex"}.items():
+        columns = {"party", "noise"} if name == "all" else {"party", drop} if name == "less" else {"party"}
+        assert run("--data", "ship.csv", *rest, "--drop", *columns, "--out", name) == 0
+    capsys.readouterr()
+    assert main(["compare", "less", "all", "more"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.partition(":")[0] for line in lines[:2]} == {"all", "more"}
+    assert lines[2].startswith("less: ")
+    assert "alike" in lines[3]
+    assert "predicts left-out rows better than less" in lines[4]
+    assert main(["compare", "all"]) == 2
+    assert "compare is of two runs or more" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------ settings
+
+
+class TestSettings:
+    def test_flags_override_the_file(self):
+        Path("a.toml").write_text('data = "iris"\nsuccess = "setosa"\nseed = 3\n')
+        assert run("a.toml", "--success", "virginica", "--draws", 400) == 0
+        settings = summary("runs/iris")["settings"]
+        assert (settings["success"], settings["seed"]) == ("virginica", 3)
+
+    def test_every_field_is_a_flag_and_the_reverse(self):
+        options = {
+            action.dest for group in parser()._subparsers._group_actions for action in group.choices["fit"]._actions
+        }
+        assert options - {"help", "config", "overwrite", *GONE} == set(Settings.__dataclass_fields__)
+
+    def test_toml_round_trip(self):
+        settings = Settings(data='odd "name"\\.csv', prior_precision=1e-7, drop=("a", "ß"), standardize=False, seed=7)
+        assert settings_from(tomllib.loads(settings.to_toml())) == (settings, "")
+
+    @pytest.mark.parametrize("name", ["breast_cancer.toml", "diabetes_gaussian.toml"])
+    def test_configs_are_valid(self, name):
+        assert settings_from(read_toml(CONFIGS / name))[0].folder == Path("runs") / Path(name).stem
+
+    def test_a_file_of_settings_behind_several_values(self):
+        found = parser().parse_args(["fit", "--drop", "a", "b", "--categorical", "c", "x.toml"])
+        assert (found.drop, found.categorical, found.config) == (["a", "b"], ["c"], "x.toml")
+
+    def test_several_columns_after_one_flag(self):
+        found = parser().parse_args(
+            ["fit", "--drop", "a", "b", "--drop", "c", "--prior", "x=flat", "--prior", "y=flat"]
+        )
+        assert (found.drop, found.prior) == (["a", "b", "c"], ["x=flat", "y=flat"])
+
+
+# ------------------------------------------------------------------------------------ bad input
+
+
+def _file(name, content):
+    path = Path(name)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return name
+
+
+def _csv(content, *flags):
+    return lambda: ("--data", _file("a.csv", content), "--target", "y", *flags)
+
+
+def _toml(content):
+    return lambda: (_file("a.toml", content),)
+
+
+GOOD = "x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(20))
+BAD_INPUT = {
+    "unknown key": (_toml('data = "iris"\nfamliy = "gaussian"\n'), "unknown key 'famliy'. Did you mean 'family'?"),
+    "known keys": (_toml('data = "iris"\nzzz = 1\n'), "unknown key 'zzz'. The keys are: data, target, formula,"),
+    "not toml": (_toml("data: iris\n"), "'a.toml' cannot be read as TOML: "),
+    "binary config": (_toml(b"\xff\xfe\x00"), "'a.toml' cannot be read as TOML: "),
+    "no config": (lambda: ("missing.toml",), "there is no settings file 'missing.toml'"),
+    "a table in the config": (_toml('data = "iris"\n[model]\nlr = 1\n'), "unknown key 'model'."),
+    "text for a number": (_toml('data = "iris"\nintercept_sd = "x"\n'), "intercept_sd must be a number; got 'x'."),
+    "number for a text": (_toml("data = 3\n"), "data must be text in quotes; got 3."),
+    "text for a boolean": (_toml('data = "iris"\nintercept = "no"\n'), "intercept must be true or false; got 'no'."),
+    "fraction for an integer": (_toml('data = "iris"\nseed = 1.5\n'), "seed must be a whole number; got 1.5."),
+    "text for a list": (_toml('data = "iris"\ndrop = "id"\n'), "drop must be a list of texts; got 'id'."),
+    "no data": (tuple, "data is missing: torchngvi fit --data breast_cancer, or a line"),
+    "empty data": (lambda: ("--data", ""), "data is missing"),
+    "one class": (
+        _csv("x,y\n1,0\n2,0\n"),
+        "target 'y' has one class, '0' in all 2 rows; a Bernoulli family needs two.",
+    ),
+    "three classes": (
+        lambda: ("--data", "iris"),
+        "target 'target' has 3 classes (setosa, versicolor, virginica); a Bernoulli family needs two. Name the one to "
+        "predict against the others (--success 'virginica').",
+    ),
+    "a class that is none": (
+        lambda: ("--data", "iris", "--success", "virginca"),
+        "success 'virginca' is no class of 'target'. Did you mean 'virginica'?",
+    ),
+    "real numbers": (lambda: ("--data", "diabetes"), "They are whole numbers: say --likelihood poisson for"),
+    "training rows of one class": (
+        _csv("x,y\n" + "".join(f"{i},{int(i == 7)}\n" for i in range(20)), "--seed", "1", "--test-fraction", "0.9"),
+        "training rows are all '0', and this family needs both classes. Choose another seed or",
+    ),
+    "too few rows": (_csv("x,y\n1,0\n", "--family", "gaussian"), "1 rows cannot be split with test_fraction 0.2"),
+    "prior precision": (_csv(GOOD, "--prior-precision", "-1"), "prior_precision must be positive and finite; got -1."),
+    "two ways to say the priors": (
+        _csv(GOOD, "--prior-precision", "1", "--prior", "x=flat"),
+        "prior and prior_precision both say the priors.",
+    ),
+    "a prior of something else": (_csv(GOOD, "--prior", "z=normal(0, 1)"), "z"),
+    "a word that is no prior": (_csv(GOOD, "--prior", "x=gauss(0, 1)"), "gauss"),
+    "intercept sd": (_csv(GOOD, "--intercept-sd", "0"), "intercept_sd must be positive and finite; got 0."),
+    "impute": (_csv(GOOD, "--impute", "mean"), "impute must be median; got 'mean'. Leave it out where nothing is"),
+    "a word for the prior precision": (
+        _csv(GOOD, "--prior-precision", "wide"),
+        "argument --prior-precision: invalid value: 'wide'; give a number, auto or flat. See torchngvi",
+    ),
+    "test fraction": (_csv(GOOD, "--test-fraction", "1.5"), "at least 0 and below 1; got 1.5. Take 0.2, or 0"),
+    "seed": (_csv(GOOD, "--seed", "-1"), "seed must be from 0 to 4294967295; got -1."),
+    "draws": (_csv(GOOD, "--draws", "0"), "draws"),
+    "unknown family": (_csv(GOOD, "--family", "poison"), "there is no family 'poison'. Did you mean 'poisson'?"),
+    "negative counts": (_csv("x,y\n1,3\n2,-1\n3,2\n", "--family", "poisson"), "the poisson family needs counts"),
+    "texts for counts": (
+        _csv("x,y\n1,a\n2,b\n", "--family", "poisson"),
+        "this family needs a target of numbers; 'y' holds classes such as 'a'. Say --likelihood bernoulli.",
+    ),
+    "success of counts": (_csv(GOOD, "--family", "poisson", "--success", "1"), "family poisson has none"),
+    "negative weights": (
+        _csv("x,w,y\n1,1,0\n2,-2,1\n3,1,0\n4,1,1\n", "--weights", "w", "--test-fraction", "0"),
+        "weights",
+    ),
+    "nothing differs": (_csv("x,y\n" + "1,0\n1,1\n" * 9), "no column differs between the training rows"),
+    "formula and target": (
+        lambda: ("--data", _file("a.csv", GOOD), "--target", "y", "--formula", "y ~ x"),
+        "--target cannot be combined with --formula, which says the same. Leave it out.",
+    ),
+    "a formula of other columns": (
+        lambda: ("--data", _file("a.csv", GOOD), "--formula", "y ~ z"),
+        "names z; the table has x, y.",
+    ),
+    "a formula that runs code": (
+        lambda: ("--data", _file("a.csv", GOOD), "--formula", "y ~ np.savetxt('MARK', x)"),
+        "which no formula may, as it could run any code",
+    ),
+    "a formula with gaps": (
+        lambda: ("--data", _file("a.csv", "x,y\n1,0\n,1\n2,1\n"), "--formula", "y ~ x"),
+        "the table misses entries in its 3 rows: 1 of x. Fill them in (--impute median)",
+    ),
+    "a marginal effect of another column": (_csv(GOOD, "--marginal", "z"), "z"),
+    "lists in lists": (_toml("data = " + "[" * 20_000 + "]" * 20_000), "'a.toml' cannot be read as TOML: maximum"),
+    "thousands of digits": (_toml(f'data = "iris"\nseed = {"9" * 5000}\n'), "'a.toml' cannot be read as TOML: Exceeds"),
+    "beyond 64 bits": (_toml(f'data = "iris"\nseed = {"9" * 400}\n'), "seed must be less than 2^63 in size; got 99999"),
+    "an endless config": (
+        lambda: ("/dev/zero",),
+        "a file of settings has at most 60000 bytes, and '/dev/zero' has more.",
+    ),
+    "a folder for a config": (lambda: (".",), "'.' cannot be read as TOML: "),
+    "NUL in the config": (lambda: ("a\0.toml",), "CONFIG.toml must be a name in UTF-8 without a NUL"),
+    "NUL in data": (_toml('data = "a\\u0000.csv"\n'), r"in UTF-8 without a NUL character; got 'a\x00.csv'"),
+    "NUL in out": (_csv(GOOD, "--out", "a\0"), r"out must be a name in UTF-8 without a NUL character; got 'a\x00'."),
+    "bytes in data": (lambda: ("--data", "caf\udce9.csv"), "data must be a name in UTF-8 without a NUL character"),
+    "out is a file": (
+        _csv(GOOD, "--out", "a.csv"),
+        "out must be a folder; 'a.csv' is a file. Choose another name (--out).",
+    ),
+    "out below a file": (_csv(GOOD, "--out", "a.csv/deep"), "a.csv' is a file. Choose another name (--out)."),
+    "unknown flag": (lambda: ("--famly", "x"), "unrecognized arguments: --famly. Did you mean '--family'?"),
+    "text for a flag": (_csv(GOOD, "--seed", "abc"), "argument --seed: invalid int value: 'abc'. See torchngvi fit"),
+    "data for a config": (lambda: (_file("a.csv", GOOD),), "for a data file say --data FILE."),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT, ids=str)
+def test_bad_input(case, capsys):
+    make, message = BAD_INPUT[case]
+    flags = make()
+    before = {path: path.read_bytes() for path in Path.cwd().rglob("*")}
+    assert run(*flags) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert re.fullmatch(r"torchngvi: error: [^\n]*\.[^\n]*\n", captured.err)
+    assert captured.out == ""
+    assert {path: path.read_bytes() for path in Path.cwd().rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["bench", "--device", "cuda"], "torchngvi bench is python -m examples.bench in a clone now."),
+        (["demo"], "torchngvi demo is python -m examples.demo in a clone now."),
+        (["methods"], "torchngvi methods has gone: torchngvi.registry.partners(method)"),
+        (["compare", "a.toml"], "python -m examples.compare_methods a.toml. Of runs name folders."),
+        (["predict"], "the following arguments are required: RUN, TABLE. See torchngvi predict --help."),
+        (["fitt"], "invalid choice: 'fitt'"),
+    ],
+)
+def test_other_commands(command, message, capsys):
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(GONE))
+def test_flags_that_are_gone_say_so(name, capsys):
+    value = {"posterior": "diagonal", "method": "srvn"}.get(name, "1")
+    assert run("--data", "iris", "--success", "virginica", f"--{name.replace('_', '-')}", value, "--draws", 400) == 0
+    error = capsys.readouterr().err
+    assert error.startswith(f"torchngvi: warning: {name} does nothing any more: {GONE[name]}. For a method")
+    assert error.count("\n") == 1
+
+
+def _forget(monkeypatch, *names):
+    """As if these packages had not been imported."""
+    for name in [name for name in sys.modules if any(f"{name}.".startswith(f"{other}.") for other in names)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(torchngvi, "app", raising=False)
+
+
+@pytest.mark.parametrize("extra", ["rich", "matplotlib"])
+def test_missing_extras(extra, capsys, monkeypatch):
+    _forget(monkeypatch, "torchngvi.app", extra)
+    monkeypatch.setitem(sys.modules, extra, None)
+    assert run("--data", "iris", "--success", "setosa") == 2
+    error = capsys.readouterr().err
+    assert f"{extra} is not installed, and the command line needs it: {install('cli')}." in error
+    assert list(Path.cwd().iterdir()) == []
+
+
+class TestLastResort:
+    @pytest.mark.parametrize(
+        ("error", "sentence"),
+        [
+            (MemoryError(), "there is too little memory (MemoryError). Use fewer rows or columns."),
+            (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "there is too little memory ("),
+            (OSError(28, "No space left on device"), "a file cannot be read or written ("),
+            (RecursionError("maximum recursion depth exceeded"), "the input is nested too deeply ("),
+        ],
+    )
+    def test_one_sentence(self, error, sentence, capsys, monkeypatch):
+        from torchngvi.app import fits
+
+        def fail(*_):
+            raise error
+
+        monkeypatch.setattr(fits, "run", fail)
+        assert run("--data", "iris") == 2
+        assert sentence in capsys.readouterr().err
+
+    def test_faults_of_the_library_are_not_hidden(self, monkeypatch):
+        from torchngvi.app import fits
+
+        monkeypatch.setattr(fits, "run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run("--data", "iris")
+
+    def test_any_error_of_reading_is_one_sentence(self, capsys, monkeypatch):
+        from torchngvi.app import readers
+
+        Path("a.csv").write_text(GOOD)
+        monkeypatch.setattr(readers, "dialect", lambda *_: 1 / 0)
+        assert run("--data", "a.csv", "--target", "y") == 2
+        assert (
+            "the input cannot be read (ZeroDivisionError: division by zero). Check the data" in capsys.readouterr().err
+        )
+
+
+def test_no_command(capsys):
+    assert main([]) == 0
+    assert "COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.accuracy
+def test_a_thousand_columns(capsys):
+    """The formula of many columns is read, and means and intervals are those of ridge regression."""
+    draw = np.random.default_rng(0)
+    X = draw.normal(size=(300, 1000))
+    pd.DataFrame(X, columns=[f"c {k}" for k in range(1000)]).assign(y=X[:, 0] + draw.normal(size=300)).to_csv(
+        "a.csv", index=False
+    )
+    assert run("--data", "a.csv", "--target", "y", "--family", "gaussian", "--prior-precision", 1, "--draws", 400) in (
+        0,
+        1,
+    )
+    assert len(coefficients("runs/a")) == 1002
+    assert csv.field_size_limit() > 0
+    assert torch.isfinite(torch.tensor(coefficients("runs/a")["mean"].to_numpy())).all()

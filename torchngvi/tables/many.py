@@ -1,0 +1,872 @@
+"""Many outcomes of one design in one call: thousands of regressions or mixed models, each with its own posterior.
+
+Genes counted in the same samples, questions answered by the same people, pixels of the same images: the rows, columns
+and groups are shared, and the outcome y_g of member g = 1, ..., G differs.  Each member is a model of its own,
+
+    log p(y_g, θ_g) = log p_g(θ_g) + Σ_i log ∫ Π_{j ∈ i} p(y_gj | x_jᵀa + z_jᵀC u, φ) N(u; 0, I) du,
+
+with its own coefficients, standard deviations over groups and parameters of the family, and with priors in the units of
+its own outcome.  The steps are those of one model (`torchngvi.tables.globals`), and each of them is one table of all
+members: quasi-Newton steps to the mode of the globals with acceptance in each member, modes of u carried along; the
+Hessian by differences of gradients at 2P points, which also says how modes of u follow the globals; draws about the
+mode, at each of which u takes one Newton step; Pareto-smoothed weights.  Members that are done leave the table.  No
+member sees another: random numbers are the same for all, and whatever decides something decides it for one member.
+
+Tensors have members before values of the globals: θ (M, C, P), rows (N, M, C), effects (n, M, C, r), nodes last.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from torchngvi.arguments import read_seed, read_tensor
+from torchngvi.diagnostics.psis import USELESS, Smoothed, smoothed
+from torchngvi.errors import InputError
+from torchngvi.models.standardize import mean_and_sd
+from torchngvi.numerics import linalg, small_blocks
+from torchngvi.numerics.special import normal_rule
+from torchngvi.tables.families import Family, family_of
+from torchngvi.tables.model import TableModel
+from torchngvi.tables.parts import Coordinates, Design, Globals, Weighted, covariance_root
+from torchngvi.tables.priors import Priors, settle
+
+
+@dataclass(frozen=True)
+class ManySettings:
+    """All numbers of `fit_many`, each with what chose it; "the bench" is `benchmarks/many_models.py`.
+
+    Attributes:
+        draws: weighted draws of the globals of each member, at least 100. With 100, which fill the space evenly, means
+            are right to .05 sds and sds to 10 %, with 200 to .04 and 8 % (the bench).
+        orders: numbers of quadrature nodes in each dimension of the effects. A member takes the first at which its log
+            joint differs from that of the next by less than ``settled``, up to a constant, at the 2P points ``probe``
+            sds from its mode; then weights of draws differ by about that.
+        settled: nats; weights then differ by 2 %.
+        at_once: numbers in one table of rows, members, values and nodes: it bounds the memory, about 15 such tables of
+            8 bytes a number, and decides how many members make a chunk. Tables of 4·10⁶ took twice the time of 10⁶.
+        steps: of the search in each order. The bench takes 13 at most.
+        end: of the search: gᵀH⁻¹g, twice the nats that a Newton step still promises.
+        stride: the longest step in any coordinate, which is a number of sds of y or of its link, or a logarithm.
+        apart: sds between the mode and the points of the differences for the Hessian.
+        noise: nats by which a step whose gradients say that it gains may seem to lose: what a quadrature with few nodes
+            leaves, since they move with the mode.
+        least: the smallest eigenvalue of a Hessian on the way; default priors have .16 for coefficients.
+        mode: size of a gradient in u from which one more Newton step, which leaves its square, is the last.
+        mode_steps: of the search for modes of u. From 0 it takes about 10, from a neighbour 3.
+        dof: degrees of freedom of the wider half of the draws.
+        wider: their scale, in that of the Gaussian half.
+        probe: sds from the mode at which the fall of the log joint says how far draws go to that side: a density of
+            log τ that falls like τ itself is wider to the left. It took the share of members with a k-hat above .7
+            from 8 to 5 % before any second round, and the error of means from .06 to .045 sds.
+        reach: the least and the largest such width, in sds of the Gaussian at the mode.
+        k_hat: above which draws come a second time, from their own weighted moments.
+        effective: the share of draws that have to be effective, or they come a second time.
+        again: how many such rounds there are; after two no member of the bench was above ``k_hat``.
+    """
+
+    draws: int = 100
+    orders: tuple[int, ...] = (5, 7, 9, 15, 25, 41, 61)
+    settled: float = 0.02
+    at_once: int = 1_000_000
+    steps: int = 60
+    end: float = 1e-6
+    stride: float = 2.0
+    apart: float = 0.3
+    noise: float = 0.1
+    least: float = 1e-2
+    mode: float = 1e-5
+    mode_steps: int = 60
+    dof: float = 5.0
+    wider: float = 1.2
+    probe: float = 2.0
+    reach: tuple[float, float] = (0.5, 4.0)
+    k_hat: float = 0.5
+    effective: float = 0.5
+    again: int = 2
+
+
+class Marginals(NamedTuple):
+    """Estimates of some globals of all members.
+
+    Attributes:
+        names: of the k globals.
+        mean: posterior means, (G, k).
+        sd: posterior standard deviations, (G, k).
+        low: lower ends of 95 % intervals, (G, k).
+        high: upper ends, (G, k).
+    """
+
+    names: tuple[str, ...]
+    mean: Tensor
+    sd: Tensor
+    low: Tensor
+    high: Tensor
+
+
+class ManyResult:
+    """The posteriors of many models of one design, as `fit_many` returns them.
+
+    Attributes:
+        design: the shared rows.
+        family: the likelihood.
+        coordinates: of the globals, shared by all members.
+        names: of the members.
+        theta: draws of the globals, (G, S, P).
+        weights: of the draws, which sum to 1 in each member, (G, S).
+        k_hat: of the weights, (G,): above 0.7 the intervals of a member are not to be believed.
+        effective: the effective number of draws, (G,).
+        converged: whether the search for the mode has ended well, (G,).
+        mode: of the globals, (G, P).
+        log_joint: log p(y, θ) at the mode, (G,).
+        nodes: of the quadrature, (G,); 1 without a grouping factor.
+    """
+
+    def __init__(
+        self,
+        design: Design,
+        family: Family,
+        coordinates: Coordinates,
+        Y: Tensor,  # (N, G)
+        priors: Mapping[str, Any] | str | None,
+        names: tuple[str, ...],
+        found: "_Found",
+    ) -> None:
+        self.design, self.family, self.coordinates, self.names = design, family, coordinates, names
+        self.theta, self.weights, self.k_hat, self.effective = found[:4]
+        self.converged, self.mode, self.log_joint, self.nodes = found[4:8]
+        self._promise, self._Y, self._priors = found.promise, Y, priors
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        bad = len(self.doubtful)
+        fine = "all converged with weights to believe" if not bad else f"{bad} doubtful, see .doubtful"
+        return f"<ManyResult: {len(self)} {self.family.name} models of {len(self.design.X)} rows; {fine}>"
+
+    @cached_property
+    def globals(self) -> Globals:
+        """Draws of the globals in the units of the user: the fields of `Globals`, each (G, S, ...)."""
+        G, S, _ = self.theta.shape
+        flat = self.coordinates.to_user(self.theta.flatten(0, 1))
+        sd, correlation = (tuple(x.unflatten(0, (G, S)) for x in some) for some in (flat.sd, flat.correlation))
+        return Globals(flat.coefficients.unflatten(0, (G, S)), sd, correlation, flat.phi.unflatten(0, (G, S)))
+
+    @cached_property
+    def coefficients(self) -> Marginals:
+        """The coefficients of the columns of X, the intercept at X = 0."""
+        return self._marginals(self.design.names, self.globals.coefficients)
+
+    @cached_property
+    def sd(self) -> Marginals:
+        """The standard deviations of effects over groups, and their correlations where there are several."""
+        names, columns = list[str](), list[Tensor]()
+        for factor, sd, correlation in zip(self.design.factors, self.globals.sd, self.globals.correlation, strict=True):
+            names += [f"sd({effect}|{factor.name})" for effect in factor.effects]
+            row, column = torch.tril_indices(sd.shape[-1], sd.shape[-1], -1)
+            pairs = zip(row.tolist(), column.tolist(), strict=True)
+            names += [f"cor({factor.effects[j]}, {factor.effects[i]}|{factor.name})" for i, j in pairs]
+            columns += [sd, correlation[..., row, column]]
+        return self._marginals(tuple(names), torch.cat(columns, -1) if columns else self.theta[..., :0])
+
+    @cached_property
+    def parameters(self) -> Marginals:
+        """The parameters of the family, such as the size of negative binomial counts."""
+        phi = self.globals.phi
+        natural = self.family.natural(phi.flatten(0, 1)).unflatten(0, phi.shape[:2])
+        return self._marginals(self.family.parameters, natural)
+
+    @property
+    def doubtful(self) -> dict[str, str]:
+        """The members that are not to be believed as they are, each with a sentence that says why."""
+        found = dict[str, str]()
+        for g in (~self.converged).nonzero()[:, 0].tolist():
+            found[self.names[g]] = (
+                f"The search for the mode has ended where a step still promises {self._promise[g]:.2g} nats."
+                if math.isfinite(self._promise[g])
+                else "The log joint is not finite where the search began."
+            )
+        for g in (self.converged & ~(self.k_hat <= USELESS)).nonzero()[:, 0].tolist():
+            found[self.names[g]] = (
+                f"The weights of its draws have a k-hat of {self.k_hat[g]:.2f}: fit this member alone, .member({g})."
+            )
+        return found
+
+    def draws(self, g: int) -> Weighted:
+        """Return the weighted draws of the globals of one member, as the engine of one model has them."""
+        return Weighted(self.theta[g], self.weights[g], float(self.k_hat[g]), float(self.effective[g]))
+
+    def member(self, g: int) -> TableModel:
+        """Return one member as a model of its own: its ``fit()`` predicts, compares and shows effects of groups."""
+        y = (self._Y[:, g], *self.design.y[1:])
+        return TableModel(self.design._replace(y=y), self.family, priors=self._priors)
+
+    def table(self) -> Any:
+        """Return all estimates as a `pandas.DataFrame`, one row for each member and global.
+
+        Returns:
+            Columns ``member``, ``parameter``, ``mean``, ``sd``, ``low``, ``high``, and ``converged`` and ``k_hat`` of
+            the member.
+
+        Raises:
+            ImportError: without pandas.
+        """
+        import pandas
+
+        parts = (self.coefficients, self.sd, self.parameters)
+        names = [name for part in parts for name in part.names]
+        columns: dict[str, Any] = {
+            "member": [name for name in self.names for _ in names],
+            "parameter": names * len(self),
+        }
+        for column in ("mean", "sd", "low", "high"):
+            columns[column] = torch.cat([getattr(part, column) for part in parts], -1).flatten().cpu().numpy()
+        for column in ("converged", "k_hat"):
+            columns[column] = getattr(self, column).repeat_interleave(len(names)).cpu().numpy()
+        return pandas.DataFrame(columns)
+
+    def _marginals(self, names: tuple[str, ...], x: Tensor) -> Marginals:
+        """Weighted moments and quantiles of draws (G, S, k)."""
+        w = self.weights[..., None]
+        mean = (w * x).sum(1)
+        sd = (w * (x - mean[:, None]).square()).sum(1).sqrt()
+        return Marginals(names, mean, sd, *(_quantile(x, w.expand_as(x), p) for p in (0.025, 0.975)))
+
+
+def _quantile(x: Tensor, w: Tensor, p: float) -> Tensor:
+    """Weighted quantiles along the draws of (G, S, k), (G, k), linear between draws at their expected shares.
+
+    Those are k/(S + 1) where weights are equal: the draws between the quantiles of .025 and .975 then have the
+    probability .95; with (k - ½)/S the intervals of 100 draws had .942.
+    """
+    x, order = x.sort(1)
+    w, each = w.gather(1, order), 1 / x.shape[1]
+    middle = (w.cumsum(1) - 0.5 * w + 0.5 * each) / (1 + each)
+    place = (middle < p).sum(1, keepdim=True).clamp(1, x.shape[1] - 1)
+    low, high = middle.gather(1, place - 1), middle.gather(1, place)
+    part = ((p - low) / (high - low).clamp_min(torch.finfo(x.dtype).tiny)).clamp(0, 1)
+    return torch.lerp(x.gather(1, place - 1), x.gather(1, place), part)[:, 0]
+
+
+def fit_many(
+    design: Design,
+    Y: Any,  # (G, N)
+    family: str | Family = "negative_binomial",
+    *,
+    priors: Mapping[str, Any] | str | None = None,
+    names: Any = None,
+    settings: ManySettings | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> ManyResult:
+    """Fit the same regression or mixed model to many outcomes at once.
+
+    Use it where one design has hundreds to many thousands of outcomes, as genes of the same samples. Each member is a
+    model with priors in the units of its own outcome and learns all of its own parameters, standard deviations over
+    groups and dispersions among them; see `torchngvi.tables.many` for what is computed. Its answer is that of
+    `torchngvi.tables.TableModel.fit` for one outcome, up to fewer draws.
+
+    Args:
+        design: the rows, columns and at most one grouping factor, from `torchngvi.tables.design_of_arrays` or from
+            ``Formula(...).design``; its own outcome is not looked at, and what is known beside it, such as the trials,
+            is shared by all members.
+        Y: the outcomes, (G, N), one row a member.
+        family: a word, such as "negative_binomial", or a `torchngvi.tables.Family`.
+        priors: by name, as in `torchngvi.regression`, the same for all members; those that are not named are the
+            defaults in the units of each member.
+        names: of the members; by default their numbers.
+        settings: all numbers of the fit; ``ManySettings(draws=400)`` for intervals with another digit.
+        seed: of the draws.
+        progress: show a bar of members.
+
+    Returns:
+        The posteriors, with members first in every tensor.
+
+    Raises:
+        InputError: outcomes that are no (G, N) numbers or that the family cannot produce, several grouping factors,
+            or a prior that the model does not have.
+
+    >>> from torchngvi.tables.design import design_of_arrays
+    >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64)
+    >>> X = torch.stack([torch.ones_like(x), x], -1)
+    >>> Y = torch.poisson((1 + torch.tensor([[0.0], [1.0]]) * x).exp(), torch.Generator().manual_seed(0))
+    >>> design = design_of_arrays(X, Y[0], (X[:, :1], torch.arange(40) // 4))
+    >>> result = fit_many(design, Y, "poisson", progress=False)
+    >>> result.converged.tolist(), (result.coefficients.low[:, 1] > 0).tolist()  # a slope in the second alone
+    ([True, True], [False, True])
+    """
+    settings = ManySettings() if settings is None else settings
+    seed = read_seed("seed", seed)
+    joint, design, Y = _joint(design, Y, family, priors, settings)
+    named = tuple(map(str, range(Y.shape[1]) if names is None else names))
+    if len(named) != Y.shape[1]:
+        raise InputError(f"names must be those of the {Y.shape[1]} members, one each; got {len(named)}.")
+    with tqdm(total=Y.shape[1], disable=not progress, unit="model") as bar:
+        found = _fitted(joint, seed, bar)
+    return ManyResult(design, joint.family, joint.coordinates, Y, priors, named, found)
+
+
+# ------------------------------------------------------------------------------------------------ the log joints
+
+
+def _joint(
+    design: Design, Y: Any, family: str | Family, priors: Mapping[str, Any] | str | None, settings: ManySettings
+) -> tuple["_Joint", Design, Tensor]:
+    """Check everything, and put the rows in order."""
+    if len(design.factors) > 1:
+        raise InputError(f"fit_many takes at most one grouping factor; the design has {len(design.factors)}.")
+    read = read_tensor("Y", Y, finite=False).to(design.X)
+    if read.ndim != 2 or read.shape[1] != len(design.X) or not len(read):
+        raise InputError(
+            f"Y must be (G, {len(design.X)}), one row for each member and one column for each row of the design; got "
+            f"shape {tuple(read.shape)}."
+        )
+    here, kind = design.weights > 0, family_of(family)
+    G, N = len(read), int(here.sum())
+    design = design._replace(
+        X=design.X[here],
+        factors=tuple(one._replace(Z=one.Z[here], groups=one.groups[here]) for one in design.factors),
+        offset=design.offset[here],
+        y=tuple(one[here] for one in design.y),
+        weights=design.weights[here],
+    )
+    of_all = tuple(one.expand(G, N).flatten() for one in (read[:, here], *design.y[1:], design.offset, design.weights))
+    try:
+        y = kind.checked(of_all[:-2])
+        kind = kind.settled(of_all[:-2], of_all[-1], of_all[-2])
+    except InputError as error:
+        raise InputError(f"{error} Rows of members follow one another, {N} of each.") from error
+    Y = y[0].unflatten(0, (G, N)).mT.contiguous()
+    extras = tuple(one.unflatten(0, (G, N))[0] for one in y[1:])
+    design = design._replace(y=(Y[:, 0], *extras))
+    coordinates = Coordinates(design, len(kind.parameters), thresholds=not kind.intercept)
+    own = settle(design, kind, coordinates, priors)
+    return _Joint(design, kind, coordinates, Y, _Units.of(design, kind, coordinates, Y, own), settings), design, Y
+
+
+class _Units(NamedTuple):
+    """The units of members, θ = shift + scale ψ, in which searches and draws are, and the priors in them."""
+
+    shift: Tensor  # (G, P)
+    scale: Tensor  # (G, P)
+    own: Tensor  # whether a coordinate has a prior that the user named, in the units of the user, (P,)
+    usual: tuple[Tensor, Tensor]  # shift and scale of the data that the priors were settled on, (P,) each
+    priors: Priors
+
+    @classmethod
+    def of(cls, design: Design, family: Family, coordinates: Coordinates, Y: Tensor, priors: Priors) -> Self:
+        """Find location and unit of each member."""
+        location, unit = _location_and_unit(design, family, coordinates, Y)
+        p, P = coordinates.p, coordinates.dim
+        logs = torch.zeros(P, dtype=Y.dtype, device=Y.device)
+        place = p
+        for r, length in zip(coordinates.sizes, coordinates.lengths[1:-1], strict=True):
+            logs[place : place + r] = 1.0  # of log τ; correlations have no unit
+            place += length
+        noise = hasattr(family, "unit")  # a family of noise in the units of y: its parameters are logarithms of scales
+        logs[place:] = float(noise)
+        level = coordinates.columns.level(1.0).to(Y) if not coordinates.thresholds else logs.new_zeros(p)
+        shift = logs * unit.log()[:, None]
+        shift[:, :p] = location[:, None] * level
+        scale = torch.ones_like(shift)
+        scale[:, :p] = unit[:, None]
+        usual = logs * math.log(priors.unit)
+        usual[place:] = math.log(getattr(family, "unit", 1.0))
+        usual[:p] = priors.location.to(Y)
+        of_usual = torch.ones_like(usual)
+        of_usual[:p] = priors.unit
+        named = [name in priors.named for name, _ in priors.table()]
+        if any(len(factor.effects) > 1 for factor in design.factors):  # one row of the table for all correlations
+            pairs = coordinates.lengths[1] - coordinates.sizes[0]
+            at = p + coordinates.sizes[0]
+            named[at : at + 1] = [named[at]] * pairs
+        return cls(shift, scale, torch.tensor(named, device=Y.device), (usual, of_usual), priors)
+
+    def theta(self, psi: Tensor, members: Tensor) -> Tensor:  # (M, C, P)
+        """θ of members."""
+        return self.shift[members, None] + self.scale[members, None] * psi
+
+    def log_prior(self, psi: Tensor, members: Tensor) -> Tensor:
+        """log p(θ) of members, (M, C): a default prior is that of other data in their own units."""
+        usual = self.usual[0] + self.usual[1] * psi
+        ratio = torch.where(self.own, 1.0, self.usual[1] / self.scale[members]).log().sum(-1, keepdim=True)
+        return self.priors.log_prob(torch.where(self.own, self.theta(psi, members), usual)) + ratio
+
+
+def _location_and_unit(design: Design, family: Family, coordinates: Coordinates, Y: Tensor) -> tuple[Tensor, Tensor]:
+    """g(ȳ) and s_y of each member, (G,), as `torchngvi.models.standardize.TargetSummary` has them of one."""
+    weights, offset, rows = design.weights, design.offset, torch.full_like(Y[0], len(Y))
+    if "trials" in family.extra:
+        Y, weights = Y / design.y[1].clamp_min(1)[:, None], weights * design.y[1]
+        rows = weights.sum().round().clamp_min(1).expand(Y.shape[1])
+    mean, sd = (x.to(Y) for x in mean_and_sd(Y - offset[:, None] if family.link == "identity" else Y, weights))
+    one, least, share = torch.ones_like(mean), 0.5 / (rows + 1), weights / weights.sum()
+    if family.link == "identity":
+        through_0 = family.intercept and coordinates.columns.constant is None
+        unit = torch.hypot(mean, sd) if through_0 else sd
+        return mean, torch.where(unit > 0, unit, torch.where(mean != 0, mean.abs(), one))
+    if family.link == "log":
+        return mean.clamp_min(least).log() - torch.logsumexp(offset + share.log(), 0), one
+    if family.link not in ("logit", "probit"):
+        return torch.zeros_like(mean), one
+    p = torch.minimum(mean.clamp_min(least), 1 - least)
+    return (torch.logit(p) if family.link == "logit" else torch.special.ndtri(p)) - (share * offset).sum(), one
+
+
+class _Joint:
+    """log p(y, θ) of some members, the random effects integrated out by adaptive Gauss-Hermite quadrature."""
+
+    def __init__(
+        self,
+        design: Design,
+        family: Family,
+        coordinates: Coordinates,
+        Y: Tensor,  # (N, G)
+        units: _Units,
+        settings: ManySettings,
+    ) -> None:
+        self.family, self.coordinates, self.units, self.settings = family, coordinates, units, settings
+        self.N, self.X, self.Y, self.extras = len(Y), coordinates.X, Y, design.y[1:]
+        self.offset = design.offset[:, None, None]
+        self.weights = None if bool((design.weights == 1).all()) else design.weights[:, None, None]
+        self.r = coordinates.sizes[0] if design.factors else 0
+        self.n = len(design.factors[0].levels) if self.r else 1
+        self.Z = coordinates.Z[0] if self.r else self.X[:, :0]
+        self.groups = design.factors[0].groups if self.r else torch.zeros_like(self.X[:, 0], dtype=torch.long)
+        self.members = torch.arange(Y.shape[1], device=Y.device)
+
+    def of(self, index: Tensor) -> "_Joint":
+        """Of some of the members."""
+        new = object.__new__(_Joint)
+        new.__dict__.update(self.__dict__)
+        new.Y, new.members = self.Y[:, index], self.members[index]
+        return new
+
+    def at_most(self, values: int, nodes: int) -> int:
+        """How many members, or values of one, make a table."""
+        return max(1, self.settings.at_once // (self.N * values * nodes**self.r))
+
+    def start(self) -> tuple[Tensor, Tensor]:
+        """ψ = 0 (G, P), which is no effect of a column, g(ȳ), and a noise of s_y, but log τ = -.7; and u = 0."""
+        G, c = self.Y.shape[1], self.coordinates
+        psi = self.X.new_zeros(G, c.dim)
+        for place, r in zip(_places(c.lengths), (0, *c.sizes), strict=False):
+            psi[:, place : place + r] = -0.7
+        return psi, psi.new_zeros(G, self.n, self.r)
+
+    def _parts(self, psi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """X a + offset (N, M, C), ξ (M, C, ..), φ (M, C, nphi)."""
+        a, xis, phi = self.coordinates.split(self.units.theta(psi, self.members))
+        fixed = (self.X @ a.flatten(0, -2).mT).unflatten(-1, a.shape[:-1]) + self.offset
+        return fixed, xis[0] if xis else a[..., :0], phi
+
+    def _root(self, xi: Tensor) -> Tensor:
+        return covariance_root(xi, self.r) if self.r else xi[..., None]
+
+    def _y(self, more: int) -> tuple[Tensor, ...]:
+        return tuple(y[(...,) + (None,) * more] for y in (self.Y, *(extra[:, None] for extra in self.extras)))
+
+    def _weighted(self, table: Tensor) -> Tensor:
+        return table if self.weights is None else table * self.weights[(...,) + (None,) * (table.ndim - 3)]
+
+    def _total(self, table: Tensor) -> Tensor:
+        """Sums over the rows of groups, (n, ...)."""
+        return table.new_zeros(self.n, *table.shape[1:]).index_add_(0, self.groups, table)
+
+    def _rows(self, b: Tensor, fixed: Tensor) -> Tensor:
+        """z_jᵀ b of the group of each row, and the rest of the predictor."""
+        eta = fixed.expand(-1, *b.shape[1:-1])
+        for k in range(self.r):
+            eta = torch.addcmul(eta, b[..., k].index_select(0, self.groups), _column(self.Z, k, b.ndim - 2))
+        return eta
+
+    def _quadratic(
+        self, fixed: Tensor, C: Tensor, phi: Tensor, u: Tensor, y: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """-log of the integrand over u (n, M, C), its gradient, and its Hessian, at least I."""
+        value, slope, curvature = self.family.jet(self._rows(_times(C, u), fixed), y, phi)
+        value, slope, curvature = (self._weighted(x) for x in (value, slope, curvature.clamp_min(0.0)))
+        energy = (self._total(value) + 0.5 * u.square().sum(-1)).nan_to_num(nan=torch.inf)
+        z = self.Z[:, None, None, :]
+        g, W = (
+            self._total(slope[..., None] * z),
+            self._total(curvature[..., None, None] * z[..., None] * z[..., None, :]),
+        )
+        H = small_blocks.product(C.mT, small_blocks.product(W, C)) + torch.eye(self.r, dtype=u.dtype, device=u.device)
+        return energy, u + _times(C.mT, g), H
+
+    @torch.no_grad()
+    def modes(
+        self,
+        psi: Tensor,  # (M, C, P)
+        u: Tensor,  # (n, M, 1 or C, r)
+    ) -> tuple[Tensor, Tensor]:
+        """û (n, M, C, r) by Newton's method with halved steps, and the Hessian where the last step began."""
+        u = u.expand(self.n, *psi.shape[:-1], self.r)
+        if not self.r:
+            return u, u[..., None]
+        fixed, xi, phi = self._parts(psi)
+        C, y = self._root(xi), self._y(1)
+        at, step, H = u, torch.zeros_like(u), u.new_ones(*u.shape, self.r)
+        best = u.new_full(u.shape[:-1], torch.inf)
+        done = torch.zeros_like(best, dtype=torch.bool)
+        for _ in range(self.settings.mode_steps):
+            energy, g, new = self._quadratic(fixed, C, phi, u, y)
+            rounding = 1e-9 * (1 + torch.where(best.isfinite(), best.abs(), 0.0))
+            took = (energy <= best + rounding) & ~done
+            at, H, best = (torch.where(_like(took, b), a, b) for a, b in ((u, at), (new, H), (energy, best)))
+            step = torch.where(took[..., None], _newton(g, new), torch.where(done[..., None], step, 0.5 * step))
+            done = done | (took & (g.abs().amax(-1) < self.settings.mode))
+            u = at + step
+            if bool(done.all()):
+                break
+        return u, H
+
+    def at_nodes(self, psi: Tensor, u: Tensor, H: Tensor, nodes: int, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        """log p(y, θ) (M, C) with nodes about u, and its gradient in ψ at nodes that are held."""
+        fixed, xi, phi = self._parts(psi)
+        C, y, phi = self._root(xi), self._y(2), phi[..., None, :]
+        z, log_w = normal_rule(nodes, self.r, psi) if self.r else (psi.new_zeros(1, 0), psi.new_zeros(1))
+        L = small_blocks.cholesky(H)[0]
+        v = u[..., None, :] + small_blocks.product(z, small_blocks.inverse(L)) if self.r else u[..., None, :]
+        eta = self._rows(_times(C[..., None, :, :], v), fixed[..., None])
+        with torch.set_grad_enabled(gradient):
+            eta, phi = eta.requires_grad_(gradient), phi.detach().requires_grad_(gradient)
+            log_p = self.family.log_prob(eta, y, phi)
+        logs = self._total(self._weighted(log_p.detach()))
+        logs = logs - 0.5 * v.square().sum(-1) + (log_w + 0.5 * z.square().sum(-1))
+        value = (torch.logsumexp(logs, -1) - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)).sum(0)
+        if not gradient:
+            return value + self.units.log_prior(psi, self.members), None
+        share = self._weighted(logs.softmax(-1).index_select(0, self.groups))
+        slope, of_phi = torch.autograd.grad(log_p, (eta, phi), share, materialize_grads=True)
+        of_a = (slope.sum(-1).flatten(1).mT @ self.X).unflatten(0, psi.shape[:-1])
+        parts = [of_a, of_phi[..., 0, :]]
+        leaf = psi.detach().requires_grad_()
+        with torch.enable_grad():
+            prior = self.units.log_prior(leaf, self.members)
+            if self.r:
+                over = [self._total(slope * _column(self.Z, k, slope.ndim - 1)) for k in range(self.r)]
+                of_C = torch.einsum("nmckr,nmcks->mcrs", torch.stack(over, -1), v)
+                xi = xi.detach().requires_grad_()
+                parts.insert(1, torch.autograd.grad(self._root(xi), xi, of_C)[0])
+            (of_prior,) = torch.autograd.grad(prior.sum(), leaf)
+        found = torch.cat(parts, -1) * self.units.scale[self.members, None]
+        return value + prior.detach(), found + of_prior
+
+    def energy(
+        self,
+        psi: Tensor,  # (M, C, P)
+        u: Tensor,  # near the modes, (M, 1 or C, n, r)
+        nodes: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """-log p(y, θ) (M, C), its gradient in ψ, and modes (M, C, n, r), each of which costs an evaluation of all."""
+        found, H = self.modes(psi, u.movedim(2, 0))
+        value, gradient = self.at_nodes(psi, found, H, nodes, True)
+        assert gradient is not None
+        return (-value).nan_to_num(nan=torch.inf), -gradient, found.movedim(0, 2)
+
+    @torch.no_grad()
+    def values(
+        self,
+        psi: Tensor,  # (M, C, P)
+        around: "_Mode",
+        nodes: int,
+    ) -> Tensor:
+        """log p(y, θ) (M, C), u one Newton step from where the mode is to be expected."""
+        most, found = self.at_most(psi.shape[0], nodes), list[Tensor]()
+        for part in psi.split(most, 1):
+            u = around.u + torch.einsum("mpnr,mcp->mcnr", around.follows, part - around.psi[:, None])
+            u, H = u.movedim(2, 0), u.new_zeros(0)
+            if self.r:
+                fixed, xi, phi = self._parts(part)
+                _, g, H = self._quadratic(fixed, self._root(xi), phi, u, self._y(1))
+                u = u + _newton(g, H)
+            found.append(self.at_nodes(part, u, H if self.r else u[..., None], nodes, False)[0])
+        return torch.cat(found, 1)
+
+
+def _places(lengths: tuple[int, ...]) -> list[int]:
+    """Where parts of the coordinates begin."""
+    return [sum(lengths[:k]) for k in range(len(lengths))]
+
+
+def _column(Z: Tensor, k: int, more: int) -> Tensor:
+    """A column of Z with as many dimensions after it as a table has."""
+    return Z[:, k].reshape(-1, *[1] * more)
+
+
+def _like(mask: Tensor, table: Tensor) -> Tensor:
+    """A mask with the dimensions of a table."""
+    return mask.reshape(*mask.shape, *[1] * (table.ndim - mask.ndim))
+
+
+def _times(C: Tensor, u: Tensor) -> Tensor:
+    """C u, (..., r)."""
+    return small_blocks.product(u[..., None, :], C.mT)[..., 0, :] if C.shape[-1] != 1 else u * C[..., 0]
+
+
+def _newton(g: Tensor, H: Tensor) -> Tensor:
+    """-H⁻¹ g of many small systems."""
+    L = small_blocks.cholesky(H)[0]
+    return -small_blocks.tsolve(L, small_blocks.solve(L, g[..., None]))[..., 0]
+
+
+# ----------------------------------------------------------------------------------------------------- the mode
+
+
+class _Mode(NamedTuple):
+    """What a search knows of members, and in the end their modes."""
+
+    psi: Tensor  # (M, P)
+    energy: Tensor  # -log joint, (M,)
+    slope: Tensor  # (M, P)
+    H: Tensor  # (M, P, P)
+    u: Tensor  # (M, 1, n, r)
+    follows: Tensor  # du/dψ, (M, P, n, r)
+    promise: Tensor  # gᵀH⁻¹g by the Hessian of differences, (M,)
+    shift: Tensor  # Levenberg's, relative, (M,)
+
+    def of(self, index: Tensor) -> "_Mode":
+        """Of some members."""
+        return _Mode(*(part[index] for part in self))
+
+    def put(self, index: Tensor, new: "_Mode") -> None:
+        """Replace some members."""
+        for part, other in zip(self, new, strict=True):
+            part[index] = other
+
+
+def _search(joint: _Joint, psi: Tensor, u: Tensor, nodes: int) -> _Mode:
+    """Find the modes of members by quasi-Newton steps, with a shift and with acceptance in each of them.
+
+    The Hessian begins with differences of gradients and is updated as BFGS does. Where a step promises less than the
+    end, or none is taken any more, it is replaced by differences, and if the promise stands the member is done.
+    """
+    s = joint.settings
+    energy, slope, u = (x[:, 0] if x.ndim < 4 else x for x in joint.energy(psi[:, None], u[:, None], nodes))
+    begin = torch.full_like(psi, min(0.1, joint.N**-0.5))
+    nothing = torch.full_like(energy, torch.inf), torch.zeros_like(energy)
+    state = _differenced(joint, _Mode(psi, energy, slope, psi, u, psi, *nothing), begin, nodes)
+    out, left = _Mode(*(part.clone() for part in state)), torch.arange(len(psi), device=psi.device)
+    for count in range(1, s.steps + 1):
+        state = _stepped(joint, state, nodes)
+        promise = _promise(state)
+        near = (promise < s.end) | (state.shift > 1e4) | (count == s.steps)
+        done = torch.zeros_like(near)
+        if bool(near.any()):
+            at = near.nonzero()[:, 0]
+            some = state.of(at)
+            variance = linalg.cholesky(some.H)[0].cholesky_inverse().diagonal(dim1=-2, dim2=-1)
+            some = _differenced(joint.of(at), some, s.apart * variance.sqrt().clamp_max(1.0), nodes)
+            state.put(at, some)
+            done[at] = some.promise < s.end
+        end = done | (count == s.steps)
+        out.put(left[end], state.of(end))
+        if bool(end.all()):
+            break
+        left, joint, state = left[~end], joint.of(~end), state.of(~end)
+    return out
+
+
+def _promise(state: _Mode) -> Tensor:
+    """gᵀH⁻¹g, (M,)."""
+    return (state.slope * torch.linalg.solve(state.H, state.slope)).sum(-1)
+
+
+def _stepped(joint: _Joint, at: _Mode, nodes: int) -> _Mode:
+    """One step for each member; it is taken where it gains."""
+    s = joint.settings
+    ridge = torch.diag_embed(at.shift[:, None] * at.H.diagonal(dim1=-2, dim2=-1))
+    step = -torch.linalg.solve(at.H + ridge, at.slope)
+    step = step * (s.stride / step.abs().amax(-1, keepdim=True).clamp_min(s.stride))
+    new = at.psi + step
+    energy, slope, u = joint.energy(new[:, None], at.u, nodes)
+    energy, slope = energy[:, 0], slope[:, 0]
+    gains = ((at.slope + slope) * step).sum(-1) < 0  # by the trapezoid rule
+    took = (energy <= at.energy) | (gains & (energy < at.energy + s.noise))
+    took = took & energy.isfinite() & slope.isfinite().all(-1)
+    change, told = slope - at.slope, (at.H @ step[..., None])[..., 0]
+    along, before = (change * step).sum(-1), (told * step).sum(-1)
+    good = took & (along > 1e-3 * before)  # where the curvature along the step is that of a minimum
+    outer = (
+        change[:, :, None] * (change / along[:, None])[:, None] - told[:, :, None] * (told / before[:, None])[:, None]
+    )
+    shift = torch.where(took, torch.where(at.shift > 1e-2, 0.1 * at.shift, 0.0), (10 * at.shift).clamp_min(0.1))
+    pairs = ((new, at.psi), (energy, at.energy), (slope, at.slope))
+    psi, energy, slope = (torch.where(_like(took, b), a, b) for a, b in pairs)
+    H, u = torch.where(_like(good, at.H), at.H + outer, at.H), torch.where(_like(took, u), u, at.u)
+    return _Mode(psi, energy, slope, H, u, at.follows, at.promise, shift)
+
+
+def _differenced(joint: _Joint, at: _Mode, step: Tensor, nodes: int) -> _Mode:
+    """The state with the Hessian, and how modes follow, by central differences at 2P points."""
+    P, shift = at.psi.shape[1], torch.diag_embed(step)
+    points = torch.cat([at.psi[:, None] + shift, at.psi[:, None] - shift], 1)
+    _, slope, u = joint.energy(points, at.u, nodes)
+    columns, follows = ((x[:, :P] - x[:, P:]) / _like(2 * step, x) for x in (slope, u))
+    H = 0.5 * (columns + columns.mT)
+    values, vectors, _ = linalg.eigh(H)
+    fine = values[:, 0] > 0
+    other = (vectors * values.abs().clamp_min(joint.settings.least)[:, None]) @ vectors.mT
+    state = at._replace(H=torch.where(_like(fine, H), H, other), follows=follows, shift=torch.zeros_like(at.shift))
+    return state._replace(promise=torch.where(fine, _promise(state), torch.inf))
+
+
+# ---------------------------------------------------------------------------------------------------- the draws
+
+
+class _Found(NamedTuple):
+    """All that is known of members in the end."""
+
+    theta: Tensor  # (G, S, P)
+    weights: Tensor  # (G, S)
+    k_hat: Tensor  # (G,)
+    effective: Tensor  # (G,)
+    converged: Tensor  # (G,)
+    mode: Tensor  # (G, P)
+    log_joint: Tensor  # (G,)
+    nodes: Tensor  # (G,)
+    promise: Tensor  # (G,)
+
+
+def _fitted(joint: _Joint, seed: int, bar: tqdm) -> _Found:
+    """Search and draw in chunks of members; what a few nodes do not settle goes on to more of them."""
+    s, (psi, u) = joint.settings, joint.start()
+    (G, P), like = psi.shape, psi
+    base = [_Points.of(s, seed + k, psi) for k in range(1 + s.again)]
+    k_hat, effective, log_joint, promise = like.new_full((4, G), torch.nan)
+    converged, nodes = torch.zeros_like(joint.members, dtype=torch.bool), torch.zeros_like(joint.members)
+    draws, even = like.new_zeros(G, s.draws, P), like.new_full((G, s.draws), 1 / s.draws)
+    found = _Found(draws, even, k_hat, effective, converged, torch.zeros_like(psi), log_joint, nodes, promise)
+    left = joint.members
+    for order, following in pairwise((*s.orders, 0) if joint.r else (1, 0)):
+        on = list[Tensor]()
+        for index in left.split(joint.at_most(2 * P, order)):
+            some = joint.of(index)
+            mode = _search(some, psi[index], u[index], order)
+            converged = mode.promise < s.end
+            psi[index], u[index] = mode.psi, mode.u[:, 0]
+            root = _frame(mode)
+            points = mode.psi[:, None] + s.probe * torch.cat([root.mT, -root.mT], 1)
+            at = some.values(points, mode, order)
+            settled = torch.ones_like(converged)
+            if following:
+                change = some.values(points, mode, following) - at
+                settled = converged & ((change - change.mean(1, keepdim=True)).abs().amax(1) < s.settled)
+            on.append(index[~settled])
+            drawn = (settled & converged).nonzero()[:, 0]
+            for few in drawn.split(joint.at_most(s.draws, order)) if len(drawn) else ():
+                of = mode.of(few)
+                theta, smooth = _drawn(some.of(few), of, root[few], at[few], base, order)
+                here = index[few]
+                found.theta[here], found.weights[here] = theta, smooth.log_weights.mT.exp()
+                found.k_hat[here], found.effective[here] = smooth.k_hat, smooth.effective
+            ended = index[settled]
+            found.converged[ended], found.promise[ended] = converged[settled], mode.promise[settled]
+            found.mode[ended] = joint.units.theta(mode.psi[settled, None], ended)[:, 0]
+            found.log_joint[ended], found.nodes[ended] = -mode.energy[settled], order
+            bar.update(len(ended))
+        left = torch.cat(on)
+        if not len(left):
+            break
+    return found
+
+
+class _Points(NamedTuple):
+    """Where draws are: half of them Gaussian, half of them Student's t."""
+
+    share: Tensor  # (S, P), uniform, evenly spread (Sobol' points, scrambled)
+    factor: Tensor  # (S, 1), of the length
+    turn: Tensor  # of each member, by which its points are shifted, so that errors of members are independent, (G, P)
+
+    @classmethod
+    def of(cls, s: ManySettings, seed: int, like: Tensor) -> "_Points":
+        """Draw them for members (G, P); the squared lengths of the t half are stratified too."""
+        generator, half = torch.Generator().manual_seed(seed), s.draws // 2
+        seeds = torch.randint(2**31, (2,), generator=generator).tolist()
+        halves = zip(seeds, (half, s.draws - half), strict=True)
+        engine = torch.quasirandom.SobolEngine
+        share = [engine(like.shape[1], True, k).draw(n, dtype=torch.float64) for k, n in halves]
+        wide = torch._standard_gamma(torch.full((64 * (s.draws - half),), 0.5 * s.dof, dtype=torch.float64), generator)
+        chi2 = 2 * wide.sort().values[32::64][torch.randperm(s.draws - half, generator=generator)]
+        factor = torch.cat([torch.ones(half, dtype=torch.float64), s.wider * (s.dof / chi2).sqrt()])
+        turn = torch.rand(like.shape, generator=generator, dtype=torch.float64)
+        return cls(torch.cat(share).to(like), factor[:, None].to(like), turn.to(like))
+
+    def of_members(self, members: Tensor) -> Tensor:
+        """The points of some members, (M, S, P)."""
+        return (self.share + self.turn[members, None]).frac().clamp(1e-9, 1 - 1e-9)
+
+
+def _frame(mode: _Mode) -> Tensor:
+    """R, upper triangular with R Rᵀ = H⁻¹: the last coordinates, logarithms of scales, move the others with them."""
+    return linalg.triangular_inverse(linalg.cholesky(mode.H)[0]).mT
+
+
+def _drawn(
+    joint: _Joint, mode: _Mode, root: Tensor, probes: Tensor, base: list[_Points], nodes: int
+) -> tuple[Tensor, Smoothed]:
+    """Weighted draws of θ (M, S, P): about the mode, and where their weights are poor from their own moments."""
+    s = joint.settings
+    fall = (-mode.energy[:, None] - probes).nan_to_num(nan=torch.inf).clamp_min(1e-3)
+    reach = (s.probe / (2 * fall).sqrt()).clamp(*s.reach).unflatten(1, (2, -1))
+    psi, smooth = _weighed(joint, mode, mode.psi, root, reach, base[0], nodes)
+    for points in base[1:]:
+        poor = ~((smooth.k_hat <= s.k_hat) & (smooth.effective >= s.effective * s.draws))
+        at = poor.nonzero()[:, 0]
+        if not len(at):
+            break
+        frame = _moments(psi[at], smooth.log_weights.mT[at].exp().nan_to_num(1 / s.draws), s)
+        new, other = _weighed(joint.of(at), mode.of(at), *frame, points, nodes)
+        before, after = (x.effective / x.k_hat.clamp_min(s.k_hat) for x in (smooth, other))
+        better = ~(after <= before[at])
+        to = at[better]
+        psi[to], smooth.k_hat[to] = new[better], other.k_hat[better]
+        smooth.log_weights[:, to] = other.log_weights[:, better]
+    return joint.units.theta(psi, joint.members), smooth
+
+
+def _moments(psi: Tensor, w: Tensor, s: ManySettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre, root, and the widths to both sides, of weighted draws."""
+    centre = (w[..., None] * psi).sum(1)
+    apart = psi - centre[:, None]
+    covariance = torch.einsum("ms,msp,msq->mpq", w, apart, apart)
+    covariance = covariance + 0.02 * torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
+    root = linalg.reverse_cholesky(covariance)[0]
+    white = torch.linalg.solve_triangular(root, apart.mT, upper=True).mT
+    sides = [white.clamp_min(0.0), white.clamp_max(0.0)]
+    widths = [(w[..., None] * x.square()).sum(1) / (w[..., None] * (x != 0)).sum(1).clamp_min(1e-6) for x in sides]
+    return centre, root, torch.stack(widths, 1).sqrt().clamp(s.reach[0], s.wider * 2)
+
+
+def _weighed(
+    joint: _Joint, mode: _Mode, centre: Tensor, root: Tensor, reach: Tensor, points: _Points, nodes: int
+) -> tuple[Tensor, Smoothed]:
+    """Draws of ψ about a centre, of widths (M, 2, P) to the right and to the left of each axis, with their weights.
+
+    Along each axis the density is continuous: it has the shape of the right side with the probability right/(right +
+    left), and else that of the left one (Geweke 1989 has one that jumps).
+    """
+    s, P = joint.settings, root.shape[-1]
+    right, left = reach[:, :1], reach[:, 1:]
+    edge, share = left / (left + right), points.of_members(joint.members)
+    to_left = share < edge
+    tail = 0.5 * torch.where(to_left, share / edge, (1 - share) / (1 - edge))
+    z = -torch.special.ndtri(tail.clamp(1e-12, 0.5)) * points.factor  # |z|
+    psi = centre[:, None] + torch.where(to_left, -left, right) * z @ root.mT
+    square = z.square().sum(-1)
+    normal = -0.5 * square - 0.5 * P * math.log(2 * math.pi)
+    constant = math.lgamma(0.5 * (s.dof + P)) - math.lgamma(0.5 * s.dof) - 0.5 * P * math.log(s.dof * math.pi)
+    t = constant - P * math.log(s.wider) - 0.5 * (s.dof + P) * torch.log1p(square / (s.dof * s.wider**2))
+    log_det = root.diagonal(dim1=-2, dim2=-1).log().sum(-1) + (0.5 * reach.sum(1)).log().sum(-1)
+    log_q = torch.logaddexp(normal, t) - math.log(2) - log_det[:, None]
+    log_p = joint.values(psi, mode, nodes).nan_to_num(nan=-torch.inf)
+    return psi, smoothed((log_p - log_q).mT)
