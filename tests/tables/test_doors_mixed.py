@@ -13,14 +13,13 @@ from helpers import DTYPE, close, randn
 
 from torchngvi import MixedModel, fit
 from torchngvi.models import HalfT, MixedLogJoint, MixedPrior
-from torchngvi.models.mixed_prior import scales_of
-from torchngvi.models.scale_priors import ScalesPrior, omega_of_scales, scales_of_omega
+from torchngvi.models.scale_priors import ScalesPrior
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("formulae")
 
-from torchngvi.adapters.formula import mixed  # noqa: E402
 from torchngvi.cli import main  # noqa: E402
+from torchngvi.tables import mixed  # noqa: E402
 
 QUICK = {"progress": False, "draws": 400}
 
@@ -38,24 +37,6 @@ class TestDensity:
                 return math.exp(-float(prior.energy(torch.tensor([omega], dtype=DTYPE))))
 
             assert scipy.integrate.quad(density, -80, 80, limit=400, points=[-math.log(unit)])[0] == pytest.approx(1.0)
-
-    @pytest.mark.parametrize("r", [1, 2, 3, 4])
-    def test_the_change_of_variables(self, r):
-        """log |∂ω/∂ξ| against autograd, and back."""
-        xi = randn(r * (r + 1) // 2, seed=r)
-        omega, log_det = omega_of_scales(xi, r)
-        jacobian = torch.autograd.functional.jacobian(lambda x: omega_of_scales(x, r)[0], xi)
-        close(log_det, torch.linalg.slogdet(jacobian)[1], 1e-12)
-        close(scales_of_omega(omega, r), xi, 1e-12)
-        close(scales_of(omega, r)[0].log(), xi[:r], 1e-12)
-
-    def test_the_density_is_that_of_draws_of_the_prior(self):
-        """In ξ standard deviations and correlations of two effects are independent: half-t, and uniform for LKJ(1)."""
-        prior, xi = ScalesPrior(HalfT(3.0, 2.5), 1.0, 2), randn(5, 3, seed=1)
-        omega, log_det = omega_of_scales(xi, 2)
-        of_sd = sum(HalfT(3.0, 2.5).log_prob(xi[:, k].exp()) + xi[:, k] for k in range(2))
-        uniform = -math.log(2) + torch.log1p(-xi[:, 2].tanh().square())
-        close(-prior.energy(omega) + log_det, of_sd + uniform, 1e-12)
 
     @pytest.mark.parametrize("r", [1, 2, 3, 4])
     def test_expectations_against_draws(self, r):
@@ -115,8 +96,8 @@ class TestAYear:
     def test_other_families(self, years, y, family, right):
         """Beside the same model of years since 2015 under wide priors."""
         fixed = mixed(f"{y} ~ year + (1 | g)", years, family).fit(progress=False).summary().fixed
-        shifted, wide = years.assign(year=years.year - 2014.5), MixedPrior(10.0, sd=HalfT(3.0, 2.5))
-        other = mixed(f"{y} ~ year + (1 | g)", shifted, family, prior=wide).fit(progress=False).summary().fixed
+        shifted, wide = years.assign(year=years.year - 2014.5), {"b": "normal(0, 10)", "Intercept": "normal(0, 10)"}
+        other = mixed(f"{y} ~ year + (1 | g)", shifted, family, priors=wide).fit(progress=False).summary().fixed
         assert abs(float(fixed.mean[1] - other.mean[1])) < 0.1 * float(other.sd[1])
         assert float(fixed.low[1]) < right < float(fixed.high[1])
 
@@ -128,7 +109,7 @@ class TestAYear:
 
     def test_the_target_over_all_coordinates(self, years):
         X = torch.tensor(np.column_stack([np.ones(300), years.year]), dtype=DTYPE)
-        model = MixedModel(
+        model = MixedLogJoint(
             X, torch.tensor(years.y.to_numpy()), (X[:, :1], torch.tensor(years.g.to_numpy())), "gaussian"
         )
         q = model.posterior()
@@ -150,7 +131,7 @@ class TestAYear:
     def test_the_command_line(self, years, tmp_path, capsys):
         years.to_csv(tmp_path / "years.csv", index=False)
         main(["fit", "--data", f"{tmp_path}/years.csv", "--formula", FORMULAS[0], "--out", f"{tmp_path}/run"])
-        rows = pd.read_csv(tmp_path / "run/parameters.csv").set_index("name")
+        rows = pd.read_csv(tmp_path / "run/coefficients.csv").set_index("name")
         assert rows.loc["year", "mean"] == pytest.approx(within_groups(years), abs=0.005)
         assert "per sd of a column" in json.loads((tmp_path / "run/summary.json").read_text())["priors"]
         assert "priors: fixed effects N(0, 3.63^2) per sd of a column" in capsys.readouterr().out
@@ -198,7 +179,7 @@ class TestNoSpread:
         table = MixedModel(X, y, (X, groups), "gaussian").fit(progress=False).summary()
         assert float(table.sd.low) < 0.02
         assert float(table.sd.high) < 0.35
-        assert "The standard deviation of 0 may be 0: its density there is" in str(table)
+        assert "The standard deviation of Intercept may be 0: its density there is" in str(table)
 
     def test_a_spread_that_is_there(self):
         assert "may be 0" not in str(flat(1, "gaussian", 1.0).fit(**QUICK))
@@ -353,14 +334,15 @@ class TestWithoutIntercept:
         levels = torch.eye(3, dtype=DTYPE).repeat(4, 1)
         y, groups = 1000 + randn(12, seed=1), torch.arange(12) // 4
         model = MixedModel(levels, y, (torch.ones(12, 1, dtype=DTYPE), groups), "gaussian")
-        close(model.rows.X @ model.fixed.prior.mean, y.mean().expand(12), 1e-9)
+        close(model.coordinates.X @ model.priors.location, y.mean().expand(12), 1e-9)
 
     def test_through_0(self):
         """Where no coefficients make a constant, s_y is the size of y."""
         x = torch.linspace(1.5, 1.9, 24, dtype=DTYPE)[:, None]
         y = 40 * x[:, 0] + 0.5 * randn(24, seed=1)
         model = MixedModel(x, y, (torch.ones(24, 1, dtype=DTYPE), torch.arange(24) // 4), "gaussian")
-        close(model.fixed.prior.precision.rsqrt(), 2.5 * y.square().mean().sqrt()[None], 1e-9)
+        sd = model.priors.coefficients[0].sd * x.std(correction=0)
+        close(sd, 2.5 * y.square().mean().sqrt(), 1e-9)
         assert abs(float(model.fit(**QUICK).summary().fixed.mean) - 40) < 1.5
 
 
@@ -368,29 +350,21 @@ class TestWithoutIntercept:
 
 
 class TestExplicit:
-    def test_a_scale_of_fixed_effects_is_for_the_columns_as_they_are(self):
+    def test_priors_of_an_earlier_release(self):
         X, groups = torch.cat([torch.ones(6, 1), torch.arange(6.0)[:, None]], 1).to(DTYPE), [0, 0, 1, 1, 2, 2]
-        model = MixedModel(X, [1.0, 0, 2, 1, 3, 5], (X[:, :1], groups), "poisson_log", prior=MixedPrior(2.5))
-        assert model.rows.columns is None
-        close(model.fixed.prior.precision, torch.full((2,), 0.16, dtype=DTYPE), 1e-15)
-        assert "fixed effects N(0, 2.5^2)" in model.fit(**QUICK).priors
+        with pytest.warns(FutureWarning, match="name the priors"):
+            model = MixedModel(X, [1.0, 0, 2, 1, 3, 5], (X[:, :1], groups), "poisson", prior=MixedPrior(2.5))
+        assert "x1 N(0, 2.5^2)" in model.fit(**QUICK).priors
 
     def test_an_exposure(self):
         """The intercept is about the rate."""
         X, time = torch.ones(6, 1, dtype=DTYPE), torch.tensor([1.0, 10, 100, 1, 10, 100], dtype=DTYPE)
         model = MixedModel(X, 3 * time, (X, [0, 0, 0, 1, 1, 1]), "poisson_log", offset=time.log())
-        close(model.fixed.prior.mean, torch.full((1,), math.log(3.0), dtype=DTYPE), 1e-12)
-
-    def test_kass_and_natarajan_by_name(self):
-        table = visits()
-        prior = MixedPrior(precision={"g": "kass-natarajan"})
-        result = mixed("count ~ x + (1 | g)", table, "poisson", prior=prior).fit(**QUICK)
-        assert "1/variance over g Wishart(1, scale" in str(result)
+        close(model.priors.location, torch.full((1,), math.log(3.0), dtype=DTYPE), 1e-12)
 
     def test_sample_is_in_the_units_of_the_user(self):
         table = visits().assign(x=lambda t: 1e3 * t.x + 5e3)
         result = mixed("y ~ x + (1 + x | g)", table).fit(**QUICK)
         theta, summary = result.sample(4000, torch.Generator().manual_seed(0)), result.summary()
         close(theta[:, :2].mean(0) / summary.fixed.mean, torch.ones(2, dtype=DTYPE), 0.1)
-        sd = scales_of(theta[:, 2:5], 2)[0].mean(0)
-        close(sd / summary.sd.mean, torch.ones(2, dtype=DTYPE), 0.1)
+        close(theta[:, 2:4].mean(0) / summary.sd.mean, torch.ones(2, dtype=DTYPE), 0.1)
