@@ -13,44 +13,12 @@ import pandas
 
 import torchngvi
 from torchngvi import CholeskyGaussian, GeneralizedLinear, MixedModel, fit, to_arviz
-from torchngvi.adapters.arviz import log_likelihood
 from torchngvi.cli import main
 from torchngvi.diagnostics import log_predictive_density, predictive_mean
 from torchngvi.errors import InputError
-from torchngvi.models import RandomEffects
 from torchngvi.models.likelihoods import (
     BernoulliLogit,
-    BernoulliProbit,
-    GaussianNoise,
-    NegativeBinomial,
-    PoissonLog,
-    StudentT,
 )
-
-DRAW = np.random.default_rng(0)
-ETA, COUNTS = DRAW.normal(size=(7, 5)), np.array([0.0, 3.0, 1.0, 12.0, 5.0])
-REAL, SIGNS = DRAW.normal(size=5), np.array([-1.0, 1.0, 1.0, -1.0, 1.0])
-SIZES = DRAW.uniform(0.5, 3, size=7)
-AT = SIZES[:, None]
-# of each likelihood targets, draws of its parameter, and the same density by SciPy
-KNOWN = {
-    "logit": (BernoulliLogit(), SIGNS, None, stats.logistic.logcdf(SIGNS * ETA)),
-    "probit": (BernoulliProbit(), SIGNS, None, stats.norm.logcdf(SIGNS * ETA)),
-    "poisson": (PoissonLog(), COUNTS, None, stats.poisson.logpmf(COUNTS, np.exp(ETA))),
-    "gaussian": (GaussianNoise(2.0), REAL, None, stats.norm.logpdf(REAL, ETA, 2.0)),
-    "student": (StudentT(2.0, 5.0), REAL, None, stats.t.logpdf(REAL, 5.0, ETA, 2.0)),
-    "negative binomial": (NegativeBinomial(2.0), COUNTS, None, stats.nbinom.logpmf(COUNTS, 2, 2 / (2 + np.exp(ETA)))),
-    "a residual sd": (GaussianNoise(1.0), REAL, SIZES, stats.norm.logpdf(REAL, ETA, AT)),
-    "a scale": (StudentT(1.0, 4.0), REAL, SIZES, stats.t.logpdf(REAL, 4.0, ETA, AT)),
-    "a size": (NegativeBinomial(1.0), COUNTS, SIZES, stats.nbinom.logpmf(COUNTS, AT, AT / (AT + np.exp(ETA)))),
-}
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_log_likelihoods_are_those_of_scipy(name):
-    likelihood, y, parameter, expected = KNOWN[name]
-    found = log_likelihood(likelihood, *(None if x is None else torch.as_tensor(x) for x in (ETA, y, parameter)))
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
 
 
 def logistic(rows=24, weights=None):
@@ -144,9 +112,9 @@ class TestMixedModels:
         data, draws = to_arviz(result), result.draws()
         for name in ("beta", "b", "sd"):
             np.testing.assert_array_equal(data["posterior"][name], result.to_arviz()["posterior"][name])
-        eta = (draws.fixed @ X.mT).numpy() + draws.effects.numpy()[:, frame.patient.to_numpy(), 0]
+        eta = (draws.fixed @ X.mT).numpy() + draws.effects["group"].numpy()[:, frame.patient.to_numpy(), 0]
         if family == "gaussian":
-            expected = stats.norm.logpdf(y.to_numpy(), eta, draws.parameter[:, None].numpy())
+            expected = stats.norm.logpdf(y.to_numpy(), eta, draws.parameters.numpy())
         else:
             expected = stats.logistic.logcdf((2 * y.to_numpy() - 1) * eta)
         np.testing.assert_allclose(of(data, "log_likelihood"), expected, rtol=1e-8)
@@ -159,7 +127,7 @@ class TestMixedModels:
         frame = visits()
         X = torch.as_tensor(np.column_stack([np.ones(48), frame.week]))
         groups = {name: frame[name].to_numpy(copy=True) for name in ("patient", "ward")}
-        effects = {name: RandomEffects(X[:, :1], torch.as_tensor(of_rows)) for name, of_rows in groups.items()}
+        effects = {name: (X[:, :1], torch.as_tensor(of_rows)) for name, of_rows in groups.items()}
         result = MixedModel(X, frame.n.to_numpy(float), effects, "poisson").fit(progress=False)
         data, draws = to_arviz(result), result.draws()
         eta = (draws.fixed @ X.mT).numpy()
@@ -171,8 +139,6 @@ class TestMixedModels:
 
 
 class TestRuns:
-    WEIGHTED = ("--test-fraction", "0", "--weights", "sure")
-
     @pytest.fixture(autouse=True)
     def _tables(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -182,32 +148,8 @@ class TestRuns:
         self.frame = pandas.read_csv("visits.csv")
 
     def run(self, *flags):
-        assert main(["fit", "--data", "visits.csv", *flags, "--no-progress", "--overwrite"]) == 0
+        assert main(["fit", "--data", "visits.csv", *flags, "--seed", "0", "--no-progress", "--overwrite"]) == 0
         return torchngvi.load("runs/visits")
-
-    @pytest.mark.parametrize("classes", [True, False])
-    def test_a_regression(self, classes):
-        kept = (*self.WEIGHTED, "--offset", "told")
-        target = ("ill", "--drop", "n", "pain") if classes else ("n", "--drop", "ill", "pain", "--likelihood", "nb")
-        run = self.run("--target", *target, "--categorical", "ward", *kept)
-        data = run.to_arviz(self.frame, draws=10_000)
-        beta = data["posterior"]["beta"]
-        table = pandas.read_csv("runs/visits/coefficients.csv").set_index("name")
-        assert list(beta["column"].values) == list(table.index)
-        mean, sd = beta.values[0].mean(0), beta.values[0].std(0)
-        assert np.abs((mean - table["mean"]) / table["sd"]).max() < 4 / np.sqrt(10_000)
-        np.testing.assert_allclose(sd, table["sd"], rtol=0.03)
-        wards = (self.frame.ward == 1, self.frame.ward == 2)
-        X = np.column_stack([np.ones(48), self.frame.week, self.frame.patient, *wards])
-        eta = beta.sel(column=["intercept", "week", "patient", "ward=1", "ward=2"]).values[0] @ X.T + 0.1
-        y = (self.frame.ill == "yes").to_numpy(float) if classes else self.frame.n.to_numpy(float)
-        if classes:
-            of_row = stats.logistic.logcdf((2 * y - 1) * eta)
-        else:
-            r = run.likelihood.dispersion
-            of_row = stats.nbinom.logpmf(y, r, r / (r + np.exp(eta)))
-        np.testing.assert_allclose(of(data, "log_likelihood"), self.frame.sure.to_numpy() * of_row, rtol=1e-6)
-        np.testing.assert_array_equal(of(data, "observed_data"), y)
 
     def test_a_formula(self):
         """With the same draws as the result: it is the same as without the file."""
@@ -216,8 +158,8 @@ class TestRuns:
         same = to_arviz(torchngvi.mixed(formula, self.frame).fit(seed=0, progress=False))
         for group in ("log_likelihood", "posterior_predictive", "observed_data"):
             np.testing.assert_allclose(of(data, group), of(same, group), rtol=1e-8)
-        for name, other in (("beta", "beta"), ("sd", "sd"), ("parameter", "residual_sd")):
-            np.testing.assert_allclose(data["posterior"][name].values, same["posterior"][other].values, rtol=1e-8)
+        for name in ("beta", "sd", "residual_sd"):
+            np.testing.assert_allclose(data["posterior"][name].values, same["posterior"][name].values, rtol=1e-8)
 
     def test_a_formula_of_several_factors(self):
         formula = "n ~ week + (1 | patient) + (1 | ward)"
@@ -230,27 +172,9 @@ class TestRuns:
     def test_two_classes_of_a_formula(self):
         one = self.run("--formula", "ill[yes] ~ week + (1 | patient)", "--likelihood", "logit").to_arviz()
         np.testing.assert_array_equal(of(one, "observed_data"), self.frame.ill == "yes")
-        assert dict(one["posterior"]["sd"].sizes) == {"chain": 1, "draw": 1000, "effect_patient": 1}
+        assert dict(one["posterior"]["sd"].sizes) == {"chain": 1, "draw": 1000, "random": 1}
 
-    @pytest.mark.accuracy
     def test_refused(self):
         run = self.run("--target", "ill", "--drop", "n", "pain")
-        with pytest.raises(InputError, match=r"^a Fitted has a to_arviz of its own: call that, with the table of the"):
+        with pytest.raises(InputError, match=r"^a Fitted has a to_arviz of its own: call that\.$"):
             to_arviz(run)
-        with pytest.raises(InputError, match=r"^what is checked are the rows of the fit, and it has held out 0\.2 of"):
-            run.to_arviz(self.frame)
-        run = self.run("--target", "ill", "--drop", "n", "pain", "--test-fraction", "0")
-        with pytest.raises(InputError, match=r"^the table has no column 'ill', the target of the fit\. Give the table"):
-            run.to_arviz(self.frame.drop(columns="ill"))
-        with pytest.raises(InputError, match=r"^target 'ill' has the class 'maybe'; the fit has 'no' and 'yes'\.$"):
-            run.to_arviz(self.frame.assign(ill="maybe"))
-        with pytest.raises(InputError, match="^the table misses entries of ill, of ill in 48 of 48 rows"):
-            run.to_arviz(self.frame.assign(ill=None))
-        run = self.run("--target", "pain", "--drop", "n", "--likelihood", "normal", "--noise", "1", *self.WEIGHTED)
-        with pytest.raises(InputError, match=r"^the table has no column 'sure', the weights of the fit\. Give"):
-            run.to_arviz(self.frame.drop(columns="sure"))
-        with pytest.raises(InputError, match="^the table misses entries of sure, of sure in 48 of 48 rows"):
-            run.to_arviz(self.frame.assign(sure=None))
-        run = self.run("--formula", "pain ~ week + (1 | patient)", "--likelihood", "gaussian", "--weights", "sure")
-        with pytest.raises(InputError, match=r"^the fit has weights, which the run has not kept: make it in Python, "):
-            run.to_arviz()

@@ -69,23 +69,10 @@ def to_arviz(result: Any, *, draws: int | None = None, seed: int = 0) -> Any:
     theta = q.sample((draws,), generator)
     eta, likelihood = model.predictor(theta), model.likelihood
     names = result.names or [f"x{i}" for i in range(model.dim)]
-    log_p = model.weights * log_likelihood(likelihood, eta, model.y)
+    log_p = -model.weights * likelihood.energy(eta, model.y)
     y = 0.5 * (1 + model.y) if likelihood.discrete else model.y  # two classes, which a likelihood has as -1 and +1
     new = responses(likelihood, eta, generator)
     return inference_data({"beta": theta}, {"column": names}, {"beta": ["column"]}, log_p, new, y, model.weights > 0)
-
-
-def log_likelihood(
-    likelihood: Likelihood,
-    eta: Tensor,  # (S, N)
-    y: Tensor,  # (N,)
-) -> Tensor:
-    """Compute log p(y_n | η_n) at draws of the predictors, (S, N).
-
-    >>> log_likelihood(GaussianNoise(1.0), torch.zeros(1, 1), torch.ones(1)).exp()
-    tensor([[0.2420]])
-    """
-    return -likelihood.energy(eta, y)
 
 
 def responses(

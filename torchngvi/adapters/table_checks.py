@@ -6,12 +6,11 @@ because a number was written in a way that was not expected.  The command line, 
 scikit-learn ask the same questions here, and one error names all that is wrong with a table.
 """
 
-import csv
 import datetime
 import decimal
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
