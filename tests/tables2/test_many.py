@@ -188,6 +188,17 @@ def test_what_has_not_converged_is_named():
     assert "2 doubtful" in repr(result)
 
 
+def test_a_member_without_a_posterior_is_named_and_moves_no_other():
+    """A constant outcome with noise that is learned: the density grows without end as the noise falls."""
+    design, Y = drawn("gaussian", 1)
+    Y[1] = 3.0
+    result = fit_many(design._replace(offset=0 * design.offset), Y, "gaussian", progress=False)
+    assert result.converged.tolist() == [True, False, True]
+    assert "has no maximum" in result.doubtful["1"]
+    rest = fit_many(design._replace(offset=0 * design.offset), Y[[0, 2]], "gaussian", progress=False)
+    assert torch.allclose(rest.mode, result.mode[[0, 2]], rtol=1e-8)
+
+
 def test_a_table_has_one_row_for_each_member_and_global():
     pytest.importorskip("pandas")
     design, Y = drawn("negative_binomial", 2)

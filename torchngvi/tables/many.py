@@ -683,14 +683,14 @@ def _search(joint: _Joint, psi: Tensor, u: Tensor, nodes: int) -> _Mode:
 
 def _promise(state: _Mode) -> Tensor:
     """gᵀH⁻¹g, (M,)."""
-    return (state.slope * torch.linalg.solve(state.H, state.slope)).sum(-1)
+    return (state.slope * torch.linalg.solve_ex(state.H, state.slope)[0]).sum(-1)
 
 
 def _stepped(joint: _Joint, at: _Mode, nodes: int) -> _Mode:
     """One step for each member; it is taken where it gains."""
     s = joint.settings
     ridge = torch.diag_embed(at.shift[:, None] * at.H.diagonal(dim1=-2, dim2=-1))
-    step = -torch.linalg.solve(at.H + ridge, at.slope)
+    step = -torch.linalg.solve_ex(at.H + ridge, at.slope)[0].nan_to_num(0.0, 0.0, 0.0)
     step = step * (s.stride / step.abs().amax(-1, keepdim=True).clamp_min(s.stride))
     new = at.psi + step
     energy, slope, u = joint.energy(new[:, None], at.u, nodes)
@@ -717,7 +717,7 @@ def _differenced(joint: _Joint, at: _Mode, step: Tensor, nodes: int) -> _Mode:
     points = torch.cat([at.psi[:, None] + shift, at.psi[:, None] - shift], 1)
     _, slope, u = joint.energy(points, at.u, nodes)
     columns, follows = ((x[:, :P] - x[:, P:]) / _like(2 * step, x) for x in (slope, u))
-    H = 0.5 * (columns + columns.mT)
+    H = (0.5 * (columns + columns.mT)).nan_to_num(0.0, 0.0, 0.0)
     values, vectors, _ = linalg.eigh(H)
     fine = values[:, 0] > 0
     other = (vectors * values.abs().clamp_min(joint.settings.least)[:, None]) @ vectors.mT
