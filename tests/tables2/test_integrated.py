@@ -186,7 +186,9 @@ def test_draws_of_effects_are_those_of_their_density():
     groups = torch.tensor([0, 0, 0, 1, 1, 1])
     joint = Integrated(*model(X, torch.tensor([1.0, 1, 1, 0, 0, 1]), groups, family="bernoulli"))
     theta = torch.tensor([[0.3, 1.0]], dtype=torch.float64).expand(20_000, -1)
-    u = joint.draw(theta, joint.start()[1].expand(-1, len(theta), -1), 16, 1.2, generator())
+    u = joint.draw(
+        theta, joint.start()[1].expand(-1, len(theta), -1), SETTINGS.candidates, SETTINGS.candidates_wider, generator()
+    )
     b = joint.effects(u, theta)[..., 0]  # (S, n)
     grid = torch.linspace(-25, 25, 5001, dtype=torch.float64)
     y = joint.design.y[0].reshape(2, 3)

@@ -188,14 +188,27 @@ def test_what_has_not_converged_is_named():
     assert "2 doubtful" in repr(result)
 
 
+def test_a_member_without_a_posterior_is_named_and_moves_no_other():
+    """A constant outcome with noise that is learned: the density grows without end as the noise falls."""
+    design, Y = drawn("gaussian", 1)
+    Y[1] = 3.0
+    result = fit_many(design._replace(offset=0 * design.offset), Y, "gaussian", progress=False)
+    assert result.converged.tolist() == [True, False, True]
+    assert "has no maximum" in result.doubtful["1"]
+    rest = fit_many(design._replace(offset=0 * design.offset), Y[[0, 2]], "gaussian", progress=False)
+    assert torch.allclose(rest.mode, result.mode[[0, 2]], rtol=1e-8)
+
+
 def test_a_table_has_one_row_for_each_member_and_global():
     pytest.importorskip("pandas")
     design, Y = drawn("negative_binomial", 2)
     result = fit_many(design, Y, names=["a", "b", "c"], progress=False)
     frame = result.table()
-    assert list(frame["parameter"][:6]) == [
-        "Intercept", "x", "sd(z1|group)", "sd(z2|group)", "cor(z1, z2|group)", "size",
-    ] or len(frame) == 18  # fmt: skip
+    effects = design.factors[0].effects
+    sds = [f"sd({effect}|group)" for effect in effects]
+    expected = ["Intercept", "x", *sds, f"cor({effects[0]}, {effects[1]}|group)", "size"]
+    assert list(frame["parameter"][:6]) == expected
+    assert len(frame) == 18
     assert list(frame["member"].unique()) == ["a", "b", "c"]
     b = frame[frame["member"] == "b"].set_index("parameter")
     assert b.loc["x", "mean"] == pytest.approx(float(result.coefficients.mean[1, 1]))
@@ -211,6 +224,8 @@ def test_what_cannot_be_used_is_refused():
         fit_many(design, Y - 0.5, progress=False)
     with pytest.raises(InputError, match="names must be those of the 3 members"):
         fit_many(design, Y, names=["a"], progress=False)
+    with pytest.raises(InputError, match="draws is the number of weighted draws"):
+        fit_many(design, Y, settings=ManySettings(draws=50), progress=False)
     with pytest.raises(InputError, match="at most one grouping factor"):
         fit_many(design._replace(factors=design.factors * 2), Y, progress=False)
 

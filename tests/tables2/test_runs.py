@@ -151,15 +151,6 @@ def made(tmp_path_factory):
     return top
 
 
-def without_exchange(monkeypatch):
-    """As on a disk that cannot exchange two folders."""
-
-    def cannot(*_):
-        raise OSError(errno.EINVAL, "cannot")
-
-    monkeypatch.setattr(outputs, "_exchange", cannot)
-
-
 def check_state(here, *, old, mine=True):
     """The old run or the new one is there, whole, and what is not of a run has stayed."""
     if not old and not Path("run/posterior.pt").exists():
@@ -183,12 +174,10 @@ def place_old(kept):
 @needs_forks
 class TestKills:
     @pytest.mark.accuracy
-    @pytest.mark.parametrize("way", ["new", "replaced", "replaced inside"])
+    @pytest.mark.parametrize("way", ["new", "replaced"])
     @pytest.mark.parametrize("kind", FLAGS)
-    def test_a_kill_at_any_point_leaves_the_old_run_or_the_new_one(self, kind, way, made, here, monkeypatch):
+    def test_a_kill_at_any_point_leaves_the_old_run_or_the_new_one(self, kind, way, made, here):
         """At every point at which the process writes, syncs, renames or removes; leftovers refuse nothing."""
-        if way == "replaced inside":
-            without_exchange(monkeypatch)
         old, seen, leftovers = way != "new", set(), 0
 
         def work(points):
@@ -246,11 +235,9 @@ class TestKills:
         assert main(["predict", "run", "t.csv", *(() if kind == "formula" else ("--drop", "ward"))]) == 0
 
     @pytest.mark.accuracy
-    @pytest.mark.parametrize("way", ["new", "replaced", "replaced inside"])
-    def test_a_full_disk_at_any_point_loses_nothing(self, way, made, here, monkeypatch):
+    @pytest.mark.parametrize("way", ["new", "replaced"])
+    def test_a_full_disk_at_any_point_loses_nothing(self, way, made, here):
         """Each is a sentence; the old run is there, and nothing is left of the new one."""
-        if way == "replaced inside":
-            without_exchange(monkeypatch)
         old = way != "new"
         if old:
             place_old(made / "regression-old")
@@ -297,7 +284,7 @@ class TestKills:
 class TestFolders:
     @pytest.mark.parametrize("out", [".", "run"])
     def test_the_current_folder_and_its_files_stay(self, out, made, here, monkeypatch):
-        """A shell that stands in the folder of a run still does; a run over it is one step too."""
+        """A shell that stands in the folder of a run still does."""
         place_old(made / "regression-old")
         number = Path("run").stat().st_ino
         if out == ".":
@@ -305,7 +292,7 @@ class TestFolders:
         assert main(["fit", "--data", str(here / "t.csv"), "--no-progress", "--out", out, "--overwrite",
                      *FLAGS["regression"], *SEEDS["new"]]) == 0  # fmt: skip
         monkeypatch.chdir(here)
-        assert (Path("run").stat().st_ino == number) == (out == ".")
+        assert Path("run").stat().st_ino == number
         assert check_state(here, old=True) == 2
         assert not left(here)
 
@@ -361,6 +348,15 @@ class TestFolders:
 
 
 # ------------------------------------------------------------------------------------ damage
+
+
+def predicted(run, table):
+    """The predictions of a run, or of a result alone, which a file without its columns is, as a frame."""
+    found = torchngvi.load(run).predict(table)
+    if isinstance(found, pd.DataFrame):
+        return found
+    expected = found.mean.numpy()
+    return pd.DataFrame({"probability": expected})
 
 
 def table_for(kind):
@@ -422,7 +418,7 @@ class TestDamage:
         saved = torch.load(made / f"{kind}-old" / "posterior.pt", weights_only=True)
         file, table = Path("posterior.pt"), table_for(kind)
         torch.save(saved, file)
-        expected, tried, refused = torchngvi.load(file).predict(table), 0, 0
+        expected, tried, refused = predicted(file, table), 0, 0
         other = []  # that were accepted, and predict other numbers
         for path in paths(saved):
             for value in OTHERS:
@@ -436,11 +432,11 @@ class TestDamage:
                 torch.save(replaced(saved, path, value), file)
                 tried += 1
                 try:
-                    found = torchngvi.load(file).predict(table)
+                    found = predicted(file, table)
                 except InputError:
                     refused += 1
                     continue
-                if not found.equals(expected):
+                if not found.equals(expected[list(found)]):
                     other.append((path, value))
         assert not other
         assert tried > 200

@@ -1,19 +1,16 @@
-"""The flags of the command line, named as the keys of a file of settings; PyTorch is not needed to list them."""
+"""The flags of the command line, those of ``fit`` from its settings; PyTorch is not needed to list them."""
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from dataclasses import fields
+from typing import Any, NoReturn, get_type_hints
 
 from torchngvi import __version__
-from torchngvi.app.settings import GONE, WORDS
+from torchngvi.app.settings import GONE, WORDS, Settings
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
 
 DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
-FAMILIES = (
-    "bernoulli, probit, binomial, poisson, negative_binomial, gaussian, student_t, ordinal, beta, gamma and others of "
-    "torchngvi.tables (bernoulli, with --formula gaussian)"
-)
 _EXAMPLES = """examples:
   torchngvi fit --data breast_cancer
   torchngvi fit --data patients.csv --target died --success yes --drop id --impute median
@@ -23,17 +20,11 @@ _EXAMPLES = """examples:
   torchngvi fit configs/breast_cancer.toml --prior "mean radius=normal(0, 1)" --out runs/narrow
   torchngvi compare runs/poisson runs/negbin
 """
-_DATA = {  # flag: what stands for its value, and what it is
-    "target": ("COLUMN", "the column to predict, from all others"),
-    "formula": ("FORMULA", "what is predicted from what: 'y ~ x*z + (1 + x | group)'"),
-    "weights": ("COLUMN", "row weights"),
-    "offset": ("COLUMN", "added to the linear predictor"),
-    "impute": ("median", "fill missing numbers with medians, categories with the commonest"),
-}
-_SEVERAL = {
-    "drop": "columns to leave out",
-    "categorical": "columns of numbers that are categories",
-    "marginal": "columns whose average marginal effects are reported",
+_OTHER_NAMES = {"family": ("--likelihood", "--family"), "success": ("--success", "--positive")}
+_GONE = {  # commands of earlier versions, and what is in their place
+    "bench": "torchngvi bench is python -m examples.bench in a clone now.",
+    "demo": "torchngvi demo is python -m examples.demo in a clone now.",
+    "methods": "torchngvi methods has gone: torchngvi.registry.partners(method) names the posteriors it moves.",
 }
 
 
@@ -73,6 +64,13 @@ class _Several(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), *values])
 
 
+def _number_or_word(text: str) -> float | str:
+    try:
+        return text if text in WORDS else float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"invalid value: {text!r}; give a number, {' or '.join(WORDS)}") from error
+
+
 def parser() -> argparse.ArgumentParser:
     """Flags named as the keys of the TOML file; what is not given is not set."""
     top = _Parser(
@@ -90,12 +88,24 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
-    _add_fit(fit)
+    fit.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override them")
+    hints = get_type_hints(Settings)
+    for key in fields(Settings):
+        flags = _OTHER_NAMES.get(key.name, (f"--{key.name.replace('_', '-')}",))
+        kinds: dict[Any, dict[str, Any]] = {
+            bool: {"action": argparse.BooleanOptionalAction},
+            int: {"type": int},
+            int | None: {"type": int},
+            float | None: {"type": float},
+            float | str | None: {"type": _number_or_word},
+            tuple[str, ...]: {"action": "append"} if key.name == "prior" else {"nargs": "+", "action": _Several},
+        }
+        told = {name: text for name, text in key.metadata.items() if text}
+        fit.add_argument(*flags, dest=key.name, **told, **kinds.get(hints[key.name], {}))
+    for name in GONE:
+        fit.add_argument(f"--{name.replace('_', '-')}", help=argparse.SUPPRESS)
     predict = commands.add_parser(
-        "predict",
-        help="predict the rows of a table with an earlier fit",
-        description="Probabilities or means with intervals; the table is prepared as that of the fit was.",
-        argument_default=argparse.SUPPRESS,
+        "predict", help="predict the rows of a table with an earlier fit", argument_default=argparse.SUPPRESS
     )
     predict.add_argument("run", metavar="RUN", help="the folder that fit has written, such as runs/patients")
     predict.add_argument("table", metavar="TABLE", help="a file with the columns of the fit")
@@ -106,74 +116,26 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("--population", action="store_true", help="of a new group, whatever the groups of the rows")
     compare = commands.add_parser("compare", help="compare the models of earlier fits of one table by leave-one-out")
     compare.add_argument("runs", metavar="RUN", nargs="+", help="folders that fit has written")
-    reproduce = commands.add_parser(
-        "reproduce", help="draw a published figure or table, such as srvn-table3; without a name, list them"
-    )
+    reproduce = commands.add_parser("reproduce", help="draw a published figure or table; without a name, list them")
     reproduce.add_argument("name", metavar="NAME", nargs="?", help="a name such as srvn-table3, or a TOML file")
     reproduce.add_argument("--list", action="store_true", help="list the names, as without one")
     reproduce.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
     reproduce.add_argument("--full", action="store_true", help="longer runs, up to an hour")
     reproduce.add_argument("--from-logs", action="store_true", help="draw again from the log of an earlier run")
     for name in ("fit", "predict", "reproduce"):
-        commands.choices[name].add_argument(
-            "--overwrite", action="store_true", default=False, help="replace files of an earlier run in the folder"
-        )
+        commands.choices[name].add_argument("--overwrite", action="store_true", help="replace files of an earlier run")
     for command in commands.choices.values():
         command.of_fit = frozenset(fit._option_string_actions) - frozenset(command._option_string_actions)
     return top
 
 
-def _add_fit(fit: argparse.ArgumentParser) -> None:
-    """The flags of ``fit``, and those of earlier versions that do nothing any more."""
-    fit.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override them")
-    group = fit.add_argument_group("data")
-    kinds = "breast_cancer, diabetes, digits, iris, wine; .csv .tsv .xlsx .parquet .svm, each compressed or not"
-    group.add_argument("--data", metavar="NAME_OR_FILE", help=kinds)
-    for name, (value, what) in _DATA.items():
-        group.add_argument(f"--{name}", metavar=value, help=what)
-    classes = "the class to predict, against all others (of two the one that sorts last)"
-    group.add_argument("--success", "--positive", dest="success", metavar="CLASS", help=classes)
-    for name, what in _SEVERAL.items():
-        group.add_argument(f"--{name}", metavar="COLUMN", nargs="+", action=_Several, help=what)
-    group.add_argument("--intercept", action=argparse.BooleanOptionalAction, help="add a column of ones (default)")
-    group.add_argument("--test-fraction", type=float, metavar="F", help="rows held out (0.2; with --formula 0)")
-    group.add_argument("--draws", type=int, metavar="N", help="weighted draws of the posterior (4096, of groups 400)")
-    group.add_argument("--seed", type=int, metavar="N", help="of the split and of the draws (42)")
-    group = fit.add_argument_group("model")
-    group.add_argument("--likelihood", "--family", dest="family", metavar="FAMILY", help=FAMILIES)
-    what = "of one coefficient or parameter, 'x=normal(0, 1)', 'sd=half_t(3, 1)'; may be given several times"
-    group.add_argument("--prior", metavar="NAME=PRIOR", action="append", help=what)
-    what = "N(0, 1/B) of each coefficient, per sd of its column; auto: the B that the data speak for; flat"
-    group.add_argument("--prior-precision", type=_number_or_word, metavar="B", help=f"{what} (the default priors)")
-    group.add_argument("--intercept-sd", type=float, metavar="S", help="of the intercept's N(0, S^2) beside a B (10)")
-    what = "a number B is per sd of a column (default); no: per unit of it"
-    group.add_argument("--standardize", action=argparse.BooleanOptionalAction, help=what)
-    group = fit.add_argument_group("output")
-    group.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
-    group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a bar (default)")
-    for name in GONE:
-        fit.add_argument(f"--{name.replace('_', '-')}", help=argparse.SUPPRESS)
-
-
-def _number_or_word(text: str) -> float | str:
-    try:
-        return text if text in WORDS else float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"invalid value: {text!r}; give a number, {' or '.join(WORDS)}") from error
-
-
 def gone_command(argv: Sequence[str]) -> str | None:
     """A sentence about a command of earlier versions, which is elsewhere now.
 
-    >>> gone_command(["bench"])[:60]
+    >>> gone_command(["bench"])
     'torchngvi bench is python -m examples.bench in a clone now.'
     """
     rest = " ".join(argv[1:])
-    found = {
-        "bench": "torchngvi bench is python -m examples.bench in a clone now.",
-        "demo": "torchngvi demo is python -m examples.demo in a clone now.",
-        "methods": "torchngvi methods has gone: torchngvi.registry.partners(method) names the posteriors it moves.",
-    }
-    if argv and argv[0] == "compare" and (rest.endswith(".toml") or "--data" in argv or "--methods" in argv):
+    if argv and argv[0] == "compare" and (rest.endswith(".toml") or {"--data", "--methods"} & {*argv}):
         return f"methods are compared in a clone now: python -m examples.compare_methods {rest}. Of runs name folders."
-    return found.get(argv[0]) if argv else None
+    return _GONE.get(argv[0]) if argv else None

@@ -1,15 +1,12 @@
 """Folders of results: no earlier file is replaced unasked, no link is followed, and a run is there whole or not at all.
 
 The files of a run are written into a folder beside its place, with a manifest of their digests, and come into that
-place by one rename.  Where an earlier run is there, the two folders change their names in one step, as Linux and macOS
-can.  Where that cannot be, as in the current folder, a mounted one, or on Windows, the new files go into a folder
-``.replacing`` inside, by one rename too, and from there one by one into their places: whoever reads, reads what is in
-``.replacing`` first.  So a process that is killed leaves the old run or the new one.
+place by one rename.  Where an earlier run is there, they are written inside its folder, become ``.replacing`` by one
+rename too, and go from there one by one into their places: whoever reads, reads what is in ``.replacing`` first.  So a
+process that is killed leaves the old run or the new one.
 """
 
 import contextlib
-import csv
-import ctypes
 import hashlib
 import io
 import json
@@ -17,8 +14,7 @@ import os
 import re
 import secrets
 import shutil
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,14 +28,13 @@ from torchngvi.fitting.checkpoints import locked, sync
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet would evaluate
 _QUOTE = "'"
-MANIFEST = "manifest.json"
-POSTERIOR = "posterior.pt"  # from which a run predicts
+MANIFEST, POSTERIOR = "manifest.json", "posterior.pt"
 _REPLACING, _WRITING = ".replacing", ".writing-"
 _LEFT = re.compile(rf"{re.escape(_WRITING)}([0-9a-f]{{16}}|[a-z0-9_]{{8}})")  # and as version 0.2.0 wrote
-_OF_A_RUN = (  # what runs of fit write, and those of 0.2.0: of a run that is replaced, none of them stays
+_OF_A_RUN = {  # what runs of fit write, and those of 0.2.0: of a run that is replaced, none of them stays
     *(POSTERIOR, "summary.json", "config.toml", "coefficients.csv", "effects.csv", "fit.png"),
     *("parameters.csv", "trace.csv", "effects.png"),
-)
+}
 
 
 class OutputFolder:
@@ -48,7 +43,7 @@ class OutputFolder:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with OutputFolder(f"{folder}/results").writing() as place:
-    ...         write_rows(place / "table.csv", ["name"], [["age"]])
+    ...         write_frame(place / "table.csv", pd.DataFrame({"name": ["age"]}))
     ...     read_frame(Path(folder) / "results" / "table.csv")["name"].tolist()
     ['age']
     """
@@ -98,10 +93,9 @@ class OutputFolder:
 
 @contextmanager
 def _place(to: Path) -> Iterator[Path]:
-    """A new folder beside another, or inside it where it cannot be renamed; locked while this process lives."""
-    inside = _stays(to)
-    if inside:
-        to.mkdir(exist_ok=True)
+    """A new folder beside another, or inside it where that holds files or cannot be renamed; locked while we live."""
+    inside = _is_taken(to) or _stays(to)
+    to.mkdir(exist_ok=True) if inside else None
     lock = -1
     while True:
         name = f"{_WRITING}{secrets.token_hex(8)}"
@@ -122,7 +116,7 @@ def _place(to: Path) -> Iterator[Path]:
     try:
         yield place
     finally:
-        shutil.rmtree(place, ignore_errors=True)  # of a run that has come into its place, the one that was there
+        shutil.rmtree(place, ignore_errors=True)  # of a run that has come into its place, nothing
         if lock >= 0:
             os.close(lock)
 
@@ -150,95 +144,32 @@ def _clean(folder: Path, begins: str = "") -> None:
 
 def _taken_by(place: Path, to: Path, digests: dict[str, str], *, replace: bool) -> bool:
     """Bring the files of a place into a folder, all in one step."""
-    kept = _kept(to, digests) if replace else []
-    carried = {path.name for path in kept}
-    earlier = {name: digest for name, digest in _manifest(to).items() if name in carried}
+    gone = {*digests, *(_OF_A_RUN if POSTERIOR in digests else ())}
+    earlier = {name: digest for name, digest in _manifest(to).items() if replace and name not in gone}
     text = json.dumps({"format": 1, "sha256": {**earlier, **digests}}, indent=2)
     (place / MANIFEST).write_text(text + "\n", encoding="utf-8")
     for file in (*place.iterdir(), place):
         sync(file)
     if place.parent == to:
-        return (replace or not _is_taken(to)) and _taken_inside(place, to)
-    if not replace or not _is_taken(to):
-        if os.name == "nt" and to.is_dir():  # where no rename takes the place of an empty folder
-            with contextlib.suppress(OSError):
-                os.rmdir(to)
-        try:
-            os.rename(place, to)
-        except OSError as error:
-            if not (to.is_dir() and any(to.iterdir())):
-                raise
-            if not replace:
-                return False
-            raise OSError(error.errno, f"another run has written into {to}") from error
-        sync(to.parent)
+        if not replace and _is_taken(to):
+            return False
+        os.rename(place, to / _REPLACING)
+        sync(to)
+        with contextlib.suppress(OSError):  # the new run is there; the next one goes on from here
+            _settle(to)
         return True
-    for path in kept:
-        _carry(path, place)
-    sync(place)
-    try:
-        _exchange(place, to)
-    except OSError:
-        for name in carried:
-            _remove(place / name)
-        return _taken_inside(place, to)
-    sync(to.parent)
-    for path in _kept(place, digests):  # what has come into the old folder in the meantime
+    if os.name == "nt" and to.is_dir():  # where no rename takes the place of an empty folder
         with contextlib.suppress(OSError):
-            _carry(path, to)
-    return True
-
-
-def _kept(folder: Path, digests: dict[str, str]) -> list[Path]:
-    """What stays in a folder that gets files."""
-    gone = {MANIFEST, _REPLACING, *digests, *(_OF_A_RUN if POSTERIOR in digests else ())}
-    there = folder.iterdir() if folder.is_dir() else ()
-    return [path for path in there if path.name not in gone and not _LEFT.fullmatch(path.name)]
-
-
-def _carry(path: Path, to: Path) -> None:
-    """Give a file, a link or a folder a second name in another folder, or a copy where the disk has no such names."""
-    if path.is_dir() and not path.is_symlink():
-        (to / path.name).mkdir(exist_ok=True)
-        shutil.copystat(path, to / path.name)
-        for inner in path.iterdir():
-            _carry(inner, to / path.name)
-    elif not os.path.lexists(to / path.name):
-        try:
-            os.link(path, to / path.name, follow_symlinks=False)
-        except (OSError, NotImplementedError):
-            shutil.copy2(path, to / path.name, follow_symlinks=False)
-            if not path.is_symlink():
-                sync(to / path.name)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _exchange(left: Path, right: Path) -> None:
-    """Let two folders change their names in one step."""
-    ends = os.fsencode(left.absolute()), os.fsencode(right.absolute())
-    libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform in ("linux", "darwin") else None
-    if hasattr(libc, "renameat2"):
-        failed = libc.renameat2(-100, ends[0], -100, ends[1], 2)  # AT_FDCWD, RENAME_EXCHANGE
-    elif hasattr(libc, "renamex_np"):
-        failed = libc.renamex_np(*ends, 2)  # RENAME_SWAP
-    else:
-        raise OSError("no exchange of two folders")
-    if failed:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _taken_inside(place: Path, to: Path) -> bool:
-    """The same where the folder keeps its name: one rename says that the new files are those of the run."""
-    os.rename(place, to / _REPLACING)
-    sync(to)
-    with contextlib.suppress(OSError):  # the new run is there; the next one goes on from here
-        _settle(to)
+            os.rmdir(to)
+    try:
+        os.rename(place, to)
+    except OSError as error:
+        if not (to.is_dir() and any(to.iterdir())):
+            raise
+        if not replace:
+            return False
+        raise OSError(error.errno, f"another run has written into {to}") from error
+    sync(to.parent)
     return True
 
 
@@ -250,12 +181,42 @@ def _settle(folder: Path) -> None:
     names = [path.name for path in new.iterdir() if path.name != MANIFEST]
     if (new / MANIFEST).is_file():
         if POSTERIOR in _manifest(folder):
-            for name in set(_OF_A_RUN) - set(_manifest(folder)):
-                _remove(folder / name)
+            for path in (folder / name for name in _OF_A_RUN - set(_manifest(folder))):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
         for name in (*names, MANIFEST):
             os.replace(new / name, folder / name)
         sync(folder)
     new.rmdir()
+
+
+def _is_taken(folder: Path) -> bool:
+    return folder.exists() and any(not _LEFT.fullmatch(path.name) for path in folder.iterdir())
+
+
+def _check(folder: Path) -> None:
+    """Check that a folder can be written into, and that no link leads to it which the caller has named."""
+    here = Path.cwd()  # above an absolute path the links of the system are followed
+    above = (path for path in folder.parents if not folder.is_absolute() or here in path.parents)
+    link = next((path for path in (folder, *above) if path.is_symlink()), None)
+    if link is not None:
+        raise InputError(
+            f"out must be a folder itself, as links are not followed; {str(link)!r} is a link to "
+            f"{os.readlink(link)!r}. Name that folder (--out)."
+        )
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise InputError(f"out must be a folder; {str(existing)!r} is a file. Choose another name (--out).")
+    begins = "" if existing == folder else _beside(folder)
+    try:
+        _clean(existing, begins)
+        trial = existing / f"{begins}{_WRITING}{secrets.token_hex(8)}"
+        trial.mkdir()
+        trial.rmdir()
+    except OSError as error:
+        raise InputError(
+            f"out must be a folder where files can be written; in {str(existing)!r} none can ({error}). "
+            "Choose another folder (--out)."
+        ) from error
 
 
 # ------------------------------------------------------------------------------------ digests
@@ -307,81 +268,24 @@ def read_content(folder: Path) -> tuple[bytes, tuple[str, ...]]:
     return content, (said,) if changed else ()
 
 
-# ------------------------------------------------------------------------------------ names
-
-
-def _named(folder: Path) -> list[Path]:
-    """The folder and those above it which the caller has named: all below the current one, no other above it."""
-    if not folder.is_absolute():
-        return [folder, *folder.parents]
-    here = Path.cwd()
-    return [folder, *(path for path in folder.parents if here in path.parents)]
-
-
-def _check(folder: Path) -> None:
-    link = next((path for path in _named(folder) if path.is_symlink()), None)
-    if link is not None:
-        raise InputError(
-            f"out must be a folder itself, as links are not followed; {str(link)!r} is a link to "
-            f"{os.readlink(link)!r}. Name that folder (--out)."
-        )
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise InputError(f"out must be a folder; {str(existing)!r} is a file. Choose another name (--out).")
-    begins = "" if existing == folder else _beside(folder)
-    try:
-        _clean(existing, begins)
-        trial = existing / f"{begins}{_WRITING}{secrets.token_hex(8)}"
-        trial.mkdir()
-        trial.rmdir()
-    except OSError as error:
-        raise InputError(
-            f"out must be a folder where files can be written; in {str(existing)!r} none can ({error}). "
-            "Choose another folder (--out)."
-        ) from error
-
-
-def _is_taken(folder: Path) -> bool:
-    return folder.exists() and any(not _LEFT.fullmatch(path.name) for path in folder.iterdir())
-
-
 # ------------------------------------------------------------------------------------ csv
 
 
-def cell(value: Any) -> Any:
-    """A value for a csv file; a text that a spreadsheet would take for a formula gets a quote in front.
-
-    >>> cell("=1+1"), cell("age"), cell(-1.5)
-    ("'=1+1", 'age', -1.5)
-    """
+def _cell(value: Any) -> Any:
+    """A value for a csv file; a text that a spreadsheet would take for a formula gets a quote in front."""
     return _QUOTE + value if isinstance(value, str) and value.startswith((*_FORMULAS, _QUOTE)) else value
 
 
-def _text(value: Any) -> Any:
-    """The text that `cell` was given, from what it wrote."""
-    return value.removeprefix(_QUOTE) if isinstance(value, str) else value
-
-
-def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write rows as a csv file; texts are written as `cell` gives them."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows([cell(value) for value in row] for row in rows)
-
-
 def write_frame(path: Path | io.StringIO, frame: pd.DataFrame) -> None:
-    """Write a frame as a csv file; texts are written as `cell` gives them."""
+    """Write a frame as a csv file, in which a spreadsheet evaluates no text."""
     texts = frame.select_dtypes(exclude="number")
-    frame.assign(**{name: texts[name].map(cell) for name in texts}).to_csv(
-        path,
-        index=False,
-        lineterminator="\r\n",  # with which texts that hold either are quoted
-    )
+    # with these ends of lines texts that hold either sign are quoted
+    frame.assign(**{name: texts[name].map(_cell) for name in texts}).to_csv(path, index=False, lineterminator="\r\n")
 
 
 def read_frame(path: Path) -> pd.DataFrame:
     """Read a csv file that `write_frame` has written."""
     frame = pd.read_csv(path)
     texts = frame.select_dtypes(exclude="number")
-    return frame.assign(**{name: texts[name].map(_text) for name in texts})
+    bare = {name: texts[name].map(lambda v: v.removeprefix(_QUOTE) if isinstance(v, str) else v) for name in texts}
+    return frame.assign(**bare)

@@ -26,7 +26,6 @@ from torchngvi.errors import InputError
 from torchngvi.messages import hint
 
 BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")  # with scikit-learn
-_USUAL = {".csv": ",", ".tsv": "\t"}  # separators that endings stand for
 _SVMLIGHT = (".svm", ".libsvm", ".txt")
 _KNOWN = ".csv, .tsv, .xlsx, .parquet, .svm, .libsvm, .txt (svmlight), each also with .gz, .bz2, .xz, .zip or .zst"
 _GONE = "numpy.savez files are read in Python: torchngvi.regression takes a pandas DataFrame of the arrays"
@@ -63,18 +62,16 @@ def read_table(data: str) -> Read:
     ['setosa', 'versicolor', 'virginica']
     """
     path = Path(file_name("data", data))
-    end = ending(path)
+    end = Path(re.sub(r"\.(gz|bz2|xz|zip|zst)$", "", path.name.lower())).suffix
     if data in BUNDLED and not path.is_file():
         bunch = getattr(datasets, f"load_{data}")(as_frame=True)
         labels = [str(label) for label in bunch.get("target_names", ())]
-        codes = None if not labels else pd.Categorical.from_codes(bunch.target, labels, ordered=True)
-        return Read(bunch.frame if codes is None else bunch.frame.assign(target=codes))
-    if not path.exists():
-        raise InputError(_no_such_data(data, path, end))
+        codes = pd.Categorical.from_codes(bunch.target, labels, ordered=True) if labels else bunch.target
+        return Read(bunch.frame.assign(target=codes))
     if not path.is_file():
-        raise InputError(f"data must be a file; {data!r} is a folder. Name one file in it.")
-    if end in _USUAL:
-        read = _of_text(path, _USUAL[end])
+        raise InputError(_no_such_data(data, path, end))
+    if end in (".csv", ".tsv"):
+        read = _of_text(path, "," if end == ".csv" else "\t")
     elif end in (".parquet", ".xlsx"):
         read = _of_columns(path, end)
     elif end in _SVMLIGHT:
@@ -87,16 +84,9 @@ def read_table(data: str) -> Read:
     return read
 
 
-def ending(path: Path) -> str:
-    """The ending of a file's name, without that of a compression.
-
-    >>> ending(Path("visits.CSV.gz")), ending(Path("a.b.parquet"))
-    ('.csv', '.parquet')
-    """
-    return Path(re.sub(r"\.(gz|bz2|xz|zip|zst)$", "", path.name.lower())).suffix
-
-
 def _no_such_data(data: str, path: Path, end: str) -> str:
+    if path.exists():
+        return f"data must be a file; {data!r} is a folder. Name one file in it."
     if any(mark in data for mark in "*?["):
         return (
             f"there is no file {data!r}: rows of several files, or in batches, are fitted in Python: see "
@@ -123,12 +113,8 @@ def _content(path: Path) -> bytes:
         except ImportError as error:
             raise InputError(f"{str(path)!r} needs zstandard: pip install zstandard. Or unpack it.") from error
         return bytes(zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True).read())
-    unpack: dict[str, Callable[[bytes], bytes]] = {
-        ".gz": gzip.decompress,
-        ".bz2": bz2.decompress,
-        ".xz": lzma.decompress,
-    }
-    return unpack.get(kind, bytes)(packed)
+    unpack: dict[str, Any] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
+    return bytes(unpack.get(kind, bytes)(packed))
 
 
 def _readable(path: Path, what: str, read: Callable[[], Any]) -> Any:
@@ -139,18 +125,9 @@ def _readable(path: Path, what: str, read: Callable[[], Any]) -> Any:
         raise
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        OverflowError,
-        KeyError,
-        zlib.error,
-        lzma.LZMAError,
-        zipfile.BadZipFile,
-    ) as e:
-        said = " ".join(str(e).split()) or type(e).__name__
-        raise InputError(f"{str(path)!r} cannot be read as {what}: {said.rstrip('.')}.") from e
+    except _OF_FILES as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{str(path)!r} cannot be read as {what}: {said.rstrip('.')}.") from error
 
 
 # ------------------------------------------------------------------------------------ text
@@ -171,10 +148,8 @@ class Dialect(NamedTuple):
 
 def _of_text(path: Path, usual: str) -> Read:
     """Read a table of text; spaces around the names of its columns are dropped."""
-    text, notes = _decoded(path, _readable(path, "a table", partial(_content, path)))
+    text, written, notes = _decoded(path, _readable(path, "a table", partial(_content, path)))
     found = dialect(text, usual, str(path))
-    kinds = [] if found.separator == usual else [f"separated by {_NAMES.get(found.separator, repr(found.separator))}"]
-    kinds += ["with decimal commas"] if found.decimal == "," else []
     read = partial(_parsed, path, text, found)
     frame = read()
     if found.shifted or not isinstance(frame.index, pd.RangeIndex):
@@ -185,25 +160,26 @@ def _of_text(path: Path, usual: str) -> Read:
                 "and a separator in front of the first line; of decimal commas, separate fields by semicolons."
             )
         frame = read(index_col=False)
-    frame = _reread(frame, read)
-    zeros: list[str] = []
+    frame, zeros = _reread(frame, read), list[str]()
     if _ZERO.search(text):
         whole = [name for name in frame.columns if getattr(frame[name].dtype, "kind", "O") in "iu"]
         again = read(usecols=whole, dtype=str) if whole else frame
         zeros = [name.strip() for name in whole if again[name].str.strip().str.fullmatch(r"0\d+").any()]
     frame, more = without_unnamed(frame)
     frame.columns = check_names(frame.columns)
-    notes = (*([f"the table was read as {', '.join([*kinds, *notes[:1]])}"] if kinds or notes else []), *notes[1:])
-    return Read(frame, (*notes, *more), tuple(zeros), found.separator == ";" or found.decimal == ",")
+    kinds = [] if found.separator == usual else [f"separated by {_NAMES.get(found.separator, repr(found.separator))}"]
+    kinds += [*(["with decimal commas"] if found.decimal == "," else []), *written]
+    said = [f"the table was read as {', '.join(kinds)}"] if kinds else []
+    return Read(frame, (*said, *notes, *more), tuple(zeros), found.separator == ";" or found.decimal == ",")
 
 
-def _decoded(path: Path, content: bytes) -> tuple[str, tuple[str, ...]]:
-    """The text, and in what it was written where that is not UTF-8."""
+def _decoded(path: Path, content: bytes) -> tuple[str, list[str], list[str]]:
+    """The text, in what it was written where that is not UTF-8, and notes."""
     wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")
     if b"\0" in content[:4096] and not wide:
         raise InputError(f"{str(path)!r} is no table of text: it holds binary data. Save it as csv.")
     try:
-        return content.decode("utf-16" if wide else "utf-8-sig"), ("in UTF-16",) if wide else ()
+        return content.decode("utf-16" if wide else "utf-8-sig"), ["in UTF-16"] if wide else [], []
     except UnicodeDecodeError:
         pass
     try:
@@ -213,11 +189,11 @@ def _decoded(path: Path, content: bytes) -> tuple[str, tuple[str, ...]]:
             f"{str(path)!r} is no table of text in UTF-8 or Latin-1 ({error}), perhaps in Mac Roman. Save it as "
             "csv in UTF-8."
         ) from error
-    notes, word = ["in Latin-1 (Windows-1252)"], _MAC_WORD.search(text)
+    notes, word = list[str](), _MAC_WORD.search(text)
     if word:
         other = word[0].encode("cp1252").decode("mac_roman", errors="replace")
-        notes += [f"{word[0]!r} would be {other!r} in Mac Roman: if it is that, save the table in UTF-8"]
-    return text, tuple(notes)
+        notes = [f"{word[0]!r} would be {other!r} in Mac Roman: if it is that, save the table in UTF-8"]
+    return text, ["in Latin-1 (Windows-1252)"], notes
 
 
 def dialect(text: str, usual: str, name: str) -> Dialect:
@@ -236,9 +212,9 @@ def dialect(text: str, usual: str, name: str) -> Dialect:
         )
     if rows:
         check_names(rows[0])
-    cells = [cell.strip() for row in rows[1:] for cell in row]
-    commas = separator != "," and any(_COMMA.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in cells)
-    points = any(_NUMBER.fullmatch(cell) and "." in cell and not _THOUSANDS.fullmatch(cell) for cell in cells)
+    numbers = [cell.strip() for row in rows[1:] for cell in row if not _THOUSANDS.fullmatch(cell.strip())]
+    commas = separator != "," and any(_COMMA.fullmatch(cell) for cell in numbers)
+    points = any(_NUMBER.fullmatch(cell) and "." in cell for cell in numbers)
     shifted = len(rows) > 1 and all(len(row) > len(rows[0]) for row in rows[1:])
     return Dialect(separator, "," if commas and not points else ".", int(bool(said)), shifted)
 
@@ -265,19 +241,17 @@ def _parsed(path: Path, text: str, found: Dialect, **options: Any) -> Any:
 
 def _reread(frame: pd.DataFrame, read: Callable[..., Any]) -> pd.DataFrame:
     """The table with the texts of columns that pandas reads as something else without a word."""
-    for name in frame.columns:
+    for name in [name for name in frame.columns if frame[name].isna().any()]:
         column = frame[name]
-        if not column.isna().any():
-            continue
-        if is_number(column):  # integers beyond 2^53 with gaps
-            if (column.abs() >= 2**53).any():
-                again = read(usecols=[name], dtype=str)[name]
-                if again.dropna().str.strip().str.fullmatch(r"[-+]?\d+").all():
-                    frame = frame.assign(**{name: again})
+        if is_number(column) and (column.abs() >= 2**53).any():  # integers with gaps
+            again, pattern = read(usecols=[name], dtype=str)[name], r"\s*[-+]?\d+\s*"
         elif (words := column.dropna().astype(str)).nunique() > 1 and words.str.fullmatch("[A-Z]{2}").all():
-            again = read(usecols=[name], dtype=str, keep_default_na=False, na_values=[""])[name]
-            if (again.dropna().str.strip().str.fullmatch("[A-Z]{2}")).all():  # the country NA
-                frame = frame.assign(**{name: again})
+            again = read(usecols=[name], dtype=str, keep_default_na=False, na_values=[""])[name]  # the country NA
+            pattern = r"\s*[A-Z]{2}\s*"
+        else:
+            continue
+        if again.dropna().str.fullmatch(pattern).all():
+            frame = frame.assign(**{name: again})
     return frame
 
 
@@ -287,15 +261,13 @@ def _reread(frame: pd.DataFrame, read: Callable[..., Any]) -> pd.DataFrame:
 def _of_columns(path: Path, end: str) -> Read:
     """Read an Excel or a Parquet file; numbers that may be missing, and decimal ones, become float64."""
     notes: tuple[str, ...] = ()
-    content = partial(_content, path)
     if end == ".xlsx":
         try:
             import openpyxl  # noqa: F401
         except ImportError as error:
             raise InputError(f"{str(path)!r} needs openpyxl: pip install openpyxl. Or save it as csv.") from error
-        sheets = _readable(
-            path, "an Excel file", lambda: pd.read_excel(io.BytesIO(content()), sheet_name=None, header=None)
-        )
+        read = partial(pd.read_excel, sheet_name=None, header=None)
+        sheets = _readable(path, "an Excel file", lambda: read(io.BytesIO(_content(path))))
         first, cells = next(iter(sheets.items()))
         if not len(cells):
             raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.")
@@ -303,11 +275,12 @@ def _of_columns(path: Path, end: str) -> Read:
         frame = cells.iloc[1:].reset_index(drop=True).set_axis(names, axis=1).infer_objects()
         notes = (f"the first of {len(sheets)} sheets was read, {first!r}",) if len(sheets) > 1 else ()
     else:
-        frame = _readable(path, "a parquet file", lambda: pd.read_parquet(io.BytesIO(content()), engine="pyarrow"))
+        import pyarrow  # noqa: F401
+
+        frame = _readable(path, "a parquet file", lambda: pd.read_parquet(io.BytesIO(_content(path))))
     frame.columns = check_names(frame.columns)
-    kinds = {name: column.dtype for name, column in frame.items()}
-    numbers = [n for n, t in kinds.items() if pd.api.types.is_extension_array_dtype(t) and is_number(frame[n])]
-    objects = [name for name, dtype in kinds.items() if dtype.kind == "O"]
+    numbers = [name for name in frame if pd.api.types.is_extension_array_dtype(frame[name]) and is_number(frame[name])]
+    objects = [name for name in frame if frame[name].dtype.kind == "O"]
     numbers += [name for name in objects if isinstance(next(iter(frame[name].dropna()), None), Decimal)]
     frame, more = without_unnamed(frame.astype(dict.fromkeys(numbers, np.float64)))
     return Read(frame, (*notes, *more))
@@ -315,11 +288,8 @@ def _of_columns(path: Path, end: str) -> Read:
 
 def _of_svmlight(path: Path) -> Read:
     """Read a svmlight file, with lines such as '1 3:0.5 7:1': the target, then features by number."""
-
-    def read() -> tuple[Any, Any]:
-        return datasets.load_svmlight_file(io.BytesIO(_content(path)), dtype=np.float64)
-
-    X, y = _readable(path, "a svmlight file, lines such as '1 3:0.5 7:1'", read)
+    what = "a svmlight file, lines such as '1 3:0.5 7:1'"
+    X, y = _readable(path, what, lambda: datasets.load_svmlight_file(io.BytesIO(_content(path)), dtype=np.float64))
     if X.shape[0] and X.nnz == 0:
         raise InputError(f"{str(path)!r} has targets and no features. Check the file.")
     names = [f"x{index + 1}" for index in range(X.shape[1])]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from rich.text import Text
 
 from torchngvi.app import report
 from torchngvi.app.outputs import POSTERIOR, file_of, read_content, write_frame
@@ -100,8 +101,8 @@ class Fitted:
             found = {kind: mean, "low": low, "high": high}
         factors = result.formula.of(made).factors
         if factors:
-            new_of = [[of.name for of in factors if int(of.groups[row]) < 0] for row in range(len(made))]
-            found["new_groups"] = [", ".join(names) for names in new_of]
+            new_of = (np.where(of.groups.numpy() < 0, of.name, "") for of in factors)
+            found["new_groups"] = [", ".join(filter(None, names)) for names in zip(*new_of, strict=True)]
         return pd.DataFrame(found, index=frame.index)
 
     def to_arviz(self, frame: Any = None, *, seed: int = 0) -> Any:
@@ -193,8 +194,10 @@ def predict(
     kind = asked.get("kind", "mean")
     what = fitted.told if kind == "mean" else f"{kind} of {fitted.result.formula.response}"
     title = f"{what}, with {100 * asked.get('interval', 0.95):.4g}% intervals"
-    notes = [f"note: {one.message}" for one in said]
-    report.printed(report.of_frame(found, title, _SHOWN), *notes, f"{len(found)} rows written to {to}")
+    notes = [Text(f"note: {one.message}") for one in said]
+    more = f", the first {_SHOWN} of {len(found)} rows" if len(found) > _SHOWN else ""
+    rows = report.of_rows(list(found), found.head(_SHOWN).itertuples(index=False))
+    report.printed(Text(f"{title}{more}", style="bold"), rows, *notes, Text(f"{len(found)} rows written to {to}"))
     return 0
 
 

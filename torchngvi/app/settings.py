@@ -10,7 +10,7 @@ import reprlib
 import tomllib
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -19,8 +19,7 @@ from torchngvi.messages import hint
 
 _LARGEST = 2**63  # of a whole number
 _LONGEST_FILE = 60_000  # bytes of a file of settings
-TEST_FRACTION = 0.2  # of rows, where no formula says what is meant
-SEED = 42
+_TEST_FRACTION = 0.2  # of rows, where no formula says what is meant
 WORDS = ("auto", "flat")  # for a prior precision
 _OWN = "the posterior is integrated, and by no other way"
 GONE = {  # keys that do nothing any more, and why
@@ -29,6 +28,12 @@ GONE = {  # keys that do nothing any more, and why
     **dict.fromkeys(("noise", "dispersion", "dof"), "the parameters of a family are learned with the rest"),
     **dict.fromkeys(("batch_rows", "n_features"), "all rows are in memory"),
 }
+_KINDS: dict[Any, str] = {str: "text in quotes", float: "a number", int: "a whole number", bool: "true or false"}
+
+
+def _key(default: Any, value: str, help: str) -> Any:
+    """A key with what a flag calls its value, and its help."""
+    return field(default=default, metadata={"metavar": value, "help": help})
 
 
 @dataclass(frozen=True)
@@ -39,31 +44,38 @@ class Settings:
     (0.2, 0.0)
     """
 
-    data: str  # a bundled set, or a file
-    target: str | None = None  # the column to predict, from all others
-    formula: str | None = None  # instead of a target
-    family: str | None = None  # without: bernoulli, with a formula gaussian
-    success: str | None = None  # the class to predict
-    weights: str | None = None  # column of row weights
-    offset: str | None = None  # column added to the linear predictor
-    drop: tuple[str, ...] = ()  # columns to leave out
-    categorical: tuple[str, ...] = ()  # columns of numbers that are taken as categories
-    impute: str | None = None  # "median": missing entries become the median, of a text column the commonest text
-    standardize: bool = True  # whether a number for the prior precision is per standard deviation of a column
-    intercept: bool = True
-    test_fraction: float | None = None  # share of rows held out
-    draws: int | None = None  # of the posterior; without: 4096, and with groups 400, of which 200 are effective
-    seed: int = SEED  # of the split and of the draws
-    prior: tuple[str, ...] = ()  # such as "x=normal(0, 1)"
-    prior_precision: float | str | None = None  # a number B, N(0, 1/B), or one of `WORDS`
-    intercept_sd: float | None = None  # of the intercept's prior beside a number B
-    marginal: tuple[str, ...] = ()  # columns whose marginal effects are reported
-    out: str | None = None  # without: runs/<name of the data>
-    progress: bool = True
+    data: str = _key("", "NAME_OR_FILE", "breast_cancer, diabetes, digits, iris, wine; .csv .tsv .xlsx .parquet .svm")
+    target: str | None = _key(None, "COLUMN", "the column to predict, from all others")
+    formula: str | None = _key(None, "FORMULA", "what is predicted from what: 'y ~ x*z + (1 + x | group)'")
+    family: str | None = _key(
+        None,
+        "FAMILY",
+        "bernoulli, probit, binomial, poisson, negative_binomial, gaussian, student_t, ordinal, beta, gamma and others "
+        "of torchngvi.tables (bernoulli; with --formula gaussian)",
+    )
+    success: str | None = _key(None, "CLASS", "the class to predict, against all others (of two, the last in order)")
+    weights: str | None = _key(None, "COLUMN", "row weights")
+    offset: str | None = _key(None, "COLUMN", "added to the linear predictor")
+    drop: tuple[str, ...] = _key((), "COLUMN", "columns to leave out")
+    categorical: tuple[str, ...] = _key((), "COLUMN", "columns of numbers that are categories")
+    impute: str | None = _key(None, "median", "fill missing numbers with medians, categories with the commonest")
+    intercept: bool = _key(True, "", "add a column of ones (default)")
+    test_fraction: float | None = _key(None, "F", "share of rows held out (0.2; with --formula 0)")
+    prior: tuple[str, ...] = _key((), "NAME=PRIOR", "of one parameter, 'x=normal(0, 1)', 'sd=half_t(3, 1)'")
+    prior_precision: float | str | None = _key(
+        None, "B", "N(0, 1/B) of each coefficient, per sd of its column; auto: what the data speak for; flat"
+    )
+    intercept_sd: float | None = _key(None, "S", "of the intercept's N(0, S^2) beside a number B (10)")
+    standardize: bool = _key(True, "", "a number B is per sd of a column (default); no: per unit of it")
+    marginal: tuple[str, ...] = _key((), "COLUMN", "columns whose average marginal effects are reported")
+    draws: int | None = _key(None, "N", "weighted draws of the posterior (4096; with groups 400)")
+    seed: int = _key(42, "N", "of the split and of the draws (42)")
+    out: str | None = _key(None, "DIR", "folder of the results (runs/NAME)")
+    progress: bool = _key(True, "", "show a bar (default)")
 
     def __post_init__(self) -> None:
         file_name("data", self.data)
-        for name in ("prior_precision", "intercept_sd"):
+        for name in ("prior_precision", "intercept_sd", "draws"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str) and not 0 < value < math.inf:
                 raise InputError(f"{name} must be positive and finite; got {value:g}.")
@@ -88,7 +100,7 @@ class Settings:
     @property
     def held_out(self) -> float:
         """The share of rows held out."""
-        default = TEST_FRACTION if self.formula is None else 0.0
+        default = _TEST_FRACTION if self.formula is None else 0.0
         return default if self.test_fraction is None else self.test_fraction
 
     @property
@@ -102,8 +114,7 @@ class Settings:
         >>> Settings(data="iris", seed=1).to_toml()
         'data = "iris"\\nseed = 1\\n'
         """
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        kept = {name: value for name, value in values.items() if value != getattr(type(self), name, None)}
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in kept.items())
 
 
@@ -122,15 +133,12 @@ def settings_from(keys: Mapping[str, Any]) -> tuple[Settings, str]:
             'data is missing: torchngvi fit --data breast_cancer, or a line data = "breast_cancer" in the TOML file.'
         )
     settings = Settings(**{key: _converted(key, value, hints[key]) for key, value in keys.items() if key in hints})
-    why = "; ".join(dict.fromkeys(GONE[key] for key in gone))
     told = (
-        f"{', '.join(gone)} {'does' if len(gone) == 1 else 'do'} nothing any more: {why}. For a method and a posterior "
-        "of your choice call torchngvi.fit(q, torchngvi.GeneralizedLinear(X, y, family)) in Python."
+        f"{', '.join(gone)} {'does' if len(gone) == 1 else 'do'} nothing any more: "
+        f"{'; '.join(dict.fromkeys(GONE[key] for key in gone))}. For a method and a posterior of your choice call "
+        "torchngvi.fit(q, torchngvi.GeneralizedLinear(X, y, family)) in Python."
     )
     return settings, told if gone else ""
-
-
-_KINDS: dict[Any, str] = {str: "text in quotes", float: "a number", int: "a whole number", bool: "true or false"}
 
 
 def whole(key: str, value: int) -> int:
@@ -158,11 +166,7 @@ def _converted(key: str, value: Any, hinted: Any) -> Any:
 
 
 def file_name(what: str, name: str) -> str:
-    """The name, after a check that a file can have it and a report can print it.
-
-    >>> file_name("out", "runs/iris")
-    'runs/iris'
-    """
+    """The name, after a check that a file can have it and a report can print it."""
     if re.search("[\0\ud800-\udfff]", name):
         raise InputError(f"{what} must be a name in UTF-8 without a NUL character; got {name!r}. Rename it.")
     return name
@@ -174,24 +178,18 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         with Path(path).open("rb") as file:
             content = file.read(_LONGEST_FILE + 1)
-        if len(content) > _LONGEST_FILE:
-            raise InputError(
-                f"a file of settings has at most {_LONGEST_FILE} bytes, and {str(path)!r} has more. "
-                "For a data file say --data FILE."
-            )
-        return tomllib.loads(content.decode("utf-8"))
+        if len(content) <= _LONGEST_FILE:
+            return tomllib.loads(content.decode("utf-8"))
     except FileNotFoundError as error:
         raise InputError(
             f"there is no settings file {str(path)!r}. To fit a data file say: torchngvi fit --data FILE."
         ) from error
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # recursion of lists in lists
-        if isinstance(error, InputError):
-            raise
+    except (OSError, ValueError, RecursionError) as error:  # recursion of lists in lists
         raise InputError(
             f'{str(path)!r} cannot be read as TOML: {error}. Write flat lines such as data = "breast_cancer"; '
             "for a data file say --data FILE."
         ) from error
+    raise InputError(
+        f"a file of settings has at most {_LONGEST_FILE} bytes, and {str(path)!r} has more. For a data file say "
+        "--data FILE."
+    )

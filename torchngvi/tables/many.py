@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torchngvi.arguments import read_seed, read_tensor
+from torchngvi.arguments import read_seed, read_size, read_tensor
 from torchngvi.diagnostics.psis import USELESS, Smoothed, smoothed
 from torchngvi.errors import InputError
 from torchngvi.models.standardize import mean_and_sd
@@ -51,9 +51,13 @@ class ManySettings:
         settled: nats; weights then differ by 2 %.
         at_once: numbers in one table of rows, members, values and nodes: it bounds the memory, about 15 such tables of
             8 bytes a number, and decides how many members make a chunk. Tables of 4·10⁶ took twice the time of 10⁶.
-        steps: of the search in each order. The bench takes 13 at most.
+        begin: log τ where the search begins, in units of y.
+        first: by which coordinates are moved for the Hessian where it begins, or 1/√N if that is less.
+        steps: of the search in each order; 1,000 members of the bench took 6.5 on average and 13 at most.
         end: of the search: gᵀH⁻¹g, twice the nats that a Newton step still promises.
         stride: the longest step in any coordinate, which is a number of sds of y or of its link, or a logarithm.
+        convex: the curvature along a step, in that of the Hessian so far, from which on it is updated.
+        stuck: Levenberg's shift, in units of the diagonal, from which on the Hessian is found again by differences.
         apart: sds between the mode and the points of the differences for the Hessian.
         noise: nats by which a step whose gradients say that it gains may seem to lose: what a quadrature with few nodes
             leaves, since they move with the mode.
@@ -68,16 +72,21 @@ class ManySettings:
         reach: the least and the largest such width, in sds of the Gaussian at the mode.
         k_hat: above which draws come a second time, from their own weighted moments.
         effective: the share of draws that have to be effective, or they come a second time.
-        again: how many such rounds there are; after two no member of the bench was above ``k_hat``.
+        again: how many such rounds there are; after two few members of the bench are above ``k_hat``.
+        ridge: the share by which the variances of these moments are enlarged, since 60 draws can miss a direction.
     """
 
     draws: int = 100
     orders: tuple[int, ...] = (5, 7, 9, 15, 25, 41, 61)
     settled: float = 0.02
     at_once: int = 1_000_000
+    begin: float = -0.7
+    first: float = 0.1
     steps: int = 60
     end: float = 1e-6
     stride: float = 2.0
+    convex: float = 1e-3
+    stuck: float = 1e4
     apart: float = 0.3
     noise: float = 0.1
     least: float = 1e-2
@@ -90,6 +99,7 @@ class ManySettings:
     k_hat: float = 0.5
     effective: float = 0.5
     again: int = 2
+    ridge: float = 0.02
 
 
 class Marginals(NamedTuple):
@@ -191,7 +201,7 @@ class ManyResult:
             found[self.names[g]] = (
                 f"The search for the mode has ended where a step still promises {self._promise[g]:.2g} nats."
                 if math.isfinite(self._promise[g])
-                else "The log joint is not finite where the search began."
+                else "The search for the mode has ended where the log joint is not finite or has no maximum."
             )
         for g in (self.converged & ~(self.k_hat <= USELESS)).nonzero()[:, 0].tolist():
             found[self.names[g]] = (
@@ -303,6 +313,7 @@ def fit_many(
     ([True, True], [False, True])
     """
     settings = ManySettings() if settings is None else settings
+    read_size("draws", settings.draws, "is the number of weighted draws of each member", at_least=100)
     seed = read_seed("seed", seed)
     joint, design, Y = _joint(design, Y, family, priors, settings)
     named = tuple(map(str, range(Y.shape[1]) if names is None else names))
@@ -454,11 +465,10 @@ class _Joint:
         return max(1, self.settings.at_once // (self.N * values * nodes**self.r))
 
     def start(self) -> tuple[Tensor, Tensor]:
-        """ψ = 0 (G, P), which is no effect of a column, g(ȳ), and a noise of s_y, but log τ = -.7; and u = 0."""
+        """ψ = 0 (G, P), which is no effect of a column, g(ȳ), and a noise of s_y, but for log τ; and u = 0."""
         G, c = self.Y.shape[1], self.coordinates
         psi = self.X.new_zeros(G, c.dim)
-        for place, r in zip(_places(c.lengths), (0, *c.sizes), strict=False):
-            psi[:, place : place + r] = -0.7
+        psi[:, c.p : c.p + self.r] = self.settings.begin
         return psi, psi.new_zeros(G, self.n, self.r)
 
     def _parts(self, psi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -593,11 +603,6 @@ class _Joint:
         return torch.cat(found, 1)
 
 
-def _places(lengths: tuple[int, ...]) -> list[int]:
-    """Where parts of the coordinates begin."""
-    return [sum(lengths[:k]) for k in range(len(lengths))]
-
-
 def _column(Z: Tensor, k: int, more: int) -> Tensor:
     """A column of Z with as many dimensions after it as a table has."""
     return Z[:, k].reshape(-1, *[1] * more)
@@ -652,14 +657,14 @@ def _search(joint: _Joint, psi: Tensor, u: Tensor, nodes: int) -> _Mode:
     """
     s = joint.settings
     energy, slope, u = (x[:, 0] if x.ndim < 4 else x for x in joint.energy(psi[:, None], u[:, None], nodes))
-    begin = torch.full_like(psi, min(0.1, joint.N**-0.5))
+    begin = torch.full_like(psi, min(s.first, joint.N**-0.5))
     nothing = torch.full_like(energy, torch.inf), torch.zeros_like(energy)
     state = _differenced(joint, _Mode(psi, energy, slope, psi, u, psi, *nothing), begin, nodes)
     out, left = _Mode(*(part.clone() for part in state)), torch.arange(len(psi), device=psi.device)
     for count in range(1, s.steps + 1):
         state = _stepped(joint, state, nodes)
         promise = _promise(state)
-        near = (promise < s.end) | (state.shift > 1e4) | (count == s.steps)
+        near = (promise < s.end) | (state.shift > s.stuck) | (count == s.steps)
         done = torch.zeros_like(near)
         if bool(near.any()):
             at = near.nonzero()[:, 0]
@@ -678,14 +683,14 @@ def _search(joint: _Joint, psi: Tensor, u: Tensor, nodes: int) -> _Mode:
 
 def _promise(state: _Mode) -> Tensor:
     """gᵀH⁻¹g, (M,)."""
-    return (state.slope * torch.linalg.solve(state.H, state.slope)).sum(-1)
+    return (state.slope * torch.linalg.solve_ex(state.H, state.slope)[0]).sum(-1)
 
 
 def _stepped(joint: _Joint, at: _Mode, nodes: int) -> _Mode:
     """One step for each member; it is taken where it gains."""
     s = joint.settings
     ridge = torch.diag_embed(at.shift[:, None] * at.H.diagonal(dim1=-2, dim2=-1))
-    step = -torch.linalg.solve(at.H + ridge, at.slope)
+    step = -torch.linalg.solve_ex(at.H + ridge, at.slope)[0].nan_to_num(0.0, 0.0, 0.0)
     step = step * (s.stride / step.abs().amax(-1, keepdim=True).clamp_min(s.stride))
     new = at.psi + step
     energy, slope, u = joint.energy(new[:, None], at.u, nodes)
@@ -695,7 +700,7 @@ def _stepped(joint: _Joint, at: _Mode, nodes: int) -> _Mode:
     took = took & energy.isfinite() & slope.isfinite().all(-1)
     change, told = slope - at.slope, (at.H @ step[..., None])[..., 0]
     along, before = (change * step).sum(-1), (told * step).sum(-1)
-    good = took & (along > 1e-3 * before)  # where the curvature along the step is that of a minimum
+    good = took & (along > s.convex * before)  # where the curvature along the step is that of a minimum
     outer = (
         change[:, :, None] * (change / along[:, None])[:, None] - told[:, :, None] * (told / before[:, None])[:, None]
     )
@@ -712,7 +717,7 @@ def _differenced(joint: _Joint, at: _Mode, step: Tensor, nodes: int) -> _Mode:
     points = torch.cat([at.psi[:, None] + shift, at.psi[:, None] - shift], 1)
     _, slope, u = joint.energy(points, at.u, nodes)
     columns, follows = ((x[:, :P] - x[:, P:]) / _like(2 * step, x) for x in (slope, u))
-    H = 0.5 * (columns + columns.mT)
+    H = (0.5 * (columns + columns.mT)).nan_to_num(0.0, 0.0, 0.0)
     values, vectors, _ = linalg.eigh(H)
     fine = values[:, 0] > 0
     other = (vectors * values.abs().clamp_min(joint.settings.least)[:, None]) @ vectors.mT
@@ -839,7 +844,7 @@ def _moments(psi: Tensor, w: Tensor, s: ManySettings) -> tuple[Tensor, Tensor, T
     centre = (w[..., None] * psi).sum(1)
     apart = psi - centre[:, None]
     covariance = torch.einsum("ms,msp,msq->mpq", w, apart, apart)
-    covariance = covariance + 0.02 * torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
+    covariance = covariance + s.ridge * torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
     root = linalg.reverse_cholesky(covariance)[0]
     white = torch.linalg.solve_triangular(root, apart.mT, upper=True).mT
     sides = [white.clamp_min(0.0), white.clamp_max(0.0)]

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
-from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
@@ -205,13 +205,16 @@ def coded(estimator: Any, X: Array, y: Array, sample_weight: Any) -> tuple[Array
     """The numbers of the classes of the rows, which become ``classes_``, and the weights of rows and classes."""
     check_classification_targets(y)
     estimator.classes_, codes = np.unique(y, return_inverse=True)
-    weights = weights_of(sample_weight, X)
-    if estimator.class_weight is not None:
-        of_classes = compute_sample_weight(estimator.class_weight, y)
-        weights = of_classes if weights is None else weights * of_classes
+    weights, words = weights_of(sample_weight, X), estimator.class_weight
     if weights is not None:
         check_classes_weigh(estimator.classes_, codes, weights)
-    return codes, weights
+    if words is None:
+        return codes, weights
+    of_classes = compute_class_weight(words, classes=estimator.classes_, y=y)
+    if isinstance(words, str):  # balanced, with the weights that rows have
+        counts = np.bincount(codes, weights)
+        of_classes = counts.sum() / (len(counts) * counts)
+    return codes, of_classes[codes] if weights is None else weights * of_classes[codes]
 
 
 def softmax_model(
