@@ -5,9 +5,9 @@
 Groups of five rows with an intercept each, or an intercept and a slope: D = 1,004 as 1,000 x 1 + 4 and 500 x 2 + 4.
 The group's term of the log joint is a function of its own effects and of the global parameters (fixed effects, and the
 entries ω of the root of the precision of the effects), written in torch; ``fit(q, FactorTarget(...))`` sees values
-and gradients alone, from q = N(0, I).  The exact optimum is that of `MixedModel`, whose expectations are in closed form
-or by quadrature, of the same log joint.  For each problem a line: gradients of each factor until the bound is within
-0.1 nats of the optimum and stays there, gradients and values that the whole fit has taken, nats lost in the end, and
+and gradients alone, from q = N(0, I).  The exact optimum is that of `MixedLogJoint`, whose expectations are in closed
+form or by quadrature, of the same log joint.  For each problem a line: gradients of each factor until the bound is
+within 0.1 nats of the optimum and stays there, gradients and values that the whole fit has taken, nats lost in the end, and
 the nats that the fit itself tells.  The records are read by a callback that costs the fit nothing.
 """
 
@@ -18,8 +18,8 @@ import time
 import torch
 from torch.nn.functional import softplus
 
-from torchngvi import MixedModel, PrecisionCholeskyGaussian, fit
-from torchngvi.models import FactorTarget, MixedPrior
+from torchngvi import PrecisionCholeskyGaussian, fit
+from torchngvi.models import FactorTarget, MixedLogJoint, MixedPrior
 
 ROWS, NEAR = 5, 0.1
 PROBLEMS = [(1000, 1, 3), (500, 2, 1)]  # groups, effects of each, fixed effects
@@ -37,7 +37,7 @@ def problem(groups, local, fixed, family, seed):
         y = torch.poisson(eta.exp(), generator)
     else:
         y = (torch.rand(len(number), dtype=torch.float64, generator=generator) < eta.sigmoid()).double()
-    model = MixedModel(X[:, :fixed], y, (X[:, :local], number), family, prior=MixedPrior(10.0, "kass-natarajan"))
+    model = MixedLogJoint(X[:, :fixed], y, (X[:, :local], number), family, prior=MixedPrior(10.0, "kass-natarajan"))
     return model, in_factors(model, X.reshape(groups, ROWS, -1), y.reshape(groups, ROWS), local, fixed, family)
 
 

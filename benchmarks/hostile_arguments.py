@@ -605,101 +605,61 @@ def model_doors() -> None:
     )
     door(
         "MixedModel",
-        ngvi.MixedModel.__init__ and _mixed,
-        lambda m: m.dim,
+        _mixed,
         **{k: Made(lambda k=k: mixed_rows()[k]) for k in ("X", "y", "random")},
-        family="poisson_log",
+        family="poisson",
     )
     door(
         "MixedModel.fit",
-        lambda **o: mixed_model().fit(**o),
+        lambda draws, seed, nodes: mixed_model().fit(draws=draws, seed=seed, nodes=nodes, progress=False),
         draws=100,
         seed=0,
-        nodes=None,
-        marginalise=None,
-        max_evaluations=5,
-        max_seconds=None,
-        progress=False,
+        nodes=3,
     )
+    door("TableResult.summary", lambda interval: str(mixed_result().summary(interval)), interval=0.95)
+    door("TableResult.effects", lambda interval: mixed_result().effects(interval), interval=0.95)
+    door("TableResult.draws", lambda count, seed: mixed_result().draws(count, seed), count=8, seed=0)
+    door("TableResult.sample", lambda n: mixed_result().sample(n), n=8)
+    door("TableResult.leave_one_group_out", lambda worst: mixed_result().leave_one_group_out(worst), worst=0.7)
     door(
-        "MixedModel.fit 2",
-        lambda draws, seed, nodes, marginalise, max_evaluations, max_seconds: mixed_model().fit(
-            draws=draws,
-            seed=seed,
-            nodes=nodes,
-            marginalise=marginalise,
-            max_evaluations=max_evaluations,
-            max_seconds=max_seconds,
-            progress=False,
-        ),
-        draws=100,
-        seed=0,
-        nodes=None,
-        marginalise=None,
-        max_evaluations=5,
-        max_seconds=None,
-    )
-    door("MixedResult.summary", lambda interval: str(mixed_result().summary(interval)), interval=0.95)
-    door("MixedResult.effects", lambda interval: mixed_result().effects(interval), interval=0.95)
-    door("MixedResult.draws", lambda count, seed: mixed_result().draws(count, seed), count=8, seed=0)
-    door("MixedResult.named", lambda **o: mixed_result().named(**o))
-    door(
-        "MixedResult.leave_one_group_out",
-        lambda worst, seed: mixed_result().leave_one_group_out(worst, seed),
+        "TableResult.leave_one_out",
+        lambda worst, count, seed: mixed_result().leave_one_out(worst, count, seed),
         worst=0.7,
+        count=100,
         seed=0,
     )
     door(
-        "MixedResult.predict",
+        "TableResult.predict",
         mixed_result().predict,
         X=torch.ones(2, 1, dtype=F64),
         Z=torch.ones(2, 1, dtype=F64),
         groups=torch.tensor([0, 1]),
     )
-    door(
-        "MultilevelModel",
-        importlib.import_module("torchngvi.mixed_models").MultilevelModel,
-        lambda m: m.dim,
-        X=Made(lambda: mixed_rows()["X"]),
-        y=Made(lambda: mixed_rows()["y"]),
-        random=Made(lambda: {"a": mixed_rows()["random"], "b": (mixed_rows()["X"], torch.arange(12) % 3)}),
-        family="poisson_log",
-    )
+    door("tables.FitSettings.asked", ngvi.tables.FitSettings().asked, draws=100, nodes=3)
+    door("tables.family_of", ngvi.tables.family_of, family="poisson")
+    door("tables.parse_prior", ngvi.tables.parse_prior, text="normal(0, 1)")
+    for name, arguments in (("Normal", {"mean": 0.0, "sd": 1.0}), ("HalfT", {"dof": 3.0, "scale": 1.0})):
+        door(f"tables.{name}", getattr(ngvi.tables, name), **arguments)
     mixed = {"X": Made(lambda: mixed_rows()["X"]), "y": Made(lambda: mixed_rows()["y"]), "family": "poisson_log"}
     door("models.MixedLogJoint", models.MixedLogJoint, random=Made(lambda: mixed_rows()["random"]), **mixed)
-    door(
-        "models.MultilevelLogJoint",
-        models.MultilevelLogJoint,
-        random=Made(lambda: {"a": mixed_rows()["random"]}),
-        **mixed,
-    )
     door("models.RandomEffects", models.RandomEffects, Z=Made(lambda: mixed_rows()["X"]), groups=torch.arange(12) // 3)
     door(
-        "models.MixedPrior", models.MixedPrior, lambda p: ngvi.MixedModel(**mixed_rows(), family="poisson_log", prior=p)
+        "models.MixedPrior",
+        models.MixedPrior,
+        lambda p: models.MixedLogJoint(**mixed_rows(), family="poisson_log", prior=p),
     )
     for name in ("HalfNormal", "HalfT", "Exponential"):
         door(
             f"models.{name}",
             getattr(models, name),
-            lambda p: ngvi.MixedModel(**mixed_rows(), family="poisson_log", prior=models.MixedPrior(sd=p)),
+            lambda p: models.MixedLogJoint(**mixed_rows(), family="poisson_log", prior=models.MixedPrior(sd=p)),
         )
     door(
         "models.Wishart",
         models.Wishart,
-        lambda p: ngvi.MixedModel(**mixed_rows(), family="poisson_log", prior=models.MixedPrior(precision=p)),
+        lambda p: models.MixedLogJoint(**mixed_rows(), family="poisson_log", prior=models.MixedPrior(precision=p)),
         dof=3.0,
         scale=1.0,
-    )
-    door("models.GaussianMixed", models.GaussianMixed, model=Made(lambda: mixed_model("gaussian")))
-    door("models.MarginalMixed", models.MarginalMixed, model=Made(mixed_model))
-    door(
-        "models.GaussianMultilevel",
-        models.GaussianMultilevel,
-        model=Made(
-            lambda: models.MultilevelLogJoint(
-                mixed_rows()["X"], mixed_rows()["y"], {"a": mixed_rows()["random"]}, "gaussian"
-            )
-        ),
     )
     door("models.SoftmaxRegression", models.SoftmaxRegression, lambda m: m.dim, X=X, y=y, num_nodes=16)
     door("models.GaussianNoise", models.GaussianNoise, lambda f: model(f))
@@ -771,8 +731,10 @@ def model_doors() -> None:
     )
 
 
-def _mixed(X: Any, y: Any, random: Any, family: Any, prior: Any = None, weights: Any = None, offset: Any = None) -> Any:
-    return ngvi.MixedModel(X, y, random, family, prior=prior, weights=weights, offset=offset)
+def _mixed(
+    X: Any, y: Any, random: Any, family: Any, priors: Any = None, weights: Any = None, offset: Any = None
+) -> Any:
+    return ngvi.MixedModel(X, y, random, family, priors=priors, weights=weights, offset=offset)
 
 
 def _with_group(posterior: Any, lr: Any) -> Any:

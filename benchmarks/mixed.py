@@ -17,7 +17,8 @@ import time
 
 import torch
 
-from torchngvi import MixedModel, fit
+from torchngvi import fit
+from torchngvi.models import MixedLogJoint
 
 ROWS, SEEDS, MANY = 5, 3, 10_000
 
@@ -42,11 +43,11 @@ def memory():
 
 
 def one(groups, local, family, seed):
-    small = MixedModel(*problem(10, local, family))
+    small = MixedLogJoint(*problem(10, local, family))
     fit(small.posterior(), small, progress=False)  # what is made once, before anything is measured
     arguments = problem(groups, local, family, seed)
     before, clock = memory(), time.process_time()
-    model = MixedModel(*arguments)
+    model = MixedLogJoint(*arguments)
     q = model.posterior()
     started = time.process_time()
     losses = []

@@ -17,14 +17,15 @@ import time
 import torch
 from mixed import problem
 
-from torchngvi import MixedModel, PrecisionCholeskyGaussian, fit
+from torchngvi import PrecisionCholeskyGaussian, fit
+from torchngvi.models import MixedLogJoint
 from torchngvi.models.mixed_batches import MixedInBatches
 
 GROUPS, BATCH = 1000, 50
 
 
 def passes(family, local, seed):
-    model = MixedModel(*problem(GROUPS, local, family, seed))
+    model = MixedLogJoint(*problem(GROUPS, local, family, seed))
     q = model.posterior()
     whole = fit(q, model, tolerance=1e-7, progress=False)
     seen, losses, see = [0], [], MixedInBatches._see
@@ -58,9 +59,9 @@ def passes(family, local, seed):
 
 
 def memory(groups, batch):
-    small = MixedModel(*problem(10, 1, "poisson_log"))
+    small = MixedLogJoint(*problem(10, 1, "poisson_log"))
     fit(small.posterior(), small, progress=False, batch_groups=batch or None)
-    model = MixedModel(*problem(groups, 1, "poisson_log"))
+    model = MixedLogJoint(*problem(groups, 1, "poisson_log"))
     q = PrecisionCholeskyGaussian(model.dim, structure=model.structure, dtype=torch.float64, scale=0.3)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = fit(q, model, tolerance=1e-3, progress=False, batch_groups=batch or None, max_evaluations=6)

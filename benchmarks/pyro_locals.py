@@ -29,10 +29,10 @@ from mixed import ROWS, problem
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from torchngvi import MixedModel, PrecisionCholeskyGaussian, fit
+from torchngvi import PrecisionCholeskyGaussian, fit
 from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide
 from torchngvi.adapters.pyro.local_steps import Visits
-from torchngvi.models import MixedPrior, Wishart
+from torchngvi.models import MixedLogJoint, MixedPrior, Wishart
 from torchngvi.structures.storage import Part
 
 LOOKS = 6  # at the ELBO of AutoNormal
@@ -45,7 +45,7 @@ def memory():
 
 
 def whole_of(members):
-    return MixedModel(*problem(members, 1, "poisson_log"), prior=MixedPrior(10.0, Wishart(2.0, [[0.5]])))
+    return MixedLogJoint(*problem(members, 1, "poisson_log"), prior=MixedPrior(10.0, Wishart(2.0, [[0.5]])))
 
 
 def model_of(members, batch):

@@ -63,7 +63,8 @@ def problems() -> Iterator[tuple[str, Callable[[], Problem]]]:
         return X, y, (X[:, :local], torch.arange(120) // 6)
 
     def mixed(family: str, local: int) -> Problem:
-        model = ngvi.MixedModel(*groups(family, local), family, prior=ngvi.models.MixedPrior(10.0, "kass-natarajan"))
+        prior = ngvi.models.MixedPrior(10.0, "kass-natarajan")
+        model = ngvi.models.MixedLogJoint(*groups(family, local), family, prior=prior)
         return model.posterior(), model
 
     def forest(family: str, in_factors: bool) -> Problem:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from torchngvi.adapters.formula import mixed
+from torchngvi.tables import mixed
 
 SUBJECTS = (
     Path(__file__).parents[1] / "tests" / "tables" / "sleepstudy.csv"
