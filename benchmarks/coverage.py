@@ -3,7 +3,8 @@
     python -m benchmarks.coverage [row ...] [--replicates 400] [--out coverage.jsonl]
 
 The truth is fixed and not drawn from the prior, so that what is measured is what a user meets: the prior and the
-approximation together; new families of tables have `benchmarks/family_coverage.py`. Data are drawn again in each replicate; inputs are standard normal. The rows:
+approximation together; new families of tables have `benchmarks/family_coverage.py`. Data are drawn again in each
+replicate; inputs are standard normal. The rows:
 
     logistic        60 rows, an intercept and five coefficients (.5; 1, -1, .5, 0, 0), `BayesianLogisticRegression`
     poisson         15 groups of 6 rows, `mixed("y ~ x + (1 | g)")`, sd of the intercepts .7

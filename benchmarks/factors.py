@@ -3,12 +3,12 @@
     python benchmarks/factors.py [seeds ...]
 
 Groups of five rows with an intercept each, or an intercept and a slope: D = 1,004 as 1,000 x 1 + 4 and 500 x 2 + 4.
-The group's term of the log joint is a function of its own effects and of the global parameters (fixed effects, and the
-entries ω of the root of the precision of the effects), written in torch; ``fit(q, FactorTarget(...))`` sees values
-and gradients alone, from q = N(0, I).  The exact optimum is that of `MixedLogJoint`, whose expectations are in closed
-form or by quadrature, of the same log joint.  For each problem a line: gradients of each factor until the bound is
-within 0.1 nats of the optimum and stays there, gradients and values that the whole fit has taken, nats lost in the end, and
-the nats that the fit itself tells.  The records are read by a callback that costs the fit nothing.
+The group's term of the log joint is a function of its own effects and of the global parameters (fixed effects, and
+the entries ω of the root of the precision of the effects), written in torch; ``fit(q, FactorTarget(...))`` sees
+values and gradients alone, from q = N(0, I).  The exact optimum is that of `MixedLogJoint`, whose expectations are in
+closed form or by quadrature, of the same log joint.  For each problem a line: gradients of each factor until the
+bound is within 0.1 nats of the optimum and stays there, gradients and values that the whole fit has taken, nats lost
+in the end, and the nats that the fit itself tells.  The records are read by a callback that costs the fit nothing.
 """
 
 import math

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import is_number
 from torchngvi.errors import InputError
 from torchngvi.messages import hint, listed
 from torchngvi.models.standardize import WIDTHS, Standardization, TargetSummary
@@ -71,8 +72,7 @@ class Prior(ABC):
             value = getattr(self, field.name)
             if isinstance(value, Tensor | Prior):
                 continue
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or (field.name in self.positive and value <= 0):
+            if not is_number(value, above=0 if field.name in self.positive else None):
                 kind = "positive and finite" if field.name in self.positive else "a finite number"
                 raise InputError(f"{field.name} of {type(self).__name__} must be {kind}; got {value!r}.")
 
@@ -604,7 +604,7 @@ def settle(
     """
     given = _read(priors)
     location, unit = _location_and_unit(design, family, coordinates.columns)
-    width = WIDTHS["flat" if priors == "flat" else "default"] * unit
+    width = WIDTHS["flat" if isinstance(priors, str) and priors == "flat" else "default"] * unit
     asked = _Asked(given, WIDTHS["flat"] * unit)
     levels = coordinates.columns.level(location) / coordinates.columns.scales  # in the units of the user
     coefficients = tuple(
@@ -630,7 +630,7 @@ def settle(
 
 def _read(priors: object) -> dict[str, "Prior | str"]:
     """The priors that a user names, by their names."""
-    if priors is None or priors in ("default", "flat"):
+    if priors is None or (isinstance(priors, str) and priors in ("default", "flat")):
         return {}
     if not isinstance(priors, Mapping):
         raise InputError(

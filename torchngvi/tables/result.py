@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_number, read_seed, read_size
+from torchngvi.arguments import read_list, read_number, read_seed, read_size
 from torchngvi.diagnostics import separation
 from torchngvi.diagnostics.psis import USELESS
 from torchngvi.errors import InputError
@@ -214,8 +214,9 @@ class TableResult:
         held = sum(len(of.levels) * len(of.effects) for of in self.design.factors)
         most = min(DRAWS, max(FEWEST, HELD // max(held, 1)))
         count = most if count is None else read_size("count", count, "counts draws")
+        seed = read_seed("seed", seed)
         if (count, seed) not in self._kept:
-            generator = torch.Generator().manual_seed(read_seed("seed", seed))
+            generator = torch.Generator().manual_seed(seed)
             self._kept[count, seed] = self.drawn(self.fitted.weighted.resampled(count, generator), generator)
         return self._kept[count, seed]
 
@@ -318,7 +319,8 @@ class TableResult:
         Returns:
             The predictor, which takes a part of the rows at a time.
         """
-        generator, draws = torch.Generator().manual_seed(seed + 2), draws or self.draws(seed=seed)
+        generator = torch.Generator().manual_seed(read_seed("seed", seed) + 2)
+        draws = draws or self.draws(seed=seed)
         return Predictor(self.family, self.fitted.coordinates, rows, draws, population, generator)
 
     def _rows(self, X: Any, Z: Any, groups: Any, offset: Any, extra: Sequence[Any]) -> Design:
@@ -336,6 +338,7 @@ class TableResult:
             )
         factors = tuple(_of_new_rows(of, Z[of.name][0], Z[of.name][1], len(X)) for of in fit.factors)
         shift = torch.zeros_like(X[:, 0]) if offset is None else checks.numbers("offset", offset, fit.X)
+        extra = read_list("extra", extra, "is a list of what stands beside the outcome, as the trials, or an empty one")
         beside = tuple(checks.numbers(name, x, fit.X) for name, x in zip(self.family.extra, extra, strict=False))
         for name, x in (("offset", shift), *zip(self.family.extra, beside, strict=False)):
             if x.shape != (len(X),):
