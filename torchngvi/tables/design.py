@@ -346,7 +346,7 @@ class Formula:
 
         Args:
             frame: a table with the columns of the predictors. Without the columns of groups, and for groups that the
-                fit did not have, the number of the group is -1.
+                fit did not have, numbers of groups are negative, another one for each label.
             require_response: whether the outcome is needed, as for a score; weights by name are those of this table
                 then. Otherwise y is empty where the table does not have it, and weights are 1.
 
@@ -537,7 +537,7 @@ class _Grouping:
         self.levels = tuple(":".join(map(str, row)) for row in columns)
 
     def numbered(self, frame: Any) -> Tensor:
-        """The number of the group of each row; -1 of groups that the fit had not, and without the columns of groups."""
+        """The number of the group of each row; -1, -2, ... of groups that the fit had not, -1 of all without columns."""
         if any(key not in frame for key in self.block.keys):
             return torch.full((len(frame),), -1)
         codes = []
@@ -555,7 +555,10 @@ class _Grouping:
         code = np.ravel_multi_index([np.maximum(some, 0) for some in codes], self._sizes)
         place = np.minimum(np.searchsorted(self._there, code), len(self._there) - 1)
         seen = (self._there[place] == code) & np.all([some >= 0 for some in codes], axis=0)
-        return torch.as_tensor(np.where(seen, place, -1))
+        labels = frame[list(self.block.keys)].astype(object)
+        new = pd.factorize(pd.MultiIndex.from_frame(labels[~seen]))[0]
+        place[~seen] = -1 - new
+        return torch.as_tensor(place)
 
 
 def _kind(label: Any) -> str:

@@ -1,7 +1,7 @@
 """What the parts of this room share: the design of some rows, the coordinates of the globals, and draws of them.
 
-A model has the linear predictor η = Xβ + Σ_k Z_k b_k + offset with K ≥ 0 grouping factors, b_k ~ N(0, C_k C_kᵀ) for each
-of the groups of factor k, and a likelihood log p(y | η, φ).  Its globals are
+A model has the linear predictor η = Xβ + Σ_k Z_k b_k + offset with K ≥ 0 grouping factors, b_k ~ N(0, C_k C_kᵀ) for
+each of the groups of factor k, and a likelihood log p(y | η, φ).  Its globals are
 
     θ = (a, ξ_1, ..., ξ_K, φ),
 
@@ -28,7 +28,7 @@ class Factor(NamedTuple):
         effects: names of its r effects.
         levels: labels of its n groups, in the order of their numbers.
         Z: the design of the effects in the units of the user, (N, r), float64.
-        groups: the group of each row, (N,); -1 for a group that the fit did not have.
+        groups: the group of each row, (N,); negative numbers are groups that the fit did not have.
     """
 
     name: str
@@ -198,7 +198,7 @@ class Weighted(NamedTuple):
     effective: float
 
     def resampled(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Equally likely draws, (count, dim), by systematic resampling in random order: distinct if weights are equal."""
+        """Take equally likely draws, (count, dim), by systematic resampling in random order."""
         places = (torch.arange(count, dtype=torch.float64) + torch.rand((), generator=generator)) / count
         index = torch.searchsorted(self.weights.double().cpu().cumsum(0), places).clamp_max(len(self.theta) - 1)
         order = torch.randperm(count, generator=generator)
