@@ -537,7 +537,7 @@ class _Grouping:
         self.levels = tuple(":".join(map(str, row)) for row in columns)
 
     def numbered(self, frame: Any) -> Tensor:
-        """The number of the group of each row; -1, -2, ... of groups that the fit had not, -1 of all without columns."""
+        """The number of the group of each row; of groups that the fit had not -1, -2, ..., and -1 without columns."""
         if any(key not in frame for key in self.block.keys):
             return torch.full((len(frame),), -1)
         codes = []
