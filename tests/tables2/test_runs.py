@@ -427,8 +427,8 @@ class TestDamage:
                     continue  # another name
                 if type(old) is type(value) and not isinstance(old, torch.Tensor | list | dict) and old == value:
                     continue
-                if type(old) in (int, float) and type(value) in (int, float):
-                    continue  # another number of a table
+                if type(old) in (int, float) and type(value) in (int, float, bool) or path[-2:-1] == ("values",):
+                    continue  # another cell of the table
                 torch.save(replaced(saved, path, value), file)
                 tried += 1
                 try:

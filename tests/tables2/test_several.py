@@ -77,6 +77,13 @@ def nested(family, seed=1):
     return X, y, {"school": (one, school), "pupil": (X, pupil), "teacher": (one, teacher), "class": (one, classes)}
 
 
+def independent(family):
+    """An intercept and a slope of each subject that do not vary together: two factors of the same groups."""
+    X, y, factors = crossed(family)
+    subject = factors["subject"][1]
+    return X, y, {"subject": factors["subject"], "subject x": (X[:, 1:], subject), "item": factors["item"]}
+
+
 def salamander(seed=0):
     """Twenty by twenty, crossed, 120 binary rows."""
     g = torch.Generator().manual_seed(seed)
@@ -109,7 +116,7 @@ def root_of_all(args, theta):
 # ------------------------------------------------------------------------------------------------- the forest
 
 
-@pytest.mark.parametrize("data", [crossed("gaussian", slope=True), nested("gaussian")])
+@pytest.mark.parametrize("data", [crossed("gaussian", slope=True), nested("gaussian"), independent("gaussian")])
 def test_matrices_in_the_pattern_are_those_of_dense_rows(data):
     X, y, factors = data
     design, _, coordinates, _ = model(X, y, factors, "gaussian")
@@ -144,7 +151,7 @@ def test_too_many_crossed_effects_are_refused():
 # ------------------------------------------------------------------------------------------------- values
 
 
-@pytest.mark.parametrize("data", [crossed("gaussian", slope=True), nested("gaussian")])
+@pytest.mark.parametrize("data", [crossed("gaussian", slope=True), nested("gaussian"), independent("gaussian")])
 def test_with_gaussian_noise_the_value_is_that_of_the_marginal(data):
     args = model(*data, "gaussian")
     joint = ByLaplace(*args)

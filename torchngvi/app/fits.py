@@ -23,7 +23,8 @@ from torchngvi.tables.model import TableModel, regression
 from torchngvi.tables.result import TableResult
 from torchngvi.tables.saved import state_of
 
-_DRAWS = 4096  # of a model without groups, where they cost hardly anything: a third digit is known then
+_DRAWS = 400, 4096  # of a model without groups, at least and at most: of 4,096 a third digit is known
+_DENSITIES = 2**28  # of rows under all draws, which take five seconds
 _WIDE = 10.0  # sds of an intercept's prior beside a number for the others, in the units of the family
 _ENDS = (1e-6, 1e6)  # of a prior precision that is looked for
 _CLOSE, _FITS = 0.1, 20  # of its logarithm, in which the evidence is flat, and fits at most
@@ -41,7 +42,9 @@ def run(s: Settings, overwrite: bool) -> TableResult:
         warnings.simplefilter("always")
         model = _model(s, made, family)
         model, note, priors = _with_priors(model, s, made.columns)
-        draws = (None if model.design.factors else _DRAWS) if s.draws is None else s.draws
+        draws = s.draws
+        if draws is None and not model.design.factors:
+            draws = min(max(_DENSITIES // len(model.design.X), _DRAWS[0]), _DRAWS[1])
         result = model.fit(draws=draws, seed=s.seed, progress=s.progress)
         held_out = scores.held_out(result, s, made)
         marginal = {column: result.marginal_effects(column) for column in s.marginal}

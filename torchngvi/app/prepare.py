@@ -53,6 +53,7 @@ class Columns:
             lists = [found["needed"], found["groups"], found["known"], found["levels"], found["fill"]]
             right &= all(type(text) is str for texts in (*lists, *found["levels"].values()) for text in texts)
             right &= all(type(value) in (str, int, float, bool) for value in found["fill"].values())
+            right &= all(type(levels) is list for levels in found["levels"].values())
         except (TypeError, AttributeError, KeyError, IndexError, RuntimeError):
             right = False
         if not right:

@@ -283,6 +283,9 @@ def fit_many(
     groups and dispersions among them; see `torchngvi.tables.many` for what is computed. Its answer is that of
     `torchngvi.tables.TableModel.fit` for one outcome, up to fewer draws.
 
+    Ten thousand negative binomial mixed models of 200 rows and 20 groups take 12 ms each of one core and 0.2 GB in all
+    (`benchmarks/many_models.py`); none failed to converge, and 46 had a k-hat above .7.
+
     Args:
         design: the rows, columns and at most one grouping factor, from `torchngvi.tables.design_of_arrays` or from
             ``Formula(...).design``; its own outcome is not looked at, and what is known beside it, such as the trials,

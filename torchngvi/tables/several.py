@@ -455,6 +455,7 @@ class SeveralPosterior(Posterior):
         joint: the log joint of the globals.
         mode: of the globals by Laplace's approximation, (dim,).
         frame: the globals about their mode.
+        agreed: whether other normal draws would give nearly the same weights.
     """
 
     def __init__(
@@ -557,7 +558,44 @@ def integrate_several(
     progress: bool,
     correction: Correction | None = None,
 ) -> SeveralPosterior:
-    """Find the posterior of the globals of a design with several grouping factors, nested or crossed."""
+    """Find the posterior of the globals of a design with several grouping factors, nested or crossed.
+
+    Use it for pupils in classes in schools, for answers of subjects to items, and other rows that belong to groups of
+    several kinds. With one factor it gives what `torchngvi.tables.globals.integrate` gives, by the same quadrature.
+    The formulas are those of `torchngvi.tables.several`.
+
+    Args:
+        design: the rows, with K ≥ 1 factors.
+        family: the density of y given the linear predictor.
+        coordinates: of the globals.
+        priors: of the globals.
+        settings: all numbers of the fit.
+        seed: of all draws.
+        progress: show a bar where draws are doubled.
+        correction: the numbers that several factors need; None for those of `Correction`.
+
+    Returns:
+        The posterior. Where the search has found no mode, ``converged`` is False, and ``reason`` says why; where other
+        normal draws would give other weights, ``agreed`` is False, and ``method`` says so.
+
+    Raises:
+        InputError: crossed factors of more effects than a dense matrix of them has room for.
+
+    >>> from torchngvi.tables.design import design_of_arrays
+    >>> from torchngvi.tables.families import family_of
+    >>> from torchngvi.tables.priors import settle
+    >>> subject, item = torch.arange(60) // 6, torch.arange(60) % 6
+    >>> one = torch.ones(60, 1, dtype=torch.float64)
+    >>> y = ((subject * item + subject) % 3).double()
+    >>> design = design_of_arrays(one, y, {"subject": (one, subject), "item": (one, item)})
+    >>> coordinates, family = Coordinates(design, 0), family_of("poisson")
+    >>> priors = settle(design, family, coordinates, None)
+    >>> found = integrate_several(design, family, coordinates, priors, FitSettings(), 0, False)
+    >>> found.converged, found.weighted.k_hat < 0.7
+    (True, True)
+    >>> [effects.shape for effects in found.effects(found.weighted.theta[:3], torch.Generator())]
+    [torch.Size([3, 10, 1]), torch.Size([3, 6, 1])]
+    """
     joint = ByLaplace(design, family, coordinates, priors, settings.integration, correction)
     found = search(joint, settings)
     frame = Frame.around(joint, found, settings.apart)
