@@ -760,7 +760,7 @@ def _():
     mixed("pain ~ week + (1 | one)").fit(progress=False)
 
 
-@slip("mixed", "three classes", "needs two classes in y; got 3")
+@slip("mixed", "three classes", "needs two classes in the outcome; got 3")
 def _():
     mixed("kind ~ week + (1 | patient)", "bernoulli", kind=np.arange(60) % 3)
 

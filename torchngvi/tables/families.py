@@ -135,7 +135,8 @@ class Family(ABC):
     def _columns(self, y: tuple[Tensor, ...]) -> None:
         if len(y) != 1 + len(self.extra):
             raise InputError(
-                f"the {self.name} family takes {listed(('an outcome', *self.extra))}; got {len(y)} columns for them."
+                f"the {self.name} family takes {' and '.join(('an outcome', *self.extra))}; got {len(y)} "
+                f"column{'s' * (len(y) != 1)}.{' For two classes say bernoulli.' * (self.name == 'binomial')}"
             )
 
     def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
