@@ -1,0 +1,75 @@
+"""Models of bambi, by stand-ins that have what bambi 0.17 has: `from_bambi` makes the same model as a formula."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import close
+
+from torchngvi.adapters.bambi import from_bambi
+from torchngvi.errors import InputError
+from torchngvi.tables import HalfNormal, Normal, regression
+
+
+class Named:
+    __module__ = "bambi.models"
+
+    def __init__(self, **fields):
+        vars(self).update(fields)
+
+
+def prior(name, auto_scale=False, **args):
+    return Named(name=name, auto_scale=auto_scale, args=args)
+
+
+def model(formula, family="gaussian", link="identity", terms=(), others=(), additionals=()):
+    rng, groups = np.random.default_rng(0), np.repeat(np.arange(12), 5)
+    x = rng.normal(size=60)
+    table = pd.DataFrame({"x": x, "kind": rng.choice(["a", "b", "c"], 60), "g": groups, "c": rng.poisson(2.0, 60)})
+    table["y"] = 0.5 * x + rng.normal(size=12)[groups] + rng.normal(size=60)
+    first = Named(terms={name: Named(prior=of) for name, of in dict(terms).items()})
+    components = {"mu": first, **{name: Named(prior=of) for name, of in dict(others).items()}}
+    links = {"mu": Named(name=link), "sigma": Named(name="log")}
+    made = Named(main=formula, additionals=additionals)
+    return Named(formula=made, data=table, family=Named(name=family, link=links), components=components)
+
+
+def test_defaults_of_bambi_are_those_here():
+    given = model("c ~ x + (1 | g)", "poisson", "log", {"x": prior("Normal", True, mu=0.0, sigma=3.0)})
+    ours, theirs = regression("c ~ x + (1 | g)", given.data, "poisson"), from_bambi(given)
+    assert theirs.priors.describe() == ours.priors.describe()
+    close(theirs.fit(progress=False).summary().fixed.mean, ours.fit(progress=False).summary().fixed.mean, 1e-12)
+
+
+def test_priors_of_a_user_are_kept_and_effects_of_a_group_are_independent():
+    terms = {
+        "x": prior("Normal", mu=np.array(0.0), sigma=np.array(1.0)),
+        "kind": prior("Normal", mu=np.array([0.0, 1.0]), sigma=np.array([2.0, 3.0])),
+        "1|g": prior("Normal", mu=0.0, sigma=prior("HalfNormal", sigma=2.0)),
+        "x|g": prior("Normal", mu=0.0, sigma=prior("HalfStudentT", nu=3.0, sigma=0.5)),
+    }
+    made = from_bambi(
+        model("y ~ x + kind + (1 + x | g)", terms=terms, others={"sigma": prior("HalfNormal", sigma=4.0)})
+    )
+    assert [factor.effects for factor in made.design.factors] == [("Intercept",), ("x",)]
+    found = dict(made.priors.table())
+    names = ("x", "kind[b]", "kind[c]", "1|g", "x|g.x", "residual sd")
+    said = ("N(0, 1^2)", "N(0, 2^2)", "N(1, 3^2)", "half-normal(2)", "half-t(3, 0.5)", "half-normal(4)")
+    assert [found[name] for name in names] == list(said)
+    assert made.priors.coefficients[1] == Normal(0.0, 1.0)
+    assert made.priors.parameters == (HalfNormal(4.0),)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (lambda: 3, "from_bambi takes a bambi.Model; got int."),
+        (lambda: model("y ~ x", "gamma", "inverse"), "no family here is 'gamma' with the link 'inverse'"),
+        (lambda: model("y ~ x", "vonmises"), "no family here is 'vonmises'"),
+        (lambda: model("y ~ x", additionals=("sigma ~ x",)), "formulas for other parameters, sigma ~ x"),
+        (lambda: model("y ~ x", terms={"x": prior("Laplace", mu=0.0, b=1.0)}), "of x is none of those here"),
+        (lambda: model("y ~ x", "t", others={"nu": prior("Gamma", alpha=2.0, beta=0.1)}), "'nu' has no prior of its"),
+    ],
+)
+def test_refusals(given, sentence):
+    with pytest.raises(InputError, match=sentence):
+        from_bambi(given())

@@ -1,0 +1,129 @@
+"""Models of bambi, fitted here: their formula, data, family and priors become a `torchngvi.tables.TableModel`."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from torchngvi.errors import InputError
+from torchngvi.messages import listed
+from torchngvi.tables import Exponential, Gamma, HalfNormal, HalfT, Normal, Prior, StudentT, TableModel, regression
+
+__all__ = ["from_bambi"]
+
+# the family here of each of bambi's, and the names here of its other parameters
+_FAMILIES: dict[str, tuple[str, dict[str, str]]] = {
+    "gaussian": ("gaussian", {"sigma": "residual sd"}),
+    "t": ("student_t", {"sigma": "scale"}),
+    "bernoulli": ("bernoulli", {}),
+    "binomial": ("binomial", {}),
+    "beta_binomial": ("beta_binomial", {"kappa": "precision"}),
+    "poisson": ("poisson", {}),
+    "negativebinomial": ("negative_binomial", {"alpha": "size"}),
+    "zero_inflated_poisson": ("zero_inflated_poisson", {}),
+    "zero_inflated_negativebinomial": ("zero_inflated_negative_binomial", {"alpha": "size"}),
+    "hurdle_poisson": ("hurdle_poisson", {}),
+    "hurdle_negativebinomial": ("hurdle_negative_binomial", {"alpha": "size"}),
+    "cumulative": ("ordinal", {}),
+    "beta": ("beta", {"kappa": "precision"}),
+    "gamma": ("gamma", {"alpha": "shape"}),
+    "weibull": ("weibull", {"alpha": "shape"}),
+}
+_GROUPS = re.compile(r"(?<!\|)\|(?!\|)")  # a single bar
+
+
+def from_bambi(model: Any) -> TableModel:
+    """Make the model of a ``bambi.Model``, to fit it in seconds, with a k-hat that says how far to believe the fit.
+
+    Effects of one group are independent in bambi, so that a term (1 + x | g) becomes (1 + x || g). Priors that the user
+    of bambi has set are kept, and those that bambi scales by itself become the defaults here, which are much like them
+    (`torchngvi.tables.regression`). The intercept is at the means of the columns in both.
+
+    Args:
+        model: a ``bambi.Model``; what it has drawn is not needed.
+
+    Returns:
+        The model; its ``fit()`` is the answer.
+
+    Raises:
+        InputError: another object; a family, a link or a prior that is not here; formulas for other parameters.
+
+    The code ``from_bambi(bambi.Model("y ~ x + (1 | g)", table)).fit()`` prints a table.
+    """
+    if type(model).__module__.partition(".")[0] != "bambi" or not hasattr(model, "components"):
+        raise InputError(f"from_bambi takes a bambi.Model; got {type(model).__name__}.")
+    if model.formula.additionals:
+        raise InputError(
+            f"the model has formulas for other parameters, {listed(model.formula.additionals)}. A model here has one "
+            "linear predictor: leave them out."
+        )
+    family, parameters = _family(model)
+    made = regression(_GROUPS.sub("||", model.formula.main), model.data, family)
+    priors = _priors(model, made, parameters)
+    return TableModel(made.design, made.family, priors=priors, formula=made.formula) if priors else made
+
+
+def _family(model: Any) -> tuple[str, dict[str, str]]:
+    """The family here, and the names of its parameters."""
+    name = model.family.name
+    link = next(iter(model.family.link.values())).name
+    family, parameters = _FAMILIES.get(name, ("", {}))
+    if name == "bernoulli" and link == "probit":
+        family = "probit"
+    elif name == "cumulative" and link == "probit":
+        family = "ordinal_probit"
+    known = {"probit": "probit", "ordinal_probit": "probit", "gaussian": "identity", "student_t": "identity"}
+    logit = ("bernoulli", "binomial", "beta_binomial", "beta", "ordinal")
+    if not family or link != known.get(family, "logit" if family in logit else "log"):
+        raise InputError(f"no family here is {name!r} with the link {link!r}; there are {listed(list(_FAMILIES))}.")
+    return family, parameters
+
+
+def _priors(model: Any, made: TableModel, parameters: dict[str, str]) -> dict[str, Prior]:
+    """The priors that the user of bambi has set, by their names here."""
+    found: dict[str, Prior] = {}
+    first, *others = model.components.items()
+    for name, term in first[1].terms.items():
+        prior = getattr(term, "prior", None)
+        if prior is None or getattr(prior, "auto_scale", True):
+            continue
+        if "|" not in name:
+            labels = [own for own in made.design.names if own == name or own.startswith(f"{name}[")]
+            found |= {own: _prior(name, prior, place) for place, own in enumerate(labels)}
+            continue
+        effect, factor = name.split("|")
+        for of in made.design.factors:
+            if of.name == factor or of.name.startswith(f"{factor}."):
+                own = "Intercept" if effect == "1" else effect
+                labels = [one for one in of.effects if one == own or one.startswith(f"{own}[")]
+                spread = _prior(name, prior.args["sigma"], 0)
+                found |= {f"{'1' if one == 'Intercept' else one}|{of.name}": spread for one in labels}
+    for name, component in others:
+        own_prior: Any = getattr(component, "prior", None)
+        if hasattr(own_prior, "args") and not own_prior.auto_scale:
+            if name not in parameters:
+                raise InputError(f"the parameter {name!r} has no prior of its own here: leave its prior out.")
+            found[parameters[name]] = _prior(name, own_prior, 0)
+    return found
+
+
+def _prior(name: str, prior: Any, place: int) -> Prior:
+    """A prior here; of several coefficients that of one."""
+    flat = {key: np.ravel(value) for key, value in prior.args.items()}
+    of: dict[str, Any] = {key: float(value[place % len(value)]) for key, value in flat.items()}
+    match prior.name:
+        case "Normal":
+            return Normal(of.get("mu", 0.0), of["sigma"])
+        case "StudentT":
+            return StudentT(of["nu"], of.get("mu", 0.0), of["sigma"])
+        case "HalfNormal":
+            return HalfNormal(of["sigma"])
+        case "HalfStudentT":
+            return HalfT(of["nu"], of["sigma"])
+        case "HalfCauchy":
+            return HalfT(1.0, of["beta"])
+        case "Exponential":
+            return Exponential(of["lam"])
+        case "Gamma" if "alpha" in of and "beta" in of:
+            return Gamma(of["alpha"], of["beta"])
+    raise InputError(f"the prior {prior} of {name} is none of those here (torchngvi.tables.priors).")
