@@ -202,7 +202,8 @@ def main() -> None:
     if asked[:1] == ["edge"]:
         edge(asked[1], int(asked[2]))
     elif len(asked) == 4 and asked[1].isdigit():
-        posterior, seconds = fitted(asked[0], crossed(asked[0], *map(int, asked[1:])))
+        subjects, items, rows = map(int, asked[1:])
+        posterior, seconds = fitted(asked[0], crossed(asked[0], subjects, items, rows))
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(f"{' x '.join(asked)}: {seconds:.1f} s of the processor, at most {most:.2f} GB; {posterior.method}")
     else:

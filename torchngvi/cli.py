@@ -8,7 +8,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,10 @@ from torchngvi.extras import install
 # what is missing, by the extra that brings it
 _EXTRAS = dict.fromkeys(("formulae", "matplotlib", "numpy", "pandas", "rich", "scipy", "sklearn"), "cli")
 _EXTRAS |= {"pyarrow": "parquet", "gpytorch": "gpytorch", "pyro": "pyro"}
-
 # what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
 _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
 # modules that read input
-_READERS = (
-    "torchngvi.adapters.table_checks",
-    *(f"torchngvi.app.{n}" for n in ("settings", "readers", "prepare", "saved")),
-)
+_READERS = {f"torchngvi.{name}" for name in ("adapters.table_checks", "app.settings", "app.readers", "app.prepare")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,16 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # names of columns may be beyond the encoding of a terminal
             stream.reconfigure(errors="backslashreplace")
     try:
-        gone = gone_command(sys.argv[1:] if argv is None else argv)
-        if gone is not None:
-            raise InputError(gone)
-        top = parser()
-        flags = vars(top.parse_args(argv))
-        command = flags.pop("command")
-        if command is None:
-            top.print_help()
-            return 0
-        return _COMMANDS[command](**flags)
+        return _run(sys.argv[1:] if argv is None else argv)
     except TorchngviError as error:
         return _refuse(str(error))
     except ImportError as error:
@@ -60,6 +47,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sentence is None or os.environ.get(DEBUG):
             raise
         return _refuse(sentence)
+
+
+def _run(argv: Sequence[str]) -> int:
+    """Run a command; the extras are needed behind its flags."""
+    gone = gone_command(argv)
+    if gone is not None:
+        raise InputError(gone)
+    top = parser()
+    flags = vars(top.parse_args(argv))
+    command = flags.pop("command")
+    if command is None:
+        top.print_help()
+        return 0
+    if command == "reproduce":
+        return _reproduce(**flags)
+    if command == "fit":
+        config, overwrite = flags.pop("config", None), flags.pop("overwrite")
+        settings, told = settings_from({**(read_toml(config) if config else {}), **flags})
+        if told:
+            print(f"torchngvi: warning: {told}", file=sys.stderr)
+        from torchngvi.app import fits
+
+        result = fits.run(settings, overwrite)
+        if not result.converged:
+            print(f"torchngvi: not converged, {result.reason}", file=sys.stderr)
+        return 0 if result.converged else 1
+    from torchngvi.app import saved
+
+    (saved.predict if command == "predict" else saved.compare)(**flags)
+    return 0
 
 
 def _last_sentence(error: Exception) -> str | None:
@@ -82,30 +99,6 @@ def _refuse(message: str) -> int:
     return 2
 
 
-def _fit(config: str | None = None, overwrite: bool = False, **flags: Any) -> int:
-    settings, gone = settings_from({**(read_toml(config) if config else {}), **flags})
-    if gone:
-        print(f"torchngvi: warning: {gone}", file=sys.stderr)
-    from torchngvi.app import fits  # the extras are needed from here on
-
-    result = fits.run(settings, overwrite)
-    if not result.converged:
-        print(f"torchngvi: not converged, {result.reason}", file=sys.stderr)
-    return 0 if result.converged else 1
-
-
-def _predict(**flags: Any) -> int:
-    from torchngvi.app import saved
-
-    return saved.predict(**flags)
-
-
-def _compare(runs: Sequence[str]) -> int:
-    from torchngvi.app import saved
-
-    return saved.compare(runs)
-
-
 def _reproduce(**flags: Any) -> int:
     """List or run the experiments of the papers, which a clone has and an installation has not."""
     root = Path(__file__).parents[1]
@@ -116,19 +109,9 @@ def _reproduce(**flags: Any) -> int:
         )
     sys.path[:] = [str(root), *(path for path in sys.path if path != str(root))]  # before any other "examples"
     papers = import_module("examples.papers.reproduce")
-    if flags.pop("list") or flags["name"] is None:
-        print(papers.listing())
-        return 0
-    print(f"written to {papers.reproduce(**flags)}/")
+    listed = flags.pop("list") or flags["name"] is None
+    print(papers.listing() if listed else f"written to {papers.reproduce(**flags)}/")
     return 0
-
-
-_COMMANDS: dict[str, Callable[..., int]] = {
-    "fit": _fit,
-    "predict": _predict,
-    "compare": _compare,
-    "reproduce": _reproduce,
-}
 
 
 if __name__ == "__main__":

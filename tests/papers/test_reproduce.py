@@ -134,7 +134,7 @@ class TestCommands:
                 "is not one of tan-fig3: it has no 'data'.",
             ),
             (["reproduce", "no.toml"], "there is no settings file 'no.toml'"),
-            (["compare", str(CONFIGS / "srvn-fig1.toml")], "say torchngvi reproduce"),
+            (["compare", str(CONFIGS / "srvn-fig1.toml")], "python -m examples.compare_methods"),
         ],
         ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
     )

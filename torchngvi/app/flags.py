@@ -122,8 +122,9 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
     reproduce.add_argument("--full", action="store_true", help="longer runs, up to an hour")
     reproduce.add_argument("--from-logs", action="store_true", help="draw again from the log of an earlier run")
+    replace = "replace files of an earlier run"
     for name in ("fit", "predict", "reproduce"):
-        commands.choices[name].add_argument("--overwrite", action="store_true", help="replace files of an earlier run")
+        commands.choices[name].add_argument("--overwrite", action="store_true", default=False, help=replace)
     for command in commands.choices.values():
         command.of_fit = frozenset(fit._option_string_actions) - frozenset(command._option_string_actions)
     return top

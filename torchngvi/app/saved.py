@@ -164,7 +164,7 @@ def load(run: str | Path) -> Any:
 
 def predict(
     run: str, table: str, drop: Sequence[str] = (), out: str | None = None, overwrite: bool = False, **asked: Any
-) -> int:
+) -> None:
     """``torchngvi predict``: show the first predictions for the rows of a table, and write all as csv."""
     with warnings.catch_warnings(record=True) as said:  # of the folder
         warnings.simplefilter("always")
@@ -198,10 +198,9 @@ def predict(
     more = f", the first {_SHOWN} of {len(found)} rows" if len(found) > _SHOWN else ""
     rows = report.of_rows(list(found), found.head(_SHOWN).itertuples(index=False))
     report.printed(Text(f"{title}{more}", style="bold"), rows, *notes, Text(f"{len(found)} rows written to {to}"))
-    return 0
 
 
-def compare(runs: Sequence[str]) -> int:
+def compare(runs: Sequence[str]) -> None:
     """``torchngvi compare``: how well the models of runs predict rows that were left out, the best first."""
     fits = {run: load(file_name("RUN", run)) for run in runs}
     results = {run: one.result if isinstance(one, Fitted) else one for run, one in fits.items()}
@@ -213,4 +212,3 @@ def compare(runs: Sequence[str]) -> int:
         print(f"{run}: {found[run]}")
     for run in others:
         print(left_out.compare(results[best], results[run], (best, run)))
-    return 0

@@ -531,7 +531,7 @@ class SeveralPosterior(Posterior):
             if len(joint.factors) > 1:
                 by += f" and {0 if joint.z is None else len(joint.z)} draws of the other effects"
                 by += "" if self.agreed else ", which other draws do not agree with"
-        return f"Random effects integrated out {by}; draws of {how}, weighted to the posterior."
+        return f"Random effects are integrated out {by}; draws of {how} are weighted to the posterior."
 
     def effects(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Draw the effects of all groups given the globals, (S, n, r), of centred and scaled columns."""
