@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -106,11 +107,13 @@ class TableModel:
         groups = {f"the grouping factor {of.name}": len(of.levels) for of in design.factors}
         remarks.warn_of(columns.X, columns.columns, groups, design.names, "residual sd" in self.family.parameters)
 
-        def refit(weights: Tensor) -> Posterior:
-            return self._integrated(self.design._replace(weights=weights), settings, seed, False)
-
+        refit = partial(self._with_weights, settings=settings, seed=seed)
         fitted = self._integrated(self.design, settings, seed, progress)
         return TableResult(self.design, self.family, fitted, self.priors, formula=self.formula, refit=refit)
+
+    def _with_weights(self, weights: Tensor, settings: FitSettings, seed: int) -> Posterior:
+        """The posterior under other weights of the rows, and the same priors."""
+        return self._integrated(self.design._replace(weights=weights), settings, seed, False)
 
     def _integrated(self, design: Design, settings: FitSettings, seed: int, progress: bool) -> Posterior:
         engine = integrate if len(design.factors) <= 1 else integrate_several
