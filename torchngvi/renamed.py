@@ -217,9 +217,9 @@ METHODS: dict[str, tuple[str, ...]] = {"torchngvi.networks.NetworkGaussian": ("l
 def find_gone(module: str, name: str) -> Any:
     """Say what takes the place of a name of a module that is gone; any other is none of the module.
 
-    >>> find_gone("torchngvi.models", "MarginalMixed")
+    >>> find_gone("torchngvi.models", "MarginalMixed")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ImportError: torchngvi.models.MarginalMixed is gone: torchngvi.MixedModel(...).fit() integrates the random effects out, those of several factors too.
+    ImportError: torchngvi.models.MarginalMixed is gone: torchngvi.MixedModel...
     """
     if (there := f"{module}.{name}") in GONE:
         raise ImportError(f"{there} is gone: {GONE[there]}.")  # an AttributeError would lose its sentence in an import

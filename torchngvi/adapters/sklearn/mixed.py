@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from numbers import Integral
 from typing import Any, Self
 
@@ -184,8 +183,7 @@ class _Mixed(Sampled):
         )
         own = None if self.prior_sd is None else dict.fromkeys(("b", *there), Normal(0.0, self.prior_sd))
         model = TableModel(design, family, priors=self.priors if own is None else own)
-        result = model.fit(draws=self.draws, seed=self.seed_, progress=False)
-        return replace(result, refit=None)  # which cannot be pickled
+        return model.fit(draws=self.draws, seed=self.seed_, progress=False)
 
     # -------------------------------------------------------------------------------- predicting
 
