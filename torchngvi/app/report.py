@@ -32,26 +32,15 @@ _NUMBERS = ["mean", "sd", "low", "high"]
 
 
 class Outcome(NamedTuple):
-    """A fit and what is said of it.
-
-    Attributes:
-        settings: of the run.
-        prepared: the rows.
-        result: the fit.
-        held_out: its scores, and those of the base rate.
-        notes: what was done with the table.
-        warnings: what speaks against the result.
-        marginal: tables of average marginal effects by column.
-        priors: in words.
-    """
+    """A fit and what is said of it."""
 
     settings: Settings
     prepared: Prepared
     result: TableResult
-    held_out: tuple[HeldOut, HeldOut] | None
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-    marginal: Mapping[str, Any]
+    held_out: tuple[HeldOut, HeldOut] | None  # its scores, and those of the base rate
+    notes: tuple[str, ...]  # what was done with the table
+    warnings: tuple[str, ...]  # what speaks against the result
+    marginal: Mapping[str, Any]  # tables of average marginal effects by column
     priors: str
 
 
