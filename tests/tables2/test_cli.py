@@ -270,6 +270,19 @@ def test_a_formula_with_groups(ship, capsys):
     assert (average.high - average.low).mean() < (stranger.high - stranger.low).mean()
 
 
+def test_two_numbers_are_classes(capsys):
+    draw = np.random.default_rng(0)
+    x, g = draw.normal(size=120), np.arange(120) % 12
+    y = 1 + (draw.random(120) < 1 / (1 + np.exp(-x)))
+    pd.DataFrame({"x": x, "g": g, "y": y}).to_csv("a.csv", index=False)
+    assert run("--data", "a.csv", "--formula", "y ~ x + (1 | g)", "--family", "bernoulli") == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "Predicted is '2' against '1', the class that sorts last; --positive 1 predicts the other."
+    found = torchngvi.load("runs/a").predict(pd.DataFrame({"x": [-2.0, 2.0]}))
+    assert found["class"].tolist() == ["1", "2"]
+    assert list(found) == ["class", "probability", "low", "high", "new_groups"]
+
+
 def test_the_tutorial_of_a_mixed_model():
     """The command is the model of the page, with the same numbers as in Python."""
     draw = np.random.default_rng(0)

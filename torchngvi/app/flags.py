@@ -23,7 +23,7 @@ _EXAMPLES = """examples:
 _OTHER_NAMES = {"family": ("--likelihood", "--family"), "success": ("--success", "--positive")}
 _GONE = {  # commands of earlier versions, and what is in their place
     "bench": "torchngvi bench is python -m benchmarks.bench in a clone now.",
-    "demo": "torchngvi demo has gone: run examples/training_script.py, svgp_regression.py, pyro_regression.py of a clone.",
+    "demo": "torchngvi demo has gone: run examples/training_script.py or another of the examples in a clone.",
     "methods": "torchngvi methods has gone: torchngvi.registry.partners(method) names the posteriors it moves.",
 }
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchngvi.app.outputs import write_frame
-from torchngvi.app.prepare import Prepared
+from torchngvi.app.prepare import CLASSES, Prepared
 from torchngvi.app.scores import HeldOut
 from torchngvi.app.settings import Settings
 from torchngvi.messages import listed, shown
@@ -58,6 +58,9 @@ def baselines(outcome: Outcome) -> dict[str, str]:
 def classes(result: TableResult) -> tuple[str, str] | None:
     """Failure and success of a result with two classes."""
     success = str(result.formula.success or "")
+    if not success and result.family.name in CLASSES:  # two numbers
+        failure, success = (f"{value:g}" for value in result.formula.design.y[0].unique().tolist())
+        return failure, success
     if not success:
         return None
     levels = result.formula.table[result.formula.columns.response[0]].astype(str).unique()

@@ -49,8 +49,8 @@ class Fitted:
     @property
     def told(self) -> str:
         """What is predicted, in words."""
-        response, success = str(self.result.formula.response).strip("`"), self.result.formula.success
-        return f"probability of {success!r}" if success else f"mean of {response}"
+        pair = report.classes(self.result)
+        return f"probability of {pair[1]!r}" if pair else f"mean of {str(self.result.formula.response).strip('`')}"
 
     def predict(
         self,
