@@ -11,7 +11,7 @@ import torch
 from helpers import CUDA, distance, make_model, make_posterior, same_bits, waits_are_errors
 
 import torchngvi as ngvi
-from examples import bench
+from benchmarks import bench
 from torchngvi import VN, Stein
 from torchngvi.errors import RejectedStepError
 from torchngvi.expectations import Antithetic

@@ -270,6 +270,19 @@ def test_a_formula_with_groups(ship, capsys):
     assert (average.high - average.low).mean() < (stranger.high - stranger.low).mean()
 
 
+def test_two_numbers_are_classes(capsys):
+    draw = np.random.default_rng(0)
+    x, g = draw.normal(size=120), np.arange(120) % 12
+    y = 1 + (draw.random(120) < 1 / (1 + np.exp(-x)))
+    pd.DataFrame({"x": x, "g": g, "y": y}).to_csv("a.csv", index=False)
+    assert run("--data", "a.csv", "--formula", "y ~ x + (1 | g)", "--family", "bernoulli") == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "Predicted is '2' against '1', the class that sorts last; --positive 1 predicts the other."
+    found = torchngvi.load("runs/a").predict(pd.DataFrame({"x": [-2.0, 2.0]}))
+    assert found["class"].tolist() == ["1", "2"]
+    assert list(found) == ["class", "probability", "low", "high", "new_groups"]
+
+
 def test_the_tutorial_of_a_mixed_model():
     """The command is the model of the page, with the same numbers as in Python."""
     draw = np.random.default_rng(0)
@@ -677,8 +690,8 @@ def test_bad_input(case, capsys):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["bench", "--device", "cuda"], "torchngvi bench is python -m examples.bench in a clone now."),
-        (["demo"], "torchngvi demo is python -m examples.demo in a clone now."),
+        (["bench", "--device", "cuda"], "torchngvi bench is python -m benchmarks.bench in a clone now."),
+        (["demo"], "torchngvi demo has gone: run examples/training_script.py"),
         (["methods"], "torchngvi methods has gone: torchngvi.registry.partners(method)"),
         (["compare", "a.toml"], "python -m examples.compare_methods a.toml. Of runs name folders."),
         (["predict"], "the following arguments are required: RUN, TABLE. See torchngvi predict --help."),
@@ -774,3 +787,21 @@ def test_a_thousand_columns(capsys):
     assert len(coefficients("runs/a")) == 1002
     assert csv.field_size_limit() > 0
     assert torch.isfinite(torch.tensor(coefficients("runs/a")["mean"].to_numpy())).all()
+
+
+def test_trials_and_survival(capsys):
+    """Of successes of trials the probability is predicted; of a time with its events also the time itself."""
+    draw = np.random.default_rng(0)
+    x, n = draw.normal(size=200), draw.integers(1, 20, 200)
+    table = pd.DataFrame({"x": x, "n": n, "s": draw.binomial(n, 1 / (1 + np.exp(-0.5 * x)))})
+    table.assign(t=draw.weibull(1.5, 200) * np.exp(0.5 * x), e=draw.random(200) < 0.7).to_csv("a.csv", index=False)
+    pd.DataFrame({"x": [0.0, 1.0]}).to_csv("new.csv", index=False)
+    assert run("--data", "a.csv", "--formula", "prop(s, n) ~ x", "--family", "binomial", "--test-fraction", 0.2) == 0
+    assert main(["predict", "runs/a", "new.csv"]) == 0
+    found = pd.read_csv("runs/a/predictions-new.csv")
+    np.testing.assert_allclose(found.probability, 1 / (1 + np.exp([0.0, -0.5])), atol=0.05)
+    flags = ("--formula", "censored(t, e) ~ x", "--family", "weibull", "--out", "runs/b")
+    assert run("--data", "a.csv", *flags) == 0
+    assert main(["predict", "runs/b", "new.csv"]) == 0
+    assert list(pd.read_csv("runs/b/predictions-new.csv"))[1:] == ["mean", "mean_low", "mean_high", "low", "high"]
+    assert "error" not in capsys.readouterr().err

@@ -365,4 +365,4 @@ def test_draws_that_do_not_agree_are_said():
     args = model(*crossed("bernoulli"), "bernoulli")
     posterior = integrate_several(*args, SETTINGS, 0, False, Correction(agreed=0.0))
     assert not posterior.agreed
-    assert "do not agree" in posterior.method
+    assert "do not quite agree" in posterior.method

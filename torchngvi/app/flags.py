@@ -22,8 +22,8 @@ _EXAMPLES = """examples:
 """
 _OTHER_NAMES = {"family": ("--likelihood", "--family"), "success": ("--success", "--positive")}
 _GONE = {  # commands of earlier versions, and what is in their place
-    "bench": "torchngvi bench is python -m examples.bench in a clone now.",
-    "demo": "torchngvi demo is python -m examples.demo in a clone now.",
+    "bench": "torchngvi bench is python -m benchmarks.bench in a clone now.",
+    "demo": "torchngvi demo has gone: run examples/training_script.py or another of the examples in a clone.",
     "methods": "torchngvi methods has gone: torchngvi.registry.partners(method) names the posteriors it moves.",
 }
 
@@ -134,7 +134,7 @@ def gone_command(argv: Sequence[str]) -> str | None:
     """A sentence about a command of earlier versions, which is elsewhere now.
 
     >>> gone_command(["bench"])
-    'torchngvi bench is python -m examples.bench in a clone now.'
+    'torchngvi bench is python -m benchmarks.bench in a clone now.'
     """
     rest = " ".join(argv[1:])
     if argv and argv[0] == "compare" and (rest.endswith(".toml") or {"--data", "--methods"} & {*argv}):

@@ -24,25 +24,15 @@ CLASSES = ("bernoulli", "probit")  # families of two classes
 
 @dataclass(frozen=True)
 class Columns:
-    """What a run keeps of its table, so that new rows are prepared alike; it is in posterior.pt.
-
-    Attributes:
-        formula: of the model.
-        needed: columns that new rows must have.
-        groups: columns of groups, which they may have.
-        levels: of each column of categories its levels, the baseline first.
-        fill: what stands for a missing entry.
-        known: other columns of the table, which new rows may have.
-        plain: whether the formula was made of all columns.
-    """
+    """What a run keeps of its table, so that new rows are prepared alike; it is in posterior.pt."""
 
     formula: str
-    needed: list[str]
-    groups: list[str] = field(default_factory=list)
-    levels: dict[str, list[str]] = field(default_factory=dict)
-    fill: dict[str, Any] = field(default_factory=dict)
-    known: list[str] = field(default_factory=list)
-    plain: bool = True
+    needed: list[str]  # columns that new rows must have
+    groups: list[str] = field(default_factory=list)  # columns of groups, which they may have
+    levels: dict[str, list[str]] = field(default_factory=dict)  # of columns of categories, the baseline first
+    fill: dict[str, Any] = field(default_factory=dict)  # what stands for a missing entry
+    known: list[str] = field(default_factory=list)  # other columns of the table, which new rows may have
+    plain: bool = True  # whether the formula was made of all columns
 
     @classmethod
     def read(cls, found: Any) -> "Columns":
@@ -105,21 +95,13 @@ class Columns:
 
 
 class Prepared(NamedTuple):
-    """The rows of a fit.
+    """The rows of a fit."""
 
-    Attributes:
-        train: the rows that are fitted, with the response.
-        test: those held out.
-        columns: what the run keeps.
-        notes: what was done with the table.
-        positive: the class that is predicted, where one was chosen.
-    """
-
-    train: pd.DataFrame
-    test: pd.DataFrame
+    train: pd.DataFrame  # with the response
+    test: pd.DataFrame  # rows held out
     columns: Columns
-    notes: tuple[str, ...]
-    positive: str | None = None
+    notes: tuple[str, ...]  # what was done with the table
+    positive: str | None = None  # the class that is predicted, where one was chosen
 
 
 def _filled(frame: pd.DataFrame, fill: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, int]]:

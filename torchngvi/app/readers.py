@@ -40,19 +40,12 @@ _MAC_WORD = re.compile(r"[A-Za-z]+[€\x81‚ƒ†‡ˆ‰Š‹Œ\x8dŽ\x8f\x90�
 
 
 class Read(NamedTuple):
-    """A table as it was read.
-
-    Attributes:
-        frame: the table.
-        notes: what is unusual about it.
-        zeros: columns of whole numbers some of whose entries a zero leads.
-        comma: whether decimals are behind commas.
-    """
+    """A table as it was read."""
 
     frame: pd.DataFrame
-    notes: tuple[str, ...] = ()
-    zeros: tuple[str, ...] = ()
-    comma: bool = False
+    notes: tuple[str, ...] = ()  # what is unusual about it
+    zeros: tuple[str, ...] = ()  # columns of whole numbers some of whose entries a zero leads
+    comma: bool = False  # whether decimals are behind commas
 
 
 def read_table(data: str) -> Read:

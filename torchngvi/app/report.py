@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchngvi.app.outputs import write_frame
-from torchngvi.app.prepare import Prepared
+from torchngvi.app.prepare import CLASSES, Prepared
 from torchngvi.app.scores import HeldOut
 from torchngvi.app.settings import Settings
 from torchngvi.messages import listed, shown
@@ -32,26 +32,15 @@ _NUMBERS = ["mean", "sd", "low", "high"]
 
 
 class Outcome(NamedTuple):
-    """A fit and what is said of it.
-
-    Attributes:
-        settings: of the run.
-        prepared: the rows.
-        result: the fit.
-        held_out: its scores, and those of the base rate.
-        notes: what was done with the table.
-        warnings: what speaks against the result.
-        marginal: tables of average marginal effects by column.
-        priors: in words.
-    """
+    """A fit and what is said of it."""
 
     settings: Settings
     prepared: Prepared
     result: TableResult
-    held_out: tuple[HeldOut, HeldOut] | None
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-    marginal: Mapping[str, Any]
+    held_out: tuple[HeldOut, HeldOut] | None  # its scores, and those of the base rate
+    notes: tuple[str, ...]  # what was done with the table
+    warnings: tuple[str, ...]  # what speaks against the result
+    marginal: Mapping[str, Any]  # tables of average marginal effects by column
     priors: str
 
 
@@ -69,6 +58,9 @@ def baselines(outcome: Outcome) -> dict[str, str]:
 def classes(result: TableResult) -> tuple[str, str] | None:
     """Failure and success of a result with two classes."""
     success = str(result.formula.success or "")
+    if not success and result.family.name in CLASSES:  # two numbers
+        failure, success = (f"{value:g}" for value in result.formula.design.y[0].unique().tolist())
+        return failure, success
     if not success:
         return None
     levels = result.formula.table[result.formula.columns.response[0]].astype(str).unique()

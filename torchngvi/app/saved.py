@@ -49,8 +49,8 @@ class Fitted:
     @property
     def told(self) -> str:
         """What is predicted, in words."""
-        response, success = str(self.result.formula.response).strip("`"), self.result.formula.success
-        return f"probability of {success!r}" if success else f"mean of {response}"
+        pair = report.classes(self.result)
+        return f"probability of {pair[1]!r}" if pair else f"mean of {str(self.result.formula.response).strip('`')}"
 
     def predict(
         self,
@@ -67,8 +67,8 @@ class Fitted:
         For two classes the table has the likelier ``class`` and the ``probability`` of success, averaged over the
         posterior, with the interval of that probability, ``low`` and ``high``. For counts and real numbers it has the
         ``mean`` with its interval ``mean_low`` and ``mean_high``, and the interval of a new observation, ``low`` and
-        ``high``; of ordered categories the probability of each. Of a model with groups ``new_groups`` names the
-        factors whose group the fit has not seen.
+        ``high``; of ordered categories the probability of each, of trials the ``probability`` of a success. Of a model
+        with groups ``new_groups`` names the factors whose group the fit has not seen.
 
         Args:
             frame: the new rows, with the columns of the fit as they were there; the target may be among them.
@@ -90,10 +90,11 @@ class Fitted:
         mean, low, high = (part.numpy() for part in (first.mean, first.low, first.high))
         labels, pair = result.family.outcomes or result.formula.outcomes, report.classes(result)
         if kind == "mean" and mean.ndim > 1:
-            label = list(map(str, labels or range(mean.shape[1])))
-            found: dict[str, Any] = {"class": np.array(label)[mean.argmax(1)], **dict(zip(label, mean.T, strict=True))}
-        elif kind == "mean" and result.family.discrete and pair:
-            found = {"class": np.where(mean > 0.5, pair[1], pair[0]), "probability": mean, "low": low, "high": high}
+            names = list(map(str, labels or range(mean.shape[1])))
+            found: dict[str, Any] = {"class": np.array(names)[mean.argmax(1)], **dict(zip(names, mean.T, strict=True))}
+        elif kind == "mean" and ("trials" in result.family.extra or (result.family.discrete and pair)):
+            label = {"class": np.where(mean > 0.5, pair[1], pair[0])} if pair else {}
+            found = {**label, "probability": mean, "low": low, "high": high}
         elif kind == "mean":
             new = result.predict(made, kind="response", **asked)
             found = {"mean": mean, "mean_low": low, "mean_high": high, "low": new.low.numpy(), "high": new.high.numpy()}

@@ -20,21 +20,13 @@ _OFFSET = re.compile(r"offset\((?:[^()]|\([^()]*\))*\)")
 
 
 class HeldOut(NamedTuple):
-    """Scores on rows that were held out, weighted where the data have weights.
-
-    Attributes:
-        rows: how many.
-        nll: -log p(y | x) a row.
-        error: its standard error.
-        accuracy: of classes, the share of rows whose likeliest class is theirs.
-        rmse: of the mean, for counts and real numbers.
-    """
+    """Scores on rows that were held out, weighted where the data have weights."""
 
     rows: int | None = None
-    nll: float | None = None
-    error: float | None = None
-    accuracy: float | None = None
-    rmse: float | None = None
+    nll: float | None = None  # -log p(y | x) a row
+    error: float | None = None  # its standard error
+    accuracy: float | None = None  # of classes, the share of rows whose likeliest class is theirs
+    rmse: float | None = None  # of the mean, for counts and real numbers
 
     def __str__(self) -> str:
         first = f"RMSE {self.rmse:.4g}" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"

@@ -50,7 +50,7 @@ class Correction:
         pairs: numbers of pairs of normal draws that are tried. With 4 the means of crossed binary data, 20 by 20 in 120
             rows, varied by .02 to .06 sds between seeds, with 8 by .02 to .04, 3,000 draws of the globals alone by .02.
         agreed: nats of the standard deviation, between draws near the posterior, by which two sets of pairs may differ:
-            it moves a mean by about as many sds. One set in ten is worse than the others, so that few pairs agree by
+            it moves a mean by half as many sds. One set in ten is worse than the others, so that few pairs agree by
             chance: the smallest number is 4.
         few: nodes, in each dimension, with which groups are integrated given each draw of the others. The difference
             to the nodes of the fit is taken at the mode of the others alone: what it misses had a standard deviation
@@ -63,7 +63,7 @@ class Correction:
     """
 
     pairs: tuple[int, ...] = (4, 8, 16, 32)
-    agreed: float = 0.05
+    agreed: float = 0.1
     few: int = 2
     end: float = 1e-8
     trust: float = 0.02
@@ -530,7 +530,7 @@ class SeveralPosterior(Posterior):
             by = f"by Laplace's approximation, corrected by {joint.nodes} nodes for each group of {leaf}"
             if len(joint.factors) > 1:
                 by += f" and {0 if joint.z is None else len(joint.z)} draws of the other effects"
-                by += "" if self.agreed else ", which other draws do not agree with"
+                by += "" if self.agreed else ", with which other draws do not quite agree"
         return f"Random effects are integrated out {by}; draws of {how} are weighted to the posterior."
 
     def effects(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
