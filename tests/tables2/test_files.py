@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import re
+import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -391,9 +392,9 @@ def test_parquet():
 
 def test_excel(monkeypatch):
     Path("a.xlsx").write_bytes(b"junk")
-    monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
-    assert "'a.xlsx' needs openpyxl: pip install openpyxl. Or save it as csv." in by_command("a.xlsx")[1]
-    monkeypatch.undo()
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "openpyxl", None)
+        assert "'a.xlsx' needs openpyxl: pip install openpyxl. Or save it as csv." in by_command("a.xlsx")[1]
     pytest.importorskip("openpyxl")
     assert "'a.xlsx' cannot be read as an Excel file: " in by_command("a.xlsx")[1]
     expected, _ = of_table(clean())

@@ -9,7 +9,6 @@ import lzma
 import re
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
@@ -30,7 +29,6 @@ _SVMLIGHT = (".svm", ".libsvm", ".txt")
 _KNOWN = ".csv, .tsv, .xlsx, .parquet, .svm, .libsvm, .txt (svmlight), each also with .gz, .bz2, .xz, .zip or .zst"
 _GONE = "numpy.savez files are read in Python: torchngvi.regression takes a pandas DataFrame of the arrays"
 _LINES = 50  # of a text that are looked at
-_OF_FILES = (OSError, EOFError, ValueError, OverflowError, KeyError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
@@ -114,11 +112,11 @@ def _readable(path: Path, what: str, read: Callable[[], Any]) -> Any:
     """What is read, or a sentence of what its reader says."""
     try:
         return read()
-    except InputError:
+    except (InputError, ImportError, MemoryError):
         raise
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
-    except _OF_FILES as error:
+    except Exception as error:  # at a broken file a reader raises anything
         said = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{str(path)!r} cannot be read as {what}: {said.rstrip('.')}.") from error
 
@@ -259,14 +257,14 @@ def _of_columns(path: Path, end: str) -> Read:
             import openpyxl  # noqa: F401
         except ImportError as error:
             raise InputError(f"{str(path)!r} needs openpyxl: pip install openpyxl. Or save it as csv.") from error
-        read = partial(pd.read_excel, sheet_name=None, header=None)
-        sheets = _readable(path, "an Excel file", lambda: read(io.BytesIO(_content(path))))
-        first, cells = next(iter(sheets.items()))
-        if not len(cells):
+        book = _readable(path, "an Excel file", lambda: pd.ExcelFile(io.BytesIO(_content(path)), engine="openpyxl"))
+        names = _readable(path, "an Excel file", lambda: pd.read_excel(book, header=None, nrows=1))
+        if not len(names):
             raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.")
-        names = ["" if pd.isna(name) else str(name).strip() for name in cells.iloc[0]]
-        frame = cells.iloc[1:].reset_index(drop=True).set_axis(names, axis=1).infer_objects()
-        notes = (f"the first of {len(sheets)} sheets was read, {first!r}",) if len(sheets) > 1 else ()
+        check_names(names.iloc[0].dropna())
+        frame = _readable(path, "an Excel file", lambda: pd.read_excel(book))
+        sheets = book.sheet_names
+        notes = (f"the first of {len(sheets)} sheets was read, {sheets[0]!r}",) if len(sheets) > 1 else ()
     else:
         import pyarrow  # noqa: F401
 
