@@ -279,7 +279,7 @@ def test_the_seed_says_all_and_groups_add_up():
 
 def test_draws_are_doubled_until_enough_are_effective():
     args = simulated("poisson", 20, 4, seed=20)
-    found = fitted(args, replace(SETTINGS, effective=700))
+    found = fitted(args, replace(SETTINGS, effective=700, at_once=0))
     assert len(found.weighted.theta) in (800, 1600)
     assert found.weighted.effective >= 700
     assert len(fitted(args, replace(SETTINGS, effective=5000, most_draws=1000)).weighted.theta) == 1000

@@ -35,7 +35,9 @@ class FitSettings:
 
     Attributes:
         draws: weighted draws of the globals to begin with. Of 400 about 340 are effective, so that means are right to
-            .06 to .15 sds and sds to 6 %: two digits of a table.
+            .02 to .1 sds and sds to 6 %: two digits of a table.
+        at_once: rows times nodes times draws that take a tenth of a second: of a small table so many draws are taken,
+            up to ``most_draws``, and fewer than that only where a person asks for fewer.
         effective: the effective number of draws from which on there are enough; the draws are doubled until then.
         most_draws: at which doubling ends. A third digit needs about 4,096 draws.
         nodes: of the quadrature, in each dimension of the effects; None for the smallest number that makes no
@@ -85,6 +87,7 @@ class FitSettings:
     """
 
     draws: int = 400
+    at_once: int = 2**22
     effective: int = 200
     most_draws: int = 4096
     nodes: int | None = None
@@ -136,7 +139,7 @@ class FitSettings:
         new = self
         if draws is not None:
             count = read_size("draws", draws, "is the number of weighted draws of the globals", at_least=100)
-            new = replace(new, draws=count, most_draws=max(count, self.most_draws))
+            new = replace(new, draws=count, at_once=0, most_draws=max(count, self.most_draws))
         if nodes is not None:
             what = "is the number of quadrature nodes in each dimension of the effects"
             new = replace(new, nodes=read_size("nodes", nodes, what, at_least=1))
@@ -321,11 +324,14 @@ class Mixture(NamedTuple):
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw θ, (count, dim); noise is drawn on the CPU in float64, the same on every device."""
-        z = torch.randn(count, len(self.mean), generator=generator, dtype=torch.float64)
-        side = torch.rand(count, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
-        z[count // 2 :] *= self.wider * _stretch(count - count // 2, self.dof, generator)[:, None]
-        above = side * self.sides.sum(0) < self.sides[1]
-        return self.mean + torch.where(above, self.sides[1], -self.sides[0]) * z.to(self.mean).abs() @ self.root.mT
+        half = count // 2
+        share = torch.cat([_even(some, len(self.mean), generator) for some in (half, count - half)])
+        below, above = self.sides.double().cpu()
+        apart = share - below / (below + above)  # a share of each side, from which a half of the normal one is read
+        part = apart.abs() / torch.where(apart > 0, above, below) * (below + above)
+        z = torch.where(apart > 0, above, -below) * torch.special.ndtri(0.5 + 0.5 * part)
+        z[half:] *= self.wider * _stretch(count - half, self.dof, generator)[:, None]
+        return self.mean + z.to(self.mean) @ self.root.mT
 
     def log_density(self, theta: Tensor) -> Tensor:
         """The log density of each, (S,)."""
@@ -339,6 +345,20 @@ class Mixture(NamedTuple):
     def modes(self, theta: Tensor) -> Tensor:
         """About the modes of the effects, (n, S, r)."""
         return self.frame.modes(theta)
+
+
+def _even(count: int, dim: int, generator: torch.Generator) -> Tensor:
+    """Points of the unit cube that are spread evenly, (count, dim): Sobol's, scrambled by the generator.
+
+    With 400 of them means were off by .015 to .035 sds, where independent draws were off by .036 to .063, in logistic
+    and Poisson regressions with and without groups.
+    """
+    sobol, seed = torch.quasirandom.SobolEngine, int(torch.randint(2**31, (), generator=generator))
+    if dim > sobol.MAXDIM:
+        return torch.rand(count, dim, generator=generator, dtype=torch.float64)
+    share = sobol(dim, scramble=True, seed=seed).draw(count, dtype=torch.float64)
+    least = torch.finfo(torch.float64).eps
+    return share.clamp(least, 1 - least)
 
 
 def _stretch(count: int, dof: float, generator: torch.Generator) -> Tensor:
@@ -669,6 +689,8 @@ class IntegratedPosterior(Posterior):
         joint, settings, frame = self.joint, self.settings, weigher.frame
         about_mode = "a Gaussian and a wider t distribution about their mode"
         count = max(settings.draws, settings.several_draws) if joint.r > 1 else settings.draws
+        cheap = settings.at_once // max(1, len(self.coordinates.X) * self.nodes**joint.r)
+        count = max(count, min(settings.most_draws, cheap))
         if not found.converged:
             return weigher.of_mixture(frame.theta, frame.root, count), about_mode
         wide = joint.r == 1 and float(frame.root[over.scales].norm()) > settings.grid_above
