@@ -21,6 +21,7 @@ from torchngvi.adapters.sklearn import (
 from torchngvi.cli import main
 
 NEW = 20  # rows that are predicted
+ERROR = 3 * (2 / 1000) ** 0.5  # sds, three standard errors of the difference of two means of 1,000 draws
 FAMILIES = ("gaussian", "bernoulli", "poisson", "negative_binomial", "student_t", "probit")
 FAR = 2.0**-4 * 10**6  # standard deviations of the column x
 CHANGES = {"up": lambda x: (x + FAR) * 1e9, "down": lambda x: (x - FAR) * 1e-9, "unit": lambda x: x * 1e9}
@@ -73,10 +74,10 @@ def coefficients(out="run"):
 
 
 def assert_same(one, other, tolerance=1e-6):
-    """Equal to 10⁻⁶ of the interval of each prediction."""
+    """Equal to 10⁻⁶ of the interval of each prediction; where draws differ the means alone, to their error."""
     low, high, name = ("low", "high", "probability") if "probability" in one else ("mean_low", "mean_high", "mean")
     sd = (one[high] - one[low]).to_numpy() / (2 * 1.96)
-    for column in (name, low, high):
+    for column in (name, low, high) if tolerance < 0.01 else (name,):
         np.testing.assert_array_less(np.abs(one[column] - other[column]).to_numpy() / sd, tolerance)
 
 
@@ -93,40 +94,13 @@ class TestCommandLine:
             run(other[::-1], family, *flags, out="other")
             assert_same(plain, torchngvi.load("other").predict(other[["x", "z", "kind"]].head(NEW)))
 
-    def test_a_fit_in_float32_has_columns_that_were_scaled_in_float64(self):
-        frame = table()
-        plain = run(frame, "bernoulli")
-        other = run(frame.assign(x=CHANGES["down"](frame.x)), "bernoulli", "--dtype", "float32", out="r")
-        assert_same(plain, other, 0.01)
-
     @pytest.mark.accuracy
     def test_another_baseline_of_a_category_moves_predictions_little(self):
         frame = table()
         plain = run(frame, "bernoulli")
         other = run(frame.assign(kind=frame.kind.map({"a": "z", "b": "b", "c": "c"})), "bernoulli", out="other")
         assert summary("other")["baselines"] != summary()["baselines"]
-        assert_same(plain, other, 0.1)
-
-    @pytest.mark.accuracy
-    @pytest.mark.parametrize("family", ["gaussian", "poisson", "bernoulli"])
-    def test_in_batches_as_in_memory(self, family):
-        """With weights, an offset and a column of ones, and with units that are far apart."""
-        frame = table().assign(w=np.tile([0.0, 1.0, 2.0, 0.5], 20), o=np.linspace(0, 1, 80))
-        frame["x"] = CHANGES["down"](frame.x)
-        flags = (
-            "--weights",
-            "w",
-            "--offset",
-            "o",
-            "--tolerance",
-            1e-8,
-            *(("--noise", 1) if family == "gaussian" else ()),
-        )
-        whole = run(frame, family, *flags)
-        parts = run(frame, family, *flags, "--batch-rows", 30, out="parts")
-        assert_same(whole, parts)
-        for name in ("prior_precision", "intercept_mean", "intercept_sd"):
-            assert summary("parts")[name] == pytest.approx(summary()[name], rel=1e-9)
+        assert_same(plain, other, 0.1 + ERROR)
 
     @pytest.mark.accuracy
     def test_rows_of_weight_0_are_not_there_and_weights_are_repetitions(self):
@@ -154,58 +128,53 @@ class TestCommandLine:
         frame = table()
         run(frame, "gaussian")
         s = frame.gaussian.std(ddof=0)
-        said = f"coefficients N(0, {2.5 * s:.4g}^2) per sd of a column"
-        assert said in summary()["prior"]
-        assert said in " ".join(capsys.readouterr().out.split())
-        assert summary()["intercept_mean"] == pytest.approx(frame.gaussian.mean())
-        assert summary()["intercept_sd"] == pytest.approx(2.5 * s)
+        said = f"fixed effects N(0, {2.5 * s:.3g}^2) per sd of a column"
+        assert said in summary()["priors"]
+        assert said in " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert f"intercept at the means N({frame.gaussian.mean():.3g}, {2.5 * s:.3g}^2)" in summary()["priors"]
 
     def test_the_location_is_that_of_the_rate(self):
         frame = table().assign(o=np.log(np.linspace(1, 50, 80)))
         run(frame, "poisson", "--offset", "o")
-        assert summary()["intercept_mean"] == pytest.approx(np.log(frame.poisson.sum() / np.exp(frame.o).sum()))
+        rate = np.log(frame.poisson.sum() / np.exp(frame.o).sum())
+        assert f"intercept at the means N({rate:.3g}, 2.5^2)" in summary()["priors"]
 
     def test_a_column_of_ones_is_the_intercept(self):
         frame = table().drop(columns="kind").assign(one=1.0)
-        plain = run(frame.drop(columns="one"), "bernoulli", "--tolerance", 1e-8)
-        assert_same(plain, run(frame, "bernoulli", "--tolerance", 1e-8, "--no-intercept", out="other"))
-        row, other = coefficients().loc["intercept"], coefficients("other").loc["one"]
-        np.testing.assert_allclose(row[["mean", "sd"]].astype(float), other[["mean", "sd"]].astype(float), rtol=1e-6)
+        plain = run(frame.drop(columns="one"), "bernoulli")
+        assert_same(plain, run(frame, "bernoulli", "--no-intercept", out="other"), ERROR)
+        row, other = coefficients().loc["Intercept"], coefficients("other").loc["one"]
+        assert abs(row["mean"] - other["mean"]) < 0.05 * row["sd"]
 
     def test_without_an_intercept_nothing_is_centred(self):
+        """By a dense matrix, the noise at its posterior mean; its own spread moves the means by less than .02 sds."""
         frame = table().drop(columns="kind")
-        run(frame, "gaussian", "--no-intercept", "--noise", 0.5)
-        X = frame[["x", "z"]].to_numpy()
-        size = np.square(frame.gaussian).mean() ** 0.5  # the line goes through 0
-        precision = X.T @ X / 0.25 + np.diag((2.5 * size / X.std(0)) ** -2)
-        mean = np.linalg.solve(precision, X.T @ frame.gaussian / 0.25)
-        np.testing.assert_allclose(coefficients()["mean"], mean, rtol=1e-6)
-
-    @pytest.mark.parametrize("batches", [(), ("--batch-rows", "40")])
-    def test_categories_without_an_intercept_are_refused(self, batches, capsys):
-        """Rows of the baseline had the predictor 0, whatever their mean."""
-        frame = table()
-        frame.to_csv("rows.csv", index=False)
-        flags = ["--data", "rows.csv", "--target", "bernoulli", "--no-intercept", "--no-progress", *batches]
-        assert main(["fit", *flags]) == 2
-        assert "there is nothing that says where the baseline lies" in " ".join(capsys.readouterr().err.split())
+        run(frame, "gaussian", "--no-intercept")
+        X, found = frame[["x", "z"]].to_numpy(), coefficients()
+        size, noise = np.square(frame.gaussian).mean() ** 0.5, found["mean"]["residual sd"]  # the line goes through 0
+        precision = X.T @ X / noise**2 + np.diag((2.5 * size / X.std(0)) ** -2)
+        mean = np.linalg.solve(precision, X.T @ frame.gaussian / noise**2)
+        assert (np.abs(found["mean"][["x", "z"]] - mean) < 0.05 * found["sd"][["x", "z"]]).all()
 
     def test_flat_is_the_estimate_without_a_prior(self):
         frame = table().drop(columns="kind")
-        run(frame, "gaussian", "--prior-precision", "flat", "--noise", 0.5)
-        design = np.c_[np.ones(80), frame[["x", "z"]]]
-        np.testing.assert_allclose(coefficients()["mean"], np.linalg.lstsq(design, frame.gaussian)[0], rtol=1e-6)
+        run(frame, "gaussian", "--prior-precision", "flat")
+        design, found = np.c_[np.ones(80), frame[["x", "z"]]], coefficients()
+        names = ["Intercept", "x", "z"]
+        mean = np.linalg.lstsq(design, frame.gaussian)[0]
+        assert (np.abs(found["mean"][names] - mean) < 0.05 * found["sd"][names]).all()
 
     def test_a_number_keeps_its_meaning(self):
-        """N(0, 1/B) per sd of a column and N(0, 10²) of the intercept, by a dense matrix."""
+        """N(0, 1/B) per sd of a column and N(0, S²) of the intercept, by a dense matrix."""
         frame = table().drop(columns="kind")
-        run(frame, "gaussian", "--prior-precision", 3, "--intercept-sd", 2, "--noise", 0.5)
-        X = frame[["x", "z"]].to_numpy()
-        design = np.c_[np.ones(80), (X - X.mean(0)) / X.std(0)]
-        precision = design.T @ design / 0.25 + np.diag([1 / 4, 3, 3])
-        mean = np.linalg.solve(precision, design.T @ frame.gaussian / 0.25)
-        np.testing.assert_allclose(coefficients()["fitted_mean"], mean, rtol=1e-8)
-        assert summary()["prior"] == "coefficients N(0, 0.5774^2) per sd of a column (precision 3), intercept N(0, 2^2)"
+        run(frame, "gaussian", "--prior-precision", 3, "--intercept-sd", 2)
+        X, found = frame[["x", "z"]].to_numpy(), coefficients()
+        design, noise = np.c_[np.ones(80), (X - X.mean(0)) / X.std(0)], found["mean"]["residual sd"]
+        precision = design.T @ design / noise**2 + np.diag([1 / 4, 3, 3])
+        mean = np.linalg.solve(precision, design.T @ frame.gaussian / noise**2)[1:] / X.std(0)
+        assert (np.abs(found["mean"][["x", "z"]] - mean) < 0.05 * found["sd"][["x", "z"]]).all()
+        said = "coefficients N(0, 0.5774^2) per sd of a column (precision 3), intercept at the means N(0, 2^2)"
+        assert said in summary()["priors"]
 
 
 def years(seed=1):
@@ -438,5 +407,5 @@ def test_the_posterior_is_that_of_an_independent_computation(family):
     frame[["x", "z"]] = X
     run(frame.drop(columns="kind"), family)
     rows = coefficients()
-    np.testing.assert_allclose(rows["mean"], found[0], rtol=1e-4)
-    np.testing.assert_allclose(rows["sd"], found[1], rtol=1e-4)
+    np.testing.assert_array_less(np.abs(rows["mean"] - mean) / sd, 0.05)  # of 4,096 draws, evenly spread
+    np.testing.assert_allclose(rows["sd"], sd, rtol=0.05)
