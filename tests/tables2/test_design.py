@@ -235,10 +235,7 @@ class TestResponses:
     def test_two_classes(self, table):
         formula = made("ja ~ x", table, "bernoulli")
         same(formula.design.y[0], table.ja == "nein")
-        assert formula.success == "nein"
-        assert formula.notes == (
-            "of ja, 'nein' counts as success, which sorts last, and 'ja' does not; positive='ja' turns that round",
-        )
+        assert (formula.success, formula.failure, formula.why) == ("nein", "ja", "sorts last")
         formula = made("ja ~ x", table, "bernoulli", positive="ja")
         same(formula.design.y[0], table.ja == "ja")
         assert (formula.success, formula.notes) == ("ja", ())
@@ -248,7 +245,7 @@ class TestResponses:
         table["ja"] = pandas.Categorical(table.ja, categories=["nein", "ja"])
         formula = made("ja ~ x", table, "bernoulli")
         same(formula.design.y[0], table.ja == "ja")
-        assert "which is the last category" in formula.notes[0]
+        assert formula.why == "is the last category"
 
     def test_truth_values(self, table):
         formula = made("yes ~ x", table.assign(yes=table.ja == "ja"), "bernoulli")
@@ -263,7 +260,7 @@ class TestResponses:
     def test_numbers_are_left_to_the_family(self, table):
         formula = made("half ~ x", table, "bernoulli")
         same(formula.design.y[0], table.half)
-        assert "'2' counts as success, which is the larger" in formula.notes[0]
+        assert (formula.success, formula.why[:13]) == ("2", "is the larger")
 
     def test_trials(self, table):
         for call in ("prop(y, n)", "p(y, n)", "proportion( y , n )", "prop(y, n + 0)"):

@@ -513,7 +513,7 @@ def test_refusals():
         ("binomial", (tensor([0.0, 1.0, 4.0]), 3 * one), ("successes", "row 3")),
         ("binomial", (tensor([0.5, 0.25, 1.0]), 4 * one + tensor([0.0, 1.0, 0.0])), ("proportions", "row 2")),
         ("binomial", (one, 1.5 * one), ("trials", "row 1")),
-        ("binomial", (one,), ("trials", "1 columns")),
+        ("binomial", (one,), ("trials", "1 column")),
         ("weibull", (one, 2 * one), ("events", "row 1")),
         ("ordinal", (one,), ("2 to 50 categories", "1")),
     ):

@@ -256,6 +256,8 @@ class Formula:
         response: the text of the response.
         outcomes: of ordered categories their labels, in the order of the codes 0, 1, ... of y; else None.
         success: of two classes that are texts the one that counts as 1; else "".
+        failure: the other one.
+        why: for what reason that one counts as 1, as a clause, such as "sorts last".
         columns: the columns of the table that it names, by their part.
         table: these columns, as they were read.
         notes: sentences about what was read in a way that one may not expect.
@@ -316,6 +318,7 @@ class Formula:
         self._groupings = [_Grouping(block, formula, frame) for block in sides.blocks]
         y = self._response.fit(frame)
         self.outcomes, self.success = self._response.outcomes, self._response.success
+        self.failure, self.why = self._response.failure, self._response.why
         within = [grouping.common for grouping in self._groupings]
         own = frame[weights].to_numpy() if isinstance(weights, str) else weights
         self.design = self._design(np.asarray(self._common), within, frame, y, own)
@@ -649,7 +652,7 @@ class _Response:
                 )
         self.parts = [_Piece(text, formula) for text in texts]
         self.outcomes: tuple[str, ...] | None = None
-        self.success, self.notes = "", list[str]()
+        self.success, self.failure, self.why, self.notes = "", "", "", list[str]()
         self._levels: list[Any] = []
         self._seen: str | None = None
         binary = family is not None and family.discrete and tuple(family.bounds) == (0.0, 1.0)
@@ -702,11 +705,7 @@ class _Response:
 
     def _success(self, failure: str, success: str, why: str) -> None:
         """Note which of two classes counts as success."""
-        self.success = success
-        self.notes.append(
-            f"of {self.parts[0].text}, {success!r} counts as success, which {why}, and {failure!r} does not; "
-            f"positive={failure!r} turns that round"
-        )
+        self.success, self.failure, self.why = success, failure, why
 
     def _against(self, column: Any, level: Any, first: bool) -> Any:
         """1 where the outcome is of a level, and 0 elsewhere."""

@@ -120,6 +120,9 @@ class Asked:
         self.at, self.by = lists_of(at or {}), [by] if isinstance(by, str) else list(by)
         for name in (*self.at, *self.by):
             check_column(name, self.frame if name in self.by else self.fit)
+        check_levels(
+            result, {name: some for name, some in self.at.items() if name in result.formula.columns.predictors}
+        )
         weights = like.new_ones(len(self.frame)) if new is not None else result.design.weights
         self.parts: list[Cell] = [()]
         share = weights[:, None]
@@ -241,6 +244,15 @@ def check_column(name: str, table: Any) -> None:
         raise InputError(f"the columns are {listed(known)}; got {name!r}.{hint(name, known)}")
 
 
+def check_levels(result: TableResult, values: Mapping[str, Sequence[Any]]) -> None:
+    """Check that values of columns of categories are levels of the fit."""
+    for name, some in values.items():
+        known = None if name not in table_of(result).columns else levels_of(result, name)
+        unknown = [] if known is None else [value for value in some if value not in known]
+        if unknown:
+            raise InputError(f"the levels of {name} are {listed(known)}; got {unknown[0]!r}.")
+
+
 def lists_of(values: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Values of columns, each as a list, a tensor, an array or one value.
 
@@ -290,6 +302,7 @@ def grid(result: TableResult, values: Mapping[str, Any]) -> tuple[Any, bool]:
     for name in values:
         check_column(name, table)
     given, columns = lists_of(values), result.formula.columns
+    check_levels(result, {name: some for name, some in given.items() if name in columns.predictors})
     frame = pandas.DataFrame(itertools.product(*given.values()), columns=list(given))
     for name in given:
         if isinstance(table[name].dtype, pandas.CategoricalDtype):

@@ -573,7 +573,7 @@ class Binomial(Family):
             _refuse(self.name, "proportions that are a whole number of the trials", successes, off)
             successes = counts
         bad = (successes < 0) | (successes != successes.round()) | (successes > trials)
-        _refuse(self.name, "successes 0, 1, .. up to the trials", successes, bad)
+        _refuse(self.name, "successes 0, 1, .. up to the trials, prop(successes, trials) in a formula", successes, bad)
         return successes, trials
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
@@ -1280,8 +1280,10 @@ def family_of(family: object) -> Family:
     word = _OTHER.get(word, word)
     found = known.get(full_name(word))
     if not isinstance(family, str) or found is None:
+        several = word in ("multinomial", "categorical", "softmax")
+        told = " Several classes without an order are those of torchngvi.adapters.sklearn.BayesianLogisticRegression."
         raise InputError(
-            f"there is no family {family!r}.{hint(word, [*known, *_OTHER])} The families are {', '.join(FAMILIES)}; "
+            f"there is no family {family!r}.{told if several else hint(word, [*known, *_OTHER])} The families are {', '.join(FAMILIES)}; "
             "or hand in an object of a class of your own (torchngvi.tables.families.Family)."
         )
     return found()

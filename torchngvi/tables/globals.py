@@ -654,6 +654,10 @@ def enough_nodes(joint: Integrated, frame: Frame, settings: FitSettings, generat
     return orders[-1]
 
 
+_EQUALLY = " have equal weights"
+_NEAREST, _AT_MODE = "the nearest Gaussian", f"a Gaussian at their mode{_EQUALLY}"
+
+
 class IntegratedPosterior(Posterior):
     """The posterior of the globals of a model with at most one factor.
 
@@ -703,11 +707,14 @@ class IntegratedPosterior(Posterior):
         if best.weighted.k_hat <= USELESS:
             return weigher.enough(best, progress), how
         if joint.r or over is not joint:
-            return weigher.enough(best, progress), how
+            best = weigher.enough(best, progress)
+            if best.weighted.effective >= settings.effective:
+                return best, how
+            return weigher.of_mixture(frame.theta, frame.root, 2 * count).equally(), _AT_MODE
         best = weigher.of_mixture(*joint.nearest(found.theta, frame.root), 2 * count)
         if best.weighted.k_hat <= USELESS:
-            return weigher.enough(best, progress), "the nearest Gaussian"
-        return best.equally(), "the nearest Gaussian, not weighted,"
+            return weigher.enough(best, progress), _NEAREST
+        return best.equally(), f"{_NEAREST}{_EQUALLY}"
 
     def _correction(self, found: Found) -> float:
         """The error of the quadrature at the mode, which is that of all draws, by the next order."""
@@ -720,12 +727,15 @@ class IntegratedPosterior(Posterior):
     def _said(self, how: str, of_all: bool) -> str:
         """What was computed, one sentence."""
         what = " and ".join(["random effects"] * (self.joint.r > 0) + ["coefficients"] * (not of_all))
+        weighted = f"draws of {how} are weighted to the posterior."
+        if how.endswith(_EQUALLY):
+            weighted = f"draws of {how}, since weights to the posterior are of no use."
         if not what:
-            return f"Draws of {how}, weighted to the posterior."
+            return f"{weighted[0].upper()}{weighted[1:]}"
         power = f"{self.nodes}" if self.joint.r == 1 else f"{self.nodes}^{self.joint.r}"
         nodes = f"adaptive Gauss-Hermite quadrature with {power} node{'s' * (power != '1')}"
         by = "in closed form" if self.joint.exact or not of_all else f"by {nodes}"
-        return f"{what.capitalize()} are integrated out {by}; draws of {how} are weighted to the posterior."
+        return f"{what.capitalize()} are integrated out {by}; {weighted}"
 
     def effects(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Draw the effects of all groups given the globals, (S, n, r), of centred and scaled columns."""

@@ -118,7 +118,8 @@ def leave_one_group_out(result: TableResult, worst: float) -> GroupsLeftOut:
 
     def again(group: int, without: TableResult) -> Tensor:
         theta, weights, *_ = without.fitted.weighted
-        return (weights.log() + result.fitted.of_groups(theta)[:, group]).logsumexp(0)
+        there = weights > 0  # where a draw has no weight, its density may be no number
+        return (weights[there].log() + result.fitted.of_groups(theta[there])[:, group]).logsumexp(0)
 
     bad = ~(k_hat <= worst) | (worst == 0)
     resolved, gradients = _resolve(result, bad, factors[0].groups, density, again)

@@ -288,7 +288,7 @@ class Power(Prior):
         power: a, not 0.
 
     >>> print(Power(HalfT(3.0, 1.0), -0.5), Power(Exponential(1.0), -0.5).log_prob(torch.tensor(1.0)))  # -1 - log 2
-    half-t(3, 1) of 1/sqrt tensor(-1.6931)
+    half-t(3, 1) of 1/sqrt(x) tensor(-1.6931)
     """
 
     support = "positive"
@@ -309,7 +309,11 @@ class Power(Prior):
         return Power(self.prior.scaled(factor**self.power), self.power)
 
     def __str__(self) -> str:
-        return f"{self.prior} of {'1/sqrt' if self.power == -0.5 else f'power {self.power:g}'}"
+        return f"{self.prior} of {self.of('x')}"
+
+    def of(self, name: str) -> str:
+        """What the inner prior is of, for a number of a name."""
+        return {-0.5: f"1/sqrt({name})", -1.0: f"1/{name}"}.get(self.power, f"{name}^{self.power:g}")
 
 
 @dataclass(frozen=True)
@@ -536,7 +540,8 @@ class Priors:
             parts += [f"sd of {_of_sd(effects[at], factor)} {sds[at]}" for at in own]
             parts += [f"correlations {cor}"] * (len(effects) > 1)
         where = "" if self.family.intercept or not self.names else " at the means"
-        parts += [f"{name}{where} {prior}" for name, prior in _merged(self.family.parameters, self.parameters)]
+        for name, prior in _merged(self.family.parameters, self.parameters):
+            parts.append(f"{prior.of(name)} {prior.prior}" if isinstance(prior, Power) else f"{name}{where} {prior}")
         return ", ".join(parts)
 
     __str__ = describe

@@ -617,16 +617,21 @@ class TableResult:
     def _head(self) -> str:
         factors = self.design.factors
         success = getattr(self.formula, "success", "")
-        lines = [f"the success is {self.formula.columns.response[0]} = {success}"] if success else []
+        lines = []
+        if success:
+            made = self.formula
+            why = f", which {made.why}; positive={made.failure!r} takes the other" if made.why else ""
+            lines = [f"the success is {made.columns.response[0]} = {success}{why}"]
         said = f"{'mixed model' if factors else 'regression'}, {self.family.name}: {len(self.design.X)} rows"
         groups = ", ".join(f"{len(of.levels)} of {of.name}" for of in factors)
         return "\n".join([*lines, f"{said}; groups: {groups}" if factors else said])
 
     def _foot(self, natural: Tensor) -> str:
         """The priors, the method, and what should be said of data and answers."""
-        theta, weights, k_hat, _ = self.fitted.weighted
+        theta, weights, k_hat, effective = self.fitted.weighted
         coordinates, rows = self.fitted.coordinates, self.design
-        lines = [textwrap.fill(text, _WIDTH) for text in (f"priors: {self.priors}", self.method)]
+        worth = f"k-hat {k_hat:.2f}, {effective:.0f} of {len(theta)} draws effective."
+        lines = [textwrap.fill(text, _WIDTH) for text in (f"priors: {self.priors}", f"{self.method} {worth}")]
         if self.family.name in ("bernoulli", "probit"):
             here = rows.weights > 0
             lines += separation.told(rows.names, separation.separating(rows.X[here], rows.y[0][here] > 0))
@@ -639,7 +644,9 @@ class TableResult:
         if not self.converged:
             lines.append(f"NOT CONVERGED: {self.reason}")
         if not k_hat < USELESS:
-            lines.append(f"k-hat {k_hat:.2f} is above {USELESS}: take means and intervals for rough.")
+            lines.append(
+                f"k-hat is above {USELESS}: take means and intervals for rough, and no conclusion from this table alone."
+            )
         return "\n".join(lines)
 
     def _unbounded(self) -> list[str]:
