@@ -1,4 +1,4 @@
-"""``python -m benchmarks.bench``: a step beside the products and the factorisation that it cannot do without, on this machine.
+"""``python -m benchmarks.bench``: a step beside the products and the factorisation that it needs, on this machine.
 
 The floor of a step is timed in the same run, on tensors of the same sizes: XC and (XC)ᵀ(XC) for E_q[H] in the frame of
 q, and one Cholesky factor.  What is above it is expectations, vectors, launches of kernels, and Python.

@@ -26,6 +26,7 @@ from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 from torchngvi.tables.model import regression
+from torchngvi.tables.saved import save
 
 pytest.importorskip("formulae")
 
@@ -407,7 +408,7 @@ class TestDamage:
 
     def test_a_result_that_python_has_saved(self):
         result = regression("x ~ kind", patients()).fit(progress=False)
-        result.save("posterior.pt")
+        save(result, "posterior.pt")
         again = torchngvi.load("posterior.pt")
         assert torch.equal(again.predict(patients(6)).mean, result.predict(patients(6)).mean)
 
