@@ -24,7 +24,7 @@ _EXTRAS |= {"pyarrow": "parquet", "gpytorch": "gpytorch", "pyro": "pyro"}
 # what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
 _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
 # modules that read input
-_READERS = {f"torchngvi.{name}" for name in ("adapters.table_checks", "app.settings", "app.readers", "app.prepare")}
+_READERS = {f"torchngvi.{name}" for name in ("tables.cells", "app.settings", "app.readers", "app.prepare")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,6 +22,7 @@ R = TypeVar("R")
 # the old path of a module, and that of the module which holds its content now
 MODULES: dict[str, str] = {
     "torchngvi.adapters.formula": "torchngvi.tables",
+    "torchngvi.adapters.table_checks": "torchngvi.tables.cells",
     "torchngvi.adapters.files.npy": "torchngvi.adapters.files.reader",
     "torchngvi.adapters.files.parquet": "torchngvi.adapters.files.reader",
     "torchngvi.adapters.files.texts": "torchngvi.adapters.files.reader",
@@ -186,7 +187,7 @@ GONE: dict[str, str] = {
     "torchngvi.models.MarginalMixed": _INTEGRATED,
     "torchngvi.models.MultilevelLogJoint": _INTEGRATED,
     "torchngvi.studies": "the studies of the papers are examples/papers of a clone, where python -m examples.papers "
-    "lists and runs them; what torchngvi compare is made of is torchngvi.app.compare",
+    "lists and runs them; methods of fitting are compared by python -m examples.compare_methods",
     "torchngvi.distributed.ranks": "import ranks from torchngvi.distributed",
     "torchngvi.solved.sensitivity": "import sensitivity from torchngvi.solved",
     "torchngvi.networks.blocks": "torch's own loops over tensors take its place",

@@ -18,10 +18,10 @@ from torchngvi.app.readers import read_table
 from torchngvi.app.report import Outcome
 from torchngvi.app.settings import Settings
 from torchngvi.errors import InputError
+from torchngvi.tables.exports import state_of
 from torchngvi.tables.families import family_of
 from torchngvi.tables.model import TableModel, regression
 from torchngvi.tables.result import TableResult
-from torchngvi.tables.saved import state_of
 
 _DRAWS = 400, 4096  # of a model without groups, at least and at most: of 4,096 a third digit is known
 _DENSITIES = 2**28  # of rows under all draws, which take five seconds

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
-from torchngvi.adapters import table_checks as checks
-from torchngvi.adapters.table_checks import COMMAND, Door, as_levels, cleaned, is_number, refuse
 from torchngvi.app.readers import Read
 from torchngvi.app.settings import Settings
 from torchngvi.errors import InputError
 from torchngvi.messages import SHOWN, hint, listed
+from torchngvi.tables import cells as checks
+from torchngvi.tables.cells import COMMAND, Door, as_levels, cleaned, is_number, refuse
 from torchngvi.tables.formulas import Sides, variables
 
 _MOST_CLASSES = 10  # of a numeric target, before it is taken for counts or measurements

@@ -19,10 +19,10 @@ import numpy as np
 import pandas as pd
 from sklearn import datasets
 
-from torchngvi.adapters.table_checks import check_names, is_number, without_unnamed
 from torchngvi.app.settings import file_name
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
+from torchngvi.tables.cells import check_names, is_number, without_unnamed
 
 BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")  # with scikit-learn
 _SVMLIGHT = (".svm", ".libsvm", ".txt")

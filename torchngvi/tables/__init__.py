@@ -30,7 +30,7 @@ from torchngvi.tables.priors import (
     parse_prior,
 )
 from torchngvi.tables.result import TableResult
-from torchngvi.tables.saved import load, save
+from torchngvi.tables.saved import load
 from torchngvi.tables.table import Marginals, SummaryTable
 
 __all__ = [
@@ -71,5 +71,4 @@ __all__ = [
     "mixed",
     "parse_prior",
     "regression",
-    "save",
 ]

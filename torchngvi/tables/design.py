@@ -26,10 +26,10 @@ try:
     import numpy as np
     import pandas as pd
 
-    from torchngvi.adapters import table_checks
-    from torchngvi.adapters.table_checks import FORMULA, is_number
+    from torchngvi.tables import cells
+    from torchngvi.tables.cells import FORMULA, is_number
 except ImportError:  # arrays need none of them
-    np = pd = table_checks = None  # type: ignore[assignment]
+    np = pd = cells = None  # type: ignore[assignment]
 
 __all__ = ["Formula", "design_of_arrays"]
 
@@ -303,12 +303,12 @@ class Formula:
         named = [weights] if isinstance(weights, str) else []
         names = sorted({name for some in columns for name in some} | set(named))
         if named:
-            table_checks.check_there(frame, named, "weights")
-        table_checks.check_there(frame, names)
-        table, spaces = table_checks.stripped(frame[names], columns.groups)
-        found = table_checks.of_formula(formula, table, columns.response, columns.predictors, FORMULA)
-        table_checks.refuse([*table_checks.of_missing(frame, names), *found.faults])
-        self.table = frame = _in_order(table_checks.used(found.frame))
+            cells.check_there(frame, named, "weights")
+        cells.check_there(frame, names)
+        table, spaces = cells.stripped(frame[names], columns.groups)
+        found = cells.of_formula(formula, table, columns.response, columns.predictors, FORMULA)
+        cells.refuse([*cells.of_missing(frame, names), *found.faults])
+        self.table = frame = _in_order(cells.used(found.frame))
         if not len(frame):
             raise InputError("The table has no rows.")
         self._thresholds = family is not None and not family.intercept
@@ -368,13 +368,13 @@ class Formula:
         there, (response, predictors, groups) = hasattr(frame, "columns"), self.columns
         named = [self.weights] if require_response and isinstance(self.weights, str) else []
         needed = [*predictors, *(response if require_response else ()), *named]
-        table_checks.check_there(frame, [*needed, *(key for key in groups if there and key in frame)])
+        cells.check_there(frame, [*needed, *(key for key in groups if there and key in frame)])
         known = [name for name in dict.fromkeys((*needed, *groups)) if name in frame]
         known += [name for name in response if name in frame and name not in known]
-        frame = table_checks.stripped(frame[known], known)[0]
-        frame = table_checks.as_numbers(frame, [name for name in needed if is_number(self.table[name])])
-        table_checks.complete(frame, [name for name in known if name in needed or name in groups])
-        frame = _in_order(table_checks.used(frame))
+        frame = cells.stripped(frame[known], known)[0]
+        frame = cells.as_numbers(frame, [name for name in needed if is_number(self.table[name])])
+        cells.complete(frame, [name for name in known if name in needed or name in groups])
+        frame = _in_order(cells.used(frame))
         parts = [self._common, *(grouping.within for grouping in self._groupings)]
         with formulas.computed(f"The new rows do not fit {self.formula!r}"):
             common, *within = (part.evaluate_new_data(frame).design_matrix for part in parts)
@@ -414,12 +414,12 @@ class Formula:
 
     def _of_exposure(self) -> str:
         """The question whether an offset is meant to be a logarithm, where counts have a logarithmic link."""
-        name = table_checks.offset_alone(self.formula)
+        name = cells.offset_alone(self.formula)
         counts = self.family is not None and self.family.link == "log" and self.family.discrete
         if name is None or name not in self.table or not counts:
             return ""
         y = self.design.y[0].numpy()
-        return table_checks.of_exposure(name, self.table[name].to_numpy(), y, f"offset(log({name}))") or ""
+        return cells.of_exposure(name, self.table[name].to_numpy(), y, f"offset(log({name}))") or ""
 
     def _of_groups(self) -> list[str]:
         """Notes of grouping factors whose groups are categories of the fixed effects too."""
@@ -489,7 +489,7 @@ def _numbers(name: str, values: Any, formula: str) -> Any:
         part = np.asarray(values).astype(float)
     except ValueError as error:
         raise InputError(f"A column of {formula!r} is not of the kind that it was in the fit: {error}.") from error
-    table_checks.check_finite(name, part)
+    cells.check_finite(name, part)
     return part
 
 
@@ -620,7 +620,7 @@ class _Piece:
             with formulas.computed(f"The new rows do not fit {self.formula!r}"):
                 values = self._component.eval_new_data(frame)
         values = np.asarray(values, dtype=float).reshape(len(frame))
-        table_checks.check_finite(self.text, values)
+        cells.check_finite(self.text, values)
         return pd.Series(values)
 
 
@@ -721,8 +721,8 @@ class _Response:
                 f"{self.positive if level is None else level!r} is to be the success, and the outcome is of {said}. "
                 "Leave that out, or take the family 'bernoulli'."
             )
-        texts = table_checks.as_levels(column)
-        self.success = str(table_checks.as_levels(pd.Series([self.positive if level is None else level])).iloc[0])
+        texts = cells.as_levels(column)
+        self.success = str(cells.as_levels(pd.Series([self.positive if level is None else level])).iloc[0])
         found = (texts == self.success).to_numpy()
         if first and not found.any():
             levels = sorted(map(str, pd.unique(texts)))
@@ -738,12 +738,12 @@ class _Response:
             self._levels = _levels_of(column)
             if len(self._levels) < 2:
                 raise InputError(f"The response has two categories or more; {name} is {self._levels[0]} in all rows.")
-            if len(self._levels) > table_checks.MOST_LEVELS:
+            if len(self._levels) > cells.MOST_LEVELS:
                 raise InputError(
                     f"The response has categories; {name} has {len(self._levels)} different values, more than "
-                    f"{table_checks.MOST_LEVELS}. Take a family of numbers, such as gaussian, or cut it into few."
+                    f"{cells.MOST_LEVELS}. Take a family of numbers, such as gaussian, or cut it into few."
                 )
-            self.outcomes = tuple(table_checks.as_levels(pd.Series(self._levels)))
+            self.outcomes = tuple(cells.as_levels(pd.Series(self._levels)))
             if not isinstance(column.dtype, pd.CategoricalDtype) and not is_number(column) and self.family is not None:
                 self.notes.append(
                     f"the categories of {name} are in the order {' < '.join(self.outcomes)}, as they sort; a "
@@ -767,8 +767,8 @@ class _Response:
         part = self.parts[1]
         if is_number(column) and part.level is None and not isinstance(column.dtype, pd.CategoricalDtype):
             return self._plain(part.text, column)
-        levels = list(table_checks.as_levels(pd.Series(_levels_of(column))))
-        texts = table_checks.as_levels(column)
+        levels = list(cells.as_levels(pd.Series(_levels_of(column))))
+        texts = cells.as_levels(column)
         if first and part.level is not None:
             self._seen = str(part.level)
             if self._seen not in levels:

@@ -120,9 +120,8 @@ class Asked:
         self.at, self.by = lists_of(at or {}), [by] if isinstance(by, str) else list(by)
         for name in (*self.at, *self.by):
             check_column(name, self.frame if name in self.by else self.fit)
-        check_levels(
-            result, {name: some for name, some in self.at.items() if name in result.formula.columns.predictors}
-        )
+        predictors = result.formula.columns.predictors
+        check_levels(result, {name: some for name, some in self.at.items() if name in predictors})
         weights = like.new_ones(len(self.frame)) if new is not None else result.design.weights
         self.parts: list[Cell] = [()]
         share = weights[:, None]
@@ -249,8 +248,8 @@ def check_levels(result: TableResult, values: Mapping[str, Sequence[Any]]) -> No
     for name, some in values.items():
         known = None if name not in table_of(result).columns else levels_of(result, name)
         unknown = [] if known is None else [value for value in some if value not in known]
-        if unknown:
-            raise InputError(f"the levels of {name} are {listed(known)}; got {unknown[0]!r}.")
+        if known is not None and unknown:
+            raise InputError(f"{name} has the levels {listed(list(map(str, known)))}; got {unknown[0]!r}.")
 
 
 def lists_of(values: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -1283,7 +1283,8 @@ def family_of(family: object) -> Family:
         several = word in ("multinomial", "categorical", "softmax")
         told = " Several classes without an order are those of torchngvi.adapters.sklearn.BayesianLogisticRegression."
         raise InputError(
-            f"there is no family {family!r}.{told if several else hint(word, [*known, *_OTHER])} The families are {', '.join(FAMILIES)}; "
+            f"there is no family {family!r}.{told if several else hint(word, [*known, *_OTHER])} The families are "
+            f"{', '.join(FAMILIES)}; "
             "or hand in an object of a class of your own (torchngvi.tables.families.Family)."
         )
     return found()

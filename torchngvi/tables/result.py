@@ -1,6 +1,7 @@
 """The result of a regression or a mixed model: parameters, groups, new rows, effects of columns, comparisons."""
 
 import math
+import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from torchngvi.models import checks
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.tables import effects, left_out, plots, remarks
 from torchngvi.tables.effects import Asked, EffectTable
-from torchngvi.tables.exports import inference_data
+from torchngvi.tables.exports import inference_data, state_of
 from torchngvi.tables.families import Family
 from torchngvi.tables.left_out import GroupsLeftOut, RowsLeftOut
 from torchngvi.tables.parts import Design, Factor, Posterior
@@ -509,6 +510,19 @@ class TableResult:
 
     # ---------------------------------------------------------------------------- elsewhere
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result to a file, with what it needs to say and predict the same; `torchngvi.tables.load` reads it.
+
+        The file has the columns of the table that the formula names, and tensors, numbers and texts alone.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            InputError: a table with cells that are no texts and no numbers.
+        """
+        torch.save(state_of(self), path)
+
     def to_arviz(self, seed: int = 0) -> Any:
         """Export the joint draws for ArviZ, with what its checks of a model need: ``arviz.loo``, ``arviz.plot_ppc``.
 
@@ -645,7 +659,8 @@ class TableResult:
             lines.append(f"NOT CONVERGED: {self.reason}")
         if not k_hat < USELESS:
             lines.append(
-                f"k-hat is above {USELESS}: take means and intervals for rough, and no conclusion from this table alone."
+                f"k-hat {k_hat:.2f} is above {USELESS}: take means and intervals for rough, and draw no conclusion "
+                "from this table alone."
             )
         return "\n".join(lines)
 

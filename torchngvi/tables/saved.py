@@ -14,13 +14,12 @@ from torch import Tensor
 from torchngvi.arguments import read_instance
 from torchngvi.errors import InputError
 from torchngvi.tables.design import Formula
+from torchngvi.tables.exports import FORMAT, SAID
 from torchngvi.tables.families import FAMILIES, Family, Held, Ordinal, family_of
 from torchngvi.tables.model import TableModel
 from torchngvi.tables.parts import Coordinates, Design, Factor, Posterior, Weighted
-from torchngvi.tables.priors import Prior
 from torchngvi.tables.result import TableResult
 
-_FORMAT = 1
 _ROUNDING = 1e-9  # of a sum of weights
 
 
@@ -61,75 +60,6 @@ class Stored(Posterior):
     def of_groups(self, theta: Tensor) -> Tensor:
         """Refuse: the likelihood of a group needs its effects integrated out."""
         raise InputError("leaving groups out needs the fit; a result that was read from a file has its draws alone.")
-
-
-_SAID = {"converged": bool, "reason": str, "method": str, "k_hat": float, "effective": float, "gradients": int}
-
-
-def state_of(result: TableResult) -> dict[str, Any]:
-    """Return all that `result_of` makes the same result of, in tensors, numbers and texts.
-
-    Args:
-        result: the result.
-
-    Returns:
-        A dict that ``torch.save`` writes and ``torch.load`` with ``weights_only`` reads.
-    """
-    fitted, design, family = result.fitted, result.design, result.family
-    generator, weighted = torch.Generator().manual_seed(0), fitted.weighted
-    theta = weighted.resampled(len(result.draws().theta), generator)  # those of result.draws()
-    drawn = fitted.effects(theta, generator) if design.factors else ()
-    priors = result.settled
-    named = dict(zip((name for name, _ in priors.table()), _texts(priors), strict=True))
-    made = result.formula.state() if result.formula is not None else _arrays(design)
-    held = family.values if isinstance(family, Held) else {}
-    return {
-        "format": _FORMAT,
-        "made": made,
-        "family": family.name,
-        "held": dict(held),
-        "outcomes": None if family.outcomes is None else list(family.outcomes),
-        "priors": {name: text for name, text in named.items() if text},
-        "weighted": [weighted.theta, weighted.weights],
-        "theta": theta,
-        "effects": list(drawn),
-        "log_evidence": None if fitted.log_evidence is None else float(fitted.log_evidence),
-        **{name: kind(getattr(result, name, getattr(fitted, name, None))) for name, kind in _SAID.items()},
-    }
-
-
-def _texts(priors: Any) -> list[str]:
-    """Of each row of the table of priors a text that makes it again; nothing where it is a default."""
-    named = set(priors.named)
-    rows: list[tuple[str, Prior]] = list(zip(priors.names, priors.coefficients, strict=True))
-    for (factor, effects), sds, cor in zip(priors.factors, priors.sds, priors.correlations, strict=True):
-        names = (f"{'1' if effect == 'Intercept' else effect}|{factor}" for effect in effects)
-        rows += zip(names, sds, strict=True)
-        rows += [(f"cor|{factor}", cor)] * (len(effects) > 1)
-    rows += zip(priors.family.parameters, priors.parameters, strict=True)
-    return [repr(prior) if name in named else "" for name, prior in rows]
-
-
-def _arrays(design: Design) -> dict[str, Any]:
-    factors = [
-        {"name": of.name, "effects": list(of.effects), "levels": list(of.levels), "Z": of.Z, "groups": of.groups}
-        for of in design.factors
-    ]
-    parts = {"X": design.X, "offset": design.offset, "weights": design.weights, "y": list(design.y)}
-    return {**parts, "names": list(design.names), "factors": factors}
-
-
-def save(result: TableResult, path: str | os.PathLike[str]) -> None:
-    """Write a result to a file, with what it needs to predict: see `torchngvi.tables.load`.
-
-    Args:
-        result: the result.
-        path: of the file.
-
-    Raises:
-        InputError: a table with cells that are no texts and no numbers.
-    """
-    torch.save(state_of(result), Path(path))
 
 
 def load(path: str | os.PathLike[str], family: Family | None = None) -> TableResult:
@@ -177,8 +107,8 @@ def result_of(state: Any, family: Family | None = None, name: str = "the file") 
 
 
 def _result(state: Any, family: Family | None) -> TableResult:
-    if type(state) is not dict or state.get("format") != _FORMAT:
-        raise InputError(f"it is no result of format {_FORMAT}.")
+    if type(state) is not dict or state.get("format") != FORMAT:
+        raise InputError(f"it is no result of format {FORMAT}.")
     found = _family(state, family)
     made, priors = read_instance("made", state["made"], dict, "is a dict"), state["priors"]
     formula = Formula.of_state(made, found) if "formula" in made else None
@@ -187,7 +117,7 @@ def _result(state: Any, family: Family | None) -> TableResult:
     theta = _numbers("theta", state["theta"], (None, model.coordinates.dim))
     shapes = [(len(theta), len(of.levels), len(of.effects)) for of in design.factors]
     drawn = tuple(_numbers("effects", b, shape) for b, shape in zip(state["effects"], shapes, strict=True))
-    for part, kind in _SAID.items():
+    for part, kind in SAID.items():
         if type(state[part]) is not kind:
             raise InputError(f"{part} must be of type {kind.__name__}.")
     if type(state["log_evidence"]) not in (float, type(None)):

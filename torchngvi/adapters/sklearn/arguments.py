@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from torchngvi.adapters.table_checks import numeric
 from torchngvi.arguments import is_number, read_number, shown
 from torchngvi.errors import InputError
 from torchngvi.numerics.arrays import check_plain
+from torchngvi.tables.cells import numeric
 
 Array = np.ndarray[Any, Any]
 RandomState = int | np.random.RandomState | None  # by scikit-learn's convention, see `seed_of`

@@ -24,10 +24,10 @@ from torchngvi.adapters.sklearn.arguments import (
 )
 from torchngvi.adapters.sklearn.base import Sampled, with_intercept
 from torchngvi.adapters.sklearn.classification import coded
-from torchngvi.adapters.table_checks import check_names
 from torchngvi.arguments import read_flag, read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.models import checks
+from torchngvi.tables.cells import check_names
 from torchngvi.tables.families import FAMILIES, Family, family_of
 from torchngvi.tables.model import TableModel
 from torchngvi.tables.parts import Design, Factor

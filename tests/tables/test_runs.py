@@ -26,7 +26,7 @@ from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 from torchngvi.tables.model import regression
-from torchngvi.tables.saved import save
+from torchngvi.tables import TableResult
 
 pytest.importorskip("formulae")
 
