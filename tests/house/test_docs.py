@@ -29,12 +29,14 @@ ALONE = (
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 SHOWN = sorted([*TUTORIALS, *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.md" for name in ALONE)])
 NEEDED = {
-    "check": ["arviz_either"],
+    "check": ["arviz_either", "formulae"],
     "gaussian_process": ["gpytorch"],
     "pyro_model": ["pyro"],
     "products": ["pyro"],
-    "mixed_model": ["formulae"],
-    "tables": ["formulae"],
+    **dict.fromkeys(
+        ("mixed_model", "tables", "table", "family", "effects", "prior", "save", "leave_one_out", "compare_models"),
+        ["formulae"],
+    ),
 }
 # from the folder, wherever torchngvi is from
 WALKS = runpy.run_path(os.fspath(DOCS.parent / "benchmarks" / "walks.py"))

@@ -161,11 +161,8 @@ def show(outcome: Outcome, folder: Path | None) -> None:
 
 
 def _remarks(result: TableResult) -> list[str]:
-    """What the result says of itself below its priors and its method, of many coefficients in one sentence."""
-    lines = result.summary().foot.split("\n")
-    above = len("".join(f"priors: {result.priors}{result.method}".split()))
-    while above > 0:
-        above -= len("".join(lines.pop(0).split()))
+    """What the result says of itself, of many coefficients in one sentence."""
+    lines = result.remarks
     loose = [found[1] for line in lines if (found := _LOOSE.match(line))]
     if len(loose) < _FEW:
         return lines

@@ -26,10 +26,10 @@ def axes(ax: Any) -> Any:
     return Figure(layout="constrained").add_subplot()
 
 
-def coefficients(of: Marginals, ax: Any) -> Any:
+def coefficients(of: Marginals, label: str, ax: Any) -> Any:
     """Draw coefficients but the intercept with intervals, the first on top."""
     places = [k for k, name in enumerate(of.names) if name != "Intercept" or len(of.names) == 1]
-    return _dots(of, places[::-1], "coefficient", ax)
+    return _dots(of, places[::-1], label, ax)
 
 
 def caterpillar(of: Marginals, label: str, ax: Any) -> Any:

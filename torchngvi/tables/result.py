@@ -168,7 +168,7 @@ class TableResult:
             likelihood = Marginals.of(family.parameters, natural, weights, interval)
         fixed = Marginals.of(self.fixed_names, user.coefficients, weights, interval)
         title = "likelihood" if family.outcomes is None else "thresholds"
-        foot = self._foot(natural)
+        foot = self._foot()
         return SummaryTable(fixed, random, likelihood, interval, self._head(), foot, family.ratio, title)
 
     def __str__(self) -> str:
@@ -558,9 +558,21 @@ class TableResult:
         new = predictor.all("response")
         return inference_data(values, coords, dims, log_p, new, self.design.y[0], here)
 
-    def plot(self, interval: float = 0.95, ax: Any = None) -> Any:
-        """Draw the fixed effects but the intercept, with intervals, on matplotlib's axes, or on new ones."""
-        return plots.coefficients(self.summary(interval).fixed, ax)
+    def plot(self, interval: float = 0.95, per_sd: bool = True, ax: Any = None) -> Any:
+        """Draw the fixed effects but the intercept, with intervals, on matplotlib's axes, or on new ones.
+
+        Args:
+            interval: the probability of the intervals.
+            per_sd: whether each is per standard deviation of its column, so that all have one scale; else per unit.
+            ax: the axes.
+
+        Returns:
+            The axes.
+        """
+        fixed = self.summary(interval).fixed
+        scales = self.fitted.coordinates.columns.scales.to(fixed.mean) if per_sd else torch.ones_like(fixed.mean)
+        scaled = fixed._replace(**{end: getattr(fixed, end) * scales for end in ("mean", "sd", "low", "high")})
+        return plots.coefficients(scaled, f"coefficient, per {'sd' if per_sd else 'unit'} of its column", ax)
 
     def plot_effects(
         self, factor: str | int | None = None, effect: int | str = 0, interval: float = 0.95, ax: Any = None
@@ -640,12 +652,19 @@ class TableResult:
         groups = ", ".join(f"{len(of.levels)} of {of.name}" for of in factors)
         return "\n".join([*lines, f"{said}; groups: {groups}" if factors else said])
 
-    def _foot(self, natural: Tensor) -> str:
-        """The priors, the method, and what should be said of data and answers."""
-        theta, weights, k_hat, effective = self.fitted.weighted
-        coordinates, rows = self.fitted.coordinates, self.design
+    def _foot(self) -> str:
+        """The priors, the method with what its draws are worth, and remarks."""
+        theta, _, k_hat, effective = self.fitted.weighted
         worth = f"k-hat {k_hat:.2f}, {effective:.0f} of {len(theta)} draws effective."
         lines = [textwrap.fill(text, _WIDTH) for text in (f"priors: {self.priors}", f"{self.method} {worth}")]
+        return "\n".join([*lines, *self.remarks])
+
+    @property
+    def remarks(self) -> list[str]:
+        """What should be said of data and answers that are not what a user may think they are, a sentence each."""
+        theta, weights, k_hat, _ = self.fitted.weighted
+        coordinates, rows, lines = self.fitted.coordinates, self.design, list[str]()
+        natural = self.family.natural(coordinates.to_user(theta).phi)
         if self.family.name in ("bernoulli", "probit"):
             here = rows.weights > 0
             lines += separation.told(rows.names, separation.separating(rows.X[here], rows.y[0][here] > 0))
@@ -662,7 +681,7 @@ class TableResult:
                 f"k-hat {k_hat:.2f} is above {USELESS}: take means and intervals for rough, and draw no conclusion "
                 "from this table alone."
             )
-        return "\n".join(lines)
+        return lines
 
     def _unbounded(self) -> list[str]:
         """Sentences about fixed effects that hardly anything but the prior bounds, by how their log prior bends."""
