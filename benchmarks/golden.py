@@ -225,7 +225,7 @@ def prepare_command_line() -> Ready:
             header, *rows = Path(folder, "run", "coefficients.csv").read_text().splitlines()
         left_out = ("seconds", "natural_gradient_norm")  # of the machine, and rounding alone
         numbers = {name: x for name, x in summary.items() if isinstance(x, int | float) and name not in left_out}
-        table = [float(entry) for row in rows for entry in row.split(",")[1:]]
+        table = [float(entry) for row in rows for entry in row.split(",")[2:] if entry]
         found = {"status": status, "printed lines": len(said.getvalue().splitlines()), "columns": header}
         return lambda: found | numbers | {"table": table}
 

@@ -153,8 +153,7 @@ def test_imports_by_name():
         "__init__.py",
         "renamed.py",
         "fitting/request.py",
-        "mixed_models/exports.py",
-    }  # the last: optional libraries
+    }
     found = {path.relative_to(PACKAGE).as_posix() for path in FILES if "import_module" in path.read_text("utf-8")}
     assert {name for name in found if name.split("/")[0].removesuffix(".py") not in HOSTS} == late
 
@@ -226,6 +225,13 @@ LARGER = {
         "a posterior, its attachment and the part that is Bayesian in one line, which is what it is for"
     ),
     "methods/ifvb.py: AIFVB.__init__": "those of IFVB, and the average",
+    "adapters/sklearn/mixed.py: BayesianMixedRegressor.__init__": "searches over settings set each of them by name",
+    "adapters/sklearn/mixed.py: BayesianMixedClassifier.__init__": "the same",
+    "tables/effects.py: Asked.__init__": "what three methods of a result take by keywords, each with a default there",
+    "tables/integrated.py: Integrated": "one log joint: nodes, modes, gradients and draws share the blocks of its rows",
+    "tables/model.py: MixedModel.__init__": "X, y, groups and the keywords that every package for such models has",
+    "tables/result.py: TableResult": "what a person asks of a fit: short methods, most of their lines say what they do",
+    "tables/several.py: ByLaplace": "one log joint: its mode, its gradient and its correction share a factorisation",
     "adapters/gpytorch/training.py: train_svgp_in_batches": (
         "keywords that stand alone, as those of fit, with the processes"
     ),

@@ -203,6 +203,19 @@ def _of_target(read: Read, s: Settings, family: str) -> Prepared:
             f"this family needs a target of numbers; {target!r} holds classes such as {str(frame[target].iloc[0])!r}. "
             "Say --likelihood bernoulli."
         )
+    return _of_columns(frame, names, levels, target, positive, notes, s)
+
+
+def _of_columns(
+    frame: pd.DataFrame,
+    names: list[str],
+    texts: dict[str, list[str]],  # of each column of categories its levels
+    target: str,
+    positive: str | None,
+    notes: list[str],
+    s: Settings,
+) -> Prepared:
+    """The rows to fit and those held out, with what is filled in and left out, and their formula."""
     train, test = _split(frame, s)
     new = pd.DataFrame({name: test[name].notna() & ~test[name].isin(train[name].dropna()) for name in texts})
     if texts and new.any(axis=None):
@@ -216,7 +229,7 @@ def _of_target(read: Read, s: Settings, family: str) -> Prepared:
     fill = _filling(train, names) if s.impute else {}
     (train, gaps), (test, others) = _filled(train, fill), _filled(test, fill)
     count = {name: gaps[name] + others[name] for name in fill}
-    if total := sum(count[name] for name in measured if name in fill):
+    if total := sum(count[name] for name in fill if name not in texts):
         notes.append(f"{total} missing entries were filled in with medians of the training rows (--impute)")
     for name in texts:
         if count.get(name):
@@ -233,7 +246,7 @@ def _of_target(read: Read, s: Settings, family: str) -> Prepared:
     columns = Columns(
         f"{_quoted(target)} ~ {_sum(right)}",
         [*kept, *shift],
-        levels={name: of for name, of in levels.items() if name not in alone},
+        levels={name: of for name, of in texts.items() if name not in alone},
         fill={name: value for name, value in fill.items() if name not in alone},
         known=list(dict.fromkeys(name for name in (target, s.weights, *s.drop, *alone, "target") if name)),
     )

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ from torchngvi.messages import hint, listed
 from torchngvi.tables.prediction import Predictor, check_kind, check_population
 from torchngvi.tables.table import Marginals, printed, probability
 
-if TYPE_CHECKING:
-    from torchngvi.tables.result import TableResult
+TableResult = Any  # of torchngvi.tables.result, which imports this module
 
 STEP = (
     1e-5  # sds of a column to both sides: about the cube root of the rounding of float64, best for central differences

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import listed
 from torchngvi.tables.prediction import AT_ONCE, Predictor
 
-if TYPE_CHECKING:
-    from torchngvi.tables.result import TableResult
+TableResult = Any  # of torchngvi.tables.result, which imports this module
 
 CLOSE = 4.0  # nats of elpd within which two models may predict alike (Sivula, Magnusson and Vehtari 2020)
 ERRORS = 2.0  # standard errors of the difference within which they do

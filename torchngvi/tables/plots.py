@@ -1,7 +1,7 @@
 """Pictures of a fit on matplotlib's axes; nothing here is drawn on a screen, or remembered by pyplot."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,8 +9,7 @@ from torch import Tensor
 from torchngvi.extras import needing
 from torchngvi.tables.table import Marginals
 
-if TYPE_CHECKING:
-    from torchngvi.tables.effects import EffectTable
+EffectTable = Any  # of torchngvi.tables.effects, which imports this module
 
 BLUE, GREY = "#1f5a94", "0.6"
 NAMED = 40  # groups whose names are written at the axis
@@ -53,7 +52,7 @@ def _dots(of: Marginals, order: list[int], label: str, ax: Any) -> Any:
     return ax
 
 
-def marginal(of: "EffectTable", x: str, response: str, ax: Any) -> Any:
+def marginal(of: EffectTable, x: str, response: str, ax: Any) -> Any:
     """Draw average predictions along a column: a line with a band, or points with intervals; of categories one each."""
     ax, table = axes(ax), of.table
     groups = table.groupby("outcome", sort=False) if "outcome" in table else [(None, table)]

@@ -21,7 +21,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -32,8 +32,7 @@ from torchngvi.messages import hint, listed
 from torchngvi.models.standardize import WIDTHS, Standardization, TargetSummary
 from torchngvi.tables.parts import Coordinates, Design
 
-if TYPE_CHECKING:  # whose module takes the densities of this one
-    from torchngvi.tables.families import Family
+Family = Any  # of torchngvi.tables.families, which imports this module
 
 __all__ = [
     "LKJ",
@@ -462,7 +461,7 @@ class Priors:
     def __init__(
         self,
         design: Design,
-        family: "Family",
+        family: Family,
         coordinates: Coordinates,
         chosen: "_Chosen",
         unit: float,
@@ -577,7 +576,7 @@ def _of_sd(effect: str, factor: str) -> str:
 
 def settle(
     design: Design,
-    family: "Family",
+    family: Family,
     coordinates: Coordinates,
     priors: "Mapping[str, Prior | str] | str | None" = None,
 ) -> Priors:
@@ -645,7 +644,7 @@ def _read(priors: object) -> dict[str, "Prior | str"]:
     return {str(name): one if isinstance(one, Prior) else parse_prior(one) for name, one in priors.items()}
 
 
-def _location_and_unit(design: Design, family: "Family", columns: Standardization) -> tuple[float, float]:
+def _location_and_unit(design: Design, family: Family, columns: Standardization) -> tuple[float, float]:
     """g(ȳ) and s_y of the outcomes, of trials by the share of successes of all."""
     y, weights, offset = design.y[0].detach().double(), design.weights.double(), design.offset.double()
     rows = 0.0
@@ -715,7 +714,7 @@ class _Asked:
             )
         return _of_support(name, f"a {default.support} number", prior, default.support, examples[default.support])
 
-    def check(self, design: Design, family: "Family") -> None:
+    def check(self, design: Design, family: Family) -> None:
         """Check that each name was one of the model."""
         unknown = [name for bare, (name, _) in self.given.items() if bare not in self.used]
         if not unknown:
