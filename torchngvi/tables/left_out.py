@@ -141,7 +141,7 @@ def _resolve(
     """Write the densities of bad parts by fits without them, if there are such; which were resolved, and gradients."""
     resolved, gradients = torch.zeros_like(bad), 0
     for part in bad.nonzero()[:, 0].tolist() if result.refit is not None else ():
-        fitted = result.refit(torch.where(member == part, 0.0, result.design.weights))  # type: ignore[misc]
+        fitted = result.refit(torch.where(member == part, 0.0, result.design.weights))
         density[part] = again(part, replace(result, fitted=fitted, _kept={}))
         resolved[part] = fitted.converged
         gradients += fitted.gradients
