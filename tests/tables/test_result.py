@@ -6,6 +6,7 @@ import pytest
 import torch
 from made import factor, result_of, table_result
 
+from torchngvi import MixedModel
 from torchngvi.errors import InputError
 from torchngvi.tables.left_out import PartsLeftOut, RowsLeftOut, compare
 from torchngvi.tables.table import ByFactor
@@ -474,3 +475,19 @@ def test_the_predictive_check_draws_frequencies(family):
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["drawn, 90 %", "seen"]
     heights = ax.patches[1].get_data().values
     assert heights.sum() == pytest.approx(1)
+
+
+def test_a_regression_is_left_out_by_the_groups_of_a_mixed_model():
+    """Log densities of groups are sums of those of their rows given the globals, and refits agree."""
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.arange(60) // 4
+    X = torch.stack([torch.ones(60), torch.randn(60, generator=generator)], 1).double()
+    y = torch.poisson((0.3 + 0.4 * X[:, 1] + 0.8 * torch.randn(15, generator=generator)[groups]).exp(), generator)
+    mixed = MixedModel(X, y, (X[:, :1], groups), "poisson").fit(progress=False)
+    plain = MixedModel(X, y, None, "poisson").fit(progress=False)
+    found, refits = (plain.leave_one_group_out(worst, mixed.design.factors[0]) for worst in (math.inf, 0.0))
+    assert found.density.shape == (15,)
+    assert bool(refits.resolved.all())
+    assert float((found.density - refits.density).abs().max()) < 0.1
+    difference = compare(mixed, plain, groups=True).difference
+    assert difference == pytest.approx(float(mixed.leave_one_group_out().total - found.total), abs=1.0)

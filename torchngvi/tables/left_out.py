@@ -22,6 +22,7 @@ from torch import Tensor
 from torchngvi.diagnostics.psis import USELESS, LeftOut, smoothed
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
+from torchngvi.tables.parts import Factor
 from torchngvi.tables.prediction import AT_ONCE, Predictor
 
 TableResult = Any  # of torchngvi.tables.result, which imports this module
@@ -103,14 +104,21 @@ def leave_one_out(result: TableResult, worst: float, count: int | None, seed: in
 
 
 @torch.no_grad()
-def leave_one_group_out(result: TableResult, worst: float) -> GroupsLeftOut:
+def leave_one_group_out(result: TableResult, worst: float, groups: Factor | None = None) -> GroupsLeftOut:
     """Compute log p(y_i | the others) of every group, see `TableResult.leave_one_group_out`."""
-    factors = result.design.factors
+    own = result.design.factors
+    factors = (groups,) if groups is not None and not own else own
     if len(factors) != 1:
         said = f"has {len(factors)}, {', '.join(of.name for of in factors)}" if factors else "has none"
         raise InputError(f"leave_one_group_out is for models of one grouping factor; this one {said}.")
     theta, weights, *_ = result.fitted.weighted
-    log_weights, log_p = weights[weights > 0].log()[:, None], result.fitted.of_groups(theta[weights > 0])
+    member, count = factors[0].groups, len(factors[0].levels)
+
+    def of_groups(theta: Tensor) -> Tensor:
+        found = result.fitted.of_groups(theta)  # without a factor of its own of each row
+        return found if own else found.new_zeros(len(theta), count).index_add(1, member, found)
+
+    log_weights, log_p = weights[weights > 0].log()[:, None], of_groups(theta[weights > 0])
     size = max(1, AT_ONCE // len(log_p))
     found = (_divided(log_weights - part, log_weights + 0 * part, part) for part in log_p.split(size, 1))
     density, inside, k_hat = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -118,10 +126,10 @@ def leave_one_group_out(result: TableResult, worst: float) -> GroupsLeftOut:
     def again(group: int, without: TableResult) -> Tensor:
         theta, weights, *_ = without.fitted.weighted
         there = weights > 0  # where a draw has no weight, its density may be no number
-        return (weights[there].log() + result.fitted.of_groups(theta[there])[:, group]).logsumexp(0)
+        return (weights[there].log() + of_groups(theta[there])[:, group]).logsumexp(0)
 
     bad = ~(k_hat <= worst) | (worst == 0)
-    resolved, gradients = _resolve(result, bad, factors[0].groups, density, again)
+    resolved, gradients = _resolve(result, bad, member, density, again)
     return GroupsLeftOut(density, inside, resolved, gradients, k_hat, factors[0].levels)
 
 
@@ -218,7 +226,8 @@ def compare(
         first: a fit.
         second: another of the same outcomes with the same weights.
         names: what they are called in the sentence that is printed.
-        groups: whether whole groups are left out, `TableResult.leave_one_group_out`, and not rows.
+        groups: whether whole groups are left out, `TableResult.leave_one_group_out`, and not rows; of a regression
+            those of the mixed model that it is compared with.
 
     Returns:
         The difference with its standard error, and whether the two predict alike; ``str`` is one sentence.
@@ -245,9 +254,11 @@ def compare(
             f"a density of real numbers ({(second if first.family.discrete else first).family.name}) and a probability "
             "of counts or classes have logarithms that cannot be compared. Fit both with families of one kind."
         )
-    if groups and [of.groups.tolist() for of in one.factors] != [of.groups.tolist() for of in two.factors]:
+    numbers = [[of.groups.tolist() for of in rows.factors] for rows in (one, two)]
+    if groups and all(numbers) and numbers[0] != numbers[1]:
         raise InputError("compare leaves out the same groups of both models; their grouping factors differ.")
-    found = tuple(of.leave_one_group_out() if groups else of.leave_one_out() for of in (first, second))
+    by = next(iter((*one.factors, *two.factors)), None)
+    found = tuple(of.leave_one_group_out(groups=by) if groups else of.leave_one_out() for of in (first, second))
     apart = found[0].density - found[1].density
     if not bool(apart.isfinite().all()):
         bad = found[0].names[int((~apart.isfinite()).nonzero()[0, 0])]

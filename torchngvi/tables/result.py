@@ -489,7 +489,7 @@ class TableResult:
         worst = read_number("worst", worst, "bounds a k-hat", at_least=0, infinite=True)
         return left_out.leave_one_out(self, worst, count, seed)
 
-    def leave_one_group_out(self, worst: float = USELESS) -> GroupsLeftOut:
+    def leave_one_group_out(self, worst: float = USELESS, groups: Factor | None = None) -> GroupsLeftOut:
         """Compute the log predictive density of all rows of each group given the other groups.
 
         Use it to compare models of groups, and to find groups that a model does not expect: the density is that of a
@@ -498,6 +498,7 @@ class TableResult:
         Args:
             worst: the k-hat above which the model is fitted without the group, where there is `refit`; 0 for all
                 groups, infinity for none.
+            groups: of a model without grouping factors, those whose rows are left out together.
 
         Returns:
             The densities, with their sum and its standard error over groups, and k-hats.
@@ -506,7 +507,7 @@ class TableResult:
             InputError: of a model without grouping factors, or with several; a negative bound.
         """
         worst = read_number("worst", worst, "bounds a k-hat", at_least=0, infinite=True)
-        return left_out.leave_one_group_out(self, worst)
+        return left_out.leave_one_group_out(self, worst, groups)
 
     # ---------------------------------------------------------------------------- elsewhere
 
