@@ -38,13 +38,16 @@ class Fitted:
     Attributes:
         result: the fit, with `torchngvi.tables.TableResult.summary`, `to_arviz` and the rest.
         columns: how new rows are prepared, see `torchngvi.app.prepare.Columns`.
+        name: of the folder.
     """
 
     result: TableResult
     columns: Columns
+    name: str
 
     def __repr__(self) -> str:
-        return f"Fitted({self.columns.formula!r}, {self.result.family.name}, {len(self.result.design.X)} rows)"
+        made = self.columns.formula
+        return f"Fitted({self.name!r}, {made!r}, {self.result.family.name}, {len(self.result.design.X)} rows)"
 
     @property
     def told(self) -> str:
@@ -158,7 +161,7 @@ def load(run: str | Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = result_of(state, name=path)
-            return result if columns is None else Fitted(result, Columns.read(columns))
+            return result if columns is None else Fitted(result, Columns.read(columns), folder.resolve().name)
     except (InputError, Warning) as error:
         raise InputError(f"{path!r} holds what no run has written: {error} Fit again.") from error
 
