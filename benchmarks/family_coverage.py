@@ -6,8 +6,8 @@
 The truth is fixed and not drawn from the prior, so that what is measured is what a user meets: the default priors and
 the fit together. There are 30 groups of 6 rows, a standard normal covariate x of each row, and a treatment of half of
 the groups; with a factor the intercepts of groups have the sd .6, without one the 180 rows are independent. Data and x
-are drawn again in each replicate, by NumPy and not by the families' own draws. About 30 % of the times of the survival
-families are censored. Of an ordinal outcome the thresholds stand for the intercept.
+are drawn again in each replicate, by NumPy and not by the families' own draws. About a fifth of the times of the
+survival families is censored. Of an ordinal outcome the thresholds stand for the intercept.
 
 A share of n intervals has the standard error √(.95 · .05/n), .015 for 200: a cell agrees with 95 % where it lies within
 three of these, and has a star where it does not. z is (posterior mean - truth)/(posterior sd), its mean and sd over the
@@ -31,7 +31,7 @@ SLOPES = {"x": 0.5, "treated": -0.4}
 TRIALS = 8
 AT_MOST = 3.0  # standard errors by which a share may miss .95
 USELESS = 0.7  # a k-hat above it
-CENSORED = 2.0  # censoring times are uniform up to this many times the median mean: about 30 % are censored
+CENSORED = (0.2, 6.0)  # times of censoring are uniform between these, in medians of the means: a fifth is censored
 # the intercept (thresholds of an ordinal outcome), and the parameters of each family by their names
 TRUTHS = {
     "binomial": (-0.3, {}),
@@ -87,7 +87,7 @@ def outcome(name, eta, other, generator):
         time_ = mean / math.gamma(1 + 1 / other["shape"]) * generator.weibull(other["shape"], count)
     else:
         time_ = mean * np.exp(other["sd of log time"] * generator.standard_normal(count))
-    end = generator.uniform(0.2, 3 * CENSORED, count) * np.median(mean)
+    end = generator.uniform(*CENSORED, count) * np.median(mean)
     return {"y": np.minimum(time_, end), "seen": (time_ <= end).astype(int)}
 
 

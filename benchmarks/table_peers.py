@@ -16,7 +16,8 @@ whether the program says that it has converged; and the largest difference from 
 errors of the other program, of standard deviations in our posterior sds.  Ours are posterior means under the default
 priors; those of lme4, glmmTMB, ordinal and survival are (restricted) maximum likelihood with Wald intervals, of
 statsmodels REML or a variational posterior, of bambi posterior means by NUTS, two chains of 1,000 draws after 1,000,
-left out above 60 processor seconds.  ``--bambi`` is the Python of an environment that has bambi.
+under our priors of coefficients and of standard deviations over groups, left out above 60 processor seconds.
+``--bambi`` is the Python of an environment that has bambi.
 
 ``--speed`` is the table of fits with one factor: seconds of the whole fit from the table to the summary, of a fit of
 the Gaussian over all coordinates, and of lme4 and glmmTMB; k-hat and effective draws; and the largest error of a mean
@@ -29,8 +30,10 @@ Each fit is a line of the file ``--log``, from which an interrupted run goes on.
 import argparse
 import contextlib
 import csv
+import importlib
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -266,11 +269,16 @@ SETS = {
         reml("diameter ~ 1", crossed=("plate", "sample")),
     ),
     "wine": Set(
-        of_R("wine", judge=text("judge", "j")),
-        "rating ~ temp + contact + (1 | judge)",
+        of_R(
+            "wine",
+            judge=text("judge", "j"),
+            warm=lambda table: (table.temp == "warm") - 0.5,  # centred, since bambi's thresholds are those at 0
+            contact=lambda table: (table.contact == "yes") - 0.5,
+        ),
+        "rating ~ warm + contact + (1 | judge)",
         "ordinal",
-        {"ordinal": "clmm(factor(rating) ~ temp + contact + (1 | judge), data = d, nAGQ = 9)"},
-        bambi=("rating ~ temp + contact + (1 | judge)", "cumulative", {}),
+        {"ordinal": "clmm(factor(rating) ~ warm + contact + (1 | judge), data = d, nAGQ = 9)"},
+        bambi=("rating ~ warm + contact + (1 | judge)", "cumulative", {}),
     ),
     "zero-inflated": Set(
         of_R("salamanders"),
@@ -427,6 +435,32 @@ def in_bambi(name, python):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def same_priors(this, bambi):
+    """Our default priors of coefficients and of standard deviations over groups, in the words of bambi."""
+    from torchngvi.tables.model import regression
+
+    model = regression(this.formula, this.table(), this.family)
+    design, units = model.design, {}
+    unit = 2.5 * (float(design.y[0].std()) if this.family == "gaussian" else 1.0)
+    for name, x in zip(design.names, design.X.mT, strict=True):
+        if name != "Intercept":
+            units.setdefault(re.sub(r"\[.*?\]", "", name), []).append(unit / float(x.std(correction=0)))
+    priors = {name: bambi.Prior("Normal", mu=0, sigma=of[0] if len(of) == 1 else of) for name, of in units.items()}
+    if "Intercept" in design.names:
+        at = float(model.priors.location[design.names.index("Intercept")])
+        priors["Intercept"] = bambi.Prior("Normal", mu=at, sigma=unit)
+    else:  # of an ordinal outcome
+        ordered = importlib.import_module("pymc").distributions.transforms.ordered
+        at = np.linspace(-1, 1, len(model.family.parameters))
+        priors["threshold"] = bambi.Prior("StudentT", nu=3, mu=0 * at, sigma=2.5, initval=at, transform=ordered)
+    for of in design.factors:
+        for effect, z in zip(of.effects, of.Z.mT, strict=True):
+            half_t = bambi.Prior("HalfStudentT", nu=3, sigma=unit / (float(z.std(correction=0)) or 1.0))
+            name = f"{'1' if effect == 'Intercept' else effect}|{of.name}"
+            priors[name] = bambi.Prior("Normal", mu=0, sigma=half_t)
+    return priors
+
+
 def nuts(this):
     """What the process of bambi prints."""
     import arviz
@@ -436,9 +470,11 @@ def nuts(this):
     table = this.table()
     if "seen" in table:
         table = table.assign(status=np.where(table.seen > 0, "none", "right"))
+    if "rating" in table:
+        table = table.assign(rating=pandas.Categorical(table.rating, ordered=True))
     clock = time.process_time()
     with contextlib.redirect_stdout(sys.stderr):
-        model = bambi.Model(formula, table, family=family, **more)
+        model = bambi.Model(formula, table, family=family, priors=same_priors(this, bambi), **more)
         drawn = model.fit(draws=1000, tune=1000, chains=2, cores=1, random_seed=0, progressbar=False)
     seconds = time.process_time() - clock
     found: dict[str, Any] = {"fixed": [], "sd": [], "family": []}
