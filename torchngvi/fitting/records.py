@@ -170,7 +170,7 @@ class FitResult:
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw n times from the posterior, θ in the order of the log joint's coordinates.
 
-        `torchngvi.refinement.Refinement` and `torchngvi.mixed_models.MixedResult` have the same method.
+        `torchngvi.refinement.Refinement` has the same method.
 
         Args:
             n: the number of draws.

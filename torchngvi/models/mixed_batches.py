@@ -120,7 +120,7 @@ class MixedInBatches(TractableTarget):
 
     def log_joint(self, theta: Tensor) -> Tensor:
         """There is none of the globals alone."""
-        raise InputError("a bound in batches of groups has no log joint of the globals alone; MarginalMixed has one.")
+        raise InputError("a bound in batches of groups has no log joint of the globals alone.")
 
     # ---------------------------------------------------------------------------- a pass
 
