@@ -9,6 +9,7 @@ import torch
 from made import result_of, table_result
 
 from torchngvi.errors import InputError
+from torchngvi.tables import regression
 
 
 def by_hand(result, frame, population=""):
@@ -273,3 +274,21 @@ def test_effects_on_the_probabilities_of_categories_sum_to_0():
     text = str(result)
     assert "thresholds" in text
     assert "regression, ordinal: 400 rows" in text
+
+
+def test_contrasts_are_those_of_emmeans():
+    """R 4.2.2, emmeans of glm(y ~ arm * sex + x, binomial) at x = 0: pairs(regrid(emmeans(m, ~ arm | sex)))."""
+    pytest.importorskip("formulae")
+    rng, n = np.random.default_rng(0), 3000
+    frame = pandas.DataFrame(
+        {"arm": rng.choice(["a", "b", "c"], n), "sex": rng.choice(["f", "m"], n), "x": rng.normal(size=n)}
+    )
+    eta = -0.3 + 0.5 * (frame.arm == "b") + 0.9 * (frame.arm == "c") + 0.4 * (frame.sex == "m") * (frame.arm == "c")
+    frame["y"] = (rng.random(n) < 1 / (1 + np.exp(-eta - 0.6 * frame.x))).astype(int)
+    result = regression("y ~ arm * sex + x", frame, "bernoulli", priors="flat").fit(progress=False)
+    new = pandas.DataFrame({"arm": ["a", "a"], "sex": ["f", "m"], "x": [0.0, 0.0]})
+    found = result.contrasts("arm", by="sex", new=new).table
+    estimates = [0.16643447, 0.11339379, 0.27522566, 0.30307514, 0.10879119, 0.18968134]
+    errors = [0.031853217, 0.033233445, 0.030506440, 0.031103418, 0.030423083, 0.030881612]
+    assert (np.abs(found["mean"] - estimates) < 0.15 * np.array(errors)).all()
+    assert (np.abs(found["sd"] / errors - 1) < 0.1).all()
