@@ -4,15 +4,12 @@ import itertools
 import math
 import pickle
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, examine, fit, refine
-from torchngvi.app import approximation
-from torchngvi.app.psis import Proposal
 from torchngvi.diagnostics import ExaminationSettings, laplace_margin
 from torchngvi.diagnostics.importance import corrected_moments
 from torchngvi.diagnostics.rule import agrees
@@ -352,8 +349,3 @@ def test_the_sentence_leaves_weights_to_the_table():
     q, result = fitted(half_normal, 2)
     assert "k-hat" not in str(result)
     assert "k-hat" in result.summary()
-    assert approximation.sentence(result, Proposal(1.04, 509.0, 512)) == result.approximation
-    unexamined = replace(result, examination=None, unexamined="the data are large")
-    assert approximation.sentence(unexamined, Proposal(1.04, 509.0, 512)).endswith(
-        "was not examined: the data are large. k-hat of q: 1.04, worth 509 of 512 draws."
-    )

@@ -7,7 +7,6 @@ import torch
 from scipy import integrate, stats
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, fit
-from torchngvi.app import psis
 from torchngvi.diagnostics import (
     accuracy,
     elbo,
@@ -240,16 +239,6 @@ class TestKHat:
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     def test_not_finite(self, bad):
         assert math.isnan(k_hat(torch.tensor([0.0] * 100 + [bad])).item())
-
-    @pytest.mark.parametrize(
-        ("k", "draws", "word"),
-        [(0.49, 4000, "good"), (0.5, 4000, "usable"), (0.69, 4000, "usable"), (0.7, 4000, "poor"), (0.6, 200, "poor")],
-    )
-    def test_thresholds(self, k, draws, word):
-        assert psis.verdict(k, draws).startswith(f"{word}: k-hat {k:.2f}")
-
-    def test_no_verdict_on_nan(self):
-        assert psis.verdict(math.nan, 4000).startswith("not available")
 
 
 def generator(seed):

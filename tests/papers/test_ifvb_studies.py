@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
-from torchngvi.app.settings import read_toml
 
 from examples.papers import study
 from examples.papers.reproduce import CONFIGS
+from torchngvi.app.settings import read_toml
 
 SMALL = {
     "fig1": {"iterations": 5, "seeds": 2},

@@ -10,14 +10,13 @@ from test_mixed import epilepsy, hers, toenail
 from torchngvi import (
     SRVN,
     CholeskyGaussian,
-    MixedModel,
     NaturalGradientVI,
     PrecisionCholeskyGaussian,
     fit,
 )
 from torchngvi.interfaces import Local, Path, Trial
 from torchngvi.metrics import QuasiNewton
-from torchngvi.models import MixedPrior
+from torchngvi.models import MixedLogJoint, MixedPrior
 from torchngvi.rules import NaturalGradient
 from torchngvi.stepsizes import SufficientDecrease
 from torchngvi.stepsizes.line_search import raised
@@ -39,7 +38,7 @@ def model_of(family, effects, groups, prior=None):
         y = torch.poisson(eta.exp(), generator)
     else:
         y = (torch.rand(len(number), dtype=DTYPE, generator=generator) < eta.sigmoid()).to(DTYPE)
-    return MixedModel(X, y, (X[:, :r], number), family, prior=prior)
+    return MixedLogJoint(X, y, (X[:, :r], number), family, prior=prior)
 
 
 def test_leaves():

@@ -1,7 +1,6 @@
 """Mixed models: every expectation against quadrature, draws and autograd; dense fits; published bounds."""
 
 import csv
-import functools
 import gzip
 import math
 import os
@@ -17,11 +16,9 @@ from helpers import MIXED_PRIORS as PRIORS
 from helpers import mixed_model as model_of
 from helpers import mixed_problem as problem
 
-import torchngvi
 from torchngvi import (
     VN,
     CholeskyGaussian,
-    MixedModel,
     NaturalGaussian,
     NaturalGradientVI,
     PrecisionCholeskyGaussian,
@@ -30,7 +27,6 @@ from torchngvi import (
 from torchngvi.errors import InputError
 from torchngvi.models import (
     LogJoint,
-    MarginalMixed,
     MixedLogJoint,
     MixedPrior,
     Wishart,
@@ -188,9 +184,9 @@ class TestRows:
     def test_their_order_does_not_matter(self):
         (X, y, (Z, groups), family), settings = problem("poisson", 2, prior=False)
         prior = MixedPrior(precision="kass-natarajan")
-        model, order = MixedModel(X, y, (Z, groups), family, prior=prior, **settings), torch.arange(len(y)).flip(0)
+        model, order = MixedLogJoint(X, y, (Z, groups), family, prior=prior, **settings), torch.arange(len(y)).flip(0)
         turned = {name: x[order] for name, x in settings.items()}
-        other = MixedModel(X[order], y[order], (Z[order], groups[order]), family, prior=prior, **turned)
+        other = MixedLogJoint(X[order], y[order], (Z[order], groups[order]), family, prior=prior, **turned)
         close(other.covariance_prior.scale, model.covariance_prior.scale, 1e-10)
         q = near(model)
         close(other.expected_energy(q.frame())[0], model.expected_energy(q.frame())[0], 1e-10)
@@ -203,9 +199,9 @@ class TestRows:
         prior = MixedPrior(2.0)
         offset = torch.zeros(len(y), dtype=DTYPE)
         offset[-1] = 1e6
-        weighted = MixedModel(X, y, (Z, groups), family, prior=prior, weights=times.to(DTYPE), offset=offset)
+        weighted = MixedLogJoint(X, y, (Z, groups), family, prior=prior, weights=times.to(DTYPE), offset=offset)
         X, y, Z, groups = (x.repeat_interleave(times, 0) for x in (X, y, Z, groups))
-        written = MixedModel(X, y, (Z, groups), family, prior=prior)
+        written = MixedLogJoint(X, y, (Z, groups), family, prior=prior)
         q = near(written)
         for x, z in zip(weighted.expected_energy(q.frame())[1], written.expected_energy(q.frame())[1], strict=True):
             close(x, z, 1e-10)
@@ -219,11 +215,11 @@ class TestRows:
     def test_the_prior_of_kass_and_natarajan_of_counts(self):
         """An intercept alone: J is the mean number of counts in a group, which Poisson rates sum up to."""
         (X, y, (Z, groups), family), _ = problem("poisson", 1)
-        model = MixedModel(X, y, (Z, groups), family, prior=MixedPrior(1e6, "kass-natarajan"))
+        model = MixedLogJoint(X, y, (Z, groups), family, prior=MixedPrior(1e6, "kass-natarajan"))
         assert model.covariance_prior.dof == 1.0
         close(model.covariance_prior.scale, y.sum().reshape(1, 1) / 3, 1e-5)
         arguments, settings = problem("poisson", 2, prior=False)
-        model = MixedModel(*arguments, prior=MixedPrior(precision="kass-natarajan"), **settings)
+        model = MixedLogJoint(*arguments, prior=MixedPrior(precision="kass-natarajan"), **settings)
         assert model.covariance_prior.dof == 3.0
 
 
@@ -273,7 +269,7 @@ class TestFits:
         """And nothing is D x D, the start and the prior included."""
         (X, y, random, family), settings = problem(family, r, n=400, prior=False)
         with Watch(400 * r):
-            model = MixedModel(X, y, random, family, **settings)
+            model = MixedLogJoint(X, y, random, family, **settings)
             q = model.posterior()
             VN(q).step(model)
         result = fit(q, model, tolerance=1e-3, progress=False)
@@ -288,7 +284,7 @@ class TestFits:
             (X, y, (Z, _), family), settings = problem("poisson", r, n=1000)
             groups, keep = torch.arange(3 * n) // 3, slice(3 * n)
             prior = settings["prior"]
-            model = MixedModel(X[keep], y[keep], (Z[keep], groups), family, prior=prior)
+            model = MixedLogJoint(X[keep], y[keep], (Z[keep], groups), family, prior=prior)
             q = model.posterior()
             with Watch(q.dim) as watch:
                 VN(q).step(model)
@@ -310,14 +306,16 @@ class TestFits:
         groups = torch.arange(40).repeat_interleave(4)
         x, b = randn(160, seed=1), randn(40, seed=2)[groups]
         y, family = make(x, b)
-        model = MixedModel(torch.stack([torch.ones_like(x), x], -1), y, (torch.ones_like(x)[:, None], groups), family)
+        model = MixedLogJoint(
+            torch.stack([torch.ones_like(x), x], -1), y, (torch.ones_like(x)[:, None], groups), family
+        )
         q = model.posterior()
         result = fit(q, model, progress=False)
         assert result.converged, result.reason
 
     def test_single_precision(self):
         (X, y, (Z, groups), family), _ = problem("poisson", 1, n=20)
-        model = MixedModel(X.float(), y.float(), (Z.float(), groups), family)
+        model = MixedLogJoint(X.float(), y.float(), (Z.float(), groups), family)
         q = model.posterior()
         assert q.dtype == torch.float32
         assert fit(q, model, progress=False).converged
@@ -349,7 +347,7 @@ def epilepsy():
     visit = torch.tensor([-0.3, -0.1, 0.1, 0.3], dtype=DTYPE)[column("period").long() - 1]
     one = torch.ones_like(base)
     X = torch.stack([one, base, treated, base * treated, age - age.mean(), visit], -1)
-    return MixedModel(
+    return MixedLogJoint(
         X, column("y"), (torch.stack([one, visit], -1), codes(column("subject"))), "poisson_log", prior=TANS
     )
 
@@ -360,7 +358,7 @@ def toenail():
     time = (time - time.mean()) / time.std()
     one = torch.ones_like(time)
     X = torch.stack([one, treated, time, treated * time], -1)
-    return MixedModel(
+    return MixedLogJoint(
         X, column("outcome", "moderate or severe"), (one[:, None], codes(column("patientID"))), prior=TANS
     )
 
@@ -369,7 +367,7 @@ def hers():
     column = table("hers")
     one = torch.ones_like(column("age"))
     X = torch.stack([one, *(column(name) for name in ("age", "bmi", "htn", "visit"))], -1)
-    return MixedModel(X, column("response"), (one[:, None], codes(column("id"))), prior=TANS)
+    return MixedLogJoint(X, column("response"), (one[:, None], codes(column("id"))), prior=TANS)
 
 
 # the prior's 1/(2S) or S, the bound with and without its constants, global means, most evaluations
@@ -465,70 +463,72 @@ X3, Y3 = torch.ones(3, 1, dtype=DTYPE), torch.tensor([1.0, 0.0, 2.0], dtype=DTYP
 DOF = "the degrees of freedom of the Wishart prior must exceed r - 1 = 0; got 0.0."
 REFUSALS = {
     "groups of another length": (
-        lambda: MixedModel(X3, Y3, (X3, [0, 1]), "poisson_log"),
+        lambda: MixedLogJoint(X3, Y3, (X3, [0, 1]), "poisson_log"),
         "groups must have one integer for each of the 3 rows of X; got shape (2,).",
     ),
     "an empty group": (
-        lambda: MixedModel(X3, Y3, (X3, [0, 2, 2]), "poisson_log"),
+        lambda: MixedLogJoint(X3, Y3, (X3, [0, 2, 2]), "poisson_log"),
         "groups must be numbered 0, ..., n - 1, each with a row; got no row of group 1. Pass torch.unique(groups, "
         "return_inverse=True)[1].",
     ),
     "a negative group": (
-        lambda: MixedModel(X3, Y3, (X3, [0, -1, 1]), "poisson_log"),
+        lambda: MixedLogJoint(X3, Y3, (X3, [0, -1, 1]), "poisson_log"),
         "groups must be numbered 0, ..., n - 1, each with a row; got a group -1. Pass torch.unique(groups, "
         "return_inverse=True)[1].",
     ),
     "groups that are no integers": (
-        lambda: MixedModel(X3, Y3, (X3, torch.tensor([0.0, 1.0, 1.5])), "poisson_log"),
+        lambda: MixedLogJoint(X3, Y3, (X3, torch.tensor([0.0, 1.0, 1.5])), "poisson_log"),
         "groups must be integers; got torch.float32. Of labels, pass numpy.unique(labels, return_inverse=True)[1].",
     ),
     "groups that are labels": (
-        lambda: MixedModel(X3, Y3, (X3, ["a", "b", "b"]), "poisson_log"),
+        lambda: MixedLogJoint(X3, Y3, (X3, ["a", "b", "b"]), "poisson_log"),
         "groups must be integers, one a row; got list (too many dimensions 'str'). Of labels, pass "
         "numpy.unique(labels, return_inverse=True)[1].",
     ),
     "columns of Z that depend on one another": (
-        lambda: MixedModel(X3, Y3, (X3 * torch.tensor([1.0, 2.0]).to(DTYPE), [0, 1, 1]), "poisson_log"),
+        lambda: MixedLogJoint(X3, Y3, (X3 * torch.tensor([1.0, 2.0]).to(DTYPE), [0, 1, 1]), "poisson_log"),
         "the 2 columns of Z, the design of the random effects, must be linearly independent; their rank is 1. Leave a "
         "column out.",
     ),
     "rows of Z": (
-        lambda: MixedModel(X3, Y3, (X3[:2], [0, 1, 1]), "poisson_log"),
+        lambda: MixedLogJoint(X3, Y3, (X3[:2], [0, 1, 1]), "poisson_log"),
         "Z must have one row for each of the 3 rows of X, and a column a random effect; got shape (2, 1).",
     ),
     "no pair": (
-        lambda: MixedModel(X3, Y3, X3, "poisson_log"),
+        lambda: MixedLogJoint(X3, Y3, X3, "poisson_log"),
         "random is a pair of a design and groups, RandomEffects(Z, groups); got a tensor of shape (3, 1), "
         "torch.float64.",
     ),
     "a batch": (
-        lambda: MixedModel(X3.expand(2, 3, 1), Y3, (X3, [0, 1, 1]), "poisson_log"),
+        lambda: MixedLogJoint(X3.expand(2, 3, 1), Y3, (X3, [0, 1, 1]), "poisson_log"),
         "a MixedModel has one dense design X (N, p) and targets y (N,); got X of shape (2, 3, 1), torch.strided, and y "
         "of (3,).",
     ),
     "fixed_scale": (
-        lambda: MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(0.0)),
+        lambda: MixedLogJoint(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(0.0)),
         "fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got 0.0.",
     ),
     "shape of the Wishart prior": (
-        lambda: MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, Wishart(1.0, torch.eye(2)))),
+        lambda: MixedLogJoint(
+            X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, Wishart(1.0, torch.eye(2)))
+        ),
         "the scale of the Wishart prior must be a symmetric matrix (1, 1), one row a random effect; got shape (2, 2).",
     ),
     "scale of the Wishart prior": (
-        lambda: MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, Wishart(1.0, -1.0))),
+        lambda: MixedLogJoint(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, Wishart(1.0, -1.0))),
         "the scale of the Wishart prior must be positive definite; the Cholesky factorisation fails. Add a multiple of "
         "the identity.",
     ),
     "degrees of freedom": (
-        lambda: MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, Wishart(0.0, 1.0))),
+        lambda: MixedLogJoint(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, Wishart(0.0, 1.0))),
         DOF,
     ),
     "rows that tell nothing": (
-        lambda: MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log", weights=torch.zeros(3)),
+        lambda: MixedLogJoint(X3, Y3, (X3, [0, 1, 1]), "poisson_log", weights=torch.zeros(3)),
         "no row has a positive weight, of which nothing can be learned. Give at least one.",
     ),
     "another q": (
-        lambda: fit(CholeskyGaussian(2, dtype=DTYPE), MixedModel(X3, Y3, (X3, [0, 1, 1]), "poisson_log")),
+        lambda: fit(CholeskyGaussian(2, dtype=DTYPE), MixedLogJoint(X3, Y3, (X3, [0, 1, 1]), "poisson_log")),
         "the model has 4 coefficients and q has 2; build q with dim=4.",
     ),
     "new rows": (
@@ -548,21 +548,6 @@ def test_refusals(name):
     call, text = REFUSALS[name]
     with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
         call()
-
-
-@pytest.mark.accuracy
-def test_the_page_of_groups(monkeypatch):
-    """The snippets on mixed models, and on many of them, in docs/groups.md run as they stand."""
-    text = (pathlib.Path(__file__).parents[2] / "docs/groups.md").read_text(encoding="utf-8")
-    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    monkeypatch.setattr(torchngvi, "fit", functools.partial(fit, progress=False))
-    torch.manual_seed(0)
-    seen = {}
-    exec(compile(snippets[0], "docs/groups.md", "exec"), seen)
-    assert seen["result"].converged
-    (many,) = (text for text in snippets if "thirty posteriors" in text)
-    exec(compile(many, "docs/groups.md", "exec"), seen)
-    assert seen["table"].sd.shape == (30, 1)
 
 
 class TestManyTargets:
@@ -627,11 +612,7 @@ class TestManyTargets:
         many = MixedLogJoint(X, Y, random, likelihood, **settings)
         shape = re.escape(str(tuple(Y.shape)))
         ending = rf"takes one set of targets y \(N,\); got y of shape {shape}\. Fit many of them by fit"
-        with pytest.raises(InputError, match=f"^a model whose random effects are integrated out {ending}"):
-            MarginalMixed(many)
         with pytest.raises(InputError, match=f"^a fit in batches of groups {ending}"):
             fit(many.posterior(), many, batch_groups=2)
         with pytest.raises(InputError, match=r"^the model holds a batch \(2,\) of data sets and q a batch \(3,\)"):
             many.check(PrecisionCholeskyGaussian(many.dim, (3,), structure=many.structure, dtype=DTYPE))
-        with pytest.raises(InputError, match=f"^a MixedModel has one dense design X .* and y of {shape}"):
-            MixedModel(X, Y, random, likelihood)

@@ -9,11 +9,12 @@ from helpers import DTYPE, close, randn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchngvi import VN, CholeskyGaussian, MixedModel, NaturalGaussian, PrecisionCholeskyGaussian, Quadrature, fit
+from torchngvi import VN, CholeskyGaussian, NaturalGaussian, PrecisionCholeskyGaussian, Quadrature, fit
 from torchngvi.errors import InputError
 from torchngvi.fitting import Evaluations, NormBelow
 from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.interfaces import Coordinates
+from torchngvi.models import MixedLogJoint
 from torchngvi.models.mixed_batches import MixedInBatches
 from torchngvi.structures import arrow
 
@@ -34,7 +35,7 @@ def made(family, local, groups=GROUPS):
     else:
         y = (torch.rand(len(number), dtype=DTYPE, generator=generator) < eta.sigmoid()).double()
     weights, offset = 0.5 + torch.rand(len(number), dtype=DTYPE, generator=generator), 0.1 * randn(len(number), seed=3)
-    return MixedModel(X, y, (X[:, :local], number), family, weights=weights, offset=offset)
+    return MixedLogJoint(X, y, (X[:, :local], number), family, weights=weights, offset=offset)
 
 
 model_of = functools.cache(made)
@@ -244,7 +245,7 @@ class TestRefusals:
 
     def test_there_is_no_log_joint_of_the_globals(self):
         reduced = MixedInBatches(model_of("poisson_log", 1), 5, 1e-5)
-        text = "a bound in batches of groups has no log joint of the globals alone; MarginalMixed has one."
+        text = "a bound in batches of groups has no log joint of the globals alone."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             reduced.log_joint(torch.zeros(1, reduced.dim, dtype=DTYPE))
 

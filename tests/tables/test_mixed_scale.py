@@ -8,7 +8,7 @@ import torch
 from helpers import DTYPE, close, randn
 from helpers import mixed_problem as problem
 
-from torchngvi import GeneralizedLinear, MixedModel, PrecisionCholeskyGaussian
+from torchngvi import GeneralizedLinear, PrecisionCholeskyGaussian
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Local
 from torchngvi.metrics import QuasiNewton
@@ -103,7 +103,7 @@ def test_a_start_needs_no_quadrature(likelihood):
 def test_a_linear_model_knows_its_prior_at_once():
     X = torch.ones(8, 1, dtype=DTYPE)
     y = 300 * randn(8, seed=4)
-    model = MixedModel(X, y, (X, torch.arange(8) // 2), "gaussian")
+    model = MixedLogJoint(X, y, (X, torch.arange(8) // 2), "gaussian")
     close(model.fixed.prior.precision, (2.5 * y.std(correction=0)).square().reciprocal()[None], 1e-12)
     close(model.fixed.prior.mean, y.mean()[None], 1e-12)
 
@@ -120,7 +120,6 @@ def test_numbers_of_rows_of_another_batch(name, batch, either):
 @pytest.mark.parametrize(("short", "whole"), [("poisson", "poisson_log"), ("bernoulli", "bernoulli_logit")])
 def test_short_names_of_families(short, whole):
     X, y = torch.ones(8, 1, dtype=DTYPE), torch.tensor([0.0, 1.0] * 4, dtype=DTYPE)
-    for make in (MixedModel, MixedLogJoint):
-        short_one, whole_one = (make(X, y, (X, torch.arange(8) // 2), family) for family in (short, whole))
-        assert type(short_one.rows.likelihood) is type(whole_one.rows.likelihood)
+    short_one, whole_one = (MixedLogJoint(X, y, (X, torch.arange(8) // 2), family) for family in (short, whole))
+    assert type(short_one.rows.likelihood) is type(whole_one.rows.likelihood)
     assert type(GeneralizedLinear(X, y, short).likelihood) is type(GeneralizedLinear(X, y, whole).likelihood)
