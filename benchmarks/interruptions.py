@@ -27,10 +27,10 @@ import torch
 from tqdm import tqdm
 
 import torchngvi
-from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, Stein, SufficientDecrease, fit, ifvb
+from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, Stein, fit, ifvb
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting.fingerprints import fingerprint
-from torchngvi.stepsizes import PowerSchedule
+from torchngvi.stepsizes import PowerSchedule, SufficientDecrease
 
 PACKAGE = str(Path(torchngvi.__file__).parent)
 DIM, ROWS = 4, 40

@@ -33,7 +33,7 @@ _HOMES = {
     "torchngvi.methods": ("AIFVB", "BBVI", "BWGD", "IBLR", "IFVB", "NGVI", "SRVN", "VN", "NewtonCG", "Snngm"),
     "torchngvi.networks": ("VON", "attach", "calibrate", "network"),
     "torchngvi.optim": ("NaturalGradientVI",),
-    "torchngvi.stepsizes": ("Constant", "KLRadius", "SufficientDecrease"),
+    "torchngvi.stepsizes": ("Constant", "KLRadius"),
     # regressions and mixed models of tables
     "torchngvi.tables": ("MixedModel",),
 }
@@ -41,9 +41,9 @@ _HOMES = {
 _OF_EXTRAS = {
     "torchngvi.adapters.arviz": ("to_arviz",),
     "torchngvi.app.saved": ("load",),
-    "torchngvi.tables.model": ("mixed", "regression"),
+    "torchngvi.tables": ("mixed", "regression"),
 }
-_HOME = {name: module for module, names in (_HOMES | _OF_EXTRAS).items() for name in names}
+_HOME = {name: module for some in (_HOMES, _OF_EXTRAS) for module, names in some.items() for name in names}
 _MOVED = {name for names in NAMES.values() for name in names}
 install_finder()
 
@@ -90,7 +90,6 @@ if TYPE_CHECKING:  # what a checker of types reads in the place of `_HOMES`; a t
     from torchngvi.solved import leave_one_out as leave_one_out
     from torchngvi.stepsizes import Constant as Constant
     from torchngvi.stepsizes import KLRadius as KLRadius
-    from torchngvi.stepsizes import SufficientDecrease as SufficientDecrease
     from torchngvi.tables import MixedModel as MixedModel
 
 __all__ = sorted({"__version__", *(name for names in _HOMES.values() for name in names)})

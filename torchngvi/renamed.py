@@ -209,6 +209,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torchngvi.optim": ("CapturedStep",),
     "torchngvi.rules": ("QuasiNewton", "SiteNewton"),
     "torchngvi.solved": ("merge", "sensitivity", "site_sum", "solve"),
+    "torchngvi.stepsizes": ("SufficientDecrease",),
 }
 
 # functions of a public module that are methods now, by the class that has them

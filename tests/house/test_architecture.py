@@ -14,21 +14,21 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # How large the house may be, in the words of `python benchmarks/house.py`: a change that makes it smaller lowers these
 # to what it reaches, and one that raises a ceiling says in its message what the reader gets for it.
 CEILINGS = {
-    "package lines": 84_872,
-    "package files": 410,
-    "numeric constants at module level": 754,
-    "names of the front door": 45,
-    "test lines": 76_460,
+    "package lines": 82_543,
+    "package files": 363,
+    "numeric constants at module level": 695,
+    "names of the front door": 44,
+    "test lines": 75_503,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {
     "fit(q, GeneralizedLinear)": 48,
     "fit(q, log_joint)": 65,
-    "mixed(formula, table)": 96,
+    "mixed(formula, table)": 25,
     "train_svgp": 52,
     "fit_guide": 80,
     "attach": 20,
-    "torchngvi fit --data": 100,
+    "torchngvi fit --data": 37,
 }
 
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
@@ -370,17 +370,17 @@ def alone():
     (tmp_path / "tests" / "test_it.py").write_text("class TestIt:\n    def test_a(self): ...\n\ndef test_b(): ...\n")
     found = house.count(tmp_path)
     expected = {
-        "package lines": 29,
-        "package files": 3,
+        "package lines": 82_543,
+        "package files": 363,
         "package lines of code": 11,
         "docstring lines of what is not exported": 3,
-        "numeric constants at module level": 3,
+        "numeric constants at module level": 695,
         "numbers in tuples and tables at module level": 2,
         "numeric constants of classes": 1,
         "numbers as defaults": 2,
         "numbers in bodies": 3,
-        "names of the front door": 1,
-        "test lines": 4,
+        "names of the front door": 44,
+        "test lines": 75_503,
         "test functions": 2,
     }
     assert {name: found[name] for name in expected} == expected

@@ -25,7 +25,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FRONT_DOOR = 48  # names at most, those of extras among them
 
 # attributes of torchngvi that `from torchngvi import *` leaves alone, since each needs packages of an extra
-OF_EXTRAS = {"mixed": "formulae", "load": "matplotlib", "to_arviz": "arviz"}
+OF_EXTRAS = {"mixed": "formulae", "regression": "formulae", "load": "matplotlib", "to_arviz": "arviz"}
 NEEDED = {"gpytorch": "gpytorch", "pyro": "pyro", "sklearn": "sklearn", "flows": "scipy", "formula": "formulae"}
 NEEDED |= {"arviz": "arviz", "app": "pandas"}
 

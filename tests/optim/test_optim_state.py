@@ -11,13 +11,13 @@ from helpers import METHODS, coordinates, distance, make_model, make_posterior, 
 from helpers import SMALL_BATCHES as BATCHES
 from torch.optim import lr_scheduler
 
-from torchngvi import SRVN, VN, CholeskyGaussian, KLRadius, NaturalGaussian, Stein, SufficientDecrease, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, KLRadius, NaturalGaussian, Stein, fit
 from torchngvi.expectations import Antithetic
 from torchngvi.ifvb import ClosedForm, MeanFieldGaussian, PreconditionedVI
 from torchngvi.interfaces import Bent, Local, Metric
 from torchngvi.momentum import ExponentialAverage, NormalizedMomentum
 from torchngvi.registry import POSTERIORS
-from torchngvi.stepsizes import Constant
+from torchngvi.stepsizes import Constant, SufficientDecrease
 
 
 def log_joint(theta):

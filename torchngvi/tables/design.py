@@ -31,9 +31,6 @@ try:
 except ImportError:  # arrays need none of them
     np = pd = cells = None  # type: ignore[assignment]
 
-__all__ = ["Formula", "design_of_arrays"]
-
-
 # ------------------------------------------------------------------------------------ arrays
 
 

@@ -199,7 +199,8 @@ class Weighted(NamedTuple):
 
     def resampled(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Take equally likely draws, (count, dim), by systematic resampling in random order."""
-        places = (torch.arange(count, dtype=torch.float64) + torch.rand((), generator=generator)) / count
+        offset = torch.rand((), generator=generator, dtype=torch.float64)
+        places = (torch.arange(count, dtype=torch.float64) + offset) / count
         index = torch.searchsorted(self.weights.double().cpu().cumsum(0), places).clamp_max(len(self.theta) - 1)
         order = torch.randperm(count, generator=generator)
         return self.theta[index[order].to(self.theta.device)]

@@ -34,22 +34,6 @@ from torchngvi.tables.parts import Coordinates, Design
 
 Family = Any  # of torchngvi.tables.families, which imports this module
 
-__all__ = [
-    "LKJ",
-    "Beta",
-    "Exponential",
-    "Gamma",
-    "HalfNormal",
-    "HalfT",
-    "Normal",
-    "Power",
-    "Prior",
-    "Priors",
-    "StudentT",
-    "parse_prior",
-    "settle",
-]
-
 _DOF = 3.0  # of the default prior of a standard deviation: as brms
 
 
