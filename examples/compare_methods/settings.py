@@ -8,9 +8,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from torchngvi.app.settings import file_name, read_toml, whole
-
 from torchngvi import registry
+from torchngvi.app.settings import file_name, read_toml, whole
 from torchngvi.errors import InputError
 from torchngvi.messages import full_name, hint
 from torchngvi.models import ExpectedPenalty, MeanPenalty
