@@ -370,17 +370,17 @@ def alone():
     (tmp_path / "tests" / "test_it.py").write_text("class TestIt:\n    def test_a(self): ...\n\ndef test_b(): ...\n")
     found = house.count(tmp_path)
     expected = {
-        "package lines": 82_543,
-        "package files": 363,
+        "package lines": 29,
+        "package files": 3,
         "package lines of code": 11,
         "docstring lines of what is not exported": 3,
-        "numeric constants at module level": 695,
+        "numeric constants at module level": 3,
         "numbers in tuples and tables at module level": 2,
         "numeric constants of classes": 1,
         "numbers as defaults": 2,
         "numbers in bodies": 3,
-        "names of the front door": 44,
-        "test lines": 75_503,
+        "names of the front door": 1,
+        "test lines": 4,
         "test functions": 2,
     }
     assert {name: found[name] for name in expected} == expected

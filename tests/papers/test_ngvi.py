@@ -21,7 +21,6 @@ from torchngvi import (
     NaturalGaussian,
     NaturalGradientVI,
     Quadrature,
-    SufficientDecrease,
 )
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.diagnostics import log_predictive_density, predictor_moments
@@ -32,7 +31,7 @@ from torchngvi.methods import RootGD
 from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.rules import ProjectedRootGradient
-from torchngvi.stepsizes import Constant, Convex, harmonic_schedule, theorem_schedule
+from torchngvi.stepsizes import Constant, Convex, SufficientDecrease, harmonic_schedule, theorem_schedule
 from torchngvi.structures import Dense
 from torchngvi.theory.exponential_family import ExpectationParameters, Natural, bregman, expectation_gradient, inner
 from torchngvi.theory.wu2024 import (
