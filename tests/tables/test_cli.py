@@ -486,12 +486,12 @@ class TestPredict:
     def test_ordered_categories(self):
         draw = np.random.default_rng(0)
         x = draw.normal(size=300)
-        y = np.array(["a low", "b middle", "c high"])[np.digitize(x + draw.logistic(size=300), [-1, 1])]
+        y = np.array(["1 low", "2 middle", "3 high"])[np.digitize(x + draw.logistic(size=300), [-1, 1])]
         pd.DataFrame({"x": x, "y": y}).to_csv("a.csv", index=False)
         assert run("--data", "a.csv", "--target", "y", "--family", "ordinal") == 0
         found = torchngvi.load("runs/a").predict(pd.DataFrame({"x": [-3.0, 3.0]}))
-        assert list(found) == ["class", "a low", "b middle", "c high"]
-        assert found["class"].tolist() == ["a low", "c high"]
+        assert list(found) == ["class", "1 low", "2 middle", "3 high"]
+        assert found["class"].tolist() == ["1 low", "3 high"]
         np.testing.assert_allclose(found.iloc[:, 1:].sum(axis=1), 1, rtol=1e-9)
 
 

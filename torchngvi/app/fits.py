@@ -68,9 +68,8 @@ def _model(s: Settings, made: Prepared, family: str) -> TableModel:
     try:
         return regression(made.columns.formula, made.train, family, weights=s.weights, positive=made.positive)
     except InputError as error:
-        raise InputError(
-            str(error).replace("table.dropna(), or impute them", "or fill them in (--impute median)")
-        ) from error
+        instead = "in the file" if s.impute else "or fill them in (--impute median)"
+        raise InputError(str(error).replace("table.dropna(), or impute them", instead)) from error
 
 
 # ------------------------------------------------------------------------------------ priors

@@ -126,7 +126,8 @@ def show(outcome: Outcome, folder: Path | None) -> None:
     """Print which class is predicted, the table of parameters, and a box with the rest."""
     s, made, result = outcome.settings, outcome.prepared, outcome.result
     remarks = _remarks(result)
-    cautions = [*outcome.warnings, *(text for text in remarks if "separate" in text or text.startswith("k-hat"))]
+    grave = [text for text in remarks if "separate" in text or text.startswith(("k-hat", "The counts vary"))]
+    cautions = [*outcome.warnings, *grave]
     scored = "no rows (test_fraction 0)"
     if outcome.held_out is not None:
         own, base = outcome.held_out

@@ -196,8 +196,14 @@ def predict(
             f"the predictions cannot be written to {str(to)!r} ({error}). Choose another file (--out)."
         ) from error
     kind = asked.get("kind", "mean")
-    what = fitted.told if kind == "mean" else f"{kind} of {fitted.result.formula.response}"
+    response = str(fitted.result.formula.response).strip("`")
+    ordinal = fitted.result.family.outcomes or ()
+    what = fitted.told if kind == "mean" else f"{kind} of {response}"
     title = f"{what}, with {100 * asked.get('interval', 0.95):.4g}% intervals"
+    if ordinal and kind == "mean":
+        title = f"probabilities of the categories of {response}"
+    elif ordinal and kind == "response":
+        title += f", categories counted from 0, {' < '.join(ordinal)}"
     notes = [Text(f"note: {one.message}") for one in said]
     more = f", the first {_SHOWN} of {len(found)} rows" if len(found) > _SHOWN else ""
     rows = report.of_rows(list(found), found.head(_SHOWN).itertuples(index=False))

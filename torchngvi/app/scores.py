@@ -91,26 +91,4 @@ def cautions(result: TableResult, s: Settings, read: Read) -> list[str]:
                 f"{response} are whole numbers, fitted as gaussian. If they are counts, say --likelihood poisson, or "
                 "negative_binomial where their variance exceeds their mean."
             )
-    ratio = _dispersion(result) if result.family.name == "poisson" else 1.0
-    if ratio > 1.0:
-        found.append(
-            f"the counts vary {ratio:.3g} times as much about their means as those of a Poisson distribution: "
-            "intervals are too narrow. Say --likelihood negative_binomial."
-        )
     return found
-
-
-@torch.no_grad()
-def _dispersion(result: TableResult) -> float:
-    """How much more counts vary about their means, given the effects of their groups, than Poisson's; 1 if no more.
-
-    By Pearson's χ² over N - tr H, where the effective number of coefficients is tr H = Σ μ Var(η), with the posterior
-    variance of each linear predictor: an effect that is shrunk to its mean counts as less than one.
-    """
-    predictor, y, w = result.predictor(result.design, "", 0), result.design.y[0], result.design.weights
-    etas = [predictor.linear(at)[0] for at in predictor.parts()]
-    mean, variance = (torch.cat(some) for some in zip(*((e.exp().mean(0), e.var(0)) for e in etas), strict=True))
-    freedom = float(w.sum() - (w * mean * variance).sum())
-    ratio = float((w * (y - mean).square() / mean.clamp_min(1e-12)).sum()) / freedom if freedom > 0 else 1.0
-    # half as much again, and beyond four standard errors
-    return ratio if freedom > 0 and ratio > 1 + max(0.5, 4 * math.sqrt(2 / freedom)) else 1.0

@@ -68,7 +68,7 @@ class Settings:
     intercept_sd: float | None = _key(None, "S", "of the intercept's N(0, S^2) beside a number B (10)")
     standardize: bool = _key(True, "", "a number B is per sd of a column (default); no: per unit of it")
     marginal: tuple[str, ...] = _key((), "COLUMN", "columns whose average marginal effects are reported")
-    draws: int | None = _key(None, "N", "weighted draws of the posterior (4096; with groups 400)")
+    draws: int | None = _key(None, "N", "weighted draws of the posterior (400, and up to 4096 of small tables)")
     seed: int = _key(42, "N", "of the split and of the draws (42)")
     out: str | None = _key(None, "DIR", "folder of the results (runs/NAME)")
     progress: bool = _key(True, "", "show a bar (default)")

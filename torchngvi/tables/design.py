@@ -741,11 +741,15 @@ class _Response:
                     f"{cells.MOST_LEVELS}. Take a family of numbers, such as gaussian, or cut it into few."
                 )
             self.outcomes = tuple(cells.as_levels(pd.Series(self._levels)))
-            if not isinstance(column.dtype, pd.CategoricalDtype) and not is_number(column) and self.family is not None:
-                self.notes.append(
-                    f"the categories of {name} are in the order {' < '.join(self.outcomes)}, as they sort; a "
-                    "pandas.Categorical has an order of its own"
-                )
+            texts = not isinstance(column.dtype, pd.CategoricalDtype) and not is_number(column)
+            if texts and self.family is not None:
+                order = " < ".join(self.outcomes)
+                if not all(label[:1].isdigit() for label in self.outcomes):
+                    raise InputError(
+                        f"The order of the categories of {name} is not known: as texts they sort {order}. Begin each "
+                        f"with its number, as '1 {self.outcomes[0]}', or make a pandas.Categorical with their order."
+                    )
+                self.notes.append(f"the categories of {name} are in the order {order}, as they sort")
         return self._codes(column)
 
     def _codes(self, column: Any) -> Any:

@@ -208,7 +208,7 @@ class Compared(NamedTuple):
         if rows < FEW:
             said += f"; with {rows} {what} this standard error is too small"
         bad = sum(len(getattr(of, "untrusted", ())) for of in self.left_out)
-        return f"{said}; {bad} densities are not to be trusted (k-hat above {USELESS})." if bad else f"{said}."
+        return f"{said}; {bad} of the densities cannot be trusted (k-hat above {USELESS})." if bad else f"{said}."
 
     def __repr__(self) -> str:
         return str(self)

@@ -85,8 +85,8 @@ class TableModel:
         posterior. Their k-hat says how far to believe them.
 
         Args:
-            draws: the number of weighted draws of the globals; by default 400, and more where fewer than 200 are
-                effective. Ask for 4096 where a third digit matters.
+            draws: the number of weighted draws of the globals; by default 400, up to 4,096 where the table is small,
+                and more where fewer than 200 are effective.
             nodes: the quadrature nodes in each dimension; by default as many as make no difference of 0.02 nats.
             seed: of all draws.
             progress: show a bar.

@@ -18,6 +18,8 @@ _POINTS = 64  # at which that is looked for
 _OWN = 0.1  # share of a column outside of the others, below which 2.5 s_y over the whole is 0.25 s_y over that part
 _PRODUCTS = (":", "**")  # in the name of a product or a power of columns
 _NONE = 1e-12  # of the longest column, a column that is 0 but for the rounding of a root of its Gram matrix
+_MORE, _SURE = 0.5, 4.0  # excess of a dispersion that is said, and in its standard errors
+_LEAST = 1e-12  # mean of a count
 _NORMAL = 3.92  # standard deviations in the interval of 95 %
 
 
@@ -146,3 +148,29 @@ def of_spreads(
         if share > _AT_ZERO:
             said.append(f"The standard deviation of {name} may be 0: its density there is {share:.2f} of its largest.")
     return said
+
+
+def of_dispersion(
+    eta: Tensor,  # draws of the linear predictors, (S, N)
+    y: Tensor,  # (N,)
+    weights: Tensor,  # (N,)
+) -> list[str]:
+    """A sentence about counts that vary more about their means than those of a Poisson distribution.
+
+    By Pearson's χ² over N - tr H, where the effective number of coefficients is tr H = Σ μ Var(η), with the posterior
+    variance of each linear predictor: an effect that is shrunk to its mean counts as less than one.
+
+    >>> of_dispersion(torch.zeros(9, 40), torch.tensor([0.0, 6.0] * 20), torch.ones(40))[0][:49]
+    'The counts vary 13 times as much about their mean'
+    """
+    mean, variance = eta.exp().mean(0), eta.var(0)
+    freedom = float(weights.sum() - (weights * mean * variance).sum())
+    if freedom <= 0:
+        return []
+    ratio = float((weights * (y - mean).square() / mean.clamp_min(_LEAST)).sum()) / freedom
+    if not ratio > 1 + max(_MORE, _SURE * (2 / freedom) ** 0.5):
+        return []
+    return [
+        f"The counts vary {ratio:.3g} times as much about their means as those of a Poisson distribution: intervals "
+        "are too narrow. Take the family negative_binomial."
+    ]

@@ -670,6 +670,10 @@ class TableResult:
             here = rows.weights > 0
             lines += separation.told(rows.names, separation.separating(rows.X[here], rows.y[0][here] > 0))
         lines += self._unbounded()
+        if self.family.name == "poisson":
+            predictor = self.predictor(rows, "", 0, self.draws(FEWEST))
+            eta = torch.cat([predictor.linear(at)[0] for at in predictor.parts()], 1)
+            lines += remarks.of_dispersion(eta, rows.y[0], rows.weights)
         lines += remarks.of_tails(self.family.parameters, natural, weights) if self.family.outcomes is None else []
         _, xis, _ = coordinates.split(theta)
         for of, xi in zip(rows.factors, xis, strict=True):
