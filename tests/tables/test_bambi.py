@@ -21,16 +21,17 @@ def prior(name, auto_scale=False, **args):
     return Named(name=name, auto_scale=auto_scale, args=args)
 
 
-def model(formula, family="gaussian", link="identity", terms=(), others=(), additionals=()):
+def model(formula, family="gaussian", link="identity", terms=(), others=(), additionals=(), **own):
     rng, groups = np.random.default_rng(0), np.repeat(np.arange(12), 5)
     x = rng.normal(size=60)
     table = pd.DataFrame({"x": x, "kind": rng.choice(["a", "b", "c"], 60), "g": groups, "c": rng.poisson(2.0, 60)})
+    table["said"] = np.where(x + rng.normal(size=60) > 0, "yes", "no")
     table["y"] = 0.5 * x + rng.normal(size=12)[groups] + rng.normal(size=60)
     first = Named(terms={name: Named(prior=of) for name, of in dict(terms).items()})
     components = {"mu": first, **{name: Named(prior=of) for name, of in dict(others).items()}}
     links = {"mu": Named(name=link), "sigma": Named(name="log")}
     made = Named(main=formula, additionals=additionals)
-    return Named(formula=made, data=table, family=Named(name=family, link=links), components=components)
+    return Named(formula=made, data=table, family=Named(name=family, link=links), components=components, **own)
 
 
 def test_defaults_of_bambi_are_those_here():
@@ -73,3 +74,42 @@ def test_priors_of_a_user_are_kept_and_effects_of_a_group_are_independent():
 def test_refusals(given, sentence):
     with pytest.raises(InputError, match=sentence):
         from_bambi(given())
+
+
+def test_the_class_that_counts_as_one_is_that_of_bambi():
+    no = Named(term=Named(success="no"))
+    ours, theirs = (
+        from_bambi(model("said ~ x", "bernoulli", "logit", **own)) for own in ({}, {"response_component": no})
+    )
+    assert (theirs.formula.success, ours.formula.success) == ("no", "yes")
+    assert theirs.design.y[0].equal(1 - ours.design.y[0])
+    yes = from_bambi(model("said[yes] ~ x", "bernoulli", "logit", response_component=no))
+    assert yes.formula.success == "yes"
+
+
+def test_rows_that_miss_values_are_left_out_where_bambi_does():
+    given = model("y ~ x + (1 | g)", dropna=True)
+    given.data.loc[3, "x"] = given.data.loc[5, "c"] = np.nan
+    assert len(from_bambi(given).design.X) == 59
+    given.dropna = False
+    with pytest.raises(InputError, match="misses values: 1 of x"):
+        from_bambi(given)
+
+
+def test_degrees_of_freedom_that_bambi_learns():
+    with pytest.warns(UserWarning, match="degrees of freedom nu of the family t are learned by bambi and are 4 here"):
+        from_bambi(model("y ~ x", "t", others={"nu": prior("Gamma", True, alpha=2.0, beta=0.1)}))
+    from_bambi(model("y ~ x", "t", others={"nu": 4}))
+    with pytest.raises(InputError, match="'nu' is held at 3 in bambi, and is not here. Fix it at 4"):
+        from_bambi(model("y ~ x", "t", others={"nu": 3}))
+
+
+def test_priors_of_another_intercept():
+    own = {"Intercept": prior("Normal", mu=0.0, sigma=2.0)}
+    assert dict(from_bambi(model("y ~ x", terms=own)).priors.table())["Intercept"] == "N(0, 2^2)"
+    with pytest.raises(InputError, match="center_predictors=False and a prior of its Intercept"):
+        from_bambi(model("y ~ x", terms=own, center_predictors=False))
+    given = model("e ~ x", "weibull", "log", terms=own)
+    given.data["e"] = np.exp(given.data.y)
+    with pytest.raises(InputError, match="that of the log of the mean in bambi"):
+        from_bambi(given)

@@ -805,3 +805,19 @@ def test_trials_and_survival(capsys):
     assert main(["predict", "runs/b", "new.csv"]) == 0
     assert list(pd.read_csv("runs/b/predictions-new.csv"))[1:] == ["mean", "mean_low", "mean_high", "low", "high"]
     assert "error" not in capsys.readouterr().err
+
+
+def test_trials_of_new_rows_are_read(tmp_path, monkeypatch, capsys):
+    """Responses of a binomial model are counts of the trials of each row, which predict takes of the table."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=60)
+    pd.DataFrame({"x": x, "n": 10, "s": draw.binomial(10, 1 / (1 + np.exp(-x)))}).to_csv("a.csv", index=False)
+    assert run("--data", "a.csv", "--formula", "prop(s, n) ~ x", "--family", "binomial") == 0
+    pd.DataFrame({"x": [0.0, 0.0], "n": [10, 1000]}).to_csv("new.csv", index=False)
+    pd.DataFrame({"x": [0.0]}).to_csv("less.csv", index=False)
+    assert main(["predict", "runs/a", "new.csv", "--kind", "response"]) == 0
+    found = pd.read_csv("runs/a/predictions-new.csv")
+    assert 80 < found["response"][1] / found["response"][0] < 120
+    assert main(["predict", "runs/a", "less.csv", "--kind", "response"]) == 2
+    assert "needs the column n" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import torch
 
 from torchngvi.errors import InputError, ScaleWarning
 from torchngvi.extras import install
-from torchngvi.tables import formulas
+from torchngvi.tables import formulas, regression
 from torchngvi.tables.design import Formula, FormulaColumns, design_of_arrays
 from torchngvi.tables.families import family_of
 from torchngvi.tables.parts import Factor
@@ -415,6 +415,19 @@ class TestRefusals:
         with pytest.raises(InputError, match=sentence):
             made(formula, table)
 
+    @pytest.mark.parametrize(
+        ("formula", "sentence"),
+        [
+            ("y ~ 2*x", r"has the number 2 as a term, or as a factor of one. .* I\(2 \* x\)"),
+            ("y ~ x + (2:x | group)", "has the number 2"),
+            ("weighted(y, n) ~ x", r"has weighted\(..\) on the left.* Write y alone, and hand in weights="),
+            ("truncated(y, 0, 1) ~ x", r"has truncated\(..\) on the left.* A truncated outcome is not there"),
+        ],
+    )
+    def test_parts_of_others(self, table, formula, sentence):
+        with pytest.raises(InputError, match=sentence):
+            made(formula, table)
+
     def test_nothing_is_printed(self, table, capsys):
         with pytest.raises(InputError, match="cannot be computed from the table"):
             made("y ~ bs(x)", table)
@@ -457,6 +470,81 @@ class TestRefusals:
         monkeypatch.setattr(formulas, "formulae", None)
         with pytest.raises(ImportError, match=re.escape(install("formula"))):
             made("y ~ x", table)
+
+
+class TestWeights:
+    def test_a_series_by_its_index(self, table):
+        weights = pandas.Series([1.0, 2, 3, 4, 5, 6], index=[5, 4, 3, 2, 1, 0])
+        same(made("y ~ x", table, weights=weights).design.weights, [6, 5, 4, 3, 2, 1])
+        same(made("y ~ x", table, weights=weights.to_numpy()).design.weights, [1, 2, 3, 4, 5, 6])
+        with pytest.raises(InputError, match="weights is a Series of 6 entries whose index is not that of the 5 rows"):
+            made("y ~ x", table.tail(5), weights=weights)
+
+    def test_of_arrays(self, table):
+        one, other = table.x.sample(frac=1, random_state=0), table.time.sample(frac=1, random_state=1)
+        X = table[["x", "half"]].set_axis(list("abcdef"))
+        one.index, other.index = (part.index.map(dict(enumerate("abcdef"))) for part in (one, other))
+        groups = pandas.Series([0, 0, 1, 1, 2, 2], index=list("abcdef"))[::-1]
+        design = design_of_arrays(X, one, (np.ones((6, 1)), groups), offset=other, weights=one)
+        for found, wanted in ((design.y[0], table.x), (design.offset, table.time), (design.weights, table.x)):
+            same(found, wanted)
+        same(design.factors[0].groups, [0, 0, 1, 1, 2, 2])
+        with pytest.raises(InputError, match="offset is a Series"):
+            design_of_arrays(X, one, offset=table.time)
+
+
+class TestCells:
+    def test_several_values(self, table):
+        table["x"] = [[1, 2]] * 6
+        for formula in ("y ~ x", "x ~ time", "y ~ time + (1 | x)"):
+            with pytest.raises(InputError, match="column 'x' holds cells of several values, as a list"):
+                made(formula, table)
+
+    def test_numbers_and_texts(self, table):
+        table["kind"] = pandas.Series([1, "a"] * 3, dtype=object)
+        with pytest.raises(InputError, match=r"column 'kind' holds both numbers and texts, such as 1 and 'a'\."):
+            made("y ~ kind", table)
+        assert made("y ~ I(kind == 'a')", table).design.X[:, 1].tolist() == [0, 1] * 3
+
+
+class TestNested:
+    @pytest.mark.parametrize(
+        ("short", "long"),
+        [
+            ("kind/x", "kind + kind:x"),
+            ("kind/ja", "kind + kind:ja"),
+            ("C(kind)/x", "C(kind) + C(kind):x"),
+            ("(kind/x | group)", "(kind + kind:x | group)"),
+        ],
+    )
+    def test_a_category_before_a_slash(self, table, short, long):
+        table = pandas.concat([table] * 3, ignore_index=True)
+        table["x"], table["ja"] = np.arange(18.0) ** 2, ["ja"] * 8 + ["nein"] * 10
+        one, other = (made(f"y ~ {text}", table).design for text in (short, long))
+        same(one.X, other.X)
+        assert one.names == other.names
+        assert [(part.effects, part.Z.tolist()) for part in one.factors] == [
+            (part.effects, part.Z.tolist()) for part in other.factors
+        ]
+        again = made(f"y ~ {short}", table).of(table)
+        same(again.X, one.X)
+
+
+class TestTrials:
+    @pytest.mark.parametrize(("formula", "trials"), [("prop(half, n) ~ x", [3, 3]), ("prop(half, 10) ~ x", [10, 10])])
+    def test_without_successes(self, table, formula, trials):
+        (y,) = made(formula, table, "binomial").of(table[["x", "n"]].head(2)).y
+        same(y, trials)
+        (y,) = made(formula, table, "binomial").of(table[["x", "n"]].head(2).assign(half=["?", "?"])).y
+        same(y, trials)
+
+    def test_a_response_of_new_rows(self, table):
+        result = regression("prop(half, n) ~ x", table, "binomial").fit(progress=False)
+        drawn = result.predict(table[["x"]].assign(n=50), kind="response")
+        assert drawn.draws.max() > 4
+        assert drawn.mean.shape == (6,)
+        with pytest.raises(InputError, match="needs the trials of each row"):
+            result.predict(table[["x"]], kind="response")
 
 
 class TestSaved:

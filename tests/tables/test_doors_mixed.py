@@ -19,6 +19,7 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("formulae")
 
 from torchngvi.cli import main  # noqa: E402
+from torchngvi.errors import InputError  # noqa: E402
 from torchngvi.tables import mixed  # noqa: E402
 
 QUICK = {"progress": False, "draws": 400}
@@ -305,6 +306,20 @@ class TestProducts:
         with pytest.warns(UserWarning, match=r"is a product of columns that lie far from 0: all but 0\.000"):
             mixed(f"y ~ {product} + (1 | g)", table).fit(**QUICK)
 
+    @pytest.mark.parametrize(("y", "family"), [("y", "gaussian"), ("event", "bernoulli")])
+    def test_a_year_in_a_product_is_as_one_about_its_mean(self, y, family):
+        """The slopes of both sexes, whose difference a prior per sd of the product would draw to 0."""
+        table = visits().assign(sex=["f", "m", "m"] * 30, x=lambda t: t.x + 2010)
+        table["y"] += 0.8 * (table.sex == "m") * (table.x - 2010)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            far = mixed(f"{y} ~ sex * x + (1 | g)", table, family).fit(progress=False)
+        near = mixed(f"{y} ~ sex * center(x) + (1 | g)", table, family).fit(progress=False)
+        ours, theirs = far.summary().fixed, near.summary().fixed
+        close(ours.mean[[2, 3]] / theirs.sd[[2, 3]], theirs.mean[[2, 3]] / theirs.sd[[2, 3]], 0.15)
+        close(ours.sd[[2, 3]] / theirs.sd[[2, 3]], torch.ones(2, dtype=DTYPE), 0.1)
+        assert "per sd of the part that the others leave" in " ".join(str(far).split())
+
     def test_a_product_about_the_mean_is_not(self):
         table = visits().assign(sex=["f", "m", "m"] * 30, x=lambda t: t.x + 2010)
         table["y"] += 0.8 * (table.sex == "m") * (table.x - 2010)
@@ -312,6 +327,12 @@ class TestProducts:
             warnings.simplefilter("error")
             found = mixed("y ~ sex * center(x) + (1 | g)", table).fit(**QUICK).summary().fixed
         assert abs(float(found.mean[-1]) - 0.8) < 2.5 * float(found.sd[-1])
+
+
+@pytest.mark.parametrize("family", ["gaussian", "student_t"])
+def test_an_outcome_that_is_constant_is_refused(family):
+    with pytest.raises(InputError, match="the outcome is 3 in all 90 rows"):
+        mixed("y ~ x + (1 | g)", visits().assign(y=3.0), family)
 
 
 class TestWithoutIntercept:

@@ -185,6 +185,12 @@ def test_many_rows_are_taken_in_parts(monkeypatch):
         (lambda r: r.contrasts("sex", values=["f"]), "at least two values of sex; got 1"),
         (lambda r: r.predictions({"q": [1]}), "got 'q'"),
         (lambda r: r.marginal_effects("x", new=r.formula.table.head(0)), "at least one row"),
+        (lambda r: r.contrasts("sex", at={"sex": ["f"]}), "sex is given its values .* got it in at too"),
+        (lambda r: r.contrasts("sex", by="sex"), "sex is given its values .* got it in by too"),
+        (lambda r: r.contrasts("x", by="x", values=[0, 1]), "x is given its values .* got it in by too"),
+        (lambda r: r.marginal_effects("sex", at={"sex": ["f", "m"]}), "sex is given its values .* got it in at too"),
+        (lambda r: r.contrasts("sex", values=["f", "f"]), "different values of sex; got 'f' twice"),
+        (lambda r: r.marginal_effects("y"), "y is the outcome; .* that predict it: x, z, sex, g"),
         (
             lambda r: r.marginal_effects("x", new=r.formula.table.drop(columns="x")),
             "the columns are y, z, sex, g; got .x.",
@@ -194,6 +200,78 @@ def test_many_rows_are_taken_in_parts(monkeypatch):
 def test_what_cannot_be_asked_is_refused(ask, said):
     with pytest.raises(InputError, match=said):
         ask(table_result())
+
+
+def test_parts_whose_rows_have_no_weight_have_no_average():
+    women = torch.tensor([k % 3 == 0 for k in range(60)])
+    found = table_result(weights=(~women).double()).predictions(by="sex")
+    assert found.table["sex"].tolist() == ["m"]
+    assert bool(found.draws.isfinite().all())
+
+
+def table_of_numbers(rows=60):
+    rng = np.random.default_rng(0)
+    q = np.concatenate([[0.0, 0.0], rng.exponential(size=rows - 2)])
+    table = pandas.DataFrame({"q": q, "b": np.arange(rows) % 2, "g": 3 * (np.arange(rows) % 6)})
+    return table.assign(y=q + table["b"] + table["g"] / 5 + rng.normal(size=rows))
+
+
+def fit_of(formula, table):
+    return regression(formula, table, family="gaussian").fit(progress=False)
+
+
+def test_groups_that_are_numbers_are_levels():
+    result = fit_of("y ~ 1 + (1 | g)", table_of_numbers())
+    found = result.marginal_effects("g")
+    assert found.table["g"].tolist() == ["3 - 0", "6 - 0", "9 - 0", "12 - 0", "15 - 0"]
+    effects = result.draws().effects["g"][:, :, 0]
+    torch.testing.assert_close(found.draws, effects[:, 1:] - effects[:, :1])
+    both = fit_of("y ~ g + (1 | g)", table_of_numbers())
+    with pytest.raises(InputError, match="of numbers and of groups: .* Take population='typical'"):
+        both.marginal_effects("g")
+    found = both.marginal_effects("g", population="typical")
+    torch.testing.assert_close(found.draws, coefficient(both, "g"), rtol=1e-6, atol=1e-8)
+
+
+def test_derivatives_are_by_the_step_that_the_numbers_of_a_column_have():
+    table = table_of_numbers()
+    far = fit_of("y ~ I(q - 1000000000)", table.assign(q=1e9 + table["q"]))
+    slope = far.draws().fixed[:, 1:]
+    torch.testing.assert_close(far.marginal_effects("q").draws, slope, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        far.marginal_effects("q", new=table.assign(q=1e12)).draws, slope, rtol=1e-3, atol=1e-6
+    )  # where the step of the fit is nothing
+
+
+def test_derivatives_are_one_sided_where_a_side_is_not_finite():
+    result = fit_of("y ~ I(q ** 1.5)", table_of_numbers())
+    q = torch.tensor(result.formula.table["q"].to_numpy())
+    exact = 1.5 * q.sqrt().mean() * result.draws().fixed[:, 1:]
+    torch.testing.assert_close(result.marginal_effects("q").draws, exact, rtol=1e-3, atol=1e-6)
+    with pytest.raises(InputError, match="not finite"):  # the row itself
+        result.marginal_effects("q", new=result.formula.table.assign(q=-1.0))
+
+
+@pytest.mark.parametrize(
+    ("term", "said"),
+    [
+        ("I((q * (1 - q)) ** 0.5)", "the derivative by q cannot be computed, though its rows can be predicted"),
+        ("I(q > 0)", r"the column I\(q > 0\) of the design jumps at q = 0, and has no derivative there"),
+    ],
+)
+def test_where_there_is_no_derivative_it_is_refused(term, said):
+    table = table_of_numbers()
+    table = table.assign(q=table["q"].clip(upper=1.0))
+    with pytest.raises(InputError, match=said):
+        fit_of(f"y ~ {term}", table).marginal_effects("q")
+
+
+def test_levels_are_known_by_how_they_are_written():
+    result = fit_of("y ~ C(b)", table_of_numbers())
+    torch.testing.assert_close(result.contrasts("b", values=["0", "1"]).draws, coefficient(result, "C(b)[1]"))
+    assert result.predictions(at={"b": ["1"]}).labels == ({"b": 1},)
+    with pytest.raises(InputError, match="b has the levels 0, 1; got '2'"):
+        result.contrasts("b", values=["0", "2"])
 
 
 def test_a_model_of_arrays_has_no_columns():

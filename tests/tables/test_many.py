@@ -10,6 +10,7 @@ from torchngvi.tables.design import design_of_arrays
 from torchngvi.tables.families import family_of
 from torchngvi.tables.integrated import Integrated, Integration
 from torchngvi.tables.many import ManySettings, fit_many
+from torchngvi.tables.model import TableModel
 from torchngvi.tables.parts import Coordinates
 from torchngvi.tables.priors import HalfT, Normal, settle
 
@@ -228,6 +229,8 @@ def test_what_cannot_be_used_is_refused():
         fit_many(design, Y, settings=ManySettings(draws=50), progress=False)
     with pytest.raises(InputError, match="at most one grouping factor"):
         fit_many(design._replace(factors=design.factors * 2), Y, progress=False)
+    with pytest.raises(InputError, match=r"design is a design of rows, as TableModel.design .*; got"):
+        fit_many(TableModel(design._replace(y=(Y[0],)), "negative_binomial"), Y, progress=False)
 
 
 @pytest.mark.accuracy

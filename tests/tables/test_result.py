@@ -1,6 +1,7 @@
 """What is read off a result: the table, draws, predictions, what was left out, comparisons, exports and pictures."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -385,6 +386,17 @@ def test_groups_of_bad_weights_are_fitted_without_or_named():
     torch.testing.assert_close(found.density, found.in_sample)  # the posterior that came back was that of all rows
     bad = PartsLeftOut(*torch.zeros(2, 2), torch.zeros(2).bool(), 0, torch.tensor([0.2, 0.9]), ("a", "b"))
     assert str(bad).endswith("Not to be trusted, k-hat above 0.7: rows b.")
+
+
+def test_groups_of_no_weight_are_not_counted():
+    whole, _ = grouped_mean()
+    weights = torch.ones_like(whole.design.weights)
+    weights[whole.design.factors[0].groups == 3] = 0.0
+    result = replace(whole, design=whole.design._replace(weights=weights))
+    found, all_of_them = result.leave_one_group_out(), whole.leave_one_group_out()
+    kept = [k for k in range(len(all_of_them.groups)) if k != 3]
+    assert found.groups == tuple(all_of_them.groups[k] for k in kept)
+    torch.testing.assert_close(found.density, all_of_them.density[kept])
 
 
 def test_groups_can_be_left_out_of_one_factor_only():

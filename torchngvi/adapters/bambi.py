@@ -1,6 +1,7 @@
 """Models of bambi, fitted here: their formula, data, family and priors become a `torchngvi.tables.TableModel`."""
 
 import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
 from torchngvi.tables import Exponential, Gamma, HalfNormal, HalfT, Normal, Prior, StudentT, TableModel, regression
+from torchngvi.tables.design import FormulaColumns
 
 __all__ = ["from_bambi"]
 
@@ -46,7 +48,8 @@ def from_bambi(model: Any) -> TableModel:
         The model; its ``fit()`` is the answer.
 
     Raises:
-        InputError: another object; a family, a link or a prior that is not here; formulas for other parameters.
+        InputError: another object; a family, a link or a prior that is not here, or is of another quantity; formulas
+            for other parameters, and parameters that are held at a number.
 
     The code ``from_bambi(bambi.Model("y ~ x + (1 | g)", table)).fit()`` prints a table.
     """
@@ -58,8 +61,18 @@ def from_bambi(model: Any) -> TableModel:
             "linear predictor: leave them out."
         )
     family, parameters = _family(model)
-    made = regression(_GROUPS.sub("||", model.formula.main), model.data, family)
+    formula = _GROUPS.sub("||", model.formula.main)
+    made = regression(formula, _rows(model, formula), family, positive=_success(model, formula))
+    _check_constants(model)
     priors = _priors(model, made, parameters)
+    if "Intercept" in priors:
+        _check_intercept(model, made)
+    if family == "student_t" and not isinstance(getattr(model.components.get("nu"), "prior", None), int | float):
+        warnings.warn(
+            "The degrees of freedom nu of the family t are learned by bambi and are 4 here. Fix them there, priors="
+            "{'nu': 4}, to compare the two.",
+            stacklevel=2,
+        )
     return TableModel(made.design, made.family, priors=priors, formula=made.formula) if priors else made
 
 
@@ -77,6 +90,46 @@ def _family(model: Any) -> tuple[str, dict[str, str]]:
     if not family or link != known.get(family, "logit" if family in logit else "log"):
         raise InputError(f"no family here is {name!r} with the link {link!r}; there are {listed(list(_FAMILIES))}.")
     return family, parameters
+
+
+def _rows(model: Any, formula: str) -> Any:
+    """The table, without the rows that bambi leaves out where it was told to: those that miss a value."""
+    if not getattr(model, "dropna", False):
+        return model.data
+    names = {name for some in FormulaColumns.of(formula) for name in some}
+    return model.data.dropna(subset=[name for name in model.data.columns if name in names])
+
+
+def _success(model: Any, formula: str) -> Any:
+    """The class that bambi counts as 1, where classes have names and the formula does not say which; else None."""
+    term = getattr(getattr(model, "response_component", None), "term", None)
+    found = getattr(term, "success", None)
+    known = "[" in formula.partition("~")[0] or model.family.name != "bernoulli"
+    number = isinstance(found, int | float | np.number) and not isinstance(found, bool)
+    return None if known or number else found
+
+
+def _check_constants(model: Any) -> None:
+    """Check that no parameter is held at a number, but for the degrees of freedom that they have here too."""
+    for name, component in list(model.components.items())[1:]:
+        value = getattr(component, "prior", None)
+        if isinstance(value, int | float) and not (name == "nu" and value == 4):
+            remedy = "Fix it at 4, as here" if name == "nu" else "Leave its number out of priors"
+            raise InputError(f"the parameter {name!r} is held at {value:g} in bambi, and is not here. {remedy}.")
+
+
+def _check_intercept(model: Any, made: TableModel) -> None:
+    """Check that a prior of the intercept is of the same quantity in bambi."""
+    if not getattr(model, "center_predictors", True) and len(made.design.names) > 1:
+        raise InputError(
+            "the model has center_predictors=False and a prior of its Intercept, which is that where all columns are 0 "
+            "in bambi, and at their means here. Leave that prior out, or center the predictors in bambi."
+        )
+    if made.family.name == "weibull":
+        raise InputError(
+            "the weibull model has a prior of its Intercept, which is that of the log of the mean in bambi, and of the "
+            "log of the scale here. Leave that prior out."
+        )
 
 
 def _priors(model: Any, made: TableModel, parameters: dict[str, str]) -> dict[str, Prior]:

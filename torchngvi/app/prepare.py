@@ -15,6 +15,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import SHOWN, hint, listed
 from torchngvi.tables import cells as checks
 from torchngvi.tables.cells import COMMAND, Door, as_levels, cleaned, is_number, refuse
+from torchngvi.tables.design import FormulaColumns
 from torchngvi.tables.formulas import Sides, variables
 
 _MOST_CLASSES = 10  # of a numeric target, before it is taken for counts or measurements
@@ -62,7 +63,8 @@ class Columns:
                 f"{name} lacks {listed(lacking)}, which the model predicts from.{hint(lacking[0], there)} "
                 f"It has {listed(there) or 'no columns'}. Add the column, or correct its name."
             )
-        used = list(dict.fromkeys([*self.needed, *(column for column in self.groups if column in there)]))
+        trials = FormulaColumns.of(self.formula).response if self.formula.startswith("prop(") else ()
+        used = list(dict.fromkeys([*self.needed, *(column for column in (*self.groups, *trials) if column in there)]))
         others = sorted(set(there) - {*used, *self.known})
         if others:
             some = others[:SHOWN]

@@ -93,7 +93,7 @@ class Closed(LogJoint):
         parts = []
         for part in theta.split(self.most):
             _, root, half, _ = self._solved(part)
-            z = torch.randn(len(part), self.p, generator=generator, dtype=torch.float64).to(part)
+            z = torch.randn(len(part), self.p, generator=generator, dtype=torch.float64, device="cpu").to(part)
             apart = torch.linalg.solve_triangular(root.mT, half + z[..., None], upper=True)[..., 0]
             parts.append(torch.cat([self.location + apart, part], -1))
         return torch.cat(parts)

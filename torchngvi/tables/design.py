@@ -4,6 +4,8 @@
 knots of ``bs(x)`` are those of the fit when new rows come.  `design_of_arrays` checks arrays and puts them together.
 """
 
+import contextlib
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,6 +69,13 @@ def design_of_arrays(
     >>> design.names, design.factors[0].levels
     (('Intercept', 'x1'), ('0', '1'))
     """
+    y = (
+        tuple(_in_rows(name, one, X) for name, one in zip(_of_y(y), y, strict=True))
+        if isinstance(y, tuple)
+        else _in_rows("y", y, X)
+    )
+    offset, weights = _in_rows("offset", offset, X), _in_rows("weights", weights, X)
+    random = {name: _factor_in_rows(one, X) for name, one in _named(random).items()}
     X = checks.numbers("X", X, None).double()
     if X.ndim != 2 or not len(X):
         raise InputError(f"X must be (N, p), one row an observation; got shape {tuple(X.shape)}.")
@@ -80,9 +89,9 @@ def design_of_arrays(
     outcome = tuple(_per_row(name, one, X) for name, one in zip(_of_y(y), y if isinstance(y, tuple) else (y,)))  # noqa: B905
     shift = torch.zeros_like(X[:, 0]) if X.shape[1] else X.new_zeros(len(X))
     shift = shift if offset is None else _per_row("offset", offset, X)
-    places = ((X == 1).all(0) if X.shape[1] else torch.zeros(0)).nonzero()[:1, 0].tolist()
+    places = ((X == 1).all(0) if X.shape[1] else torch.zeros(0, device="cpu")).nonzero()[:1, 0].tolist()
     _check_varying(X, found, places[0] if places else None, _BESIDE if places else "", "Leave it out of X.")
-    factors = tuple(_factor(name, one, X) for name, one in _named(random).items())
+    factors = tuple(_factor(name, one, X) for name, one in random.items())
     return Design(X, found, factors, shift, outcome, _weights(weights, X))
 
 
@@ -162,6 +171,29 @@ def _factor(name: str, given: Any, X: Tensor) -> Factor:
     return Factor(name, effects, levels, Z, groups)
 
 
+def _factor_in_rows(given: Any, rows: Any) -> Any:
+    """A pair (Z, groups) with both in the order of the rows; anything else as it is."""
+    if isinstance(given, Factor) or not isinstance(given, list | tuple) or len(given) != 2:
+        return given
+    return _in_rows("Z", given[0], rows), _in_rows("groups", given[1], rows)
+
+
+def _in_rows(name: str, values: Any, rows: Any) -> Any:
+    """The numbers of a pandas Series in the order of the rows of a table, by their index; others as they are."""
+    if pd is None or not isinstance(values, pd.Series):
+        return values
+    wanted = rows.index if isinstance(rows, pd.DataFrame) else None
+    if wanted is None or values.index.equals(wanted):
+        return values.to_numpy()
+    unique = values.index.is_unique and wanted.is_unique
+    if not unique or len(values) != len(wanted) or not wanted.isin(values.index).all():
+        raise InputError(
+            f"{name} is a Series of {len(values)} entries whose index is not that of the {len(wanted)} rows of the "
+            f"table. Give it the same labels, or hand in {name}.to_numpy(), one entry a row in their order."
+        )
+    return values.reindex(wanted).to_numpy()
+
+
 def _integers(groups: Any, X: Tensor) -> Tensor:
     """One integer a row."""
     remedy = "Of labels, pass numpy.unique(labels, return_inverse=True)[1]."
@@ -222,7 +254,7 @@ class FormulaColumns(NamedTuple):
         >>> FormulaColumns.of("prop(s, n) ~ log(x) + (1 + t | school)")
         FormulaColumns(response=('n', 's'), predictors=('t', 'x'), groups=('school',))
         """
-        sides = Sides.of(formula) if isinstance(formula, str) else formula
+        sides = _sides(formula) if isinstance(formula, str) else formula
         pieces = [_Piece(text, sides.left) for text in _taken_apart(sides.left)[1]]
         terms = [*sides.terms, *(term for block in sides.blocks for term in block.terms)]
         return cls(
@@ -230,6 +262,35 @@ class FormulaColumns(NamedTuple):
             tuple(sorted(formulas.variables(terms))),
             tuple(sorted({key for block in sides.blocks for key in block.keys})),
         )
+
+
+_ON_THE_LEFT = {  # calls of bambi and brms around an outcome, and what does the same here
+    "weighted": "Write {} alone, and hand in weights= by the name of their column.",
+    "truncated": "A truncated outcome is not there. Write {} alone, or censored(time, event) for times that may be "
+    "censored; weights= counts rows more or less.",
+}
+
+
+def _sides(formula: Any) -> Sides:
+    """The two sides of a formula, each term with components of its own, after checks that each is one of columns."""
+    if isinstance(formula, str):
+        call = re.match(rf"\s*({'|'.join(_ON_THE_LEFT)})\s*\(([^,()]*)", formula)
+        if call:
+            raise InputError(
+                f"The formula {formula!r} has {call[1]}(..) on the left, which formulas here have not. "
+                f"{_ON_THE_LEFT[call[1]].format(call[2].strip() or 'y')}"
+            )
+    sides = Sides.of(formula)
+    for term in (*sides.terms, *(term for block in sides.blocks for term in block.terms)):
+        for part in getattr(term, "components", ()):
+            if isinstance(getattr(part, "name", ""), int | float):
+                raise InputError(
+                    f"The formula {formula!r} has the number {part.name} as a term, or as a factor of one. Leave it "
+                    f"out, or compute with it inside a call, as I({part.name} * x)."
+                )
+    # formulae gives the terms of a/b the same components, and the coding of one would name the columns of the other
+    blocks = tuple(block._replace(terms=tuple(map(copy.deepcopy, block.terms))) for block in sides.blocks)
+    return sides._replace(terms=tuple(map(copy.deepcopy, sides.terms)), blocks=blocks)
 
 
 class Formula:
@@ -244,7 +305,8 @@ class Formula:
         frame: a `pandas.DataFrame`.
         family: what the outcome is distributed as, which decides what a response may be. None reads any outcome as
             categories.
-        weights: factors of the log likelihood of each row: the name of a column, or numbers (N,).
+        weights: factors of the log likelihood of each row: the name of a column, or numbers (N,); a pandas Series is
+            read by its index.
         positive: of two classes the one that counts as success; the one that sorts last by default.
 
     Attributes:
@@ -287,7 +349,7 @@ class Formula:
         weights: str | Any = None,
         positive: Any = None,
     ) -> None:
-        sides, self.formula, self.family, self.positive = Sides.of(formula), formula, family, positive
+        sides, self.formula, self.family, self.positive = _sides(formula), formula, family, positive
         self._response = _Response(formula, sides.left, family, positive)
         self.response, self.weights = sides.left, weights
         self.columns = columns = FormulaColumns.of(sides)
@@ -297,14 +359,20 @@ class Formula:
                 f"{listed(both)} stands on both sides of the formula {formula!r}, and would explain itself. Leave it "
                 "out on the right."
             )
+        own_weights = weights if isinstance(weights, str) else _in_rows("weights", weights, frame)
+        if not isinstance(weights, str):
+            self.weights = own_weights
         named = [weights] if isinstance(weights, str) else []
         names = sorted({name for some in columns for name in some} | set(named))
         if named:
             cells.check_there(frame, named, "weights")
         cells.check_there(frame, names)
+        cells.refuse(_of_several(frame, names))
         table, spaces = cells.stripped(frame[names], columns.groups)
         found = cells.of_formula(formula, table, columns.response, columns.predictors, FORMULA)
-        cells.refuse([*cells.of_missing(frame, names), *found.faults])
+        terms = [*sides.terms, *(term for block in sides.blocks for term in block.terms)]
+        plain = [name for name in _as_categories(terms) if not any(repr(name) in fault for fault in found.faults)]
+        cells.refuse([*cells.of_missing(frame, names), *found.faults, *_of_kinds(found.frame, plain)])
         self.table = frame = _in_order(cells.used(found.frame))
         if not len(frame):
             raise InputError("The table has no rows.")
@@ -317,7 +385,7 @@ class Formula:
         self.outcomes, self.success = self._response.outcomes, self._response.success
         self.failure, self.why = self._response.failure, self._response.why
         within = [grouping.common for grouping in self._groupings]
-        own = frame[weights].to_numpy() if isinstance(weights, str) else weights
+        own = frame[weights].to_numpy() if isinstance(weights, str) else own_weights
         self.design = self._design(np.asarray(self._common), within, frame, y, own)
         if not self.design.names and not self._thresholds:
             raise InputError(f"A model has at least one fixed effect; {formula!r} has none: leave out the 0.")
@@ -368,6 +436,7 @@ class Formula:
         cells.check_there(frame, [*needed, *(key for key in groups if there and key in frame)])
         known = [name for name in dict.fromkeys((*needed, *groups)) if name in frame]
         known += [name for name in response if name in frame and name not in known]
+        cells.refuse(_of_several(frame, known))
         frame = cells.stripped(frame[known], known)[0]
         frame = cells.as_numbers(frame, [name for name in needed if is_number(self.table[name])])
         cells.complete(frame, [name for name in known if name in needed or name in groups])
@@ -382,12 +451,13 @@ class Formula:
         """The outcome of new rows; nothing where it is not needed and cannot be read."""
         if required:
             return self._response.of(frame)
-        if any(name not in frame or bool(frame[name].isna().any()) for name in self.columns.response):
-            return ()
-        try:
-            return self._response.of(frame)
-        except InputError:
-            return ()
+        lacking = {name for name in self.columns.response if name not in frame or bool(frame[name].isna().any())}
+        if not lacking:
+            with contextlib.suppress(InputError):
+                return self._response.of(frame)
+        with contextlib.suppress(InputError):
+            return self._response.trials(frame, lacking)
+        return ()
 
     def _design(self, common: Any, within: Sequence[Any], frame: Any, y: tuple[Tensor, ...], weights: Any) -> Design:
         """The design of some rows, of what formulae has computed."""
@@ -465,6 +535,44 @@ def _again(formula: str, table: Any, family: Any, weights: Any, positive: Any) -
     return Formula(formula, table, family, weights=weights, positive=positive)
 
 
+def _of_several(frame: Any, names: Sequence[str]) -> list[str]:
+    """What is wrong with columns whose cells are lists or the like: sentences."""
+    faults = []
+    for name in names:
+        column = frame[name]
+        cells_of = column if str(column.dtype) == "object" else ()
+        odd = next((cell for cell in cells_of if isinstance(cell, list | set | dict | np.ndarray | Tensor)), None)
+        if odd is not None:
+            faults.append(
+                f"column {name!r} holds cells of several values, as a {type(odd).__name__}. Write one number or text "
+                "into each cell, as table.explode does."
+            )
+    return faults
+
+
+def _as_categories(terms: Sequence[Any]) -> list[str]:
+    """The columns that terms take as they are, or by C(..), and not within a call that computes numbers."""
+    parts = [part for term in terms for part in getattr(term, "components", ())]
+    calls = [getattr(getattr(part, "call", None), "callee", "C") for part in parts]
+    codings = [part for part, call in zip(parts, calls, strict=True) if call in ("C", "S", "T")]
+    return sorted({name for part in codings for name in part.var_names if name})
+
+
+def _of_kinds(frame: Any, names: Sequence[str]) -> list[str]:
+    """What is wrong with columns of both numbers and texts, which formulae cannot put in an order: sentences."""
+    faults = []
+    for name in names:
+        column = frame[name] if name in frame else pd.Series(dtype=float)
+        kinds = {isinstance(cell, str) for cell in column.dropna()} if str(column.dtype) == "object" else set()
+        if len(kinds) == 2:
+            first = [next(cell for cell in column.dropna() if isinstance(cell, str) is kind) for kind in (False, True)]
+            faults.append(
+                f"column {name!r} holds both numbers and texts, such as {first[0]!r} and {first[1]!r}. Make them one "
+                f"kind: table[{name!r}].astype(str) for categories, or pandas.to_numeric(..) for numbers."
+            )
+    return faults
+
+
 def _in_order(frame: Any) -> Any:
     """The table with ordered categories, of which formulae keeps the order, and with numbers of 64 bits.
 
@@ -539,7 +647,7 @@ class _Grouping:
     def numbered(self, frame: Any) -> Tensor:
         """The number of the group of each row; of groups that the fit had not -1, -2, ..., and -1 without columns."""
         if any(key not in frame for key in self.block.keys):
-            return torch.full((len(frame),), -1)
+            return torch.full((len(frame),), -1, device="cpu")
         codes = []
         for key, known in zip(self.block.keys, self._known, strict=True):
             labels = frame[key].astype(object)
@@ -664,6 +772,18 @@ class _Response:
         """The outcome of new rows."""
         return self._y(frame, False)
 
+    def trials(self, frame: Any, lacking: set[str]) -> tuple[Tensor, ...]:
+        """The trials alone of new rows whose successes cannot be read; nothing of other outcomes, or without them."""
+        if self.family is None or "trials" not in self.family.extra:
+            return ()
+        if not self.beside:
+            return (torch.ones(len(frame), dtype=torch.float64, device="cpu"),)
+        if lacking & set(self.parts[1].columns):
+            return ()
+        return (
+            torch.tensor(self._plain(self.parts[1].text, self.parts[1].of(frame)), dtype=torch.float64, device="cpu"),
+        )
+
     def _y(self, frame: Any, first: bool) -> tuple[Tensor, ...]:
         values, *others = (part.of(frame, first) for part in self.parts)
         y = [self._outcome(values, first)]
@@ -671,7 +791,9 @@ class _Response:
             y.append(self._plain(self.parts[1].text, others[0]) if others else np.ones(len(frame)))
         elif self.family is not None and "event" in self.family.extra:
             y.append(self._event(others[0], first) if others else np.ones(len(frame)))
-        return tuple(torch.tensor(one, dtype=torch.float64) for one in y)  # copies, which pandas may not share
+        return tuple(
+            torch.tensor(one, dtype=torch.float64, device="cpu") for one in y
+        )  # copies, which pandas may not share
 
     def _outcome(self, column: Any, first: bool) -> Any:
         """The codes of the outcome."""
@@ -687,6 +809,8 @@ class _Response:
             return values
         if first:
             self._levels = _levels_of(column)
+        elif not self._levels:  # texts in the place of the numbers of the fit
+            return self._plain(name, column)
         if not self._two or len(self._levels) != 2:
             shown = [*map(str, self._levels[:5]), *[".."] * (len(self._levels) > 5)]
             number = "two classes" if self._two else "a number"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +28,8 @@ TableResult = Any  # of torchngvi.tables.result, which imports this module
 STEP = (
     1e-5  # sds of a column to both sides: about the cube root of the rounding of float64, best for central differences
 )
+ROUNDED = 2.0**-40  # the part of a number, thousands of times its rounding, that no step is smaller than
+JUMP = 0.1  # of the range of a column of the design: one that changes by more over a step has no derivative there
 FEW = 2  # values that a contrast is between, and different numbers of a column whose values are all compared
 PRINTED = 50  # lines of a table that are printed
 
@@ -120,7 +122,7 @@ class Asked:
         for name in (*self.at, *self.by):
             check_column(name, self.frame if name in self.by else self.fit)
         predictors = result.formula.columns.predictors
-        check_levels(result, {name: some for name, some in self.at.items() if name in predictors})
+        self.at |= check_levels(result, {name: some for name, some in self.at.items() if name in predictors})
         weights = like.new_ones(len(self.frame)) if new is not None else result.design.weights
         self.parts: list[Cell] = [()]
         share = weights[:, None]
@@ -129,7 +131,9 @@ class Asked:
             self.parts = [tuple(zip(self.by, key, strict=True)) for key, _ in groups]
             number = torch.as_tensor(groups.ngroup().to_numpy().copy(), device=like.device)
             share = torch.nn.functional.one_hot(number).to(like) * share
-        self.share = share / share.sum(0)  # of each row in each part, (N, G)
+        there = share.sum(0) > 0  # of a part all of whose rows have weight 0 there is no average
+        self.parts = [part for part, kept in zip(self.parts, there.tolist(), strict=True) if kept]
+        self.share = share[:, there] / share.sum(0)[there]  # of each row in each part, (N, G)
 
     # ------------------------------------------------------------------------ what is asked
 
@@ -138,9 +142,15 @@ class Asked:
         levels = self._levels(x)
         if levels is not None:
             return self._pairs(x, [(levels[0], level) for level in levels[1:]], "average effects")
-        h = STEP * float(self.fit[x].astype(float).std()) or STEP
-        up, down = (self._each(partial(_moved, name=x, by=to)) for to in (h, -h))
-        return self._table(f"average effects of {x} on {self._what()}, per unit", up[0], (up[1] - down[1]) / (2 * h))
+        columns = self.result.formula.columns
+        if x in columns.groups and not self.population:
+            raise InputError(
+                f"{x} is a column of numbers and of groups: moved by a step, all rows would be of new groups. Take "
+                f"population='typical', or contrasts({x!r}, values=[..])."
+            )
+        h = STEP * float(self.fit[x].astype(float).std(ddof=0)) or STEP
+        found = self._averages(partial(self._slopes, x=x, h=h))
+        return self._table(f"average effects of {x} on {self._what()}, per unit", *found)
 
     def contrasts(self, x: str, values: Sequence[Any] | None, scale: str) -> EffectTable:
         """Differences, or ratios, of the averages at all pairs of levels."""
@@ -154,10 +164,11 @@ class Asked:
             raise InputError(f"{x} is a column of numbers: say which are compared, such as values=[0, 1].")
         if len(levels) < FEW:
             raise InputError(f"contrasts are between at least two values of {x}; got {len(levels)}.")
-        for level in levels:
-            if known is not None and level not in known:
-                close = hint(str(level), map(str, known))
-                raise InputError(f"{x} has the levels {listed(known)}; got {level!r}.{close}")
+        if known is not None:
+            levels = [matched(x, level, known) for level in levels]
+        twice = [level for k, level in enumerate(levels) if level in levels[:k]]
+        if twice:
+            raise InputError(f"contrasts are between different values of {x}; got {twice[0]!r} twice. Give it once.")
         return self._pairs(x, list(itertools.combinations(levels, 2)), "contrasts", scale == "ratio")
 
     def predictions(self) -> EffectTable:
@@ -173,6 +184,12 @@ class Asked:
 
     def _pairs(self, x: str, pairs: list[tuple[Any, Any]], what: str, ratio: bool = False) -> EffectTable:
         """Compare averages at pairs of levels of a column, the second less, or over, the first."""
+        for name, columns in (("at", self.at), ("by", self.by)):
+            if x in columns:
+                raise InputError(
+                    f"{x} is given its values in all rows, to compare them; got it in {name} too. Leave it out there, "
+                    "and name the values in contrasts(.., values=[..])."
+                )
         cells, draws, how = list[Cell](), list[Tensor](), "ratios" if ratio else "differences"
         levels = dict.fromkeys(itertools.chain.from_iterable(pairs))
         found = {level: self._each(partial(_set, name=x, value=level)) for level in levels}
@@ -184,19 +201,59 @@ class Asked:
 
     def _each(self, changed: Callable[[Any], Any]) -> tuple[list[Cell], Tensor]:
         """For each combination of values of `at` the averages over the parts of the table, then changed."""
+        return self._averages(lambda frame: self._drawn(self._predictor(changed(frame))))
+
+    def _averages(self, of: Callable[[Any], Iterator[tuple[slice, Tensor]]]) -> tuple[list[Cell], Tensor]:
+        """For each combination of values of `at` the averages of draws of rows, which come part by part."""
         cells, draws = list[Cell](), list[Tensor]()
         for values in itertools.product(*self.at.values()):
             frame, here = self.frame, tuple(zip(self.at, values, strict=True))
             for name, value in here:
                 frame = _set(frame, name, value)
-            predictor = self._predictor(changed(frame))
-            terms = (
-                torch.einsum("sn...,ng->sg...", predictor.of_kind(self.kind, rows), self.share[rows])
-                for rows in predictor.parts()
-            )
-            draws.append(sum(terms, torch.zeros(())))
+            terms = (torch.einsum("sn...,ng->sg...", part, self.share[rows]) for rows, part in of(frame))
+            draws.append(sum(terms, torch.zeros((), device="cpu")))
             cells += [(*here, *cell) for cell in self.parts]
         return cells, torch.cat(draws, 1)
+
+    def _drawn(self, predictor: Predictor) -> Iterator[tuple[slice, Tensor]]:
+        """Slices of rows, and draws of what is predicted for them."""
+        return ((rows, predictor.of_kind(self.kind, rows)) for rows in predictor.parts())
+
+    def _slopes(self, frame: Any, x: str, h: float) -> Iterator[tuple[slice, Tensor]]:
+        """Slices of rows, and draws of the derivatives by a column of what is predicted for them."""
+        (upper, up), (lower, down) = self._sides(frame, x, h)
+        width = upper - lower
+        for (rows, high), (_, low) in zip(self._drawn(up), self._drawn(down), strict=True):
+            change = high - low
+            yield rows, change / width[rows].view(-1, *[1] * (change.ndim - 2))
+
+    def _sides(self, frame: Any, x: str, h: float) -> list[tuple[Tensor, Predictor]]:
+        """The numbers of a column a step up and down with what they predict; where one cannot be, those of no step."""
+        here = frame[x].to_numpy(dtype=float, copy=True)
+        step, sides, failed = (abs(here) * ROUNDED).clip(min=h), list[tuple[Tensor, Predictor]](), list[InputError]()
+        for to in (here + step, here - step):
+            there = torch.as_tensor(to).to(self.share)
+            try:
+                sides.append((there, self._predictor(frame.assign(**{x: to}))))
+            except InputError as error:
+                failed.append(error)
+                sides.append((torch.as_tensor(here).to(self.share), self._predictor(frame)))
+        if len(failed) == len(sides):
+            raise InputError(
+                f"the derivative by {x} cannot be computed, though its rows can be predicted: with a step of {h:.2g} "
+                f"up or down they cannot ({failed[0]}). Take contrasts({x!r}, values=[..])."
+            )
+        fit, (up, down) = self.result.design, (side.rows.X for _, side in sides)
+        steps = ((sides[0][0] - sides[1][0]) / h).clamp(min=1.0).to(up)  # many where the step of the fit is no step
+        most = JUMP * (fit.X.amax(0) - fit.X.amin(0)).to(up) * steps[:, None]
+        jumps = ((up - down).abs() > most).nonzero()
+        if len(jumps):
+            row, column = jumps[0].tolist()
+            raise InputError(
+                f"the column {fit.names[column]} of the design jumps at {x} = {here[row]:.6g}, and has no derivative "
+                f"there. Take contrasts({x!r}, values=[..])."
+            )
+        return sides
 
     @torch.no_grad()
     def _predictor(self, frame: Any) -> Predictor:
@@ -208,6 +265,11 @@ class Asked:
         """The levels of a column of categories; None of numbers."""
         check_column(x, self.fit)
         check_column(x, self.frame)
+        columns = self.result.formula.columns
+        known = list(dict.fromkeys((*columns.predictors, *columns.groups)))
+        if x not in known:
+            what = "the outcome" if x in columns.response else "no part of the formula"
+            raise InputError(f"{x} is {what}; effects are of columns that predict it: {', '.join(known) or 'none'}.")
         return levels_of(self.result, x)
 
     def _what(self) -> str:
@@ -242,13 +304,28 @@ def check_column(name: str, table: Any) -> None:
         raise InputError(f"the columns are {listed(known)}; got {name!r}.{hint(name, known)}")
 
 
-def check_levels(result: TableResult, values: Mapping[str, Sequence[Any]]) -> None:
-    """Check that values of columns of categories are levels of the fit."""
-    for name, some in values.items():
+def check_levels(result: TableResult, values: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Values of columns, those of categories as the levels of the fit, after a check that it has them."""
+    found = {name: list(some) for name, some in values.items()}
+    for name, some in found.items():
         known = None if name not in table_of(result).columns else levels_of(result, name)
-        unknown = [] if known is None else [value for value in some if value not in known]
-        if known is not None and unknown:
-            raise InputError(f"{name} has the levels {listed(list(map(str, known)))}; got {unknown[0]!r}.")
+        if known is not None:
+            found[name] = [matched(name, value, known) for value in some]
+    return found
+
+
+def matched(name: str, value: Any, known: Sequence[Any]) -> Any:
+    """The level that a value is, or that is written as it is.
+
+    >>> matched("b", "1", [0, 1])
+    1
+    """
+    if value in known:
+        return value
+    texts = list(map(str, known))
+    if str(value) not in texts:
+        raise InputError(f"{name} has the levels {listed(texts)}; got {value!r}.{hint(str(value), texts)}")
+    return known[texts.index(str(value))]
 
 
 def lists_of(values: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -265,14 +342,16 @@ def lists_of(values: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def levels_of(result: TableResult, x: str, few: int = 0) -> list[Any] | None:
-    """The levels of a column of categories, in their order, or of numbers with few values; None of other numbers."""
+    """The levels of a column of categories, of groups, or of numbers with few values, in order; None of others."""
     import pandas
 
     column = table_of(result)[x]
     if isinstance(column.dtype, pandas.CategoricalDtype):
         there = set(column)
         return [level for level in column.cat.categories if level in there]
-    coded = re.search(rf"\b(C|S|T|binary|B)\(\s*`?{re.escape(x)}`?\s*[,)]", str(result.formula.formula))
+    coded = bool(re.search(rf"\b(C|S|T|binary|B)\(\s*`?{re.escape(x)}`?\s*[,)]", str(result.formula.formula)))
+    columns = result.formula.columns
+    coded = coded or (x in columns.groups and x not in columns.predictors)
     numeric = pandas.api.types.is_numeric_dtype(column) and not pandas.api.types.is_bool_dtype(column)
     found = sorted(column.unique().tolist())
     return found if coded or not numeric or len(found) <= few else None
@@ -286,7 +365,7 @@ def along(result: TableResult, x: str, points: int) -> list[Any]:
         return levels
     column = table_of(result)[x].astype(float)
     count = read_size("points", points, at_least=2)
-    return torch.linspace(column.min(), column.max(), count, dtype=torch.float64).tolist()
+    return torch.linspace(column.min(), column.max(), count, dtype=torch.float64, device="cpu").tolist()
 
 
 def grid(result: TableResult, values: Mapping[str, Any]) -> tuple[Any, bool]:
@@ -300,7 +379,7 @@ def grid(result: TableResult, values: Mapping[str, Any]) -> tuple[Any, bool]:
     for name in values:
         check_column(name, table)
     given, columns = lists_of(values), result.formula.columns
-    check_levels(result, {name: some for name, some in given.items() if name in columns.predictors})
+    given |= check_levels(result, {name: some for name, some in given.items() if name in columns.predictors})
     frame = pandas.DataFrame(itertools.product(*given.values()), columns=list(given))
     for name in given:
         if isinstance(table[name].dtype, pandas.CategoricalDtype):
@@ -320,11 +399,6 @@ def _set(frame: Any, name: str, value: Any, dtype: Any = None) -> Any:
     kept = isinstance(dtype, pandas.CategoricalDtype)
     column = pandas.Series([value] * len(frame), index=frame.index, dtype=dtype if kept else None)
     return frame.assign(**{name: column})
-
-
-def _moved(frame: Any, name: str, by: float) -> Any:
-    """The table with a number added to a column."""
-    return frame.assign(**{name: frame[name].astype(float) + by})
 
 
 def _text(value: Any) -> str:

@@ -354,7 +354,17 @@ class Gaussian(Family):
     unit = 1.0
 
     def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
-        """Return the family that knows the sd of y, the unit of its default prior."""
+        """Return the family that knows the sd of y, the unit of its default prior.
+
+        Raises:
+            InputError: if y is the same in all rows.
+        """
+        left = (y[0] - offset)[weights > 0]
+        if len(left) > 1 and bool((left == left[0]).all()):
+            raise InputError(
+                f"the outcome is {float(y[0][weights > 0][0]):g} in all {len(left)} rows, so that there is no residual "
+                "sd to be learned. Check which column is the outcome, and which rows are left."
+            )
         family = copy.copy(self)
         family.unit = location_and_unit(y[0], "identity", offset, weights)[1]
         return family
@@ -540,6 +550,17 @@ class Poisson(Family):
         return _poisson(eta.exp().expand(_full(eta, phi)), generator)
 
 
+def _trials(extra: tuple[Tensor, ...], name: str) -> Tensor:
+    """The trials of rows whose successes are drawn."""
+    if not extra:
+        raise InputError(
+            f"a response of the {name} family needs the trials of each row, and these rows have none. Let the new "
+            "table have the column of trials that the formula names, as prop(s, n) needs the column n; of arrays hand "
+            "in extra=(trials,)."
+        )
+    return extra[0]
+
+
 class Binomial(Family):
     """Successes of trials with the logistic link, y ~ Binomial(n, 1/(1 + e^{-η})); y = (successes, n).
 
@@ -594,7 +615,7 @@ class Binomial(Family):
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw the number of successes."""
         p = torch.sigmoid(eta).expand(_full(eta, phi))
-        return torch.binomial(extra[0].to(p).expand(p.shape).contiguous(), p, generator)
+        return torch.binomial(_trials(extra, self.name).to(p).expand(p.shape).contiguous(), p, generator)
 
     def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
         """Return the link of the share of successes of all trials, and φ."""
@@ -632,7 +653,7 @@ class BetaBinomial(Binomial):
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw the number of successes."""
         p = _beta_draws(eta, phi[..., 0], generator)
-        return torch.binomial(extra[0].to(p).expand(p.shape).contiguous(), p, generator)
+        return torch.binomial(_trials(extra, self.name).to(p).expand(p.shape).contiguous(), p, generator)
 
     def parameter_prior(self) -> tuple[priors.Prior, ...]:
         """Return half-t(3, 1) of 1/√ψ, which is 0 where trials are independent."""

@@ -79,9 +79,9 @@ class _Check:
             raise InputError(f"check_family needs extra=, a value of each of {listed(family.extra)}.")
         self.beside = tuple(_USUAL[name] for name in family.extra) if extra is None else tuple(map(float, extra))
         self.generator = torch.Generator().manual_seed(seed)
-        self.eta = torch.linspace(-1.2, 1.2, 5, dtype=torch.float64)
+        self.eta = torch.linspace(-1.2, 1.2, 5, dtype=torch.float64, device="cpu")
         size = (3, len(family.parameters))
-        self.phi = 0.3 * torch.randn(size, generator=self.generator, dtype=torch.float64)
+        self.phi = 0.3 * torch.randn(size, generator=self.generator, dtype=torch.float64, device="cpu")
 
     def run(self) -> None:
         """Run all checks."""
@@ -178,7 +178,7 @@ class _Check:
         if "trials" in self.family.extra:
             high = self.beside[self.family.extra.index("trials")]
         first, last = (int(min(max(end, -_TERMS), _TERMS)) for end in (low, high))
-        return self._density(eta, torch.arange(first, last + 1, dtype=torch.float64)).sum()
+        return self._density(eta, torch.arange(first, last + 1, dtype=torch.float64, device="cpu")).sum()
 
     def _integral(self, eta: Tensor) -> Tensor:
         """The trapezoid rule over the real line that the bounds are mapped to."""
@@ -186,7 +186,7 @@ class _Check:
         at = eta.expand(1_001)
         z = _to_line(self._call("draw", at, self.phi[0], self.generator, self._beside(at)), low, high)
         quarter, centre, last = torch.quantile(z, z.new_tensor([0.25, 0.5, 0.75]))
-        t = torch.linspace(-_END, _END, _POINTS, dtype=torch.float64)
+        t = torch.linspace(-_END, _END, _POINTS, dtype=torch.float64, device="cpu")
         y, slope = _from_line(centre + (last - quarter) * t.sinh(), low, high)
         slope = slope * (last - quarter) * t.cosh()
         inside = (y > low) & (y < high) & slope.isfinite()
@@ -207,11 +207,11 @@ class _Check:
         for j in range(phi.shape[-1]):
             at = phi.clone().requires_grad_()
             (found,) = torch.autograd.grad(self._call("log_prob", eta, y, at).sum(), at, materialize_grads=True)
-            move = step * torch.eye(phi.shape[-1], dtype=phi.dtype)[j]
+            move = step * torch.eye(phi.shape[-1], dtype=phi.dtype, device="cpu")[j]
             ends = [self._call("log_prob", eta, y, phi + sign * move).sum(0) for sign in (1, -1)]
             self._same(f"the slope in φ[{j}]", found[:, j], (ends[0] - ends[1]) / (2 * step))
         if self.family.concave:
-            wide = torch.linspace(-6, 6, 25, dtype=torch.float64)
+            wide = torch.linspace(-6, 6, 25, dtype=torch.float64, device="cpu")
             at = wide.reshape(-1, 1, 1).expand(-1, *y[0].shape)
             least = self._call("jet", at, y, phi)[2].min()
             if bool(least < -_SLOPE):
@@ -240,7 +240,7 @@ class _Check:
         if "trials" in family.extra:
             drawn = drawn / self.beside[family.extra.index("trials")]
         if family.outcomes is not None:
-            codes = torch.arange(len(family.outcomes), dtype=drawn.dtype)
+            codes = torch.arange(len(family.outcomes), dtype=drawn.dtype, device="cpu")
             drawn = (drawn[..., None] == codes).to(drawn).movedim(1, -1)
         error = drawn.std(-1) / math.sqrt(self.draws)
         off = (drawn.mean(-1) - mean).abs() > _ERRORS * error + _DIFFERENCE

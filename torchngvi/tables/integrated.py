@@ -553,7 +553,9 @@ class Integrated(LogJoint):
         lattice = _lattice(candidates, self.r).to(modes)
         for block, part in self._pieces(len(theta), candidates):
             u, root = self._modes(block, theta[part], modes[block.part, part], False)
-            shift = torch.rand(*u.shape[:2], 1, self.r + 1, generator=generator, dtype=torch.float64).to(u)
+            shift = torch.rand(*u.shape[:2], 1, self.r + 1, generator=generator, dtype=torch.float64, device="cpu").to(
+                u
+            )
             z = torch.special.ndtri((lattice + shift[..., :-1]).frac().clamp(1e-12, 1 - 1e-12))
             points = u[..., None, :] + wider * small_blocks.tsolve(root, z.mT).mT
             if candidates > 1:
@@ -601,8 +603,8 @@ def _lattice(count: int, dim: int) -> Tensor:
     ratio = 2.0
     for _ in range(50):
         ratio = (1 + ratio) ** (1 / dim)  # x^dim = x + 1 is the golden ratio of dim - 1 more coordinates
-    steps = torch.tensor([1 / count, *(ratio**-k for k in range(1, dim))], dtype=torch.float64)
-    return (torch.arange(count, dtype=torch.float64)[:, None] * steps).frac()
+    steps = torch.tensor([1 / count, *(ratio**-k for k in range(1, dim))], dtype=torch.float64, device="cpu")
+    return (torch.arange(count, dtype=torch.float64, device="cpu")[:, None] * steps).frac()
 
 
 def inverse_root(

@@ -82,7 +82,7 @@ def leave_one_out(result: TableResult, worst: float, count: int | None, seed: in
     """Compute log p(y_i | the others) of every row, see `TableResult.leave_one_out`."""
     rows, (theta, weights, *_) = result.design, result.fitted.weighted
     if rows.factors:  # equally likely draws, each with effects of its own
-        draws, log_weights = result.draws(count, seed), torch.zeros(())
+        draws, log_weights = result.draws(count, seed), torch.zeros((), device="cpu")
     else:
         theta, log_weights = theta[weights > 0], weights[weights > 0].log()[:, None]
         draws = result.drawn(theta, torch.Generator())
@@ -128,9 +128,12 @@ def leave_one_group_out(result: TableResult, worst: float, groups: Factor | None
         there = weights > 0  # where a draw has no weight, its density may be no number
         return (weights[there].log() + of_groups(theta[there])[:, group]).logsumexp(0)
 
-    bad = ~(k_hat <= worst) | (worst == 0)
+    total = result.design.weights.new_zeros(count).index_add(0, member, result.design.weights)
+    here = total > 0  # a group of no weight says nothing, and is not counted
+    bad = here & (~(k_hat <= worst) | (worst == 0))
     resolved, gradients = _resolve(result, bad, member, density, again)
-    return GroupsLeftOut(density, inside, resolved, gradients, k_hat, factors[0].levels)
+    names = tuple(factors[0].levels[k] for k in here.nonzero()[:, 0].tolist())
+    return GroupsLeftOut(density[here], inside[here], resolved[here], gradients, k_hat[here], names)
 
 
 def _log_p(predictor: Predictor, at: slice) -> Tensor:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torchngvi.arguments import read_seed, read_size, read_tensor
+from torchngvi.arguments import read_instance, read_seed, read_size, read_tensor
 from torchngvi.diagnostics.psis import USELESS, Smoothed, smoothed
 from torchngvi.errors import InputError
 from torchngvi.models.standardize import mean_and_sd
@@ -180,7 +180,7 @@ class ManyResult:
         names, columns = list[str](), list[Tensor]()
         for factor, sd, correlation in zip(self.design.factors, self.globals.sd, self.globals.correlation, strict=True):
             names += [f"sd({effect}|{factor.name})" for effect in factor.effects]
-            row, column = torch.tril_indices(sd.shape[-1], sd.shape[-1], -1)
+            row, column = torch.tril_indices(sd.shape[-1], sd.shape[-1], -1, device="cpu")
             pairs = zip(row.tolist(), column.tolist(), strict=True)
             names += [f"cor({factor.effects[j]}, {factor.effects[i]}|{factor.name})" for i, j in pairs]
             columns += [sd, correlation[..., row, column]]
@@ -334,6 +334,7 @@ def _joint(
     design: Design, Y: Any, family: str | Family, priors: Mapping[str, Any] | str | None, settings: ManySettings
 ) -> tuple["_Joint", Design, Tensor]:
     """Check everything, and put the rows in order."""
+    read_instance("design", design, Design, "is a design of rows, as TableModel.design or Formula.design")
     if len(design.factors) > 1:
         raise InputError(f"fit_many takes at most one grouping factor; the design has {len(design.factors)}.")
     read = read_tensor("Y", Y, finite=False).to(design.X)
@@ -799,14 +800,16 @@ class _Points(NamedTuple):
     def of(cls, s: ManySettings, seed: int, like: Tensor) -> "_Points":
         """Draw them for members (G, P); the squared lengths of the t half are stratified too."""
         generator, half = torch.Generator().manual_seed(seed), s.draws // 2
-        seeds = torch.randint(2**31, (2,), generator=generator).tolist()
+        seeds = torch.randint(2**31, (2,), generator=generator, device="cpu").tolist()
         halves = zip(seeds, (half, s.draws - half), strict=True)
         engine = torch.quasirandom.SobolEngine
         share = [engine(like.shape[1], True, k).draw(n, dtype=torch.float64) for k, n in halves]
-        wide = torch._standard_gamma(torch.full((64 * (s.draws - half),), 0.5 * s.dof, dtype=torch.float64), generator)
-        chi2 = 2 * wide.sort().values[32::64][torch.randperm(s.draws - half, generator=generator)]
-        factor = torch.cat([torch.ones(half, dtype=torch.float64), s.wider * (s.dof / chi2).sqrt()])
-        turn = torch.rand(like.shape, generator=generator, dtype=torch.float64)
+        wide = torch._standard_gamma(
+            torch.full((64 * (s.draws - half),), 0.5 * s.dof, dtype=torch.float64, device="cpu"), generator
+        )
+        chi2 = 2 * wide.sort().values[32::64][torch.randperm(s.draws - half, generator=generator, device="cpu")]
+        factor = torch.cat([torch.ones(half, dtype=torch.float64, device="cpu"), s.wider * (s.dof / chi2).sqrt()])
+        turn = torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu")
         return cls(torch.cat(share).to(like), factor[:, None].to(like), turn.to(like))
 
     def of_members(self, members: Tensor) -> Tensor:

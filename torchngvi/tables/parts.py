@@ -199,10 +199,10 @@ class Weighted(NamedTuple):
 
     def resampled(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Take equally likely draws, (count, dim), by systematic resampling in random order."""
-        offset = torch.rand((), generator=generator, dtype=torch.float64)
-        places = (torch.arange(count, dtype=torch.float64) + offset) / count
+        offset = torch.rand((), generator=generator, dtype=torch.float64, device="cpu")
+        places = (torch.arange(count, dtype=torch.float64, device="cpu") + offset) / count
         index = torch.searchsorted(self.weights.double().cpu().cumsum(0), places).clamp_max(len(self.theta) - 1)
-        order = torch.randperm(count, generator=generator)
+        order = torch.randperm(count, generator=generator, device="cpu")
         return self.theta[index[order].to(self.theta.device)]
 
 

@@ -82,12 +82,16 @@ def predictive(
     least, most = torch.cat([y, drawn.flatten()]).aminmax()
     reach = 0.5 * (y.max() - y.min()).clamp_min(1e-9)  # beyond what was seen
     low, high = float(least.maximum(y.min() - reach)), float(most.minimum(y.max() + reach))
-    edges = torch.linspace(low, high, BINS + 1, dtype=y.dtype)
+    edges = torch.linspace(low, high, BINS + 1, dtype=y.dtype, device="cpu")
     if discrete:
         width = max(1, math.ceil((high - low + 1) / BINS))
-        edges = math.floor(low) - 0.5 + width * torch.arange(math.ceil((high - low + 1) / width) + 1, dtype=y.dtype)
+        edges = (
+            math.floor(low)
+            - 0.5
+            + width * torch.arange(math.ceil((high - low + 1) / width) + 1, dtype=y.dtype, device="cpu")
+        )
     seen, *sets = (torch.histogram(part.cpu().to(edges), edges).hist / len(y) for part in (y, *drawn))
-    below, above = torch.quantile(torch.stack(sets), torch.tensor([0.05, 0.95], dtype=edges.dtype), dim=0)
+    below, above = torch.quantile(torch.stack(sets), torch.tensor([0.05, 0.95], dtype=edges.dtype, device="cpu"), dim=0)
     ax.stairs(above.numpy(), edges.numpy(), baseline=below.numpy(), fill=True, color=GREY, label="drawn, 90 %")
     ax.stairs(seen.numpy(), edges.numpy(), color=BLUE, linewidth=1.5, label="seen")
     ax.set_xlabel(response)

@@ -141,7 +141,9 @@ class Predictor:
             labels, place = factor.groups[new].unique(return_inverse=True)
             index = factor.groups.clone()
             index[new] = b.shape[1] + place
-            z = torch.randn(len(b), len(labels), b.shape[-1], generator=generator, dtype=torch.float64).to(b)
+            z = torch.randn(
+                len(b), len(labels), b.shape[-1], generator=generator, dtype=torch.float64, device="cpu"
+            ).to(b)
             self.effects.append(torch.cat([b, z @ root.mT], 1) if len(labels) else b)
             self.index.append(index)
 
@@ -169,17 +171,19 @@ class Predictor:
         phi = self.draws.phi[:, None]
         if kind == "response":
             if s is not None:
-                eta = eta + s * torch.randn(eta.shape, generator=self.generator, dtype=torch.float64).to(eta)
+                eta = eta + s * torch.randn(eta.shape, generator=self.generator, dtype=torch.float64, device="cpu").to(
+                    eta
+                )
             generator, many = self.generator, len(self.family.extra)
             if eta.device.type != "cpu":
-                seed = int(torch.randint(2**62, (), generator=generator))
+                seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
                 generator = torch.Generator(eta.device).manual_seed(seed)
             known = self.rows.y[-many:] if many and len(self.rows.y) >= many else ()  # as the trials of these rows
             return self.family.draw(eta, phi, generator, tuple(part[at] for part in known)).to(eta)
         if s is None:
             return self.family.mean(eta, phi)
         z, log_weights = normal_rule(NODES, 1, eta)
-        total = torch.zeros(())
+        total = torch.zeros((), device="cpu")
         for node, weight in zip(z[:, 0], log_weights.exp(), strict=True):
             total = total + weight * self.family.mean(eta + s * node, phi)
         return total

@@ -31,6 +31,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import hint, listed
 from torchngvi.models.standardize import WIDTHS, Standardization, TargetSummary
 from torchngvi.tables.parts import Coordinates, Design
+from torchngvi.tables.remarks import products_far_from_0
 
 Family = Any  # of torchngvi.tables.families, which imports this module
 
@@ -451,7 +452,7 @@ class Priors:
         unit: float,
     ) -> None:
         self.names, self.family, self.lengths = design.names, family, coordinates.lengths
-        self.coefficients, self.sds, self.correlations, self.parameters, self.named = chosen
+        self.coefficients, self.sds, self.correlations, self.parameters, self.named, self.apart = chosen
         self.factors = tuple((factor.name, factor.effects) for factor in design.factors)
         self.unit, self.columns, self.within = unit, coordinates.columns, coordinates.within
         pairs = zip(self.coefficients, coordinates.columns.scales.tolist(), strict=True)
@@ -500,12 +501,16 @@ class Priors:
         columns, parts = self.columns, list[str]()
         named = {_bare(name) for name in self.named}
         rest = [place for place, name in enumerate(self.names) if _bare(name) not in named]
-        slopes = [place for place in rest if place != columns.intercept]
+        apart = [self.names[place] for place in rest if place in self.apart]
+        slopes = [place for place in rest if place != columns.intercept and place not in self.apart]
         if slopes:
             place = slopes[0]
             default: Any = self.coefficients[place].scaled(float(columns.scales[place]))
             about = columns.said_level(self.location, 3) if place in columns.indicators else ""
             parts.append(f"fixed effects N(0, {default.sd:.3g}^2) per sd of a column{about}")
+        if apart:
+            size = WIDTHS["default"] * self.unit
+            parts.append(f"those of {listed(apart)} N(0, {size:.3g}^2) per sd of the part that the others leave")
         if columns.intercept in rest:
             where = " at the means" * (len(self.names) > 1)
             parts.append(f"intercept{where} {self.coefficients[columns.intercept]}")
@@ -538,6 +543,7 @@ class _Chosen(NamedTuple):
     correlations: tuple[LKJ, ...]
     parameters: tuple[Any, ...]
     named: tuple[str, ...]
+    apart: tuple[int, ...]  # columns whose prior is per sd of the part of theirs that the others leave
 
 
 def _merged(names: Iterable[str], priors: Iterable[Any]) -> list[tuple[str, Any]]:
@@ -595,10 +601,11 @@ def settle(
     width = WIDTHS["flat" if isinstance(priors, str) and priors == "flat" else "default"] * unit
     asked = _Asked(given, WIDTHS["flat"] * unit)
     levels = coordinates.columns.level(location) / coordinates.columns.scales  # in the units of the user
+    parts = products_far_from_0(coordinates.X[design.weights > 0], design.names)
     coefficients = tuple(
-        asked.real(name, place == coordinates.columns.intercept, mean, width / abs(scale), abs(scale))
-        for place, (name, mean, scale) in enumerate(
-            zip(design.names, levels.tolist(), coordinates.columns.scales.tolist(), strict=True)
+        asked.real(name, place == coordinates.columns.intercept, mean, width / (abs(scale) * part), abs(scale) * part)
+        for place, (name, mean, scale, part) in enumerate(
+            zip(design.names, levels.tolist(), coordinates.columns.scales.tolist(), parts, strict=True)
         )
     )
     sds = tuple(
@@ -612,7 +619,8 @@ def settle(
     own = zip(family.parameters, family.parameter_prior(), strict=True)
     parameters = tuple(asked.parameter(name, one) for name, one in own)
     asked.check(design, family)
-    chosen = _Chosen(coefficients, sds, correlations, parameters, tuple(asked.found))
+    apart = tuple(place for place, part in enumerate(parts) if part < 1)
+    chosen = _Chosen(coefficients, sds, correlations, parameters, tuple(asked.found), apart)
     return Priors(design, family, coordinates, chosen, unit)
 
 

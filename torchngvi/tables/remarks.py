@@ -75,8 +75,32 @@ def own_shares(
     return 1 / torch.linalg.vector_norm(inverse, dim=1)
 
 
+def products_far_from_0(
+    X: Tensor,  # (N, p)
+    names: Sequence[str],
+) -> list[float]:
+    """The share of each column that the others leave, (p), of a product far from 0 and what it depends on; else 1.
+
+    Where x lies far from 0, x:z is nearly a multiple of z. A prior per standard deviation of the whole column would
+    draw its coefficient to 0, and that of z, which makes up for it.
+
+    >>> X = torch.tensor([[1.0, 1.0], [1.0, 1.001]], dtype=torch.float64)
+    >>> [round(part, 4) for part in products_far_from_0(X, ["z", "x:z"])]
+    [0.0005, 0.0005]
+    >>> products_far_from_0(X, ["z", "x"])
+    [1.0, 1.0]
+    """
+    made = [any(sign in name for sign in _PRODUCTS) for name in names]
+    if not any(made) or X.shape[0] < X.shape[1] or dependences(X):
+        return [1.0] * len(names)
+    own = own_shares(X).tolist()
+    if not any(part < _OWN for part, product in zip(own, made, strict=True) if product):
+        return [1.0] * len(names)
+    return [part if part < _OWN else 1.0 for part in own]
+
+
 def of_products(names: Sequence[str], own: Tensor) -> list[str]:
-    """Sentences about products and powers of columns that lie far from 0, which their default prior draws to 0.
+    """Sentences about products and powers of columns that lie far from 0, whose default priors are wide.
 
     >>> of_products(["x", "x:z"], torch.tensor([0.5, 0.001]))[0].partition(":")[0]
     'Column x'
@@ -85,8 +109,9 @@ def of_products(names: Sequence[str], own: Tensor) -> list[str]:
     """
     return [
         f"Column {name} is a product of columns that lie far from 0: all but {share:.1g} of its standard deviation is "
-        "in the other columns. Its default prior is per standard deviation of the whole column, and draws its "
-        "coefficient to 0. Write center(x) for a column x that lies far from 0, in the product and by itself."
+        "in the other columns. Its default prior, and that of the columns it nearly depends on, is per standard "
+        "deviation of the part that the others leave, and says little. Write center(x) for a column x that lies far "
+        "from 0, in the product and by itself, for priors that say what they say of other columns."
         for name, share in zip(names, own.tolist(), strict=True)
         if share < _OWN and any(sign in name for sign in _PRODUCTS)
     ]

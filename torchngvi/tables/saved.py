@@ -31,7 +31,7 @@ class _OfJoint(Weighted):
     def resampled(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Take equally likely draws of those that have effects, each once before any comes twice."""
         size = len(self.joint)
-        rounds = [torch.randperm(size, generator=generator) for _ in range(-(-count // size))]
+        rounds = [torch.randperm(size, generator=generator, device="cpu") for _ in range(-(-count // size))]
         return self.joint[torch.cat(rounds)[:count]]
 
 

@@ -366,11 +366,13 @@ class ByLaplace(LogJoint):
         drawn = theta.new_empty(len(theta), D)
 
         def noise(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float64).to(theta)
+            return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(theta)
 
         def chosen(log_weights: Tensor) -> Tensor:  # along the last axis
             share = log_weights.nan_to_num(nan=-torch.inf).softmax(-1).nan_to_num(1.0).cumsum(-1)
-            at = torch.rand(share.shape[:-1], generator=generator, dtype=torch.float64).to(share)[..., None]
+            at = torch.rand(share.shape[:-1], generator=generator, dtype=torch.float64, device="cpu").to(share)[
+                ..., None
+            ]
             return (share < at * share[..., -1:]).sum(-1).clamp_max(share.shape[-1] - 1)
 
         for part in self._parts(len(theta), len(self.X) * count * self.nodes**r):
@@ -494,11 +496,15 @@ class SeveralPosterior(Posterior):
         joint.nodes = enough_nodes(joint, frame, settings, generator)  # type: ignore[arg-type]  # it asks for r and values
         if joint.exact or not joint.others:
             return True
-        far = torch.randn(settings.looked, len(frame.theta), generator=generator, dtype=torch.float64).to(frame.theta)
+        far = torch.randn(settings.looked, len(frame.theta), generator=generator, dtype=torch.float64, device="cpu").to(
+            frame.theta
+        )
         theta = frame.theta + settings.far * far @ frame.root.mT
         modes = joint.values(theta, frame.modes(theta), 1).modes
         for pairs in joint.correction.pairs:
-            z = torch.randn(2, pairs, 1, joint.arranged.dim, generator=generator, dtype=torch.float64).to(theta)
+            z = torch.randn(2, pairs, 1, joint.arranged.dim, generator=generator, dtype=torch.float64, device="cpu").to(
+                theta
+            )
             joint.z, other = (torch.cat([half, -half]) for half in z)
             one, two = (joint.values(theta, modes, joint.nodes, True, half).value for half in (joint.z, other))
             if float((one - two).std()) < joint.correction.agreed:
