@@ -198,7 +198,7 @@ def _integers(groups: Any, X: Tensor) -> Tensor:
     """One integer a row."""
     remedy = "Of labels, pass numpy.unique(labels, return_inverse=True)[1]."
     try:
-        index = torch.as_tensor(writable(groups))
+        index = torch.as_tensor(writable(groups), device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(
             f"groups must be integers, one a row; got {type(groups).__name__} ({error}). {remedy}"
@@ -473,11 +473,11 @@ class Formula:
         for grouping, design in zip(self._groupings, within, strict=True):
             for name, at in grouping.within.slices.items():
                 _numbers(name, design[:, at], self.formula)
-            Z = torch.as_tensor(design.astype(float))
+            Z = torch.as_tensor(design.astype(float), device="cpu")
             factors.append(Factor(grouping.name, grouping.effects, grouping.levels, Z, grouping.numbered(frame)))
-        X = torch.as_tensor(np.concatenate(columns, 1))
+        X = torch.as_tensor(np.concatenate(columns, 1), device="cpu")
 
-        return Design(X, tuple(names), tuple(factors), torch.as_tensor(offset), y, _weights(weights, X))
+        return Design(X, tuple(names), tuple(factors), torch.as_tensor(offset, device="cpu"), y, _weights(weights, X))
 
     def _of_exposure(self) -> str:
         """The question whether an offset is meant to be a logarithm, where counts have a logarithmic link."""
@@ -666,7 +666,7 @@ class _Grouping:
         labels = frame[list(self.block.keys)].astype(object)
         new = pd.factorize(pd.MultiIndex.from_frame(labels[~seen]))[0]
         place[~seen] = -1 - new
-        return torch.as_tensor(place)
+        return torch.as_tensor(place, device="cpu")
 
 
 def _kind(label: Any) -> str:

@@ -232,12 +232,12 @@ class Asked:
         here = frame[x].to_numpy(dtype=float, copy=True)
         step, sides, failed = (abs(here) * ROUNDED).clip(min=h), list[tuple[Tensor, Predictor]](), list[InputError]()
         for to in (here + step, here - step):
-            there = torch.as_tensor(to).to(self.share)
+            there = torch.as_tensor(to, device="cpu").to(self.share)
             try:
                 sides.append((there, self._predictor(frame.assign(**{x: to}))))
             except InputError as error:
                 failed.append(error)
-                sides.append((torch.as_tensor(here).to(self.share), self._predictor(frame)))
+                sides.append((torch.as_tensor(here, device="cpu").to(self.share), self._predictor(frame)))
         if len(failed) == len(sides):
             raise InputError(
                 f"the derivative by {x} cannot be computed, though its rows can be predicted: with a step of {h:.2g} "

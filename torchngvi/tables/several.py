@@ -154,7 +154,7 @@ class ByLaplace(LogJoint):
         xis = [
             torch.cat([self._unit().log() - 0.7 + c.X.new_zeros(r), c.X.new_zeros(r * (r - 1) // 2)]) for r in c.sizes
         ]
-        theta = torch.cat([level, *xis, torch.as_tensor(phi).to(c.X).reshape(-1)])
+        theta = torch.cat([level, *xis, torch.as_tensor(phi, device=c.X.device).to(c.X).reshape(-1)])
         return theta, theta.new_zeros(self.arranged.dim, 1, 1)
 
     def _unit(self) -> Tensor:
