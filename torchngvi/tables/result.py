@@ -363,11 +363,12 @@ class TableResult:
         """Compute what a change of one column does to the outcome, averaged over rows: average marginal effects.
 
         Of a column of numbers it is the average over rows of dE[y]/dx, by central differences of predictions, with a
-        step of 1e-5 standard deviations of the column in the fit to both sides; of categories the difference of the
-        average prediction between each level and the first.  Both are found draw by draw, all else in a row as it is.
+        step of 1e-5 standard deviations of the column in the fit to both sides, or to one side where the other has no
+        value, as of a root at 0; of categories the difference of the average prediction between each level and the
+        first.  Both are found draw by draw, all else in a row as it is.
 
         Args:
-            x: a column of the table.
+            x: a column of the table; the numbers of a grouping factor are levels.
             at: for some columns the values that all rows are given, such as ``{"z": [0, 1]}``: one average for each
                 combination.
             by: a column, or several, of whose values each has an average over its own rows.
@@ -382,7 +383,8 @@ class TableResult:
             A table with draws; ``str`` prints it, and ``.table`` is a `pandas.DataFrame`.
 
         Raises:
-            InputError: a model of arrays, or a column that the formula does not name.
+            InputError: a model of arrays, a column that the formula does not name as a predictor, one that jumps where
+                its derivative is asked for, or categories that ``at`` or ``by`` sets too.
 
         >>> import pandas
         >>> from torchngvi.tables.model import regression
