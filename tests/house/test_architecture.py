@@ -24,7 +24,7 @@ CEILINGS = {
 FILES_OF_A_PATH = {
     "fit(q, GeneralizedLinear)": 48,
     "fit(q, log_joint)": 65,
-    "mixed(formula, table)": 25,
+    "mixed(formula, table)": 26,
     "train_svgp": 52,
     "fit_guide": 80,
     "attach": 20,
