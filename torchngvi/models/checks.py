@@ -311,3 +311,54 @@ def posterior(q: Posterior, dim: int, batch: torch.Size, like: Tensor) -> None:
             f"the model holds a batch {tuple(batch)} of data sets and q a batch {tuple(q.batch_shape)} of posteriors; "
             f"build q with batch_shape={tuple(batch)}."
         )
+
+
+_LABELS = "Of labels, pass numpy.unique(labels, return_inverse=True)[1]."
+
+
+def group_index(groups: Any, rows: int, like: Tensor) -> Tensor:
+    """Read one integer a row.
+
+    >>> group_index([0, 1], 2, torch.ones(1))
+    tensor([0, 1])
+    """
+    try:
+        index = torch.as_tensor(writable(groups), device="cpu")
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(
+            f"groups must be integers, one a row; got {type(groups).__name__} ({error}). {_LABELS}"
+        ) from error
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise InputError(f"groups must be integers; got {index.dtype}. {_LABELS}")
+    if index.shape != (rows,):
+        raise InputError(
+            f"groups must have one integer for each of the {rows} rows of X; got shape {tuple(index.shape)}."
+        )
+    return index.to(device=like.device, dtype=torch.long)
+
+
+def grouped(Z: Any, groups: Any, X: Tensor) -> tuple[Tensor, Tensor]:
+    """The design of the random effects and the groups, checked."""
+    Z = numbers("Z", Z, X)
+    if Z.ndim != 2 or len(Z) != len(X) or Z.shape[1] == 0:
+        raise InputError(
+            f"Z must have one row for each of the {len(X)} rows of X, and a column a random effect; got shape "
+            f"{tuple(Z.shape)}."
+        )
+    index = group_index(groups, len(X), X)
+    one_group = int(index.max()) == int(index.min())
+    if one_group and Z.shape[1] > 2 and bool(((Z == 0) | (Z == 1)).all()) and bool((Z.sum(-1) == 1).all()):
+        raise InputError(
+            f"Z has a 1 in one of {Z.shape[1]} columns of each row, as a matrix of the groups has, and all rows are of "
+            "one group. Z is the design within a group, (N, r), a column of ones for an intercept that varies; the "
+            "groups are Z.argmax(-1)."
+        )
+    lowest = int(index.min())
+    counts = torch.bincount(index) if lowest >= 0 else None
+    if counts is None or bool((counts == 0).any()):
+        which = f"a group {lowest}" if counts is None else f"no row of group {int((counts == 0).nonzero()[0, 0])}"
+        raise InputError(
+            f"groups must be numbered 0, ..., n - 1, each with a row; got {which}. Pass torch.unique(groups, "
+            "return_inverse=True)[1]."
+        )
+    return Z, index

@@ -12,7 +12,7 @@ from torchngvi.models import checks
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.standardize import Standardization
 from torchngvi.numerics import sparse
-from torchngvi.numerics.arrays import writable
+from torchngvi.numerics.linalg import column_rank
 from torchngvi.structures.storage import Part
 
 _APART = 1_000_003  # seeds, between one process and the next
@@ -58,7 +58,12 @@ class GroupedRows:
             if given.shape not in ((rows,), fixed.y.shape):
                 either = f"({rows},)" + f", or the shape of y, {tuple(fixed.y.shape)}" * bool(self.batch)
                 raise InputError(f"{name} must have one entry a row, {either}; got shape {tuple(given.shape)}.")
-        self.Z, self.groups = _random(Z, groups, self.X)
+        self.Z, self.groups = checks.grouped(Z, groups, self.X)
+        if (rank := column_rank(self.Z)) < self.Z.shape[1]:
+            raise InputError(
+                f"the {self.Z.shape[1]} columns of Z, the design of the random effects, must be linearly independent; "
+                f"their rank is {rank}. Leave a column out."
+            )
         self.y, self.weights, self.offset = fixed.y, fixed.weights, fixed.offset
         self.n, self.r, self.p = int(self.groups.max()) + 1, self.Z.shape[1], self.X.shape[1]
         self.all_groups, self.all_rows = self.n, rows
@@ -175,61 +180,3 @@ class GroupedRows:
         border.index_add_(-3, self.groups, scaled[..., None, :] * X[:, :, None])
         bebe += (X * beta[..., None]).mT @ X
         return to
-
-
-def integers(groups: Any, rows: int, like: Tensor) -> Tensor:
-    """Read one integer a row.
-
-    >>> integers([0, 1], 2, torch.ones(1))
-    tensor([0, 1])
-    """
-    try:
-        index = torch.as_tensor(writable(groups))
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise InputError(
-            f"groups must be integers, one a row; got {type(groups).__name__} ({error}). {_LABELS}"
-        ) from error
-    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise InputError(f"groups must be integers; got {index.dtype}. {_LABELS}")
-    if index.shape != (rows,):
-        raise InputError(
-            f"groups must have one integer for each of the {rows} rows of X; got shape {tuple(index.shape)}."
-        )
-    return index.to(device=like.device, dtype=torch.long)
-
-
-def _random(Z: Any, groups: Any, X: Tensor) -> tuple[Tensor, Tensor]:
-    """The design of the random effects and the groups, checked."""
-    Z = checks.numbers("Z", Z, X)
-    if Z.ndim != 2 or len(Z) != len(X) or Z.shape[1] == 0:
-        raise InputError(
-            f"Z must have one row for each of the {len(X)} rows of X, and a column a random effect; got shape "
-            f"{tuple(Z.shape)}."
-        )
-    index = integers(groups, len(X), X)
-    one_group = int(index.max()) == int(index.min())
-    if one_group and Z.shape[1] > 2 and bool(((Z == 0) | (Z == 1)).all()) and bool((Z.sum(-1) == 1).all()):
-        raise InputError(
-            f"Z has a 1 in one of {Z.shape[1]} columns of each row, as a matrix of the groups has, and all rows are of "
-            "one group. Z is the design within a group, (N, r), a column of ones for an intercept that varies; the "
-            "groups are Z.argmax(-1)."
-        )
-    lowest = int(index.min())
-    counts = torch.bincount(index) if lowest >= 0 else None
-    if counts is None or bool((counts == 0).any()):
-        which = f"a group {lowest}" if counts is None else f"no row of group {int((counts == 0).nonzero()[0, 0])}"
-        raise InputError(
-            f"groups must be numbered 0, ..., n - 1, each with a row; got {which}. Pass torch.unique(groups, "
-            "return_inverse=True)[1]."
-        )
-    lengths = torch.linalg.vector_norm(Z, dim=0)
-    rank = int(torch.linalg.matrix_rank(Z / lengths.clamp_min(torch.finfo(Z.dtype).tiny)))
-    if rank < Z.shape[1]:
-        raise InputError(
-            f"the {Z.shape[1]} columns of Z, the design of the random effects, must be linearly independent; their "
-            f"rank is {rank}. Leave a column out."
-        )
-    return Z, index
-
-
-_LABELS = "Of labels, pass numpy.unique(labels, return_inverse=True)[1]."

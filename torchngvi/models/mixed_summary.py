@@ -10,7 +10,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.models import checks
 from torchngvi.models.mixed_prior import root_of, scales_of
-from torchngvi.models.mixed_rows import GroupedRows, integers
+from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_units import omega_to_user, rows_of_user, to_user
 from torchngvi.models.standardize import Standardization
 from torchngvi.posteriors.gaussian import Gaussian
@@ -165,7 +165,7 @@ def predicted(
     generator = torch.Generator(X.device).manual_seed(seed)
     b, beta, omega = rows.parts(q.sample((draws,), generator))
     if groups is not None:
-        index = integers(groups, len(X), X)
+        index = checks.group_index(groups, len(X), X)
         if bool(((index < 0) | (index >= rows.n)).any()):
             raise InputError(
                 f"groups of new rows must be those of the data, 0 to {rows.n - 1}; got {int(index.min())} to "

@@ -214,3 +214,13 @@ def shortest_fit(
     inverse = torch.where(s > least, 1 / s, 0.0)
     solution = Vh.mT @ (inverse[..., None] * (U.mT @ right))
     return torch.where(good.mT, solution / size.mT, torch.where(size.mT == 0, 0.0, torch.nan))
+
+
+def column_rank(Z: Tensor) -> int:
+    """The rank of columns that are brought to length 1 before, so that their units do not matter.
+
+    >>> column_rank(torch.tensor([[1.0, 1e-9], [0.0, 1e-9]]))
+    2
+    """
+    lengths = torch.linalg.vector_norm(Z, dim=0)
+    return int(torch.linalg.matrix_rank(Z / lengths.clamp_min(torch.finfo(Z.dtype).tiny)))

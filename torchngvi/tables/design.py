@@ -16,7 +16,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.messages import hint, listed
 from torchngvi.models import checks
-from torchngvi.numerics.arrays import writable
+from torchngvi.numerics.linalg import column_rank
 from torchngvi.tables import formulas
 from torchngvi.tables.formulas import OF_SURVIVAL, OF_TRIALS, Block, Sides, described, designs_of
 from torchngvi.tables.parts import Design, Factor
@@ -141,32 +141,12 @@ def _factor(name: str, given: Any, X: Tensor) -> Factor:
             f"random holds a pair (Z, groups) for the factor {name}: the design (N, r) of its effects, and the group "
             f"of each row; got {type(given).__name__}."
         )
-    Z, groups = checks.numbers("Z", given[0], X), _integers(given[1], X)
-    if Z.ndim != 2 or len(Z) != len(X) or Z.shape[1] == 0:
-        raise InputError(
-            f"Z must have one row for each of the {len(X)} rows of X, and a column a random effect; got shape "
-            f"{tuple(Z.shape)}."
-        )
-    one_group = int(groups.max()) == int(groups.min())
-    if one_group and Z.shape[1] > 2 and bool(((Z == 0) | (Z == 1)).all()) and bool((Z.sum(-1) == 1).all()):
-        raise InputError(
-            f"Z has a 1 in one of {Z.shape[1]} columns of each row, as a matrix of the groups has, and all rows are of "
-            "one group. Z is the design within a group, (N, r), a column of ones for an intercept that varies; the "
-            "groups are Z.argmax(-1)."
-        )
-    lowest = int(groups.min())
-    counts = torch.bincount(groups) if lowest >= 0 else None
-    if counts is None or bool((counts == 0).any()):
-        which = f"a group {lowest}" if counts is None else f"no row of group {int((counts == 0).nonzero()[0, 0])}"
-        raise InputError(
-            f"groups must be numbered 0, ..., n - 1, each with a row; got {which}. Pass torch.unique(groups, "
-            "return_inverse=True)[1]."
-        )
+    Z, groups = checks.grouped(given[0], given[1], X)
     if effects is None:
         ones = bool((Z[:, 0] == 1).all())
         effects = ("Intercept",) * ones + tuple(f"z{k + 1}" for k in range(Z.shape[1] - ones))
     if levels is None:
-        levels = tuple(map(str, range(len(counts))))
+        levels = tuple(map(str, range(int(groups.max()) + 1)))
     _check_effects(Z, effects, name)
     return Factor(name, effects, levels, Z, groups)
 
@@ -194,29 +174,9 @@ def _in_rows(name: str, values: Any, rows: Any) -> Any:
     return values.reindex(wanted).to_numpy()
 
 
-def _integers(groups: Any, X: Tensor) -> Tensor:
-    """One integer a row."""
-    remedy = "Of labels, pass numpy.unique(labels, return_inverse=True)[1]."
-    try:
-        index = torch.as_tensor(writable(groups), device="cpu")
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise InputError(
-            f"groups must be integers, one a row; got {type(groups).__name__} ({error}). {remedy}"
-        ) from error
-    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise InputError(f"groups must be integers; got {index.dtype}. {remedy}")
-    if index.shape != (len(X),):
-        raise InputError(
-            f"groups must have one integer for each of the {len(X)} rows of X; got shape {tuple(index.shape)}."
-        )
-    return index.to(device=X.device, dtype=torch.long)
-
-
 def _check_effects(Z: Tensor, effects: Sequence[str], factor: str) -> None:
     """Check that the columns of the effects of a factor are linearly independent."""
-    lengths = torch.linalg.vector_norm(Z, dim=0)
-    rank = int(torch.linalg.matrix_rank(Z / lengths.clamp_min(torch.finfo(Z.dtype).tiny)))
-    if rank < Z.shape[1]:
+    if (rank := column_rank(Z)) < Z.shape[1]:
         raise InputError(
             f"the {Z.shape[1]} columns of Z, the design of the random effects {listed(effects)} of {factor}, must be "
             f"linearly independent; their rank is {rank}. Leave a column out."
@@ -264,22 +224,8 @@ class FormulaColumns(NamedTuple):
         )
 
 
-_ON_THE_LEFT = {  # calls of bambi and brms around an outcome, and what does the same here
-    "weighted": "Write {} alone, and hand in weights= by the name of their column.",
-    "truncated": "A truncated outcome is not there. Write {} alone, or censored(time, event) for times that may be "
-    "censored; weights= counts rows more or less.",
-}
-
-
 def _sides(formula: Any) -> Sides:
     """The two sides of a formula, each term with components of its own, after checks that each is one of columns."""
-    if isinstance(formula, str):
-        call = re.match(rf"\s*({'|'.join(_ON_THE_LEFT)})\s*\(([^,()]*)", formula)
-        if call:
-            raise InputError(
-                f"The formula {formula!r} has {call[1]}(..) on the left, which formulas here have not. "
-                f"{_ON_THE_LEFT[call[1]].format(call[2].strip() or 'y')}"
-            )
     sides = Sides.of(formula)
     for term in (*sides.terms, *(term for block in sides.blocks for term in block.terms)):
         for part in getattr(term, "components", ()):

@@ -56,6 +56,11 @@ _ELSEWHERE = {  # names of other libraries, and what does the same here
     "trials": "Write prop(successes, trials) on the left for successes of trials.",
     "weights": "Hand in weights= by the name of their column.",
 }
+_ON_THE_LEFT = {  # calls of bambi and brms around an outcome, and what does the same here
+    "weighted": "Write {} alone, and hand in weights= by the name of their column.",
+    "truncated": "A truncated outcome is not there. Write {} alone, or censored(time, event) for times that may be "
+    "censored; weights= counts rows more or less.",
+}
 _SIGNS = (  # that formulas of other libraries have
     (re.compile(r"\^"), "^", "Write I(x ** 2) for a square, and (a + b) ** 2 for all products of two."),
     (re.compile(r"%in%"), "%in%", "Write a:b for the groups of a within b."),
@@ -116,6 +121,11 @@ class Sides(NamedTuple):
             if sign.search(bare):
                 raise InputError(f"The formula {formula!r} has {name}, which formulas here have not. {remedy}")
         left, right = formula[:place].strip(), formula[place + 1 :]
+        if call := re.match(rf"({'|'.join(_ON_THE_LEFT)})\s*\(([^,()]*)", left):
+            raise InputError(
+                f"The formula {formula!r} has {call[1]}(..) on the left, which formulas here have not. "
+                f"{_ON_THE_LEFT[call[1]].format(call[2].strip() or 'y')}"
+            )
         if "|" in bare[:place]:
             raise InputError(
                 f"The formula {formula!r} has a bar in its response. Write prop(successes, trials) for successes of "

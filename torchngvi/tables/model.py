@@ -105,7 +105,8 @@ class TableModel:
         settings = (FitSettings() if settings is None else settings).asked(draws=draws, nodes=nodes)
         seed, design, columns = read_seed("seed", seed), self.design, self.coordinates
         groups = {f"the grouping factor {of.name}": len(of.levels) for of in design.factors}
-        remarks.warn_of(columns.X, columns.columns, groups, design.names, "residual sd" in self.family.parameters)
+        own_noise = "residual sd" in self.family.parameters
+        remarks.warn_of(columns.X, columns.columns, self.priors.parts, groups, design.names, own_noise)
 
         refit = partial(self._with_weights, settings=settings, seed=seed)
         fitted = self._integrated(self.design, settings, seed, progress)

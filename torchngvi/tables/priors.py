@@ -452,7 +452,7 @@ class Priors:
         unit: float,
     ) -> None:
         self.names, self.family, self.lengths = design.names, family, coordinates.lengths
-        self.coefficients, self.sds, self.correlations, self.parameters, self.named, self.apart = chosen
+        self.coefficients, self.sds, self.correlations, self.parameters, self.named, self.parts = chosen
         self.factors = tuple((factor.name, factor.effects) for factor in design.factors)
         self.unit, self.columns, self.within = unit, coordinates.columns, coordinates.within
         pairs = zip(self.coefficients, coordinates.columns.scales.tolist(), strict=True)
@@ -501,8 +501,8 @@ class Priors:
         columns, parts = self.columns, list[str]()
         named = {_bare(name) for name in self.named}
         rest = [place for place, name in enumerate(self.names) if _bare(name) not in named]
-        apart = [self.names[place] for place in rest if place in self.apart]
-        slopes = [place for place in rest if place != columns.intercept and place not in self.apart]
+        apart = [self.names[place] for place in rest if self.parts[place] < 1]
+        slopes = [place for place in rest if place != columns.intercept and self.parts[place] == 1]
         if slopes:
             place = slopes[0]
             default: Any = self.coefficients[place].scaled(float(columns.scales[place]))
@@ -543,7 +543,7 @@ class _Chosen(NamedTuple):
     correlations: tuple[LKJ, ...]
     parameters: tuple[Any, ...]
     named: tuple[str, ...]
-    apart: tuple[int, ...]  # columns whose prior is per sd of the part of theirs that the others leave
+    parts: tuple[float, ...]  # of each column that its default prior is per sd of, see `products_far_from_0`
 
 
 def _merged(names: Iterable[str], priors: Iterable[Any]) -> list[tuple[str, Any]]:
@@ -619,8 +619,7 @@ def settle(
     own = zip(family.parameters, family.parameter_prior(), strict=True)
     parameters = tuple(asked.parameter(name, one) for name, one in own)
     asked.check(design, family)
-    apart = tuple(place for place, part in enumerate(parts) if part < 1)
-    chosen = _Chosen(coefficients, sds, correlations, parameters, tuple(asked.found), apart)
+    chosen = _Chosen(coefficients, sds, correlations, parameters, tuple(asked.found), tuple(parts))
     return Priors(design, family, coordinates, chosen, unit)
 
 

@@ -25,7 +25,8 @@ _NORMAL = 3.92  # standard deviations in the interval of 95 %
 
 def warn_of(
     X: Tensor,
-    units: Standardization | None,
+    units: Standardization,
+    parts: Sequence[float],
     groups: Mapping[str, int],
     names: Sequence[str],
     own_noise: bool = False,
@@ -33,7 +34,7 @@ def warn_of(
     """Warn of columns of X that depend on one another, and of factors with hardly any groups."""
     ones = next((place for place, name in enumerate(names) if name.lower() == "intercept"), None)
     found = dependences(X)
-    if units is not None and units.intercept is not None:
+    if units.intercept is not None:
         # columns are about their means, where each is a multiple without a constant, and one that is constant is 0
         ones = units.intercept
         found = [Dependence(column, tuple(sorted({ones, *of}))) for column, of in found]
@@ -41,9 +42,8 @@ def warn_of(
         found += [Dependence(place, (ones,)) for place in torch.nonzero(size <= _NONE * size.max())[:, 0].tolist()]
     for sentence in told_dependences(names, found, ones):
         warnings.warn(f"C{sentence[1:]}", stacklevel=3)
-    if units is not None and not found:
-        for sentence in of_products(names, own_shares(X)):
-            warnings.warn(sentence, stacklevel=3)
+    for sentence in of_products(names, parts):
+        warnings.warn(sentence, stacklevel=3)
     for name, count in groups.items():
         if own_noise and count == len(X):
             warnings.warn(
@@ -75,6 +75,11 @@ def own_shares(
     return 1 / torch.linalg.vector_norm(inverse, dim=1)
 
 
+def _is_product(name: str) -> bool:
+    """Whether a column is a product or a power of columns, by its name."""
+    return any(sign in name for sign in _PRODUCTS)
+
+
 def products_far_from_0(
     X: Tensor,  # (N, p)
     names: Sequence[str],
@@ -90,7 +95,7 @@ def products_far_from_0(
     >>> products_far_from_0(X, ["z", "x"])
     [1.0, 1.0]
     """
-    made = [any(sign in name for sign in _PRODUCTS) for name in names]
+    made = [_is_product(name) for name in names]
     if not any(made) or X.shape[0] < X.shape[1] or dependences(X):
         return [1.0] * len(names)
     own = own_shares(X).tolist()
@@ -99,12 +104,12 @@ def products_far_from_0(
     return [part if part < _OWN else 1.0 for part in own]
 
 
-def of_products(names: Sequence[str], own: Tensor) -> list[str]:
+def of_products(names: Sequence[str], parts: Sequence[float]) -> list[str]:
     """Sentences about products and powers of columns that lie far from 0, whose default priors are wide.
 
-    >>> of_products(["x", "x:z"], torch.tensor([0.5, 0.001]))[0].partition(":")[0]
+    >>> of_products(["x", "x:z"], [1.0, 0.001])[0].partition(":")[0]
     'Column x'
-    >>> of_products(["x", "x:z"], torch.tensor([0.5, 0.9]))
+    >>> of_products(["x", "x:z"], [1.0, 1.0])
     []
     """
     return [
@@ -112,8 +117,8 @@ def of_products(names: Sequence[str], own: Tensor) -> list[str]:
         "in the other columns. Its default prior, and that of the columns it nearly depends on, is per standard "
         "deviation of the part that the others leave, and says little. Write center(x) for a column x that lies far "
         "from 0, in the product and by itself, for priors that say what they say of other columns."
-        for name, share in zip(names, own.tolist(), strict=True)
-        if share < _OWN and any(sign in name for sign in _PRODUCTS)
+        for name, share in zip(names, parts, strict=True)
+        if share < 1 and _is_product(name)
     ]
 
 
