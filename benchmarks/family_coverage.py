@@ -7,7 +7,8 @@ The truth is fixed and not drawn from the prior, so that what is measured is wha
 the fit together. There are 30 groups of 6 rows, a standard normal covariate x of each row, and a treatment of half of
 the groups; with a factor the intercepts of groups have the sd .6, without one the 180 rows are independent. Data and x
 are drawn again in each replicate, by NumPy and not by the families' own draws. About a fifth of the times of the
-survival families is censored. Of an ordinal outcome the thresholds stand for the intercept.
+survival families is censored. Of an ordinal outcome the thresholds stand for the intercept. A multinomial outcome has
+three categories, and no factor.
 
 A share of n intervals has the standard error √(.95 · .05/n), .015 for 200: a cell agrees with 95 % where it lies within
 three of these, and has a star where it does not. z is (posterior mean - truth)/(posterior sd), its mean and sd over the
@@ -44,7 +45,9 @@ TRUTHS = {
     "hurdle_poisson": (0.8, {"zeros": 0.3}),
     "weibull": (0.5, {"shape": 1.5}),
     "lognormal": (0.5, {"sd of log time": 0.8}),
+    "multinomial": (None, {}),
 }
+CATEGORIES = {"b": (0.3, *SLOPES.values()), "c": (-0.5, -0.6, 0.7)}  # intercept and slopes against the category a
 OUTCOME = {"binomial": "prop(y, n)", "beta_binomial": "prop(y, n)"}
 OUTCOME |= dict.fromkeys(("weibull", "lognormal"), "censored(y, seen)")
 
@@ -98,6 +101,14 @@ def simulated(name, factors, seed):
     group = np.arange(GROUPS).repeat(ROWS)
     x, treated = generator.standard_normal(len(group)), (group % 2).astype(float)
     b = SD * generator.standard_normal(GROUPS)
+    if name == "multinomial":
+        columns = np.stack([np.ones(len(x)), x, treated])
+        eta = np.stack([0 * x, *(np.array(of) @ columns for of in CATEGORIES.values())])
+        table = pandas.DataFrame({"x": x, "treated": treated})
+        table["y"] = np.array(["a", *CATEGORIES])[(eta + generator.gumbel(size=eta.shape)).argmax(0)]
+        names = ("Intercept", *SLOPES)
+        pairs = {k: zip(names, of, strict=True) for k, of in CATEGORIES.items()}
+        return table, {f"{k}: {column}": value for k, some in pairs.items() for column, value in some}
     eta = (intercept or 0.0) + SLOPES["x"] * x + SLOPES["treated"] * treated + (b[group] if factors else 0.0)
     table = pandas.DataFrame(outcome(name, eta, other, generator) | {"x": x, "treated": treated})
     table["g"] = [f"g{k:02d}" for k in group]
@@ -179,6 +190,8 @@ def main():
     with options.out.open("a") as log:
         for factors in options.factors:
             for name in options.families:
+                if factors and name == "multinomial":
+                    continue
                 done = []
                 for seed in range(options.first, options.first + options.replicates):
                     of = (name, factors, seed, options.draws, options.priors)

@@ -27,6 +27,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, str]]] = {
     "hurdle_poisson": ("hurdle_poisson", {}),
     "hurdle_negativebinomial": ("hurdle_negative_binomial", {"alpha": "size"}),
     "cumulative": ("ordinal", {}),
+    "categorical": ("multinomial", {}),
     "beta": ("beta", {"kappa": "precision"}),
     "gamma": ("gamma", {"alpha": "shape"}),
     "weibull": ("weibull", {"alpha": "shape"}),

@@ -200,10 +200,10 @@ def _of_target(read: Read, s: Settings, family: str) -> Prepared:
         frame, positive = _coded(frame, target, s.success)
     elif s.success is not None:
         raise InputError(f"success names a class, and family {family} has none. Say --likelihood bernoulli.")
-    elif not is_number(frame[target]) and family != "ordinal":
+    elif not is_number(frame[target]) and family not in ("ordinal", "multinomial"):
         raise InputError(
             f"this family needs a target of numbers; {target!r} holds classes such as {str(frame[target].iloc[0])!r}. "
-            "Say --likelihood bernoulli."
+            "Say --likelihood bernoulli, or multinomial of several classes."
         )
     return _of_columns(frame, names, levels, target, positive, notes, s)
 

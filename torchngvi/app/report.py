@@ -83,7 +83,7 @@ def parameters(outcome: Outcome) -> pd.DataFrame:
     fixed["name"] = [outcome.prepared.columns.shown(name) for name in fixed.name]
     for end in ("", "_low", "_high") if ratio else ():
         fixed[f"ratio{end}"] = [math.exp(x) if x < 709.0 else math.inf for x in fixed[end[1:] or "mean"]]
-    fixed["per_sd"] = fixed["mean"] * outcome.result.fitted.coordinates.columns.scales.numpy()
+    fixed["per_sd"] = fixed["mean"] * outcome.result.fitted.coordinates.scales.numpy()
     others = []
     for name, of in table.random.items():
         others += [_frame(of.sd, kind=f"sd of {name}"), _frame(of.correlation, kind=f"correlation of {name}")]

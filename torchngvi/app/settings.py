@@ -50,8 +50,8 @@ class Settings:
     family: str | None = _key(
         None,
         "FAMILY",
-        "bernoulli, probit, binomial, poisson, negative_binomial, gaussian, student_t, ordinal, beta, gamma and others "
-        "of torchngvi.tables (bernoulli; with --formula gaussian)",
+        "bernoulli, probit, binomial, poisson, negative_binomial, gaussian, student_t, ordinal, multinomial, beta, "
+        "gamma and others of torchngvi.tables (bernoulli; with --formula gaussian)",
     )
     success: str | None = _key(None, "CLASS", "the class to predict, against all others (of two, the last in order)")
     weights: str | None = _key(None, "COLUMN", "row weights")

@@ -259,7 +259,7 @@ class Formula:
         design: of the table.
         formula: its text.
         response: the text of the response.
-        outcomes: of ordered categories their labels, in the order of the codes 0, 1, ... of y; else None.
+        outcomes: of categories their labels, in the order of the codes 0, 1, ... of y; else None.
         success: of two classes that are texts the one that counts as 1; else "".
         failure: the other one.
         why: for what reason that one counts as 1, as a clause, such as "sorts last".
@@ -707,7 +707,7 @@ class _Response:
         self._levels: list[Any] = []
         self._seen: str | None = None
         binary = family is not None and family.discrete and tuple(family.bounds) == (0.0, 1.0)
-        self._ordered = family is None or not family.intercept
+        self._categorical = family is None or not family.intercept or family.nominal
         self._two = binary or (family is not None and "trials" in family.extra and not self.beside)
 
     def fit(self, frame: Any) -> tuple[Tensor, ...]:
@@ -746,7 +746,7 @@ class _Response:
         piece, name = self.parts[0], self.parts[0].text
         if piece.level is not None or self.positive is not None:
             return self._against(column, piece.level, first)
-        if self._ordered:
+        if self._categorical:
             return self._categories(column, first)
         if is_number(column) and not isinstance(column.dtype, pd.CategoricalDtype):
             values = self._plain(name, column)
@@ -760,7 +760,8 @@ class _Response:
         if not self._two or len(self._levels) != 2:
             shown = [*map(str, self._levels[:5]), *[".."] * (len(self._levels) > 5)]
             number = "two classes" if self._two else "a number"
-            also = " For ordered categories take the family 'ordinal'." if len(self._levels) > 2 else ""
+            also = " For ordered categories take the family 'ordinal', for others 'multinomial'."
+            also *= len(self._levels) > 2
             raise InputError(
                 f"The response is {number}; {name} holds categories, {', '.join(shown)}. Name the one that counts as "
                 f"1: {name}[{self._levels[-1]}].{also}"
@@ -782,8 +783,8 @@ class _Response:
                 f"{self.left} names the level that counts as success, and positive={self.positive!r} another time. "
                 "Leave one of them out."
             )
-        if self._ordered or not (level is not None or self._two):
-            said = "categories" if self._ordered else "numbers"
+        if self._categorical or not (level is not None or self._two):
+            said = "categories" if self._categorical else "numbers"
             raise InputError(
                 f"{self.positive if level is None else level!r} is to be the success, and the outcome is of {said}. "
                 "Leave that out, or take the family 'bernoulli'."
@@ -799,7 +800,7 @@ class _Response:
         return found.astype(float)
 
     def _categories(self, column: Any, first: bool) -> Any:
-        """The codes 0, 1, ... of ordered categories, or of any where there is no family."""
+        """The codes 0, 1, ... of categories; of a family of ordered ones their order has to be known."""
         name = self.parts[0].text
         if first:
             self._levels = _levels_of(column)
@@ -808,11 +809,11 @@ class _Response:
             if len(self._levels) > cells.MOST_LEVELS:
                 raise InputError(
                     f"The response has categories; {name} has {len(self._levels)} different values, more than "
-                    f"{cells.MOST_LEVELS}. Take a family of numbers, such as gaussian, or cut it into few."
+                    f"{cells.MOST_LEVELS}. Put rare ones together, or take a family of numbers, such as gaussian."
                 )
             self.outcomes = tuple(cells.as_levels(pd.Series(self._levels)))
             texts = not isinstance(column.dtype, pd.CategoricalDtype) and not is_number(column)
-            if texts and self.family is not None:
+            if texts and self.family is not None and not self.family.nominal:
                 order = " < ".join(self.outcomes)
                 if not all(label[:1].isdigit() for label in self.outcomes):
                     raise InputError(

@@ -283,7 +283,8 @@ class Asked:
         """The answers as a table; of categories of the outcome a line each."""
         labels = [dict(cell) for cell in cells]
         if draws.ndim > 2:
-            labels = [{**label, "outcome": name} for label in labels for name in self.result.outcomes]
+            names = self.result.outcomes[-draws.shape[-1] :]  # of linear predictors without the reference
+            labels = [{**label, "outcome": name} for label in labels for name in names]
         return EffectTable(head, tuple(labels), draws.flatten(1), self.interval)
 
 

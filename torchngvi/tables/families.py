@@ -6,7 +6,7 @@ the derivatives stand where they are short.
 
 Shapes.  η is (N, *more), as (N,), (N, S) of S draws or (N, S, K) of K nodes; y is a tuple of tensors that broadcast to
 η, (N,), (N, 1) or (N, 1, 1); φ has its coordinates on the last axis, and what is before it broadcasts with η from the
-right: (nphi,), (S, nphi) or (S, 1, nphi).
+right: (nphi,), (S, nphi) or (S, 1, nphi).  The η of a nominal family has one more axis, the last, of K - 1 categories.
 """
 
 import copy
@@ -56,7 +56,8 @@ class Family(ABC):
         parameters: the names of the natural-scale parameters, one for each coordinate φ.
         scales: the way from φ to the parameter for each of them, "log" (the default), "logit" or "identity".
         bounds: the smallest and the largest outcome; a continuous outcome lies strictly between.
-        outcomes: labels of the categories of ordered ones, else None.
+        outcomes: labels of the categories, else None.
+        nominal: whether the categories have no order, and each but the first has a linear predictor of its own.
 
     >>> from torchngvi.tables.family_checks import check_family
     >>> class Laplace(Family):  # p(y) = exp(-|y - η|/b)/(2b)
@@ -88,6 +89,7 @@ class Family(ABC):
     scales: tuple[str, ...] = ()
     bounds: tuple[float, float] = (-math.inf, math.inf)
     outcomes: tuple[str, ...] | None = None
+    nominal: bool = False
 
     @abstractmethod
     def log_prob(
@@ -458,7 +460,7 @@ class Bernoulli(Family):
             raise InputError(
                 f"the {self.name} family needs two classes in the outcome; got "
                 + (
-                    f"{len(values)} different values. Choose two of them, or another family, as ordinal or poisson."
+                    f"{len(values)} different values. Choose two of them, or another family, as multinomial, ordinal or poisson."
                     if len(values) > 2
                     else f"{values[0]:g} in every row. Check the column, or choose other rows."
                 )
@@ -835,25 +837,10 @@ class HurdleNegativeBinomial(HurdlePoisson):
     parameters, scales, counts = ("zeros", "size"), ("logit", "log"), NegativeBinomial()
 
 
-class Ordinal(Family):
-    """Ordered categories with the logistic link, P(y ≤ k | η) = 1/(1 + e^{η - c_k}), thresholds c_1 < c_2 < ..
+class _Categories(Family):
+    """Outcomes that are categories, coded 0, 1, .., by labels that are given or read off the data."""
 
-    For grades and answers such as never, sometimes, often: the proportional odds model (McCullagh 1980), brms'
-    ``cumulative``.  A positive coefficient moves rows to higher categories; e^coefficient is an odds ratio.  The
-    thresholds take the place of the intercept: φ = (c_1, log(c_2 - c_1), ..), and each has the prior t(3, 0, 2.5), as
-    in brms.
-
-    Args:
-        labels: of the categories in their order, whose outcomes are coded 0, 1, ..; None to read them off the data.
-
-    >>> family = Ordinal(("low", "medium", "high"))
-    >>> family.parameters, family.natural(torch.tensor([[-1.0, 0.0]])).tolist()
-    (('threshold[1]', 'threshold[2]'), [[-1.0, 0.0]])
-    >>> family.mean(torch.zeros(1), torch.tensor([0.0, 50.0])).tolist()
-    [[0.5, 0.5, 0.0]]
-    """
-
-    name, link, ratio, discrete, concave, intercept = "ordinal", "logit", "odds ratio", True, True, False
+    discrete, concave = True, True
 
     def __init__(self, labels: Sequence[object] | None = None) -> None:
         self.values: tuple[float, ...] | None = None
@@ -867,8 +854,6 @@ class Ordinal(Family):
                 f"the {self.name} family needs 2 to {_CATEGORIES} categories; got {listed(self.outcomes or ())}. "
                 "Check the column, put categories together, or choose a family of numbers, such as gaussian."
             )
-        self.parameters = () if labels is None else tuple(f"threshold[{k}]" for k in range(1, count))
-        self.scales = ("identity",) * len(self.parameters)
         self.bounds = (0.0, math.inf if labels is None else count - 1.0)
 
     def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
@@ -894,6 +879,33 @@ class Ordinal(Family):
         what = f"the categories {listed(self.outcomes)}" if self.outcomes and self.values else "codes of its categories"
         _refuse(self.name, what, y[0], values[place] != y[0])
         return (place.to(y[0].dtype),)
+
+
+class Ordinal(_Categories):
+    """Ordered categories with the logistic link, P(y ≤ k | η) = 1/(1 + e^{η - c_k}), thresholds c_1 < c_2 < ..
+
+    For grades and answers such as never, sometimes, often: the proportional odds model (McCullagh 1980), brms'
+    ``cumulative``.  A positive coefficient moves rows to higher categories; e^coefficient is an odds ratio.  The
+    thresholds take the place of the intercept: φ = (c_1, log(c_2 - c_1), ..), and each has the prior t(3, 0, 2.5), as
+    in brms.
+
+    Args:
+        labels: of the categories in their order, whose outcomes are coded 0, 1, ..; None to read them off the data.
+
+    >>> family = Ordinal(("low", "medium", "high"))
+    >>> family.parameters, family.natural(torch.tensor([[-1.0, 0.0]])).tolist()
+    (('threshold[1]', 'threshold[2]'), [[-1.0, 0.0]])
+    >>> family.mean(torch.zeros(1), torch.tensor([0.0, 50.0])).tolist()
+    [[0.5, 0.5, 0.0]]
+    """
+
+    name, link, ratio, intercept = "ordinal", "logit", "odds ratio", False
+
+    def _named(self, labels: Sequence[object] | None) -> None:
+        super()._named(labels)
+        self.parameters = tuple(f"threshold[{k}]" for k in range(1, len(self.outcomes or ())))
+        self.scales = ("identity",) * len(self.parameters)
+
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
         """Return log(σ(a) - σ(b)) = log(1 - e^{b-a}) - log(1 + e^{-a}) - log(1 + e^b), a = c_y - η, b = c_{y-1} - η."""
@@ -980,6 +992,78 @@ class OrdinalProbit(Ordinal):
 
     def _noise(self, shape: torch.Size, like: Tensor, generator: torch.Generator) -> Tensor:
         return _normal(shape, like, generator)
+
+
+class Multinomial(_Categories):
+    """Categories without an order, log P(y = k | η) = η_k - log Σ_j e^{η_j}, with η_0 = 0 of the first, the reference.
+
+    For species, brands or ways to travel: brms' ``categorical``, and multinom of R's nnet.  Each other category has a
+    linear predictor of its own, η (.., K - 1), so that a column has K - 1 coefficients; e^coefficient is the ratio of
+    the odds of that category against the reference.
+
+    Args:
+        labels: of the categories, the reference first, whose outcomes are coded 0, 1, ..; None to read them off the
+            data.
+
+    >>> family = Multinomial(("bus", "car", "train"))
+    >>> family.mean(torch.tensor([[0.0, math.log(2)]]), torch.zeros(0)).tolist()
+    [[0.25, 0.25, 0.5]]
+    """
+
+    name, link, ratio, nominal = "multinomial", "logit", "odds ratio", True
+
+    def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
+        """Return the family that knows its categories.
+
+        Raises:
+            InputError: if there is an offset.
+        """
+        if bool(offset.any()):
+            raise InputError(
+                f"the {self.name} family takes no offset, since each category but the reference has a linear predictor "
+                "of its own. Leave the offset out, or make it a column of the formula."
+            )
+        return super().settled(y, weights, offset)
+
+    def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
+        """Return the logarithm of the share that the category has of Σ e^η."""
+        every = torch.cat([torch.zeros_like(eta[..., :1]), eta], -1).log_softmax(-1)
+        return every.gather(-1, y[0].long().expand(eta.shape[:-1])[..., None])[..., 0]
+
+    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return -log P, its gradient (.., K - 1), p less the category, and its Hessian, diag(p) - p pᵀ."""
+        p = self.mean(eta, phi)[..., 1:]
+        there = y[0][..., None] == torch.arange(1, p.shape[-1] + 1, dtype=y[0].dtype, device=p.device)
+        return -self.log_prob(eta, y, phi), p - there.to(p), torch.diag_embed(p) - p[..., None] * p[..., None, :]
+
+    def averaged(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient and the Hessian of `jet` averaged over draws, of η (N, S, K - 1)."""
+        p = self.mean(eta, phi)[..., 1:]
+        slope = self.jet(eta[:, :1], y, phi)[1] - p[:, :1]  # the category of each row
+        mean = p.mean(1)
+        return mean + slope[:, 0], torch.diag_embed(mean) - p.mT @ p / p.shape[1]
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return the probabilities of all categories on a last axis, the reference first."""
+        return torch.cat([torch.zeros_like(eta[..., :1]), eta], -1).softmax(-1)
+
+    def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
+        """Draw the number of the category."""
+        above = _uniform(eta.shape[:-1], eta, generator)[..., None] > self.mean(eta, phi).cumsum(-1)
+        return above[..., :-1].sum(-1).to(eta.dtype)
+
+    def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        """Return 0, and no parameter; a search begins where the prior has its mean."""
+        return 0.0, y[0].new_zeros(0, dtype=torch.float64)
+
+    def levels(self, y: tuple[Tensor, ...], weights: Tensor) -> list[float]:
+        """Return log odds of each category against the reference, those of `Bernoulli` on the rows of the two."""
+        found = []
+        for k in range(1, len(self.outcomes or ())):
+            pair = torch.where((y[0] == 0) | (y[0] == k), weights, 0.0)
+            of = TargetSummary.of((y[0] == k).double(), self.link, 0 * weights, pair) if bool(pair.any()) else None
+            found.append(of.location_and_unit(self.link)[0] if of else 0.0)
+        return found
 
 
 class Beta(Family):
@@ -1203,7 +1287,8 @@ class Held(Family):
             at: float(maps.get(family.ways[at], float)(values[name])) for at, name in enumerate(names) if name in values
         }
         self.free = [at for at in range(len(names)) if at not in self.places]
-        for name in ("name", "link", "ratio", "discrete", "concave", "intercept", "extra", "bounds", "outcomes"):
+        shared = ("name", "link", "ratio", "discrete", "concave", "intercept", "extra", "bounds", "outcomes", "nominal")
+        for name in shared:
             setattr(self, name, getattr(family, name))
         self.parameters = tuple(names[at] for at in self.free)
         self.scales = tuple(family.ways[at] for at in self.free)
@@ -1269,6 +1354,7 @@ FAMILIES: dict[str, type[Family]] = {
         HurdleNegativeBinomial,
         Ordinal,
         OrdinalProbit,
+        Multinomial,
         Beta,
         Gamma,
         Weibull,
@@ -1301,10 +1387,8 @@ def family_of(family: object) -> Family:
     word = _OTHER.get(word, word)
     found = known.get(full_name(word))
     if not isinstance(family, str) or found is None:
-        several = word in ("multinomial", "categorical", "softmax")
-        told = " Several classes without an order are those of torchngvi.adapters.sklearn.BayesianLogisticRegression."
         raise InputError(
-            f"there is no family {family!r}.{told if several else hint(word, [*known, *_OTHER])} The families are "
+            f"there is no family {family!r}.{hint(word, [*known, *_OTHER])} The families are "
             f"{', '.join(FAMILIES)}; "
             "or hand in an object of a class of your own (torchngvi.tables.families.Family)."
         )
@@ -1313,6 +1397,8 @@ def family_of(family: object) -> Family:
 
 _OTHER = {
     "cumulative": "ordinal",
+    "categorical": "multinomial",
+    "softmax": "multinomial",
     "zip": "zero_inflated_poisson",
     "zinb": "zero_inflated_negative_binomial",
     "betabinomial": "beta_binomial",

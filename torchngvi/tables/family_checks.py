@@ -55,6 +55,11 @@ def check_family(
     """
     if not isinstance(family, Family):
         raise InputError(f"a family is an object of a subclass of torchngvi.tables.families.Family; got {family!r}.")
+    if family.nominal:
+        raise InputError(
+            f"check_family is for families of one linear predictor, and the {family.name} family has one for each "
+            "category. Compare log_prob, jet, mean and draw with one another in a test of your own."
+        )
     if y is not None:
         ones = torch.ones_like(y[0], dtype=torch.float64)
         family = family.settled(y, ones, 0 * ones)

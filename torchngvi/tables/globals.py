@@ -715,7 +715,7 @@ class IntegratedPosterior(Posterior):
             if best.weighted.effective >= settings.effective:
                 return best, how
             return weigher.of_mixture(frame.theta, frame.root, 2 * count).equally(), _AT_MODE
-        best = weigher.of_mixture(*joint.nearest(found.theta, frame.root), 2 * count)
+        best = weigher.of_mixture(*joint.nearest(found.theta, frame.root, weigher.generator), 2 * count)
         if best.weighted.k_hat <= USELESS:
             return weigher.enough(best, progress), _NEAREST
         return best.equally(), f"{_NEAREST}{_EQUALLY}"

@@ -52,6 +52,7 @@ class Integration:
         wide: standard deviation of effects, on the scale of the linear predictor, beyond which outcomes of 0 and 1 make
             integrands that are far from Gaussian.
         nearest_nodes: of expectations over the linear predictor of a row, whose relative error is below 10⁻⁶ with 15.
+        nearest_draws: of the same expectations where each category has a linear predictor, in pairs ±z.
         nearest_steps: to the nearest Gaussian at most; 5 to 10 where there are more rows than columns.
         nearest_end: twice the nats that a step to the nearest Gaussian still promises.
         difference: by which coordinates of scales and of the likelihood are moved for second differences, all of them
@@ -68,6 +69,7 @@ class Integration:
     wide: float = 2.0
     difference: float = 0.01
     nearest_nodes: int = 15
+    nearest_draws: int = 128
     nearest_steps: int = 50
     nearest_end: float = 1e-3
 
@@ -216,7 +218,7 @@ class Integrated(LogJoint):
         self.gradients = self.jets = self.energies = 0
         self.blocks, self.order = self._arranged()
         self.n = len(self.order)
-        self.together = max(1, 10 * self.settings.at_once // max(1, self.n * max(1, self.r)))
+        self.together = max(1, 10 * self.settings.at_once // max(1, self.n * max(1, self.r, len(coordinates.categories))))
         self.place = torch.empty_like(self.order).scatter(0, self.order, torch.arange(self.n, device=self.order.device))
 
     # ---------------------------------------------------------------------------- rows in groups of one length
@@ -259,9 +261,14 @@ class Integrated(LogJoint):
     def _pieces(self, count: int, nodes: int) -> Iterator[tuple[_Block, slice]]:
         """Blocks and ranges of values of the globals, so that no table is large."""
         for block in self.blocks:
-            most = max(1, self.settings.at_once // max(1, block.offset.numel() * nodes**self.r))
+            most = self._most(block, nodes)
             for low in range(0, count, most):
                 yield block, slice(low, min(count, low + most))
+
+    def _most(self, block: _Block, nodes: int) -> int:
+        """The values of the globals at once."""
+        size = block.offset.numel() * max(1, len(self.coordinates.categories)) * nodes**self.r
+        return max(1, self.settings.at_once // max(1, size))
 
     # ---------------------------------------------------------------------------- what the search asks for
 
@@ -274,6 +281,7 @@ class Integrated(LogJoint):
             sd = self._spread()
             unit = torch.where(sd > 0, sd, 1.0)
         level = c.columns.level(float(location)).to(c.X) if not c.thresholds else c.X.new_zeros(c.p)
+        level = self.priors.location.to(c.X) if c.categories else level
         xis = [torch.cat([unit.log() - 0.7 + c.X.new_zeros(r), c.X.new_zeros(r * (r - 1) // 2)]) for r in c.sizes]
         theta = torch.cat([level, *xis, torch.as_tensor(phi, device=c.X.device).to(c.X).reshape(-1)])
         return theta, theta.new_zeros(self.n, 1, self.r)
@@ -349,7 +357,7 @@ class Integrated(LogJoint):
     ) -> Tensor:
         """log p(y_i | u, θ) - ½|u|² at points of u, (n, S, K)."""
         fixed, C, phi = self._predictor(block, theta)
-        eta = fixed[..., None].expand(*fixed.shape, u.shape[-2])
+        eta = fixed.unsqueeze(3).expand(*fixed.shape[:3], u.shape[-2], *fixed.shape[3:])
         if self.r:
             b = small_blocks.product(u, C.mT)
             eta = eta + sum(block.Z[:, :, None, None, k] * b[:, None, ..., k] for k in range(self.r))
@@ -359,9 +367,9 @@ class Integrated(LogJoint):
         return data - 0.5 * sum(u[..., k].square() for k in range(self.r)) if self.r else data
 
     def _predictor(self, block: _Block, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """X a + offset (n, m, S), C (S, r, r), and φ (S, nphi)."""
+        """X a + offset (n, m, S), of categories (n, m, S, C - 1), C (S, r, r), and φ (S, nphi)."""
         a, xis, phi = self.coordinates.split(theta)
-        fixed = block.X @ a.mT + block.offset[..., None]
+        fixed = self.coordinates.linear(block.X, a, block.offset)
         return fixed, covariance_root(xis[0], self.r) if self.r else theta.new_ones(len(theta), 0, 0), phi
 
     # ---------------------------------------------------------------------------- where the nodes are
@@ -473,7 +481,11 @@ class Integrated(LogJoint):
         for block in self.blocks:
             fixed, C, phi = self._predictor(block, theta)
             u = modes[block.part]
-            curvature = self._jet(block, u, fixed, C, phi)[2].clamp_min(0.0)
+            curvature = self._jet(block, u, fixed, C, phi)[2]
+            if self.coordinates.categories:
+                total += _of_categories(block.X.flatten(0, 1), curvature.flatten(0, 2))
+                continue
+            curvature = curvature.clamp_min(0.0)
             WX = curvature * block.X
             total += block.X.flatten(0, 1).mT @ WX.flatten(0, 1)
             if self.r:
@@ -485,7 +497,7 @@ class Integrated(LogJoint):
     # ---------------------------------------------------------------------------- many coefficients
 
     @torch.no_grad()
-    def nearest(self, theta: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    def nearest(self, theta: Tensor, root: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The mean and a root of the covariance of the Gaussian nearest to a posterior without effects.
 
         Natural-gradient steps, here those of Newton's method with expectations in the place of values (Opper and
@@ -495,17 +507,23 @@ class Integrated(LogJoint):
         Args:
             theta: the mode, (dim,).
             root: a root of the inverse of the Hessian there, (dim, dim).
+            generator: of draws for the expectations where each category has a linear predictor.
         """
         p, settings = self.coordinates.p, self.settings
         z, log_w = normal_rule(settings.nearest_nodes, 1, theta)
         H = self.curvature(theta, self.start()[1])
         fixed = H[:p, :p] - self._of_coefficients(theta[None], self.start()[1])  # the prior, at the mode
         begin, rate, promised = theta, 1.0, math.inf
+        half = torch.randn(settings.nearest_draws // 2, p, generator=generator, dtype=torch.float64, device="cpu")
         for _ in range(settings.nearest_steps):
             slope, curvature = fixed @ (theta - begin)[:p], fixed.clone()
             slope = slope - self._prior_slope(begin)[:p]
             for block in self.blocks:
                 X = block.X.flatten(0, 1)
+                if self.coordinates.categories:
+                    first, second = (block.weighted(one[:, None])[:, 0] for one in self._averaged(block, theta, root, half))
+                    slope, curvature = slope + (first.mT @ X).flatten(), curvature + _of_categories(X, second)
+                    continue
                 mean, _, phi = self._predictor(block, theta[None])
                 sd = (X @ root[:p]).square().sum(-1).sqrt()
                 eta = mean.flatten()[:, None] + sd[:, None] * z[:, 0]
@@ -525,6 +543,16 @@ class Integrated(LogJoint):
                 break
             rate = 0.5 * rate if promised > before else rate
         return theta, root
+
+    def _averaged(self, block: _Block, theta: Tensor, root: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients (n, C - 1) and Hessians in the predictors of categories, averaged over draws and their mirror."""
+        found = theta.new_zeros(()), theta.new_zeros(())
+        root = torch.linalg.cholesky(root @ root.mT)  # which changes little between steps, as eigenvectors do not
+        for part in torch.cat([half, -half]).to(theta).split(self._most(block, 1)):
+            eta, _, phi = self._predictor(block, theta + part @ root.mT)
+            own = self.family.averaged(eta.flatten(0, 1), tuple(one[:, None] for one in block.y), phi)
+            found = tuple(a + len(part) / (2 * len(half)) * b for a, b in zip(found, own, strict=True))
+        return found
 
     def _prior_slope(self, theta: Tensor) -> Tensor:
         """The gradient of the log prior, (dim,)."""
@@ -579,6 +607,15 @@ class Integrated(LogJoint):
 def finite(values: Tensor) -> Tensor:
     """Values, -inf in the place of whatever is not finite."""
     return torch.where(values.isfinite(), values, -torch.inf)
+
+
+def _of_categories(
+    X: Tensor,  # (N, D)
+    W: Tensor,  # of rows, (N, C, C)
+) -> Tensor:
+    """Σ_n W_n ⊗ x_n x_nᵀ, (C D, C D), a block of rows for each category."""
+    blocks = [X.mT @ (row[..., None] * X[:, None]).flatten(1) for row in W.unbind(1)]
+    return torch.cat(blocks)
 
 
 def _sums(

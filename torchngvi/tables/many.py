@@ -344,6 +344,11 @@ def _joint(
             f"shape {tuple(read.shape)}."
         )
     here, kind = design.weights > 0, family_of(family)
+    if kind.nominal:
+        raise InputError(
+            f"fit_many takes families of one linear predictor, and the {kind.name} family has one for each category. "
+            "Fit the outcomes one by one, as TableModel(design._replace(y=(y,)), family).fit()."
+        )
     G, N = len(read), int(here.sum())
     design = design._replace(
         X=design.X[here],

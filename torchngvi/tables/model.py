@@ -10,11 +10,12 @@ from torch import Tensor
 from torchngvi.arguments import read_seed
 from torchngvi.errors import InputError
 from torchngvi.extras import needing
+from torchngvi.messages import listed
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
 from torchngvi.models.mixed_prior import MixedPrior
 from torchngvi.tables import remarks
 from torchngvi.tables.design import Formula, design_of_arrays
-from torchngvi.tables.families import Family, Held, Ordinal, family_of
+from torchngvi.tables.families import Family, Held, Multinomial, Ordinal, family_of
 from torchngvi.tables.globals import FitSettings, integrate
 from torchngvi.tables.parts import Coordinates, Design, Posterior
 from torchngvi.tables.priors import LKJ, Exponential, HalfNormal, HalfT, Normal, Priors, settle
@@ -60,7 +61,17 @@ class TableModel:
     ) -> None:
         self.family = family_of(family).settled(design.y, design.weights, design.offset)
         self.design, self.formula = design._replace(y=self.family.checked(design.y)), formula
-        self.coordinates = Coordinates(self.design, len(self.family.parameters), thresholds=not self.family.intercept)
+        if self.family.nominal and design.factors:
+            raise InputError(
+                f"the {self.family.name} family takes no grouping factors; the model has "
+                f"{listed([of.name for of in design.factors])}. Fit the rows of the reference and of one other category "
+                "with the family 'bernoulli', for each of them; where categories have an order, take 'ordinal'; or make "
+                "a factor of few levels a column."
+            )
+        own = (self.family.outcomes or ())[1:] if self.family.nominal else ()
+        self.coordinates = Coordinates(
+            self.design, len(self.family.parameters), thresholds=not self.family.intercept, categories=own
+        )
         self.priors: Priors = settle(self.design, self.family, self.coordinates, priors)
 
     def __repr__(self) -> str:
@@ -106,7 +117,8 @@ class TableModel:
         seed, design, columns = read_seed("seed", seed), self.design, self.coordinates
         groups = {f"the grouping factor {of.name}": len(of.levels) for of in design.factors}
         own_noise = "residual sd" in self.family.parameters
-        remarks.warn_of(columns.X, columns.columns, self.priors.parts, groups, design.names, own_noise)
+        parts = self.priors.parts[: len(design.names)]
+        remarks.warn_of(columns.X, columns.columns, parts, groups, design.names, own_noise)
 
         refit = partial(self._with_weights, settings=settings, seed=seed)
         fitted = self._integrated(self.design, settings, seed, progress)
@@ -191,8 +203,8 @@ def regression(
         frame: a `pandas.DataFrame`.
         family: what the outcome is distributed as: "gaussian", "student_t", "bernoulli", "probit", "binomial",
             "beta_binomial", "poisson", "negative_binomial", "zero_inflated_poisson", "hurdle_poisson" and the same of
-            negative binomial counts, "ordinal", "ordinal_probit", "beta", "gamma", "weibull", "lognormal"; or a
-            `torchngvi.tables.Family` of your own.
+            negative binomial counts, "ordinal", "ordinal_probit", "multinomial", "beta", "gamma", "weibull",
+            "lognormal"; or a `torchngvi.tables.Family` of your own.
         priors: a mapping from names to priors or their texts, in the units of the table: {"x": Normal(0, 1),
             "1|g": "half_t(3, 1)", "Intercept": ...}. "Intercept" is that at the means of the columns, "b" all other
             coefficients, "sd" and "cor" all standard deviations and correlations over groups, and parameters of the
@@ -228,7 +240,7 @@ def regression(
     made = Formula(formula, frame, found := _family(family), weights=weights, positive=positive)
     for note in (*made.notes, *([made.asked] if made.asked else [])):
         warnings.warn(f"{note[0].upper()}{note[1:].rstrip('.')}.", stacklevel=2)
-    if made.outcomes is not None and isinstance(found, Ordinal):
+    if made.outcomes is not None and isinstance(found, Ordinal | Multinomial):
         found = type(found)(made.outcomes)
     return TableModel(made.design, found, priors=_priors(priors, prior, found), formula=made)
 

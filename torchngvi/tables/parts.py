@@ -8,10 +8,12 @@ each of the groups of factor k, and a likelihood log p(y | η, φ).  Its globals
 the coefficients a of centred and scaled columns of X (`torchngvi.models.standardize`); for each factor the logarithms
 of the r standard deviations τ of its effects and the r(r - 1)/2 canonical partial correlations on Fisher's scale, so
 that C = diag(τ) L with L the Cholesky factor of the correlations, of centred and scaled columns of Z; and the
-unconstrained coordinates φ of the likelihood.
+unconstrained coordinates φ of the likelihood.  Of a nominal outcome each category but the reference has coefficients of
+its own, a = (a_1, .., a_{C-1}).
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,7 +65,7 @@ class Globals(NamedTuple):
     """Draws of the globals in the units of the user.
 
     Attributes:
-        coefficients: of the columns of X, (S, p), the intercept at X = 0.
+        coefficients: of the columns of X, (S, p), the intercept at X = 0; of categories one after the other.
         sd: standard deviations of the effects of each factor, (S, r).
         correlation: their correlations, (S, r, r).
         phi: unconstrained coordinates of the likelihood, (S, nphi).
@@ -84,8 +86,11 @@ class Coordinates:
         thresholds: whether the first of these takes the place of the intercept, as the first threshold of ordered
             categories does. Then X has no column of ones, its columns are centred all the same, and the shift of the
             way back to X = 0 is added to that coordinate: P(y ≤ k) = F(c_k - η).
+        categories: labels of those that have coefficients of their own; none where there is one linear predictor.
 
     Attributes:
+        names: of the coefficients, p of them: those of the columns, of categories as "label: column".
+        scales: what the column of each coefficient is divided by, (p,).
         columns: how the columns of X are centred and scaled.
         within: the same of the columns of Z of each factor.
         X: the centred and scaled columns, (N, p).
@@ -100,14 +105,18 @@ class Coordinates:
     (3, torch.Size([5, 1]))
     """
 
-    def __init__(self, design: Design, parameters: int, *, thresholds: bool = False) -> None:
-        self.thresholds = thresholds
+    def __init__(
+        self, design: Design, parameters: int, *, thresholds: bool = False, categories: Sequence[str] = ()
+    ) -> None:
+        self.thresholds, self.categories = thresholds, tuple(categories)
         self.columns = centred(design.X, design.weights) if thresholds else Standardization.of(design.X, design.weights)
         self.within = tuple(Standardization.of(factor.Z, design.weights) for factor in design.factors)
         self.X = self.columns.standardize(design.X)
         pairs = zip(design.factors, self.within, strict=True)
         self.Z = tuple(units.standardize(factor.Z) for factor, units in pairs)
-        self.p, self.parameters = design.X.shape[1], parameters
+        self.names = tuple(f"{label}: {name}" for label in categories for name in design.names) or design.names
+        self.scales = self.columns.scales.repeat(max(1, len(categories)))
+        self.p, self.parameters = len(self.scales), parameters
         self.sizes = tuple(factor.Z.shape[1] for factor in design.factors)
         self.lengths = (self.p, *(r * (r + 1) // 2 for r in self.sizes), parameters)
         self.dim = sum(self.lengths)
@@ -119,6 +128,21 @@ class Coordinates:
         """Return a (..., p), ξ of each factor (..., r(r + 1)/2), and φ (..., nphi)."""
         a, *xis, phi = theta.split(self.lengths, -1)
         return a, tuple(xis), phi
+
+    def level(self, *locations: float) -> Tensor:
+        """Return a, (p,), whose predictor is a number in all rows, of categories one number each."""
+        return torch.cat([self.columns.level(location) for location in locations])
+
+    def linear(
+        self,
+        X: Tensor,  # (..., N, D)
+        a: Tensor,  # (S, p)
+        offset: Tensor,  # (..., N)
+    ) -> Tensor:
+        """Compute the linear predictors of rows, (..., N, S), of categories (..., N, S, C) without the offset."""
+        if not self.categories:
+            return X @ a.mT + offset[..., None]
+        return (X @ a.reshape(-1, X.shape[-1]).mT).unflatten(-1, (len(a), len(self.categories)))
 
     def to_user(
         self,
@@ -135,7 +159,8 @@ class Coordinates:
             unit = root / sd.clamp_min(torch.finfo(sd.dtype).tiny)[..., None]
             scales.append((sd, unit @ unit.mT))
         sds, correlations = (tuple(some) for some in zip(*scales, strict=True)) if scales else ((), ())
-        coefficients = self.columns.to_user(a)
+        own = a.unflatten(-1, (len(self.categories), -1)) if self.categories else a
+        coefficients = self.columns.to_user(own).reshape(a.shape)
         if self.thresholds:
             shift = coefficients @ self.columns.centers.to(coefficients)
             phi = torch.cat([phi[..., :1] + shift[..., None], phi[..., 1:]], -1)

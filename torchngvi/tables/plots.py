@@ -27,7 +27,7 @@ def axes(ax: Any) -> Any:
 
 def coefficients(of: Marginals, label: str, ax: Any) -> Any:
     """Draw coefficients but the intercept with intervals, the first on top."""
-    places = [k for k, name in enumerate(of.names) if name != "Intercept" or len(of.names) == 1]
+    places = [k for k, name in enumerate(of.names) if name.split(": ")[-1] != "Intercept" or len(of.names) == 1]
     return _dots(of, places[::-1], label, ax)
 
 

@@ -127,7 +127,7 @@ class Predictor:
         population: str,
         generator: torch.Generator,
     ) -> None:
-        self.family, self.rows, self.draws, self.generator = family, rows, draws, generator
+        self.family, self.coordinates, self.rows, self.draws, self.generator = family, coordinates, rows, draws, generator
         self.population = population if rows.factors else "typical"
         roots = [
             units.to_user(covariance_root(xi, r), -2)  # of the effects in the units of the user, (S, r, r)
@@ -148,9 +148,9 @@ class Predictor:
             self.index.append(index)
 
     def linear(self, at: slice) -> tuple[Tensor, Tensor | None]:
-        """The linear predictors of some rows, (S, m), and the sd s of what new groups add where these are averaged."""
+        """The linear predictors of some rows, (S, m) or (S, m, C - 1), and the sd s of what new groups add where these are averaged."""
         rows = self.rows
-        eta = self.draws.fixed @ rows.X[at].mT + rows.offset[at]
+        eta = self.coordinates.linear(rows.X[at], self.draws.fixed, rows.offset[at]).transpose(0, 1)
         if self.population == "typical":
             return eta, None
         variance = torch.zeros_like(eta)
@@ -194,7 +194,7 @@ class Predictor:
 
     def parts(self) -> list[slice]:
         """Slices of the rows whose tables of draws are small enough to hold."""
-        size = max(1, AT_ONCE // len(self.draws.theta))
+        size = max(1, AT_ONCE // (len(self.draws.theta) * max(1, len(self.coordinates.categories))))
         return [slice(start, start + size) for start in range(0, len(self.rows.X), size)]
 
 
@@ -203,6 +203,6 @@ def check_kind(kind: str, family: Family) -> str:
     kind = read_choice("kind", kind, KINDS, f"must be one of {', '.join(KINDS)}")
     if kind == "probability" and family.outcomes is None:
         raise InputError(
-            f"kind='probability' is for the categories of an ordinal outcome; of {family.name} use kind='mean'."
+            f"kind='probability' is for outcomes that are categories; of {family.name} use kind='mean'."
         )
     return kind

@@ -451,11 +451,12 @@ class Priors:
         chosen: "_Chosen",
         unit: float,
     ) -> None:
-        self.names, self.family, self.lengths = design.names, family, coordinates.lengths
+        self.names, self.family, self.lengths = coordinates.names, family, coordinates.lengths
         self.coefficients, self.sds, self.correlations, self.parameters, self.named, self.parts = chosen
         self.factors = tuple((factor.name, factor.effects) for factor in design.factors)
         self.unit, self.columns, self.within = unit, coordinates.columns, coordinates.within
-        pairs = zip(self.coefficients, coordinates.columns.scales.tolist(), strict=True)
+        self.scales = coordinates.scales
+        pairs = zip(self.coefficients, self.scales.tolist(), strict=True)
         within = [prior.scaled(s) for prior, s in pairs]
         self._a = _Stacked.of(within, design.X)
         means = [float(getattr(prior, "mean", 0.0)) for prior in within]
@@ -502,18 +503,21 @@ class Priors:
         named = {_bare(name) for name in self.named}
         rest = [place for place, name in enumerate(self.names) if _bare(name) not in named]
         apart = [self.names[place] for place in rest if self.parts[place] < 1]
-        slopes = [place for place in rest if place != columns.intercept and self.parts[place] == 1]
+        width = len(columns.scales)  # of the columns, which each category has
+        slopes = [place for place in rest if place % width != columns.intercept and self.parts[place] == 1]
         if slopes:
             place = slopes[0]
-            default: Any = self.coefficients[place].scaled(float(columns.scales[place]))
+            default: Any = self.coefficients[place].scaled(float(self.scales[place]))
             about = columns.said_level(self.location, 3) if place in columns.indicators else ""
             parts.append(f"fixed effects N(0, {default.sd:.3g}^2) per sd of a column{about}")
         if apart:
             size = WIDTHS["default"] * self.unit
             parts.append(f"those of {listed(apart)} N(0, {size:.3g}^2) per sd of the part that the others leave")
-        if columns.intercept in rest:
-            where = " at the means" * (len(self.names) > 1)
-            parts.append(f"intercept{where} {self.coefficients[columns.intercept]}")
+        where = " at the means" * (width > 1)
+        levels = [place for place in rest if place % width == columns.intercept]
+        if levels:
+            of_levels = listed(list(dict.fromkeys(str(self.coefficients[place]) for place in levels)))
+            parts.append(f"intercept{'s' * (len(levels) > 1)}{where} {of_levels}")
         of_names = zip(self.names, self.coefficients, strict=True)
         parts += [f"{name} {prior}" for name, prior in of_names if _bare(name) in named]
         for (factor, effects), sds, cor, units in zip(
@@ -578,7 +582,8 @@ def settle(
         coordinates: of the globals.
         priors: "default" or None for the defaults; "flat" for priors of coefficients and standard deviations that are
             4,000 times wider, which say nothing; or a mapping from names to priors, or texts such as "normal(0, 1)", in
-            the units of the user. Names are those of the coefficients ("Intercept" at the means of the columns), "b"
+            the units of the user. Names are those of the coefficients ("Intercept" at the means of the columns; of
+            categories "label: column", or the column for all of them), "b"
             for all coefficients but the intercept, "1|g" and "x|g" for standard deviations over groups, "sd" for all of
             them, "cor|g" and "cor" for correlations, and the parameters of the family, such as "residual sd". The more
             particular name counts.
@@ -597,15 +602,18 @@ def settle(
     (('Intercept', 'N(0.693, 2.5^2)'), ('x', 'N(0, 1^2)'))
     """
     given = _read(priors)
-    location, unit = _location_and_unit(design, family, coordinates.columns)
+    locations, unit = _locations_and_unit(design, family, coordinates.columns)
     width = WIDTHS["flat" if isinstance(priors, str) and priors == "flat" else "default"] * unit
     asked = _Asked(given, WIDTHS["flat"] * unit)
-    levels = coordinates.columns.level(location) / coordinates.columns.scales  # in the units of the user
-    parts = products_far_from_0(coordinates.X[design.weights > 0], design.names)
+    levels = coordinates.level(*locations) / coordinates.scales  # in the units of the user
+    parts = products_far_from_0(coordinates.X[design.weights > 0], design.names) * len(locations)
+    columns, ones = design.names * len(locations), coordinates.columns.intercept
     coefficients = tuple(
-        asked.real(name, place == coordinates.columns.intercept, mean, width / (abs(scale) * part), abs(scale) * part)
-        for place, (name, mean, scale, part) in enumerate(
-            zip(design.names, levels.tolist(), coordinates.columns.scales.tolist(), parts, strict=True)
+        asked.real(
+            (name, column), place % len(design.names) == ones, mean, width / (abs(scale) * part), abs(scale) * part
+        )
+        for place, (name, column, mean, scale, part) in enumerate(
+            zip(coordinates.names, columns, levels.tolist(), coordinates.scales.tolist(), parts, strict=True)
         )
     )
     sds = tuple(
@@ -618,7 +626,7 @@ def settle(
     correlations = tuple(asked.correlation(factor.name, len(factor.effects)) for factor in design.factors)
     own = zip(family.parameters, family.parameter_prior(), strict=True)
     parameters = tuple(asked.parameter(name, one) for name, one in own)
-    asked.check(design, family)
+    asked.check(design, coordinates.names, family)
     chosen = _Chosen(coefficients, sds, correlations, parameters, tuple(asked.found), tuple(parts))
     return Priors(design, family, coordinates, chosen, unit)
 
@@ -635,8 +643,10 @@ def _read(priors: object) -> dict[str, "Prior | str"]:
     return {str(name): one if isinstance(one, Prior) else parse_prior(one) for name, one in priors.items()}
 
 
-def _location_and_unit(design: Design, family: Family, columns: Standardization) -> tuple[float, float]:
-    """g(ȳ) and s_y of the outcomes, of trials by the share of successes of all."""
+def _locations_and_unit(design: Design, family: Family, columns: Standardization) -> tuple[list[float], float]:
+    """g(ȳ), of each category against the reference, and s_y, of trials by the share of successes of all."""
+    if family.nominal:
+        return family.levels(design.y, design.weights.double()), 1.0
     y, weights, offset = design.y[0].detach().double(), design.weights.double(), design.offset.double()
     rows = 0.0
     if "trials" in family.extra:
@@ -647,7 +657,8 @@ def _location_and_unit(design: Design, family: Family, columns: Standardization)
     summary = TargetSummary.of(y, family.link, offset, weights)
     if rows:
         summary = summary._replace(rows=max(round(rows), 1))
-    return summary.location_and_unit(family.link, through_0=family.intercept and columns.constant is None)
+    location, unit = summary.location_and_unit(family.link, through_0=family.intercept and columns.constant is None)
+    return [location], unit
 
 
 class _Asked:
@@ -666,10 +677,9 @@ class _Asked:
             self.found[names[0]] = None
         return prior
 
-    def real(self, name: str, intercept: bool, mean: float, sd: float, scale: float) -> Prior:
-        """The prior of a coefficient."""
-        own = ("Intercept",) if intercept and name != "Intercept" else ()
-        prior = self.prior(name, *own) if intercept else self.prior(name, "b")
+    def real(self, names: tuple[str, str], intercept: bool, mean: float, sd: float, scale: float) -> Prior:
+        """The prior of a coefficient, by its name or by that of its column."""
+        name, prior = names[0], self.prior(*dict.fromkeys((*names, "Intercept" if intercept else "b")))
         if isinstance(prior, str):
             return Normal(mean, self.flat / scale if prior == "flat" else sd)
         return _of_support(name, "a coefficient", prior, "real", "Normal(0, 1)")
@@ -705,7 +715,7 @@ class _Asked:
             )
         return _of_support(name, f"a {default.support} number", prior, default.support, examples[default.support])
 
-    def check(self, design: Design, family: Family) -> None:
+    def check(self, design: Design, names: Sequence[str], family: Family) -> None:
         """Check that each name was one of the model."""
         unknown = [name for bare, (name, _) in self.given.items() if bare not in self.used]
         if not unknown:
@@ -713,7 +723,7 @@ class _Asked:
         slopes = ["b"] * (len(design.names) > ("Intercept" in design.names))
         sds = [_of_sd(effect, factor.name) for factor in design.factors for effect in factor.effects]
         cors = [f"cor|{factor.name}" for factor in design.factors if len(factor.effects) > 1]
-        known = [*design.names, *slopes, *sds, *["sd"] * bool(sds), *cors, *["cor"] * bool(cors), *family.parameters]
+        known = [*dict.fromkeys((*names, *design.names)), *slopes, *sds, *["sd"] * bool(sds), *cors, *["cor"] * bool(cors), *family.parameters]
         raise InputError(
             f"priors names {listed(unknown)}, of which this model has none; it has {listed(known)}."
             f"{hint(unknown[0], known)}"

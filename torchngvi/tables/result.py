@@ -14,6 +14,7 @@ from torchngvi.arguments import read_list, read_number, read_seed, read_size
 from torchngvi.diagnostics import separation
 from torchngvi.diagnostics.psis import USELESS
 from torchngvi.errors import InputError
+from torchngvi.messages import listed
 from torchngvi.models import checks
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.tables import effects, left_out, plots, remarks
@@ -113,8 +114,8 @@ class TableResult:
 
     @property
     def fixed_names(self) -> tuple[str, ...]:
-        """Names of the fixed effects, p of them."""
-        return self.design.names
+        """Names of the fixed effects, p of them; of categories without an order "label: column" of each."""
+        return self.fitted.coordinates.names
 
     @property
     def random_names(self) -> ByFactor[tuple[str, ...]]:
@@ -133,7 +134,7 @@ class TableResult:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """Labels of the categories of an ordinal outcome, else none."""
+        """Labels of the categories of the outcome, else none."""
         return tuple(getattr(self.formula, "outcomes", None) or self.family.outcomes or ())
 
     # ---------------------------------------------------------------------------- what it says
@@ -289,8 +290,8 @@ class TableResult:
             offset: what is added to the linear predictor, (M,).
             extra: what is known with the outcome, as the trials of a binomial one, each (M,); for responses.
             kind: "mean" of y given the effects of its group; "linear", the linear predictor; "response", y itself,
-                whose intervals are those of new data; or "probability" of each category of an ordinal outcome, which
-                is its "mean" too.
+                whose intervals are those of new data; or "probability" of each category of an outcome, which is
+                its "mean" too.
             population: False for the groups of the rows; "typical" for effects of 0; "average", or True, for the
                 average over new groups, E over b ~ N(0, Σ) of the mean.
             interval: the probability of the intervals, between 0 and 1.
@@ -339,6 +340,8 @@ class TableResult:
             )
         factors = tuple(_of_new_rows(of, Z[of.name][0], Z[of.name][1], len(X)) for of in fit.factors)
         shift = torch.zeros_like(X[:, 0]) if offset is None else checks.numbers("offset", offset, fit.X)
+        if self.family.nominal:
+            self.family.settled(fit.y, fit.weights, shift)  # which refuses an offset
         extra = read_list("extra", extra, "is a list of what stands beside the outcome, as the trials, or an empty one")
         beside = tuple(checks.numbers(name, x, fit.X) for name, x in zip(self.family.extra, extra, strict=False))
         for name, x in (("offset", shift), *zip(self.family.extra, beside, strict=False)):
@@ -373,7 +376,7 @@ class TableResult:
                 combination.
             by: a column, or several, of whose values each has an average over its own rows.
             new: a table of rows to average over, in the place of that of the fit, whose rows count by their weights.
-            kind: "mean" of y, of ordinal outcomes the probability of each category, or "linear".
+            kind: "mean" of y, of categories the probability of each, or "linear".
             population: False for the effects of the rows' own groups, "typical" for effects of 0, or "average" over new
                 groups, see `predict`.
             interval: the probability of the intervals, between 0 and 1.
@@ -573,7 +576,7 @@ class TableResult:
             The axes.
         """
         fixed = self.summary(interval).fixed
-        scales = self.fitted.coordinates.columns.scales.to(fixed.mean) if per_sd else torch.ones_like(fixed.mean)
+        scales = self.fitted.coordinates.scales.to(fixed.mean) if per_sd else torch.ones_like(fixed.mean)
         scaled = fixed._replace(**{end: getattr(fixed, end) * scales for end in ("mean", "sd", "low", "high")})
         return plots.coefficients(scaled, f"coefficient, per {'sd' if per_sd else 'unit'} of its column", ax)
 
@@ -647,6 +650,8 @@ class TableResult:
         factors = self.design.factors
         success = getattr(self.formula, "success", "")
         lines = []
+        if self.family.nominal:
+            lines = [f"each category of {self.response} is against {self.outcomes[0]}, which comes first"]
         if success:
             made = self.formula
             why = f", which {made.why}; positive={made.failure!r} takes the other" if made.why else ""
@@ -668,9 +673,14 @@ class TableResult:
         theta, weights, k_hat, _ = self.fitted.weighted
         coordinates, rows, lines = self.fitted.coordinates, self.design, list[str]()
         natural = self.family.natural(coordinates.to_user(theta).phi)
-        if self.family.name in ("bernoulli", "probit"):
-            here = rows.weights > 0
-            lines += separation.told(rows.names, separation.separating(rows.X[here], rows.y[0][here] > 0))
+        if self.family.name in ("bernoulli", "probit") or self.family.nominal:
+            here, said = rows.weights > 0, dict[str, list[str]]()
+            for k, label in enumerate(self.family.outcomes[1:] if self.family.outcomes else ("",), 1):
+                pair = here & ((rows.y[0] == 0) | (rows.y[0] == k))  # the first and each of the others
+                for line in separation.told(rows.names, separation.separating(rows.X[pair], rows.y[0][pair] > 0)):
+                    said.setdefault(line, []).append(label)
+            first = f" against {self.outcomes[0]}: " if self.family.nominal else ""
+            lines += [f"{listed(labels)}{first}{line}" for line, labels in said.items()]
         lines += self._unbounded()
         if self.family.name == "poisson":
             predictor = self.predictor(rows, "", 0, self.draws(FEWEST))
@@ -699,7 +709,7 @@ class TableResult:
         step.diagonal().copy_(_STEP * sd)
         up, down, here = self.settled.log_prob(torch.cat([mean + step, mean - step, mean[None]])).split((p, p, 1))
         precision = (2 * here - up - down) / (_STEP * sd).square()
-        unit = self.fitted.coordinates.columns.scales.abs().to(sd)
+        unit = self.fitted.coordinates.scales.abs().to(sd)
         return remarks.of_bounds(self.fixed_names, sd / unit, precision.clamp_min(0.0).rsqrt() / unit)
 
 

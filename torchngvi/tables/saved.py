@@ -15,7 +15,7 @@ from torchngvi.arguments import read_instance
 from torchngvi.errors import InputError
 from torchngvi.tables.design import Formula
 from torchngvi.tables.exports import FORMAT, SAID
-from torchngvi.tables.families import FAMILIES, Family, Held, Ordinal, family_of
+from torchngvi.tables.families import FAMILIES, Family, Held, Multinomial, Ordinal, family_of
 from torchngvi.tables.model import TableModel
 from torchngvi.tables.parts import Coordinates, Design, Factor, Posterior, Weighted
 from torchngvi.tables.result import TableResult
@@ -140,7 +140,7 @@ def _family(state: Mapping[str, Any], family: Family | None) -> Family:
     if word not in FAMILIES:
         raise InputError(f"its family is {word!r}, which is none of this library: hand it in, load(path, family=...).")
     found = FAMILIES[word]()
-    if isinstance(found, Ordinal):
+    if isinstance(found, Ordinal | Multinomial):
         found = type(found)(state["outcomes"])
     return Held(found, state["held"]) if state["held"] else found
 
