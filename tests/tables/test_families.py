@@ -30,7 +30,7 @@ from torchngvi.tables.families import (
 )
 from torchngvi.tables.family_checks import check_family
 
-NAMES = list(FAMILIES)
+NAMES = [name for name, kind in FAMILIES.items() if not kind.nominal]  # of one linear predictor
 LABELS = ("a", "b", "c", "d")
 BESIDE = {"trials": 7.0, "event": 1.0}
 

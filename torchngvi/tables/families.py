@@ -1053,7 +1053,7 @@ class Multinomial(_Categories):
         return above[..., :-1].sum(-1).to(eta.dtype)
 
     def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
-        """Return 0, and no parameter; a search begins where the prior has its mean."""
+        """Return 0, and no parameter; a search begins at `levels`."""
         return 0.0, y[0].new_zeros(0, dtype=torch.float64)
 
     def levels(self, y: tuple[Tensor, ...], weights: Tensor) -> list[float]:

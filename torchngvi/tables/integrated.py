@@ -280,8 +280,8 @@ class Integrated(LogJoint):
         if self.family.link == "identity":
             sd = self._spread()
             unit = torch.where(sd > 0, sd, 1.0)
-        level = c.columns.level(float(location)).to(c.X) if not c.thresholds else c.X.new_zeros(c.p)
-        level = self.priors.location.to(c.X) if c.categories else level
+        locations = self.family.levels(design.y, design.weights) if c.categories else [float(location)]
+        level = c.level(*locations).to(c.X) if not c.thresholds else c.X.new_zeros(c.p)
         xis = [torch.cat([unit.log() - 0.7 + c.X.new_zeros(r), c.X.new_zeros(r * (r - 1) // 2)]) for r in c.sizes]
         theta = torch.cat([level, *xis, torch.as_tensor(phi, device=c.X.device).to(c.X).reshape(-1)])
         return theta, theta.new_zeros(self.n, 1, self.r)
