@@ -244,7 +244,7 @@ def test_several_factors_of_arrays_take_a_dict():
             {"kind": "means"},
             "kind must be one of mean, linear, response, probability; got 'means'. Did you mean 'mean'",
         ),
-        ({"kind": "probability"}, "for the categories of an ordinal outcome"),
+        ({"kind": "probability"}, "for outcomes that are categories"),
         ({"population": "everyone"}, "population is False for the rows' own groups"),
         ({"groups": [9, 0]}, "0 to 3"),
         ({"groups": [0.5, 0]}, "0 to 3"),

@@ -460,7 +460,7 @@ class Bernoulli(Family):
             raise InputError(
                 f"the {self.name} family needs two classes in the outcome; got "
                 + (
-                    f"{len(values)} different values. Choose two of them, or another family, as multinomial, ordinal or poisson."
+                    f"{len(values)} different values. Take two of them, or a family as multinomial, ordinal or poisson."
                     if len(values) > 2
                     else f"{values[0]:g} in every row. Check the column, or choose other rows."
                 )
@@ -906,7 +906,6 @@ class Ordinal(_Categories):
         self.parameters = tuple(f"threshold[{k}]" for k in range(1, len(self.outcomes or ())))
         self.scales = ("identity",) * len(self.parameters)
 
-
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
         """Return log(σ(a) - σ(b)) = log(1 - e^{b-a}) - log(1 + e^{-a}) - log(1 + e^b), a = c_y - η, b = c_{y-1} - η."""
         upper, lower, (first, last) = self._ends(eta, y[0], phi)
@@ -1270,6 +1269,8 @@ class Held(Family):
 
     def __init__(self, family: Family, values: Mapping[str, float]) -> None:
         names = family.parameters
+        if family.nominal:
+            raise InputError(f"the {family.name} family has no parameter that could be held. Take it as it is.")
         for name, value in values.items():
             if name not in names:
                 raise InputError(
@@ -1287,8 +1288,7 @@ class Held(Family):
             at: float(maps.get(family.ways[at], float)(values[name])) for at, name in enumerate(names) if name in values
         }
         self.free = [at for at in range(len(names)) if at not in self.places]
-        shared = ("name", "link", "ratio", "discrete", "concave", "intercept", "extra", "bounds", "outcomes", "nominal")
-        for name in shared:
+        for name in ("name", "link", "ratio", "discrete", "concave", "intercept", "extra", "bounds", "outcomes"):
             setattr(self, name, getattr(family, name))
         self.parameters = tuple(names[at] for at in self.free)
         self.scales = tuple(family.ways[at] for at in self.free)

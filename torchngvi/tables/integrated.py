@@ -27,7 +27,7 @@ from torch import Tensor
 from torchngvi.numerics import small_blocks
 from torchngvi.numerics.linalg import eigh
 from torchngvi.numerics.special import normal_rule
-from torchngvi.tables.families import Family
+from torchngvi.tables.families import Family, Multinomial
 from torchngvi.tables.parts import Coordinates, Design, covariance_root
 from torchngvi.tables.priors import Priors
 
@@ -218,7 +218,8 @@ class Integrated(LogJoint):
         self.gradients = self.jets = self.energies = 0
         self.blocks, self.order = self._arranged()
         self.n = len(self.order)
-        self.together = max(1, 10 * self.settings.at_once // max(1, self.n * max(1, self.r, len(coordinates.categories))))
+        size = self.n * max(1, self.r, len(coordinates.categories))
+        self.together = max(1, 10 * self.settings.at_once // max(1, size))
         self.place = torch.empty_like(self.order).scatter(0, self.order, torch.arange(self.n, device=self.order.device))
 
     # ---------------------------------------------------------------------------- rows in groups of one length
@@ -280,7 +281,9 @@ class Integrated(LogJoint):
         if self.family.link == "identity":
             sd = self._spread()
             unit = torch.where(sd > 0, sd, 1.0)
-        locations = self.family.levels(design.y, design.weights) if c.categories else [float(location)]
+        locations = [float(location)]
+        if isinstance(self.family, Multinomial):
+            locations = self.family.levels(design.y, design.weights)
         level = c.level(*locations).to(c.X) if not c.thresholds else c.X.new_zeros(c.p)
         xis = [torch.cat([unit.log() - 0.7 + c.X.new_zeros(r), c.X.new_zeros(r * (r - 1) // 2)]) for r in c.sizes]
         theta = torch.cat([level, *xis, torch.as_tensor(phi, device=c.X.device).to(c.X).reshape(-1)])
@@ -497,7 +500,7 @@ class Integrated(LogJoint):
     # ---------------------------------------------------------------------------- many coefficients
 
     @torch.no_grad()
-    def nearest(self, theta: Tensor, root: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def nearest(self, theta: Tensor, root: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """The mean and a root of the covariance of the Gaussian nearest to a posterior without effects.
 
         Natural-gradient steps, here those of Newton's method with expectations in the place of values (Opper and
@@ -514,14 +517,15 @@ class Integrated(LogJoint):
         H = self.curvature(theta, self.start()[1])
         fixed = H[:p, :p] - self._of_coefficients(theta[None], self.start()[1])  # the prior, at the mode
         begin, rate, promised = theta, 1.0, math.inf
-        half = torch.randn(settings.nearest_draws // 2, p, generator=generator, dtype=torch.float64, device="cpu")
+        size = (settings.nearest_draws // 2 if self.coordinates.categories else 0, p)
+        half = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu").to(theta)
         for _ in range(settings.nearest_steps):
             slope, curvature = fixed @ (theta - begin)[:p], fixed.clone()
             slope = slope - self._prior_slope(begin)[:p]
             for block in self.blocks:
                 X = block.X.flatten(0, 1)
                 if self.coordinates.categories:
-                    first, second = (block.weighted(one[:, None])[:, 0] for one in self._averaged(block, theta, root, half))
+                    first, second = self._averaged(block, theta, root, half)
                     slope, curvature = slope + (first.mT @ X).flatten(), curvature + _of_categories(X, second)
                     continue
                 mean, _, phi = self._predictor(block, theta[None])
@@ -546,13 +550,15 @@ class Integrated(LogJoint):
 
     def _averaged(self, block: _Block, theta: Tensor, root: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients (n, C - 1) and Hessians in the predictors of categories, averaged over draws and their mirror."""
-        found = theta.new_zeros(()), theta.new_zeros(())
+        assert isinstance(self.family, Multinomial)
+        slope, curvature = theta.new_zeros(()), theta.new_zeros(())
         root = torch.linalg.cholesky(root @ root.mT)  # which changes little between steps, as eigenvectors do not
-        for part in torch.cat([half, -half]).to(theta).split(self._most(block, 1)):
+        for part in torch.cat([half, -half]).split(self._most(block, 1)):
             eta, _, phi = self._predictor(block, theta + part @ root.mT)
             own = self.family.averaged(eta.flatten(0, 1), tuple(one[:, None] for one in block.y), phi)
-            found = tuple(a + len(part) / (2 * len(half)) * b for a, b in zip(found, own, strict=True))
-        return found
+            first, second = (len(part) / (2 * len(half)) * block.weighted(one[:, None])[:, 0] for one in own)
+            slope, curvature = slope + first, curvature + second
+        return slope, curvature
 
     def _prior_slope(self, theta: Tensor) -> Tensor:
         """The gradient of the log prior, (dim,)."""

@@ -64,9 +64,9 @@ class TableModel:
         if self.family.nominal and design.factors:
             raise InputError(
                 f"the {self.family.name} family takes no grouping factors; the model has "
-                f"{listed([of.name for of in design.factors])}. Fit the rows of the reference and of one other category "
-                "with the family 'bernoulli', for each of them; where categories have an order, take 'ordinal'; or make "
-                "a factor of few levels a column."
+                f"{listed([of.name for of in design.factors])}. For each category but the reference, fit the rows of "
+                "the two with the family 'bernoulli'; where categories have an order, take 'ordinal'; or make a factor "
+                "of few levels a column."
             )
         own = (self.family.outcomes or ())[1:] if self.family.nominal else ()
         self.coordinates = Coordinates(

@@ -127,7 +127,8 @@ class Predictor:
         population: str,
         generator: torch.Generator,
     ) -> None:
-        self.family, self.coordinates, self.rows, self.draws, self.generator = family, coordinates, rows, draws, generator
+        self.family, self.rows, self.draws, self.generator = family, rows, draws, generator
+        self.coordinates = coordinates
         self.population = population if rows.factors else "typical"
         roots = [
             units.to_user(covariance_root(xi, r), -2)  # of the effects in the units of the user, (S, r, r)
@@ -148,7 +149,10 @@ class Predictor:
             self.index.append(index)
 
     def linear(self, at: slice) -> tuple[Tensor, Tensor | None]:
-        """The linear predictors of some rows, (S, m) or (S, m, C - 1), and the sd s of what new groups add where these are averaged."""
+        """The linear predictors of some rows, (S, m), and the sd s of what new groups add where these are averaged.
+
+        Those of a nominal outcome are (S, m, C - 1).
+        """
         rows = self.rows
         eta = self.coordinates.linear(rows.X[at], self.draws.fixed, rows.offset[at]).transpose(0, 1)
         if self.population == "typical":
@@ -202,7 +206,5 @@ def check_kind(kind: str, family: Family) -> str:
     """Read the word for what is predicted."""
     kind = read_choice("kind", kind, KINDS, f"must be one of {', '.join(KINDS)}")
     if kind == "probability" and family.outcomes is None:
-        raise InputError(
-            f"kind='probability' is for outcomes that are categories; of {family.name} use kind='mean'."
-        )
+        raise InputError(f"kind='probability' is for outcomes that are categories; of {family.name} use kind='mean'.")
     return kind

@@ -723,7 +723,8 @@ class _Asked:
         slopes = ["b"] * (len(design.names) > ("Intercept" in design.names))
         sds = [_of_sd(effect, factor.name) for factor in design.factors for effect in factor.effects]
         cors = [f"cor|{factor.name}" for factor in design.factors if len(factor.effects) > 1]
-        known = [*dict.fromkeys((*names, *design.names)), *slopes, *sds, *["sd"] * bool(sds), *cors, *["cor"] * bool(cors), *family.parameters]
+        own = list(dict.fromkeys((*names, *design.names)))
+        known = [*own, *slopes, *sds, *["sd"] * bool(sds), *cors, *["cor"] * bool(cors), *family.parameters]
         raise InputError(
             f"priors names {listed(unknown)}, of which this model has none; it has {listed(known)}."
             f"{hint(unknown[0], known)}"
