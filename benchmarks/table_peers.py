@@ -3,11 +3,12 @@
     TORCHNGVI_DATA=... python benchmarks/table_peers.py [set ...] [--bambi PYTHON] [--log FILE]
     TORCHNGVI_DATA=... python benchmarks/table_peers.py --speed [set ...] [--log FILE]
 
-Twelve data sets: sleepstudy (Belenky et al. 2003), cbpp (Lesnoff et al. 2004), epilepsy (Thall and Vail 1990), toenail
+Thirteen data sets: sleepstudy (Belenky et al. 2003), cbpp (Lesnoff et al. 2004), epilepsy (Thall and Vail 1990), toenail
 (De Backer et al. 1998), crossed binary matings (simulated, after the salamanders of McCullagh and Nelder 1989),
 penicillin (Davies and Goldsmith 1972), wine (Randall 1989), zero-inflated counts of salamanders (Price et al. 2016),
-proportions and costs (simulated), survival with lung cancer (Loprinzi et al. 1994), and calls of owls with the brood as
-exposure (Roulin and Bersier 2007).  Those of R's packages are written out by `table_peers.R` and are left out where R
+proportions and costs (simulated), survival with lung cancer (Loprinzi et al. 1994), calls of owls with the brood as
+exposure (Roulin and Bersier 2007), and parties that voters feel close to (the election study of 1996 that statsmodels
+has).  Those of R's packages are written out by `table_peers.R` and are left out where R
 or the package is not there; epilepsy and toenail need the folder of `TORCHNGVI_DATA`.
 
 For each set and program: the estimate and 95 % interval of each fixed effect and of each standard deviation over
@@ -15,7 +16,7 @@ groups; processor seconds of the fit with its summary, without imports, one thre
 whether the program says that it has converged; and the largest difference from ours, of fixed effects in the standard
 errors of the other program, of standard deviations in our posterior sds.  Ours are posterior means under the default
 priors; those of lme4, glmmTMB, ordinal and survival are (restricted) maximum likelihood with Wald intervals, of
-statsmodels REML or a variational posterior, of bambi posterior means by NUTS, two chains of 1,000 draws after 1,000,
+statsmodels REML, a variational posterior or maximum likelihood, of bambi posterior means by NUTS, two chains of 1,000 draws after 1,000,
 under our priors of coefficients and of standard deviations over groups, left out above 60 processor seconds.
 ``--bambi`` is the Python of an environment that has bambi.
 
@@ -109,6 +110,15 @@ def hers():
     return rows.assign(id=[f"p{k}" for k in rows.id])
 
 
+def party():
+    try:
+        from statsmodels.datasets import anes96
+    except ImportError:
+        raise LeftError("no statsmodels") from None
+    rows = anes96.load_pandas().data
+    return rows[["logpopul", "selfLR", "age", "educ", "income"]].assign(party=[f"p{k:.0f}" for k in rows.PID])
+
+
 def of_R(name, **columns):
     """A data set of an R package, some columns made texts."""
 
@@ -200,6 +210,22 @@ def variational(kind, formula, *factors):
             for f, mean, sd in zip(factors, m.vcp_mean, m.vcp_sd, strict=True)
         ]
         return {"fixed": fixed, "sd": sd}, True
+
+    return fit
+
+
+def multinomial(outcome, *columns):
+    """`MNLogit`, whose reference is the first category."""
+
+    def fit(table):
+        import statsmodels.api as sm
+
+        m = sm.MNLogit(table[outcome], sm.add_constant(table[list(columns)])).fit(disp=0)
+        labels, names = sorted(table[outcome].unique())[1:], ("Intercept", *columns)
+        cells = np.stack([m.params, m.bse], -1)  # (columns, categories, 2)
+        pairs = [(k, j) for k in range(len(labels)) for j in range(len(names))]
+        fixed = [[f"{labels[k]}: {names[j]}", *cells[j, k]] for k, j in pairs]
+        return {"fixed": fixed, "sd": []}, bool(m.mle_retvals["converged"])
 
     return fit
 
@@ -315,6 +341,14 @@ SETS = {
         "negative_binomial",
         {"lme4": f"glmer.nb({OWLS}, d)", "glmmTMB": f"glmmTMB({OWLS}, d, nbinom2)"},
         bambi=(OWLS, "negativebinomial", {}),
+    ),
+    "party": Set(
+        party,
+        "party ~ logpopul + selfLR + age + educ + income",
+        "multinomial",
+        {},
+        multinomial("party", "logpopul", "selfLR", "age", "educ", "income"),
+        bambi=("party ~ logpopul + selfLR + age + educ + income", "categorical", {}),
     ),
 }
 

@@ -87,6 +87,7 @@ def _family(model: Any) -> tuple[str, dict[str, str]]:
     elif name == "cumulative" and link == "probit":
         family = "ordinal_probit"
     known = {"probit": "probit", "ordinal_probit": "probit", "gaussian": "identity", "student_t": "identity"}
+    known["multinomial"] = "softmax"
     logit = ("bernoulli", "binomial", "beta_binomial", "beta", "ordinal")
     if not family or link != known.get(family, "logit" if family in logit else "log"):
         raise InputError(f"no family here is {name!r} with the link {link!r}; there are {listed(list(_FAMILIES))}.")
@@ -141,6 +142,11 @@ def _priors(model: Any, made: TableModel, parameters: dict[str, str]) -> dict[st
         prior = getattr(term, "prior", None)
         if prior is None or getattr(prior, "auto_scale", True):
             continue
+        if made.family.nominal and any(np.size(value) > 1 for value in prior.args.values()):
+            raise InputError(
+                f"the prior of {name} has several numbers, and here it is one for all categories. Give it one number, "
+                "or name the coefficients in regression(.., priors={'category: column': ..})."
+            )
         if "|" not in name:
             labels = [own for own in made.design.names if own == name or own.startswith(f"{name}[")]
             found |= {own: _prior(name, prior, place) for place, own in enumerate(labels)}

@@ -82,7 +82,7 @@ def _with_priors(model: TableModel, s: Settings, columns: Columns) -> tuple[Tabl
         return TableModel(model.design, model.family, priors=priors, formula=model.formula)
 
     if s.prior:
-        own = {columns.shown(name): name for name in model.design.names}
+        own = {columns.shown(name): name for name in (*model.design.names, *model.coordinates.names)}
         pairs = [_PRIOR.fullmatch(text) for text in s.prior]
         for text, pair in zip(s.prior, pairs, strict=True):
             if pair is None:
@@ -108,7 +108,7 @@ def _of_precision(model: TableModel, precision: float, s: Settings) -> tuple[dic
     per = "per sd of a column " if s.standardize else ""
     said = [f"coefficients N(0, {precision**-0.5:.4g}^2) {per}(precision {precision:.4g})"]
     said += [f"intercept at the means N(0, {wide:.4g}^2)"] if units.intercept is not None else []
-    said += [f"{name} {prior}" for name, prior in model.priors.table() if name not in model.design.names]
+    said += [f"{name} {prior}" for name, prior in model.priors.table() if name not in model.coordinates.names]
     return found, ", ".join(said)
 
 

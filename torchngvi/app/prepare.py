@@ -318,7 +318,7 @@ def _remedy(column: pd.Series, names: Sequence[str]) -> str:
     """What to do with a target of more than two values under a likelihood of two classes."""
     remedy = f"Name the one to predict against the others (--success {names[-1]!r})"
     if not is_number(column):
-        return f"{remedy}."
+        return f"{remedy}, or take them all (--likelihood multinomial)."
     counts = "--likelihood poisson, or negative_binomial, for counts"
     whole = column.min() >= 0 and bool((column == np.rint(column)).all())
     if len(names) <= _MOST_CLASSES:

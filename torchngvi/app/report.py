@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 
 def baselines(outcome: Outcome) -> dict[str, str]:
     """Of each column of categories, the level that the effects of the others are relative to."""
-    formula, names, found = outcome.result.formula, set(outcome.result.fixed_names), {}
+    formula, names, found = outcome.result.formula, set(outcome.result.design.names), {}
     for name in (name for name in outcome.prepared.train if name in formula.columns.predictors):
         levels = [str(level) for level in formula.table[name].dropna().unique()]
         without = [level for level in levels if not names & {f"{name}[{level}]", f"C({name})[{level}]"}]

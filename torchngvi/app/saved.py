@@ -92,9 +92,10 @@ class Fitted:
         first = result.predict(made, kind=kind, **asked)
         mean, low, high = (part.numpy() for part in (first.mean, first.low, first.high))
         labels, pair = result.family.outcomes or result.formula.outcomes, report.classes(result)
-        if kind == "mean" and mean.ndim > 1:
-            names = list(map(str, labels or range(mean.shape[1])))
-            found: dict[str, Any] = {"class": np.array(names)[mean.argmax(1)], **dict(zip(names, mean.T, strict=True))}
+        if mean.ndim > 1:
+            names = list(map(str, labels or range(mean.shape[1])))[-mean.shape[1] :]  # of predictors all but the first
+            most = {} if kind == "linear" else {"class": np.array(names)[mean.argmax(1)]}
+            found: dict[str, Any] = {**most, **dict(zip(names, mean.T, strict=True))}
         elif kind == "mean" and ("trials" in result.family.extra or (result.family.discrete and pair)):
             label = {"class": np.where(mean > 0.5, pair[1], pair[0])} if pair else {}
             found = {**label, "probability": mean, "low": low, "high": high}
@@ -197,13 +198,15 @@ def predict(
         ) from error
     kind = asked.get("kind", "mean")
     response = str(fitted.result.formula.response).strip("`")
-    ordinal = fitted.result.family.outcomes or ()
+    outcomes, nominal = fitted.result.family.outcomes or (), fitted.result.family.nominal
     what = fitted.told if kind == "mean" else f"{kind} of {response}"
     title = f"{what}, with {100 * asked.get('interval', 0.95):.4g}% intervals"
-    if ordinal and kind == "mean":
+    if outcomes and kind in ("mean", "probability"):
         title = f"probabilities of the categories of {response}"
-    elif ordinal and kind == "response":
-        title += f", categories counted from 0, {' < '.join(ordinal)}"
+    elif outcomes and kind == "response":
+        title += f", categories counted from 0, {(', ' if nominal else ' < ').join(outcomes)}"
+    elif nominal:
+        title = f"linear predictors of the categories of {response} against {outcomes[0]}"
     notes = [Text(f"note: {one.message}") for one in said]
     more = f", the first {_SHOWN} of {len(found)} rows" if len(found) > _SHOWN else ""
     rows = report.of_rows(list(found), found.head(_SHOWN).itertuples(index=False))
