@@ -3,21 +3,22 @@
     TORCHNGVI_DATA=... python benchmarks/table_peers.py [set ...] [--bambi PYTHON] [--log FILE]
     TORCHNGVI_DATA=... python benchmarks/table_peers.py --speed [set ...] [--log FILE]
 
-Thirteen data sets: sleepstudy (Belenky et al. 2003), cbpp (Lesnoff et al. 2004), epilepsy (Thall and Vail 1990), toenail
-(De Backer et al. 1998), crossed binary matings (simulated, after the salamanders of McCullagh and Nelder 1989),
+Thirteen data sets: sleepstudy (Belenky et al. 2003), cbpp (Lesnoff et al. 2004), epilepsy (Thall and Vail 1990),
+toenail (De Backer et al. 1998), crossed binary matings (simulated, after the salamanders of McCullagh and Nelder 1989),
 penicillin (Davies and Goldsmith 1972), wine (Randall 1989), zero-inflated counts of salamanders (Price et al. 2016),
 proportions and costs (simulated), survival with lung cancer (Loprinzi et al. 1994), calls of owls with the brood as
 exposure (Roulin and Bersier 2007), and parties that voters feel close to (the election study of 1996 that statsmodels
-has).  Those of R's packages are written out by `table_peers.R` and are left out where R
-or the package is not there; epilepsy and toenail need the folder of `TORCHNGVI_DATA`.
+has).  Those of R's packages are written out by `table_peers.R` and are left out where R or the package is not there;
+epilepsy and toenail need the folder of `TORCHNGVI_DATA`.
 
 For each set and program: the estimate and 95 % interval of each fixed effect and of each standard deviation over
 groups; processor seconds of the fit with its summary, without imports, one thread, after one fit of another table;
 whether the program says that it has converged; and the largest difference from ours, of fixed effects in the standard
 errors of the other program, of standard deviations in our posterior sds.  Ours are posterior means under the default
 priors; those of lme4, glmmTMB, ordinal and survival are (restricted) maximum likelihood with Wald intervals, of
-statsmodels REML, a variational posterior or maximum likelihood, of bambi posterior means by NUTS, two chains of 1,000 draws after 1,000,
-under our priors of coefficients and of standard deviations over groups, left out above 60 processor seconds.
+statsmodels REML, a variational posterior or maximum likelihood, of bambi posterior means by NUTS, two chains of 1,000
+draws after 1,000, under our priors of coefficients and of standard deviations over groups, left out above 60 processor
+seconds.
 ``--bambi`` is the Python of an environment that has bambi.
 
 ``--speed`` is the table of fits with one factor: seconds of the whole fit from the table to the summary, of a fit of

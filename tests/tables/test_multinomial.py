@@ -7,7 +7,11 @@ import pandas as pd
 import pytest
 import torch
 from helpers import check_refusal, close
+from test_bambi import model, prior
 
+import torchngvi
+from torchngvi.adapters.bambi import from_bambi
+from torchngvi.cli import main
 from torchngvi.errors import InputError
 from torchngvi.tables import MixedModel, Normal, check_family, compare, fit_many, load, regression
 from torchngvi.tables.families import Multinomial, family_of
@@ -354,3 +358,49 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_there_is_refused_by_a_sentence(case):
     check_refusal(REFUSED[case][0], InputError, REFUSED[case][1])
+
+
+# ------------------------------------------------------------------------------------ other doors
+
+
+def test_the_command_line_fits_and_predicts(tmp_path, capsys):
+    frame = table(80)
+    frame.to_csv(tmp_path / "ways.csv", index=False)
+    out = str(tmp_path / "run")
+    asked = ["fit", "--data", str(tmp_path / "ways.csv"), "--formula", "y ~ x + sex", "--family", "multinomial"]
+    main([*asked, "--prior", "car: x=normal(0, 0.1)", "--prior", "sex[m]=normal(0, 2)", "--out", out, "--no-progress"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "car: sex[m]" in said
+    assert "baselines sex = f" in said
+    priors = dict(torchngvi.load(out).result.settled.table())
+    assert (priors["car: x"], priors["train: sex[m]"]) == ("N(0, 0.1^2)", "N(0, 2^2)")
+    for kind, columns in (
+        ("mean", ["class", "bus", "car", "train"]),
+        ("probability", ["class", "bus", "car", "train"]),
+        ("linear", ["car", "train"]),
+        ("response", ["response", "low", "high"]),
+    ):
+        assert list(torchngvi.load(out).predict(frame, kind=kind).columns) == columns
+    main(["predict", out, str(tmp_path / "ways.csv")])
+    assert "probabilities of the categories of y" in capsys.readouterr().out
+
+
+def test_a_number_for_the_precision_is_that_of_each_coefficient(tmp_path, capsys):
+    table(80).to_csv(tmp_path / "ways.csv", index=False)
+    asked = ["fit", "--data", str(tmp_path / "ways.csv"), "--target", "y", "--family", "multinomial"]
+    main([*asked, "--prior-precision", "0.5", "--out", str(tmp_path / "run"), "--no-progress"])
+    said = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "(precision 0.5), intercept at the means N(0, 10^2) " in said
+    scale = torchngvi.load(str(tmp_path / "run")).result.fitted.coordinates.scales[1]
+    prior = torchngvi.load(str(tmp_path / "run")).result.settled.coefficients[1]
+    assert prior.sd * float(scale) == pytest.approx(math.sqrt(2))
+
+
+def test_a_categorical_model_of_bambi_is_the_same():
+    given = model("kind ~ x + y", "categorical", "softmax", {"x": prior("Normal", mu=0.0, sigma=0.7)})
+    made = from_bambi(given)
+    found = dict(made.priors.table())
+    assert made.family.name == "multinomial"
+    assert (found["b: x"], found["c: x"]) == ("N(0, 0.7^2)", "N(0, 0.7^2)")
+    several = model("kind ~ x", "categorical", "softmax", {"x": prior("Normal", mu=0.0, sigma=np.array([1.0, 2.0]))})
+    check_refusal(lambda: from_bambi(several), InputError, ("prior of x", "one for all categories"))
