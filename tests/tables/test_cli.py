@@ -594,7 +594,7 @@ BAD_INPUT = {
     "three classes": (
         lambda: ("--data", "iris"),
         "target 'target' has 3 classes (setosa, versicolor, virginica); a Bernoulli family needs two. Name the one to "
-        "predict against the others (--success 'virginica').",
+        "predict against the others (--success 'virginica'), or take them all (--likelihood multinomial).",
     ),
     "a class that is none": (
         lambda: ("--data", "iris", "--success", "virginca"),
@@ -626,7 +626,8 @@ BAD_INPUT = {
     "negative counts": (_csv("x,y\n1,3\n2,-1\n3,2\n", "--family", "poisson"), "the poisson family needs counts"),
     "texts for counts": (
         _csv("x,y\n1,a\n2,b\n", "--family", "poisson"),
-        "this family needs a target of numbers; 'y' holds classes such as 'a'. Say --likelihood bernoulli.",
+        "this family needs a target of numbers; 'y' holds classes such as 'a'. Say --likelihood bernoulli, or "
+        "multinomial of several classes.",
     ),
     "success of counts": (_csv(GOOD, "--family", "poisson", "--success", "1"), "family poisson has none"),
     "negative weights": (

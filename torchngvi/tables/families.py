@@ -57,7 +57,8 @@ class Family(ABC):
         scales: the way from φ to the parameter for each of them, "log" (the default), "logit" or "identity".
         bounds: the smallest and the largest outcome; a continuous outcome lies strictly between.
         outcomes: labels of the categories, else None.
-        nominal: whether the categories have no order, and each but the first has a linear predictor of its own.
+        nominal: whether the categories have no order, and each but the first has a linear predictor of its own; of
+            `Multinomial` alone.
 
     >>> from torchngvi.tables.family_checks import check_family
     >>> class Laplace(Family):  # p(y) = exp(-|y - η|/b)/(2b)
@@ -460,7 +461,7 @@ class Bernoulli(Family):
             raise InputError(
                 f"the {self.name} family needs two classes in the outcome; got "
                 + (
-                    f"{len(values)} different values. Take two of them, or a family as multinomial, ordinal or poisson."
+                    f"{len(values)} different values. Choose two of them, or a family such as multinomial or ordinal."
                     if len(values) > 2
                     else f"{values[0]:g} in every row. Check the column, or choose other rows."
                 )
@@ -1031,16 +1032,19 @@ class Multinomial(_Categories):
 
     def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return -log P, its gradient (.., K - 1), p less the category, and its Hessian, diag(p) - p pᵀ."""
+        p, slope = self._slope(eta, y, phi)
+        return -self.log_prob(eta, y, phi), slope, torch.diag_embed(p) - p[..., None] * p[..., None, :]
+
+    def _slope(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities but that of the reference, and the gradient of -log P."""
         p = self.mean(eta, phi)[..., 1:]
         there = y[0][..., None] == torch.arange(1, p.shape[-1] + 1, dtype=y[0].dtype, device=p.device)
-        return -self.log_prob(eta, y, phi), p - there.to(p), torch.diag_embed(p) - p[..., None] * p[..., None, :]
+        return p, p - there.to(p)
 
     def averaged(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient and the Hessian of `jet` averaged over draws, of η (N, S, K - 1)."""
-        p = self.mean(eta, phi)[..., 1:]
-        slope = self.jet(eta[:, :1], y, phi)[1] - p[:, :1]  # the category of each row
-        mean = p.mean(1)
-        return mean + slope[:, 0], torch.diag_embed(mean) - p.mT @ p / p.shape[1]
+        p, slope = self._slope(eta, y, phi)
+        return slope.mean(1), torch.diag_embed(p.mean(1)) - p.mT @ p / p.shape[1]
 
     def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
         """Return the probabilities of all categories on a last axis, the reference first."""

@@ -583,10 +583,9 @@ def settle(
         priors: "default" or None for the defaults; "flat" for priors of coefficients and standard deviations that are
             4,000 times wider, which say nothing; or a mapping from names to priors, or texts such as "normal(0, 1)", in
             the units of the user. Names are those of the coefficients ("Intercept" at the means of the columns; of
-            categories "label: column", or the column for all of them), "b"
-            for all coefficients but the intercept, "1|g" and "x|g" for standard deviations over groups, "sd" for all of
-            them, "cor|g" and "cor" for correlations, and the parameters of the family, such as "residual sd". The more
-            particular name counts.
+            categories "label: column", or the column for all of them), "b" for all coefficients but the intercept,
+            "1|g" and "x|g" for standard deviations over groups, "sd" for all of them, "cor|g" and "cor" for
+            correlations, and the parameters of the family, such as "residual sd". The more particular name counts.
 
     Returns:
         The priors.
