@@ -232,6 +232,8 @@ def test_priors_by_the_name_of_a_coefficient_of_a_column_and_of_all():
     default = dict(regression("y ~ x", table(), "multinomial").priors.table())
     two = table()[table().y != "train"]
     assert dict(regression("y ~ x", two, "bernoulli").priors.table())["Intercept"] == default["car: Intercept"]
+    said = regression("y ~ 0 + sex", table(), "multinomial").priors.describe()
+    assert said.count("for each of the 2 levels") == 2
     wrong = lambda: regression("y ~ x", table(), "multinomial", priors={"bike: x": Normal(0, 1)})  # noqa: E731
     check_refusal(wrong, InputError, ("bike: x", "car: x"))
 

@@ -508,7 +508,8 @@ class Priors:
         if slopes:
             place = slopes[0]
             default: Any = self.coefficients[place].scaled(float(self.scales[place]))
-            about = columns.said_level(self.location, 3) if place in columns.indicators else ""
+            said_levels = dict.fromkeys(columns.said_level(own, 3) for own in self.location.split(width))
+            about = "".join(said_levels) if place % width in columns.indicators else ""
             parts.append(f"fixed effects N(0, {default.sd:.3g}^2) per sd of a column{about}")
         if apart:
             size = WIDTHS["default"] * self.unit
