@@ -190,6 +190,7 @@ GONE: dict[str, str] = {
     "lists and runs them; methods of fitting are compared by python -m examples.compare_methods",
     "torchngvi.distributed.ranks": "import ranks from torchngvi.distributed",
     "torchngvi.solved.sensitivity": "import sensitivity from torchngvi.solved",
+    "torchngvi.adapters.words": "families by their words are read by torchngvi.tables.family_of",
     "torchngvi.networks.blocks": "torch's own loops over tensors take its place",
     "torchngvi.networks.kernels": "attach(fused=True) has no effect any more",
     "torchngvi.networks.radii": "attach(steps=...) chooses the length of the steps by itself",

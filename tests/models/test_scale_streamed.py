@@ -122,6 +122,16 @@ def test_a_fit_in_passes_is_that_of_all_rows(kind):
     torch.testing.assert_close(q.covariance, exact.covariance, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [4, 20])
+def test_a_start_is_of_rows_from_all_over_or_of_the_first(size):
+    """Of many batches some of eight, of few the first until there are enough."""
+    X, y, *_ = rows()
+    start = Streamed.linear(batches((X, y), size), N, classes=(0, 1)).beginning(24)
+    found = torch.cat([batch[0] for batch in start.batches])
+    assert start.num_data == len(found) == 24
+    assert torch.equal(found, X[:24]) == (size == 20)
+
+
 def test_an_optimizer_begins_where_q_is():
     X, y, *_ = rows()
     model, q, seen = Streamed.linear(batches((X, y), 7), N, classes=(0, 1)), posterior(), []
@@ -218,12 +228,17 @@ def test_parquet(files):
         Parquet(folder / "day_*.parquet", "y")
     with pytest.raises(InputError, match="has no column 'z'; it has a, b, c, d, y, w, o"):
         Parquet(folder / "day_1.parquet", "z")
+    frame[:3].to_parquet(folder / "day_1.parquet")
+    with pytest.raises(InputError, match=r"day_1.parquet' has changed since it was opened. Make another reader"):
+        reader[1]
 
 
 def test_csv(files):
     folder, frame = files
     reader = Csv(folder / "day_*.csv", "y", list("abcd"), rows=7)
     assert reader.num_data == N
+    named = Csv([folder / "day_2.csv", folder / "day_1.csv"], "y", list("abcd"), rows=7)
+    assert torch.equal(together(named)[0][: N - 25], together(reader)[0][25:])
     X, y = together(reader)
     torch.testing.assert_close(X, rows()[0])
     torch.testing.assert_close(y.double(), rows()[1])

@@ -450,7 +450,12 @@ def test_bundled(name):
 
 BAD_FILES = {
     "empty csv": ("a.csv", "", (), "is empty: a table needs a line of column names"),
-    "empty zip": ("a.csv.zip", b"PK\x05\x06" + bytes(18), (), "'a.csv.zip' holds 0 files. Put the table alone into it."),
+    "empty zip": (
+        "a.csv.zip",
+        b"PK\x05\x06" + bytes(18),
+        (),
+        "'a.csv.zip' holds 0 files. Put the table alone into it.",
+    ),
     "binary csv": ("a.csv", b"PK\x03\x04\0\0\0\0", (), "is no table of text: it holds binary data"),
     "no text at all": ("a.csv", b"a,y\n\x81\x8d,1\n", (), "is no table of text in UTF-8 or Latin-1"),
     "no header": (
