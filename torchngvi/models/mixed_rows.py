@@ -15,7 +15,6 @@ from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import column_rank
 from torchngvi.structures.storage import Part
 
-_APART = 1_000_003  # seeds, between one process and the next
 _AT_ONCE = 65_536  # rows of which everything is computed together on the CPU
 Sums = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -87,18 +86,12 @@ class GroupedRows:
         """Complete sums over the groups, or their rows, by those of the other processes."""
         return list(parts) if self.processes is None else self.processes.total(parts)
 
-    def own(self, generator: torch.Generator) -> torch.Generator:
-        """The source of noise for what each process draws of its own groups, where a source is the same on all."""
-        if self.processes is None:
-            return generator
-        return torch.Generator().manual_seed(_APART * (1 + self.processes.rank) + generator.initial_seed())
-
     def check_one_process(self, what: str) -> None:
         """Check that all groups are here."""
         if self.processes is not None:
             raise InputError(
                 f"{what} needs all groups in one process, and here they are spread over {self.processes.world}. Use "
-                "fit(model.posterior(), model), or model.fit(), on every rank."
+                "fit(model.posterior(), model) on every rank."
             )
 
     # ---------------------------------------------------------------------------- one set of targets

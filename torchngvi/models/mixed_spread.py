@@ -75,7 +75,7 @@ class SpreadGroups(ByMoments):
         self.rows.unit = levels.unit
         if self.asked.fixed_scale is None:
             self.fixed = self.rows.fixed = copy.copy(self.fixed)
-            set_columns([self.rows], self.fixed, levels)
+            set_columns(self.rows, self.fixed, levels)
         if self.asked.usual:
             set_effects(self.rows)
         self.covariance_prior = covariance_prior_of(self.asked, self.rows)
