@@ -188,6 +188,9 @@ def test_a_fit_ends_at_the_exact_posterior_and_its_evidence():
     guide = AutoLocalGaussian(model, "groups")
     result = fit_guide(model, guide, y, options={"progress": False, "tolerance": 1e-6})
     assert result.converged, result
+    short = fit_guide(model, AutoLocalGaussian(model, "groups"), y, options={"progress": False, "max_seconds": 1e-9})
+    assert (short.converged, short.evaluations) == (False, 1)
+    assert "seconds" in short.reason
     assert torch.allclose(guide.median()["b"], mean[:-1], atol=1e-6)
     sd = torch.linalg.inv(precision).diagonal().sqrt()
     low, high = guide.quantiles([0.5 - 0.341344746, 0.5 + 0.341344746])["b"]
