@@ -69,6 +69,7 @@ MODULES: dict[str, str] = {
     "torchngvi.metrics.recursion": "torchngvi.metrics.recursive",
     "torchngvi.metrics.site_newton": "torchngvi.metrics.quasi_newton",
     "torchngvi.metrics.window": "torchngvi.metrics.fisher",
+    "torchngvi.models.by_moments": "torchngvi.models.mixed_spread",
     "torchngvi.models.graphs": "torchngvi.models.checks",
     "torchngvi.models.grouped": "torchngvi.models.factors",
     "torchngvi.models.guarded_factors": "torchngvi.models.guarded",
