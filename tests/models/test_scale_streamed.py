@@ -19,7 +19,7 @@ from torchngvi import (
 )
 from torchngvi.adapters.files import Csv, Npy, Parquet
 from torchngvi.errors import InputError
-from torchngvi.models import ExpectedPenalty, Regularized, SoftmaxRegression
+from torchngvi.models import ExpectedPenalty, PerDatum, Regularized, ShardedDraws, SoftmaxRegression
 from torchngvi.numerics import sparse
 
 N, D = 60, 4
@@ -88,6 +88,26 @@ def test_penalties_and_classes_are_counted_once(kind):
     wide = kind(2 * D, scale=0.5, dtype=torch.float64)
     model = Streamed(batches((X, labels), 7), N, lambda X, y: SoftmaxRegression(X, y, classes=(0, 1, 2)))
     torch.testing.assert_close(packet(model, wide), packet(SoftmaxRegression(X, labels), wide))
+
+
+def test_sums_over_one_process_are_those_of_the_part():
+    """Values with two derivatives of a log joint by rows and by draws, and the second order of a regression."""
+    X, y, *_ = rows()
+    local = GeneralizedLinear(X, y)
+    joint = PerDatum(lambda theta: -(theta @ X.mT).cosh(), lambda theta: -theta.cosh().sum(-1), 1.0)
+    theta = torch.linspace(-1, 1, 3 * D, dtype=torch.float64).reshape(3, D).requires_grad_()
+    for target in (Sharded(joint, N), ShardedDraws(joint)):
+        for order in range(3):
+            found = []
+            for each in (target, joint):
+                value = each.log_joint(theta).sum()
+                for _ in range(order):
+                    (slope,) = torch.autograd.grad(value, theta, create_graph=True)
+                    value = (slope * theta.detach().cos()).sum()
+                found.append(value.detach())
+            torch.testing.assert_close(*found)
+    (value, mine), (expected, whole) = (model.second_order(theta[0].detach()) for model in (Sharded(local, N), local))
+    torch.testing.assert_close((value, *mine.raw()[:2]), (expected, *whole.raw()[:2]))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")

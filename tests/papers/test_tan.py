@@ -345,20 +345,6 @@ class TestCoordinates:
         with pytest.raises(NotImplementedError):
             NaturalGaussian(2).euclidean(framed_packet(torch.zeros(2), torch.eye(2)))
 
-    @rooted
-    @naturals
-    def test_the_slope_on_logarithms(self, name, natural):
-        """-dL/dρ at the start of the path, and the natural norm of its direction."""
-        q, model = random_posterior(name, (2,), seed=1), random_model("bernoulli_logit", (2,), 17).target
-        path = rule_of(natural, True)(q, Quadrature()(q, model))
-        other, losses = random_posterior(name, (2,), seed=1), []
-        for rho in (1e-4, -1e-4):
-            new, ok = q.moved(path.at(every(rho, (2,))))
-            other.assign(new, ok)
-            losses.append(model.negative_elbo(other).detach())
-        close(path.slope(), (losses[1] - losses[0]) / 2e-4, 1e-6)
-        close(path.norm2(), NaturalGradient()(q, Quadrature()(q, model)).norm2(), EXACT)
-
     def test_natural_parameters(self):
         """Eqs 6 and 7: with λ = (S m, -½Dᵀvec S) the natural gradient is ∂L/∂(m, vech(V + mmᵀ))."""
         q, model = random_posterior("natural", seed=1), random_model("bernoulli_logit", (), 17)

@@ -226,6 +226,17 @@ def test_a_fit_of_counts_in_batches_ends_where_that_of_a_full_covariance_does():
     assert (ratio - 1).abs().max() < 0.05
 
 
+def test_steps_after_the_visits_are_kept_where_the_bound_rises():
+    """The members go back with q(g) where a step is not taken, so that no pass ends above the one before."""
+    model, args = slopes(12, 4, most=8, scales=False)
+    guide = AutoLocalGaussian(model, "groups", num_particles=16)
+    options = {"progress": False, "tolerance": 1e-9, "max_evaluations": 5}
+    losses = [record.loss for record in fit_guide(model, guide, *args, options=options).trace]
+    assert len(losses) > 2
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+
+
 def test_a_member_that_fills_up_a_batch_does_not_count_even_where_its_density_is_zero():
     def model():
         mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
