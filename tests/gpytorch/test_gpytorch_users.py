@@ -277,8 +277,9 @@ class TestScales:
         model, _, x, _ = problem()
         kernel = model.covar_module.base_kernel
         before = kernel.raw_lengthscale.detach().clone()
-        lengthen(model, x)
-        assert torch.equal(kernel.raw_lengthscale, before)
+        for scale in (1.0, 1e60):  # as far as doublings go
+            assert not lengthen(model, scale * x)
+            assert torch.equal(kernel.raw_lengthscale, before)
         kernel.register_constraint("raw_lengthscale", gp.constraints.Interval(0.1, 2.0))
         kernel.lengthscale = 0.7
         before = kernel.raw_lengthscale.detach().clone()
