@@ -229,7 +229,7 @@ def read_sizes(name: str, value: Any, what: str, *, at_least: int = 1, none: boo
     return tuple(int(_plain(size)) for size in sizes)
 
 
-def read_flag(name: str, value: Any, what: str = "is True or False") -> bool:
+def read_flag(name: str, value: Any) -> bool:
     """Read a truth value of Python or NumPy.
 
     >>> read_flag("progress", False)
@@ -237,7 +237,7 @@ def read_flag(name: str, value: Any, what: str = "is True or False") -> bool:
     """
     plain = _plain(value)
     if not isinstance(plain, bool):
-        raise InputError(f"{name} {what}; got {shown(value)}.")
+        raise InputError(f"{name} is True or False; got {shown(value)}.")
     return plain
 
 

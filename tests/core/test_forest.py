@@ -19,10 +19,10 @@ from torchngvi.interfaces import Cost, Expectation, Framed
 from torchngvi.models import TractableFactors
 from torchngvi.numerics import small_blocks
 from torchngvi.posteriors import DiagonalGaussian
-from torchngvi.rules import LocalExponential, NaturalGradient, VariationalNewton
+from torchngvi.rules import VariationalNewton
 from torchngvi.structures import Dense, EqualBlocks, Forest, arrow, forest, nested
 from torchngvi.testing import check_structure
-from torchngvi.testing.claims import definite_in, mask, root_in, symmetric_in
+from torchngvi.testing.claims import definite_in, mask, root_in
 
 forests = pytest.mark.parametrize("name", FORESTS)
 
@@ -131,30 +131,6 @@ class TestMoves:
         expected = (1 - rho) * S + rho * H
         close(q.precision, expected, 1e-13)
         close(q.mean, m - rho * torch.linalg.solve(expected, g), 1e-13)
-
-    def test_the_natural_gradient_of_the_root(self, name):
-        """T' = T + ρ T tril½[P] and m' = m - ρ T⁻ᵀa."""
-        pattern, rho = MOVED[name], 0.2
-        q = posterior_in(PrecisionCholeskyGaussian, pattern)
-        T, a, W = q.precision_tril.clone(), randn(q.dim, seed=3), symmetric_in(pattern, (), 4)
-        new, ok = q.moved(NaturalGradient()(q, packet(a, pattern.from_dense(W))).at(torch.tensor(rho, dtype=DTYPE)))
-        assert bool(ok)
-        K = (W - torch.eye(q.dim, dtype=DTYPE)).tril()
-        K = K - 0.5 * torch.diag(K.diagonal())
-        close(pattern.to_dense(new.matrix), T + rho * T @ K, 1e-13)
-        close(new.vector, q.mean - rho * torch.linalg.solve(T.mT, a), 1e-13)
-
-    @pytest.mark.parametrize("rule", [VariationalNewton, NaturalGradient, LocalExponential])
-    def test_the_curves_of_all_rules_begin_along_the_natural_gradient(self, name, rule):
-        """d/dρ at ρ = 0, by central differences, is minus the tangent."""
-        pattern, h = MOVED[name], 1e-5
-        q = posterior_in(PrecisionCholeskyGaussian, pattern)
-        e = packet(randn(q.dim, seed=3), pattern.from_dense(symmetric_in(pattern, (), 4)))
-        path = rule()(q, e)
-        ahead, back = (q.moved(path.at(torch.tensor(x, dtype=DTYPE)))[0] for x in (h, -h))
-        tangent = q.tangent(e)
-        close((ahead.vector - back.vector) / (2 * h), -tangent.vector, 1e-8)
-        close((ahead.matrix - back.matrix) / (2 * h), -tangent.matrix, 1e-8)
 
     def test_kl_and_conversions(self, name):
         """Of one pattern, and beside a mean field, against the Gaussians written out."""

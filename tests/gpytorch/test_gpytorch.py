@@ -24,6 +24,7 @@ from torchngvi import (  # noqa: E402
     KLRadius,
     NaturalGaussian,
     PrecisionCholeskyGaussian,
+    Processes,
 )
 from torchngvi.adapters.gpytorch import (  # noqa: E402
     NaturalGradientVariationalDistribution,
@@ -34,6 +35,7 @@ from torchngvi.adapters.gpytorch import (  # noqa: E402
     variational_posteriors,
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning  # noqa: E402
+from torchngvi.posteriors.flat import FlatCholesky  # noqa: E402
 from torchngvi.stepsizes import Constant  # noqa: E402
 
 # orthogonal decoupling builds sparse matrices by deprecated calls of torch
@@ -371,6 +373,41 @@ class TestRefusals:
         q = variational_posteriors(model)[0]
         with pytest.raises(InputError, match="hyper_optimizer holds the posterior"):
             train_svgp_in_batches(model, likelihood, [(x, y)], N, torch.optim.Adam([q.mean_probe]), progress=False)
+        for batches, options, text in (
+            (3, {}, "batches is a DataLoader or a list of pairs .x, y. of tensors; got 3"),
+            ([(x, y)], {"callbacks": [3]}, "callbacks is a list of functions of the epoch and its loss; got "),
+            ([(x, y)], {"group": Processes.alone(), "refine": True}, "spread over 1. Leave refine= out"),
+        ):
+            with pytest.raises(InputError, match=text):
+                train_svgp_in_batches(model, likelihood, batches, N, adam, progress=False, **options)
+        with pytest.raises(InputError, match="inputs are in torch.float64 and the model is in torch.float32"):
+            train_svgp_in_batches(model.float(), likelihood, [(x, y)], N, adam, progress=False)
+
+    def test_a_flat_posterior(self):
+        model = model_with(NGVD(M, posterior=FlatCholesky))
+        with pytest.raises(PairError, match="reads the mean and the root of q, and FlatCholesky is a vector"):
+            SparseGP(model, gaussian(), [data()])
+
+    def test_inputs_without_a_second_dimension(self):
+        """Of one feature they may be (rows,), as GPyTorch takes them."""
+        x, y = data()
+        losses = []
+        for inputs in (x, x[:, 0]):
+            model = model_with(NGVD(M, mean_init_std=0.0))
+            result = refine_svgp(model, gaussian(), [(inputs, y)], progress=False)
+            losses.append(result.loss)
+        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+    def test_a_summary_is_of_q_where_it_was_searched_for(self):
+        model, likelihood, (x, y) = model_with(NGVD(M)), gaussian(), data()
+        for refine in (False, True):
+            adam = torch.optim.Adam(model.parameters())
+            result = train_svgp_in_batches(
+                model, likelihood, [(x, y)], N, adam, epochs=1, refine=refine, progress=False
+            )
+            first, *table = result.summary().splitlines()
+            assert first == str(result)
+            assert bool(table) == refine == (result.examination is not None)
 
     def test_coinciding_inducing_points(self):
         model = model_with(NGVD(M), jitter_val=0.0)

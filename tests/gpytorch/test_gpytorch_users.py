@@ -277,8 +277,9 @@ class TestScales:
         model, _, x, _ = problem()
         kernel = model.covar_module.base_kernel
         before = kernel.raw_lengthscale.detach().clone()
-        lengthen(model, x)
-        assert torch.equal(kernel.raw_lengthscale, before)
+        for scale in (1.0, 1e60):  # as far as doublings go
+            assert not lengthen(model, scale * x)
+            assert torch.equal(kernel.raw_lengthscale, before)
         kernel.register_constraint("raw_lengthscale", gp.constraints.Interval(0.1, 2.0))
         kernel.lengthscale = 0.7
         before = kernel.raw_lengthscale.detach().clone()
@@ -287,13 +288,28 @@ class TestScales:
         model.covar_module = gp.kernels.LinearKernel().double()
         lengthen(model, 1e4 * x)
 
-    @pytest.mark.parametrize("case", ["standardised", "constant", "noise for each row", "two classes"])
+    def test_a_length_scale_within_bounds_stays_beside_one_that_is_doubled(self):
+        model, _, x, _ = problem()
+        held, free = gp.kernels.RBFKernel(), gp.kernels.RBFKernel()
+        little = gp.kernels.ScaleKernel(held)
+        little.outputscale = 0.01
+        model.covar_module = (little + free).double()
+        held.register_constraint("raw_lengthscale", gp.constraints.Interval(0.1, 1.0))
+        held.lengthscale = free.lengthscale = 0.7
+        assert lengthen(model, 1e3 * x)
+        assert float(held.lengthscale.detach()) == pytest.approx(0.7)
+        assert float(free.lengthscale.detach()) > 2.0
+
+    @pytest.mark.parametrize(
+        "case", ["standardised", "constant", "noise for each row", "noise beside it", "two classes"]
+    )
     def test_nothing_is_said(self, case):
         model, likelihood, x, y = problem()
         if case == "constant":
             y = torch.ones_like(y)
-        if case == "noise for each row":
-            likelihood = gp.likelihoods.FixedNoiseGaussianLikelihood(torch.full_like(y, 0.04))
+        if case.startswith("noise"):
+            noise, more = torch.full_like(y, 0.04), case == "noise beside it"
+            likelihood = gp.likelihoods.FixedNoiseGaussianLikelihood(noise, learn_additional_noise=more).double()
         if case == "two classes":
             y, likelihood = (y > 0).double(), gp.likelihoods.BernoulliLikelihood()
         with warnings.catch_warnings():

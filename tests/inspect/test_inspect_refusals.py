@@ -17,6 +17,7 @@ from torchngvi import (
     GeneralizedLinear,
     LogJoint,
     MixedModel,
+    NaturalGaussian,
     add,
     certificate,
     compare_models,
@@ -39,7 +40,8 @@ from torchngvi.diagnostics import (
     predictive_mean,
     simulation_based_calibration,
 )
-from torchngvi.diagnostics.linear_response import tails, third_order, third_order_of_values
+from torchngvi.diagnostics.confirmation import confirm
+from torchngvi.diagnostics.linear_response import response_log_sd, tails, third_order, third_order_of_values
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import InputError, PairError
@@ -51,6 +53,7 @@ from torchngvi.models import SoftmaxRegression, StudentT
 from torchngvi.models.likelihoods import BernoulliLogit, Likelihood
 from torchngvi.refinement import LayeredGaussian, WeightedDraws
 from torchngvi.solved import comparison, sensitivity, site_sum, solve, stacking_weights
+from torchngvi.structures import Dense
 
 DTYPE, N, D = torch.float64, 60, 4
 
@@ -398,6 +401,57 @@ REFUSED = {
     "examine, residuals": (lambda: residuals(torch.zeros(512, 3)), InputError, ("residuals", "shape (S, 2)", "got")),
     "examine, ones": (lambda: residuals(torch.ones(512, 2)), InputError, ("antithetic draws", "got others")),
     "draw nothing": (lambda: Verdict.none("no word").plot(), InputError, ("drawn", "there was none: no word")),
+    "examine, around": (
+        lambda: examine(q_of(2), normal, around=ONES),
+        InputError,
+        ("around must be a scalar or (2,)", "got shape (2, 2)"),
+    ),
+    "examine, modes": (lambda: examine(q_of(2), normal, modes=[3]), InputError, ("modes are those of the density",)),
+    "confirm, coordinates": (
+        lambda: confirm(q_of(2), LogJoint(normal), torch.tensor([0, 2])),
+        InputError,
+        ("coordinates are indices of coordinates from 0 to 1", "got [0, 2]"),
+    ),
+    "response, matrix": (
+        lambda: response_log_sd(q_of(2).frame(), torch.eye(3, dtype=DTYPE)),
+        InputError,
+        ("M must be (..., 2, 2)", "got shape (3, 3)"),
+    ),
+    "third order, structure": (
+        lambda: third_order(DRAWS, DRAWS, Dense(3)),
+        InputError,
+        ("z, residuals and the structure are of one number of coordinates",),
+    ),
+    "third order, integers": (
+        lambda: third_order(DRAWS.long(), DRAWS),
+        InputError,
+        ("z must be a tensor of real numbers", "torch.int64"),
+    ),
+    "accuracy, y": (
+        lambda: accuracy(logistic(), q_of(), X, CLASSES[1:]),
+        InputError,
+        ("y must have one entry a row of X, 60", "(59,)"),
+    ),
+    "accuracy, weights": (
+        lambda: accuracy(logistic(), q_of(), X, CLASSES, weights=torch.ones(3)),
+        InputError,
+        ("weights must have one entry a row, 60", "(3,)"),
+    ),
+    "estimators": (
+        lambda: compare_estimators(q_of(2), normal, [3]),
+        InputError,
+        ("estimators are estimators in a list, or by name", "got [3]"),
+    ),
+    "quantities": (
+        lambda: simulation_based_calibration(lambda g: 0, lambda t, g: 0, lambda d: 0, quantities={"a": 3}),
+        InputError,
+        ("quantities are functions of θ and the data by name",),
+    ),
+    "solve, an arrow": (
+        lambda: solve(NaturalGaussian(D, structure=ScalarArrow(D), dtype=DTYPE), logistic()),
+        PairError,
+        ("solve takes a Gaussian over a structure with all products", "dense, diagonal or blocks"),
+    ),
     # refinement
     "refine, a text": (lambda: refine("q", normal), PairError, ("refine", "a CholeskyGaussian", "got str")),
     "refine, no log joint": (lambda: refine(q_of(2)), InputError, ("until it is pickled", "refine(q, log_joint)")),

@@ -1,5 +1,7 @@
 """Fits for ArviZ: log likelihoods by other formulas, leave-one-out against refits, and what there is no export of."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -13,11 +15,17 @@ import pandas
 
 import torchngvi
 from torchngvi import CholeskyGaussian, GeneralizedLinear, MixedModel, fit, to_arviz
+from torchngvi.adapters.arviz import responses
 from torchngvi.cli import main
 from torchngvi.diagnostics import log_predictive_density, predictive_mean
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import (
     BernoulliLogit,
+    GaussianNoise,
+    Likelihood,
+    NegativeBinomial,
+    PoissonLog,
+    StudentT,
 )
 
 
@@ -82,6 +90,26 @@ class TestRegressions:
         again = to_arviz(result, draws=500, seed=3)
         np.testing.assert_array_equal(of(again, "posterior_predictive"), new)
         assert list(again["posterior"]["beta"]["column"].values) == ["x0", "x1", "x2"]
+
+    @pytest.mark.parametrize(
+        ("likelihood", "law"),
+        [
+            (PoissonLog(), stats.poisson(2.0)),
+            (NegativeBinomial(1.5), stats.nbinom(1.5, 1.5 / 3.5)),
+            (GaussianNoise(0.5), stats.norm(np.log(2.0), 0.5)),
+            (StudentT(0.5, 3.0), stats.t(3.0, np.log(2.0), 0.5)),
+        ],
+    )
+    def test_new_data_have_the_distribution_of_the_likelihood(self, likelihood, law):
+        """P(sup |F_n - F| > e) < 2 exp(-2 n e²), here 1e-9, by the inequality of Massart (1990)."""
+        eta = torch.full((2000, 4), 2.0).log()
+        new = np.sort(responses(likelihood, eta, torch.Generator().manual_seed(0)).numpy().ravel())
+        seen = np.searchsorted(new, new, side="right") / len(new)
+        assert np.abs(seen - law.cdf(new)).max() < np.sqrt(np.log(2e9) / (2 * len(new)))
+
+    def test_a_likelihood_of_the_user_has_no_draws(self):
+        with pytest.raises(InputError, match="draws of y are known for the likelihoods of this library"):
+            responses(Mock(Likelihood, discrete=False), torch.zeros(1, 1), torch.Generator())
 
     def test_weights(self):
         weights = np.tile([1.0, 2.0, 0.0], 8)

@@ -8,7 +8,7 @@ import reference
 import scipy.special
 import scipy.stats
 import torch
-from helpers import DIFFERENCE, DTYPE, EXACT, close, difference, randn
+from helpers import DTYPE, EXACT, close, randn
 
 from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, fit
 from torchngvi.diagnostics import predictive_mean
@@ -181,17 +181,6 @@ class TestLikelihood:
             r = likelihood.dispersion
             expected = -scipy.stats.nbinom.logpmf(y.numpy(), r, r / (r + eta.exp().numpy()))
         close(likelihood.energy(eta, y), torch.as_tensor(expected), 1e-11)
-
-    def test_derivatives_are_those_of_the_value(self, likelihood):
-        """Exactly by autograd, and by finite differences."""
-        e, v, y = self.draw(likelihood)
-        _, slope, curvature = likelihood.expected(e, v, y)
-        x, w = e.clone().requires_grad_(), v.clone().requires_grad_()
-        by_mean, by_variance = torch.autograd.grad(likelihood.expected(x, w, y).value.sum(), (x, w))
-        close(slope, by_mean, EXACT)
-        close(curvature, 2 * by_variance, EXACT)
-        close(slope, difference(lambda h: likelihood.expected(e + h, v, y).value), DIFFERENCE)
-        close(curvature, 2 * difference(lambda h: likelihood.expected(e, v * (1 + h), y).value) / v, DIFFERENCE)
 
     @pytest.mark.parametrize("batch", [(), (2,), (3,)])
     def test_in_a_model(self, likelihood, batch):

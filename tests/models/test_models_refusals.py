@@ -27,6 +27,7 @@ from torchngvi import (
     marginal,
 )
 from torchngvi.adapters.files import Csv, Npy
+from torchngvi.diagnostics import examine
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Fixed, Hessian, HessianVector, Independent, MonteCarlo, PiecewiseBound
 from torchngvi.latents import MarginalLaplace
@@ -37,6 +38,7 @@ from torchngvi.models import (
     MeanPenalty,
     NegativeBinomial,
     Regularized,
+    ShardedDraws,
     SiteFactor,
     SoftmaxRegression,
     StudentT,
@@ -147,6 +149,10 @@ def second_derivatives_of_batches():
 
 def step_on(model, dim=1, **options):
     return VN(gaussian(dim), **options).step(model)
+
+
+def prior_of_its_rows(X, y):
+    return GeneralizedLinear(X.double(), y, classes=(0, 1), prior_precision=float(len(X)))
 
 
 def npy(X, y, **options):
@@ -393,6 +399,15 @@ REFUSED = {
         InputError,
         ("gradient of an expectation", "summed over batches or processes"),
     ),
+    "no sum of data": (lambda: Sharded(LogJoint(log_joint), 4), InputError, ("data add up", "got LogJoint")),
+    "no rows anywhere": (lambda: Sharded(None, 4), InputError, ("no rank has any rows",)),
+    "rows of all": (lambda: Sharded(logistic(), 25), InputError, ("24 rows together (24), where num_data is 25",)),
+    "spread twice": (lambda: Sharded(Sharded(logistic(), 24), 24), InputError, ("Wrap it once",)),
+    "nothing of theta": (
+        lambda: ShardedDraws(lambda theta: log_joint(theta.detach())).log_joint(torch.ones(2, 1, requires_grad=True)),
+        InputError,
+        ("does not depend on theta on any rank", "without detach()"),
+    ),
     "iterator": (lambda: Streamed.linear(iter([ONE]), 2), InputError, ("batches must be iterable", "got list")),
     "no rows": (lambda: Streamed.linear([ONE], 0), InputError, ("num_data", "rows of a pass", "at least 1", "got 0.")),
     "no batches": (lambda: Streamed.linear([], 2), InputError, ("no batches", "Check the files")),
@@ -401,6 +416,36 @@ REFUSED = {
         InputError,
         ("Streamed", "expectations", "GeneralizedLinear", "got Tensor"),
     ),
+    "no model of batches": (
+        lambda: Streamed([ONE], 2, 3),
+        InputError,
+        ("model is a function of a batch", "GeneralizedLinear", "got 3"),
+    ),
+    "parts of a batch": (
+        lambda: Streamed([ONE], 2, lambda X: X),
+        InputError,
+        ("a batch is what model= is called with", "(X, y)", "too many positional arguments"),
+    ),
+    "priors of batches": (
+        lambda: step_on(Streamed([ONE, (ONE[0][:1], ONE[1][:1])], 3, prior_of_its_rows)),
+        InputError,
+        ("another prior than that of the first one", "counts once"),
+    ),
+    "a posterior for a target": (
+        lambda: examine(Q4, Q4),
+        InputError,
+        ("a model or a log joint of theta is needed", "CholeskyGaussian", "A posterior comes first"),
+    ),
+    "measurements for labels": (
+        lambda: SoftmaxRegression(X, [0.0, 0.5, 1.0, 2.0]),
+        InputError,
+        ("y must be labels, whole numbers", "got 0.5", "family='gaussian'"),
+    ),
+    "a mask in numbers": (
+        lambda: logistic().minibatch(torch.arange(24) % 2),
+        InputError,
+        ("row numbers were expected", "24 numbers that are all 0 or 1", "mask.nonzero()[:, 0]"),
+    ),
     "count": (lambda: step_on(Streamed.linear([ONE], 3)), InputError, ("2 rows where num_data is 3", "the number")),
     "classes of a batch": (
         lambda: step_on(Streamed.linear([ONE, (ONE[0], ONE[1] + 1)], 4)),
@@ -408,6 +453,16 @@ REFUSED = {
         ("a batch has the classes (1.0, 2.0)", "the first one (0.0, 1.0)", "coded by the labels"),
     ),
     "no files": (lambda: Csv("no_such_*.csv", "y"), InputError, ("there are no files",)),
+    "no separator": (
+        lambda: Csv(__file__, "y", separator=""),
+        InputError,
+        ("separator is the character between two cells", "got an empty text"),
+    ),
+    "one file of a list": (
+        lambda: Csv([__file__, "no_such.csv"], "y"),
+        InputError,
+        ("there is no file 'no_such.csv'",),
+    ),
     "no file": (lambda: Npy("no_such_X.npy", "no_such_y.npy"), InputError, ("cannot be read as an npy file",)),
     "file of y": (lambda: npy(np.ones((3, 2)), np.ones(4)), InputError, ("each of 3 rows", "got shape (4,)")),
     "file of X": (lambda: npy(np.ones(4), np.ones(4)), InputError, ("must hold a matrix", "got shape (4,)")),

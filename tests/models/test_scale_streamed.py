@@ -19,7 +19,7 @@ from torchngvi import (
 )
 from torchngvi.adapters.files import Csv, Npy, Parquet
 from torchngvi.errors import InputError
-from torchngvi.models import ExpectedPenalty, Regularized, SoftmaxRegression
+from torchngvi.models import ExpectedPenalty, PerDatum, Regularized, ShardedDraws, SoftmaxRegression
 from torchngvi.numerics import sparse
 
 N, D = 60, 4
@@ -90,6 +90,26 @@ def test_penalties_and_classes_are_counted_once(kind):
     torch.testing.assert_close(packet(model, wide), packet(SoftmaxRegression(X, labels), wide))
 
 
+def test_sums_over_one_process_are_those_of_the_part():
+    """Values with two derivatives of a log joint by rows and by draws, and the second order of a regression."""
+    X, y, *_ = rows()
+    local = GeneralizedLinear(X, y)
+    joint = PerDatum(lambda theta: -(theta @ X.mT).cosh(), lambda theta: -theta.cosh().sum(-1), 1.0)
+    theta = torch.linspace(-1, 1, 3 * D, dtype=torch.float64).reshape(3, D).requires_grad_()
+    for target in (Sharded(joint, N), ShardedDraws(joint)):
+        for order in range(3):
+            found = []
+            for each in (target, joint):
+                value = each.log_joint(theta).sum()
+                for _ in range(order):
+                    (slope,) = torch.autograd.grad(value, theta, create_graph=True)
+                    value = (slope * theta.detach().cos()).sum()
+                found.append(value.detach())
+            torch.testing.assert_close(*found)
+    (value, mine), (expected, whole) = (model.second_order(theta[0].detach()) for model in (Sharded(local, N), local))
+    torch.testing.assert_close((value, *mine.raw()[:2]), (expected, *whole.raw()[:2]))
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_a_dict_and_sparse_rows():
     X, y, *_ = rows()
@@ -120,6 +140,16 @@ def test_a_fit_in_passes_is_that_of_all_rows(kind):
     fit(exact, GeneralizedLinear(X, y), progress=False, tolerance=1e-9)
     torch.testing.assert_close(q.mean, exact.mean, rtol=0, atol=1e-5)
     torch.testing.assert_close(q.covariance, exact.covariance, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [4, 20])
+def test_a_start_is_of_rows_from_all_over_or_of_the_first(size):
+    """Of many batches some of eight, of few the first until there are enough."""
+    X, y, *_ = rows()
+    start = Streamed.linear(batches((X, y), size), N, classes=(0, 1)).beginning(24)
+    found = torch.cat([batch[0] for batch in start.batches])
+    assert start.num_data == len(found) == 24
+    assert torch.equal(found, X[:24]) == (size == 20)
 
 
 def test_an_optimizer_begins_where_q_is():
@@ -218,12 +248,17 @@ def test_parquet(files):
         Parquet(folder / "day_*.parquet", "y")
     with pytest.raises(InputError, match="has no column 'z'; it has a, b, c, d, y, w, o"):
         Parquet(folder / "day_1.parquet", "z")
+    frame[:3].to_parquet(folder / "day_1.parquet")
+    with pytest.raises(InputError, match=r"day_1.parquet' has changed since it was opened. Make another reader"):
+        reader[1]
 
 
 def test_csv(files):
     folder, frame = files
     reader = Csv(folder / "day_*.csv", "y", list("abcd"), rows=7)
     assert reader.num_data == N
+    named = Csv([folder / "day_2.csv", folder / "day_1.csv"], "y", list("abcd"), rows=7)
+    assert torch.equal(together(named)[0][: N - 25], together(reader)[0][25:])
     X, y = together(reader)
     torch.testing.assert_close(X, rows()[0])
     torch.testing.assert_close(y.double(), rows()[1])

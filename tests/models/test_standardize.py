@@ -92,6 +92,9 @@ def test_the_scales_of_the_default_priors():
     torch.testing.assert_close(scales.sd[[0, 2, 3]], 2.5 * scales.unit / s[[0, 2, 3]])
     assert float(scales.sd[1]) == pytest.approx(2.5 * scales.unit)
     counts, exposure = torch.poisson(torch.full((50,), 3.0)).double(), torch.linspace(1, 9, 50).double()
+    torch.testing.assert_close(
+        default_scales(X[:, 2:], y, "gaussian").sd, 2.5 * y.square().mean().sqrt() / X[:, 2:].std(0, correction=0)
+    )
     rate = default_scales(X, counts, "poisson", offset=exposure.log())
     assert rate.location == pytest.approx(math.log(float(counts.sum() / exposure.sum())))
     assert rate.unit == 1
@@ -149,7 +152,7 @@ def test_a_full_set_is_found_by_several_processes_and_again():
     X, weights = with_levels(), torch.ones(60, dtype=torch.float64)
     plain = Standardization.of(X)
     once, units = standardized(X, None, weights, Processes.alone())
-    again, same = standardized(once, units, weights, None)
+    again, same = standardized(once, units, weights, Processes.alone())
     for columns, found in ((once, units), (again, same)):
         assert found.indicators == (1, 2, 3)
         torch.testing.assert_close(columns, plain.standardize(X), rtol=0, atol=1e-9)

@@ -22,7 +22,6 @@ from helpers import (
     batches_checks,
     close,
     difference,
-    for_each,
     posteriors,
     randn,
     random_model,
@@ -49,7 +48,7 @@ from torchngvi.expectations import (
     Stein,
 )
 from torchngvi.expectations.sample_average import SampleAverage
-from torchngvi.interfaces import Congruence, Cost, Framed, Raw
+from torchngvi.interfaces import Congruence, Framed, Raw
 from torchngvi.models import LogJoint
 
 estimators = pytest.mark.parametrize("kind", BLACK_BOX)
@@ -217,17 +216,6 @@ class TestEveryEstimator:
         unbiased(packet.W, framed.W)
         assert (e.temperature, e.comparable) == (gamma, False)
 
-    @drawn
-    def test_limit(self, name, kind, draws):
-        """Many draws: all of them near quadrature."""
-        model, q = random_model("bernoulli_logit", (), 5).target, random_posterior(name, (), seed=1)
-        e, exact = BLACK_BOX[kind](make(draws, 2**14, seed=2))(q, model), Quadrature()(q, model)
-        framed, packet = exact.derivative.framed(q.frame()), e.derivative.framed(q.frame())
-        tolerance = 0.1 if kind == "score_function" else 1e-3 if draws == "quasi" else 4e-2
-        close(e.value, exact.value, tolerance)
-        close(packet.a, framed.a, tolerance)
-        close(packet.W, framed.W, tolerance)
-
     @batches_at
     @drawn
     def test_no_variance_at_an_exact_optimum(self, name, batch, gamma, kind, draws):
@@ -262,54 +250,6 @@ class TestEveryEstimator:
             close(e.value, value, IDENTITY)
         elif kind == "stein":
             assert float((packet.W - exact.W).abs().max()) > 1e-3
-
-    @batches
-    @deterministic
-    def test_members_do_not_depend_on_one_another(self, name, batch, kind):
-        """With the same draws for all, a batch is its members."""
-        q, estimator = random_posterior(name, batch, seed=1), BLACK_BOX[kind](Fixed(8))
-        e = estimator(q, LogJoint(uneven, 0.5))
-        packet = e.derivative.framed(q.frame())
-
-        def member(mean, root, part):
-            one = POSTERIORS[name](DIM, mean=mean, scale=root)
-            single = estimator(one, LogJoint(uneven, 0.5))
-            return (single.value, *single.derivative.framed(one.frame()))[part]
-
-        for part, whole in enumerate((e.value, *packet)):
-            close(whole, for_each(lambda m, C, part=part: member(m, C, part), batch, q.mean, q.scale_tril), IDENTITY)
-
-    @drawn
-    def test_single_precision(self, name, kind, draws):
-        q = random_posterior(name, (2,), seed=1).float()
-        e = BLACK_BOX[kind](make(draws))(q, LogJoint(lambda theta: -theta.cosh().sum(-1)))
-        packet = e.derivative.framed(q.frame())
-        assert {e.value.dtype, packet.a.dtype, packet.W.dtype} == {torch.float32}
-
-    @estimators
-    def test_nothing_is_left_behind(self, name, kind):
-        """No graph in the packet, no gradient on the probes or on what the function closes over."""
-        q, w = random_posterior(name), randn(DIM, seed=3).requires_grad_()
-        e = BLACK_BOX[kind](8)(q, LogJoint(lambda theta: -(theta * w).cosh().sum(-1)))
-        assert not any(x.requires_grad for x in (e.value, *e.derivative))
-        assert q.mean_probe.grad is q.root_probe.grad is w.grad is None
-
-
-COSTS = {
-    "stein": Cost(8, 0),
-    "closed_entropy": Cost(8, 0),
-    "least_squares": Cost(8, 0),
-    "score_function": Cost(0, 0, 8),
-    "path_derivative": Cost(8, 0),
-    "hessian": Cost(8, 8),
-    "hessian_vector": Cost(8, 8),
-}
-
-
-@estimators
-def test_cost(kind):
-    q, target = random_posterior("cholesky"), LogJoint(uneven)
-    assert BLACK_BOX[kind](8)(q, target).cost == COSTS[kind]
 
 
 @deterministic

@@ -10,7 +10,6 @@ import scipy.sparse
 import scipy.special
 import torch
 from helpers import (
-    DIFFERENCE,
     DIM,
     DTYPE,
     ESTIMATORS,
@@ -24,14 +23,12 @@ from helpers import (
     TEMPERATURES,
     batches_at,
     close,
-    difference,
     for_each,
     posteriors,
     randn,
     random_model,
     random_posterior,
     random_symmetric,
-    unbiased,
 )
 
 from torchngvi import VN
@@ -173,17 +170,6 @@ class TestLikelihoods:
         total = weight * torch.exp(-likelihood.energy(e[:, None], outcomes)).sum(-1)
         close(total, torch.ones_like(total), IDENTITY)
 
-    def test_derivatives_of_the_value(self, family):
-        """slope = ∂F/∂e and curvature = 2 ∂F/∂v: autograd and finite differences of the value itself."""
-        _, likelihood, e, v, y = self.draw(family)
-        _, slope, curvature = likelihood.expected(e, v, y)
-        x, w = e.clone().requires_grad_(), v.clone().requires_grad_()
-        by_mean, by_variance = torch.autograd.grad(likelihood.expected(x, w, y).value.sum(), (x, w))
-        close(slope, by_mean, IDENTITY)
-        close(curvature, 2 * by_variance, IDENTITY)
-        close(slope, difference(lambda h: likelihood.expected(e + h, v, y).value), DIFFERENCE)
-        close(curvature, 2 * difference(lambda h: likelihood.expected(e, v * (1 + h), y).value) / v, DIFFERENCE)
-
     def test_it_is_found_by_its_name(self, family):
         name = family.split("_0")[0]
         assert NAMED_FAMILIES[name] is type(FAMILIES[family].likelihood())
@@ -256,24 +242,6 @@ class TestStein:
     def quadratic(mean, precision):
         """The log joint -½ (θ - μ)ᵀA(θ - μ)."""
         return lambda theta: -0.5 * torch.einsum("...i,...ij,...j->...", theta - mean, precision, theta - mean)
-
-    @posteriors
-    @pytest.mark.parametrize("draws", [Independent, Antithetic])
-    @pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log"])
-    @pytest.mark.parametrize("gamma", [0.5, 2.0])
-    def test_unbiased(self, name, draws, family, gamma):
-        """a, W and the value: a batch of equal posteriors gives independent estimates."""
-        count, model = 1500, random_model(family, (), 5, gamma).target
-        one = random_posterior(name, (), seed=1)
-        q = POSTERIORS[name](DIM, (count,), mean=one.mean, scale=one.scale_tril.expand(count, DIM, DIM))
-        estimator = Stein(draws(4, torch.Generator().manual_seed(6)))
-        e = estimator(q, model)
-        exact = Quadrature()(one, model)
-        framed = exact.derivative.framed(one.frame())
-        unbiased(e.value, exact.value)
-        unbiased(e.derivative.a, framed.a)
-        unbiased(e.derivative.W, framed.W)
-        assert (e.temperature, e.comparable, e.cost.gradients) == (gamma, False, 4)
 
     @posteriors
     @batches_at

@@ -11,7 +11,6 @@ import reference
 import torch
 from helpers import (
     BASE,
-    DIFFERENCE,
     DIM,
     DTYPE,
     EXACT,
@@ -23,7 +22,6 @@ from helpers import (
     batches,
     batches_at,
     close,
-    difference,
     every,
     for_each,
     framed_packet,
@@ -221,30 +219,9 @@ def test_one_q_in_all_coordinates(rule, batch):
         close(actual, expected, IDENTITY)
 
 
-@pytest.mark.parametrize(("name", "rule"), [p for p in PAIRS if RULES[p[1]].natural])
-@batches
-def test_natural_rules_start_along_the_natural_gradient(name, rule, batch):
-    """d/dρ of the coordinates at 0 is -λ̇ for all that follow it; SymmetricRoot up to its rotation of C."""
-    q, e = random_posterior(name, batch, seed=1), random_packet(batch, 29)
-    path, velocity = RULES[rule]()(q, e), q.tangent(e)
-
-    def at(rho, part):
-        new, ok = q.moved(path.at(every(rho, batch)))
-        assert bool(ok.all())
-        return new[part]
-
-    for part in (0, 1):
-        close(difference(lambda rho, part=part: at(rho, part)), -velocity[part], DIFFERENCE)
-
-
 @pytest.mark.parametrize(("name", "rule"), [p for p in PAIRS if not RULES[p[1]].natural])
-def test_the_others_do_not(name, rule):
-    """Which is why they take no quasi-Newton memory."""
-    q, e = random_posterior(name, seed=1), random_packet((), 29)
-    tiny = 1e-6
-    mean = step(q, RULES[rule]()(q, e).at(every(tiny, ())))[0]
-    natural = step(q, RULES["natural_gradient"]()(q, e).at(every(tiny, ())))[0]
-    assert float((mean - natural).abs().max()) > 0.1 * tiny
+def test_rules_that_do_not_follow_the_natural_gradient_take_no_memory(name, rule):
+    q = random_posterior(name, seed=1)
     text = f"got {RULES[rule].__name__} with SufficientDecrease."
     with pytest.raises(PairError, match=re.escape(text)):
         NaturalGradientVI(q, RULES[rule](), step_size=SufficientDecrease(), metric=QuasiNewton())
@@ -386,21 +363,7 @@ def test_named_methods_refuse_what_they_cannot_move(method):
     assert isinstance(method(DiagonalGaussian(DIM)).posteriors[0], DiagonalGaussian)
 
 
-# --------------------------------------------------------------------------------------- the new verbs
-
-
-@pytest.mark.parametrize("name", ["cholesky", "diagonal"])
-@batches
-def test_new_verbs_of_the_structures(name, batch):
-    structure = POSTERIORS[name](DIM).structure
-    A, S = kept(name, randn(*batch, DIM, DIM, seed=1)), kept(name, random_symmetric(batch, 2))
-    close(structure.to_dense(structure.tril(structure.from_dense(A))), torch.tril(A), 0.0)
-    close(structure.to_dense(structure.exp(structure.from_dense(A))), torch.linalg.matrix_exp(A), EXACT)
-    factor, ok = structure.cholesky(structure.from_dense(S))
-    close(structure.to_dense(factor), torch.linalg.cholesky(S), EXACT)
-    assert bool(ok.all())
-    assert ok.shape == batch
-    assert not bool(structure.cholesky(-structure.from_dense(S))[1].any())
+# --------------------------------------------------------------------------------------- the move to a root
 
 
 @roots

@@ -66,25 +66,6 @@ def bound(lam):
 # ------------------------------------------------------------------------------------ the posterior
 
 
-@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
-def test_the_contract(batch):
-    """λ and no matrix: coordinates, snapshot, assign, and buffers that no optimizer is handed."""
-    q = field(*batch)
-    vector, matrix = q.coordinates
-    assert vector is q.vector
-    assert matrix.shape == (*batch, 0)
-    assert (q.batch_shape, q.dim, q.size, q.structure) == (batch, 2, 4, NoMatrix(4))
-    assert list(q.parameters()) == []
-    assert set(q.state_dict()) == {"vector"}
-    kept = q.snapshot()
-    q.vector.add_(1.0)
-    where = torch.zeros(batch, dtype=torch.bool)
-    q.assign(kept, where)
-    assert (q.vector == 1.3).all()
-    q.assign(kept, ~where)
-    assert (q.vector == 0.3).all()
-
-
 def test_conversion_keeps_the_tensors():
     """`.float()` in place: the optimizer goes on with the λ that it holds, its state converted."""
     q = field()
@@ -97,14 +78,6 @@ def test_conversion_keeps_the_tensors():
     opt.step(log_joint)
     assert opt.memory["metric"]["P"].dtype == torch.float32
     assert opt.rejections == 0
-
-
-def test_a_copy_elsewhere_is_apart():
-    q = field()
-    other = q.at(torch.zeros(2, 4, dtype=FLOAT))
-    assert other.batch_shape == (2,)
-    assert other.mean_probe.shape == (2, 4)
-    assert (q.vector == 0.3).all()
 
 
 def test_exact_natural_gradients_need_no_metric():
@@ -170,11 +143,8 @@ def test_several_posteriors_from_one_loss():
     assert [opt.state[q.mean_probe]["metric"]["P"].shape for q in (one, two)] == [(4, 4), (2, 2)]
 
 
-def test_samples_of_any_shape():
-    """A number of draws, or their shape as torch.distributions takes it."""
+def test_shapes_of_samples_that_are_none():
     q = field(3)
-    for shape, size in ((5, (5,)), ((5,), (5,)), (torch.Size((2, 4)), (2, 4)), ([2], (2,)), ((), ())):
-        assert q.sample(shape).shape == q.rsample(shape).shape == (*size, 3, 2)
     for shape in (2.0, "a", (2, -1), None):
         message = f"a sample is of a number of draws or of a shape, such as 10 or (2, 5); got {shape!r}."
         with pytest.raises(InputError, match=f"^{re.escape(message)}$"):

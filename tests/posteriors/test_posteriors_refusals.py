@@ -103,6 +103,47 @@ MIXTURE = mixture()
 
 REFUSED = {
     # moments of a Gaussian
+    "sizes": (
+        lambda: CholeskyGaussian.from_moments(torch.zeros(2), torch.eye(3)),
+        InputError,
+        ("covariance must be (*batch, D, D)", "got (3, 3) for (2,)"),
+    ),
+    "no symmetry": (
+        lambda: moments(torch.tensor([[1.0, 0.5], [0.0, 1.0]])),
+        InputError,
+        ("covariance must be symmetric", "(V + V.mT) / 2"),
+    ),
+    # flat vectors
+    "a mean of others": (
+        lambda: FlatCholesky.standard(3, mean=torch.zeros(2)),
+        InputError,
+        ("mean must be a scalar or (3,)", "got shape (2,)"),
+    ),
+    "no scale": (
+        lambda: FlatCholesky.standard(3, scale=-1.0),
+        InputError,
+        ("scale holds standard deviations and must be positive", "got -1.0"),
+    ),
+    "two dtypes": (
+        lambda: FlatCholesky(torch.zeros(2), torch.eye(2, dtype=DTYPE)),
+        InputError,
+        ("tensors of one dtype on one device", "torch.float32 on cpu, torch.float64 on cpu"),
+    ),
+    "parts of others": (
+        lambda: FlatCholesky(torch.zeros(2), torch.eye(3)),
+        InputError,
+        ("with a mean of shape (2,) needs", "of shape (2, 2); got (3, 3)"),
+    ),
+    "a flow without parameters": (
+        lambda: ifvb.ModuleFlow(torch.nn.Identity(), 2),
+        InputError,
+        ("flow has no parameters to fit", "got Identity"),
+    ),
+    "three numbers": (
+        lambda: ifvb.NormalInverseGamma(torch.ones(3)),
+        InputError,
+        ("NormalInverseGamma starts at (m, v, a, b), (*batch, 4)",),
+    ),
     "variance -1": (lambda: moments(diagonal(-1.0, 2.0)), InputError, ("covariance", "definite", "eigenvalue is -1.")),
     "variance 0": (lambda: moments(diagonal(0.0, 2.0)), InputError, ("covariance", "definite", "eigenvalue is 0.")),
     "a member": (

@@ -427,8 +427,10 @@ def test_a_flat_posterior_is_one_too():
     guide = AutoGaussian(regression, FlatCholesky.standard).setup(X, Y)
     p = guide.get_posterior()
     written = dist.MultivariateNormal(guide.posterior.mean, scale_tril=guide.posterior.scale_tril)
+    standard = dist.MultivariateNormal(torch.zeros(3), torch.eye(3))
     close(p.precision_matrix, written.precision_matrix, IDENTITY)
     close(p.entropy(), written.entropy(), IDENTITY)
+    close(kl_divergence(p, LatentGaussian(ngvi.CholeskyGaussian(3))), kl_divergence(written, standard), IDENTITY)
 
 
 # ------------------------------------------------------------------------------------ the other AutoGaussian

@@ -188,6 +188,10 @@ def test_a_fit_ends_at_the_exact_posterior_and_its_evidence():
     guide = AutoLocalGaussian(model, "groups")
     result = fit_guide(model, guide, y, options={"progress": False, "tolerance": 1e-6})
     assert result.converged, result
+    soon = {"progress": False, "max_seconds": 1e-9, "tolerance": 1e-15}
+    short = fit_guide(model, AutoLocalGaussian(model, "groups"), y, options=soon)
+    assert (short.converged, short.evaluations) == (False, 1)
+    assert "seconds" in short.reason
     assert torch.allclose(guide.median()["b"], mean[:-1], atol=1e-6)
     sd = torch.linalg.inv(precision).diagonal().sqrt()
     low, high = guide.quantiles([0.5 - 0.341344746, 0.5 + 0.341344746])["b"]
@@ -220,6 +224,17 @@ def test_a_fit_of_counts_in_batches_ends_where_that_of_a_full_covariance_does():
     assert ((mean[order] - dense.mean) / dense.stddev).abs().max() < 0.05
     ratio = torch.linalg.inv(precision).diagonal()[order].sqrt() / dense.stddev
     assert (ratio - 1).abs().max() < 0.05
+
+
+def test_steps_after_the_visits_are_kept_where_the_bound_rises():
+    """The members go back with q(g) where a step is not taken, so that no pass ends above the one before."""
+    model, args = slopes(12, 4, most=8, scales=False)
+    guide = AutoLocalGaussian(model, "groups", num_particles=16)
+    options = {"progress": False, "tolerance": 1e-9, "max_evaluations": 5}
+    losses = [record.loss for record in fit_guide(model, guide, *args, options=options).trace]
+    assert len(losses) > 2
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
 
 
 def test_a_member_that_fills_up_a_batch_does_not_count_even_where_its_density_is_zero():

@@ -1,5 +1,6 @@
 """Models that no Gaussian can be fitted to, each refused in a sentence; and what looks like one of them and is none."""
 
+import pickle
 import re
 
 import pytest
@@ -17,8 +18,17 @@ from pyro.infer import config_enumerate  # noqa: E402
 from pyro.infer.autoguide import init_to_value  # noqa: E402
 from pyro.ops.indexing import Vindex  # noqa: E402
 
-from torchngvi.adapters.pyro import AutoGaussian, AutoLocalGaussian, log_joint, structure  # noqa: E402
+from torchngvi.adapters.pyro import (  # noqa: E402
+    AutoGaussian,
+    AutoLocalGaussian,
+    LatentGaussian,
+    ModelLogJoint,
+    fit_guide,
+    log_joint,
+    structure,
+)
 from torchngvi.adapters.pyro.starting import listed  # noqa: E402
+from torchngvi.posteriors.flat import AffineCoupling, FlatCholesky, ModuleFlow  # noqa: E402
 
 USES = (log_joint, lambda model: AutoGaussian(model).setup().density(model))
 
@@ -204,6 +214,9 @@ def test_a_start_has_the_shape_of_its_site():
     close(guide(torch.tensor(2.0), torch.full((3,), 0.5)).posterior.mean, mean, EXACT)
     with raises("init_loc_fn gives the latent site 'b' a value of shape (2,), and the model has (3,) there."):
         guide(torch.tensor(2.0), torch.zeros(2))
+    close(AutoGaussian(model, init_loc_fn=lambda site: 0.5).setup().posterior.mean, torch.full((4,), 0.5), EXACT)
+    with raises("init_loc_fn must give the latent site 'x' a tensor; got 'a'."):
+        AutoGaussian(model, init_loc_fn=lambda site: "a").setup()
 
     def local():
         mu = pyro.sample("mu", dist.Normal(torch.zeros(()), 1.0))
@@ -212,3 +225,55 @@ def test_a_start_has_the_shape_of_its_site():
 
     start = init_to_value(values={"mu": torch.tensor([2.0])})
     assert AutoLocalGaussian(local, "members", init_loc_fn=start).setup().median()["mu"].shape == ()
+
+
+def vectors(y=None):
+    x = pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    pyro.sample("y", dist.MultivariateNormal(x, torch.eye(2)), obs=torch.zeros(2) if y is None else y)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_observations_that_a_distribution_cannot_take_are_refused(use):
+    """The sentence names the one of two observed sites whose density fails."""
+
+    def model():
+        vectors()
+        pyro.sample("z", dist.Bernoulli(0.5), obs=torch.tensor(1))
+
+    with raises("the distribution Bernoulli of the site 'z' cannot take its observations, tensor(1)"):
+        use(model)
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (torch.ones(2), "order is a tensor of the indices of coordinates, (D,), or None; got"),
+        (torch.tensor([[0, 1]]), "order is a tensor of the indices of coordinates, (D,), or None; got"),
+        (torch.tensor([0, 0]), "order must have each of the 2 coordinates once; got"),
+    ],
+)
+def test_an_order_names_each_coordinate_once(order, said):
+    with raises(said):
+        ModelLogJoint(vectors, order=order)
+
+
+def test_options_of_a_fit_are_no_arguments_of_the_model():
+    with raises("which has no tolerance; those of the fit are options: fit_guide(model, guide, *args, options={'tol"):
+        fit_guide(vectors, AutoGaussian(vectors), tolerance=1e-3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tolerances'"):
+        fit_guide(vectors, AutoGaussian(vectors), tolerances=1e-3)
+
+
+def test_a_pickle_of_a_guide_that_was_not_set_up_has_no_model():
+    guide = pickle.loads(pickle.dumps(AutoGaussian(vectors)))
+    with raises("the guide comes from a pickle, which holds no model: set it up before it is pickled"):
+        guide.setup()
+
+
+def test_what_a_posterior_over_a_flat_vector_has_not():
+    flat = AutoGaussian(vectors, FlatCholesky.standard).setup()
+    with raises("reads the mean and the root of q, and FlatCholesky is a vector of parameters"):
+        flat.laplace_approximation()
+    bent = LatentGaussian(ModuleFlow(AffineCoupling(2, layers=1), 2))
+    with raises("ModuleFlow is no Gaussian, and its covariance and entropy are not known"):
+        bent.entropy()

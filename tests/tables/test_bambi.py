@@ -7,7 +7,7 @@ from helpers import close
 
 from torchngvi.adapters.bambi import from_bambi
 from torchngvi.errors import InputError
-from torchngvi.tables import HalfNormal, Normal, regression
+from torchngvi.tables import Exponential, Gamma, HalfNormal, HalfT, Normal, StudentT, regression
 
 
 class Named:
@@ -58,6 +58,33 @@ def test_priors_of_a_user_are_kept_and_effects_of_a_group_are_independent():
     assert [found[name] for name in names] == list(said)
     assert made.priors.coefficients[1] == Normal(0.0, 1.0)
     assert made.priors.parameters == (HalfNormal(4.0),)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (prior("StudentT", nu=4.0, mu=0.5, sigma=2.0), StudentT(4.0, 0.5, 2.0)),
+        (prior("HalfCauchy", beta=2.0), HalfT(1.0, 2.0)),
+        (prior("Exponential", lam=2.0), Exponential(2.0)),
+        (prior("Gamma", alpha=2.0, beta=0.5), Gamma(2.0, 0.5)),
+    ],
+)
+def test_priors_of_other_kinds(theirs, ours):
+    if isinstance(ours, StudentT):
+        assert from_bambi(model("y ~ x", terms={"x": theirs})).priors.coefficients[1] == ours
+        return
+    spread = {"1|c": prior("Normal", mu=0.0, sigma=theirs)}
+    made = from_bambi(model("y ~ x + (1 | g) + (1 | c)", terms=spread, others={"sigma": theirs}))
+    assert made.priors.parameters == (ours,)
+    found = dict(made.priors.table())
+    assert found["1|c"] == found["residual sd"] != found["1|g"]
+
+
+def test_probit_links():
+    assert from_bambi(model("said[yes] ~ x", "bernoulli", "probit")).family.name == "probit"
+    given = model("kind ~ x", "cumulative", "probit")
+    given.data["kind"] = pd.Categorical(given.data.kind)
+    assert from_bambi(given).family.name == "ordinal_probit"
 
 
 @pytest.mark.parametrize(

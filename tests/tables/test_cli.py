@@ -483,7 +483,7 @@ class TestPredict:
             np.testing.assert_allclose(found["high"] - found["low"], 2 * 1.96 * 0.5, rtol=0.25)
             assert (found["mean_high"] - found["mean_low"] < 0.3).all()
 
-    def test_ordered_categories(self):
+    def test_ordered_categories(self, capsys):
         draw = np.random.default_rng(0)
         x = draw.normal(size=300)
         y = np.array(["1 low", "2 middle", "3 high"])[np.digitize(x + draw.logistic(size=300), [-1, 1])]
@@ -493,6 +493,12 @@ class TestPredict:
         assert list(found) == ["class", "1 low", "2 middle", "3 high"]
         assert found["class"].tolist() == ["1 low", "3 high"]
         np.testing.assert_allclose(found.iloc[:, 1:].sum(axis=1), 1, rtol=1e-9)
+        for kind, said in (
+            ("mean", "probabilities of the categories of y"),
+            ("response", "categories counted from 0, 1 low < 2 middle < 3 high"),
+        ):
+            assert main(["predict", "runs/a", "a.csv", "--drop", "y", "--kind", kind, "--out", f"{kind}.csv"]) == 0
+            assert said in unwrapped(capsys.readouterr().out)
 
 
 def test_runs_are_compared(ship, capsys):
@@ -618,6 +624,22 @@ BAD_INPUT = {
     "a word for the prior precision": (
         _csv(GOOD, "--prior-precision", "wide"),
         "argument --prior-precision: invalid value: 'wide'; give a number, auto or flat. See torchngvi",
+    ),
+    "a word for the prior precision in a file": (
+        _toml('data = "iris"\nprior_precision = "wide"\n'),
+        "prior_precision is a number, auto or flat; got 'wide'.",
+    ),
+    "a file of settings for a column": (
+        lambda: ("--data", "iris", "--drop", "a.toml"),
+        "argument --drop: expected at least one argument before a.toml",
+    ),
+    "measurements": (
+        _csv("x,y\n" + "".join(f"{i},{i + 0.5}\n" for i in range(60))),
+        "They are measurements: say --likelihood gaussian.",
+    ),
+    "a column without training entries": (
+        _csv("x,z,y\n" + "".join(f"{i},{'1' * (i == 0)},{i % 2}\n" for i in range(20)), "--impute", "median"),
+        "column 'z' has no entry in the 16 training rows. Leave it out.",
     ),
     "test fraction": (_csv(GOOD, "--test-fraction", "1.5"), "at least 0 and below 1; got 1.5. Take 0.2, or 0"),
     "seed": (_csv(GOOD, "--seed", "-1"), "seed must be from 0 to 4294967295; got -1."),

@@ -12,7 +12,7 @@ import torch
 from helpers import DTYPE, close, randn
 
 from torchngvi import MixedModel, fit
-from torchngvi.models import HalfT, MixedLogJoint, MixedPrior
+from torchngvi.models import GaussianNoise, HalfT, MixedLogJoint, MixedPrior, NegativeBinomial, StudentT
 from torchngvi.models.scale_priors import ScalesPrior
 
 pd = pytest.importorskip("pandas")
@@ -377,6 +377,34 @@ class TestExplicit:
         with pytest.warns(FutureWarning, match="name the priors"):
             model = MixedModel(X, [1.0, 0, 2, 1, 3, 5], (X[:, :1], groups), "poisson", prior=MixedPrior(2.5))
         assert "x1 N(0, 2.5^2)" in model.fit(**QUICK).priors
+        own = MixedPrior(None, sd=HalfT(3.0, 2.0), concentration=2.0)
+        with pytest.warns(FutureWarning, match="name the priors"):
+            model = MixedModel(X, X[:, 1], (X, groups), "gaussian", prior=own)
+        said = dict(model.priors.table())
+        assert (said["1|group"], said["cor|group"]) == ("half-t(3, 2)", "LKJ(2)")
+        with pytest.raises(InputError, match="A MixedPrior cannot stand beside them"):
+            MixedModel(X, X[:, 1], (X, groups), "gaussian", prior=own, priors={"x1": "flat"})
+
+    def test_arguments_of_an_earlier_release(self):
+        model = MixedModel(torch.ones(6, 1), torch.arange(6.0), family="gaussian")
+        with pytest.warns(FutureWarning, match="marginalise= does nothing any more: random effects are always"):
+            model.fit(**QUICK, marginalise=True)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'marginalize'"):
+            model.fit(marginalize=True)
+
+    @pytest.mark.parametrize(
+        ("likelihood", "held"),
+        [
+            (GaussianNoise(0.5), {"residual sd": 0.5}),
+            (NegativeBinomial(2.0), {"size": 2.0}),
+            (StudentT(0.5, 4.0), {"scale": 0.5}),
+        ],
+    )
+    def test_likelihoods_hold_their_parameters(self, likelihood, held):
+        family = MixedModel(torch.ones(6, 1), torch.arange(6.0), family=likelihood).family
+        assert (family.values, family.parameters) == (held, ())
+        with pytest.raises(InputError, match="a family by its name, or a torchngvi.tables.Family; got StudentT"):
+            MixedModel(torch.ones(6, 1), torch.arange(6.0), family=StudentT(0.5, 3.0))
 
     def test_an_exposure(self):
         """The intercept is about the rate."""

@@ -568,6 +568,7 @@ def test_held():
     check_family(Held(Gaussian(), {"residual sd": 0.1}))
     for values, word in (({"size": -1.0}, "positive"), ({"shape": 1.0}, "it has size")):
         check_refusal(lambda v=values: Held(NegativeBinomial(), v), InputError, (word,))
+    check_refusal(lambda: Held(Ordinal(LABELS), {"threshold[1]": 1.0}), InputError, ("cannot be held one by one",))
 
 
 def test_names():
@@ -662,6 +663,40 @@ class Odd(Poisson):
     link = "sqrt"
 
 
+class Unscaled(Gaussian):
+    """A parameter on a scale that is none."""
+
+    scales = ("cube",)
+
+
+class Raising(Poisson):
+    """Draws that end with an error of torch."""
+
+    def draw(self, eta, phi, generator, extra=()):
+        return eta @ torch.ones(2, 2)
+
+
+class Single(Poisson):
+    """One draw for all predictors."""
+
+    def draw(self, eta, phi, generator, extra=()):
+        return super().draw(eta, phi, generator, extra)[:1]
+
+
+class Loose(Poisson):
+    """An outcome that is no tuple."""
+
+    def checked(self, y):
+        return y[0]
+
+
+class Lost(Gaussian):
+    """A start that is nowhere."""
+
+    def start(self, y, offset, weights):
+        return math.nan, super().start(y, offset, weights)[1]
+
+
 class Nameless(Family):
     """No name."""
 
@@ -683,6 +718,11 @@ class Nameless(Family):
         (Peaked, ("concave",)),
         (Few, ("parameter_prior",)),
         (Odd, ("link", "sqrt")),
+        (Unscaled, ("('residual sd',)", "one of log, logit and identity")),
+        (Raising, ("draw of the poisson family raised RuntimeError for tensors of the shapes (5,)", "broadcasts")),
+        (Single, ("draw of the poisson family returns (1,)", "(5,)")),
+        (Loose, ("checked of the poisson family must return a tuple",)),
+        (Lost, ("start of the gaussian family must be finite",)),
         (Nameless, ("Nameless", "'name'")),
     ],
 )

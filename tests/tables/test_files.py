@@ -258,6 +258,11 @@ def test_wards_of_nineteen_digits(gap):
     assert counts == 20 - (gap and 5 % 4 == 1)
 
 
+def test_large_measurements_with_a_gap_stay_numbers():
+    Path("a.csv").write_text("x,y\n1.5e17,1\n,2\n2e17,3\n")
+    assert read_table("a.csv").frame["x"].dropna().tolist() == [1.5e17, 2e17]
+
+
 def test_identifiers_are_noted():
     table = clean().assign(policy=range(100_000, 100_080), id=range(1, 81), code=np.arange(80) % 7)
     _, text = of_table(table.drop(columns="pay"))
@@ -364,9 +369,14 @@ def zipped(content):
     ("end", "pack"),
     [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("zip", zipped), ("zst", None)],
 )
-def test_compressed(end, pack):
+def test_compressed(end, pack, monkeypatch):
     expected, _ = of_table(clean())
     content = clean().to_csv(index=False).encode("utf-16")
+    if end == "zst":
+        Path("a.csv.zst").write_bytes(content)
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, "zstandard", None)
+            assert "'a.csv.zst' needs zstandard: pip install zstandard. Or unpack it." in by_command("a.csv.zst")[1]
     pack = pack or pytest.importorskip("zstandard").ZstdCompressor().compress
     Path(f"a.csv.{end}").write_bytes(pack(content))
     found, text = by_command(f"a.csv.{end}")
@@ -440,6 +450,12 @@ def test_bundled(name):
 
 BAD_FILES = {
     "empty csv": ("a.csv", "", (), "is empty: a table needs a line of column names"),
+    "empty zip": (
+        "a.csv.zip",
+        b"PK\x05\x06" + bytes(18),
+        (),
+        "'a.csv.zip' holds 0 files. Put the table alone into it.",
+    ),
     "binary csv": ("a.csv", b"PK\x03\x04\0\0\0\0", (), "is no table of text: it holds binary data"),
     "no text at all": ("a.csv", b"a,y\n\x81\x8d,1\n", (), "is no table of text in UTF-8 or Latin-1"),
     "no header": (

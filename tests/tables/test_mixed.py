@@ -26,6 +26,7 @@ from torchngvi import (
 )
 from torchngvi.errors import InputError
 from torchngvi.models import (
+    HalfT,
     LogJoint,
     MixedLogJoint,
     MixedPrior,
@@ -522,6 +523,31 @@ REFUSALS = {
     "degrees of freedom": (
         lambda: MixedLogJoint(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, Wishart(0.0, 1.0))),
         DOF,
+    ),
+    "no prior of an sd": (
+        lambda: MixedLogJoint(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, sd=3.0)),
+        "sd is the prior of a standard deviation, HalfNormal, HalfT or Exponential; got 3.0.",
+    ),
+    "priors of sds": (
+        lambda: MixedLogJoint(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, sd=[HalfT(), HalfT()])),
+        "sd must be one prior, or one for each of the 1 random effects; got 2.",
+    ),
+    "two priors": (
+        lambda: MixedLogJoint(
+            X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, Wishart(1.0, 1.0), sd=HalfT())
+        ),
+        "the random effects have one prior: give MixedPrior precision= or sd=, not both.",
+    ),
+    "a word for the prior": (
+        lambda: MixedLogJoint(X3, Y3, (X3, [0, 1, 1]), "poisson_log", prior=MixedPrior(1.0, "wishart")),
+        "precision of a prior is a torchngvi.models.Wishart(dof, scale), 'kass-natarajan' or None; got 'wishart'.",
+    ),
+    "rows that tell nothing of an effect": (
+        lambda: MixedLogJoint(
+            X3, Y3, (torch.eye(3)[:, :2], [0, 0, 1]), "poisson_log", prior=TANS, weights=torch.tensor([1.0, 0.0, 1.0])
+        ),
+        "the rows tell nothing of some random effect, which the prior of Kass and Natarajan needs. Leave precision= "
+        "out for the default, or give Wishart(dof, scale).",
     ),
     "rows that tell nothing": (
         lambda: MixedLogJoint(X3, Y3, (X3, [0, 1, 1]), "poisson_log", weights=torch.zeros(3)),

@@ -9,6 +9,7 @@ from made import factor, result_of, table_result
 
 from torchngvi import MixedModel
 from torchngvi.errors import InputError
+from torchngvi.tables import load
 from torchngvi.tables.left_out import PartsLeftOut, RowsLeftOut, compare
 from torchngvi.tables.table import ByFactor
 
@@ -441,6 +442,72 @@ def test_models_of_other_rows_are_not_compared():
     counts = y.abs().round()
     with pytest.raises(InputError, match="cannot be compared"):
         compare(result_of(torch.ones(40, 1), counts, "gaussian"), result_of(torch.ones(40, 1), counts, "poisson"))
+    by = [result_of(torch.ones(40, 1), counts, "poisson", [factor("g", torch.arange(40) % k)]) for k in (4, 5)]
+    with pytest.raises(InputError, match="their grouping factors differ"):
+        compare(*by, groups=True)
+    nowhere = result_of(torch.ones(40, 1), counts, "poisson", theta=torch.full((400, 1), math.nan).double())
+    with pytest.raises(InputError, match="of finite log densities; that of row 0 is not"):
+        compare(nowhere, result_of(torch.ones(40, 1), counts, "poisson"))
+
+
+# ------------------------------------------------------------------------------------ files
+
+
+def test_a_saved_result_of_arrays_comes_back(tmp_path):
+    """With its design, effects and predictions; of other draws it has no effects, and the fit is not there."""
+    result, path = varying(), tmp_path / "result.pt"
+    result.save(path)
+    again = load(path)
+    X, groups = result.design.X[:5], torch.tensor([3, 0, 0, 2, 1])
+    assert torch.equal(again.predict(X, X, groups).mean, result.predict(X, X, groups).mean)
+    assert again.design.factors[0].levels == result.design.factors[0].levels
+    some = again.fitted.theta[[7, 3]]
+    assert torch.equal(again.fitted.effects(some, None)[0], again.fitted.drawn[0][[7, 3]])
+    with pytest.raises(InputError, match="effects for its own draws of the globals alone"):
+        again.fitted.effects(some + 1, None)
+    with pytest.raises(InputError, match="leaving groups out needs the fit"):
+        again.leave_one_group_out()
+
+
+def changed(state, change):
+    """What a saved result was made of, with other groups."""
+    (of,) = state["made"]["factors"]
+    return {**state["made"], "factors": [{**of, "groups": change(of["groups"])}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: {"format": 0}, "no result of format"),
+        (lambda s: {"family": "own"}, "its family is 'own', which is none of this library: hand it in"),
+        (lambda s: {"converged": 1}, "converged must be of type bool"),
+        (lambda s: {"log_evidence": 1}, "log_evidence must be a number"),
+        (lambda s: {"weighted": [s["weighted"][0], 2 * s["weighted"][1]]}, "must be shares of 1"),
+        (lambda s: {"weighted": [s["weighted"][0][:2], torch.tensor([2.0, -1.0]).double()]}, "must be shares of 1"),
+        (lambda s: {"theta": s["theta"].float()}, "theta must be a tensor of float64 with 2 dimensions"),
+        (lambda s: {"theta": s["theta"][0]}, "theta must be a tensor of float64 with 2 dimensions"),
+        (lambda s: {"theta": s["theta"][:, 1:]}, "theta must have the shape"),
+        (lambda s: {"theta": s["theta"] * math.nan}, "theta must be finite numbers"),
+        (lambda s: {"made": changed(s, lambda groups: groups + 9)}, "groups must be the number of a level"),
+        (lambda s: {"made": changed(s, lambda groups: groups.int())}, "groups must be the number of a level"),
+        (lambda s: {"effects": None}, "'NoneType' object is not iterable"),
+    ],
+)
+def test_a_file_that_no_fit_has_written_is_refused(change, said, tmp_path):
+    result, path = varying(), tmp_path / "result.pt"
+    result.save(path)
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, **change(state)}, path)
+    with pytest.raises(InputError, match=f"holds what no fit has written: .*{said}"):
+        load(path)
+
+
+def test_files_that_are_not_read(tmp_path):
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        load(tmp_path / "none.pt")
+    (tmp_path / "text.pt").write_text("text")
+    with pytest.raises(InputError, match="is no result that was saved"):
+        load(tmp_path / "text.pt")
 
 
 # ------------------------------------------------------------------------------------ exports and pictures

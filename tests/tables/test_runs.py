@@ -338,11 +338,13 @@ class TestDamage:
         printed = pd.read_csv("run/coefficients.csv").set_index("name")["mean"]
         np.testing.assert_allclose(printed[: len(table.names)], table.mean.numpy(), rtol=1e-12)
 
-    def test_a_result_that_python_has_saved(self):
+    def test_a_result_that_python_has_saved(self, capsys):
         result = regression("x ~ kind", patients()).fit(progress=False)
         result.save("posterior.pt")
         again = torchngvi.load("posterior.pt")
         assert torch.equal(again.predict(patients(6)).mean, result.predict(patients(6)).mean)
+        assert main(["predict", "posterior.pt", "t.csv"]) == 2
+        assert "'posterior.pt' is no run of torchngvi fit" in capsys.readouterr().err
 
     @pytest.mark.accuracy
     @pytest.mark.parametrize("kind", FLAGS)
@@ -390,6 +392,13 @@ class TestDamage:
             torchngvi.load("posterior.pt")
         assert main(["predict", "posterior.pt", "t.csv"]) == 2
         assert not Path("MARK").exists()
+
+    @pytest.mark.parametrize("change", [{"needed": "x"}, {"fill": {"x": None}}, {"levels": {"x": "a"}}, {"more": []}])
+    def test_columns_that_no_run_has_written(self, change, made):
+        saved = torch.load(made / "formula-old" / "posterior.pt", weights_only=True)
+        torch.save({**saved, "run": {**saved["run"], **change}}, "posterior.pt")
+        with pytest.raises(InputError, match="its columns are not as a run writes them"):
+            torchngvi.load("posterior.pt")
 
     @pytest.mark.parametrize("run", ["nowhere", ".", "t.csv", "state/posterior.pt", 3])
     def test_what_is_no_run(self, run):
@@ -478,9 +487,18 @@ class TestEarlierResults:
             assert main(["fit", *flags]) == 2
             assert message in capsys.readouterr().err
 
-    def test_a_folder_that_fills_during_the_run(self):
-        """The results of both runs are kept."""
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_a_folder_that_fills_during_the_run(self, inside, monkeypatch):
+        """The results of both runs are kept, also where they are written inside of the folder."""
         folder = OutputFolder("out")
+        monkeypatch.setattr(outputs, "_stays", lambda path: inside and path.name == "out")
+        if inside:
+            with folder.writing() as place:
+                assert place.parent == Path("out")
+                Path("out/log.csv").write_text("of another run")
+                (place / "log.csv").write_text("ours")
+            assert contents("out-2").keys() == {"log.csv"}
+            return
         Path("out").mkdir()
         Path("out/log.csv").write_text("of another run")
         for name in ("log.csv", "figure.png"):
@@ -489,6 +507,27 @@ class TestEarlierResults:
         assert folder.path == Path("out-2")
         assert contents("out") == {"log.csv": b"of another run"}
         assert contents("out-2") == {"log.csv": b"ours", "figure.png": b"ours"}
+
+    @pytest.mark.parametrize(
+        ("take", "sentence"),
+        [
+            (lambda out: (out.mkdir(), (out / "b").write_text("b")), "another run has written into out"),
+            (lambda out: out.write_text("b"), "Not a directory"),
+        ],
+    )
+    def test_a_place_that_is_taken_during_the_run(self, take, sentence):
+        folder = OutputFolder("out", overwrite=True)
+        with pytest.raises(InputError, match=f"{sentence}.* nothing that was there has"), folder.writing():
+            take(Path("out"))
+        assert Path("out").exists()
+        assert not left(Path())
+
+    def test_a_run_that_was_killed_before_its_last_step(self):
+        """All of its files have come to their places, and their place is left."""
+        Path("out/.replacing").mkdir(parents=True)
+        with OutputFolder("out", overwrite=True).writing() as place:
+            (place / "a").write_text("ours")
+        assert contents("out") == {"a": b"ours"}
 
     def test_nothing_is_half_written(self):
         """Files that an error interrupts leave the earlier ones as they were."""

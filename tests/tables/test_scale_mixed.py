@@ -9,7 +9,7 @@ import torch
 from torchngvi import Sharded, fit
 from torchngvi.errors import InputError
 from torchngvi.methods import VN
-from torchngvi.models import MixedLogJoint
+from torchngvi.models import MixedLogJoint, MixedPrior
 
 START = 6  # meetings of a fit beside its evaluations: generators, checks, groups, settings, a new size, the end
 SECONDS = 2.0  # within which a fault is told
@@ -50,6 +50,18 @@ def test_a_gaussian_over_all_coordinates_is_that_of_one(ranks, family, local):
     assert first["evaluations"] + START - 1 <= first["sums"] <= first["evaluations"] + START
     size = 2 + local * (local + 1) // 2
     assert first["numbers"] == 2 + size + size**2
+
+
+@pytest.mark.parametrize("family", ["poisson_log", "bernoulli_logit", "gaussian"])
+@pytest.mark.parametrize("prior", [None, MixedPrior(10.0, "kass-natarajan")])
+def test_priors_from_sums_over_processes_are_those_of_rows(family, prior):
+    """Here one process: the location and unit of y, the scales of columns, and what rows tell of effects."""
+    plain, spread = (make(None, family, 2, prior=prior) for make in (cases.part, cases.spread))
+    assert_close(spread.rows.Z, plain.rows.Z, 1e-13)
+    for left, right in zip(spread.tensors(), plain.tensors(), strict=True):
+        assert_close(left.double(), right.double(), 1e-7)
+    theta = torch.linspace(-1, 1, plain.dim, dtype=torch.float64)
+    assert_close(spread.log_joint(theta), plain.log_joint(theta), 1e-7)
 
 
 def test_it_is_the_best_gaussian_of_a_plain_model():

@@ -361,6 +361,7 @@ SD = "intercept_sd is a standard deviation, positive, or None; got "
         (LINEAR(noise=-1), [0, 1, 2], "noise must be a positive standard deviation, or 'auto'; got -1."),
         (LINEAR(noise=True), [0, 1, 2], "noise must be a positive standard deviation, or 'auto'; got True."),
         (LINEAR(), ["a", "b", "a"], "y must be numbers"),
+        (LINEAR(), torch.ones(3, requires_grad=True), "y must be an array of numbers; got a tensor of shape (3,)"),
     ],
 )
 def test_refused(estimator, y, message):
@@ -373,6 +374,12 @@ def test_slips_are_said_and_right_usage_is_silent():
     frame, half = pandas.DataFrame(X, columns=["a", "b"]), (X[:, 0] > 0).astype(int)
     with pytest.warns(UserWarning, match="in another order"):
         POISSON().fit(frame, pandas.Series(y["counts"]).sample(frac=1, random_state=0))
+    with pytest.raises(
+        InputError, match="'c' holds texts such as 'b', and an estimator takes numbers: encode it first"
+    ):
+        LOGISTIC().fit(frame.assign(c=["b", "a"] * 40), half)
+    with pytest.warns(UserWarning, match="^Column 'Unnamed: 0' had no name in its file, where it numbers the rows"):
+        LOGISTIC().fit(frame.assign(**{"Unnamed: 0": range(80)}), half)
     with pytest.raises(InputError, match="class 0 have the weight 0"):
         LOGISTIC().fit(frame, half, sample_weight=half)
     with pytest.warns(UserWarning, match="sum to 1"):

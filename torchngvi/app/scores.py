@@ -10,7 +10,6 @@ from torch import Tensor
 from torchngvi.app.prepare import CLASSES, Prepared
 from torchngvi.app.readers import Read
 from torchngvi.app.settings import Settings
-from torchngvi.errors import InputError
 from torchngvi.tables.model import regression
 from torchngvi.tables.result import TableResult
 
@@ -40,11 +39,8 @@ def held_out(result: TableResult, s: Settings, made: Prepared) -> tuple[HeldOut,
     formula = made.columns.formula
     base = f"{formula.partition('~')[0]}~ {' + '.join(['1', *_OFFSET.findall(formula)])}"
     own = _scores(result, made.test)
-    try:
-        alone = regression(base, made.train, result.family.name, weights=s.weights, positive=made.positive)
-        return own, _scores(alone.fit(seed=s.seed, progress=False), made.test)
-    except InputError:  # a family of the user
-        return own, HeldOut()
+    alone = regression(base, made.train, result.family.name, weights=s.weights, positive=made.positive)
+    return own, _scores(alone.fit(seed=s.seed, progress=False), made.test)
 
 
 @torch.no_grad()

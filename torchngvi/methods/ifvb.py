@@ -12,7 +12,6 @@ data.  A metric of one's own takes the place of the recursion in any of them.
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_instance
@@ -154,7 +153,7 @@ class PreconditionedVI(NaturalGradientVI):
         return rule.inverse(self.memory["metric"])
 
 
-def usual_estimator(posteriors: Iterable[Posterior], generator: torch.Generator | None = None) -> GradientEstimator:
+def usual_estimator(posteriors: Iterable[Posterior]) -> GradientEstimator:
     """The default estimator of ∇L for flat posteriors.
 
     >>> from torchngvi.ifvb import Beta, MeanFieldGaussian
@@ -162,8 +161,8 @@ def usual_estimator(posteriors: Iterable[Posterior], generator: torch.Generator 
     ['ControlVariate', 'Pathwise']
     """
     if all(isinstance(q, FlatPosterior) and q.reparametrised for q in posteriors):
-        return Pathwise(10, generator)
-    return ControlVariate(100, generator)
+        return Pathwise(10)
+    return ControlVariate(100)
 
 
 class IFVB(PreconditionedVI):

@@ -182,8 +182,8 @@ class MixedInBatches(TractableTarget):
             keep = better & ~wait
             rho = torch.where(better, (_LONGER * here.rho).clamp_max(1.0), _SHORTER * here.rho)
             rho = torch.where(wait, here.rho, rho)
-            here = Locals(*(_where(keep, x, y) for x, y in zip(there, here, strict=True)))._replace(rho=rho)
-            seen = Seen(*(_where(keep, x, y) for x, y in zip(new, seen, strict=True)))
+            here = Locals(*(where(keep, x, y) for x, y in zip(there, here, strict=True)))._replace(rho=rho)
+            seen = Seen(*(where(keep, x, y) for x, y in zip(new, seen, strict=True)))
         for whole, x in zip(self.locals, here, strict=True):
             whole[first:last] = x
         return seen, here.slope, seen.norm2(here.slope, root_g)
@@ -307,5 +307,6 @@ def _differentiated(
     return value.detach(), g, G + G.mT
 
 
-def _where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """torch.where for a mask over members, (B,)."""
     return torch.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, y)

@@ -109,10 +109,10 @@ def checked_prior(prior: object) -> MixedPrior:
     return prior
 
 
-def check_one_prior(prior: MixedPrior, of: str = "the random effects") -> None:
+def check_one_prior(prior: MixedPrior) -> None:
     """Check that the random effects have one prior."""
     if prior.sd is not None and prior.precision is not None:
-        raise InputError(f"{of} have one prior: give MixedPrior precision= or sd=, not both.")
+        raise InputError("the random effects have one prior: give MixedPrior precision= or sd=, not both.")
     if isinstance(prior.precision, str) and prior.precision != KASS_NATARAJAN:
         raise InputError(
             f"precision of a prior is a torchngvi.models.Wishart(dof, scale), {KASS_NATARAJAN!r} or None; got "

@@ -15,7 +15,6 @@ from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import column_rank
 from torchngvi.structures.storage import Part
 
-_APART = 1_000_003  # seeds, between one process and the next
 _AT_ONCE = 65_536  # rows of which everything is computed together on the CPU
 Sums = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -28,7 +27,6 @@ class GroupedRows:
         n: the number of groups, r that of the effects of each, p that of the fixed effects.
         processes: those over which the groups are spread, each of which has the rows of its own; None for one process.
         all_groups: the number of groups of all processes.
-        all_rows: the number of their rows.
         columns: how X has been centred and scaled; None where it is as it was given.
         within: the same of Z.
         unit: s_y of default priors, the standard deviation of y for the identity link and 1 for any other, (*batch,).
@@ -66,16 +64,15 @@ class GroupedRows:
             )
         self.y, self.weights, self.offset = fixed.y, fixed.weights, fixed.offset
         self.n, self.r, self.p = int(self.groups.max()) + 1, self.Z.shape[1], self.X.shape[1]
-        self.all_groups, self.all_rows = self.n, rows
+        self.all_groups = self.n
 
     # ---------------------------------------------------------------------------- over processes
 
     def spread(self, processes: Processes) -> Self:
         """Make the same rows as those of one of several processes, each of which has groups of its own."""
         new = copy.copy(self)
-        counts = torch.tensor([self.n, len(self.X)], dtype=torch.float64)
-        new.processes, (counts,) = processes, processes.total([counts])
-        new.all_groups, new.all_rows = (int(count) for count in counts)
+        new.processes, (count,) = processes, processes.total([torch.tensor([self.n], dtype=torch.float64)])
+        new.all_groups = int(count)
         return new
 
     @property
@@ -87,18 +84,12 @@ class GroupedRows:
         """Complete sums over the groups, or their rows, by those of the other processes."""
         return list(parts) if self.processes is None else self.processes.total(parts)
 
-    def own(self, generator: torch.Generator) -> torch.Generator:
-        """The source of noise for what each process draws of its own groups, where a source is the same on all."""
-        if self.processes is None:
-            return generator
-        return torch.Generator().manual_seed(_APART * (1 + self.processes.rank) + generator.initial_seed())
-
     def check_one_process(self, what: str) -> None:
         """Check that all groups are here."""
         if self.processes is not None:
             raise InputError(
                 f"{what} needs all groups in one process, and here they are spread over {self.processes.world}. Use "
-                "fit(model.posterior(), model), or model.fit(), on every rank."
+                "fit(model.posterior(), model) on every rank."
             )
 
     # ---------------------------------------------------------------------------- one set of targets

@@ -6,14 +6,14 @@ over their rows, are completed by `torchngvi.models.mixed_rows.GroupedRows.total
 
 import copy
 import math
+from abc import abstractmethod
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from torchngvi.distributed import Processes
-from torchngvi.interfaces import Frame, Framed, Prior, Raw
-from torchngvi.models.by_moments import ByMoments
+from torchngvi.interfaces import Frame, Framed, Prior, Raw, TractableTarget
 from torchngvi.models.effects_prior import CovariancePrior
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.mixed_prior import MixedPrior, Precision
@@ -22,14 +22,17 @@ from torchngvi.models.mixed_units import Levels, covariance_prior_of, set_column
 from torchngvi.numerics.versions import settings_of, tensors_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.renamed import warn_renamed
+from torchngvi.structures import Forest
+from torchngvi.structures.pattern import Structured
 
 _AT_ONCE = 10_000  # groups of one process that are worked on together
 
 
-class SpreadGroups(ByMoments):
+class SpreadGroups(TractableTarget):
     """The abstract base of mixed models with one grouping factor, whose groups may be spread over processes.
 
     Attributes:
+        structure: the arrow of the model.
         dim: the number of coordinates of q here.
         fixed: the model of the same rows without random effects.
         rows: the rows with their groups.
@@ -38,6 +41,7 @@ class SpreadGroups(ByMoments):
         groups_at_once: of a fit in passes over groups, where they are spread over processes; None for one process.
     """
 
+    structure: Forest
     dim: int
     fixed: GeneralizedLinear
     rows: GroupedRows
@@ -75,7 +79,7 @@ class SpreadGroups(ByMoments):
         self.rows.unit = levels.unit
         if self.asked.fixed_scale is None:
             self.fixed = self.rows.fixed = copy.copy(self.fixed)
-            set_columns([self.rows], self.fixed, levels)
+            set_columns(self.rows, self.fixed, levels)
         if self.asked.usual:
             set_effects(self.rows)
         self.covariance_prior = covariance_prior_of(self.asked, self.rows)
@@ -106,11 +110,28 @@ class SpreadGroups(ByMoments):
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed | Raw]:  # type: ignore[override]
         """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative.
 
+        A q over the structure of the model gives a packet in its frame, and nothing is D x D; any other Gaussian, such
+        as a dense one of few groups, one in θ.
+
         Raises:
             InputError: groups that are spread over processes, and q with them.
         """
         self.rows.check_one_process("a step or a bound over all coordinates")
-        return super().expected_energy(frame)
+        structure = self.structure
+        if frame.structure == structure and frame.upper:
+            value, g, H = self.moments(frame.mean, frame.marginals())
+            return value, Framed(frame.pull(g), structure.congruence(frame.root, H))
+        root = frame.dense()
+        value, g, H = self.moments(frame.mean, structure.from_dense(root @ root.mT))
+        return value, Raw(g, structure.full(H))
+
+    @abstractmethod
+    def moments(
+        self,
+        mean: Tensor,  # m, (*batch, D)
+        covariance: Structured,  # V in the pattern of the structure
+    ) -> tuple[Tensor, Tensor, Structured]:
+        """Compute E_q[ℓ], g = E_q[∇ℓ] and H = E_q[∇²ℓ], which has the pattern of the structure."""
 
     def shared_energy(
         self,

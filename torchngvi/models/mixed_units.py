@@ -10,7 +10,6 @@ too, where they come with an intercept, neither the unit nor the origin of a col
 slope varies over groups or not.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -72,11 +71,7 @@ def _gathered(
     """Two rows of each process that have the sums of all of its rows, as far as location and unit depend on them."""
     here = weights > 0
     y, offset, weights = y[here], offset[here], weights[here]
-    if not len(y):
-        pair: list[tuple[float, float, float]] = []
-        return _stacked(pair, link, processes)
     total, share = weights.sum(), weights / weights.sum()
-    shift = float((share * offset).sum())
     if link == "identity":
         mean, sd = mean_and_sd((y - offset)[:, None], weights)
         pair = [(float(mean + sign * sd), 0.0, float(total / 2)) for sign in (-1, 1)]
@@ -84,18 +79,9 @@ def _gathered(
         exposure = float(torch.logsumexp(share.log() + offset, 0))
         pair = [(float((share * y).sum()), exposure, float(total / 2))] * 2
     else:
-        success = float((share * (y > 0)).sum())
+        success, shift = float((share * (y > 0)).sum()), float((share * offset).sum())
         pair = [(1.0, shift, success * float(total)), (0.0, shift, (1 - success) * float(total))]
-    return _stacked(pair, link, processes)
-
-
-def _stacked(
-    pair: list[tuple[float, float, float]], link: str, processes: Processes
-) -> tuple[Tensor, str, Tensor, Tensor]:
-    """The pairs of all processes: y, the link, offsets and weights."""
     rows = torch.tensor([row for some in processes.gather(pair) for row in some], dtype=torch.float64)
-    if not len(rows):
-        raise InputError("no row has a positive weight, of which nothing can be learned. Give at least one.")
     return rows[:, 0], link, rows[:, 1], rows[:, 2]
 
 
@@ -110,22 +96,21 @@ def standardized(
     """
     if weights.ndim > 1:
         weights = weights.flatten(0, -2).sum(0)
-    if processes is None and before is None:
+    if processes is None:
         units = Standardization.of(columns, weights)
         return units.standardize(columns), units
     like = columns.new_zeros(columns.shape[-1], dtype=torch.float64)
     center, scale = (like, like + 1) if before is None else (before.centers.to(like), before.scales.to(like))
-    here: list[tuple[float, Tensor]] = []
-    if bool(weights.any()):  # two rows with the moments of all: one standard deviation below and above their mean
-        mean, sd = (x.to(like) for x in mean_and_sd(columns, weights))
-        half = 0.5 * float(weights.sum())
-        here = [(half, (center + scale * (mean + sign * sd)).cpu()) for sign in (-1, 1)]
-    rows = [row for some in (processes or Processes.alone()).gather(here) for row in some]
+    # two rows with the moments of all: one standard deviation below and above their mean
+    mean, sd = (x.to(like) for x in mean_and_sd(columns, weights))
+    half = 0.5 * float(weights.sum())
+    here = [(half, (center + scale * (mean + sign * sd)).cpu()) for sign in (-1, 1)]
+    rows = [row for some in processes.gather(here) for row in some]
     halves = torch.tensor([half for half, _ in rows], dtype=torch.float64)
     moments = torch.stack([row for _, row in rows])
     units = Standardization.of(moments, halves)
     if units.intercept is None:
-        found = (processes or Processes.alone()).gather(list(_patterns(restored(columns, before)[weights > 0])))
+        found = processes.gather(list(_patterns(restored(columns, before)[weights > 0])))
         patterns = torch.stack([row for some in found for row in some])
         units = Standardization.without_intercept(mean_and_sd(moments, halves)[0], units.scales, full_set(patterns))
     slope, shift = scale / units.scales.to(like), (center - units.centers.to(like)) / units.scales.to(like)
@@ -139,15 +124,13 @@ def _patterns(columns: Tensor) -> Tensor:
     return torch.unique(torch.where(binary.all(0), near, 0.5), dim=0).cpu()
 
 
-def set_columns(rows: Sequence[GroupedRows], fixed: GeneralizedLinear, levels: Levels) -> None:
+def set_columns(rows: GroupedRows, fixed: GeneralizedLinear, levels: Levels) -> None:
     """Centre and scale the columns of the fixed effects in place, and give these their default prior."""
-    first = rows[0]
-    X, columns = standardized(first.X, first.columns, first.weights, first.processes)
+    X, columns = standardized(rows.X, rows.columns, rows.weights, rows.processes)
     mean = levels.location.to(X)[..., None] * columns.level(1.0).to(X)
     precision = (WIDTH * levels.unit).pow(-2).to(X)[..., None].expand(mean.shape).contiguous()
     fixed.X, fixed.prior = X, Prior(mean, precision)
-    for of in rows:
-        of.X, of.columns = X, columns
+    rows.X, rows.columns = X, columns
 
 
 def set_effects(rows: GroupedRows) -> None:

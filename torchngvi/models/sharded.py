@@ -77,8 +77,6 @@ def _facts(local: Additive | MixedLogJoint) -> dict[str, Any]:
         rows, own, asked = local.rows, local.fixed.prior, local.asked
         alone: dict[str, Any] = {"rows": len(rows.y), "alone": True, "number of random effects": rows.r}
         alone["prior of the random effects"] = _prior_of_effects(local)
-        if getattr(local, "learned", None) is not None:  # it begins elsewhere on each rank
-            alone["settings of the likelihood"] = {}
         return {
             **_facts(local.fixed),
             "model": type(local).__name__,
@@ -500,17 +498,16 @@ def Sharded(
     itself.
 
     Of a mixed model each rank has groups of its own, numbered from 0 there, with all of their rows.  It is the same
-    kind of model again, for ``fit(model.posterior(), model)`` and for `MixedModel.fit`; each rank holds a q over the
-    effects of its own groups and over the globals, of which the latter is the same everywhere.  An evaluation is one
-    all-reduce of 2 + P + P² numbers for P globals, however many groups there are; see
-    `torchngvi.models.mixed_batches`.
+    kind of model again, for ``fit(model.posterior(), model)``; each rank holds a q over the effects of its own groups
+    and over the globals, of which the latter is the same everywhere.  An evaluation is one all-reduce of 2 + P + P²
+    numbers for P globals, however many groups there are; see `torchngvi.models.mixed_batches`.
 
     Parts need not have the same number of rows.  Do not take them by a ``DistributedSampler``, which repeats rows.
 
     Args:
         local: the part of this rank, such as a `GeneralizedLinear` with ``classes=``, a `Streamed` model, a
-            `DataLogJoint`, a `PerDatum` or a `torchngvi.MixedModel` with one grouping factor; None on a rank without
-            rows, where the model has a Gaussian prior.
+            `DataLogJoint`, a `PerDatum` or a `torchngvi.models.MixedLogJoint`; None on a rank without rows, where the
+            model has a Gaussian prior.
         num_data: the number of rows on all ranks together, which is checked where parts count their rows.
         group: a group of torch.distributed, or a `Processes`; by default that of all processes.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import AdditiveTractable, Frame, Framed, Raw, Sites
+from torchngvi.interfaces import AdditiveTractable, Frame, Framed, Raw
 from torchngvi.structures import Dense
 
 
@@ -75,12 +75,8 @@ def assembled(frame: Frame, parts: list[Tensor], framed: bool) -> tuple[Tensor, 
     return value, Framed(first, second) if framed else Raw(first, second)
 
 
-def with_prior(
-    model: AdditiveTractable, frame: Frame, value: Tensor, derivative: Raw | Framed | Sites
-) -> tuple[Tensor, Any]:
-    """Add a Gaussian prior to an expectation of data, in the form that it has."""
-    if not isinstance(derivative, Framed):
-        return AdditiveTractable.with_prior(model, frame, value, derivative)
+def with_prior(model: AdditiveTractable, frame: Frame, value: Tensor, derivative: Framed) -> tuple[Tensor, Framed]:
+    """Add a Gaussian prior to an expectation of data that is summed in the frame of q."""
     prior = model.prior.scaled(model.temperature)
     a, W = derivative.a + frame.pull(prior.force(frame.mean)), derivative.W + prior.framed(frame)
     return value + model.temperature * model.prior.expected_energy(frame), Framed(a, W)

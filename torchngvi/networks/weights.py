@@ -42,12 +42,12 @@ def frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def warn_caller(sentence: str, kind: type[Warning] = UserWarning) -> None:
+def warn_caller(sentence: str) -> None:
     """Warn at the line of the script that led here, through whatever frames of torch and of this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PASSED_OVER):
         level, frame = level + 1, frame.f_back
-    warnings.warn(sentence, kind, stacklevel=level)
+    warnings.warn(sentence, stacklevel=level)
 
 
 class NetworkWeights(nn.Module):

@@ -253,7 +253,6 @@ def cleaned(
     door: Door,
     *,
     chosen: Iterable[str] = (),
-    groups: Iterable[str] = (),
     comma: bool = False,
 ) -> Cleaned:
     """Look at the cells of some columns of a table.
@@ -265,7 +264,7 @@ def cleaned(
     >>> found.faults[0][:51]
     "column 'seen' holds dates or times such as '2024-01"
     """
-    spared, names = {*chosen, *groups}, list(names)
+    spared, names = set(chosen), list(names)
     frame, notes = stripped(frame, names)
     comma = comma or has_commas(frame, names)
     new, faults = {}, []
@@ -572,7 +571,6 @@ def of_unusable(
     named: Mapping[str, str] | None,  # the columns that have a role; None where columns have no names
     *,
     impute: bool = False,
-    fillable: bool = True,
 ) -> list[str]:
     """Find columns with missing or infinite entries, or with one whose square overflows.
 
@@ -597,7 +595,7 @@ def of_unusable(
     others = [f"{count} of {name!r}" for name, count in bad.items() if name != first]
     more = f" (and {listed(others)})" if others else ""
     rows = len(next(iter(columns.values())))
-    fill = fillable and named is not None and first not in roles and not impute
+    fill = named is not None and first not in roles and not impute
     advice = "fill them in (--impute median), drop those rows" if fill else "drop or impute those rows"
     instead = _instead(first, named)
     if instead:
@@ -668,9 +666,6 @@ def of_formula(
     response: Sequence[str],
     predictors: Sequence[str],
     door: Door,
-    *,
-    comma: bool = False,
-    zeros: Sequence[str] = (),
 ) -> Cleaned:
     """Look at the cells of the columns that a formula names as response and predictors.
 
@@ -679,7 +674,7 @@ def of_formula(
     [29278.0, 980.0]
     """
     coded = set(_CODED.findall(formula))
-    comma = comma or has_commas(frame, [*response, *predictors])
+    comma = has_commas(frame, [*response, *predictors])
     left = [] if "[" in formula.partition("~")[0] else response
     of_response = cleaned(frame, left, door._replace(as_categories="", keeps_texts=False), comma=comma)
     rest = [name for name in predictors if name not in left]
@@ -691,7 +686,7 @@ def of_formula(
         if texts and name not in coded and not any(repr(name) in fault for fault in faults):
             faults += of_levels(name, column.nunique(), door, chosen=False)
     plain = [name for name in predictors if name not in coded]
-    notes = (*of_identifiers(found.frame, plain, door, zeros), *of_codes(found.frame, plain, door))
+    notes = (*of_identifiers(found.frame, plain, door), *of_codes(found.frame, plain, door))
     return Cleaned(found.frame, (*of_response.notes, *found.notes, *notes), tuple(faults))
 
 

@@ -13,6 +13,7 @@ from torchngvi.extras import needing
 from torchngvi.messages import listed
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
 from torchngvi.models.mixed_prior import MixedPrior
+from torchngvi.models.scale_priors import ScalePrior
 from torchngvi.tables import remarks
 from torchngvi.tables.design import Formula, design_of_arrays
 from torchngvi.tables.families import Family, Held, Multinomial, Ordinal, family_of
@@ -268,7 +269,7 @@ def _priors(priors: Any, prior: MixedPrior | None, family: Family) -> Any:
     """The priors by name, those of an earlier release put into these names."""
     if prior is None:
         return priors
-    there = isinstance(prior, MixedPrior) and prior.precision is None and not isinstance(prior.sd, Mapping | Sequence)
+    there = isinstance(prior, MixedPrior) and prior.precision is None and isinstance(prior.sd, ScalePrior | None)
     if not there or priors is not None:
         raise InputError(
             "priors are given by name, priors={'x': Normal(0, 1), '1|g': HalfT(3, 1)}. A MixedPrior cannot stand "

@@ -102,14 +102,13 @@ def found(files: str | Path | Iterable[str | Path]) -> list[str]:
     >>> found(__file__)[0].endswith("reader.py")
     True
     """
-    if not isinstance(files, str | Path):
+    if isinstance(files, str | Path):
+        paths = [str(files)] if Path(files).is_file() else sorted(glob.glob(str(files)))
+    else:
         what = "are the paths of files, or one pattern of names"
         paths = [str(read_path("files", path, what)) for path in read_list("files", files, what)]
-    else:
-        paths = [str(files)] if Path(files).is_file() else sorted(glob.glob(str(files)))
-    missing = [path for path in paths if not Path(path).is_file()]
-    if missing and not isinstance(files, str | Path):
-        raise InputError(f"there is no file {missing[0]!r}.")
+        if missing := [path for path in paths if not Path(path).is_file()]:
+            raise InputError(f"there is no file {missing[0]!r}.")
     if not paths:
         raise InputError(f"there are no files {str(files)!r}.")
     return paths

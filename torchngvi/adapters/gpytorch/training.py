@@ -298,12 +298,7 @@ def _trained(
             every=1,
             processes=engine.processes,
         )
-        try:
-            result = loop.run()
-        except KeyboardInterrupt:
-            if not engine.begun:
-                raise
-            result = _untrained(f"{_INTERRUPTED} before the first {engine.unit_of_a_record} was complete.")
+        result = loop.run()
         told_by_all = {part.name: getattr(result, part.name) for part in fields(FitResult)}
         interrupted, unit = result.reason.startswith(_INTERRUPTED), f"{engine.unit_of_a_record}s"
         return TrainingResult(**told_by_all, rejections=engine.rejections, interrupted=interrupted, unit=unit)

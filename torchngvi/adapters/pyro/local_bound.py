@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from torchngvi.adapters.pyro.local_sites import Globals, Message, Sites, seen_alone
-from torchngvi.adapters.pyro.local_steps import Visits, corrected, framed, turned, where
+from torchngvi.adapters.pyro.local_steps import Visits, corrected, framed, turned
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import drawn_seed
 from torchngvi.interfaces import Frame, Posterior, Raw, TractableTarget
 from torchngvi.models import checks
+from torchngvi.models.mixed_batches import where
 
 _SHARE = 0.1  # of the norm of the globals that the members may leave
 _CLOSE = 0.3  # of the tolerance that they may leave in the end

@@ -160,11 +160,6 @@ class PlateDensity:
                 )
         layout.weights = kept
 
-    def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "PlateDensity":
-        """Go on with other arguments of the model, of the same structure; returns itself."""
-        self.args, self.kwargs = args, kwargs
-        return self
-
     # -------------------------------------------------------------------------------- one run of the model
 
     def scored(self, values: Values) -> list[Tensor]:

@@ -23,7 +23,7 @@ from torchngvi.adapters.pyro.local_density import PlateDensity, Terms
 from torchngvi.adapters.pyro.local_sites import Globals, Message, Sites, covariance, moved, seen_alone
 from torchngvi.expectations import Antithetic, Quasi
 from torchngvi.expectations.draws import drawn_seed
-from torchngvi.models.mixed_batches import Locals, Seen
+from torchngvi.models.mixed_batches import Locals, Seen, where
 from torchngvi.numerics import small_blocks
 
 _NEAR, _GUARD = 0.3, 0.7  # natural norms: where a batch solve ends, and beyond which a site is not taken
@@ -241,8 +241,3 @@ def framed(
     """T⁻¹ H T⁻ᵀ."""
     half = torch.linalg.solve_triangular(root, H, upper=False)
     return torch.linalg.solve_triangular(root, half.mT, upper=False)
-
-
-def where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """torch.where for a mask over members, (B,)."""
-    return torch.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, y)

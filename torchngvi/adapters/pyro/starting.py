@@ -38,8 +38,7 @@ def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
     if not isinstance(value, Tensor | Real):
         raise InputError(f"init_loc_fn must give the latent site {site['name']!r} a tensor; got {shown(value)}.")
     shape = fn.shape()
-    if not isinstance(value, Tensor):
-        return value  # type: ignore[return-value]  # a number, as Pyro's own strategies may give
+    value = value if isinstance(value, Tensor) else torch.tensor(float(value))
     if value.shape == shape:
         return value
     if value.numel() == shape.numel():  # one number in brackets is one number
