@@ -8,11 +8,14 @@ import torch
 from helpers import (
     BASE,
     BATCHES,
+    DIFFERENCE,
     DIM,
     DTYPE,
     EXACT,
     EXCLUDED_RULES,
+    FAMILIES,
     IDENTITY,
+    OWN_COORDINATES,
     PAIRS,
     POSTERIORS,
     RULES,
@@ -20,6 +23,7 @@ from helpers import (
     batches,
     batches_at,
     close,
+    difference,
     every,
     for_each,
     framed_packet,
@@ -40,7 +44,7 @@ from helpers import (
 from torchngvi import BWGD, SRVN, VN
 from torchngvi.errors import PairError
 from torchngvi.expectations import Quadrature
-from torchngvi.interfaces import Affine, Congruence, Frame, Framed, Local, Raw, Sites
+from torchngvi.interfaces import Affine, Congruence, Frame, Framed, Local, Raw, Sites, Tangent
 from torchngvi.models import GaussianNoise, GeneralizedLinear
 from torchngvi.numerics.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
 from torchngvi.optim import NaturalGradientVI
@@ -201,6 +205,28 @@ class TestAgainstLiteralAlgorithms:
 class TestNaturalGradient:
     """The tangent and the norm against Fisher matrices from autograd."""
 
+    @unstructured  # the others: test_structures.py
+    @batches_at
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_tangent_is_the_fisher_solve_in_own_coordinates(self, name, batch, gamma, family):
+        q, model = random_posterior(name, batch, seed=1), random_model(family, batch, 17, gamma)
+        coordinates = reference.COORDINATES[OWN_COORDINATES[name]]
+        velocity = q.tangent(Quadrature()(q, model.target))
+        matrix = velocity.matrix
+
+        def expected(m, V, problem):
+            return reference.natural_gradient(coordinates, coordinates.flat(m, V), problem.loss)
+
+        def flat(vector, matrix):
+            return torch.cat([vector, matrix if name == "diagonal" else reference.vech(matrix)])
+
+        if name == "natural":
+            assert float((matrix - matrix.mT).abs().max()) < EXACT * max(1.0, float(matrix.abs().max()))
+        elif name == "cholesky":
+            assert float(matrix.triu(1).abs().max()) == 0
+        actual = for_each(flat, batch, velocity.vector, matrix)
+        close(actual, for_each(expected, batch, q.mean, q.covariance, model.problems), IDENTITY)
+
     @pytest.mark.parametrize(
         ("name", "system"),
         [(n, s) for n in ("cholesky", "natural") for s in ("mean_root", "mean_covariance", "natural")]
@@ -274,6 +300,16 @@ class TestCurves:
     """Where paths start, and where they may not move."""
 
     @posteriors
+    @batches_at
+    def test_every_congruence_starts_along_the_tangent(self, name, batch, gamma):
+        """d/dρ of the coordinates at 0 is -λ̇, in each system of coordinates."""
+        q, e = random_posterior(name, batch, seed=1), random_packet(batch, 29, gamma)
+        path, velocity = VariationalNewton()(q, e), q.tangent(e)
+        assert bool(q.moved(path.at(every(0.0, batch)))[1].all())
+        for part, rate in enumerate(rates(lambda rho: q.moved(path.at(rho))[0], batch)):
+            close(rate, -velocity[part], IDENTITY)
+
+    @posteriors
     @batches
     @pytest.mark.parametrize("curve", ["retraction", "geodesic"])
     def test_other_congruences_too(self, name, batch, curve):
@@ -289,6 +325,21 @@ class TestCurves:
 
         for part, rate in enumerate(rates(at, batch)):
             close(rate, -q.tangent(e)[part], IDENTITY)
+
+    @pairs
+    @batches
+    def test_slope_is_the_derivative_of_the_loss(self, name, rule, batch):
+        """path.slope() = -dL/dρ at 0, L by the reference."""
+        q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 31, 0.7)
+        path = RULES[rule]()(q, Quadrature()(q, model.target))
+
+        def loss(rho):
+            m, V = step(q, path.at(every(rho, batch)))
+            return for_each(lambda m, V, problem: problem.loss(m, V), batch, m, V, model.problems)
+
+        # a line in V: its fifth derivative is that of log det near the edge of the cone
+        width = 2e-5 if rule == "covariance_gradient" else 1e-3
+        close(path.slope(), -difference(loss, width), DIFFERENCE)
 
     @batches_at
     def test_vn_gives_one_q_in_all_coordinates(self, batch, gamma):
@@ -400,6 +451,16 @@ class TestFrames:
         close(there.a, (rotation.mT @ here.a[..., None])[..., 0], IDENTITY)
         close(there.P, rotation.mT @ here.P @ rotation, IDENTITY)
 
+    @posteriors
+    @batches
+    def test_unframe_undoes_the_frame(self, name, batch):
+        q = random_posterior(name, batch, seed=1)
+        g, H = randn(*batch, DIM, seed=61), kept(name, random_symmetric(batch, seed=62, definite=False))
+        framed = Raw(g, H).framed(q.frame())
+        back = q.unframe(framed.a, framed.W)
+        close(back[0], g, IDENTITY)
+        close(q.structure.to_dense(back[1]), H, IDENTITY)
+
     @pytest.mark.parametrize("name", ["cholesky", "diagonal"])
     def test_a_step_that_flips_a_column_of_the_printed_root_leaves_the_domain(self, name):
         """On the way a variance was zero; shorter SR-VN steps are the printed ones."""
@@ -438,12 +499,41 @@ class TestDivergence:
         other.assign(q.moved(Congruence(q.structure.from_dense(N), f))[0], torch.ones(batch, dtype=torch.bool))
         close(other.kl(q), expected, IDENTITY)
 
+    @pytest.mark.parametrize(("name", "other"), list(itertools.product(POSTERIORS, POSTERIORS)))
+    @batches
+    def test_of_two(self, name, other, batch):
+        q, p = random_posterior(name, batch, seed=1), random_posterior(other, batch, seed=5)
+        expected = for_each(reference.gaussian_kl, batch, q.mean, q.covariance, p.mean, p.covariance)
+        close(q.kl(p), expected, IDENTITY)
+        close(q.kl(q), torch.zeros(batch, dtype=DTYPE), EXACT)
+
     @pytest.mark.parametrize("other", POSTERIORS)
     @batches
     def test_of_a_batch_to_a_single_one(self, other, batch):
         q, p = random_posterior("cholesky", batch, seed=1), random_posterior(other, (), seed=5)
         expected = for_each(lambda m, V: reference.gaussian_kl(m, V, p.mean, p.covariance), batch, q.mean, q.covariance)
         close(q.kl(p), expected, IDENTITY)
+
+    @unstructured
+    @batches
+    def test_its_gradient_in_the_probes(self, name, batch):
+        """Autograd of the definition, V(R) = C(I + R)(I + R)ᵀCᵀ and m(p) = m + C p."""
+        q, p = random_posterior(name, batch, seed=1), random_posterior("cholesky", batch, seed=5)
+        actual = torch.autograd.grad(q.kl(p).sum(), (q.mean_probe, q.root_probe))
+
+        def one(m, C, m2, V2, part):
+            def kl(x, R):
+                R = torch.diag(R) if name == "diagonal" else R
+                root = C + C @ R
+                return reference.gaussian_kl(m + C @ x, root @ root.mT, m2, V2)
+
+            start = torch.zeros(DIM, dtype=DTYPE), torch.zeros(*(DIM,) * (1 if name == "diagonal" else 2), dtype=DTYPE)
+            return torch.func.grad(kl, argnums=(0, 1))(*start)[part]
+
+        root = q.frame().dense()
+        for part in (0, 1):
+            expected = for_each(lambda *x, part=part: one(*x, part), batch, q.mean, root, p.mean, p.covariance)
+            close(actual[part], expected, IDENTITY)
 
 
 class TestQuasiNewton:
@@ -519,6 +609,65 @@ class TestQuasiNewton:
         direction = self.packed("diagonal", bent)
         close(direction[1:], (change * g)[1:], EXACT)
         close(direction[0], 0.1 / 0.5 * 0.5 * g[0], IDENTITY)  # y = -g/2 for s = -g/10: a fifth of the gradient
+
+
+class TestCone:
+    """A move says which members stay in the cone, and `assign` writes those only."""
+
+    @posteriors
+    @pytest.mark.parametrize("batch", [(3,), (2, 3)], ids=str)
+    def test_congruences(self, name, batch):
+        q = random_posterior(name, batch, seed=1)
+        N = kept(name, random_symmetric(batch, 73))
+        flat = N.reshape(-1, DIM, DIM)
+        flat[0, 1, 1], flat[1, 0, 0] = -1.0, torch.nan
+        new, ok = q.moved(Congruence(q.structure.from_dense(N), randn(*batch, DIM, seed=74)))
+        assert ok.flatten().tolist() == [False, False] + [True] * (ok.numel() - 2)
+        before = [x.clone() for x in q.coordinates]
+        q.assign(new, ok)
+        for buffer, old, value in zip(q.coordinates, before, new, strict=True):
+            rows, olds, values = (x.flatten(0, len(batch) - 1) for x in (buffer, old, value))
+            assert torch.equal(rows[:2], olds[:2])
+            assert torch.equal(rows[2:], values[2:])
+            assert not torch.equal(rows[2:], olds[2:])
+            assert bool(torch.isfinite(rows).all())
+
+    @posteriors
+    def test_a_mean_that_is_not_finite(self, name):
+        q = random_posterior(name, (3,), seed=1)
+        force = torch.zeros(3, DIM, dtype=DTYPE)
+        force[1, 0], force[2, 1] = torch.nan, torch.inf
+        N = kept(name, torch.eye(DIM, dtype=DTYPE).expand(3, DIM, DIM))
+        assert q.moved(Congruence(q.structure.from_dense(N), force))[1].tolist() == [True, False, False]
+
+    def test_tangents_on_natural_coordinates(self):
+        q = random_posterior("natural", (3,), seed=1)
+        change = torch.zeros(3, DIM, DIM, dtype=DTYPE)
+        change[1] = -10 * torch.eye(DIM)
+        change[2, 0, 0] = torch.nan
+        move = Tangent(q.coordinates._replace(vector=torch.zeros(3, DIM, dtype=DTYPE), matrix=change))
+        assert q.moved(move)[1].tolist() == [True, False, False]
+
+    @pytest.mark.parametrize("name", ["cholesky", "diagonal"])
+    def test_tangents_on_a_root(self, name):
+        """A negative entry of the diagonal, zero and NaN leave the cone."""
+        q = random_posterior(name, (4,), seed=1)
+        change = torch.zeros_like(q.coordinates.matrix)
+        entries = q.structure.diagonal(change)
+        old = q.structure.diagonal(q.coordinates.matrix)
+        entries[1, 0], entries[2, 1], entries[3, 2] = -2 * old[1, 0], -old[2, 1], torch.nan
+        new, ok = q.moved(Tangent(q.coordinates._replace(vector=torch.zeros(4, DIM, dtype=DTYPE), matrix=change)))
+        assert ok.tolist() == [True, False, False, False]
+        close(q.structure.diagonal(new.matrix)[0], old[0], EXACT)
+
+    @pytest.mark.parametrize("name", ["cholesky", "diagonal"])
+    def test_singular_affine_maps(self, name):
+        q = random_posterior(name, (2,), seed=1)
+        M = torch.eye(DIM, dtype=DTYPE).repeat(2, 1, 1)
+        M[1, 2, 2] = torch.nan
+        assert q.moved(Affine(q.structure.from_dense(M), q.mean))[1].tolist() == [True, False]
+        M[1, 2, 2] = 0.0
+        assert q.moved(Affine(q.structure.from_dense(M), q.mean))[1].tolist() == [True, False]
 
 
 class TestRefusedPairs:

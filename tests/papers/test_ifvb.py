@@ -305,6 +305,23 @@ def family_and_bound():
     return q, closed
 
 
+@pytest.mark.parametrize("estimator", [ScoreFunction(50), ControlVariate(50), Pathwise(50)])
+def test_estimates_are_unbiased(estimator):
+    """Value and gradient of the bound against their closed forms, by a z-test over repeats."""
+    q, closed = family_and_bound()
+    told, target = estimator, LogJoint(log_joint)
+    estimator.generator = seeded(3)
+    drawn = []
+    for _ in range(400):
+        e = told(q, target)
+        told = estimator.recalling(e.learned or {})
+        drawn.append(-torch.cat([e.value[None], e.derivative.a]))
+    drawn = torch.stack(drawn)
+    expected = torch.cat([closed(q.vector)[None], gradient_of(closed, q.vector)]).detach()
+    z = (drawn.mean(0) - expected) / (drawn.std(0) / math.sqrt(len(drawn)))
+    assert float(z.abs().max()) < Z_LIMIT
+
+
 def test_variances_are_in_order():
     """A constant in the log joint costs the plain estimator dear, the control variate nothing, the path nothing."""
     q, _ = family_and_bound()

@@ -89,6 +89,16 @@ def name(request):
     return request.param
 
 
+def test_scores_are_the_gradient_of_the_density(name):
+    """Against autograd of log_prob; on a manifold its tangent part."""
+    q = FAMILIES[name]()
+    theta = q.sample(5, seeded())
+    for draw, score in zip(theta, q.score(theta), strict=True):
+        lam = q.vector.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(q.log_prob(draw[None], lam).sum(), lam)
+        assert torch.allclose(score, q.projected(lam.detach(), gradient), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["vec", "vech", "cholesky", "low rank", "rank one", "orthogonal flow"])
 def test_parts_are_those_given(name):
     """Mean, covariance, factors and scale of the start, each by itself: nothing of λ is lost or exchanged."""
@@ -104,6 +114,14 @@ def test_parts_are_those_given(name):
     }[name]
     parts = q.vector.chunk(3) if name == "rank one" else q.parts()
     assert all(torch.allclose(part, value, rtol=1e-12) for part, value in zip(parts, given, strict=True))
+
+
+def test_scores_have_mean_zero(name):
+    q = FAMILIES[name]()
+    scores = q.score(q.sample(20_000, seeded(1))).detach()
+    error = scores.std(0) / math.sqrt(len(scores))
+    assert (scores.mean(0).abs() <= Z_LIMIT * error + 1e-12).all()
+    assert (error > 0).any()
 
 
 def test_draws_have_the_density(name):
@@ -154,6 +172,27 @@ def _pushed(q, noise):
         return W2 @ torch.sigmoid(q.W1 @ e + b1) + b2
 
     return push(noise), torch.autograd.functional.jacobian(push, noise)
+
+
+def test_batches_are_members_side_by_side(name):
+    one, two = FAMILIES[name](0), FAMILIES[name](1)
+    both = one.at(torch.stack([one.vector, two.vector]))
+    theta = torch.stack([one.sample(6, seeded(1)), two.sample(6, seeded(2))], 1)
+    for index, q in enumerate((one, two)):
+        assert torch.allclose(both.score(theta)[:, index], q.score(theta[:, index]), rtol=1e-9, atol=1e-12)
+        assert torch.allclose(both.log_prob(theta)[:, index], q.log_prob(theta[:, index]))
+        assert torch.allclose(
+            both.retracted(both.vector, 0.01 * both.vector)[index], q.retracted(q.vector, 0.01 * q.vector)
+        )
+    assert both.sample(3, seeded()).shape == (3, 2, q.dim)
+    assert both.in_domain().tolist() == [True, True]
+
+
+def test_draws_repeat_with_their_generator(name):
+    q = FAMILIES[name]()
+    assert torch.equal(q.sample(3, seeded(4)), q.sample(3, seeded(4)))
+    assert not torch.equal(q.sample(3, seeded(4)), q.sample(3, seeded(5)))
+    assert not q.sample(3).requires_grad
 
 
 @pytest.mark.parametrize("name", [key for key in FAMILIES if FAMILIES[key]().reparametrised])
@@ -437,3 +476,11 @@ def test_domains():
     bad = q.vector.detach().clone()
     bad[3] = -1.0
     assert q.in_domain(torch.stack([q.vector.detach(), bad])).tolist() == [True, False]
+
+
+def test_in_single_precision():
+    """Every family computes in the dtype of its vector."""
+    for build in FAMILIES.values():
+        q = build().float()
+        theta = q.sample(3, seeded())
+        assert theta.dtype == q.score(theta).dtype == q.log_prob(theta).dtype == torch.float32

@@ -484,6 +484,19 @@ class TestAutodiff:
         close(inner_g, g, IDENTITY)
         close(0.5 * inner_H, 0.5 * (G + G.mT), IDENTITY)
 
+    @pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian])
+    def test_it_is_unbiased_in_all_coordinates(self, kind):
+        model, q = logistic(dim=2), gaussian((), 2)
+        many = kind.from_moments(q.mean.expand(20_000, 2), q.covariance.expand(20_000, 2, 2))
+        e = Reparametrized(Independent(1, torch.Generator().manual_seed(0)))(many, model)
+        exact = Quadrature()(many, model).derivative.framed(many.frame())
+        unbiased(e.derivative.a, exact.a[0])
+        drawn, W = (many.structure.to_dense(x) for x in (e.derivative.W, exact.W))
+        diagonal = kind is DiagonalGaussian
+        rows, columns = (torch.arange(2), torch.arange(2)) if diagonal else torch.tril_indices(2, 2)
+        unbiased(drawn[:, rows, columns], W[0, rows, columns])
+        assert (e.comparable, e.cost[:2]) == (False, (1, 0))
+
     def test_with_fixed_draws_it_is_the_closed_entropy_estimator(self):
         model, q = logistic(dim=2), gaussian((), 2)
         e, other = (kind(Fixed(8))(q, model) for kind in (Reparametrized, ClosedEntropyStein))

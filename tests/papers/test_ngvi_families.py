@@ -117,6 +117,13 @@ def test_the_value_of_a_conjugate_log_joint_has_no_noise():
     assert float(-e.value) == pytest.approx(evidence.item(), rel=1e-12)
 
 
+def test_a_batch_is_its_members():
+    data = torch.tensor([[1.0], [4.0], [30.0]], dtype=DTYPE)
+    q = Gamma(torch.ones(3, 2, dtype=DTYPE))
+    NGVI(q, lr=1.0).step(lambda rate: (data * rate.log() - 2 * rate)[..., 0])
+    assert torch.allclose(q.vector, torch.cat([data + 1, torch.full_like(data, 2.0)], -1), rtol=1e-10)
+
+
 def test_a_conjugate_pair_of_sites_is_cavi():
     """Normal data with unknown mean and precision: each sweep of two steps of γ = 1 is a sweep of CAVI (Bishop 10.1.3).
 

@@ -10,6 +10,7 @@ from examples.papers.kim2026.noise import exact_variance
 from examples.papers.kim2026.runs import ESTIMATORS, GEOMETRIES, divergence, steps_to
 from examples.papers.kim2026.transport import ProximalBuresWasserstein
 from torchngvi import CholeskyGaussian, NaturalGradientVI
+from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Hessian
 from torchngvi.models import LogJoint
 from torchngvi.rules import BuresWasserstein, ProximalRootGradient
@@ -79,6 +80,17 @@ class TestTransport:
             ]
             away.append(float((ends[0].covariance - ends[1].covariance).abs().max()))
         assert 80 < away[0] / away[1] < 125
+
+    def test_members_of_a_batch_do_not_touch_one_another(self):
+        """And one whose gradient is not finite stays where it is."""
+        scale = torch.stack([somewhere().scale_tril, 1e200 * torch.eye(3, dtype=DTYPE)])
+        target, several = reference_target(3, 4.0), CholeskyGaussian(3, (2,), scale=scale, dtype=DTYPE)
+        several.initialize_(somewhere().mean.expand(2, 3), scale)
+        with pytest.warns(RejectedStepWarning):
+            stepped(ProximalBuresWasserstein(), 0.1, target, several)
+        alone = stepped(ProximalBuresWasserstein(), 0.1, target, somewhere())
+        assert several.covariance[0].numpy() == pytest.approx(alone.covariance.numpy(), rel=1e-10)
+        assert torch.equal(several.scale_tril[1], scale[1])
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -1,5 +1,6 @@
 """Analytic natural gradients of a Cholesky factor (Tan 2025): algorithms 1a to 2b, momentum, the stopping rule."""
 
+import copy
 import functools
 import io
 import itertools
@@ -11,10 +12,12 @@ import pytest
 import reference
 import torch
 from helpers import (
+    BASE,
     DIM,
     DTYPE,
     EXACT,
     IDENTITY,
+    POSTERIORS,
     batches,
     batches_at,
     close,
@@ -310,6 +313,21 @@ class TestCoordinates:
     LOG = {"cholesky": "mean_log_root", "diagonal": "mean_log_scale", "precision": "mean_log_precision_root"}
 
     @rooted
+    @batches_at
+    def test_the_euclidean_gradient(self, name, batch, gamma):
+        q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 17, gamma)
+        coordinates, e = reference.COORDINATES[self.PLAIN[name]], Quadrature()(q, model.target)
+
+        def expected(m, V, problem):
+            return reference.gradient(coordinates, coordinates.flat(m, V), problem.loss)
+
+        gradient = q.euclidean(e)
+        actual = for_each(lambda *x: flat(name, *x), batch, gradient.vector, gradient.matrix)
+        close(actual, for_each(expected, batch, q.mean, q.covariance, model.problems), IDENTITY)
+        if name != "diagonal":
+            assert float(gradient.matrix.triu(1).abs().max()) == 0
+
+    @rooted
     @naturals
     @batches_at
     def test_the_log_diagonal(self, name, natural, batch, gamma):
@@ -344,6 +362,20 @@ class TestCoordinates:
     def test_natural_parameters_have_no_euclidean_step(self):
         with pytest.raises(NotImplementedError):
             NaturalGaussian(2).euclidean(framed_packet(torch.zeros(2), torch.eye(2)))
+
+    @rooted
+    @naturals
+    def test_the_slope_on_logarithms(self, name, natural):
+        """-dL/dρ at the start of the path, and the natural norm of its direction."""
+        q, model = random_posterior(name, (2,), seed=1), random_model("bernoulli_logit", (2,), 17).target
+        path = rule_of(natural, True)(q, Quadrature()(q, model))
+        other, losses = random_posterior(name, (2,), seed=1), []
+        for rho in (1e-4, -1e-4):
+            new, ok = q.moved(path.at(every(rho, (2,))))
+            other.assign(new, ok)
+            losses.append(model.negative_elbo(other).detach())
+        close(path.slope(), (losses[1] - losses[0]) / 2e-4, 1e-6)
+        close(path.norm2(), NaturalGradient()(q, Quadrature()(q, model)).norm2(), EXACT)
 
     def test_natural_parameters(self):
         """Eqs 6 and 7: with λ = (S m, -½Dᵀvec S) the natural gradient is ∂L/∂(m, vech(V + mmᵀ))."""
@@ -598,6 +630,24 @@ class TestSnngm:
         close(q.precision - before.matrix, -1e-3 * velocity.matrix / size, IDENTITY)
 
     @rooted
+    @pytest.mark.parametrize("norm", ["euclidean", "riemannian"])
+    def test_zero(self, name, norm):
+        """A gradient that vanishes adds nothing: q goes on by what is averaged, and at the start it stays."""
+        q = random_posterior(name, seed=1)
+        zero = framed_packet(torch.zeros(DIM, dtype=DTYPE), q.structure.eye(q.mean.detach()))
+        opt, start = Snngm(q, lr=0.1, momentum=NormalizedMomentum(norm)), q.snapshot()
+        opt._advance(0, Evaluation(zero.value, zero), opt._heading(0, zero), None)
+        close(q.coordinates.matrix, start.matrix, 0.0)
+        e = next(packets(q, 1))
+        opt._advance(0, Evaluation(e.value, e), opt._heading(0, e), None)
+        before = {key: value.clone() for key, value in opt.state[q.mean_probe]["momentum"].items()}
+        opt._advance(0, Evaluation(zero.value, zero), opt._heading(0, zero), None)
+        after = opt.state[q.mean_probe]["momentum"]
+        close(after["mean_vector"], 0.9 * before["mean_vector"], EXACT)
+        close(after["mean_matrix"], 0.9 * before["mean_matrix"], EXACT)
+        assert opt.rejections == 0
+
+    @rooted
     @pytest.mark.parametrize("momentum", [NormalizedMomentum, Adam])
     @pytest.mark.parametrize("part", ["a", "W"])
     def test_what_is_not_finite_is_not_remembered(self, name, momentum, part):
@@ -738,6 +788,62 @@ momenta = pytest.mark.parametrize("momentum", MOMENTA)
 
 class TestMomentum:
     """What both have in common: pairs, state, batches, the three ways to step."""
+
+    @momenta
+    @pytest.mark.parametrize("name", POSTERIORS)
+    def test_resume_is_equal_to_the_last_bit(self, name, momentum):
+        model = random_model("bernoulli_logit", (3,), 5).target
+
+        def make(generator):
+            q = random_posterior(name, (3,), seed=1)
+            estimator = PathDerivative(Independent(1, torch.Generator().manual_seed(generator)))
+            return q, SRVN(q, lr=0.01, momentum=MOMENTA[momentum](), estimator=estimator)
+
+        if BASE.get(name, name) == "natural":  # SRVN needs a root
+
+            def make(generator):
+                q = random_posterior(name, (3,), seed=1)
+                estimator = PathDerivative(Independent(1, torch.Generator().manual_seed(generator)))
+                return q, VN(q, lr=0.01, momentum=MOMENTA[momentum](), estimator=estimator)
+
+        q, opt = make(0)
+        for _ in range(3):
+            opt.step(model)
+        saved = copy.deepcopy((q.state_dict(), opt.state_dict()))
+        clone_q, clone_opt = copy.deepcopy((q, opt))
+        other_q, other = make(1)
+        other_q.load_state_dict(saved[0])
+        other.load_state_dict(saved[1])
+        for run in (opt, clone_opt, other):
+            for _ in range(3):
+                run.step(model)
+        for resumed in (clone_q, other_q):
+            assert all(torch.equal(x, y) for x, y in zip(q.coordinates, resumed.coordinates, strict=True))
+
+    @momenta
+    @rooted
+    def test_members_are_their_own(self, name, momentum):
+        model = random_model("bernoulli_logit", (3,), 5)
+        q = random_posterior(name, (3,), seed=1)
+        opt = SRVN(q, lr=0.02, momentum=MOMENTA[momentum]())
+        for _ in range(4):
+            opt.step(model.target)
+        for index in range(3):
+            whole = random_posterior(name, (3,), seed=1)
+            one = POSTERIORS[name](DIM, dtype=DTYPE)
+            one.assign(Coordinates(*(x[index] for x in whole.coordinates)), torch.tensor(True))
+            single = SRVN(one, lr=0.02, momentum=MOMENTA[momentum]())
+            for _ in range(4):
+                e = Quadrature()(whole, model.target)
+                d = e.derivative.raw()
+                alone = e._replace(value=e.value[index], derivative=d._replace(g=d.g[index], H=d.H[index]))
+                single._advance(0, Evaluation(alone.value, alone), single._heading(0, alone), None)
+                whole.assign(
+                    Coordinates(*(torch.stack([y if i == index else x[i] for i in range(3)])
+                                  for x, y in zip(whole.coordinates, one.coordinates, strict=True))),
+                    torch.ones(3, dtype=torch.bool),
+                )  # fmt: skip
+            close(one.coordinates.matrix, q.coordinates.matrix[index], IDENTITY)
 
     @momenta
     @rooted

@@ -61,6 +61,7 @@ class PreconditionedVI(NaturalGradientVI):
         InputError: a posterior that is not flat, a value out of range, more memory than there is.
         PairError: parts that cannot work together.
 
+    >>> import torch
     >>> from torchngvi.ifvb import Beta, ClosedForm, Exact
     >>> q, target = Beta(torch.tensor([5.0, 45.0]).double()), Beta(torch.tensor([58.0, 144.0]).double())
     >>> opt = PreconditionedVI(q, Exact(), 1.0, estimator=ClosedForm(), step_size=Constant())
@@ -156,6 +157,7 @@ class PreconditionedVI(NaturalGradientVI):
 def usual_estimator(posteriors: Iterable[Posterior]) -> GradientEstimator:
     """The default estimator of ∇L for flat posteriors.
 
+    >>> import torch
     >>> from torchngvi.ifvb import Beta, MeanFieldGaussian
     >>> [type(usual_estimator([q])).__name__ for q in (Beta(torch.ones(2)), MeanFieldGaussian(torch.ones(2)))]
     ['ControlVariate', 'Pathwise']
@@ -182,6 +184,7 @@ class IFVB(PreconditionedVI):
         InputError: a value out of range, or more memory than there is.
 
     >>> from torch.optim.lr_scheduler import LambdaLR
+    >>> import torch
     >>> from torchngvi.ifvb import Beta, ControlVariate
     >>> from torchngvi.stepsizes import PowerSchedule
     >>> draws = torch.Generator().manual_seed(0)
@@ -233,6 +236,7 @@ class AIFVB(IFVB):
         InputError: a value out of range, or more memory than there is.
         PairError: a posterior on a manifold.
 
+    >>> import torch
     >>> from torchngvi.ifvb import Beta
     >>> q = Beta(torch.tensor([5.0, 9.0]).double())
     >>> opt = AIFVB(q, 0.01)
