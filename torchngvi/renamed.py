@@ -48,7 +48,6 @@ MODULES: dict[str, str] = {
     "torchngvi.expectations.statistic_regression": "torchngvi.expectations.flat",
     "torchngvi.fitting.anderson": "torchngvi.fitting.coordinate_sweeps",
     "torchngvi.fitting.callbacks": "torchngvi.fitting.progress",
-    "torchngvi.fitting.pool": "torchngvi.fitting.sweeps",
     "torchngvi.fitting.slope": "torchngvi.fitting.stopping",
     "torchngvi.interfaces.cliques": "torchngvi.interfaces.packets",
     "torchngvi.interfaces.frame": "torchngvi.interfaces.packets",

@@ -4,6 +4,7 @@ import itertools
 import math
 import pickle
 import time
+import warnings
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torchngvi.diagnostics.importance import corrected_moments
 from torchngvi.diagnostics.rule import agrees
 from torchngvi.models import GroupedLogJoint
 from torchngvi.models.guarded import Guarded
+from torchngvi.refinement import RefinementWarning
 
 F64 = torch.float64
 
@@ -167,10 +169,19 @@ def test_threads_make_no_other_verdict():
 
 @pytest.mark.parametrize("kind", ["mixture", "importance", "fan"])
 def test_a_refinement_has_no_clock(kind, monkeypatch):
+    """What it finds and what it warns of: the funnel is at the border of a warning."""
     q, _ = fitted(funnel, 3, examine=False)
-    expected = str(refine(q, funnel, kind=kind))
+
+    def refined():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = str(refine(q, funnel, kind=kind))
+        assert all(issubclass(warning.category, RefinementWarning) for warning in caught)
+        return found, [str(warning.message) for warning in caught]
+
+    expected = refined()
     clock_of(3600.0, monkeypatch)
-    assert str(refine(q, funnel, kind=kind)) == expected
+    assert refined() == expected
 
 
 def test_settings_say_how_many_calls():

@@ -370,7 +370,7 @@ def test_a_slow_log_joint_ends_in_time():
         time.sleep(0.02)
 
     began = time.perf_counter()
-    _, result = run(Counted(banana, slow), 2, max_seconds=0.5)
+    _, result = run(Counted(banana, slow), 2, max_seconds=0.3)
     assert time.perf_counter() - began < 1.5
     assert "was not examined: the run was ended before it had come to its end." in str(result)
 

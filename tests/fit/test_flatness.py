@@ -159,7 +159,7 @@ def test_along_the_valley_of_a_funnel(family):
     q = family(n + 1, mean=torch.tensor([a] + n * [0.0], dtype=F64), scale=scale, dtype=F64)
     assert gap(q) == pytest.approx(0.5 * a**2)
     sight = Sight(q, Guarded(LogJoint(funnel)))
-    e = sight.estimator(Fixed(2048), None)(q, sight.target)
+    e = sight.estimator(Fixed(2048))(q, sight.target)
     point = Point(q.norm2(q.local(e)), e.noise2, e.value)
     assert abs(point.norm2 - a**2 * v) < point.noise2
     assert gap(q) > 4 * 0.5 * point.total**2  # what the norm alone would say

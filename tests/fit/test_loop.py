@@ -300,13 +300,16 @@ def test_what_is_refused_on_the_way_leaves_q_at_the_last_record():
     assert all(torch.equal(*pair) for pair in zip(q.coordinates, seen[-1], strict=True))
 
 
-def test_the_bar_names_the_phases(monkeypatch):
+def test_the_bar_names_the_phases(monkeypatch, pooled):
     phases = []
     show = Loop._show_phase
     monkeypatch.setattr(Loop, "_show_phase", lambda loop, phase: (show(loop, phase), phases.append(loop.bar.desc)))
     torch.manual_seed(0)
     fit(CholeskyGaussian(3, dtype=torch.float64), make_model().log_joint)
-    assert [phase.rstrip(": ") for phase in phases[:2]] == ["VN, a rough mode", "VN, 32 draws"]
+    assert [phase.rstrip(": ") for phase in phases[:2]] == [
+        "VN, a rough mode",
+        "VN, 32 draws in a pool" if pooled else "VN, 32 draws",
+    ]
     assert [phase.rstrip(": ") for phase in phases[-2:]] == ["VN, other starts", "VN, whether a Gaussian fits"]
     phases.clear()
     fit(make_posterior("cholesky"), make_model(), batch_size=5)

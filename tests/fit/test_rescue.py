@@ -1,16 +1,17 @@
 """What follows a race: short steps of falling size, tails by noise² that rises, pools, an end where more is in vain."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from torchngvi import CholeskyGaussian, LogJoint, fit
+from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.points import Point
 from torchngvi.fitting.race import Race, sampled_loss
 from torchngvi.fitting.rescue import Rescue
-from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.starts import Starts
 from torchngvi.models.guarded import Guarded
 
@@ -126,15 +127,22 @@ class TestInVain:
         assert rescue().useless(far)
 
 
-@pytest.mark.parametrize(("raced", "dim", "pools"), [(False, 2, True), (True, 31, False), (True, 32, True)])
-def test_draws_are_pooled_after_a_race_where_averages_are_dear(raced, dim, pools):
-    assert rescue(raced, dim).pools is pools
-    engine = SampleAverages(at(0.0, dim), LogJoint(normal), 0.1)
-    engine.starts.raced = raced
-    engine._begun()
-    assert engine.sweeps.closed is not pools
+@pytest.mark.parametrize(("dim", "pools"), [(31, False), (32, True)])
+def test_draws_are_pooled_after_a_race_where_averages_are_dear(monkeypatch, dim, pools):
+    """Averages that have come near go on as a pool; fewer dimensions need none."""
+    assert rescue(dim=dim).pools is pools
+    shown = []
+    monkeypatch.setattr(Starts, "before_a_pool", lambda starts, widest: False)
+    monkeypatch.setattr(Starts, "first", lambda starts: setattr(starts, "raced", True))
+    monkeypatch.setattr(Loop, "_show_phase", lambda loop, phase: shown.append(phase))
+    result = fit(at(0.0, dim), lambda theta: (3 * theta - theta.exp()).sum(-1), progress=False, examine=False)
+    assert result.converged, result.reason
+    assert "; q is from the best of the starts that raced" in result.reason
+    kinds = [re.sub(r"^\d+ ", "", phase) for phase in shown if "draws" in phase]
+    assert list(dict.fromkeys(kinds)) == ["draws", *["draws in a pool"] * pools, "fresh draws"]
 
 
+@pytest.mark.usefixtures("no_pool")
 def test_heavy_tails_end_an_average_at_once(monkeypatch):
     """Here all gradients are taken to have them: of the first average one evaluation is made, and none of a second."""
     monkeypatch.setattr("torchngvi.fitting.race._RATES", (0.1, 0.1))
@@ -151,34 +159,3 @@ def test_heavy_tails_end_an_average_at_once(monkeypatch):
     fit(best, lambda theta: (3 * theta - theta.exp()).sum(-1), progress=False, examine=False)
     target = Guarded(LogJoint(lambda theta: (3 * theta - theta.exp()).sum(-1)))
     assert sampled_loss(q, target, 4096, 9) < sampled_loss(best, target, 4096, 9) + 0.02
-
-
-class TestClimbing:
-    """A flat place where pooled draws have ended: whether steps lead up from there."""
-
-    def tried(self, mean, growth=math.inf, raced=True):
-        known = rescue(raced, DIM)
-        known.starts.q.initialize_(mean)
-        left = []
-        place = descent(0.01, sight=SimpleNamespace(growth=growth), leave=left.append)
-        here, before = known.starts.q.mean.clone(), known.starts.target.gradients
-        climbed = known.climbs(place)
-        assert left == ([512] if climbed else [])
-        assert climbed or torch.equal(known.starts.q.mean, here)
-        return climbed, known.starts.target.gradients - before, known
-
-    def test_from_below_the_best_q(self):
-        climbed, gradients, known = self.tried(0.3)  # 1.8 nats below
-        assert climbed
-        assert gradients > 0
-        assert float(known.starts.q.mean.norm()) < 0.3
-        assert not known.climbs(descent(0.01, sight=SimpleNamespace(growth=math.inf)))  # once
-
-    def test_from_the_best_q(self):
-        climbed, gradients, _ = self.tried(0.0)
-        assert not climbed
-        assert gradients > 0
-
-    @pytest.mark.parametrize(("growth", "raced"), [(3.0, True), (math.inf, False)])
-    def test_where_nothing_is_flat_or_no_starts_have_raced(self, growth, raced):
-        assert self.tried(0.3, growth, raced)[:2] == (False, 0)

@@ -1,6 +1,6 @@
-"""Seven runs of `fit`, record by record, as they were when their values were written down.
+"""Eight runs of `fit`, record by record, as they were when their values were written down.
 
-    python tests/fit/test_traces.py        writes them anew
+    PYTHONPATH=tests python tests/fit/test_traces.py        writes them again
 
 Counts are compared exactly, losses to rounding, and norms to the digits that rounding at the optimum leaves them.
 """
@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import make_model, make_posterior
 
-from torchngvi import SRVN, VN, CholeskyGaussian, DataLogJoint, Stein, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, DataLogJoint, DiagonalGaussian, Stein, fit
 
 FILE = Path(__file__).with_suffix(".json")
 
@@ -34,8 +34,8 @@ def two_modes(theta):
     return torch.logaddexp(near, 1.5 - 50 * (theta - 1.2).square().sum(-1))
 
 
-def by_draws(target, **options):
-    return fit(CholeskyGaussian(3, dtype=torch.float64), target, progress=False, **options)
+def by_draws(target, kind=CholeskyGaussian, **options):
+    return fit(kind(3, dtype=torch.float64), target, progress=False, **options)
 
 
 def with_optimizer(make, target, batch=(), **options):
@@ -49,7 +49,8 @@ RUNS = {
     "draws of Stein": lambda: with_optimizer(
         lambda q: VN(q, lr=0.1, estimator=Stein(32)), make_model().log_joint, tolerance=0.4, max_evaluations=80
     ),
-    "growing averages": lambda: by_draws(make_model().log_joint, tolerance=0.03),
+    "pool of draws": lambda: by_draws(make_model().log_joint, tolerance=0.03),
+    "growing averages": lambda: by_draws(make_model().log_joint, DiagonalGaussian, tolerance=0.03),
     "another start": lambda: by_draws(two_modes, tolerance=0.01),
     "data in batches": lambda: by_draws(data_log_joint(), tolerance=0.01),
     "batch of posteriors": lambda: with_optimizer(VN, make_model((3,)), (3,), tolerance=1e-6),

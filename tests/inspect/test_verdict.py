@@ -229,7 +229,10 @@ def test_confirmed_where_importance_sampling_is_not_trusted():
 
 @pytest.mark.parametrize("most", [1, 100, 511, 512, 600, 1500, 4000, 20_000])
 def test_a_budget_is_kept(most):
-    q = fitted(funnel(3.0), 6)
+    """At the best q: var v = 1/(1/9 + 5/2) =: V, and the others have a standard deviation of e^(-V/4)."""
+    V = 1 / (1 / 9 + 5 / 2)
+    sd = torch.tensor([math.sqrt(V), *[math.exp(-V / 4)] * 5], dtype=F64)
+    q = CholeskyGaussian(6, dtype=F64).initialize_(0.0, sd.diag())
     target = Counting(funnel(3.0))
     verdict = examine(q, target, max_gradients=most)
     assert target.gradients == verdict.effort.gradients <= most

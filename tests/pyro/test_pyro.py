@@ -16,6 +16,7 @@ import torchngvi as ngvi
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Hessian
+from torchngvi.fitting.pool_loop import PoolLoop
 
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
 
@@ -1543,8 +1544,13 @@ def test_documentation():
 # ------------------------------------------------------------------------------------ where a fit starts
 
 
-def test_a_hierarchical_model_is_fitted_from_the_best_of_several_starts():
-    """Eight schools, centred: the mode is where the schools are all alike."""
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_hierarchical_model_is_fitted_where_its_mode_is_of_no_use(monkeypatch, pooled):
+    """Eight schools, centred: the mode is where the schools are all alike.  A pool of draws comes to its end within a
+    budget that a race, the other way from there, uses up.
+    """
+    if not pooled:
+        monkeypatch.setattr(PoolLoop, "served", False)
     effects, errors = (
         torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0]),
         torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]),
@@ -1561,7 +1567,9 @@ def test_a_hierarchical_model_is_fitted_from_the_best_of_several_starts():
     guide = AutoGaussian(schools)
     result = fit_guide(schools, guide, options={"progress": False, "max_gradients": 8000})
     assert -result.loss == pytest.approx(-32.6, abs=0.3)
-    assert 8000 <= result.gradients + 0.4 * result.values < 12_000
+    assert result.converged is pooled
+    cost = result.gradients + 0.4 * result.values
+    assert cost < 8000 if pooled else 8000 <= cost < 12_000
     assert 1.5 < float(guide.median()["tau"]) < 5.5
 
 
@@ -1578,6 +1586,6 @@ def test_a_verdict_in_the_names_of_sites():
     result = fit_guide(funnel, AutoGaussian(funnel), options={"progress": False})
     names = ("log v", "unconstrained share", "unconstrained above[0]", "x[0, 0]", "x[1, 0]")
     assert result.verdict.marginals.names == names
-    assert " a Gaussian DOES NOT FIT: " in str(result)
-    assert "log v: sd " in str(result)
+    worst = r"(log v|x\[[01], 0\])"  # by a few per cent
+    assert re.search(f" a Gaussian DOES NOT FIT: {worst}: sd ", str(result)), str(result)
     assert "\n  log v " in result.summary()

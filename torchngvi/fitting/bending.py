@@ -182,6 +182,11 @@ class Bending:
         return float(self.gradient.square().sum())
 
     @property
+    def bound(self) -> float:
+        """The same with a standard error of noise² on top, which so many groups of draws tell to that."""
+        return math.sqrt(self.norm2 + (1 + math.sqrt(2 / (_GROUPS - 1))) * self.noise2)
+
+    @property
     def total(self) -> float:
         """The root of norm² + noise²; about half its square, in nats, is lost."""
         return math.sqrt(self.norm2 + self.noise2)

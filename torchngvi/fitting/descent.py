@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.expectations.draws import Fixed, Seen
+from torchngvi.expectations.draws import Fixed
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Standing
+from torchngvi.fitting.engine import Ending, Standing
 from torchngvi.fitting.points import Place, Point
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.sight import Sight
@@ -80,7 +80,6 @@ class Descent:
         self.told: list[Tensor] = []  # noise² of an average, by each of the sets
         self.left_out: tuple[int, ...] = ()  # pairs of the present average
         self.optimizer: VN | None = None
-        self.watch: Callable[[Seen], None] | None = None  # told of what an evaluation sees
         self.sight = Sight(q, target)
         self.most = self.sight.most(self.most)
         self.forget_average()
@@ -107,7 +106,7 @@ class Descent:
         return self.seed + self.draws + 10_007 * self.sets
 
     def _estimator(self) -> Estimator:
-        return self.sight.estimator(self._fixed(self.left_out), self.watch)
+        return self.sight.estimator(self._fixed(self.left_out))
 
     def _renew(self) -> VN:
         """The optimizer that is running, on the present draws; a new one for a new start."""
@@ -304,6 +303,12 @@ class Descent:
             aside=aside,
             values=self.target.values,
         )
+
+    def ended(self, reason: str) -> Ending:
+        """Return the outcome at the last point of a run that has not converged, with who is within the tolerance."""
+        point = self.point
+        within = (point.norm2 + point.noise2).sqrt() <= self.tolerance
+        return Ending(False, reason, float(point.loss.sum()), point.total, within)
 
     # -------------------------------------------------------------------------------- places
 

@@ -197,6 +197,10 @@ class Engine(ABC):
         state = None if self.capture is None else self.capture(**self.state_dict())
         self.marked = Mark(self.here(), state)
 
+    def keep(self, coordinates: Any) -> None:
+        """Remember a place for an interrupt before the first record."""
+        self.marked = Mark(coordinates, None)
+
     def here(self) -> Any:
         """The place to which an interrupt goes back."""
         return self.q.snapshot()

@@ -67,7 +67,7 @@ def others(starts: Starts, switched: bool) -> str:
     """Where else was looked."""
     if starts.raced:
         return "; q is from the best of the starts that raced"
-    if not starts.searched:
+    if not starts.searched or not starts.looked:
         return ""
     if switched:
         return "; q is from the best of several starts"
@@ -85,9 +85,9 @@ def finished(before: Compared, after: Compared) -> str:
 
 
 def worsened(lost: Compared, norm: float, draws: int) -> str:
-    """Say that averages lead to a worse place than they began at, where q is now."""
+    """Say that draws lead to a worse place than they began at, where q is now."""
     return (
-        f"because averages over {draws} draws lead to an optimum, natural-gradient norm {norm:.2g}, whose ELBO is "
+        f"because {draws} draws lead to an optimum, natural-gradient norm {norm:.2g}, whose ELBO is "
         f"{lost.elbo:.3g} ± {lost.error:.1g} below that of their start; q is back there. Transform the model to be "
         "nearer to a Gaussian."
     )

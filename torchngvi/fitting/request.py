@@ -25,7 +25,6 @@ from torchngvi.fitting.engine import Engine
 from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled, Unimproved, joined
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.optim import NaturalGradientVI, Watch
-from torchngvi.posteriors.precision import forest_of
 
 # the module of each engine, and in it the function that makes of a `Request` the engine and what ends its run
 ENGINES = {
@@ -40,7 +39,7 @@ ENGINES = {
 }
 
 BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
-_MANY = 100  # coordinates of a q over a forest from which each is as accurate as with so many
+_MANY = 100  # coordinates from which on each is as accurate as with so many
 _PATIENCE = 200  # steps without a new best of the smoothed bound
 _STALL = int(Watch.rejections)  # rejected steps in a row after which nothing more is to be had
 
@@ -92,6 +91,5 @@ def tolerance_of(q: Posterior) -> float:
 
 
 def tolerance_by_draws(q: Posterior) -> float:
-    """Return the usual tolerance on the norm where E_q[ℓ] is an average over draws."""
-    coordinates = 1 if forest_of(q) is None else q.dim
-    return BY_DRAWS * max(coordinates / _MANY, 1.0) ** 0.5
+    """Return the usual tolerance on the norm where E_q[ℓ] is an average over draws: about 0.005 nats a hundred."""
+    return BY_DRAWS * max(q.dim / _MANY, 1.0) ** 0.5

@@ -23,9 +23,8 @@ _COMPARED = 4096  # draws by which two places are compared
 _GLANCE, _LOOKED = (32, 256), 1024  # by which what was lost since the start is looked for, and since a race
 _CERTAIN = 3.0  # standard errors
 _CLOSE = 0.2  # norm² + noise² of the last average at which steps of falling size lead no nearer
-_POOLED = (32, 100)  # dimensions: fewer need no pools, and in more they crept along a valley where steps do not
+_POOLED = (32, 100)  # dimensions
 _IN_SETS = 171  # dimensions from which on the minima of several largest averages are averaged
-_FEW, _RISE = 0.2, 0.1  # of the steps of falling size, that try a flat place, and nats by which they have to lead up
 _STUCK = 3  # rejections of the first steps
 _HEAVY = 20.0  # noise² that should have fallen and has not
 
@@ -40,7 +39,6 @@ class Rescue:
         first_log_sd: of q before the fit, or at the mode where it has started, whichever is wider.
         finished: stochastic steps of falling size were made: the ELBO before and after.
         turned: averages had led to a worse place than the start, and were begun anew there.
-        climbed: it was tried whether steps lead up from a flat place where pooled draws have ended.
         heavy: the gradients have heavy tails, so that the minima of averages are those of a few draws.
     """
 
@@ -51,7 +49,7 @@ class Rescue:
         self.loss = math.inf
         self.finished: tuple[Compared, Compared] | None = None
         self.first_log_sd = starts.q.stddev.log()
-        self.turned = self.climbed = self.heavy = False
+        self.turned = self.heavy = False
         self.noise2 = math.inf  # at the last evaluation of an average
 
     def begun(self) -> None:
@@ -76,8 +74,8 @@ class Rescue:
 
     @property
     def pools(self) -> bool:
-        """Whether the draws of averages may be pooled: where starts have raced it underestimates heavy tails."""
-        return not self.starts.raced or _POOLED[0] <= self.starts.q.dim <= _POOLED[1]
+        """Whether draws may be pooled once starts have raced: fewer dimensions need none, in more they crept."""
+        return _POOLED[0] <= self.starts.q.dim <= _POOLED[1]
 
     def saves(self, loss: float) -> bool:
         """Whether starts may race where an average has no minimum: not where nothing confines q."""
@@ -132,23 +130,6 @@ class Rescue:
         self.winner, self.loss = starts.q.snapshot(), -max(part.elbo for part in self.finished)
         return self.finished
 
-    def climbs(self, descent: Descent) -> bool:
-        """Whether steps of falling size lead well up from where pooled draws after a race ended; averages go
-        on there.
-        """
-        starts = self.starts
-        if not starts.raced or not self.pools or self.climbed or starts.over() or descent.sight.growth < math.inf:
-            return False
-        self.climbed, here = True, starts.q.snapshot()
-        race = Race(starts.q, starts.target, starts.seed, starts.over, starts.show)
-        before, after = race.finish(share=_FEW)
-        if after.elbo - before.elbo > _RISE:
-            self.winner, self.loss = starts.q.snapshot(), -after.elbo
-            descent.leave(descent.draws)
-            return True
-        starts.q.restore(here)
-        return False
-
     def best(self) -> float:
         """Put q where the start has led if fresh draws say that it is better there; the ELBO of the better."""
         starts = self.starts
@@ -191,7 +172,6 @@ class Rescue:
             "winner": None if self.winner is None else tuple(self.winner),
             "loss": self.loss,
             "turned": self.turned,
-            "climbed": self.climbed,
             "tails": (self.heavy, self.noise2),
             "first_log_sd": self.first_log_sd,
             "finished": None if self.finished is None else [[part.elbo, part.error] for part in self.finished],
@@ -203,7 +183,7 @@ class Rescue:
         self.origin = None if state["origin"] is None else Coordinates(*state["origin"])
         self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
         self.loss, self.first_log_sd = state["loss"], state["first_log_sd"]
-        self.turned, self.climbed = state.get("turned", False), state.get("climbed", False)
+        self.turned = state.get("turned", False)
         self.heavy, self.noise2 = state.get("tails", (False, math.inf))
         done = state["finished"]
         self.finished = None if done is None else (Compared(*done[0]), Compared(*done[1]))

@@ -48,14 +48,12 @@ class Sight:
         """Return fixed draws; each clique has its own, or of those of the whole they are whitened in each clique."""
         return Fixed(draws, seed, left_out, apart=self.factors is not None, pattern=self.pattern)
 
-    def estimator(self, fixed: Fixed, watch: Callable[[Seen], None] | None) -> Estimator:
+    def estimator(self, fixed: Fixed) -> Estimator:
         """Return the average over draws."""
 
         def saw(seen: Seen) -> None:
             if self.factors is None and not self.q.batch_shape:
                 self.keep(seen.z, seen.pulled)
-            if watch is not None:
-                watch(seen)
 
         average = SampleAverage(fixed, saw)
         return average if self.factors is None else PerFactor(average)

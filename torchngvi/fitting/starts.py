@@ -40,6 +40,8 @@ _PATH = (1.0, 0.3)  # scales at which the points of a path are looked at
 _GLANCE = 16  # draws of each look
 _INDEPENDENT = (8, 40)  # blocks of independent coordinates, one a coordinate between these: in few they gain little
 _INIT, _NARROWER = "q as it was", "a narrower q"
+_SMALL_BUDGET = (60, 8)  # gradients of the search for a mode before a pool, and gradients a coordinate
+_OTHER_UNITS = 3000.0  # nats a coordinate by which q may be worse than a mode, or the data are in units of their own
 _TRUST = (1.0, 0.3)  # nats, and nats a coordinate, by which a mode may miss its promise
 
 
@@ -54,6 +56,7 @@ class Starts:
         reached: the negative ELBO where the start has led, infinite where it is not known.
         looked: whether other starts were looked at.
         raced: whether several starts have raced, because no mode was trusted.
+        distrusted: whether a pool has begun in the place of a race.
         over: whether a budget is used up.  Set by the engine, as is
         show: which shows a phase, and
         keep: which takes the best coordinates so far.
@@ -62,7 +65,7 @@ class Starts:
     def __init__(self, q: Gaussian, target: Guarded, seed: int) -> None:
         self.q, self.target, self.seed = q, target, seed
         self.mean = q.frame().mean.clone()
-        self.evidence, self.reached, self.raced = -math.inf, math.inf, False
+        self.evidence, self.reached, self.raced, self.distrusted = -math.inf, math.inf, False, False
         self.modes: list[Mode] = []
         self.hierarchical = in_factors(q, target.target) or forest_of(q) is not None
         self.looked = False
@@ -117,6 +120,28 @@ class Starts:
                 "a learning rate, VN(q, lr=0.1)."
             )
 
+    def before_a_pool(self, widest: int) -> bool:
+        """Put q where a pool of draws can begin: at a mode that is trusted, or with the best of some scales.
+
+        Without such a mode a pool is not to begin in more dimensions than ``widest``, nor where the log joint at q is
+        so much lower than at a mode that its data must be in other units: q is as it was, and False is returned.
+        """
+        origin, (here, loss) = self.q.snapshot(), _best_scale(self)
+        few, each = _SMALL_BUDGET
+        mode, _ = self._searched(few + each * self.q.dim)
+        self.reached, found, trusted = loss, -math.inf, False
+        if mode is not None:
+            found, trusted = self.place(mode)
+        if trusted:
+            assert mode is not None
+            self.evidence, self.reached = mode.log_evidence, min(loss, found)
+            if loss <= found:  # q is better as it was
+                self.q.restore(here)
+            return True
+        self.distrusted = self.q.dim <= widest and loss <= found + self._unit * _OTHER_UNITS * self.q.dim
+        self.q.restore(here if self.distrusted else origin)
+        return self.distrusted
+
     def first(self) -> None:
         """Put q at a rough mode, with the curvature there; with data in batches, where one pass leads."""
         data = self.target.target
@@ -130,12 +155,7 @@ class Starts:
             self.reached = best.loss
         if not self.searched:
             return
-        path: list[Seen] = []
-        mode = find_mode(self.target, self.mean, self._budget, over=self.over, path=path)
-        for look in (self._near, self._out):  # no finite density there: from a point that has one
-            if mode is None and not self.over() and (start := look()) is not None:
-                mode = find_mode(self.target, start, self._budget, over=self.over, path=path)
-        self._remember([mode])
+        mode, path = self._searched(self._budget)
         here, loss = self.q.snapshot(), self.sampled_loss(_FEWEST)
         init = Start(_INIT, here, loss)
         if mode is None:
@@ -150,24 +170,15 @@ class Starts:
         if loss <= reached:  # q is better as it was
             self.q.restore(here)
 
-    def _near(self) -> Tensor | None:
-        """The first of some points near the mean with a finite density."""
-        points = self.mean + self._shifts(_TRIES)
-        finite = torch.isfinite(self.target.log_joint(points)).nonzero()
-        return points[finite[0, 0]] if len(finite) else None
-
-    def _out(self) -> Tensor | None:
-        """The point of largest density on the ways out of where the log joint overflows; None where none is finite."""
-        wide = self._shifts(_TRIES) * torch.tensor(_WIDER, device="cpu").to(self.mean).repeat(_TRIES)[:_TRIES, None]
-        points = torch.cat([self.mean[None], self.mean + wide])
-        energies, gradients = energy_and_gradient(self.target, points)
-        ways = torch.where(gradients.isinf() & ~energies.isfinite()[:, None], -gradients.sign(), 0.0)
-        some = (ways != 0).any(-1)
-        lengths = torch.logspace(*_LENGTHS, device="cpu").to(self.mean)[:, None, None]
-        points = torch.cat([points, (points[some] + lengths * ways[some]).flatten(0, 1)])
-        values = self.target.log_joint(points)
-        values = torch.where(values.isfinite(), values, -math.inf)
-        return points[values.argmax()] if bool(values.isfinite().any()) else None
+    def _searched(self, budget: int) -> tuple[Mode | None, list[Seen]]:
+        """The mode that is found from the mean, with the way there."""
+        path: list[Seen] = []
+        mode = find_mode(self.target, self.mean, budget, over=self.over, path=path)
+        for look in (_near, _out):  # no finite density there: from a point that has one
+            if mode is None and not self.over() and (start := look(self)) is not None:
+                mode = find_mode(self.target, start, budget, over=self.over, path=path)
+        self._remember([mode])
+        return mode, path
 
     def _race(self, starts: list[Start], path: list[Seen]) -> None:
         """Put q where the best of the starts leads; at the first of them where none has a finite loss."""
@@ -198,7 +209,7 @@ class Starts:
         self.q.restore(init.coordinates)
         best = init
         for factor in _SHRINK[1:]:
-            if self.over() or not self._scaled(init.coordinates, factor):
+            if self.over() or not self.scaled(init.coordinates, factor):
                 break
             loss = self.sampled_loss(_FEWEST)
             if not loss < best.loss - self._unit * self.allowance:  # as wide as may be: steps are in its units
@@ -206,7 +217,7 @@ class Starts:
             best = Start(_NARROWER, self.q.snapshot(), loss)
         return [] if best is init else [best]
 
-    def _scaled(self, init: Coordinates, factor: float) -> bool:
+    def scaled(self, init: Coordinates, factor: float) -> bool:
         """Put q where it was, with a share of its scale, unless it has no numbers for it."""
         self.q.restore(init)
         if self.q.structure.closed:
@@ -263,7 +274,7 @@ class Starts:
 
     def better(self) -> Mode | None:
         """The mode with the most evidence from the other starts, where it has more than the first by a nat."""
-        starts = self.mean + self._shifts(self.others)
+        starts = self.mean + self.shifts(self.others)
         modes = [mode for mode in find_modes(self.target, starts, self._budget, over=self.over) if mode is not None]
         self._remember(modes)
         self.looked = True
@@ -274,7 +285,7 @@ class Starts:
         """For the question whether a Gaussian fits."""
         self.modes += [mode for mode in modes if mode is not None and mode.found and self.q.dim <= _REMEMBERED]
 
-    def _shifts(self, count: int) -> Tensor:
+    def shifts(self, count: int) -> Tensor:
         """Uniform on (-2, 2), (count, D)."""
         generator = torch.Generator().manual_seed(self.seed)
         uniform = torch.rand(count, self.q.dim, generator=generator, dtype=torch.float64, device="cpu")
@@ -328,3 +339,40 @@ class Starts:
             self._kept = loss
             self.keep(self.q.snapshot())
         return loss
+
+
+def _near(starts: Starts) -> Tensor | None:
+    """The first of some points near the mean with a finite density."""
+    points = starts.mean + starts.shifts(_TRIES)
+    finite = torch.isfinite(starts.target.log_joint(points)).nonzero()
+    return points[finite[0, 0]] if len(finite) else None
+
+
+def _out(starts: Starts) -> Tensor | None:
+    """The point of largest density on the ways out of where the log joint overflows; None where none is finite."""
+    mean, factors = starts.mean, torch.tensor(_WIDER, device="cpu").to(starts.mean).repeat(_TRIES)[:_TRIES, None]
+    points = torch.cat([mean[None], mean + starts.shifts(_TRIES) * factors])
+    energies, gradients = energy_and_gradient(starts.target, points)
+    ways = torch.where(gradients.isinf() & ~energies.isfinite()[:, None], -gradients.sign(), 0.0)
+    some = (ways != 0).any(-1)
+    lengths = torch.logspace(*_LENGTHS, device="cpu").to(mean)[:, None, None]
+    points = torch.cat([points, (points[some] + lengths * ways[some]).flatten(0, 1)])
+    values = starts.target.log_joint(points)
+    values = torch.where(values.isfinite(), values, -math.inf)
+    return points[values.argmax()] if bool(values.isfinite().any()) else None
+
+
+def _best_scale(starts: Starts) -> tuple[Coordinates, float]:
+    """Where q has the best loss of some scales, as it was and narrower, and the loss; q is as it was."""
+    q, best = starts.q, math.inf
+    first = here = q.snapshot()
+    for factor in _SHRINK:
+        if starts.over() or not starts.scaled(first, factor):
+            break
+        loss = sampled_loss(q, starts.target, _GLANCE, starts.seed + 2)
+        if math.isfinite(best) and not loss < best:
+            break
+        if loss < best:
+            here, best = q.snapshot(), loss
+    q.restore(first)
+    return here, best

@@ -21,7 +21,7 @@ from torchngvi.fitting.engine import Ending, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.request import BY_DRAWS, Request, tolerance_by_draws
-from torchngvi.fitting.sample_average import SampleAverages, within
+from torchngvi.fitting.sample_average import PooledAverages, within
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.models.log_joint import WarpedTarget
@@ -48,8 +48,8 @@ def warped_averages_of(request: Request) -> tuple["WarpedAverages", Criterion]:
     return engine, request.until_small(engine.tolerance)
 
 
-class WarpedAverages(SampleAverages):
-    """`torchngvi.fit` on a warped posterior: `SampleAverages` on its base, then `Bending`."""
+class WarpedAverages(PooledAverages):
+    """`torchngvi.fit` on a warped posterior: `PooledAverages` on its base, then `Bending`."""
 
     def __init__(
         self, q: Warped, target: Target, tolerance: float, examine: bool = True, curves: float | None = None
@@ -120,7 +120,7 @@ class WarpedAverages(SampleAverages):
         """Whether another set of draws is begun; else the ending is known."""
         bending = self.bending
         assert bending is not None
-        last = bending.total <= self.curves or bending.draws == bending.most or not bending.finite or self._over()
+        last = bending.bound <= self.curves or bending.draws == bending.most or not bending.finite or self._over()
         if not last and self._hopeful(bending):
             bending.begin(bending.more_draws())
             return True
@@ -255,6 +255,7 @@ class WarpedAverages(SampleAverages):
         self.first = None if state["first"] is None else Ending(*state["first"])
         self.bending = None
         if state["bending"] is not None:
+            self._spent = state.get("spent")
             self.bending = Bending(self.warped, self.target, self.seed + 3, self.curves)
             within(self.gaussian, lambda: self._loaded(state["bending"]))
 

@@ -1,0 +1,495 @@
+"""A pool of draws of many Gaussians, and the regression over it that tells the natural gradient at any of them.
+
+Draws θ_s that were made from q_1 .. q_K, n_k of each, stand for draws of another q with the weights of a mixture
+(Veach and Guibas 1995; adaptive multiple importance sampling, Cornuet et al. 2012),
+
+    w_s ∝ q(θ_s) / Σ_k n_k q_k(θ_s),        z_s = C⁻¹(θ_s - m),        r_s = Cᵀ∇ℓ(θ_s)/γ - z_s,
+
+and by Stein's identity the mean part a and the precision part P = W - I of the natural gradient are the coefficients of
+r on (1, z), here of the weighted regression with P symmetric.  It is exact for a quadratic ℓ, whatever the draws.  With
+G the weighted scatter of z,
+
+    G P + P G = Σ_s w_s (z_s r_sᵀ + r_s z_sᵀ)        about the weighted means,        a = mean r - P mean z.
+
+The standard error of (a, P) is that of the weighted residuals by antithetic pairs, with the degrees of freedom taken
+off.  All is seen in the frame of one Gaussian, the base, with q = N(μ, K Kᵀ) there.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.numerics.linalg import cholesky, eigh
+
+
+class Normal(NamedTuple):
+    """A Gaussian N(m, C Cᵀ)."""
+
+    mean: Tensor  # m, (D,)
+    root: Tensor  # C, lower triangular, (D, D)
+
+    @classmethod
+    def origin(cls, like: "Normal") -> "Normal":
+        """Return the standard normal distribution, which a Gaussian is in its own frame."""
+        return cls(torch.zeros_like(like.mean), _eye(like.root))
+
+    @property
+    def log_det(self) -> Tensor:
+        """log|det C|, 0-d."""
+        return self.root.diagonal().log().sum()
+
+    def whiten(self, theta: Tensor) -> Tensor:
+        """C⁻¹(θ - m), (S, D)."""
+        return torch.linalg.solve_triangular(self.root, (theta - self.mean).mT, upper=False).mT
+
+    def push(self, z: Tensor) -> Tensor:
+        """m + C z, (S, D)."""
+        return self.mean + z @ self.root.mT
+
+    def inside(self, other: "Normal") -> "Normal":
+        """A Gaussian of the frame of this one, in that of the space."""
+        return Normal(self.mean + self.root @ other.mean, self.root @ other.root)
+
+    def seen(self, other: "Normal") -> "Normal":
+        """Another Gaussian in the frame of this one."""
+        root = torch.linalg.solve_triangular(self.root, other.root, upper=False)
+        return Normal(self.whiten(other.mean[None])[0], root)
+
+    def kl_from_standard(self) -> Tensor:
+        """KL(N(m, C Cᵀ) ‖ N(0, I)) in nats, 0-d."""
+        return 0.5 * (self.root.square().sum() + self.mean.square().sum() - len(self.mean)) - self.log_det
+
+    @property
+    def finite(self) -> bool:
+        """Whether it has numbers, and a positive determinant."""
+        diagonal = self.root.diagonal()
+        return bool(self.mean.isfinite().all() & self.root.isfinite().all() & (diagonal > 0).all())
+
+
+class Lot(NamedTuple):
+    """The draws of one Gaussian, mirror images beside each other, with what the log joint is there."""
+
+    place: Normal
+    drawn: int
+    theta: Tensor  # (n, D)
+    energy: Tensor  # ℓ/γ, (n,)
+    gradient: Tensor  # ∇ℓ/γ, (n, D)
+    blocks: int = 1  # of as many draws each, within which they are orthogonal
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        """log of n q_k at (S, D), without the constant (2π)^(-D/2): (S,)."""
+        z = self.place.whiten(theta)
+        return math.log(self.drawn) - 0.5 * z.square().sum(-1) - self.place.log_det
+
+
+class Fit(NamedTuple):
+    """What a pool tells at one Gaussian."""
+
+    at: Normal  # in the frame of the base
+    a: Tensor  # (D,)
+    P: Tensor  # W - I, (D, D)
+    loss: Tensor  # L/γ, 0-d
+    norm2: Tensor  # |a|² + ½‖P‖²_F, 0-d
+    noise2: Tensor  # square of its standard error, 0-d
+    effective: Tensor  # number of draws, 0-d
+    weights: Tensor  # (N,)
+    error: Tensor  # standard error of the loss, 0-d
+    doubt: Tensor  # standard error of noise², 0-d
+
+    @property
+    def total(self) -> Tensor:
+        """norm² + noise², 0-d."""
+        return self.norm2 + self.noise2
+
+    @property
+    def bound(self) -> Tensor:
+        """The same with a standard error of noise² on top, which few draws and heavy tails underestimate, 0-d."""
+        return self.total + self.doubt
+
+
+class Pool:
+    """All draws that are of use, with the matrix of log n_k q_k(θ_s), which a new lot adds a row and columns to."""
+
+    def __init__(self, lots: list[Lot] | None = None, terms: Tensor | None = None) -> None:
+        self.lots = lots or []
+        self.terms = torch.empty(0, 0, device="cpu") if terms is None else terms
+
+    def __len__(self) -> int:
+        return sum(len(lot.theta) for lot in self.lots)
+
+    @property
+    def number(self) -> Tensor:
+        """The lot of each draw, (N,)."""
+        sizes = torch.tensor([len(lot.theta) for lot in self.lots], device=self.terms.device)
+        return torch.arange(len(self.lots), device=self.terms.device).repeat_interleave(sizes)
+
+    def add(self, lot: Lot) -> None:
+        """Add a lot."""
+        row = torch.cat([lot.log_density(other.theta) for other in [*self.lots, lot]])
+        if not self.lots:
+            self.terms = row[None]
+        else:
+            columns = torch.stack([other.log_density(lot.theta) for other in self.lots])
+            self.terms = torch.cat([torch.cat([self.terms, columns], 1), row[None]])
+        self.lots.append(lot)
+
+    def keep(self, chosen: list[bool]) -> None:
+        """Forget the other lots."""
+        if all(chosen):
+            return
+        rows = torch.tensor(chosen, device=self.terms.device)
+        self.terms = self.terms[rows][:, rows[self.number]]
+        self.lots = [lot for lot, one in zip(self.lots, chosen, strict=True) if one]
+
+    def drop(self, fit: Fit, least: float, most: int) -> None:
+        """Forget lots whose share of the weights, a draw, is below so much of the mean, and those beyond the most."""
+        shares = fit.weights.new_zeros(len(self.lots)).index_add_(0, self.number, fit.weights)
+        sizes = fit.weights.new_tensor([len(lot.theta) for lot in self.lots])
+        each = shares / sizes * len(self)
+        each[-1] = math.inf  # of q as it was when it drew last
+        if len(self.lots) > most:
+            least = max(least, float(each.sort(descending=True).values[most - 1]))
+        self.keep((each >= least).tolist())
+
+
+class View:
+    """A pool in the frame of a base.
+
+    Attributes:
+        base: the Gaussian in whose frame all is seen.
+        diagonal: whether P is diagonal, as of a mean field.
+        z: draws in that frame, (N, D).
+        energy: ℓ/γ there, (N,).
+        pulled: Cᵀ∇ℓ/γ there, (N, D).
+        log_mixture: log Σ_k n_k q_k there, (N,).
+        blocks: of each lot the draws of a block, and how many blocks.
+    """
+
+    def __init__(self, pool: Pool, base: Normal, ridge: float = 6.0, diagonal: bool = False) -> None:
+        self.base, self.ridge, self.diagonal = base, ridge, diagonal
+        theta, self.energy, gradient = (torch.cat([getattr(lot, name) for lot in pool.lots]) for name in _PARTS)
+        self.z, self.pulled = base.whiten(theta), gradient @ base.root
+        self.log_mixture = pool.terms.logsumexp(0)
+        self.blocks = [(len(lot.theta) // lot.blocks, lot.blocks) for lot in pool.lots]
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    def thinned(self, most: int) -> "View":
+        """Take about so many of the draws, in whole pairs, the same share of each lot."""
+        pairs = torch.arange(0, len(self) // 2, math.ceil(len(self) / most), device=self.z.device)
+        rows = torch.stack([2 * pairs, 2 * pairs + 1], 1).flatten()
+        thin = copy.copy(self)
+        thin.z, thin.energy, thin.pulled = self.z[rows], self.energy[rows], self.pulled[rows]
+        thin.log_mixture, thin.blocks = self.log_mixture[rows], [(len(rows), 1)]
+        return thin
+
+    def fit(self, at: Normal) -> Fit:
+        """Estimate the natural gradient and L at N(μ, K Kᵀ), given in the frame of the base, by weighted regression."""
+        z, dim = at.whiten(self.z), len(at.mean)
+        log_q = -0.5 * z.square().sum(-1) - at.log_det - self.base.log_det
+        w = (log_q - self.log_mixture).softmax(0)
+        r = self.pulled @ at.root - z
+        effective = 1 / w.square().sum()
+        mean_z, mean_r = w @ z, w @ r
+        near = z - mean_z
+        P = self._coefficients(w[:, None] * near, near, r - mean_r, effective)
+        a = mean_r - P @ mean_z
+        rest = self.energy - z @ a - 0.5 * (z @ P * z + z.square()).sum(-1)  # ℓ less its quadratic part
+        value = w @ rest
+        error = (w * (rest - value)).norm()
+        parameters = 2.0 if self.diagonal else 1 + 0.5 * (dim + 1)  # a coordinate
+        lost = effective / torch.maximum(effective - parameters, 0.25 * effective)
+        parts, each = self._noise2(z, w, w[:, None] * (r - a - z @ P))
+        noise2, doubt = lost * each * parts.sum(), lost * each * parts.norm()
+        norm2 = a.square().sum() + 0.5 * P.square().sum()
+        entropy = at.log_det + self.base.log_det + 0.5 * dim * (1 + math.log(2 * math.pi))
+        loss = value + 0.5 * (P.diagonal().sum() + dim) - entropy  # the mean of the quadratic part is ½ tr W
+        return Fit(at, a, P, loss, norm2, noise2, effective, w, error, doubt)
+
+    def _coefficients(self, share: Tensor, near: Tensor, r: Tensor, effective: Tensor) -> Tensor:
+        """The P of the regression of r on z about their means, with a ridge where few draws count."""
+        dim, few = near.shape[-1], float(effective) < self.ridge * (1 if self.diagonal else near.shape[-1])
+        ridge = ((1 if self.diagonal else dim) / (2 * effective)) if few else 0 * effective
+        if self.diagonal:
+            return torch.diag((share * r).sum(0) / ((share * near).sum(0) + ridge))
+        scatter, moment = share.mT @ near, share.mT @ r
+        return _symmetric_solution(scatter + ridge * _eye(scatter), moment + moment.mT)
+
+    def _noise2(self, z: Tensor, w: Tensor, e: Tensor) -> tuple[Tensor, float]:
+        """What independent parts of the weighted residuals e (N, D) add to noise², and a factor of all of them.
+
+        The parts are pairs, or blocks where there are four, whose pairs are not independent of each other.
+        """
+        if self.diagonal:
+            return _of_pairs(z, e, diagonal=True), 1.0
+        if all(count == 1 for _, count in self.blocks):
+            return _of_pairs(z, e), 1.0
+        parts, shares, at = [], [], 0
+        for size, count in self.blocks:
+            eb, zb, wb = (x[at : at + size * count].unflatten(0, (count, size)) for x in (e, z, w))
+            outer = eb.mT @ zb
+            parts.append(eb.sum(1).square().sum(-1) + 0.125 * (outer + outer.mT).square().sum((-2, -1)))
+            shares.append(wb.sum(1))
+            at += size * count
+        number = float(1 / torch.cat(shares).square().sum())
+        return (torch.cat(parts), number / (number - 1)) if number >= 4 else (_of_pairs(z, e), 1.0)
+
+
+_PARTS = ("theta", "energy", "gradient")
+
+
+def _eye(like: Tensor) -> Tensor:
+    """The identity of the size of a matrix."""
+    return torch.eye(len(like), dtype=like.dtype, device=like.device)
+
+
+def _symmetric_solution(G: Tensor, B: Tensor) -> Tensor:
+    """The symmetric X with G X + X G = B; along what no draw has seen it is nought, and NaN where G is not finite."""
+    values, basis, ok = eigh(G)
+    basis = torch.where(ok, basis, torch.nan)
+    sums = values + values[:, None]
+    seen = sums > 1e3 * torch.finfo(G.dtype).eps * values[-1]
+    return basis @ torch.where(seen, (basis.mT @ B @ basis) / torch.where(seen, sums, 1.0), 0.0) @ basis.mT
+
+
+def _of_pairs(
+    z: Tensor,  # (N, D), mirror images beside each other
+    e: Tensor,  # weighted residuals, (N, D)
+    diagonal: bool = False,
+) -> Tensor:
+    """|Σ e|² + ½‖Σ ½(e zᵀ + z eᵀ)‖²_F of each pair, or of the diagonals of these matrices, (N/2,)."""
+    e, z = e.unflatten(0, (-1, 2)), z.unflatten(0, (-1, 2))
+    first = e.sum(1).square().sum(-1)
+    if diagonal:
+        return first + 0.5 * (e * z).sum(1).square().sum(-1)
+    ee, zz, ez = e @ e.mT, z @ z.mT, e @ z.mT  # (pairs, 2, 2)
+    return first + 0.25 * (ee * zz + ez * ez.mT).sum((-2, -1))
+
+
+def surprise(fit: Fit, z: Tensor, pulled: Tensor, blocks: int = 1) -> tuple[float, float]:
+    """|∇L - (a, P)|² by draws that (a, P) has not seen, unbiased, and its standard error.
+
+    The draws are of q itself, z (n, D) with mirror images beside each other and Cᵀ∇ℓ/γ there; U-statistic over pairs.
+    """
+    e = (pulled - z - fit.a - z @ fit.P).unflatten(0, (-1, 2))
+    even, odd = 0.5 * (e[:, 0] + e[:, 1]), 0.5 * (e[:, 0] - e[:, 1])
+    z = z[::2]
+    oz = odd @ z.mT
+    kernel = even @ even.mT + 0.25 * ((odd @ odd.mT) * (z @ z.mT) + oz * oz.mT)
+    n, each = len(kernel), len(kernel) // blocks if blocks > 1 else 1
+    number = torch.arange(n, device=kernel.device) // each
+    apart = number[:, None] != number
+    kernel, pairs = kernel * apart, int(apart.sum())
+    return float(kernel.sum()) / pairs, math.sqrt(2 * float(kernel.square().sum())) / pairs
+
+
+class Natural(NamedTuple):
+    """Natural coordinates (Λ, Λμ) of a Gaussian in the frame of the base."""
+
+    precision: Tensor  # (D, D)
+    shift: Tensor  # (D,)
+
+    @classmethod
+    def of(cls, at: Normal) -> "Natural":
+        """Those of N(μ, K Kᵀ)."""
+        inverse = torch.linalg.solve_triangular(at.root, _eye(at.root), upper=False)
+        precision = inverse.mT @ inverse
+        return cls(precision, precision @ at.mean)
+
+    @classmethod
+    def step(cls, fit: Fit) -> "Natural":
+        """The natural gradient descent direction at a fit."""
+        inverse = torch.linalg.solve_triangular(fit.at.root, _eye(fit.P), upper=False)
+        change = inverse.mT @ fit.P @ inverse
+        return cls(change, change @ fit.at.mean - inverse.mT @ fit.a)
+
+    def place(self) -> Normal | None:
+        """The Gaussian, with a lower triangular root; None outside of the cone."""
+        upper, ok = cholesky(self.precision.flip(0, 1))
+        if not bool(ok):
+            return None
+        upper = upper.flip(0, 1)  # K⁻ᵀ
+        root = torch.linalg.solve_triangular(upper, _eye(upper), upper=True).mT.contiguous()
+        found = Normal(root @ (root.mT @ self.shift), root)
+        return found if found.finite else None
+
+    def flat(self) -> Tensor:
+        """All numbers in a row."""
+        return torch.cat([self.precision.flatten(), self.shift])
+
+    @classmethod
+    def of_flat(cls, x: Tensor, dim: int) -> "Natural":
+        """From such a row, made symmetric."""
+        precision = x[: dim * dim].reshape(dim, dim)
+        return cls(0.5 * (precision + precision.mT), x[dim * dim :])
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """The numbers of a fit by a pool of draws, `torchngvi.fitting.pool_loop`.
+
+    They were chosen on eight schools, forty groups, logistic regressions of 50 and Poisson regressions of 33
+    coefficients, and judged on the others of `python -m benchmarks.engine` and on those of its option ``--held``.
+
+    Attributes:
+        widest: dimensions up to which a pool comes first, where no mode is trusted and where one is: its regressions
+            take D² numbers a draw.
+        fewest: draws of a lot, at least.
+        radius: nats, and nats a coordinate, by which q may move from where it has drawn last.
+        bold: share of the nats just gained by which it may move where it is far from an optimum.
+        far: times noise² that norm² is there.
+        stretch: bounds of the eigenvalues of a first step there.
+        ridge: effective draws a coordinate below which the regression has a ridge.
+        steps: of Anderson's acceleration over one pool.
+        memory: of the acceleration, in steps.
+        lengths: of each step that are tried.
+        solved: share of noise² that norm² may be at the end of the steps.
+        fall: share of norm² that a step of length 1 must take away, or by which the loss must fall in a valley.
+        kept: share of the effective draws that steps must leave.
+        share: of the weights, times the mean of a draw, below which a lot is forgotten.
+        lots: that are kept, at most.
+        thin: draws that steps look at, before the last of them look at all.
+        aim: share of tolerance² that noise² is to have at the end.
+        growth: share of the effective draws that a lot has, at most: in a valley, at the end, and where it creeps.
+        least: effective draws at the end, unless they tell noise² to be a hundredth of what is tolerated.
+        window: lots from which it is learned how honest noise² is.
+        slack: times tolerance² that norm² + noise² may be after that correction.
+        cosine: of two moves from which on a third one may go on along the last.
+        looks: values of the log joint at each of the places along it.
+        patience: times that a loss which still falls keeps a run from its end.
+        rough: norm at which a mean field that comes before the full covariance ends.
+        entry: norm at which averages that came first hand over to a pool.
+        early: draws after which a mean field ends, and of the full covariance before the pool may be given up.
+        most: draws in all.
+    """
+
+    widest: tuple[int, int] = (100, 150)
+    fewest: int = 32
+    radius: tuple[float, float] = (0.5, 0.05)
+    bold: float = 0.1
+    far: float = 4.0
+    stretch: tuple[float, float] = (0.25, 16.0)
+    ridge: float = 6.0
+    steps: int = 12
+    memory: int = 6
+    lengths: tuple[float, ...] = (1.0, 0.4, 0.16, 0.064)
+    solved: float = 0.05
+    fall: tuple[float, float] = (0.2, 0.15)
+    kept: float = 0.5
+    share: float = 0.1
+    lots: int = 40
+    thin: int = 4096
+    aim: float = 0.8
+    growth: tuple[float, float, float] = (0.25, 1.0, 0.3)
+    least: int = 200
+    window: int = 4
+    slack: float = 1.5
+    cosine: float = 0.6
+    looks: int = 64
+    patience: int = 6
+    rough: float = 0.3
+    entry: float = 1.4
+    early: tuple[int, int] = (1500, 4096)
+    most: int = 65_536
+
+
+def minimise(view: View, start: Fit, radius: float, settings: PoolSettings) -> Fit:
+    """Minimise L over a pool inside KL(q ‖ base) ≤ radius, by Anderson's acceleration of natural-gradient steps."""
+    best, steps = start, settings.steps
+    if len(view) > settings.thin:
+        few = view.thinned(settings.thin)
+        found = view.fit(minimise(few, few.fit(start.at), radius, settings).at)
+        nearer = float(found.norm2) <= float(start.norm2) or float(found.loss) < float(start.loss)
+        if nearer and float(found.effective) >= settings.kept * float(start.effective):
+            best = found
+        steps = 2 if float(best.norm2) <= settings.far * float(best.noise2) else 0  # a valley needs no more
+    if float(best.norm2) > max(settings.far * float(best.noise2), 1.0):
+        best = _plain(view, best, radius, settings)
+    least = settings.kept * float(best.effective)
+    xs: list[Tensor] = []
+    fs: list[Tensor] = []
+    for _ in range(steps):
+        if float(best.norm2) <= settings.solved * float(best.noise2):
+            break
+        x, f = Natural.of(best.at).flat(), Natural.step(best).flat()
+        xs, fs = [*xs[-settings.memory :], x], [*fs[-settings.memory :], f]
+        better = _along(view, best, x, _accelerated(xs, fs) - x, radius, least, settings) if len(xs) > 1 else None
+        if better is None:
+            xs, fs = [x], [f]
+            better = _along(view, best, x, f, radius, least, settings)
+        if better is None:
+            break
+        best = better
+    return best
+
+
+def _accelerated(xs: list[Tensor], fs: list[Tensor]) -> Tensor:
+    """Anderson's (1965) next point of the iteration x → x + f, by the least residual over the last ones."""
+    x, f = (torch.stack(parts, 1) for parts in (xs, fs))
+    dx, df = x.diff(dim=1), f.diff(dim=1)
+    values, basis, _ = eigh(df.mT @ df)  # LAPACK's least squares are not the same bits twice
+    seen = values > torch.finfo(values.dtype).eps ** 0.75 * values[-1]
+    solution = basis @ torch.where(seen, (basis.mT @ (df.mT @ f[:, -1])) / torch.where(seen, values, 1.0), 0.0)
+    aim = x[:, -1] + f[:, -1] - (dx + df) @ solution
+    return torch.where(aim.isfinite().all(), aim, x[:, -1] + f[:, -1])
+
+
+def _along(
+    view: View, here: Fit, x: Tensor, step: Tensor, radius: float, least: float, settings: PoolSettings
+) -> Fit | None:
+    """The first of some lengths of a step in natural coordinates that does what it should; None where none does."""
+    steep, (less, lower) = float(here.norm2) > 2 * float(here.noise2), settings.fall
+    for length in settings.lengths:
+        at = Natural.of_flat(x + length * step, len(here.a)).place()
+        if at is not None and float(at.kl_from_standard()) <= radius:
+            there = view.fit(at)
+            falls = float(there.norm2) <= (1 - less * length) * float(here.norm2)
+            drops = steep and float(here.loss - there.loss) >= lower * length * float(here.norm2)
+            if float(there.effective) >= least and (falls or drops):
+                return there
+    return None
+
+
+def _plain(view: View, here: Fit, radius: float, settings: PoolSettings) -> Fit:
+    """A Newton step with the eigenvalues of W held within bounds, as long as the trust region allows."""
+    values, basis, ok = eigh(here.P + _eye(here.P))
+    if not bool(ok):
+        return here
+    values = values.clamp(*settings.stretch)
+    direction = -(basis @ ((basis.mT @ here.a) / values))
+    length = 1.0
+    while length > torch.finfo(values.dtype).eps:
+        root = here.at.root @ (basis * values.pow(-0.5 * length))  # of the covariance, stretched along the way
+        at = Normal(here.at.mean + length * (here.at.root @ direction), lower_root(root))
+        if at.finite and float(at.kl_from_standard()) <= radius:
+            return view.fit(at)
+        length *= 0.7
+    return here
+
+
+def lower_root(root: Tensor) -> Tensor:
+    """The lower triangular C with a positive diagonal and C Cᵀ = R Rᵀ, without the product."""
+    lower = torch.linalg.qr(root.mT, mode="r")[1].mT
+    return (lower * torch.where(lower.diagonal() < 0, -1.0, 1.0).to(lower)).contiguous()
+
+
+def displacement(base: Normal, place: Normal) -> Tensor:
+    """Where a Gaussian is from another: C⁻¹ times the way of the mean, and √2 log of the root, (D + D²,).
+
+    Half of the square of its length is about KL of the two in nats.
+    """
+    seen = base.seen(place)
+    basis, scale, _ = torch.linalg.svd(seen.root)
+    return torch.cat([seen.mean, math.sqrt(2) * ((basis * scale.log()) @ basis.mT).flatten()])
+
+
+def displaced(base: Normal, way: Tensor) -> Normal:
+    """The Gaussian to which a `displacement` leads."""
+    dim = len(base.mean)
+    root = way[dim:].reshape(dim, dim) / math.sqrt(2)
+    return base.inside(Normal(way[:dim], lower_root(torch.linalg.matrix_exp(0.5 * (root + root.mT)))))

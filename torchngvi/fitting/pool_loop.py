@@ -1,0 +1,403 @@
+"""The loop of a fit by a pool of draws: draw from q, add what it sees, minimise over all draws, until q is known.
+
+Each lot is drawn from q as it is, and judges the step that led there; then L is minimised over the pool, which takes no
+gradient, inside a trust region about q.  Where the loss has risen q goes back, and the draws stay of use.  Where two
+moves in a row point the same way, values of the log joint say how far a third may go on along the last, as down a long
+valley.  A fit whose mode is not trusted begins with a mean field, which few draws determine.
+
+The draws of a lot also say how honest the standard error of the pool is.  The regression over the older draws claims a
+gradient at q, and a U-statistic over the new draws, which that regression has not seen, measures the square of its
+error without bias.
+
+Near an optimum the directions of the draws are orthogonal in blocks of D pairs, each with a length of its own, so that
+each draw is exactly N(0, I) and the regression has less noise than by independent ones.
+"""
+
+import math
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.derivatives import energy_and_gradient
+from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.descent import Descent, Point
+from torchngvi.fitting.engine import Engine, Standing
+from torchngvi.fitting.pool import (
+    Fit,
+    Lot,
+    Normal,
+    Pool,
+    PoolSettings,
+    View,
+    displaced,
+    displacement,
+    lower_root,
+    minimise,
+    surprise,
+)
+from torchngvi.interfaces import Target
+
+_STRIDE = 1_000_003  # between the seeds of two lots
+_STATE = (
+    *(
+        "closed",
+        "first",
+        "opened",
+        "done",
+        "failed",
+        "diagonal",
+        "far",
+        "leaping",
+        "moved",
+        "told",
+        "drawn",
+        "evaluated",
+    ),
+    *("narrow", "left_out", "waits", "retreats", "radius", "hoped", "number"),
+)
+
+
+class PoolLoop:
+    """The pool of a descent, and where q goes by it.
+
+    Attributes:
+        place: q.
+        first: it comes before averages.
+        opened: it goes on where averages have come near.
+        closed: it was given up.
+        done: q is within the tolerance, or nothing more is to be had.
+        failed: the latter.
+        left_out: draws at which the log joint had no numbers.
+    """
+
+    def __init__(self, descent: Descent, settings: PoolSettings | None = None) -> None:
+        self.descent, self.q, self.target = descent, descent.q, descent.target
+        self.settings, self.closed, self.first = settings or PoolSettings(), False, False
+        self.leave()
+
+    @property
+    def served(self) -> bool:
+        """Whether q is one Gaussian with a full covariance that is not too wide, on data that are all at hand."""
+        dim, target = self.q.dim, self.target
+        whole = not self.q.batch_shape and self.q.structure.widest == dim <= self.settings.widest[1]
+        at_hand = not target.in_passes and self.descent.sight.factors is None
+        return not self.closed and whole and at_hand and target.temperature > 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is by the pool that q goes."""
+        return self.served and (self.first or self.opened)
+
+    @property
+    def _usual_radius(self) -> float:
+        """Nats by which q may move near an optimum."""
+        least, each = self.settings.radius
+        return least + each * self.q.dim
+
+    @property
+    def fewest(self) -> int:
+        """Draws of the smallest lot: those that a regression needs."""
+        return self.settings.fewest if self.diagonal else max(self.settings.fewest, 2 * math.ceil(0.5 * self.q.dim + 2))
+
+    def leave(self, *, diagonal: bool = False) -> None:
+        """Begin with an empty pool where q is, with a mean field or at once with the full covariance."""
+        self.pool, self.diagonal = Pool(), diagonal and self.q.dim > 1
+        self.place: Normal | None = None  # of q
+        self.before: Normal | None = None  # where the last step began
+        self.trail: list[Normal] = []  # where q has drawn, the last ones
+        self.claim: Fit | None = None  # what the pool says of q before it draws
+        self.told: list[tuple[float, float, float]] = []  # of the last lots: a surprise, its error, and the claim
+        self.opened = self.done = self.failed = self.far = self.leaping = self.moved = False
+        self.drawn = self.evaluated = self.narrow = self.left_out = self.waits = self.retreats = self.number = 0
+        self.radius = self.hoped = 0.0
+        self._seen: tuple[View, Fit] | None = None
+
+    @property
+    def error(self) -> float:
+        """Five standard errors of the loss where q stands, 0 where it is not known."""
+        return 0.0 if self._seen is None else 5 * self.target.temperature * float(self._seen[1].error)
+
+    # -------------------------------------------------------------------------------- the run
+
+    def run(self, engine: Engine, lost: Callable[[], str]) -> Generator[Standing, None, None]:
+        """Lot after lot, until q is within the tolerance or the pool is given up."""
+        self.done = False
+        if self.place is None:
+            frame = self.q.frame()
+            self.place = Normal(frame.mean.clone(), lower_root(frame.dense()))
+            self.number, self.radius = self.fewest, self._usual_radius
+        while not self.done:
+            if self.pool.lots and not self.moved:
+                self._move()
+            self.moved = True
+            engine.show(f"{self.evaluated + self.number} draws in a pool")
+            engine.mark()
+            place = self.place
+            self._draw()
+            self.moved = False
+            if self.place is not place and engine.marked is not None:  # q went back, and an interrupt goes there too
+                engine.marked = engine.marked._replace(coordinates=engine.here())
+            yield self.descent.standing(aside=False)._replace(lost=lost())
+
+    def more(self) -> None:
+        """Go on with as many draws again."""
+        self.number = max(self.fewest, 2 * math.ceil(0.5 * self.evaluated))
+        self.moved = True
+
+    def _go(self, place: Normal) -> None:
+        """Put q there."""
+        self.place = place
+        self.q.initialize_(place.mean, place.root)
+
+    def _draw(self) -> None:
+        """A lot of q, in antithetic pairs, which judges the step that has led there."""
+        assert self.place is not None
+        near = not (self.far or self.diagonal)
+        z, blocks = antithetic(self.place, self.number, self.descent.seed + _STRIDE * (1 + self.drawn), near)
+        theta = self.place.push(z)
+        energy, gradient = (part / self.target.temperature for part in energy_and_gradient(self.target, theta))
+        self.drawn, self.evaluated = self.drawn + 1, self.evaluated + len(z)
+        self.descent.evaluations += 1
+        finite = (energy.isfinite() & gradient.isfinite().all(-1)).unflatten(0, (-1, 2)).all(-1)
+        if 4 * int(finite.sum()) <= 3 * len(finite):
+            self._retreat(energy)
+            return
+        if not bool(finite.all()):
+            kept, blocks = finite.repeat_interleave(2), 1
+            self.left_out += int((~kept).sum())
+            z, theta, energy, gradient = z[kept], theta[kept], energy[kept], gradient[kept]
+        if self.claim is not None and not self.diagonal and len(z) > 4 * blocks:
+            each = len(z) // blocks
+            some = min(blocks, max(1, self.settings.thin // each)) if blocks > 1 else 1
+            first = slice(some * each if blocks > 1 else self.settings.thin)
+            told = surprise(self.claim, z[first], gradient[first] @ self.place.root, some)
+            self.told = [*self.told, (*told, float(self.claim.noise2))][-self.settings.window :]
+        self.pool.add(Lot(self.place, len(z), theta.contiguous(), energy.contiguous(), gradient.contiguous(), blocks))
+        self.trail = [*self.trail[-3:], self.place]
+        self._judge()
+
+    def _retreat(self, energy: Tensor) -> None:
+        """Where the log joint has no numbers: back to where the step began, or narrower."""
+        assert self.place is not None
+        lost = energy.new_tensor(math.inf)
+        self.descent.point, self.retreats = Point(lost, lost, lost), self.retreats + 1
+        self.leaping, self.claim, self.number, self._seen = False, None, self.fewest, None
+        if self.retreats > self.settings.lots:
+            self.done = self.failed = True
+        elif self.before is None:
+            self._go(Normal(self.place.mean, 0.5 * self.place.root))
+        else:
+            self.radius /= 4
+            self._go(self.before)
+
+    def _judge(self) -> None:
+        """Whether the last step has led down, and whether q is within the tolerance."""
+        assert self.place is not None
+        self._seen = None
+        view, here = self._looked()
+        back = self.before is not None and (self.leaping or self.far) and self._rose(view, here)
+        if back:
+            assert self.before is not None
+            self._go(self.before)
+            self.trail, self._seen = [*self.trail[:-1], self.place], None
+            view, here = self._looked()
+        self.leaping, limit = False, self.descent.tolerance**2
+        self.descent.point = Point(here.norm2, here.noise2, self.target.temperature * here.loss)
+        self.descent.draws = self.evaluated - self.left_out
+        if self.diagonal:
+            if self._rough(view, here):
+                self._widen()
+            return
+        known = float(here.effective) >= self.settings.least or float(here.noise2) <= 0.01 * limit
+        near = float(here.bound) <= limit and self._honesty() * float(here.total) <= self.settings.slack * limit
+        if near and known and not back and not self._gaining(view, here):
+            self.done = True
+            self._keep_some(view)
+        elif self._hopeless(here):
+            self.done = self.failed = True
+
+    def _rose(self, view: View, here: Fit) -> bool:
+        """Whether the loss has risen since the last step, by all draws; sets how far the next may lead."""
+        assert self.before is not None
+        assert self.place is not None
+        was = view.fit(self.place.seen(self.before))
+        gain, margin = float(was.loss - here.loss), 0.1 * float(was.noise2)
+        wild = not float(here.norm2) <= 4 * float(was.norm2) and not gain >= 2 * float(here.error)
+        rose = wild or not gain >= (margin if self.leaping else -margin)
+        if not self.leaping:
+            if rose or gain < 0.1 * self.hoped:
+                self.radius = max(self.radius / (4 if rose else 2), self._usual_radius / 256)
+            elif gain >= 0.5 * self.hoped:
+                self.radius = min(2 * self.radius, max(self._usual_radius, self.settings.bold * gain))
+        return rose
+
+    def _rough(self, view: View, here: Fit) -> bool:
+        """Whether a mean field is near enough to its optimum."""
+        near = float(here.total) <= self.settings.rough**2 and not self._gaining(view, here)
+        return near or self.evaluated >= self.settings.early[0]
+
+    def _widen(self) -> None:
+        """Go on with the full covariance."""
+        self.diagonal, self.waits, self.far, self.narrow = False, 0, False, self.evaluated
+        self.claim, self.before, self.trail, self._seen = None, None, self.trail[-1:], None
+
+    def _gaining(self, view: View, here: Fit) -> bool:
+        """Whether the loss still falls, along a valley too flat for the norm to say so."""
+        if self.before is None or self.waits >= self.settings.patience:
+            return False
+        assert self.place is not None
+        was = view.fit(self.place.seen(self.before))
+        falls = float(was.loss - here.loss) > self.descent.tolerance**2 and float(was.norm2) > 2 * float(was.noise2)
+        self.waits += falls
+        return falls
+
+    def _hopeless(self, here: Fit) -> bool:
+        """Whether q is far from an optimum after many draws, or would need more than there are to be."""
+        if self.evaluated - self.narrow < self.settings.early[1]:
+            return False
+        needed = float(here.effective * here.noise2) / (self.settings.aim * self.descent.tolerance**2)
+        return self.far or not needed <= self.settings.most or self.evaluated >= self.settings.most
+
+    def _honesty(self) -> float:
+        """How many times noise² the square of the error is, at least 1, by lots that had not been fitted to."""
+        known = [(u, se, claim) for u, se, claim in self.told if se + claim > 0]
+        above = sum(max(u - se, 0.0) / (se + claim) * (claim / (se + claim)) for u, se, claim in known)
+        below = sum((claim / (se + claim)) ** 2 for _, se, claim in known)
+        return max(1.0, above / below) if below else 1.0
+
+    def _move(self) -> None:
+        """Minimise over the pool, and go there, or farther; with how many draws to take there."""
+        assert self.place is not None
+        settings, (view, here) = self.settings, self._looked()
+        self.far = float(here.norm2) > max(settings.far * float(here.noise2), 1.0)
+        narrow = self.far or float(here.effective) <= 2 * (1 if self.diagonal else self.q.dim)
+        if not self.far:
+            self.radius = min(2 * self.radius, self._usual_radius)  # shorter for a while after a step to no numbers
+        new = minimise(view, here, self.radius, settings)
+        self.hoped, self.descent.step_taken = float(here.loss - new.loss), 1.0
+        self.before, there = self.place, self.place.inside(new.at)
+        self.pool.drop(new, settings.share, settings.lots)
+        self.number = self.fewest if narrow else self._needed(new)
+        on = None if self.far or float(here.norm2) <= float(here.noise2) else self._onward(there)
+        if on is not None:
+            self.before, self.leaping, self.trail = there, True, [*self.trail[-3:], there]
+        self._go(there if on is None else on)
+        self._seen = None
+        self.claim = None if self.diagonal else self._looked()[1]
+
+    def _looked(self) -> tuple[View, Fit]:
+        """The pool seen from q, and what it says of q."""
+        if self._seen is None:
+            assert self.place is not None
+            view = View(self.pool, self.place, self.settings.ridge, self.diagonal)
+            self._seen = view, view.fit(Normal.origin(self.place))
+        return self._seen
+
+    def _needed(self, new: Fit) -> int:
+        """How many draws the noise asks for, within limits; where they are many, whole blocks of them."""
+        valley, end, creep = self.settings.growth
+        effective, noise2, block = float(new.effective), float(new.noise2), 2 * self.q.dim
+        need = (
+            (self._honesty() * noise2 + float(new.doubt)) / (self.settings.aim * self.descent.tolerance**2) - 1
+        ) * effective
+        if float(new.norm2) > 2 * noise2:
+            need = min(need, valley * effective)
+        elif need <= 0:
+            need = creep * effective
+        need = max(min(need, end * effective), self.fewest, min(effective, self.settings.least - effective))
+        if not math.isfinite(need):
+            return self.fewest
+        if need >= 0.75 * block and not self.diagonal:
+            return block * round(need / block)
+        return 2 * math.ceil(0.5 * need)
+
+    def _onward(self, there: Normal) -> Normal | None:
+        """On along the last move, where the one before it pointed the same way, as far as values say."""
+        if len(self.trail) < 2:
+            return None
+        last, older = (displacement(there, place) for place in (self.trail[-1], self.trail[-2]))
+        one, two = -last, last - older
+        if not float(one @ two) > self.settings.cosine * float(one.norm() * two.norm()):
+            return None
+        return best_along(self.target, there, one, self.settings.looks, self.descent.seed + self.drawn)
+
+    def _keep_some(self, view: View) -> None:
+        """Of the pool, in the frame of q as it is, for what is said of flat directions."""
+        parts = (view.z, self.target.temperature * view.pulled)
+        self.descent.sight.keep(*(torch.cat([x[::2], x[1::2]]) for x in parts))
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a lot begins from."""
+        return {
+            **{name: getattr(self, name) for name in _STATE},
+            "place": None if self.place is None else tuple(self.place),
+            "before": None if self.before is None else tuple(self.before),
+            "trail": [tuple(place) for place in self.trail],
+            "lots": [(tuple(lot.place), *lot[1:]) for lot in self.pool.lots],
+            "terms": self.pool.terms,
+            "claim": None if self.claim is None else (tuple(self.claim.at), *self.claim[1:]),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        state = copied(state)
+        for name in _STATE:
+            setattr(self, name, state[name])
+        self.told = [(u, se, claim) for u, se, claim in self.told]
+        self.place, self.before = (
+            None if state[name] is None else Normal(*state[name]) for name in ("place", "before")
+        )
+        self.trail = [Normal(*place) for place in state["trail"]]
+        self.pool = Pool([Lot(Normal(*lot[0]), *lot[1:]) for lot in state["lots"]], state["terms"])
+        self.claim = None if state["claim"] is None else Fit(Normal(*state["claim"][0]), *state["claim"][1:])
+        self._seen = None
+
+
+def antithetic(place: Normal, number: int, seed: int, near: bool) -> tuple[Tensor, int]:
+    """Draw standard normal numbers (n, D) in pairs, and say of how many blocks with orthogonal directions they are.
+
+    Near an optimum two blocks or more are orthogonal within; 1 is said of pairs that are all independent.
+    """
+    dim, generator = len(place.mean), torch.Generator().manual_seed(seed)
+    half = torch.randn(number // 2, dim, dtype=torch.float64, generator=generator, device="cpu")
+    blocks, rest = divmod(number, 2 * dim)
+    if rest or blocks < 2 or dim == 1 or not near:
+        blocks = 1
+    else:
+        parts = half.unflatten(0, (blocks, dim))
+        half = (_orthonormal(parts) * parts.norm(dim=-1, keepdim=True)).flatten(0, 1)
+    return torch.stack([half, -half], 1).flatten(0, 1).to(place.mean), blocks
+
+
+def best_along(target: Target, there: Normal, way: Tensor, looks: int, seed: int) -> Normal | None:
+    """Find the best of some Gaussians along a way by so many values each at common draws; None where none is better.
+
+    Each is three times as far as the one before, and the first that is worse than that is the last.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.randn(looks // 2, len(there.mean), dtype=torch.float64, generator=generator, device="cpu").to(way)
+    z = torch.cat([half, -half])
+
+    def pairs(place: Normal) -> Tensor:
+        """ℓ at mirrored draws, on average, with the entropy."""
+        values = target.log_joint(place.push(z)).unflatten(0, (2, -1)).mean(0)
+        return values / target.temperature + place.log_det
+
+    first, best, found, times = pairs(there), 0.0, None, 3.0
+    while (place := displaced(there, times * way)).finite:
+        gain = pairs(place) - first
+        mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))
+        if not mean > best:
+            break
+        found, best, times = (place if mean > 2 * error else found), mean, 3 * times
+    return found
+
+
+def _orthonormal(blocks: Tensor) -> Tensor:
+    """Of Gaussian blocks (B, D, D) rows of unit length that are orthogonal, uniformly distributed."""
+    basis, triangle = torch.linalg.qr(blocks.mT)
+    return (basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]).mT
