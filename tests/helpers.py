@@ -604,3 +604,18 @@ def mixed_problem(family="poisson", r=1, n=3, seed=0, prior=True):
 def mixed_model(*given, **settings):
     arguments, keywords = mixed_problem(*given, **settings)
     return MixedLogJoint(*arguments, **keywords)
+
+
+def eight_schools(centred: bool) -> Callable[[Tensor], Tensor]:
+    """The log joint of the eight schools, θ = (mu, log tau, the effects, or what is left of them non-centred)."""
+    y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=DTYPE)
+    sd = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=DTYPE)
+
+    def log_joint(theta: Tensor) -> Tensor:
+        mu, tau, local = theta[..., :1], theta[..., 1:2], theta[..., 2:]
+        effect = local if centred else mu + tau.exp() * local
+        prior = -0.5 * ((local - mu) / tau.exp()).square() - tau if centred else -0.5 * local.square()
+        top = (-0.5 * (mu / 5).square() - torch.log1p((tau.exp() / 5).square()) + tau)[..., 0]
+        return top + (prior - 0.5 * ((y - effect) / sd).square()).sum(-1)
+
+    return log_joint

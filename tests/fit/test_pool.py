@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import DTYPE, randn
+from helpers import DTYPE, eight_schools, randn
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
 from torchngvi.derivatives import energy_and_gradient
@@ -53,7 +53,7 @@ def paired(half):
 
 def drawn(place, function, z, blocks=1):
     theta = place.push(z)
-    return Lot(place, len(z), theta, *energy_and_gradient(LogJoint(function), theta), blocks)
+    return Lot(place, theta, *energy_and_gradient(LogJoint(function), theta), blocks)
 
 
 def lot(place, function, pairs, seed):
@@ -205,8 +205,8 @@ class TestRegression:
 
 class TestMoves:
     def test_natural_coordinates_and_back(self):
-        at = normal(3, 0.8)
-        again = Natural.of(at).place()
+        at, base = normal(3, 0.8), normal(1)
+        again = Natural.of(View(pool_of(lot(base, quadratic, DIM, 1)), base).fit(at))[0].place()
         assert torch.allclose(again.mean, at.mean, atol=1e-12)
         assert torch.allclose(again.root, at.root, atol=1e-12)
         assert Natural(-torch.eye(2, dtype=DTYPE), torch.zeros(2, dtype=DTYPE)).place() is None
@@ -254,20 +254,6 @@ def logistic(dim, rows, seed):
     uniform = torch.rand(rows, generator=torch.Generator().manual_seed(seed), dtype=DTYPE)
     y = (uniform < torch.sigmoid(X @ randn(dim, seed=seed + 1))).to(DTYPE)
     return GeneralizedLinear(X, y, prior_precision=0.25)
-
-
-def eight_schools(centred):
-    y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=DTYPE)
-    sd = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=DTYPE)
-
-    def log_joint(theta):
-        mu, tau, local = theta[..., :1], theta[..., 1:2], theta[..., 2:]
-        effect = local if centred else mu + tau.exp() * local
-        prior = -0.5 * ((local - mu) / tau.exp()).square() - tau if centred else -0.5 * local.square()
-        top = (-0.5 * (mu / 5).square() - torch.log1p((tau.exp() / 5).square()) + tau)[..., 0]
-        return top + (prior - 0.5 * ((y - effect) / sd).square()).sum(-1)
-
-    return log_joint
 
 
 def run(log_joint, dim, seed=0, kind=CholeskyGaussian, dtype=DTYPE, **options):
@@ -344,6 +330,13 @@ def test_who_is_served():
     assert not served(CholeskyGaussian(3, batch_shape=(2,)))
     assert not served(DiagonalGaussian(3))
     assert not served(CholeskyGaussian(3), temperature=0.0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_budget_of_evaluations_is_kept(seed):
+    """Also where the norm is within the tolerance, and more lots would have to confirm it."""
+    _, result = run(logistic(3, 40, 3).log_joint, 3, seed, max_evaluations=2)
+    assert result.evaluations == 2
 
 
 def test_a_wall_that_no_draw_has_met_is_not_passed_over():

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from helpers import eight_schools
 
 from torchngvi import CholeskyGaussian, DataLogJoint, DiagonalGaussian, LogJoint, NaturalGaussian, fit
 from torchngvi.averaging import ExpectationAverage
@@ -64,20 +65,6 @@ def banana(theta):
 
 def product(theta):
     return -0.5 * ((theta.prod(-1) - 1) / 0.2).square() - 0.5 * theta.square().sum(-1)
-
-
-def eight_schools(centred):
-    y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
-    sd = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=torch.float64)
-
-    def log_joint(theta):
-        mu, tau, local = theta[..., :1], theta[..., 1:2], theta[..., 2:]
-        effect = local if centred else mu + tau.exp() * local
-        prior = -0.5 * ((local - mu) / tau.exp()).square() - tau if centred else -0.5 * local.square()
-        top = (-0.5 * (mu / 5).square() - torch.log1p((tau.exp() / 5).square()) + tau)[..., 0]
-        return top + (prior - 0.5 * ((y - effect) / sd).square()).sum(-1)
-
-    return log_joint
 
 
 def poisson(rows=480, dim=240):

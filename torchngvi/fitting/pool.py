@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.numerics.linalg import cholesky, eigh
+from torchngvi.numerics.linalg import eigh, positive_columns, reverse_cholesky, triangular_inverse
 
 
 class Normal(NamedTuple):
@@ -74,7 +74,6 @@ class Lot(NamedTuple):
     """The draws of one Gaussian, mirror images beside each other, with what the log joint is there."""
 
     place: Normal
-    drawn: int
     theta: Tensor  # (n, D)
     energy: Tensor  # ℓ/γ, (n,)
     gradient: Tensor  # ∇ℓ/γ, (n, D)
@@ -83,7 +82,7 @@ class Lot(NamedTuple):
     def log_density(self, theta: Tensor) -> Tensor:
         """log of n q_k at (S, D), without the constant (2π)^(-D/2): (S,)."""
         z = self.place.whiten(theta)
-        return math.log(self.drawn) - 0.5 * z.square().sum(-1) - self.place.log_det
+        return math.log(len(self.theta)) - 0.5 * z.square().sum(-1) - self.place.log_det
 
 
 class Fit(NamedTuple):
@@ -171,7 +170,9 @@ class View:
 
     def __init__(self, pool: Pool, base: Normal, ridge: float = 6.0, diagonal: bool = False) -> None:
         self.base, self.ridge, self.diagonal = base, ridge, diagonal
-        theta, self.energy, gradient = (torch.cat([getattr(lot, name) for lot in pool.lots]) for name in _PARTS)
+        theta, self.energy, gradient = (
+            torch.cat(parts) for parts in zip(*(lot[1:4] for lot in pool.lots), strict=True)
+        )
         self.z, self.pulled = base.whiten(theta), gradient @ base.root
         self.log_mixture = pool.terms.logsumexp(0)
         self.blocks = [(len(lot.theta) // lot.blocks, lot.blocks) for lot in pool.lots]
@@ -240,9 +241,6 @@ class View:
         return (torch.cat(parts), number / (number - 1)) if number >= 4 else (_of_pairs(z, e), 1.0)
 
 
-_PARTS = ("theta", "energy", "gradient")
-
-
 def _eye(like: Tensor) -> Tensor:
     """The identity of the size of a matrix."""
     return torch.eye(len(like), dtype=like.dtype, device=like.device)
@@ -295,25 +293,18 @@ class Natural(NamedTuple):
     shift: Tensor  # (D,)
 
     @classmethod
-    def of(cls, at: Normal) -> "Natural":
-        """Those of N(μ, K Kᵀ)."""
-        inverse = torch.linalg.solve_triangular(at.root, _eye(at.root), upper=False)
-        precision = inverse.mT @ inverse
-        return cls(precision, precision @ at.mean)
-
-    @classmethod
-    def step(cls, fit: Fit) -> "Natural":
-        """The natural gradient descent direction at a fit."""
-        inverse = torch.linalg.solve_triangular(fit.at.root, _eye(fit.P), upper=False)
-        change = inverse.mT @ fit.P @ inverse
-        return cls(change, change @ fit.at.mean - inverse.mT @ fit.a)
+    def of(cls, fit: Fit) -> tuple["Natural", "Natural"]:
+        """Return those of the Gaussian of a fit, and the natural-gradient step from there."""
+        inverse = triangular_inverse(fit.at.root)
+        precision, change = inverse.mT @ inverse, inverse.mT @ fit.P @ inverse
+        step = change @ fit.at.mean - inverse.mT @ fit.a
+        return cls(precision, precision @ fit.at.mean), cls(change, step)
 
     def place(self) -> Normal | None:
         """The Gaussian, with a lower triangular root; None outside of the cone."""
-        upper, ok = cholesky(self.precision.flip(0, 1))
+        upper, ok = reverse_cholesky(self.precision)  # K⁻ᵀ
         if not bool(ok):
             return None
-        upper = upper.flip(0, 1)  # K⁻ᵀ
         root = torch.linalg.solve_triangular(upper, _eye(upper), upper=True).mT.contiguous()
         found = Normal(root @ (root.mT @ self.shift), root)
         return found if found.finite else None
@@ -416,7 +407,7 @@ def minimise(view: View, start: Fit, radius: float, settings: PoolSettings) -> F
     for _ in range(steps):
         if float(best.norm2) <= settings.solved * float(best.noise2):
             break
-        x, f = Natural.of(best.at).flat(), Natural.step(best).flat()
+        x, f = (part.flat() for part in Natural.of(best))
         xs, fs = [*xs[-settings.memory :], x], [*fs[-settings.memory :], f]
         better = _along(view, best, x, _accelerated(xs, fs) - x, radius, least, settings) if len(xs) > 1 else None
         if better is None:
@@ -474,8 +465,7 @@ def _plain(view: View, here: Fit, radius: float, settings: PoolSettings) -> Fit:
 
 def lower_root(root: Tensor) -> Tensor:
     """The lower triangular C with a positive diagonal and C Cᵀ = R Rᵀ, without the product."""
-    lower = torch.linalg.qr(root.mT, mode="r")[1].mT
-    return (lower * torch.where(lower.diagonal() < 0, -1.0, 1.0).to(lower)).contiguous()
+    return positive_columns(torch.linalg.qr(root.mT, mode="r")[1].mT)[0].contiguous()
 
 
 def displacement(base: Normal, place: Normal) -> Tensor:

@@ -41,21 +41,8 @@ from torchngvi.interfaces import Target
 
 _STRIDE = 1_000_003  # between the seeds of two lots
 _STATE = (
-    *(
-        "closed",
-        "first",
-        "opened",
-        "done",
-        "failed",
-        "diagonal",
-        "far",
-        "leaping",
-        "moved",
-        "told",
-        "drawn",
-        "evaluated",
-    ),
-    *("narrow", "left_out", "waits", "retreats", "radius", "hoped", "number"),
+    *("closed", "first", "opened", "done", "failed", "diagonal", "far", "leaping", "moved", "told", "drawn"),
+    *("evaluated", "narrow", "left_out", "waits", "retreats", "radius", "hoped", "number"),
 )
 
 
@@ -139,7 +126,9 @@ class PoolLoop:
             self.moved = False
             if self.place is not place and engine.marked is not None:  # q went back, and an interrupt goes there too
                 engine.marked = engine.marked._replace(coordinates=engine.here())
-            yield self.descent.standing(aside=False)._replace(lost=lost())
+            # a norm within the tolerance is to be confirmed by more lots, which count for the budgets
+            settled = self.done and not self.failed
+            yield self.descent.standing(aside=False)._replace(lost=lost(), settled=settled)
 
     def more(self) -> None:
         """Go on with as many draws again."""
@@ -174,7 +163,7 @@ class PoolLoop:
             first = slice(some * each if blocks > 1 else self.settings.thin)
             told = surprise(self.claim, z[first], gradient[first] @ self.place.root, some)
             self.told = [*self.told, (*told, float(self.claim.noise2))][-self.settings.window :]
-        self.pool.add(Lot(self.place, len(z), theta.contiguous(), energy.contiguous(), gradient.contiguous(), blocks))
+        self.pool.add(Lot(self.place, theta.contiguous(), energy.contiguous(), gradient.contiguous(), blocks))
         self.trail = [*self.trail[-3:], self.place]
         self._judge()
 

@@ -65,7 +65,7 @@ class SampleAverages(Engine):
     """
 
     name = "VN"
-    overfit = 0.5  # nats by which the loss may be better on the draws of the fit than on others
+    overfit = 0.5  # nats by which the loss may be better on the draws of averages than on others
 
     def __init__(self, q: Gaussian, target: Target, tolerance: float, examine: bool = True) -> None:
         super().__init__(q)
@@ -254,11 +254,11 @@ class SampleAverages(Engine):
         reason, everyone = reason + self._cut(judged), torch.full(self.q.batch_shape, True, device="cpu")
         return Ending(True, reason, float(-judged.elbo.sum()), total, everyone)
 
-    def _doubts(self, judged: fresh.Fresh) -> bool:
+    def _doubts(self, judged: fresh.Fresh, overfit: float = overfit) -> bool:
         """Whether fresh draws are far less favourable than those of the fit, or differ by nats among each other."""
         error = judged.error.amax()
         optimism = (-judged.elbo - self.descent.point.loss).amax() - 5 * error
-        return float(optimism) > self.overfit + self.tolerance or float(error) > (self.target.temperature or 1.0)
+        return float(optimism) > overfit + self.tolerance or float(error) > (self.target.temperature or 1.0)
 
     def _draw_more(self) -> None:
         """Go on over more draws, where fresh ones are far less favourable."""
@@ -402,10 +402,8 @@ class PooledAverages(SampleAverages):
                 if self.pooled.failed:
                     self._give_up()
                 else:
-                    self.overfit = 0.0
                     self._ending = yield from self._checked()
             else:
-                self.overfit = SampleAverages.overfit
                 yield from super()._run()
             if self._ending is not None:
                 return
@@ -439,10 +437,12 @@ class PooledAverages(SampleAverages):
         pooled.first = self.starts.distrusted = False
         self._begun()
 
-    def _doubts(self, judged: fresh.Fresh) -> bool:
-        few = self.pooled.runs and self.descent.draws < self.pooled.settings.least
+    def _doubts(self, judged: fresh.Fresh, overfit: float = SampleAverages.overfit) -> bool:
+        if not self.pooled.runs:
+            return super()._doubts(judged, overfit)
+        few = self.descent.draws < self.pooled.settings.least
         unsure = float(judged.error.amax()) > self.tolerance * self.target.temperature
-        return super()._doubts(judged) or (few and unsure)  # as where all draws so far have missed a wall
+        return super()._doubts(judged, 0.0) or (few and unsure)  # as where all draws so far have missed a wall
 
     def _draw_more(self) -> None:
         if self.pooled.runs:
