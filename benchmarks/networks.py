@@ -372,7 +372,7 @@ def post_hoc(task, seed, lr, structure):
     likelihood = Gaussian(model.log_scale.exp().item()) if task.numbers else "categorical"
     q = torchngvi.network(model.net.eval(), len(task.train[1]), structure, likelihood=likelihood, seed=seed)
     X, y = task.train
-    labels = None if task.numbers or len(y) * sum(p.numel() for p in model.net.parameters()) < 1e9 else 10
+    labels = None if task.numbers or len(y) * sum(p.numel() for p in model.net.parameters()) < 2e8 else 10
     q.laplace(list(zip(X.split(100), y.split(100), strict=True)), labels=labels)
     return calibrated(task, model, q)
 

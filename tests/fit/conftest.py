@@ -1,4 +1,4 @@
-"""By which way a log joint is fitted: by a pool of draws, or by averages and a race."""
+"""By which way a log joint is fitted: by a pool of draws, or by averages."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from torchngvi.fitting.pool_loop import PoolLoop
 
 @pytest.fixture
 def no_pool(monkeypatch):
-    """Averages and a race alone, as where no pool of draws may come first."""
-    monkeypatch.setattr(PoolLoop, "served", False)
+    """Averages alone, as where no pool of draws serves."""
+    monkeypatch.setattr(PoolLoop, "begin", lambda loop, *, rough: None)
 
 
 @pytest.fixture(params=[True, False], ids=["pool", "averages"])
 def pooled(request, monkeypatch):
-    """Whether a pool of draws comes first, or averages or a race."""
+    """Whether a pool of draws fits, or averages."""
     if not request.param:
-        monkeypatch.setattr(PoolLoop, "served", False)
+        monkeypatch.setattr(PoolLoop, "begin", lambda loop, *, rough: None)
     return request.param

@@ -16,7 +16,6 @@ import torchngvi as ngvi
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Hessian
-from torchngvi.fitting.pool_loop import PoolLoop
 
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
 
@@ -1544,13 +1543,8 @@ def test_documentation():
 # ------------------------------------------------------------------------------------ where a fit starts
 
 
-@pytest.mark.parametrize("pooled", [True, False])
-def test_a_hierarchical_model_is_fitted_where_its_mode_is_of_no_use(monkeypatch, pooled):
-    """Eight schools, centred: the mode is where the schools are all alike.  A pool of draws comes to its end within a
-    budget that a race, the other way from there, uses up.
-    """
-    if not pooled:
-        monkeypatch.setattr(PoolLoop, "served", False)
+def test_a_hierarchical_model_is_fitted_where_its_mode_is_of_no_use():
+    """Eight schools, centred: the mode is where the schools are all alike."""
     effects, errors = (
         torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0]),
         torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]),
@@ -1565,11 +1559,9 @@ def test_a_hierarchical_model_is_fitted_where_its_mode_is_of_no_use(monkeypatch,
 
     torch.manual_seed(0)
     guide = AutoGaussian(schools)
-    result = fit_guide(schools, guide, options={"progress": False, "max_gradients": 8000})
+    result = fit_guide(schools, guide, options={"progress": False, "max_gradients": 15_000})
     assert -result.loss == pytest.approx(-32.6, abs=0.3)
-    assert result.converged is pooled
-    cost = result.gradients + 0.4 * result.values
-    assert cost < 8000 if pooled else 8000 <= cost < 12_000
+    assert result.converged, result.reason
     assert 1.5 < float(guide.median()["tau"]) < 5.5
 
 

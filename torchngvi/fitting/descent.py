@@ -49,8 +49,6 @@ _DEAR = 512  # draws up to which q is brought nearer to the minimum than the tol
 _STAGE = (30, 4000)  # evaluations, or draws of all of them, after which an average is given up for a larger one
 _REJECTED = 3  # in a row: nothing more is to be had on these draws
 _TAME = 0.02  # noise² a coordinate up to which the minima of several averages have a useful mean
-_HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with heavy tails
-_SLOW = 30_000  # draws that the evaluations of one average may take, where steps on fresh draws may follow
 _ROUNDS = 6  # in which they are looked for: the others move a little, as the set is whitened again
 _SETS = 96  # draws a coordinate of all sets beside the first
 _COUNTS = (
@@ -179,16 +177,6 @@ class Descent:
         nearer = point.norm2 <= torch.maximum(_NEARER * previous.norm2, previous.noise2)
         return not bool((fell & nearer).all())
 
-    def hopeless(self) -> bool:
-        """Whether there is no use in minimising the average: its noise does not fall as it should, or it takes long."""
-        draws, most = _HOPELESS
-        solved, noise2 = self._solved(), float(self.point.noise2.max())
-        noisy = solved and not self.near and self.draws >= draws and not noise2 <= most
-        # near a minimum that may do, by itself or in a mean of several, an average is given its time
-        patient = self.near and (noise2 <= self.tolerance**2 or self.draws <= _SETS * self.q.dim)
-        slow = not solved and not patient and self.draws * (self.evaluations - self.first) > _SLOW
-        return not self.sets and (noisy or slow)
-
     @property
     def seen(self) -> int:
         """Draws, in all sets."""
@@ -222,10 +210,6 @@ class Descent:
         self.left_out, self.first = (), self.evaluations
         self._renew()
         return True
-
-    def failed(self) -> bool:
-        """Whether the minimisation over these draws has ended far from a minimum, by more than noise."""
-        return not self._solved() and not bool((self.point.norm2 <= self.point.noise2.clamp_min(_FAR)).all())
 
     def _solved(self) -> bool:
         """Whether q is nearer to the minimum of the average than the draws tell."""

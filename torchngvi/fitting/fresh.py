@@ -1,5 +1,8 @@
-"""A fit judged on draws that it was not fitted to."""
+"""A fit judged on draws that it was not fitted to, and places compared by draws that are the same for all."""
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -8,6 +11,7 @@ from torch import Tensor
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
+from torchngvi.interfaces import Coordinates, where_members
 from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -76,3 +80,56 @@ def _kept(
     share = float(weights.effective.nan_to_num(0.0).min()) / DRAWS
     k_hat = float(weights.k_hat.nan_to_num(torch.inf).max())
     return Fresh(elbo, (scatter / count).sqrt(), share, "", int(failing.sum()), k_hat)
+
+
+# ---------------------------------------------------------------- common draws
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The ELBO of q on fresh draws."""
+
+    elbo: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.elbo:.6g} ± {self.error:.1g}"
+
+
+@torch.no_grad()
+def put_at_best(q: Gaussian, target: Guarded, places: Sequence[Coordinates], draws: int, seed: int) -> Compared:
+    """Put each member of q where it has the best ELBO of several places, by the same draws; the sum of all ELBOs."""
+    best, most, chosen = places[0], torch.tensor(-math.inf, device="cpu"), torch.zeros(0, device="cpu")
+    for number, place in enumerate(places):
+        q.restore(place)
+        values = kept_values(q, target, draws, seed) + target.temperature * q.entropy()
+        elbo = values.mean(0).nan_to_num(-math.inf, posinf=-math.inf)
+        if number == 0:
+            most, chosen = elbo, values
+            continue
+        better = elbo > most
+        most = torch.where(better, elbo, most)
+        best = Coordinates(*(where_members(better, new, old) for new, old in zip(place, best, strict=True)))
+        chosen = torch.where(better, values, chosen) if q.batch_shape else values if bool(better) else chosen
+    q.restore(best)
+    chosen = chosen.reshape(len(chosen), -1).sum(1)
+    if not len(chosen) or not bool(chosen.isfinite().all()):
+        return Compared(-math.inf, math.inf)
+    return Compared(float(chosen.mean()), float(chosen.std()) / math.sqrt(len(chosen)))
+
+
+def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> float:
+    """L of q from whitened draws, the same for every q, of a batch the sum; infinite where it is not finite."""
+    with torch.no_grad():
+        values = kept_values(q, target, draws, seed, failing)
+        loss = float((-values.mean(0) - target.temperature * q.entropy()).sum())
+    return loss if math.isfinite(loss) else math.inf
+
+
+def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: float = FAILING) -> Tensor:
+    """The log joint at whitened draws of q, (S, *batch); of one q without those where it is NaN, if these are few."""
+    theta = q.push_noise(Fixed(draws, seed=seed)(q.mean_probe.detach())).detach()
+    values = target.log_joint(theta)
+    failing = values.isnan()
+    few = not q.batch_shape and 0 < int(failing.sum()) <= max(2 * (share > 0), share * draws)
+    return values[~failing] if few else values

@@ -328,8 +328,9 @@ class PoolSettings:
     coefficients, and judged on the others of `python -m benchmarks.engine` and on those of its option ``--held``.
 
     Attributes:
-        widest: dimensions up to which a pool comes first, where no mode is trusted and where one is: its regressions
-            take D² numbers a draw.
+        widest: dimensions up to which one Gaussian with a full covariance is fitted by a pool, where a mode is trusted
+            and where none is: its regressions take D² numbers a draw.
+        roughest: dimensions up to which a mean field comes first where no mode is trusted.
         fewest: draws of a lot, at least.
         radius: nats, and nats a coordinate, by which q may move from where it has drawn last.
         bold: share of the nats just gained by which it may move where it is far from an optimum.
@@ -354,12 +355,16 @@ class PoolSettings:
         looks: values of the log joint at each of the places along it.
         patience: times that a loss which still falls keeps a run from its end.
         rough: norm at which a mean field that comes before the full covariance ends.
-        entry: norm at which averages that came first hand over to a pool.
-        early: draws after which a mean field ends, and of the full covariance before the pool may be given up.
+        draft: draws after which it ends in any case.
+        early: draws of the full covariance before another start may be tried in the place of more.
         most: draws in all.
+        numbers: and coordinates of them, for the memory: about fifty bytes each.
+        home: nats from where a fit has ended, and sds of a mean field's means, within which another start led to the
+            same place.
     """
 
-    widest: tuple[int, int] = (100, 150)
+    widest: tuple[int, int] = (150, 300)
+    roughest: int = 1000
     fewest: int = 32
     radius: tuple[float, float] = (0.5, 0.05)
     bold: float = 0.1
@@ -384,9 +389,11 @@ class PoolSettings:
     looks: int = 64
     patience: int = 6
     rough: float = 0.3
-    entry: float = 1.4
-    early: tuple[int, int] = (1500, 4096)
+    draft: int = 1500
+    early: int = 4096
     most: int = 65_536
+    numbers: int = 8_000_000
+    home: float = 0.5
 
 
 def minimise(view: View, start: Fit, radius: float, settings: PoolSettings) -> Fit:
@@ -396,9 +403,9 @@ def minimise(view: View, start: Fit, radius: float, settings: PoolSettings) -> F
         few = view.thinned(settings.thin)
         found = view.fit(minimise(few, few.fit(start.at), radius, settings).at)
         nearer = float(found.norm2) <= float(start.norm2) or float(found.loss) < float(start.loss)
-        if nearer and float(found.effective) >= settings.kept * float(start.effective):
-            best = found
-        steps = 2 if float(best.norm2) <= settings.far * float(best.noise2) else 0  # a valley needs no more
+        taken = nearer and float(found.effective) >= settings.kept * float(start.effective)
+        best = found if taken else start
+        steps = 0 if taken and float(best.norm2) > settings.far * float(best.noise2) else 2  # a valley needs no more
     if float(best.norm2) > max(settings.far * float(best.noise2), 1.0):
         best = _plain(view, best, radius, settings)
     least = settings.kept * float(best.effective)

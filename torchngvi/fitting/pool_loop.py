@@ -2,8 +2,9 @@
 
 Each lot is drawn from q as it is, and judges the step that led there; then L is minimised over the pool, which takes no
 gradient, inside a trust region about q.  Where the loss has risen q goes back, and the draws stay of use.  Where two
-moves in a row point the same way, values of the log joint say how far a third may go on along the last, as down a long
-valley.  A fit whose mode is not trusted begins with a mean field, which few draws determine.
+moves in a row point the same way, values of the log joint say how far a third may go on along the last: down a long
+valley, or from where the data are in other units.  A fit whose mode is not trusted begins with a mean field, which few
+draws determine; structures of other kinds go on from there by averages.
 
 The draws of a lot also say how honest the standard error of the pool is.  The regression over the older draws claims a
 gradient at q, and a U-statistic over the new draws, which that regression has not seen, measures the square of its
@@ -15,7 +16,7 @@ each draw is exactly N(0, I) and the regression has less noise than by independe
 
 import math
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,9 +42,16 @@ from torchngvi.interfaces import Target
 
 _STRIDE = 1_000_003  # between the seeds of two lots
 _STATE = (
-    *("closed", "first", "opened", "done", "failed", "diagonal", "far", "leaping", "moved", "told", "drawn"),
+    *("runs", "trusted", "patient", "done", "failed", "diagonal", "far", "leaping", "moved", "told", "drawn"),
     *("evaluated", "narrow", "left_out", "waits", "retreats", "radius", "hoped", "number"),
 )
+
+
+class Home(NamedTuple):
+    """Where q has ended from its first start, and the draws that this has taken."""
+
+    place: Normal
+    draws: int
 
 
 class PoolLoop:
@@ -51,9 +59,9 @@ class PoolLoop:
 
     Attributes:
         place: q.
-        first: it comes before averages.
-        opened: it goes on where averages have come near.
-        closed: it was given up.
+        runs: it is by the pool that q goes.
+        trusted: q has begun at a mode that was trusted.
+        patient: it is not given up before its draws are used up, since there is no other start to try.
         done: q is within the tolerance, or nothing more is to be had.
         failed: the latter.
         left_out: draws at which the log joint had no numbers.
@@ -61,21 +69,21 @@ class PoolLoop:
 
     def __init__(self, descent: Descent, settings: PoolSettings | None = None) -> None:
         self.descent, self.q, self.target = descent, descent.q, descent.target
-        self.settings, self.closed, self.first = settings or PoolSettings(), False, False
+        self.settings, self.runs, self.trusted, self.patient = settings or PoolSettings(), False, True, True
         self.leave()
 
     @property
-    def served(self) -> bool:
-        """Whether q is one Gaussian with a full covariance that is not too wide, on data that are all at hand."""
-        dim, target = self.q.dim, self.target
-        whole = not self.q.batch_shape and self.q.structure.widest == dim <= self.settings.widest[1]
-        at_hand = not target.in_passes and self.descent.sight.factors is None
-        return not self.closed and whole and at_hand and target.temperature > 0
+    def _whole(self) -> bool:
+        """Whether q is one Gaussian with a full covariance that is not too wide."""
+        return self.q.structure.widest == self.q.dim <= self.settings.widest[not self.trusted]
 
-    @property
-    def runs(self) -> bool:
-        """Whether it is by the pool that q goes."""
-        return self.served and (self.first or self.opened)
+    def begin(self, *, rough: bool) -> None:
+        """Begin where q is, if the data of one q are at hand: with a mean field first, or at once with all of q."""
+        target, widest = self.target, self.settings.roughest
+        self.trusted = self.patient = not rough
+        at_hand = not (target.in_passes or self.q.batch_shape) and self.descent.sight.factors is None
+        self.runs = at_hand and target.temperature > 0 and (self._whole or (rough and self.q.dim <= widest))
+        self.leave(rough=rough)
 
     @property
     def _usual_radius(self) -> float:
@@ -84,19 +92,24 @@ class PoolLoop:
         return least + each * self.q.dim
 
     @property
+    def _most(self) -> int:
+        """Draws in all."""
+        return min(self.settings.most, self.settings.numbers // self.q.dim)
+
+    @property
     def fewest(self) -> int:
         """Draws of the smallest lot: those that a regression needs."""
         return self.settings.fewest if self.diagonal else max(self.settings.fewest, 2 * math.ceil(0.5 * self.q.dim + 2))
 
-    def leave(self, *, diagonal: bool = False) -> None:
+    def leave(self, *, rough: bool = False) -> None:
         """Begin with an empty pool where q is, with a mean field or at once with the full covariance."""
-        self.pool, self.diagonal = Pool(), diagonal and self.q.dim > 1
+        self.pool, self.diagonal = Pool(), rough and (self.q.dim > 1 or not self._whole)
         self.place: Normal | None = None  # of q
         self.before: Normal | None = None  # where the last step began
         self.trail: list[Normal] = []  # where q has drawn, the last ones
         self.claim: Fit | None = None  # what the pool says of q before it draws
         self.told: list[tuple[float, float, float]] = []  # of the last lots: a surprise, its error, and the claim
-        self.opened = self.done = self.failed = self.far = self.leaping = self.moved = False
+        self.done = self.failed = self.far = self.leaping = self.moved = False
         self.drawn = self.evaluated = self.narrow = self.left_out = self.waits = self.retreats = self.number = 0
         self.radius = self.hoped = 0.0
         self._seen: tuple[View, Fit] | None = None
@@ -106,29 +119,51 @@ class PoolLoop:
         """Five standard errors of the loss where q stands, 0 where it is not known."""
         return 0.0 if self._seen is None else 5 * self.target.temperature * float(self._seen[1].error)
 
-    # -------------------------------------------------------------------------------- the run
-
-    def run(self, engine: Engine, lost: Callable[[], str]) -> Generator[Standing, None, None]:
-        """Lot after lot, until q is within the tolerance or the pool is given up."""
-        self.done = False
+    def run(self, engine: Engine, lost: Callable[[], str], home: Home | None = None) -> Generator[Standing, None, None]:
+        """Lot after lot, until q is within the tolerance or the pool is given up; from another start not for long."""
+        self.done = self.failed = False
+        aside = home is not None
         if self.place is None:
             frame = self.q.frame()
-            self.place = Normal(frame.mean.clone(), lower_root(frame.dense()))
+            root = lower_root(frame.dense()) if self._whole else torch.diag(self.q.stddev)
+            self.place = Normal(frame.mean.clone(), root)
             self.number, self.radius = self.fewest, self._usual_radius
         while not self.done:
             if self.pool.lots and not self.moved:
                 self._move()
             self.moved = True
-            engine.show(f"{self.evaluated + self.number} draws in a pool")
-            engine.mark()
+            engine.show(f"{'another start, ' if aside else ''}{self.evaluated + self.number} draws in a pool")
+            if not aside:
+                engine.mark()
             place = self.place
             self._draw()
             self.moved = False
-            if self.place is not place and engine.marked is not None:  # q went back, and an interrupt goes there too
+            # q went back, and an interrupt goes there too
+            if self.place is not place and engine.marked is not None and not aside:
                 engine.marked = engine.marked._replace(coordinates=engine.here())
             # a norm within the tolerance is to be confirmed by more lots, which count for the budgets
             settled = self.done and not self.failed
-            yield self.descent.standing(aside=False)._replace(lost=lost(), settled=settled)
+            self.done |= home is not None and self._is_at(home)
+            yield self.descent.standing(aside)._replace(lost=lost(), settled=settled and not aside)
+
+    def home(self) -> Home:
+        """Return where q is, and after how many draws, but for a mean field's."""
+        assert self.place is not None
+        return Home(self.place, max(self.evaluated, self.settings.draft))
+
+    def _is_at(self, home: Home) -> bool:
+        """Whether q is where the first start has led, by its mean if it is a mean field, or has taken as many draws."""
+        assert self.place is not None
+        if self.diagonal or self.evaluated >= home.draws:
+            return self.evaluated >= home.draws
+        kl = home.place.seen(self.place).kl_from_standard()
+        away = (self.place.mean - home.place.mean).abs() / home.place.root.norm(dim=1)
+        return float(away.max() if self.evaluated == self.narrow else kl) <= self.settings.home
+
+    def goes_on(self) -> bool:
+        """Whether it goes on after it was given up early, until its draws are used up."""
+        early, self.patient = not self.patient, True
+        return early and self.evaluated < self._most
 
     def more(self) -> None:
         """Go on with as many draws again."""
@@ -149,7 +184,8 @@ class PoolLoop:
         energy, gradient = (part / self.target.temperature for part in energy_and_gradient(self.target, theta))
         self.drawn, self.evaluated = self.drawn + 1, self.evaluated + len(z)
         self.descent.evaluations += 1
-        finite = (energy.isfinite() & gradient.isfinite().all(-1)).unflatten(0, (-1, 2)).all(-1)
+        known = energy.isfinite() & (energy * torch.finfo(torch.float64).eps < 1)  # to a nat, if it is low
+        finite = (known & gradient.isfinite().all(-1)).unflatten(0, (-1, 2)).all(-1)
         if 4 * int(finite.sum()) <= 3 * len(finite):
             self._retreat(energy)
             return
@@ -186,7 +222,8 @@ class PoolLoop:
         assert self.place is not None
         self._seen = None
         view, here = self._looked()
-        back = self.before is not None and (self.leaping or self.far) and self._rose(view, here)
+        unsure = self.leaping or self.far or float(here.norm2) > 1
+        back = self.before is not None and unsure and self._rose(view, here)
         if back:
             assert self.before is not None
             self._go(self.before)
@@ -200,10 +237,11 @@ class PoolLoop:
                 self._widen()
             return
         known = float(here.effective) >= self.settings.least or float(here.noise2) <= 0.01 * limit
-        near = float(here.bound) <= limit and self._honesty() * float(here.total) <= self.settings.slack * limit
+        near = float(here.bound) <= limit and honesty(self.told) * float(here.total) <= self.settings.slack * limit
         if near and known and not back and not self._gaining(view, here):
             self.done = True
-            self._keep_some(view)
+            parts = (view.z, self.target.temperature * view.pulled)  # for what is said of flat directions
+            self.descent.sight.keep(*(torch.cat([x[::2], x[1::2]]) for x in parts))
         elif self._hopeless(here):
             self.done = self.failed = True
 
@@ -224,11 +262,13 @@ class PoolLoop:
 
     def _rough(self, view: View, here: Fit) -> bool:
         """Whether a mean field is near enough to its optimum."""
-        near = float(here.total) <= self.settings.rough**2 and not self._gaining(view, here)
-        return near or self.evaluated >= self.settings.early[0]
+        near = float(here.total) <= self.settings.rough**2
+        return (near and not self._gaining(view, here)) or self.evaluated >= self.settings.draft
 
     def _widen(self) -> None:
-        """Go on with the full covariance."""
+        """Go on with the full covariance, or leave the rest to averages."""
+        self.runs = self._whole
+        self.done = not self.runs
         self.diagonal, self.waits, self.far, self.narrow = False, 0, False, self.evaluated
         self.claim, self.before, self.trail, self._seen = None, None, self.trail[-1:], None
 
@@ -243,18 +283,11 @@ class PoolLoop:
         return falls
 
     def _hopeless(self, here: Fit) -> bool:
-        """Whether q is far from an optimum after many draws, or would need more than there are to be."""
-        if self.evaluated - self.narrow < self.settings.early[1]:
-            return False
+        """Whether all draws are used up; or, where another start may be tried, q is far or needs more draws."""
+        if self.evaluated >= self._most or self.patient or self.evaluated - self.narrow < self.settings.early:
+            return self.evaluated >= self._most
         needed = float(here.effective * here.noise2) / (self.settings.aim * self.descent.tolerance**2)
-        return self.far or not needed <= self.settings.most or self.evaluated >= self.settings.most
-
-    def _honesty(self) -> float:
-        """How many times noise² the square of the error is, at least 1, by lots that had not been fitted to."""
-        known = [(u, se, claim) for u, se, claim in self.told if se + claim > 0]
-        above = sum(max(u - se, 0.0) / (se + claim) * (claim / (se + claim)) for u, se, claim in known)
-        below = sum((claim / (se + claim)) ** 2 for _, se, claim in known)
-        return max(1.0, above / below) if below else 1.0
+        return self.far or not needed <= self._most
 
     def _move(self) -> None:
         """Minimise over the pool, and go there, or farther; with how many draws to take there."""
@@ -268,8 +301,8 @@ class PoolLoop:
         self.hoped, self.descent.step_taken = float(here.loss - new.loss), 1.0
         self.before, there = self.place, self.place.inside(new.at)
         self.pool.drop(new, settings.share, settings.lots)
-        self.number = self.fewest if narrow else self._needed(new)
-        on = None if self.far or float(here.norm2) <= float(here.noise2) else self._onward(there)
+        self.number = self.fewest if narrow else draws_needed(self, here, new, self._most - self.evaluated)
+        on = None if float(here.norm2) <= float(here.noise2) else self._onward(there)
         if on is not None:
             self.before, self.leaping, self.trail = there, True, [*self.trail[-3:], there]
         self._go(there if on is None else on)
@@ -284,24 +317,6 @@ class PoolLoop:
             self._seen = view, view.fit(Normal.origin(self.place))
         return self._seen
 
-    def _needed(self, new: Fit) -> int:
-        """How many draws the noise asks for, within limits; where they are many, whole blocks of them."""
-        valley, end, creep = self.settings.growth
-        effective, noise2, block = float(new.effective), float(new.noise2), 2 * self.q.dim
-        need = (
-            (self._honesty() * noise2 + float(new.doubt)) / (self.settings.aim * self.descent.tolerance**2) - 1
-        ) * effective
-        if float(new.norm2) > 2 * noise2:
-            need = min(need, valley * effective)
-        elif need <= 0:
-            need = creep * effective
-        need = max(min(need, end * effective), self.fewest, min(effective, self.settings.least - effective))
-        if not math.isfinite(need):
-            return self.fewest
-        if need >= 0.75 * block and not self.diagonal:
-            return block * round(need / block)
-        return 2 * math.ceil(0.5 * need)
-
     def _onward(self, there: Normal) -> Normal | None:
         """On along the last move, where the one before it pointed the same way, as far as values say."""
         if len(self.trail) < 2:
@@ -311,11 +326,6 @@ class PoolLoop:
         if not float(one @ two) > self.settings.cosine * float(one.norm() * two.norm()):
             return None
         return best_along(self.target, there, one, self.settings.looks, self.descent.seed + self.drawn)
-
-    def _keep_some(self, view: View) -> None:
-        """Of the pool, in the frame of q as it is, for what is said of flat directions."""
-        parts = (view.z, self.target.temperature * view.pulled)
-        self.descent.sight.keep(*(torch.cat([x[::2], x[1::2]]) for x in parts))
 
     # -------------------------------------------------------------------------------- checkpoints
 
@@ -344,6 +354,39 @@ class PoolLoop:
         self.pool = Pool([Lot(Normal(*lot[0]), *lot[1:]) for lot in state["lots"]], state["terms"])
         self.claim = None if state["claim"] is None else Fit(Normal(*state["claim"][0]), *state["claim"][1:])
         self._seen = None
+
+
+def honesty(told: list[tuple[float, float, float]]) -> float:
+    """How many times noise² the square of the error is, at least 1, by lots that had not been fitted to."""
+    known = [(u, se, claim) for u, se, claim in told if se + claim > 0]
+    above = sum(max(u - se, 0.0) / (se + claim) * (claim / (se + claim)) for u, se, claim in known)
+    below = sum((claim / (se + claim)) ** 2 for _, se, claim in known)
+    return max(1.0, above / below) if below else 1.0
+
+
+def draws_needed(loop: PoolLoop, here: Fit, new: Fit, most: int) -> int:
+    """How many draws the noise asks for, from before a move to after it, within limits; many are of whole blocks.
+
+    While q still moves along a valley lots are small: many draws in one place hold q there.
+    """
+    settings, tolerance2 = loop.settings, loop.descent.tolerance**2
+    valley, end, creep = settings.growth
+    effective, noise2, block = float(new.effective), float(new.noise2), 2 * loop.q.dim
+    wanted = honesty(loop.told) * noise2 + float(new.doubt)
+    need = (wanted / (settings.aim * tolerance2) - 1) * effective
+    if float(new.norm2) > 2 * noise2:
+        need = min(need, valley * effective)
+    elif float(here.norm2) > 2 * float(here.noise2):
+        need = min(need, 2.0 * loop.fewest)
+    elif need <= 0:
+        need = creep * effective
+    need = max(min(need, end * effective, most), loop.fewest)
+    need = max(need, min(effective, settings.least - effective))
+    if not math.isfinite(need):
+        return loop.fewest
+    if need >= 0.75 * block and not loop.diagonal:
+        return block * round(need / block)
+    return 2 * math.ceil(0.5 * need)
 
 
 def antithetic(place: Normal, number: int, seed: int, near: bool) -> tuple[Tensor, int]:

@@ -1,9 +1,8 @@
 """What a fit by sample averages says: sentences, and the parts of sentences that a verdict is made of."""
 
-from torchngvi.fitting.fresh import Fresh
+from torchngvi.fitting.fresh import Compared, Fresh
+from torchngvi.fitting.origin import BOUNDED, Origin
 from torchngvi.fitting.points import Point
-from torchngvi.fitting.race import BOUNDED, Compared
-from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.starts import Starts
 from torchngvi.models.guarded import Guarded
 
@@ -53,7 +52,8 @@ def advice(point: Point) -> str:
 def not_enough(point: Point, growth: float, draws: int, tolerance: float, judged: Fresh) -> str:
     """Why the most draws are not enough."""
     lost = _nats(point, growth) if _known(point) else ": q is not at an optimum"
-    return f"{too_few(draws, point.total, tolerance)}{lost}; {judged.lost or judged}. {advice(point)}"
+    seen = judged.lost.rstrip(".") or judged
+    return f"{too_few(draws, point.total, tolerance)}{lost}; {seen}. {advice(point)}"
 
 
 def converged(point: Point, growth: float, draws: int, judged: Fresh, elsewhere: str) -> str:
@@ -65,23 +65,11 @@ def converged(point: Point, growth: float, draws: int, judged: Fresh, elsewhere:
 
 def others(starts: Starts, switched: bool) -> str:
     """Where else was looked."""
-    if starts.raced:
-        return "; q is from the best of the starts that raced"
-    if not starts.searched or not starts.looked:
-        return ""
     if switched:
         return "; q is from the best of several starts"
+    if not starts.looked:
+        return ""
     return f", and {starts.others} other starts found nothing better"
-
-
-def finished(before: Compared, after: Compared) -> str:
-    """What stochastic steps have made of it."""
-    better = after.elbo > before.elbo
-    led = f"led from an ELBO of {before} to {after}" if better else f"led to no better ELBO than {before}"
-    return (
-        f": such averages have no useful minimum here. Stochastic steps of falling size {led} on fresh draws, and "
-        "ended by their number. Transform the model to be nearer to a Gaussian."
-    )
 
 
 def worsened(lost: Compared, norm: float, draws: int) -> str:
@@ -109,12 +97,12 @@ def leaving(domain: str, steps: int) -> str:
     )
 
 
-def lost(point: Point, rescue: Rescue, target: Guarded) -> str:
+def lost(point: Point, origin: Origin, target: Guarded) -> str:
     """Why no step can help at a point, or nothing."""
     loss = float(point.loss.sum())
     if not point.finite:
         return not_finite(loss) + target.failures()
-    return unconfined(loss, rescue.wider()) if rescue.unconfined(loss) else ""
+    return unconfined(loss, origin.wider()) if origin.unconfined(loss) else ""
 
 
 def unconfined(loss: float, wider: float) -> str:

@@ -5,23 +5,26 @@ the quadratic model of ℓ there promises,
 
     ℓ(mode) + ½γD - γ entropy,      minus Laplace's evidence where q has a full covariance,
 
-within max(1, 0.3 D) nats: on a few draws, which are taken anyway.  Otherwise several starts race, see `Race`.
+within max(1, 0.3 D) nats: on a few draws, which are taken anyway.  Otherwise q keeps its mean and takes the best of
+some scales, and a mean field comes first, see `pool_loop`.  Where q is astronomically worse than the mode, as for data
+in units of their own, the best scale is that of a q which explains nothing, and would hold all unknown scales near
+nought: then q keeps its scale, or takes the widest at which the log joint is known to a nat.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
-from torchngvi.fitting.race import MEAN_FIELD, Race, Start, sampled_loss
+from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.fitting.streaming import start_in_passes
 from torchngvi.interfaces import Coordinates
-from torchngvi.mode import Mode, Seen, find_mode, find_modes
+from torchngvi.mode import Mode, find_mode, find_modes
 from torchngvi.models.guarded import Guarded, in_factors
-from torchngvi.posteriors import DiagonalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of
 
@@ -35,14 +38,15 @@ _WIDER = (1.0, 10.0, 100.0, 1000.0)  # times as far
 _LENGTHS = (-2, 5, 15)  # and the lengths of the ways from them: powers of ten, and their number
 _WIDEST = 2000  # dimensions up to which D x D matrices are cheap beside the gradients of a start
 _REMEMBERED = 200  # dimensions up to which modes are kept, each with its D x D matrix
-_SHRINK = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
-_PATH = (1.0, 0.3)  # scales at which the points of a path are looked at
+_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
 _GLANCE = 16  # draws of each look
-_INDEPENDENT = (8, 40)  # blocks of independent coordinates, one a coordinate between these: in few they gain little
-_INIT, _NARROWER = "q as it was", "a narrower q"
-_SMALL_BUDGET = (60, 8)  # gradients of the search for a mode before a pool, and gradients a coordinate
+_BUDGET = (60, 8)  # gradients of the search for a mode, and gradients a coordinate
+_LONGER = 2.5  # times as many for structures, and where ℓ is astronomically lower at q than at the mode
+_OUT = 12  # times as many from a point that has a density, where ℓ is not finite at the mean of q
 _OTHER_UNITS = 3000.0  # nats a coordinate by which q may be worse than a mode, or the data are in units of their own
 _TRUST = (1.0, 0.3)  # nats, and nats a coordinate, by which a mode may miss its promise
+_WORTH = 0.3  # nats a coordinate by which a mode that is not trusted may be worse than q, and be another start
+_INFLATED = 3.0  # times as wide q is at another start that has no such mode
 
 
 class Starts:
@@ -53,24 +57,24 @@ class Starts:
         seed: of all draws.
         evidence: Laplace's, of the start; minus infinity where no mode was trusted.
         modes: that were found, of the first start and of the others.
+        refused: the mode that was not trusted, and the negative ELBO at the best of some scales about it.
+        narrowed: q before the fit, which has begun with a smaller scale.
         reached: the negative ELBO where the start has led, infinite where it is not known.
         looked: whether other starts were looked at.
-        raced: whether several starts have raced, because no mode was trusted.
-        distrusted: whether a pool has begun in the place of a race.
         over: whether a budget is used up.  Set by the engine, as is
-        show: which shows a phase, and
         keep: which takes the best coordinates so far.
     """
 
     def __init__(self, q: Gaussian, target: Guarded, seed: int) -> None:
         self.q, self.target, self.seed = q, target, seed
         self.mean = q.frame().mean.clone()
-        self.evidence, self.reached, self.raced, self.distrusted = -math.inf, math.inf, False, False
+        self.evidence, self.reached = -math.inf, math.inf
         self.modes: list[Mode] = []
+        self.refused: tuple[Mode, float] | None = None
+        self.narrowed: Coordinates | None = None
         self.hierarchical = in_factors(q, target.target) or forest_of(q) is not None
         self.looked = False
         self.over: Callable[[], bool] = lambda: False
-        self.show: Callable[[str], None] = lambda phase: None
         self.keep: Callable[[Coordinates], None] = lambda coordinates: None
         self._kept = math.inf  # the loss there
 
@@ -83,6 +87,11 @@ class Starts:
     def searched(self) -> bool:
         """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear."""
         return not (self.q.batch_shape or self.q.dim > _WIDEST or self.streamed or self.hierarchical)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether a mode is trusted."""
+        return self.evidence > -math.inf
 
     @property
     def others(self) -> int:
@@ -103,7 +112,8 @@ class Starts:
     @property
     def _budget(self) -> int:
         """Gradients of the search for a mode."""
-        return 200 + 20 * self.q.dim
+        few, each = _BUDGET
+        return few + each * self.q.dim
 
     @torch.no_grad()
     def check_repeats(self) -> None:
@@ -120,193 +130,92 @@ class Starts:
                 "a learning rate, VN(q, lr=0.1)."
             )
 
-    def before_a_pool(self, widest: int) -> bool:
-        """Put q where a pool of draws can begin: at a mode that is trusted, or with the best of some scales.
-
-        Without such a mode a pool is not to begin in more dimensions than ``widest``, nor where the log joint at q is
-        so much lower than at a mode that its data must be in other units: q is as it was, and False is returned.
-        """
-        origin, (here, loss) = self.q.snapshot(), _best_scale(self)
-        few, each = _SMALL_BUDGET
-        mode, _ = self._searched(few + each * self.q.dim)
-        self.reached, found, trusted = loss, -math.inf, False
-        if mode is not None:
-            found, trusted = self.place(mode)
-        if trusted:
-            assert mode is not None
-            self.evidence, self.reached = mode.log_evidence, min(loss, found)
-            if loss <= found:  # q is better as it was
-                self.q.restore(here)
-            return True
-        self.distrusted = self.q.dim <= widest and loss <= found + self._unit * _OTHER_UNITS * self.q.dim
-        self.q.restore(here if self.distrusted else origin)
-        return self.distrusted
+    # -------------------------------------------------------------------------------- the first
 
     def first(self) -> None:
-        """Put q at a rough mode, with the curvature there; with data in batches, where one pass leads."""
+        """Put q at a mode that is trusted, or about its mean; with data in batches, where one pass leads."""
         data = self.target.target
         if data.in_passes:
             start_in_passes(self.q, data, self.seed)
             return
+        if not (self.searched or self.hierarchical):
+            return
+        origin, sd = self.q.snapshot(), self.q.stddev
         if self.hierarchical:
-            init = Start(_INIT, self.q.snapshot(), self.sampled_loss(_FEWEST))
-            best = [init, *self._narrower(init)][-1]
-            self.q.restore(best.coordinates)
-            self.reached = best.loss
-        if not self.searched:
+            self.reached = self._best_of(lambda factor: self._scaled(origin, factor), _FEWEST)
             return
-        mode, path = self._searched(self._budget)
-        here, loss = self.q.snapshot(), self.sampled_loss(_FEWEST)
-        init = Start(_INIT, here, loss)
+        mode = self._searched(1 if self.q.structure.widest == self.q.dim else _LONGER)
+        self.q.restore(origin)
+        self.reached = self._best_of(lambda factor: self._scaled(origin, factor), _GLANCE)
+        self.narrowed = origin if bool((self.q.stddev < 0.99 * sd).any()) else None
         if mode is None:
-            self._race([init], path)
             return
-        reached, trusted = self.place(mode)
-        if not trusted:
-            found = Start("a mode", self.q.snapshot(), reached)
-            self._race([found, init, *self._narrower(init)], path)
-            return
-        self.evidence, self.reached = mode.log_evidence, min(loss, reached)
-        if loss <= reached:  # q is better as it was
+        here = self.q.snapshot()
+        loss, trusted = self.place(mode)
+        if not (trusted or self.reached <= loss + self._unit * _OTHER_UNITS * self.q.dim):
+            self.reached, here, self.narrowed = self._widest(origin), self.q.snapshot(), None
+            if (found := self._searched(_LONGER)) is not None:  # the first may have been cut far from a mode
+                mode, (loss, trusted) = found, self.place(found)
+        if trusted:
+            self.evidence = mode.log_evidence
+        else:
+            self.refused = mode, loss
+        if (trusted or not math.isfinite(self.reached)) and loss < self.reached:
+            self.reached = loss
+        else:
             self.q.restore(here)
 
-    def _searched(self, budget: int) -> tuple[Mode | None, list[Seen]]:
-        """The mode that is found from the mean, with the way there."""
-        path: list[Seen] = []
-        mode = find_mode(self.target, self.mean, budget, over=self.over, path=path)
+    def _widest(self, origin: Coordinates) -> float:
+        """Put q at the widest of some scales at which its loss is known to a nat; the loss there."""
+        loss = math.inf
+        for factor in _SCALES:
+            if self.over() or not self._scaled(origin, factor):
+                break
+            loss = sampled_loss(self.q, self.target, _GLANCE, self.seed + 2)
+            if abs(loss) * torch.finfo(torch.float64).eps < self._unit:
+                break
+        return loss
+
+    def _searched(self, times: float = 1.0) -> Mode | None:
+        """The mode that is found from the mean, by so many times the usual budget."""
+        mode = find_mode(self.target, self.mean, int(times * self._budget), over=self.over)
         for look in (_near, _out):  # no finite density there: from a point that has one
             if mode is None and not self.over() and (start := look(self)) is not None:
-                mode = find_mode(self.target, start, budget, over=self.over, path=path)
+                mode = find_mode(self.target, start, _OUT * self._budget, over=self.over)
         self._remember([mode])
-        return mode, path
+        return mode
 
-    def _race(self, starts: list[Start], path: list[Seen]) -> None:
-        """Put q where the best of the starts leads; at the first of them where none has a finite loss."""
-        self.raced = True
-        self.show("starts on the way to a mode")
-        starts = [*starts, *self._glimpsed(path)]
-        starts += self._mean_field(starts)
-        race = Race(self.q, self.target, self.seed, self.over, self.show, self.keep)
-        self.q.restore(starts[0].coordinates)
-        race.run(starts)
-        self.reached = race.reached
-
-    def again(self, origin: Coordinates, started: Coordinates | None) -> None:
-        """Race where averages have led astray, from there, from q as it was before the fit, and from a mode."""
-        places = {"where averages led": self.q.snapshot(), "a mode": started}
-        starts = []
-        for name, place in places.items():
-            if place is not None:
-                self.q.restore(place)
-                starts.append(Start(name, place, self.sampled_loss(_FEWEST)))
-        self.q.restore(origin)
-        init = Start(_INIT, origin, self.sampled_loss(_FEWEST))
-        self._race([init, *starts, *self._narrower(init)], [])
-        self.looked = True
-
-    def _narrower(self, init: Start) -> list[Start]:
-        """About the mean of q with the best of some smaller scales, where that is far better than q as it was."""
-        self.q.restore(init.coordinates)
-        best = init
-        for factor in _SHRINK[1:]:
-            if self.over() or not self.scaled(init.coordinates, factor):
-                break
-            loss = self.sampled_loss(_FEWEST)
-            if not loss < best.loss - self._unit * self.allowance:  # as wide as may be: steps are in its units
-                break
-            best = Start(_NARROWER, self.q.snapshot(), loss)
-        return [] if best is init else [best]
-
-    def scaled(self, init: Coordinates, factor: float) -> bool:
+    def _scaled(self, origin: Coordinates, factor: float) -> bool:
         """Put q where it was, with a share of its scale, unless it has no numbers for it."""
-        self.q.restore(init)
+        self.q.restore(origin)
         if self.q.structure.closed:
             return self._initialized(self.q.mean.clone(), factor * self.q.scale_tril)
         root = self.q.whitener() / factor  # nothing that is D x D
         self.q.restore(self.q._coordinates_with(self.q.mean.clone(), root))
         return bool(root.isfinite().all())
 
-    def _mean_field(self, starts: list[Start]) -> list[Start]:
-        """Where steps of independent coordinates lead from q as it was, or narrower: they are hardly noisy.
-
-        With D numbers for the spread in the place of D²/2 they come near to the best q in a tenth of the steps; what
-        the correlations add is a matter of a few nats then.
-        """
-        if self.q.structure.widest == 1:
-            return []
-        begin = next((s for s in starts if s.name in (_INIT, _NARROWER) and math.isfinite(s.loss)), None)
-        if begin is None:
-            return []
-        self.q.restore(begin.coordinates)
-        work = DiagonalGaussian.from_posterior(self.q)
-        start = Start(
-            "independent coordinates", work.snapshot(), sampled_loss(work, self.target, _FEWEST, self.seed + 2)
-        )
-
-        def keep(coordinates: Coordinates) -> None:
-            work.restore(coordinates)
-            if self._initialized(work.mean, work.scale_tril):
-                self.keep(self.q.snapshot())
-
-        Race(work, self.target, self.seed, self.over, self.show, keep, MEAN_FIELD).run(
-            [start], min(max(_INDEPENDENT[0], self.q.dim), _INDEPENDENT[1])
-        )
-        if not self._initialized(work.mean, work.scale_tril):
-            return []
-        return [Start("independent coordinates", self.q.snapshot(), self.sampled_loss(_FEWEST))]
-
-    def _glimpsed(self, path: list[Seen]) -> list[Start]:
-        """The best point on the way to the mode, its last left out; it takes values alone (Zhang et al. 2022)."""
-        best: Start | None = None
-        for seen in path[:-1]:
-            scale = self.q.kept_precision(seen.root(self.target.temperature or 1.0))
-            for factor in _PATH:
-                if self.over() or not self._initialized(seen.theta, factor * scale):
-                    continue
-                loss = self.sampled_loss(_GLANCE)
-                if loss < (math.inf if best is None else best.loss):
-                    best = Start("a point on the way", self.q.snapshot(), loss)
-        if best is None:
-            return []
-        self.q.restore(best.coordinates)
-        best.loss = self.sampled_loss(_FEWEST)
-        return [best]
-
-    def better(self) -> Mode | None:
-        """The mode with the most evidence from the other starts, where it has more than the first by a nat."""
-        starts = self.mean + self.shifts(self.others)
-        modes = [mode for mode in find_modes(self.target, starts, self._budget, over=self.over) if mode is not None]
-        self._remember(modes)
-        self.looked = True
-        best = max(modes, key=lambda mode: mode.log_evidence, default=None)
-        return None if best is None or best.log_evidence < 1 + self.evidence else best
-
-    def _remember(self, modes: Sequence[Mode | None]) -> None:
-        """For the question whether a Gaussian fits."""
-        self.modes += [mode for mode in modes if mode is not None and mode.found and self.q.dim <= _REMEMBERED]
-
-    def shifts(self, count: int) -> Tensor:
-        """Uniform on (-2, 2), (count, D)."""
-        generator = torch.Generator().manual_seed(self.seed)
-        uniform = torch.rand(count, self.q.dim, generator=generator, dtype=torch.float64, device="cpu")
-        return (4 * uniform - 2).to(self.mean)
+    def _best_of(self, put: Callable[[float], bool], draws: int, **options: float) -> float:
+        """Put q at the best of some scales, each smaller than the one before, until the loss rises; the loss there."""
+        best, here = math.inf, self.q.snapshot()
+        for factor in _SCALES:
+            if self.over() or not put(factor):  # no numbers of this dtype
+                break
+            loss = self.sampled_loss(draws, **options)
+            if math.isfinite(best) and not loss < best:
+                break
+            if loss < best:
+                best, here = loss, self.q.snapshot()
+        self.q.restore(here)
+        return best
 
     def place(self, mode: Mode) -> tuple[float, bool]:
         """Put q at the mode, narrower where draws say so; the loss there, and whether the mode is to be trusted."""
-        gamma = self.target.temperature or 1.0
         scale = self.q.kept_precision(mode.root)  # of a mean field 1/√diag H
-        best, here = math.inf, self.q.snapshot()
-        for factor in _SHRINK:
-            if self.over() or not self._initialized(mode.theta, factor * scale):  # no numbers of this dtype
-                break
+        if mode.found and self._initialized(mode.theta, scale):
             loss = self.sampled_loss(_FEWEST, failing=0.0)
-            if factor == 1.0 and mode.found and loss <= self._promised(mode) + gamma * self.allowance:
+            if loss <= self._promised(mode) + self._unit * self.allowance:
                 return loss, True
-            if loss > best:  # a rise: the one before was the best
-                break
-            best, here = loss, self.q.snapshot()
-        self.q.restore(here)
-        return best, False
+        return self._best_of(lambda factor: self._initialized(mode.theta, factor * scale), _FEWEST, failing=0.0), False
 
     def _initialized(self, mean: Tensor, scale: Tensor) -> bool:
         """Put q there, unless it has no numbers for it."""
@@ -321,6 +230,43 @@ class Starts:
         gamma, dim = self.target.temperature or 1.0, self.q.dim
         entropy = float(mode.root.diagonal().log().sum()) + 0.5 * dim * (1 + math.log(2 * math.pi))
         return gamma * (entropy - float(self.q.entropy()) - mode.log_evidence)
+
+    # -------------------------------------------------------------------------------- others
+
+    def better(self) -> Mode | None:
+        """The mode with the most evidence from the other starts, where it has more than the first by a nat."""
+        starts = self.mean + self.shifts(self.others)
+        modes = [mode for mode in find_modes(self.target, starts, self._budget, over=self.over) if mode is not None]
+        self._remember(modes)
+        self.looked = True
+        best = max(modes, key=lambda mode: mode.log_evidence, default=None)
+        return None if best is None or best.log_evidence < 1 + self.evidence else best
+
+    def other(self, loss: float) -> bool:
+        """Put q at another start, from where it has ended with that loss and no trusted mode; whether it is a mode.
+
+        It is the mode, where that is not hopeless; q as it was before the fit, if that began with a narrower one; and
+        else q where it has ended, wider and without its correlations: where scales have collapsed in the neck of a
+        funnel a wider q draws them out of it.
+        """
+        if self.refused is not None and self.refused[1] <= loss + self._unit * _WORTH * self.q.dim:
+            self.place(self.refused[0])
+            return True
+        if self.narrowed is None:
+            self._initialized(self.q.mean.clone(), torch.diag_embed(_INFLATED * self.q.stddev))
+        else:
+            self._widest(self.narrowed)
+        return False
+
+    def _remember(self, modes: Sequence[Mode | None]) -> None:
+        """For the question whether a Gaussian fits."""
+        self.modes += [mode for mode in modes if mode is not None and mode.found and self.q.dim <= _REMEMBERED]
+
+    def shifts(self, count: int) -> Tensor:
+        """Uniform on (-2, 2), (count, D)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        uniform = torch.rand(count, self.q.dim, generator=generator, dtype=torch.float64, device="cpu")
+        return (4 * uniform - 2).to(self.mean)
 
     @property
     def _unit(self) -> float:
@@ -339,6 +285,26 @@ class Starts:
             self._kept = loss
             self.keep(self.q.snapshot())
         return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known of starts."""
+        refused = None if self.refused is None else (tuple(self.refused[0]), self.refused[1])
+        return {
+            "mean": self.mean,
+            "evidence": self.evidence,
+            "refused": refused,
+            "narrowed": None if self.narrowed is None else tuple(self.narrowed),
+            "modes": [tuple(mode) for mode in self.modes],
+            "looked": self.looked,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        self.mean, self.evidence, self.looked = state["mean"], state["evidence"], state["looked"]
+        self.modes = [Mode(*values) for values in state["modes"]]
+        refused, narrowed = state["refused"], state["narrowed"]
+        self.narrowed = None if narrowed is None else Coordinates(*narrowed)
+        self.refused = None if refused is None else (Mode(*refused[0]), refused[1])
 
 
 def _near(starts: Starts) -> Tensor | None:
@@ -360,19 +326,3 @@ def _out(starts: Starts) -> Tensor | None:
     values = starts.target.log_joint(points)
     values = torch.where(values.isfinite(), values, -math.inf)
     return points[values.argmax()] if bool(values.isfinite().any()) else None
-
-
-def _best_scale(starts: Starts) -> tuple[Coordinates, float]:
-    """Where q has the best loss of some scales, as it was and narrower, and the loss; q is as it was."""
-    q, best = starts.q, math.inf
-    first = here = q.snapshot()
-    for factor in _SHRINK:
-        if starts.over() or not starts.scaled(first, factor):
-            break
-        loss = sampled_loss(q, starts.target, _GLANCE, starts.seed + 2)
-        if math.isfinite(best) and not loss < best:
-            break
-        if loss < best:
-            here, best = q.snapshot(), loss
-    q.restore(first)
-    return here, best

@@ -21,7 +21,7 @@ from torchngvi.fitting.engine import Ending, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.request import BY_DRAWS, Request, tolerance_by_draws
-from torchngvi.fitting.sample_average import PooledAverages, within
+from torchngvi.fitting.sample_average import SampleAverages, within
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.models.log_joint import WarpedTarget
@@ -48,8 +48,8 @@ def warped_averages_of(request: Request) -> tuple["WarpedAverages", Criterion]:
     return engine, request.until_small(engine.tolerance)
 
 
-class WarpedAverages(PooledAverages):
-    """`torchngvi.fit` on a warped posterior: `PooledAverages` on its base, then `Bending`."""
+class WarpedAverages(SampleAverages):
+    """`torchngvi.fit` on a warped posterior: `SampleAverages` on its base, then `Bending`."""
 
     def __init__(
         self, q: Warped, target: Target, tolerance: float, examine: bool = True, curves: float | None = None
