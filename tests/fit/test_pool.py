@@ -430,7 +430,7 @@ def test_a_stiff_wall_is_no_want_of_a_prior():
 @pytest.fixture
 def no_mode(monkeypatch):
     """No mode is found: q begins where it is, with a mean field."""
-    monkeypatch.setattr(Starts, "_searched", lambda self, times=1: None)
+    monkeypatch.setattr(Starts, "_searched", lambda self, budget=0: None)
 
 
 @pytest.fixture
@@ -583,9 +583,9 @@ def test_another_start_is_left_near_where_the_first_has_ended_or_after_as_many_d
     _, loop = loop_of(quadratic, DIM)
     loop.place, loop.evaluated, unit = normal(1), 100, torch.eye(DIM, dtype=DTYPE)[0]
     near, far = (Home(loop.place._replace(mean=loop.place.push(x * unit)), 101) for x in (0.999, 1.001))
-    assert [loop._is_at(home) for home in (near, far, far._replace(draws=100))] == [True, False, True]
+    assert [home.is_reached_by(loop) for home in (near, far, far._replace(draws=100))] == [True, False, True]
     loop.diagonal = True
-    assert not loop._is_at(near)
+    assert not near.is_reached_by(loop)
 
 
 def test_the_honesty_of_noise():

@@ -181,7 +181,7 @@ class TestOtherUnits:
 
     def first(self, function, family, dtype, monkeypatch):
         near = Mode(torch.zeros(3, dtype=dtype), 1e-6 * torch.eye(3, dtype=dtype), 0.0, False, 0)
-        monkeypatch.setattr(Starts, "_searched", lambda self, times=1: near)
+        monkeypatch.setattr(Starts, "_searched", lambda self, budget=0: near)
         q = family(3, mean=0.1, scale=0.7, dtype=dtype)
         starts = Starts(q, Guarded(LogJoint(function)), seed=1)
         with torch.no_grad():

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.diagnostics.flatness import PAIRS
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.descent import Descent, Point
 from torchngvi.fitting.engine import Engine, Standing
@@ -53,6 +54,15 @@ class Home(NamedTuple):
     place: Normal
     draws: int
 
+    def is_reached_by(self, loop: "PoolLoop") -> bool:
+        """Whether another start has led there too, by its mean if it is a mean field, or has taken as many draws."""
+        assert loop.place is not None
+        if loop.diagonal or loop.evaluated >= self.draws:
+            return loop.evaluated >= self.draws
+        kl = self.place.seen(loop.place).kl_from_standard()
+        away = (loop.place.mean - self.place.mean).abs() / self.place.root.norm(dim=1)
+        return float(away.max() if loop.evaluated == loop.narrow else kl) <= loop.settings.home
+
 
 class PoolLoop:
     """The pool of a descent, and where q goes by it.
@@ -70,6 +80,7 @@ class PoolLoop:
     def __init__(self, descent: Descent, settings: PoolSettings | None = None) -> None:
         self.descent, self.q, self.target = descent, descent.q, descent.target
         self.settings, self.runs, self.trusted, self.patient = settings or PoolSettings(), False, True, True
+        self.drawn = 0  # lots, each of a seed of its own
         self.leave()
 
     @property
@@ -88,8 +99,7 @@ class PoolLoop:
     @property
     def _usual_radius(self) -> float:
         """Nats by which q may move near an optimum."""
-        least, each = self.settings.radius
-        return least + each * self.q.dim
+        return self.settings.radius[0] + self.settings.radius[1] * self.q.dim
 
     @property
     def _most(self) -> int:
@@ -110,7 +120,7 @@ class PoolLoop:
         self.claim: Fit | None = None  # what the pool says of q before it draws
         self.told: list[tuple[float, float, float]] = []  # of the last lots: a surprise, its error, and the claim
         self.done = self.failed = self.far = self.leaping = self.moved = False
-        self.drawn = self.evaluated = self.narrow = self.left_out = self.waits = self.retreats = self.number = 0
+        self.evaluated = self.narrow = self.left_out = self.waits = self.retreats = self.number = 0
         self.radius = self.hoped = 0.0
         self._seen: tuple[View, Fit] | None = None
 
@@ -143,22 +153,13 @@ class PoolLoop:
                 engine.marked = engine.marked._replace(coordinates=engine.here())
             # a norm within the tolerance is to be confirmed by more lots, which count for the budgets
             settled = self.done and not self.failed
-            self.done |= home is not None and self._is_at(home)
+            self.done |= home is not None and home.is_reached_by(self)
             yield self.descent.standing(aside)._replace(lost=lost(), settled=settled and not aside)
 
     def home(self) -> Home:
         """Return where q is, and after how many draws, but for a mean field's."""
         assert self.place is not None
         return Home(self.place, max(self.evaluated, self.settings.draft))
-
-    def _is_at(self, home: Home) -> bool:
-        """Whether q is where the first start has led, by its mean if it is a mean field, or has taken as many draws."""
-        assert self.place is not None
-        if self.diagonal or self.evaluated >= home.draws:
-            return self.evaluated >= home.draws
-        kl = home.place.seen(self.place).kl_from_standard()
-        away = (self.place.mean - home.place.mean).abs() / home.place.root.norm(dim=1)
-        return float(away.max() if self.evaluated == self.narrow else kl) <= self.settings.home
 
     def goes_on(self) -> bool:
         """Whether it goes on after it was given up early, until its draws are used up."""
@@ -211,6 +212,10 @@ class PoolLoop:
         self.leaping, self.claim, self.number, self._seen = False, None, self.fewest, None
         if self.retreats > self.settings.lots:
             self.done = self.failed = True
+            if self.pool.lots:  # q has drawn there
+                self._go(self.pool.lots[-1].place)
+                here = self._looked()[1]
+                self.descent.point = Point(here.norm2, here.noise2, self.target.temperature * here.loss)
         elif self.before is None:
             self._go(Normal(self.place.mean, 0.5 * self.place.root))
         else:
@@ -240,10 +245,11 @@ class PoolLoop:
         near = float(here.bound) <= limit and honesty(self.told) * float(here.total) <= self.settings.slack * limit
         if near and known and not back and not self._gaining(view, here):
             self.done = True
-            parts = (view.z, self.target.temperature * view.pulled)  # for what is said of flat directions
-            self.descent.sight.keep(*(torch.cat([x[::2], x[1::2]]) for x in parts))
         elif self._hopeless(here):
             self.done = self.failed = True
+        if self.done:  # the last draws, for what is said of flat directions
+            parts = (x[-2 * PAIRS :] for x in (view.z, self.target.temperature * view.pulled))
+            self.descent.sight.keep(*(torch.cat([x[::2], x[1::2]]) for x in parts))
 
     def _rose(self, view: View, here: Fit) -> bool:
         """Whether the loss has risen since the last step, by all draws; sets how far the next may lead."""

@@ -16,6 +16,7 @@ Parts: `starts`, `pool_loop` (over all draws so far), `descent` (averages over o
 (the check), `origin` (to go back to), and here the order of them, and the words.
 """
 
+import math
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
@@ -101,6 +102,7 @@ class SampleAverages(Engine):
             within(self.gaussian, self.starts.first)
         except BudgetError:  # from the best that is known
             self.gaussian.restore(self.origin.before if self.marked is None else self.marked.coordinates)
+            self.starts.reached = math.inf  # which was of another place
         self._begun()
         self.pooled.begin(rough=self.starts.searched and not self.starts.trusted)
 

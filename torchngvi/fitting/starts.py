@@ -40,8 +40,8 @@ _WIDEST = 2000  # dimensions up to which D x D matrices are cheap beside the gra
 _REMEMBERED = 200  # dimensions up to which modes are kept, each with its D x D matrix
 _SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
 _GLANCE = 16  # draws of each look
-_BUDGET = (60, 8)  # gradients of the search for a mode, and gradients a coordinate
-_LONGER = 2.5  # times as many for structures, and where ℓ is astronomically lower at q than at the mode
+_BUDGET = 200  # gradients of the search for a mode, and beside it
+_EACH = (8, 20)  # a coordinate; the second for structures, and where ℓ is astronomically lower at q than at the mode
 _OUT = 12  # times as many from a point that has a density, where ℓ is not finite at the mean of q
 _OTHER_UNITS = 3000.0  # nats a coordinate by which q may be worse than a mode, or the data are in units of their own
 _TRUST = (1.0, 0.3)  # nats, and nats a coordinate, by which a mode may miss its promise
@@ -112,8 +112,7 @@ class Starts:
     @property
     def _budget(self) -> int:
         """Gradients of the search for a mode."""
-        few, each = _BUDGET
-        return few + each * self.q.dim
+        return _BUDGET + _EACH[self.q.structure.widest < self.q.dim] * self.q.dim
 
     @torch.no_grad()
     def check_repeats(self) -> None:
@@ -144,7 +143,7 @@ class Starts:
         if self.hierarchical:
             self.reached = self._best_of(lambda factor: self._scaled(origin, factor), _FEWEST)
             return
-        mode = self._searched(1 if self.q.structure.widest == self.q.dim else _LONGER)
+        mode = self._searched()
         self.q.restore(origin)
         self.reached = self._best_of(lambda factor: self._scaled(origin, factor), _GLANCE)
         self.narrowed = origin if bool((self.q.stddev < 0.99 * sd).any()) else None
@@ -152,10 +151,10 @@ class Starts:
             return
         here = self.q.snapshot()
         loss, trusted = self.place(mode)
-        if not (trusted or self.reached <= loss + self._unit * _OTHER_UNITS * self.q.dim):
+        if not (trusted or self.reached <= loss + self._unit * _OTHER_UNITS * self.q.dim):  # data in units of their own
             self.reached, here, self.narrowed = self._widest(origin), self.q.snapshot(), None
-            if (found := self._searched(_LONGER)) is not None:  # the first may have been cut far from a mode
-                mode, (loss, trusted) = found, self.place(found)
+            mode = self._searched(_BUDGET + _EACH[1] * self.q.dim) or mode  # the first may have been cut far from one
+            loss, trusted = self.place(mode)
         if trusted:
             self.evidence = mode.log_evidence
         else:
@@ -176,9 +175,9 @@ class Starts:
                 break
         return loss
 
-    def _searched(self, times: float = 1.0) -> Mode | None:
-        """The mode that is found from the mean, by so many times the usual budget."""
-        mode = find_mode(self.target, self.mean, int(times * self._budget), over=self.over)
+    def _searched(self, budget: int = 0) -> Mode | None:
+        """The mode that is found from the mean, with as many gradients as usual or more."""
+        mode = find_mode(self.target, self.mean, max(budget, self._budget), over=self.over)
         for look in (_near, _out):  # no finite density there: from a point that has one
             if mode is None and not self.over() and (start := look(self)) is not None:
                 mode = find_mode(self.target, start, _OUT * self._budget, over=self.over)
@@ -281,7 +280,7 @@ class Starts:
     def sampled_loss(self, draws: int, **options: float) -> float:
         """L at q from whitened draws, the same for every q; infinite where it is not finite.  The best is kept."""
         loss = sampled_loss(self.q, self.target, draws, self.seed + 2, **options)
-        if draws >= _FEWEST and loss < self._kept:
+        if loss < self._kept:
             self._kept = loss
             self.keep(self.q.snapshot())
         return loss
