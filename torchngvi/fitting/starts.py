@@ -21,6 +21,7 @@ from torch import Tensor
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.fitting.fresh import sampled_loss
+from torchngvi.fitting.pool import PoolSettings
 from torchngvi.fitting.streaming import start_in_passes
 from torchngvi.interfaces import Coordinates
 from torchngvi.mode import Mode, find_mode, find_modes
@@ -41,7 +42,7 @@ _REMEMBERED = 200  # dimensions up to which modes are kept, each with its D x D 
 _SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
 _GLANCE = 16  # draws of each look
 _BUDGET = 200  # gradients of the search for a mode, and beside it
-_EACH = (8, 20)  # a coordinate; the second for structures, and where ℓ is astronomically lower at q than at the mode
+_EACH = (8, 20)  # a coordinate: the second for structures, wide q, and where ℓ is astronomically low at q
 _OUT = 12  # times as many from a point that has a density, where ℓ is not finite at the mean of q
 _OTHER_UNITS = 3000.0  # nats a coordinate by which q may be worse than a mode, or the data are in units of their own
 _TRUST = (1.0, 0.3)  # nats, and nats a coordinate, by which a mode may miss its promise
@@ -112,7 +113,7 @@ class Starts:
     @property
     def _budget(self) -> int:
         """Gradients of the search for a mode."""
-        return _BUDGET + _EACH[self.q.structure.widest < self.q.dim] * self.q.dim
+        return _BUDGET + _EACH[self.q.structure.widest < self.q.dim or self.q.dim > PoolSettings.widest[0]] * self.q.dim
 
     @torch.no_grad()
     def check_repeats(self) -> None:
