@@ -43,7 +43,7 @@ _SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first dra
 _GLANCE = 16  # draws of each look
 _BUDGET = 200  # gradients of the search for a mode, and beside it
 _EACH = (8, 20)  # a coordinate: the second for structures, wide q, and where ℓ is astronomically low at q
-_OUT = 12  # times as many from a point that has a density, where ℓ is not finite at the mean of q
+_OUT = 2_400  # more of them from a point that has a density, where ℓ is not finite at the mean of q
 _OTHER_UNITS = 3000.0  # nats a coordinate by which q may be worse than a mode, or the data are in units of their own
 _TRUST = (1.0, 0.3)  # nats, and nats a coordinate, by which a mode may miss its promise
 _WORTH = 0.3  # nats a coordinate by which a mode that is not trusted may be worse than q, and be another start
@@ -181,7 +181,7 @@ class Starts:
         mode = find_mode(self.target, self.mean, max(budget, self._budget), over=self.over)
         for look in (_near, _out):  # no finite density there: from a point that has one
             if mode is None and not self.over() and (start := look(self)) is not None:
-                mode = find_mode(self.target, start, _OUT * self._budget, over=self.over)
+                mode = find_mode(self.target, start, _OUT + self._budget, over=self.over)
         self._remember([mode])
         return mode
 
