@@ -434,7 +434,7 @@ class TestFailing:
             if result.converged:
                 torch.testing.assert_close(q.mean, torch.full_like(q.mean, 0.687), rtol=0, atol=0.05)
             else:
-                ends = r"because (the negative ELBO is (nan|inf)|the log joint (fails|is not finite) at)|.*Left out "
+                ends = r"because (the negative ELBO is nan|the log joint (fails|is not finite) at)"
                 assert re.match(ends, result.reason)
 
     @pytest.mark.parametrize("raises", [True, False])

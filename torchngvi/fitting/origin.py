@@ -24,7 +24,6 @@ class Origin:
     """The place that a fit can go back to.
 
     Attributes:
-        before: q before the fit.
         place: where the start has led.
         loss: the negative ELBO there, infinite where it is not known.
         first_log_sd: of q before the fit, or at the mode where it has started, whichever is wider.
@@ -33,7 +32,6 @@ class Origin:
 
     def __init__(self, starts: Starts) -> None:
         self.starts = starts
-        self.before: Coordinates | None = None
         self.place: Coordinates | None = None
         self.loss = math.inf
         self.first_log_sd = starts.q.stddev.log()
@@ -94,7 +92,6 @@ class Origin:
     def state_dict(self) -> dict[str, Any]:
         """The places, as tensors."""
         return {
-            "before": None if self.before is None else tuple(self.before),
             "place": None if self.place is None else tuple(self.place),
             "loss": self.loss,
             "turned": self.turned,
@@ -104,6 +101,5 @@ class Origin:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave."""
-        self.before = None if state["before"] is None else Coordinates(*state["before"])
         self.place = None if state["place"] is None else Coordinates(*state["place"])
         self.loss, self.turned, self.first_log_sd = state["loss"], state["turned"], state["first_log_sd"]

@@ -207,7 +207,7 @@ class PoolLoop:
     def _retreat(self, energy: Tensor) -> None:
         """Where the log joint has no numbers: back to where the step began, or narrower."""
         assert self.place is not None
-        lost = energy.new_tensor(math.inf)
+        lost = energy.new_tensor(math.nan if bool(energy.isnan().any()) else math.inf)
         self.descent.point, self.retreats = Point(lost, lost, lost), self.retreats + 1
         self.leaping, self.claim, self.number, self._seen = False, None, self.fewest, None
         if self.retreats > self.settings.lots:
@@ -416,13 +416,11 @@ def best_along(target: Target, there: Normal, way: Tensor, looks: int, seed: int
 
     Each is three times as far as the one before, and the first that is worse than that is the last.
     """
-    generator = torch.Generator().manual_seed(seed)
-    half = torch.randn(looks // 2, len(there.mean), dtype=torch.float64, generator=generator, device="cpu").to(way)
-    z = torch.cat([half, -half])
+    z, _ = antithetic(there, looks, seed, near=False)
 
     def pairs(place: Normal) -> Tensor:
         """ℓ at mirrored draws, on average, with the entropy."""
-        values = target.log_joint(place.push(z)).unflatten(0, (2, -1)).mean(0)
+        values = target.log_joint(place.push(z)).unflatten(0, (-1, 2)).mean(1)
         return values / target.temperature + place.log_det
 
     first, best, found, times = pairs(there), 0.0, None, 3.0

@@ -52,8 +52,7 @@ def advice(point: Point) -> str:
 def not_enough(point: Point, growth: float, draws: int, tolerance: float, judged: Fresh) -> str:
     """Why the most draws are not enough."""
     lost = _nats(point, growth) if _known(point) else ": q is not at an optimum"
-    seen = judged.lost.removeprefix("because ").rstrip(".") or judged
-    return f"{too_few(draws, point.total, tolerance)}{lost}; {seen}. {advice(point)}"
+    return f"{too_few(draws, point.total, tolerance)}{lost}; {judged}. {advice(point)}"
 
 
 def converged(point: Point, growth: float, draws: int, judged: Fresh, elsewhere: str) -> str:

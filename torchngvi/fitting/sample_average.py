@@ -96,12 +96,12 @@ class SampleAverages(Engine):
     def begin(self) -> None:
         """Look for a rough mode, or go through the data in batches."""
         self.show("a pass over the data" if self.starts.streamed else "a rough mode")
-        self.origin.before = self.gaussian.snapshot()
+        before = self.gaussian.snapshot()
         self.target.most = self.most
         try:
             within(self.gaussian, self.starts.first)
         except BudgetError:  # from the best that is known
-            self.gaussian.restore(self.origin.before if self.marked is None else self.marked.coordinates)
+            self.gaussian.restore(before if self.marked is None else self.marked.coordinates)
             self.starts.reached = math.inf  # which was of another place
         self._begun()
         self.pooled.begin(rough=self.starts.searched and not self.starts.trusted)
@@ -220,6 +220,8 @@ class SampleAverages(Engine):
         if not descent.point.finite:
             return descent.ended(reasons.not_finite(float(descent.point.loss.sum())) + self.target.failures())
         judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
+        if judged.lost:
+            return descent.ended(judged.lost)
         reason = reasons.not_enough(descent.point, descent.sight.growth, descent.seen, self.tolerance, judged)
         return descent.ended(reason + self._cut(judged))
 
