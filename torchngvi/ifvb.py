@@ -1,7 +1,5 @@
 """Natural gradients for any family over a flat vector, the inverse Fisher matrix by recursion: IFVB and AIFVB."""
 
-from typing import Any
-
 from torchngvi.averaging import Averaging
 from torchngvi.expectations.flat import (
     ClosedForm,
@@ -42,7 +40,6 @@ from torchngvi.posteriors.flat import (
     VechGaussian,
 )
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
-from torchngvi.renamed import warn_renamed
 from torchngvi.theory.godichon2023 import asymptotic_covariance, marginal_sample
 
 __all__ = [
@@ -86,11 +83,3 @@ __all__ = [
     "marginal_sample",
     "run",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """`Family`, the old name of `FlatPosterior`."""
-    if name == "Family":
-        warn_renamed("torchngvi.ifvb", "Family", "FlatPosterior")
-        return FlatPosterior
-    raise AttributeError(f"module 'torchngvi.ifvb' has no attribute {name!r}")

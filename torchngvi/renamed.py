@@ -4,20 +4,13 @@ The tables of this release are here, and only here: modules that were merged int
 package, and names that left the front door for the module that they belong to.
 """
 
-import functools
 import sys
 import warnings
-from collections.abc import Callable
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
-
-from torchngvi.errors import InputError
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from typing import Any, NamedTuple
 
 # the old path of a module, and that of the module which holds its content now
 MODULES: dict[str, str] = {
@@ -314,58 +307,3 @@ def warn_renamed(where: str, old: str, new: str) -> None:
         FutureWarning,
         stacklevel=3,
     )
-
-
-def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator by which a function takes the old names of its keyword arguments, too, with a warning.
-
-    >>> @renamed(size="dim")
-    ... def zeros(dim):
-    ...     return [0.0] * dim
-    >>> with warnings.catch_warnings(action="ignore"):
-    ...     zeros(size=2)
-    [0.0, 0.0]
-    """
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        where = function.__qualname__.removesuffix(".__init__")
-
-        @functools.wraps(function)
-        def called(*arguments: P.args, **keywords: P.kwargs) -> R:
-            for old in [old for old in names if old in keywords]:
-                new = names[old]
-                if new in keywords:
-                    raise InputError(f"{where} got both {new}= and its old name {old}=. Leave {old}= out.")
-                warn_renamed(where, f"{old}=", f"{new}=")
-                keywords[new] = keywords.pop(old)
-            return function(*arguments, **keywords)
-
-        return called
-
-    return decorate
-
-
-def moved(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator by which a function refuses keyword arguments that it had once, and says where each is now.
-
-    >>> @moved(radius="step_size=KLRadius(...)")
-    ... def fitted(step_size=None):
-    ...     return step_size
-    >>> fitted(radius=0.1)
-    Traceback (most recent call last):
-    torchngvi.errors.InputError: fitted: radius= has moved. Write step_size=KLRadius(...) in its place.
-    """
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        where = function.__qualname__.removesuffix(".__init__")
-
-        @functools.wraps(function)
-        def called(*arguments: P.args, **keywords: P.kwargs) -> R:
-            for old, place in places.items():
-                if old in keywords:
-                    raise InputError(f"{where}: {old}= has moved. Write {place} in its place.")
-            return function(*arguments, **keywords)
-
-        return called
-
-    return decorate

@@ -26,7 +26,6 @@ from torchngvi import (
     examine,
     fit,
     forget,
-    ifvb,
     laplace,
     prior_by_evidence,
     registry,
@@ -151,11 +150,6 @@ REFUSED = {
     "every 0": (lambda: captured().run(3, every=0), InputError, ("every counts the steps", "whole number", "got 0.")),
     "every 1.5": (lambda: captured().run(3, every=1.5), InputError, ("every counts the steps", "number", "got 1.5.")),
     "most": (lambda: captured().run("a"), InputError, ("most counts steps", "at least 1", "got 'a'.")),
-    "an argument of old": (
-        lambda: ifvb.PreconditionedVI(ifvb.Beta(torch.tensor([2.0, 3.0])), ifvb.Identity(), radius=0.1),
-        InputError,
-        ("PreconditionedVI: radius= has moved", "step_size=KLRadius"),
-    ),
     "Pyro": (spread_parameters_of_pyro, InputError, ("give q its gradient", "the model none", "leave optim=")),
     # tables of pandas
     "column of text": (

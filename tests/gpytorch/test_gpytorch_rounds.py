@@ -479,27 +479,13 @@ class TestTheLoop:
 
 
 class TestRefusals:
-    @pytest.mark.filterwarnings("ignore:train_svgp. with hyper_optimizer:FutureWarning")
     def test_half_of_the_other_way(self):
         model, likelihood, rows = set_up()
         adam = torch.optim.Adam(model.parameters(), lr=0.01)
         with pytest.raises(InputError, match="num_data counts the rows of an epoch and must .*; got None."):
-            train_svgp(model, likelihood, [rows], hyper_optimizer=adam, progress=False)
+            train_svgp_in_batches(model, likelihood, [rows], None, adam, progress=False)
         with pytest.raises(InputError, match="hyper_optimizer is a torch optimizer .*; got NoneType. Give torch"):
             train_svgp_in_batches(model, likelihood, [rows], N, None, progress=False)
-
-    @pytest.mark.usefixtures("short")
-    def test_the_old_names_of_arguments(self):
-        wanted = learn(*set_up(), rounds=1)
-        model, likelihood, rows = set_up()
-        with pytest.warns(FutureWarning, match="train_svgp: epochs= is now called rounds="):
-            found = learn(model, likelihood, rows, epochs=1)
-        assert found.losses == wanted.losses
-        with (
-            pytest.warns(FutureWarning, match="train_svgp: batches= is now called data="),
-            pytest.raises(InputError, match="train_svgp got no data"),
-        ):
-            train_svgp(model, likelihood, batches=[], progress=False)
 
     def test_data(self):
         model, likelihood, (x, y) = set_up()

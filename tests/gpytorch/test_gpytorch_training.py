@@ -15,7 +15,6 @@ from torchngvi.adapters.gpytorch import (
     NaturalGradientVariationalDistribution,
     SparseGP,
     refine_svgp,
-    train_svgp,
     train_svgp_in_batches,
     variational_posteriors,
 )
@@ -296,23 +295,6 @@ class TestParts:
 
         assert train_svgp_in_batches(model, likelihood, loader, N, adam, callbacks=[look], progress=False).interrupted
         assert all(module.training for module in model.modules())
-
-    def test_as_it_was_called_before(self):
-        """The old spelling of `train_svgp` does the same to the bit, with a warning."""
-        model, likelihood, adam, loader = set_up()
-        text = "train_svgp: with hyper_optimizer or group is now called train_svgp_in_batches. The old name"
-        with pytest.warns(FutureWarning, match=text) as told_of:
-            old = train_svgp(model, likelihood, loader, N, adam, epochs=2, refine=True, progress=False)
-        assert told_of[0].filename == __file__
-        model, likelihood, adam, loader = set_up()
-        new = train_svgp_in_batches(model, likelihood, loader, N, adam, epochs=2, refine=True, progress=False)
-        assert new.losses == old.losses
-        assert new.refined.loss == old.refined.loss
-        model, likelihood, _, _ = set_up()
-        with pytest.warns(FutureWarning, match="num_data without hyper_optimizer is now called refine_svgp"):
-            result = train_svgp(model, likelihood, [data()], N, progress=False)
-        assert result.losses == []
-        assert result.refined.converged
 
     def test_priors_and_added_losses(self):
         """Of the model and of the likelihood; the first divided by the number of data, as in GPyTorch's objectives."""

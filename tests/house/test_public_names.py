@@ -263,26 +263,20 @@ def called(node, name):
 
 
 def old_names():
-    """(old, new) of every renaming in the source, an argument with its =, and the old of every refusal."""
-    new, refused = set(), set()
+    """(old, new) of every renaming in the source, an argument with its =."""
+    new = set()
     for path in FILES:
         source = path.read_text(encoding="utf-8")
         if "from torchngvi.renamed import" not in source:
             continue
         for node in ast.walk(ast.parse(source)):
-            if called(node, "renamed"):
-                new |= {(f"{each.arg}=", f"{each.value.value}=") for each in node.keywords}
             if called(node, "warn_renamed"):
-                old = "Verdict" if isinstance(node.args[1], ast.Name) else node.args[1].value
-                new.add((old, node.args[2].value))
-            if called(node, "moved"):
-                (table,) = [each.value.id for each in node.keywords]
-                refused |= set(getattr(importlib.import_module(module_name(path)), table))
-    return new, refused
+                new.add((node.args[1].value, node.args[2].value))
+    return new
 
 
 def on_the_page():
-    """The pairs of the table of docs/api/public.md, in words as the warnings write them, and the refused keywords."""
+    """The pairs of the table of docs/api/public.md, in words as the warnings write them."""
     rows = re.findall(
         r"^\| (?!of |---)[^|]* \| ([^|]*) \| ([^|]*) \|$", (API / "public.md").read_text("utf-8"), re.MULTILINE
     )
@@ -294,20 +288,19 @@ def on_the_page():
 
 
 def test_the_page_has_every_old_name():
-    new, refused = old_names()
-    assert len(new) >= 12
+    new = old_names()
+    assert new
     assert new == on_the_page(), "the table of old names of docs/api/public.md is not what the source renames"
-    page, text = (API / "public.md").read_text("utf-8").split("And these are refused")
+    page = (API / "public.md").read_text("utf-8")
     left = {module: tuple(re.findall(r"`(\w+)`", names)) for module, names in re.findall(r"- `([\w.]+)`: (.*)", page)}
     assert left == NAMES, "docs/api/public.md: the names that have left the front door"
-    assert refused == set(re.findall(r"`([a-z_]+)`", text)), "docs/api/public.md: the keywords that are refused"
 
 
 def test_every_old_name_is_tested():
     """Some test expects the warning, in its words."""
     tests = "\n".join(path.read_text("utf-8") for path in HERE.rglob("test_*.py") if path.name != Path(__file__).name)
     tests = tests.replace("\\", "")
-    untold = [(old, new) for old, new in old_names()[0] if f"{old} is now called {new}" not in tests]
+    untold = [(old, new) for old, new in old_names() if f"{old} is now called {new}" not in tests]
     assert not untold, f"no test expects the warning of {untold}: add one to tests/core/test_renamed.py"
 
 

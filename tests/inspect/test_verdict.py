@@ -8,6 +8,7 @@ import torch
 from arrow import ScalarArrow
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian, fit
+from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics import ExaminationSettings, Residuals, examine
 from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled, heaviest
 from torchngvi.diagnostics.rule import Marginals, OtherMode, Shape, judge, undecided
@@ -16,6 +17,8 @@ from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.mode import find_mode
+from torchngvi.models import FactorTarget
+from torchngvi.structures import arrow
 
 F64 = torch.float64
 
@@ -256,6 +259,31 @@ def test_without_linear_response():
     mean_field = examine(DiagonalGaussian(2, dtype=F64), normal, max_gradients=1)
     assert "linear response and tails (a budget of 1 gradients)" in str(mean_field)
     assert mean_field.word == "fits"
+
+
+def test_a_forest_of_factors_is_examined_as_a_full_q_is():
+    """The same Gaussian, held by its sparse precision and whole: one matrix M, and one response of each coordinate."""
+    structure = arrow(groups=3, local=1, globals=1)
+
+    def group(theta):
+        b, omega = theta[..., 0], theta[..., 1]
+        return 2 * (b + omega) - (b + omega).exp() - 0.5 * b.square()
+
+    target = FactorTarget(structure, [(0, group), (-1, lambda theta: -2 * theta[..., 0].square())])
+    q = PrecisionCholeskyGaussian(4, structure=structure, dtype=F64)
+    assert fit(q, target, progress=False, examine=False).converged
+    whole = CholeskyGaussian(4, dtype=F64).initialize_(q.mean, q.scale_tril)
+    z, shapes = Fixed(512, seed=1)(q.mean), []
+    theta = q.mean + q.frame().push(z)
+    gradient = energy_and_gradient(target, theta)[1]
+    for each in (q, whole):
+        z = torch.linalg.solve(each.frame().push(torch.eye(4, dtype=F64)).mT, (theta - q.mean).mT).mT
+        z = torch.cat([z[:256], -z[:256]])
+        residuals = Residuals(z, each.frame().pull(gradient) - z)
+        shapes.append(examine(each, target, residuals=residuals, settings=ExaminationSettings(confirmed=2)).shape)
+    assert shapes[0].eigenvalue == pytest.approx(shapes[1].eigenvalue, rel=1e-9)
+    assert shapes[0].eigenvalue > 0.05
+    assert torch.allclose(shapes[0].log_sd, shapes[1].log_sd, atol=1e-9)
 
 
 def test_wide_problems():

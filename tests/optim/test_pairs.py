@@ -18,7 +18,7 @@ from torchngvi import (
     Quadrature,
     Stein,
 )
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import PairError
 from torchngvi.ifvb import Identity, MeanFieldGaussian, Recursive
 from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI, pairs
@@ -111,18 +111,3 @@ def test_no_name_is_left_open(refused):
         pytest.fail("it was not refused")
     with pytest.raises(PairError, match=r"^[^{}]*\.$"):
         refused()
-
-
-@pytest.mark.parametrize("method", [VN, lambda q, **options: NaturalGradientVI(q, NaturalGradient(), **options)])
-def test_the_old_name_of_the_metric(method):
-    part, step_size = QuasiNewton(), SufficientDecrease()
-    text = r"acceleration= is now called metric=\. The old name is understood in this release only; write metric=\.$"
-    with pytest.warns(FutureWarning, match=text) as caught:
-        opt = method(dense(), acceleration=part, step_size=step_size)
-    assert caught[0].filename == __file__
-    assert opt.metric is part
-    with pytest.warns(FutureWarning, match="acceleration is now called metric"):
-        assert opt.acceleration is part
-    both = r"got both metric= and its old name acceleration=\. Leave acceleration= out\.$"
-    with pytest.raises(InputError, match=both):
-        method(dense(), acceleration=part, metric=part)

@@ -49,11 +49,12 @@ from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.mode import Mode
 from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
-from torchngvi.models.guarded import VALUE, Guarded
+from torchngvi.models.guarded import VALUE, Guarded, in_factors
 from torchngvi.models.log_joint import WarpedTarget, unwarped
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warped import Warped
+from torchngvi.structures import Dense
 
 _RISES = "the log joint rises away from q, so that q is not its fit: does the function return -log p, an energy?"
 _HOPEFUL = 100.0  # effective draws that the second time has to promise
@@ -307,7 +308,9 @@ class _Examination:
 
     def third(self, residuals: Residuals | None) -> ThirdOrder | None:
         """From residuals, or from values where the budget has none."""
-        structure, dim = self.q.structure, self.q.dim
+        dim = self.q.dim
+        # no derivative of a sum of factors is outside of the pattern, so that the response is that of a full q
+        structure = Dense(dim) if in_factors(self.q, self.target.target) else self.q.structure
         if dim > _WIDEST:
             self.unexamined.append(f"linear response (D = {dim} is above {_WIDEST})")
             return None

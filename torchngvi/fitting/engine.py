@@ -29,7 +29,6 @@ from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import Record, in_words
 from torchngvi.interfaces import Posterior
 from torchngvi.models.guarded import VALUE
-from torchngvi.renamed import warn_renamed
 
 
 class Standing(NamedTuple):
@@ -130,12 +129,6 @@ class Engine(ABC):
         self.over: Callable[[float], bool] = lambda cost: False
         self.most = math.inf
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "verdict" in vars(cls) and "ending" not in vars(cls):  # of a class written for the release before
-            warn_renamed(cls.__name__, "verdict()", "ending()")
-            cls.ending = cls.verdict  # type: ignore[method-assign]
-
     def settings(self) -> dict[str, str]:
         """The settings of the run in words: a checkpoint of a run with others is refused."""
         return {"method": type(self).__name__}
@@ -209,11 +202,3 @@ class Engine(ABC):
     def go_back(self, coordinates: Any) -> None:
         """Put q where `here` was called."""
         self.q.restore(coordinates)
-
-
-def __getattr__(name: str) -> Any:
-    """What `Ending` was called before, with a warning."""
-    if name != "Verdict":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn_renamed(__name__, name, "Ending")
-    return Ending

@@ -18,6 +18,7 @@ off.  All is seen in the frame of one Gaussian, the base, with q = N(μ, K Kᵀ)
 import copy
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -30,33 +31,48 @@ class Normal(NamedTuple):
     """A Gaussian N(m, C Cᵀ)."""
 
     mean: Tensor  # m, (D,)
-    root: Tensor  # C, lower triangular, (D, D)
+    root: Tensor  # C, lower triangular, (D, D), or where it is diagonal its diagonal, (D,)
 
     @classmethod
     def origin(cls, like: "Normal") -> "Normal":
         """Return the standard normal distribution, which a Gaussian is in its own frame."""
-        return cls(torch.zeros_like(like.mean), _eye(like.root))
+        return cls(torch.zeros_like(like.mean), torch.ones_like(like.mean))
+
+    @property
+    def full(self) -> Tensor:
+        """C as a matrix, (D, D)."""
+        return torch.diag(self.root) if self.root.dim() == 1 else self.root
 
     @property
     def log_det(self) -> Tensor:
         """log|det C|, 0-d."""
-        return self.root.diagonal().log().sum()
+        return (self.root if self.root.dim() == 1 else self.root.diagonal()).log().sum()
 
     def whiten(self, theta: Tensor) -> Tensor:
         """C⁻¹(θ - m), (S, D)."""
+        if self.root.dim() == 1:
+            return (theta - self.mean) / self.root
         return torch.linalg.solve_triangular(self.root, (theta - self.mean).mT, upper=False).mT
 
     def push(self, z: Tensor) -> Tensor:
         """m + C z, (S, D)."""
-        return self.mean + z @ self.root.mT
+        return self.mean + (z * self.root if self.root.dim() == 1 else z @ self.root.mT)
+
+    def pull(self, gradient: Tensor) -> Tensor:
+        """Cᵀ∇ℓ, (S, D)."""
+        return gradient * self.root if self.root.dim() == 1 else gradient @ self.root
 
     def inside(self, other: "Normal") -> "Normal":
         """A Gaussian of the frame of this one, in that of the space."""
-        return Normal(self.mean + self.root @ other.mean, self.root @ other.root)
+        root = self.root * other.root if other.root.dim() == 1 else self.full @ other.root
+        return Normal(self.push(other.mean[None])[0], root)
 
     def seen(self, other: "Normal") -> "Normal":
         """Another Gaussian in the frame of this one."""
-        root = torch.linalg.solve_triangular(self.root, other.root, upper=False)
+        if self.root.dim() == other.root.dim() == 1:
+            root = other.root / self.root
+        else:
+            root = torch.linalg.solve_triangular(self.full, other.full, upper=False)
         return Normal(self.whiten(other.mean[None])[0], root)
 
     def kl_from_standard(self) -> Tensor:
@@ -66,7 +82,7 @@ class Normal(NamedTuple):
     @property
     def finite(self) -> bool:
         """Whether it has numbers, and a positive determinant."""
-        diagonal = self.root.diagonal()
+        diagonal = self.root if self.root.dim() == 1 else self.root.diagonal()
         return bool(self.mean.isfinite().all() & self.root.isfinite().all() & (diagonal > 0).all())
 
 
@@ -83,31 +99,6 @@ class Lot(NamedTuple):
         """log of n q_k at (S, D), without the constant (2π)^(-D/2): (S,)."""
         z = self.place.whiten(theta)
         return math.log(len(self.theta)) - 0.5 * z.square().sum(-1) - self.place.log_det
-
-
-class Fit(NamedTuple):
-    """What a pool tells at one Gaussian."""
-
-    at: Normal  # in the frame of the base
-    a: Tensor  # (D,)
-    P: Tensor  # W - I, (D, D)
-    loss: Tensor  # L/γ, 0-d
-    norm2: Tensor  # |a|² + ½‖P‖²_F, 0-d
-    noise2: Tensor  # square of its standard error, 0-d
-    effective: Tensor  # number of draws, 0-d
-    weights: Tensor  # (N,)
-    error: Tensor  # standard error of the loss, 0-d
-    doubt: Tensor  # standard error of noise², 0-d
-
-    @property
-    def total(self) -> Tensor:
-        """norm² + noise², 0-d."""
-        return self.norm2 + self.noise2
-
-    @property
-    def bound(self) -> Tensor:
-        """The same with a standard error of noise² on top, which few draws and heavy tails underestimate, 0-d."""
-        return self.total + self.doubt
 
 
 class Pool:
@@ -144,7 +135,7 @@ class Pool:
         self.terms = self.terms[rows][:, rows[self.number]]
         self.lots = [lot for lot, one in zip(self.lots, chosen, strict=True) if one]
 
-    def drop(self, fit: Fit, least: float, most: int) -> None:
+    def drop(self, fit: "Fit", least: float, most: int) -> None:
         """Forget lots whose share of the weights, a draw, is below so much of the mean, and those beyond the most."""
         shares = fit.weights.new_zeros(len(self.lots)).index_add_(0, self.number, fit.weights)
         sizes = fit.weights.new_tensor([len(lot.theta) for lot in self.lots])
@@ -173,7 +164,7 @@ class View:
         theta, self.energy, gradient = (
             torch.cat(parts) for parts in zip(*(lot[1:4] for lot in pool.lots), strict=True)
         )
-        self.z, self.pulled = base.whiten(theta), gradient @ base.root
+        self.z, self.pulled = base.whiten(theta), base.pull(gradient)
         self.log_mixture = pool.terms.logsumexp(0)
         self.blocks = [(len(lot.theta) // lot.blocks, lot.blocks) for lot in pool.lots]
 
@@ -189,56 +180,135 @@ class View:
         thin.log_mixture, thin.blocks = self.log_mixture[rows], [(len(rows), 1)]
         return thin
 
-    def fit(self, at: Normal) -> Fit:
-        """Estimate the natural gradient and L at N(μ, K Kᵀ), given in the frame of the base, by weighted regression."""
-        z, dim = at.whiten(self.z), len(at.mean)
-        log_q = -0.5 * z.square().sum(-1) - at.log_det - self.base.log_det
-        w = (log_q - self.log_mixture).softmax(0)
-        r = self.pulled @ at.root - z
-        effective = 1 / w.square().sum()
-        mean_z, mean_r = w @ z, w @ r
-        near = z - mean_z
-        P = self._coefficients(w[:, None] * near, near, r - mean_r, effective)
-        a = mean_r - P @ mean_z
-        rest = self.energy - z @ a - 0.5 * (z @ P * z + z.square()).sum(-1)  # ℓ less its quadratic part
-        value = w @ rest
-        error = (w * (rest - value)).norm()
-        parameters = 2.0 if self.diagonal else 1 + 0.5 * (dim + 1)  # a coordinate
-        lost = effective / torch.maximum(effective - parameters, 0.25 * effective)
-        parts, each = self._noise2(z, w, w[:, None] * (r - a - z @ P))
-        noise2, doubt = lost * each * parts.sum(), lost * each * parts.norm()
-        norm2 = a.square().sum() + 0.5 * P.square().sum()
-        entropy = at.log_det + self.base.log_det + 0.5 * dim * (1 + math.log(2 * math.pi))
-        loss = value + 0.5 * (P.diagonal().sum() + dim) - entropy  # the mean of the quadratic part is ½ tr W
-        return Fit(at, a, P, loss, norm2, noise2, effective, w, error, doubt)
+    def fit(self, at: Normal) -> "Fit":
+        """Estimate the natural gradient and L at N(μ, K Kᵀ), given in the frame of the base."""
+        return Fit(self, at)
 
-    def _coefficients(self, share: Tensor, near: Tensor, r: Tensor, effective: Tensor) -> Tensor:
-        """The P of the regression of r on z about their means, with a ridge where few draws count."""
-        dim, few = near.shape[-1], float(effective) < self.ridge * (1 if self.diagonal else near.shape[-1])
-        ridge = ((1 if self.diagonal else dim) / (2 * effective)) if few else 0 * effective
-        if self.diagonal:
-            return torch.diag((share * r).sum(0) / ((share * near).sum(0) + ridge))
-        scatter, moment = share.mT @ near, share.mT @ r
-        return _symmetric_solution(scatter + ridge * _eye(scatter), moment + moment.mT)
 
-    def _noise2(self, z: Tensor, w: Tensor, e: Tensor) -> tuple[Tensor, float]:
+class Fit:
+    """What a pool tells at one Gaussian, by weighted regression; what is dear is computed where it is asked for.
+
+    Attributes:
+        at: the Gaussian, in the frame of the base.
+        weights: of the draws, (N,).
+        effective: their number by these weights, 0-d.
+        natural: a (D,) and P = W - I, (D, D) or its diagonal (D,).
+        loss: L/γ, 0-d.
+        noise2, doubt: the square of the standard error of (a, P), 0-d, and its own standard error.
+    """
+
+    def __init__(self, view: View, at: Normal) -> None:
+        self.view, self.at, self.z = view, at, at.whiten(view.z)
+        log_q = -0.5 * self.z.square().sum(-1) - at.log_det - view.base.log_det
+        self.weights = (log_q - view.log_mixture).softmax(0)
+        self.effective = 1 / self.weights.square().sum()
+
+    @cached_property
+    def natural(self) -> tuple[Tensor, Tensor]:
+        """Both parts of the natural gradient, with a ridge where few draws count."""
+        w, dim, few, mean = self.weights, len(self.at.mean), float(self.effective), self.weights @ self.z
+        near = self.z - mean
+        share = w[:, None] * near
+        pull = self.at.pull((w @ self.view.pulled)[None])[0] - mean
+        parameters = 1 if self.view.diagonal else dim
+        ridge = parameters / (2 * few) if few < self.view.ridge * parameters else 0.0
+        if self.view.diagonal:
+            scatter = (share * near).sum(0)
+            P = ((share * self.at.pull(self.view.pulled)).sum(0) - scatter) / (scatter + ridge)
+            return pull - P * mean, P
+        scatter = share.mT @ near
+        moment = self.at.pull(share.mT @ self.view.pulled) - scatter
+        P = _symmetric_solution(scatter + ridge * _eye(scatter), moment + moment.mT)
+        return pull - P @ mean, P
+
+    @cached_property
+    def norm2(self) -> Tensor:
+        """|a|² + ½‖P‖²_F, 0-d."""
+        a, P = self.natural
+        return a.square().sum() + 0.5 * P.square().sum()
+
+    @cached_property
+    def _turned(self) -> Tensor:
+        """P z, (N, D)."""
+        P = self.natural[1]
+        return self.z * P if self.view.diagonal else self.z @ P
+
+    @cached_property
+    def _rest(self) -> Tensor:
+        """ℓ less its quadratic part, (N,)."""
+        return self.view.energy - self.z @ self.natural[0] - 0.5 * (self.z * (self._turned + self.z)).sum(-1)
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """L/γ: the mean of the quadratic part is ½ tr W."""
+        P, dim = self.natural[1], len(self.at.mean)
+        entropy = self.at.log_det + self.view.base.log_det + 0.5 * dim * (1 + math.log(2 * math.pi))
+        return self.weights @ self._rest + 0.5 * ((P if P.dim() == 1 else P.diagonal()).sum() + dim) - entropy
+
+    @property
+    def error(self) -> Tensor:
+        """The standard error of the loss, 0-d."""
+        return (self.weights * (self._rest - self.weights @ self._rest)).norm()
+
+    @cached_property
+    def _noise(self) -> tuple[Tensor, Tensor]:
+        """The square of the standard error of (a, P), and its own standard error."""
+        parameters = 2.0 if self.view.diagonal else 1 + 0.5 * (len(self.at.mean) + 1)  # a coordinate
+        lost = self.effective / torch.maximum(self.effective - parameters, 0.25 * self.effective)
+        e = self.weights[:, None] * (self.at.pull(self.view.pulled) - self.z - self.natural[0] - self._turned)
+        parts, each = self._parts(e)
+        return lost * each * parts.sum(), lost * each * parts.norm()
+
+    @property
+    def noise2(self) -> Tensor:
+        """The first of these."""
+        return self._noise[0]
+
+    @property
+    def doubt(self) -> Tensor:
+        """The second."""
+        return self._noise[1]
+
+    @property
+    def total(self) -> Tensor:
+        """norm² + noise², 0-d."""
+        return self.norm2 + self.noise2
+
+    @property
+    def bound(self) -> Tensor:
+        """The same with a standard error of noise² on top, which few draws and heavy tails underestimate, 0-d."""
+        return self.total + self.doubt
+
+    def _parts(self, e: Tensor) -> tuple[Tensor, float]:
         """What independent parts of the weighted residuals e (N, D) add to noise², and a factor of all of them.
 
         The parts are pairs, or blocks where there are four, whose pairs are not independent of each other.
         """
-        if self.diagonal:
-            return _of_pairs(z, e, diagonal=True), 1.0
-        if all(count == 1 for _, count in self.blocks):
-            return _of_pairs(z, e), 1.0
+        diagonal, blocks = self.view.diagonal, self.view.blocks
+        if diagonal or all(count == 1 for _, count in blocks):
+            return _of_pairs(self.z, e, diagonal), 1.0
         parts, shares, at = [], [], 0
-        for size, count in self.blocks:
-            eb, zb, wb = (x[at : at + size * count].unflatten(0, (count, size)) for x in (e, z, w))
+        for size, count in blocks:
+            eb, zb, wb = (x[at : at + size * count].unflatten(0, (count, size)) for x in (e, self.z, self.weights))
             outer = eb.mT @ zb
             parts.append(eb.sum(1).square().sum(-1) + 0.125 * (outer + outer.mT).square().sum((-2, -1)))
             shares.append(wb.sum(1))
             at += size * count
         number = float(1 / torch.cat(shares).square().sum())
-        return (torch.cat(parts), number / (number - 1)) if number >= 4 else (_of_pairs(z, e), 1.0)
+        return (torch.cat(parts), number / (number - 1)) if number >= 4 else (_of_pairs(self.z, e), 1.0)
+
+
+class Claim(NamedTuple):
+    """What a pool says of q before q draws."""
+
+    a: Tensor
+    P: Tensor
+    noise2: Tensor
+
+    @classmethod
+    def of(cls, fit: Fit) -> "Claim":
+        """Keep this of a fit."""
+        return cls(*fit.natural, fit.noise2)
 
 
 def _eye(like: Tensor) -> Tensor:
@@ -269,12 +339,12 @@ def _of_pairs(
     return first + 0.25 * (ee * zz + ez * ez.mT).sum((-2, -1))
 
 
-def surprise(fit: Fit, z: Tensor, pulled: Tensor, blocks: int = 1) -> tuple[float, float]:
+def surprise(claim: Claim, z: Tensor, pulled: Tensor, blocks: int = 1) -> tuple[float, float]:
     """|∇L - (a, P)|² by draws that (a, P) has not seen, unbiased, and its standard error.
 
     The draws are of q itself, z (n, D) with mirror images beside each other and Cᵀ∇ℓ/γ there; U-statistic over pairs.
     """
-    e = (pulled - z - fit.a - z @ fit.P).unflatten(0, (-1, 2))
+    e = (pulled - z - claim.a - z @ claim.P).unflatten(0, (-1, 2))
     even, odd = 0.5 * (e[:, 0] + e[:, 1]), 0.5 * (e[:, 0] - e[:, 1])
     z = z[::2]
     oz = odd @ z.mT
@@ -289,19 +359,25 @@ def surprise(fit: Fit, z: Tensor, pulled: Tensor, blocks: int = 1) -> tuple[floa
 class Natural(NamedTuple):
     """Natural coordinates (Λ, Λμ) of a Gaussian in the frame of the base."""
 
-    precision: Tensor  # (D, D)
+    precision: Tensor  # (D, D), or its diagonal, (D,)
     shift: Tensor  # (D,)
 
     @classmethod
     def of(cls, fit: Fit) -> tuple["Natural", "Natural"]:
         """Return those of the Gaussian of a fit, and the natural-gradient step from there."""
-        inverse = triangular_inverse(fit.at.root)
-        precision, change = inverse.mT @ inverse, inverse.mT @ fit.P @ inverse
-        step = change @ fit.at.mean - inverse.mT @ fit.a
-        return cls(precision, precision @ fit.at.mean), cls(change, step)
+        (mean, root), (a, P) = fit.at, fit.natural
+        if fit.view.diagonal:
+            precision, change = root.pow(-2), P / root.square()
+            return cls(precision, precision * mean), cls(change, change * mean - a / root)
+        inverse = triangular_inverse(fit.at.full)
+        precision, change = inverse.mT @ inverse, inverse.mT @ P @ inverse
+        return cls(precision, precision @ mean), cls(change, change @ mean - inverse.mT @ a)
 
     def place(self) -> Normal | None:
         """The Gaussian, with a lower triangular root; None outside of the cone."""
+        if self.precision.dim() == 1:
+            found = Normal(self.shift / self.precision, self.precision.rsqrt())
+            return found if found.finite else None
         upper, ok = reverse_cholesky(self.precision)  # K⁻ᵀ
         if not bool(ok):
             return None
@@ -314,10 +390,13 @@ class Natural(NamedTuple):
         return torch.cat([self.precision.flatten(), self.shift])
 
     @classmethod
-    def of_flat(cls, x: Tensor, dim: int) -> "Natural":
+    def of_flat(cls, x: Tensor, dim: int, diagonal: bool) -> "Natural":
         """From such a row, made symmetric."""
-        precision = x[: dim * dim].reshape(dim, dim)
-        return cls(0.5 * (precision + precision.mT), x[dim * dim :])
+        precision, shift = x[:-dim], x[-dim:]
+        if diagonal:
+            return cls(precision, shift)
+        precision = precision.reshape(dim, dim)
+        return cls(0.5 * (precision + precision.mT), shift)
 
 
 @dataclass(frozen=True)
@@ -354,7 +433,8 @@ class PoolSettings:
         cosine: of two moves from which on a third one may go on along the last.
         looks: values of the log joint at each of the places along it.
         patience: times that a loss which still falls keeps a run from its end.
-        rough: norm at which a mean field that comes before the full covariance ends.
+        rough: norm at which a mean field that comes before the full covariance ends, and from which on another start is
+            tried before q needs more than so many `dear` draws.
         draft: draws after which it ends in any case.
         early: draws of the full covariance before another start may be tried in the place of more.
         most: draws in all.
@@ -391,6 +471,7 @@ class PoolSettings:
     rough: float = 0.3
     draft: int = 1500
     early: int = 4096
+    dear: int = 512
     most: int = 65_536
     numbers: int = 8_000_000
     home: float = 0.5
@@ -443,29 +524,39 @@ def _along(
     """The first of some lengths of a step in natural coordinates that does what it should; None where none does."""
     steep, (less, lower) = float(here.norm2) > 2 * float(here.noise2), settings.fall
     for length in settings.lengths:
-        at = Natural.of_flat(x + length * step, len(here.a)).place()
+        at = Natural.of_flat(x + length * step, len(here.at.mean), view.diagonal).place()
         if at is not None and float(at.kl_from_standard()) <= radius:
             there = view.fit(at)
+            if float(there.effective) < least:
+                continue
             falls = float(there.norm2) <= (1 - less * length) * float(here.norm2)
-            drops = steep and float(here.loss - there.loss) >= lower * length * float(here.norm2)
-            if float(there.effective) >= least and (falls or drops):
+            if falls or (steep and float(here.loss - there.loss) >= lower * length * float(here.norm2)):
                 return there
     return None
 
 
 def _plain(view: View, here: Fit, radius: float, settings: PoolSettings) -> Fit:
     """A Newton step with the eigenvalues of W held within bounds, as long as the trust region allows."""
-    values, basis, ok = eigh(here.P + _eye(here.P))
+    a, P = here.natural
+    if view.diagonal:
+        values, root, ok = P + 1, here.at.root, P.isfinite().all()
+    else:
+        values, basis, ok = eigh(P + _eye(P))
+        root, a = here.at.full @ basis, basis.mT @ a
     if not bool(ok):
         return here
     values = values.clamp(*settings.stretch)
-    direction = -(basis @ ((basis.mT @ here.a) / values))
-    length = 1.0
+    way = -(root * (a / values) if view.diagonal else root @ (a / values))
+    scales, logs, length = root.square() if view.diagonal else root.square().sum(0), values.log(), 1.0
     while length > torch.finfo(values.dtype).eps:
-        root = here.at.root @ (basis * values.pow(-0.5 * length))  # of the covariance, stretched along the way
-        at = Normal(here.at.mean + length * (here.at.root @ direction), lower_root(root))
-        if at.finite and float(at.kl_from_standard()) <= radius:
-            return view.fit(at)
+        mean = here.at.mean + length * way
+        # the covariance is stretched along the way
+        kl = 0.5 * ((scales * (-length * logs).exp()).sum() + mean.square().sum() - len(mean) + length * logs.sum())
+        if float(kl - here.at.log_det) <= radius:
+            stretched = root * values.pow(-0.5 * length)
+            at = Normal(mean, stretched if view.diagonal else lower_root(stretched))
+            if at.finite:
+                return view.fit(at)
         length *= 0.7
     return here
 
@@ -476,11 +567,13 @@ def lower_root(root: Tensor) -> Tensor:
 
 
 def displacement(base: Normal, place: Normal) -> Tensor:
-    """Where a Gaussian is from another: C⁻¹ times the way of the mean, and √2 log of the root, (D + D²,).
+    """Where a Gaussian is from another: C⁻¹ times the way of the mean, and √2 log of the root, (D + D²,) or (2D,).
 
     Half of the square of its length is about KL of the two in nats.
     """
     seen = base.seen(place)
+    if seen.root.dim() == 1:
+        return torch.cat([seen.mean, math.sqrt(2) * seen.root.log()])
     basis, scale, _ = torch.linalg.svd(seen.root)
     return torch.cat([seen.mean, math.sqrt(2) * ((basis * scale.log()) @ basis.mT).flatten()])
 
@@ -488,5 +581,8 @@ def displacement(base: Normal, place: Normal) -> Tensor:
 def displaced(base: Normal, way: Tensor) -> Normal:
     """The Gaussian to which a `displacement` leads."""
     dim = len(base.mean)
-    root = way[dim:].reshape(dim, dim) / math.sqrt(2)
-    return base.inside(Normal(way[:dim], lower_root(torch.linalg.matrix_exp(0.5 * (root + root.mT)))))
+    mean, root = way[:dim], way[dim:] / math.sqrt(2)
+    if len(root) == dim:
+        return base.inside(Normal(mean, root.exp()))
+    root = root.reshape(dim, dim)
+    return base.inside(Normal(mean, lower_root(torch.linalg.matrix_exp(0.5 * (root + root.mT)))))

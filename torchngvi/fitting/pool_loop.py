@@ -27,6 +27,7 @@ from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.descent import Descent, Point
 from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.pool import (
+    Claim,
     Fit,
     Lot,
     Normal,
@@ -60,7 +61,7 @@ class Home(NamedTuple):
         if loop.diagonal or loop.evaluated >= self.draws:
             return loop.evaluated >= self.draws
         kl = self.place.seen(loop.place).kl_from_standard()
-        away = (loop.place.mean - self.place.mean).abs() / self.place.root.norm(dim=1)
+        away = (loop.place.mean - self.place.mean).abs() / self.place.full.norm(dim=1)
         return float(away.max() if loop.evaluated == loop.narrow else kl) <= loop.settings.home
 
 
@@ -91,7 +92,7 @@ class PoolLoop:
     def begin(self, *, rough: bool) -> None:
         """Begin where q is, if the data of one q are at hand: with a mean field first, or at once with all of q."""
         target, widest = self.target, self.settings.roughest
-        self.trusted = self.patient = not rough
+        self.trusted, self.patient = not rough, False
         at_hand = not (target.in_passes or self.q.batch_shape) and self.descent.sight.factors is None
         self.runs = at_hand and target.temperature > 0 and (self._whole or (rough and self.q.dim <= widest))
         self.leave(rough=rough)
@@ -117,7 +118,7 @@ class PoolLoop:
         self.place: Normal | None = None  # of q
         self.before: Normal | None = None  # where the last step began
         self.trail: list[Normal] = []  # where q has drawn, the last ones
-        self.claim: Fit | None = None  # what the pool says of q before it draws
+        self.claim: Claim | None = None  # what the pool says of q before it draws
         self.told: list[tuple[float, float, float]] = []  # of the last lots: a surprise, its error, and the claim
         self.done = self.failed = self.far = self.leaping = self.moved = False
         self.evaluated = self.narrow = self.left_out = self.waits = self.retreats = self.number = 0
@@ -135,8 +136,8 @@ class PoolLoop:
         aside = home is not None
         if self.place is None:
             frame = self.q.frame()
-            root = lower_root(frame.dense()) if self._whole else torch.diag(self.q.stddev)
-            self.place = Normal(frame.mean.clone(), root)
+            root = lower_root(frame.dense()) if self._whole else self.q.stddev
+            self.place = Normal(frame.mean.clone(), root.clone())
             self.number, self.radius = self.fewest, self._usual_radius
         while not self.done:
             if self.pool.lots and not self.moved:
@@ -174,7 +175,7 @@ class PoolLoop:
     def _go(self, place: Normal) -> None:
         """Put q there."""
         self.place = place
-        self.q.initialize_(place.mean, place.root)
+        self.q.initialize_(place.mean, place.full)
 
     def _draw(self) -> None:
         """A lot of q, in antithetic pairs, which judges the step that has led there."""
@@ -198,7 +199,7 @@ class PoolLoop:
             each = len(z) // blocks
             some = min(blocks, max(1, self.settings.thin // each)) if blocks > 1 else 1
             first = slice(some * each if blocks > 1 else self.settings.thin)
-            told = surprise(self.claim, z[first], gradient[first] @ self.place.root, some)
+            told = surprise(self.claim, z[first], self.place.pull(gradient[first]), some)
             self.told = [*self.told, (*told, float(self.claim.noise2))][-self.settings.window :]
         self.pool.add(Lot(self.place, theta.contiguous(), energy.contiguous(), gradient.contiguous(), blocks))
         self.trail = [*self.trail[-3:], self.place]
@@ -243,7 +244,8 @@ class PoolLoop:
             return
         known = float(here.effective) >= self.settings.least or float(here.noise2) <= 0.01 * limit
         near = float(here.bound) <= limit and honesty(self.told) * float(here.total) <= self.settings.slack * limit
-        if near and known and not back and not self._gaining(view, here):
+        sure = near and known and not back and not self._gaining(view, here)
+        if sure or (self.evaluated >= self._most and float(here.total) <= limit and not back):  # as sure as it can be
             self.done = True
         elif self._hopeless(here):
             self.done = self.failed = True
@@ -289,11 +291,14 @@ class PoolLoop:
         return falls
 
     def _hopeless(self, here: Fit) -> bool:
-        """Whether all draws are used up; or, where another start may be tried, q is far or needs more draws."""
-        if self.evaluated >= self._most or self.patient or self.evaluated - self.narrow < self.settings.early:
+        """Whether all draws are used up; or, where another start may be tried, q is far, or what it needs is dear."""
+        settings, late = self.settings, self.evaluated - self.narrow >= self.settings.early
+        if self.evaluated >= self._most or self.patient:
             return self.evaluated >= self._most
-        needed = float(here.effective * here.noise2) / (self.settings.aim * self.descent.tolerance**2)
-        return self.far or not needed <= self._most
+        needed = float(here.effective * here.noise2) / (settings.aim * self.descent.tolerance**2)
+        if float(here.total) <= settings.rough**2 and needed > settings.dear:
+            return True
+        return late and (self.far or not needed <= self._most)
 
     def _move(self) -> None:
         """Minimise over the pool, and go there, or farther; with how many draws to take there."""
@@ -313,7 +318,7 @@ class PoolLoop:
             self.before, self.leaping, self.trail = there, True, [*self.trail[-3:], there]
         self._go(there if on is None else on)
         self._seen = None
-        self.claim = None if self.diagonal else self._looked()[1]
+        self.claim = None if self.diagonal else Claim.of(self._looked()[1])
 
     def _looked(self) -> tuple[View, Fit]:
         """The pool seen from q, and what it says of q."""
@@ -344,7 +349,7 @@ class PoolLoop:
             "trail": [tuple(place) for place in self.trail],
             "lots": [(tuple(lot.place), *lot[1:]) for lot in self.pool.lots],
             "terms": self.pool.terms,
-            "claim": None if self.claim is None else (tuple(self.claim.at), *self.claim[1:]),
+            "claim": None if self.claim is None else tuple(self.claim),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -358,7 +363,7 @@ class PoolLoop:
         )
         self.trail = [Normal(*place) for place in state["trail"]]
         self.pool = Pool([Lot(Normal(*lot[0]), *lot[1:]) for lot in state["lots"]], state["terms"])
-        self.claim = None if state["claim"] is None else Fit(Normal(*state["claim"][0]), *state["claim"][1:])
+        self.claim = None if state["claim"] is None else Claim(*state["claim"])
         self._seen = None
 
 

@@ -30,6 +30,7 @@ from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.origin import Origin
 from torchngvi.fitting.points import Place
+from torchngvi.fitting.pool import PoolSettings
 from torchngvi.fitting.pool_loop import PoolLoop
 from torchngvi.fitting.request import Request, tolerance_by_draws
 from torchngvi.fitting.starts import Starts
@@ -39,7 +40,6 @@ from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.guarded import BudgetError, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
-_DEAR = 512  # draws before which other starts are looked at
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError, BudgetError)  # whatever fails elsewhere, q is where it was
 
 _T = TypeVar("_T")
@@ -207,10 +207,10 @@ class SampleAverages(Engine):
         """More draws; before they are dear a look at other starts.  An ending where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
-        if ((more > _DEAR or last) and (yield from self._better_start())) or (last and descent.averages_sets()):
+        if (more > PoolSettings.dear or last) and (yield from self._better_start()):
             return None
         if last:
-            return self._not_enough()
+            return None if descent.averages_sets() else self._not_enough()
         descent.draws = more
         return None
 

@@ -30,7 +30,6 @@ from torchngvi.models import LogJoint
 from torchngvi.models.arguments import FullPrecision, classify
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
-from torchngvi.renamed import renamed
 from torchngvi.stepsizes import PowerSchedule
 from torchngvi.theory.godichon2023 import check_exponents
 
@@ -270,7 +269,6 @@ class SmoothedSteps(Engine):
         self.kept = state["kept"].clone()
 
 
-@renamed(family="q")
 @torch.no_grad()
 def lower_bound(
     q: FlatPosterior,

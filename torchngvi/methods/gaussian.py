@@ -18,7 +18,6 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.optim.pairs import posteriors_of
 from torchngvi.posteriors import NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.posteriors.flat import ExponentialFamily
-from torchngvi.renamed import renamed
 from torchngvi.rules import (
     SVGD,
     BuresWasserstein,
@@ -48,7 +47,6 @@ class Method(NaturalGradientVI):
     (True, 'VariationalNewton')
     """
 
-    @renamed(acceleration="metric")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],

@@ -22,21 +22,11 @@ from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Poste
 from torchngvi.metrics import Preconditioner, Recursive
 from torchngvi.optim import Evaluation, NaturalGradientVI, Watch, pairs
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
-from torchngvi.renamed import moved, renamed, warn_renamed
 from torchngvi.rules import RootGradient
 from torchngvi.stepsizes import Constant, KLRadius
 
 _RADIUS = 0.1  # nats
 _BETA = 0.125  # (α - ½)/2 of the usual α = ¾
-_MOVED = {  # the keywords of the first IFVB, each of which is one of a part now
-    **{name: f"metric=Recursive({name}=...)" for name in ("samples", "eps", "c_beta", "beta", "warmup")},
-    **{name: f"a schedule, LambdaLR(opt, PowerSchedule({name}=...))" for name in ("alpha", "offset")},
-    "radius": "step_size=KLRadius(...)",
-    "clip": "step_size=Clip(...), or Shortest(KLRadius(...), Clip(...))",
-    "generator": "the parts that draw, metric=Recursive(generator=...) and estimator=Pathwise(10, generator)",
-    **{name: f"averaging=Averaging({name}=...) of AIFVB" for name in ("w", "burn_in")},
-    "fisher_at_average": "averaging=Averaging(metric_at_average=...) of AIFVB",
-}
 
 
 class PreconditionedVI(NaturalGradientVI):
@@ -74,8 +64,6 @@ class PreconditionedVI(NaturalGradientVI):
     # a preconditioner that is still an average of few draws sends the loss up a thousandfold, and brings it back
     watch = Watch(climb=1e4)
 
-    @moved(**_MOVED)
-    @renamed(family="posterior", preconditioner="metric")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],
@@ -127,12 +115,6 @@ class PreconditionedVI(NaturalGradientVI):
         q = self._only_posterior("this")
         assert isinstance(q, FlatPosterior)
         return q
-
-    @property
-    def family(self) -> FlatPosterior:
-        """The posterior under its old name ``family``, with a warning."""
-        warn_renamed(type(self).__name__, "family", "posterior")
-        return self.posterior
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -198,8 +180,6 @@ class IFVB(PreconditionedVI):
     0.29
     """
 
-    @moved(**_MOVED)
-    @renamed(family="posterior")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],
@@ -248,8 +228,6 @@ class AIFVB(IFVB):
 
     averaging: Averaging
 
-    @moved(**_MOVED)
-    @renamed(family="posterior")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],

@@ -34,7 +34,6 @@ from torchngvi.numerics.versions import Versions, tracked
 from torchngvi.optim import pairs
 from torchngvi.optim.records import Evaluation, Heading, Report, State, Status, complete, converted
 from torchngvi.optim.watching import Seen, Watch, counted, read_later, speak
-from torchngvi.renamed import warn_renamed
 
 # The last evaluation, for as long as neither q nor the target has changed
 
@@ -138,12 +137,6 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         if len(self.posteriors) != 1:
             pairs.refuse(pairs.ONE_POSTERIOR, self._parts(number=len(self.posteriors)), what=what)
         return self.posteriors[0]
-
-    @property
-    def acceleration(self) -> Metric | None:
-        """The metric under its old name ``acceleration``, with a warning."""
-        warn_renamed(type(self).__name__, "acceleration", "metric")
-        return self.metric
 
     @property
     def rejections(self) -> int:

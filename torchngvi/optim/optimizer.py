@@ -52,7 +52,6 @@ from torchngvi.numerics.versions import tracked
 from torchngvi.optim import gradients, pairs, watching
 from torchngvi.optim.evaluating import EvaluatingOptimizer
 from torchngvi.optim.records import Evaluation, Heading, Report, State
-from torchngvi.renamed import renamed
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 # The path of a momentum: along the average of the changes that the rule has asked for
@@ -216,7 +215,6 @@ class NaturalGradientVI(EvaluatingOptimizer):
     (1.0, 0.5)
     """
 
-    @renamed(acceleration="metric")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],

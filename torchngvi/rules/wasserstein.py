@@ -111,8 +111,37 @@ class CovarianceGradient(Rule):
 # kernel x_i y_i + 1 a coordinate, so that B stays diagonal.
 
 
+class _GaussianSVGD(Rule):
+    """What the kernels with and without a centre have in common."""
+
+    emits = Affine
+    natural = False
+    full_algebra = True
+    _centered: bool  # whether the kernel is centered at the mean of q
+
+    def __call__(self, q: Posterior, e: Expectation) -> Path:
+        """Return the path ε -> (I + εB) V (I + εB)ᵀ of the covariance, with m + ε(Bm - g) or m - εg as its mean."""
+        local, frame, structure = q.local(e), q.frame(), q.structure
+        assert isinstance(structure, FullAlgebra)
+        g, G = q.unframe(local.a, local.P)
+        V = structure.matmul(frame.root, structure.transpose(frame.root))
+        B, velocity = -structure.matmul(G, V), -g
+        if not self._centered:
+            B = B - structure.lower(g[..., None, :], frame.mean[..., None, :])
+            velocity = structure.mv(B, frame.mean) - g
+
+        def at(rho: Tensor) -> Affine:
+            return Affine(structure.eye(g) + structure.scaled(rho, B), rho[..., None] * velocity)
+
+        def slope() -> Tensor:
+            # dL/dε = gᵀ(Bm - g) + tr(GBV) = -|g|² - ‖B‖²_F, or the same without Bm
+            return structure.dot(g, g) + structure.entries_norm2(B)
+
+        return Path(at, lambda: q.norm2(local), slope, speed2=lambda: map_speed2(q, velocity, B))
+
+
 @final
-class SVGD(Rule):
+class SVGD(_GaussianSVGD):
     """Stein variational gradient descent for a Gaussian, with the kernel xᵀy + 1.
 
     The step is the affine map θ ↦ θ + ε(Bθ - g) with B = γI - HV - g mᵀ.  One wants it to reproduce Gaussian SVGD as it
@@ -128,27 +157,7 @@ class SVGD(Rule):
     0.49
     """
 
-    emits = Affine
-    natural = False
-    full_algebra = True
-
-    def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """Return the path ε -> (I + εB) V (I + εB)ᵀ of the covariance, with m + ε(Bm - g) as its mean."""
-        local, frame, structure = q.local(e), q.frame(), q.structure
-        assert isinstance(structure, FullAlgebra)
-        g, G = q.unframe(local.a, local.P)
-        V = structure.matmul(frame.root, structure.transpose(frame.root))
-        B = -structure.matmul(G, V) - structure.lower(g[..., None, :], frame.mean[..., None, :])
-        velocity = structure.mv(B, frame.mean) - g
-
-        def at(rho: Tensor) -> Affine:
-            return Affine(structure.eye(g) + structure.scaled(rho, B), rho[..., None] * velocity)
-
-        def slope() -> Tensor:
-            # dL/dε = gᵀ(Bm - g) + tr(GBV) = -|g|² - ‖B‖²_F
-            return structure.dot(g, g) + structure.entries_norm2(B)
-
-        return Path(at, lambda: q.norm2(local), slope, speed2=lambda: map_speed2(q, velocity, B))
+    _centered = False
 
 
 # Gaussian SVGD with the kernel (x - m)ᵀ(y - m) + 1, which does not depend on the origin
@@ -160,7 +169,7 @@ class SVGD(Rule):
 
 
 @final
-class CenteredSVGD(Rule):
+class CenteredSVGD(_GaussianSVGD):
     """Stein variational gradient descent for a Gaussian, with a kernel that is centred at the mean of q.
 
     The step is the affine map θ ↦ (m - εg) + (I + εB)(θ - m), with B = γI - HV.  One wants it where the steps of SVGD
@@ -176,23 +185,4 @@ class CenteredSVGD(Rule):
     0.49
     """
 
-    emits = Affine
-    natural = False
-    full_algebra = True
-
-    def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """Return the path ε -> (I + εB) V (I + εB)ᵀ of the covariance, with m - εg as its mean."""
-        local, frame, structure = q.local(e), q.frame(), q.structure
-        assert isinstance(structure, FullAlgebra)
-        g, G = q.unframe(local.a, local.P)
-        V = structure.matmul(frame.root, structure.transpose(frame.root))
-        B = -structure.matmul(G, V)
-
-        def at(rho: Tensor) -> Affine:
-            return Affine(structure.eye(g) + structure.scaled(rho, B), -rho[..., None] * g)
-
-        def slope() -> Tensor:
-            # dL/dε = -|g|² + tr(GBV) = -|g|² - ‖B‖²_F
-            return structure.dot(g, g) + structure.entries_norm2(B)
-
-        return Path(at, lambda: q.norm2(local), slope, speed2=lambda: map_speed2(q, g, B))
+    _centered = True

@@ -23,7 +23,6 @@ from torchngvi.metrics.recursive import Perturbation
 from torchngvi.models.arguments import as_target
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
-from torchngvi.renamed import renamed
 from torchngvi.stepsizes import PowerSchedule
 
 __all__ = ["asymptotic_covariance", "check_exponents", "marginal_sample"]
@@ -108,7 +107,6 @@ def asymptotic_covariance(
     return inverse @ (away @ away.mT / (repeats - 1)) @ inverse.mT / steps
 
 
-@renamed(family="q")
 @torch.no_grad()
 def marginal_sample(
     q: FlatPosterior,

@@ -38,7 +38,6 @@ from torchngvi.optim.watching import warn
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.renamed import renamed
 
 _PATIENCE = 100  # passes after which a gradient that nobody uses is told
 
@@ -69,7 +68,6 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     _like: Tensor
 
-    @renamed(family="posterior")
     def __init__(
         self,
         num_inducing_points: int,

@@ -52,7 +52,7 @@ def check_start(
             "hyper-parameters may end at a poor optimum. Standardise the targets, or set the mean, the output scale "
             "and the noise to their scale first.",
             ScaleWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
 
@@ -71,7 +71,7 @@ def is_constant(
         "targets, the length scale or the output scale began far from the data: standardise inputs and targets, or "
         "set them first.",
         ScaleWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     return True
 

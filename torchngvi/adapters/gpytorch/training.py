@@ -5,7 +5,6 @@ optimizer, from one evaluation a batch.  In a float32 model the sums over all da
 first mini-batch whose step float32 cannot take; at the end q has the model's dtype again.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
@@ -36,56 +35,15 @@ from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Gradients, joined
 from torchngvi.models.sharded import threads
-from torchngvi.renamed import warn_renamed
 
 _INTERRUPTED = "because it was interrupted"
 
 
-def _formerly_in_batches(function: Callable[..., TrainingResult]) -> Callable[..., TrainingResult]:
-    """For one release `train_svgp` also does what `train_svgp_in_batches` and `refine_svgp` are for, with a warning."""
-
-    @functools.wraps(function)
-    def called(
-        model: ApproximateGP,
-        likelihood: Likelihood,
-        data: Any = (),
-        num_data: Any = None,
-        hyper_optimizer: Any = None,
-        *,
-        refine: bool = False,
-        group: Any = None,
-        **options: Any,
-    ) -> TrainingResult:
-        if isinstance(num_data, torch.Tensor):
-            raise InputError(
-                "train_svgp takes inputs and targets as one pair; got two tensors. Write "
-                "train_svgp(model, likelihood, (x, y))."
-            )
-        if "batches" in options:
-            warn_renamed("train_svgp", "batches=", "data=")
-            data = options.pop("batches")
-        if hyper_optimizer is not None or group is not None:
-            warn_renamed("train_svgp", "with hyper_optimizer or group", "train_svgp_in_batches")
-            options |= {"refine": refine, "group": group}
-            return train_svgp_in_batches(model, likelihood, data, num_data, hyper_optimizer, **options)
-        if num_data is not None:
-            warn_renamed("train_svgp", "num_data without hyper_optimizer", "refine_svgp")
-            refined = refine_svgp(model, likelihood, data, progress=options.get("progress", True))
-            return _untrained("because no epoch was run.").refined_by(refined)
-        if "epochs" in options:
-            warn_renamed("train_svgp", "epochs=", "rounds=")
-            options["rounds"] = options.pop("epochs")
-        return function(model, likelihood, data, **options)
-
-    return called
-
-
-@_formerly_in_batches
 def train_svgp(
     model: ApproximateGP,
     likelihood: Likelihood,
     data: Any,
-    *,
+    *others: Any,
     rounds: int = 10,
     callbacks: Iterable[Callable[[int, float], Any]] = (),
     progress: bool = True,
@@ -108,6 +66,7 @@ def train_svgp(
             `CholeskyVariationalDistribution`, which then holds what was found.
         likelihood: see `SparseGP`.
         data: one pair (x, y) of all rows, a list of such pairs, or a ``DataLoader`` of them.
+        others: none; what stands here is refused, as y after x.
         rounds: the largest number of rounds.
         callbacks: called with the round and its loss; a true result ends the rounds.  They may evaluate the model, in
             whichever mode.
@@ -139,6 +98,11 @@ def train_svgp(
     >>> train_svgp(model, likelihood, (x, torch.sin(3 * x[:, 0])), progress=False).refined.converged
     True
     """
+    if others:
+        raise InputError(
+            f"train_svgp takes inputs and targets as one pair; got {'two tensors' if len(others) == 1 else 'more'}. "
+            "Write train_svgp(model, likelihood, (x, y))."
+        )
     read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
     check_order(likelihood, data)
     callbacks, rounds = _checked(callbacks), read_count("rounds", rounds, "counts rounds", at_least=0)

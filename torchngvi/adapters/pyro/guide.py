@@ -41,7 +41,6 @@ from torchngvi.interfaces import Posterior
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.renamed import renamed
 
 
 class AutoGaussian(AutoContinuous):
@@ -85,7 +84,6 @@ class AutoGaussian(AutoContinuous):
 
     _structure: Structure | None = None  # and in pickles of earlier releases
 
-    @renamed(family="posterior")
     def __init__(
         self,
         model: Callable[..., Any],

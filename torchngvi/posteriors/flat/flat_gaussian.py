@@ -59,26 +59,21 @@ def mean_and_scale(
     return zero + start[0], zero + start[1]
 
 
-class FlatGaussian(FlatPosterior):
-    """N(μ, Σ) over some vector of its parameters: abstract, see `FlatCholesky` and `MeanFieldGaussian`.
+class Sized(FlatPosterior):
+    """A Gaussian that can be made from sizes, as the posteriors that no vector holds are: abstract.
 
-    >>> from torchngvi.posteriors.flat import MeanFieldGaussian
-    >>> MeanFieldGaussian.standard(2, scale=3.0).covariance.round().tolist()
-    [[9.0, 0.0], [0.0, 9.0]]
+    >>> issubclass(FlatGaussian, Sized)
+    True
     """
 
     @classmethod
     @abstractmethod
-    def _vector_of(
+    def _of_standard(
         cls,
         mean: Tensor,  # (*batch, d)
-        root: Tensor,  # (*batch, d, d), lower triangular
-    ) -> Tensor:
-        """Return λ of N(μ, root rootᵀ), or of what the posterior keeps of it."""
-
-    @abstractmethod
-    def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return μ (*batch, d) and the lower factor of Σ (*batch, d, d), differentiable in λ."""
+        stddev: Tensor,  # (*batch, d)
+    ) -> Self:
+        """Make N(mean, stddev²)."""
 
     @classmethod
     def standard(
@@ -106,13 +101,41 @@ class FlatGaussian(FlatPosterior):
         Raises:
             InputError: a dimension below 1.
 
-        >>> from torchngvi.ifvb import FlatCholesky
+        >>> from torchngvi.ifvb import FlatCholesky, RankOneGaussian
         >>> FlatCholesky.standard(2, scale=2.0).moments()[1].tolist()
         [[2.0, 0.0], [0.0, 2.0]]
+        >>> RankOneGaussian.standard(3, scale=2.0).stddev.round(decimals=5).tolist()
+        [2.0, 2.0, 2.0]
         """
         location, spread = mean_and_scale(dim, batch_shape, mean, scale, dtype, device)
+        return cls._of_standard(location, spread)
+
+
+class FlatGaussian(Sized):
+    """N(μ, Σ) over some vector of its parameters: abstract, see `FlatCholesky` and `MeanFieldGaussian`.
+
+    >>> from torchngvi.posteriors.flat import MeanFieldGaussian
+    >>> MeanFieldGaussian.standard(2, scale=3.0).covariance.round().tolist()
+    [[9.0, 0.0], [0.0, 9.0]]
+    """
+
+    @classmethod
+    @abstractmethod
+    def _vector_of(
+        cls,
+        mean: Tensor,  # (*batch, d)
+        root: Tensor,  # (*batch, d, d), lower triangular
+    ) -> Tensor:
+        """Return λ of N(μ, root rootᵀ), or of what the posterior keeps of it."""
+
+    @abstractmethod
+    def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return μ (*batch, d) and the lower factor of Σ (*batch, d, d), differentiable in λ."""
+
+    @classmethod
+    def _of_standard(cls, mean: Tensor, stddev: Tensor) -> Self:
         new = cls.__new__(cls)
-        FlatPosterior.__init__(new, cls._vector_of(location, spread.diag_embed()), dim)
+        FlatPosterior.__init__(new, cls._vector_of(mean, stddev.diag_embed()), mean.shape[-1])
         return new
 
     @property

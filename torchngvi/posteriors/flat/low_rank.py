@@ -10,7 +10,7 @@ from torch import Tensor
 from torchngvi.arguments import read_size
 from torchngvi.errors import InputError, PairError
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.posteriors.flat.flat_gaussian import mean_and_scale
+from torchngvi.posteriors.flat.flat_gaussian import Sized, mean_and_scale
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start, normal
 from torchngvi.posteriors.shapes import Shape
 
@@ -204,7 +204,7 @@ class _Constants(NamedTuple):
 
 
 @final
-class RankOneGaussian(FlatPosterior):
+class RankOneGaussian(Sized):
     """q = N(μ, bbᵀ + diag(c²)), a Gaussian whose covariance has one factor, D = 3d.
 
     Everything, the exact natural gradient included, is in O(d), which suits the weights of a network.
@@ -239,36 +239,9 @@ class RankOneGaussian(FlatPosterior):
         super().__init__(torch.cat([mean, factor, scale], -1), mean.shape[-1])
 
     @classmethod
-    def standard(
-        cls,
-        dim: int,
-        batch_shape: Sequence[int] = (),
-        *,
-        mean: Tensor | float = 0.0,  # broadcasts to (*batch, d)
-        scale: Tensor | float = 1.0,  # scalar, or standard deviations (*batch, d)
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Self:
-        """Make a Gaussian of this mean and these standard deviations, whose factor has a tenth of each of them.
-
-        Args:
-            dim: d, the number of latent variables.
-            batch_shape: the number of independent posteriors, as a shape.
-            mean: μ, which broadcasts to (*batch, d).
-            scale: a scalar, or standard deviations (*batch, d).
-            dtype, device: those of λ; by default those of the start, or torch's defaults.
-
-        Returns:
-            A posterior of this class.
-
-        Raises:
-            InputError: a dimension below 1.
-
-        >>> RankOneGaussian.standard(3, scale=2.0).stddev.round(decimals=5).tolist()
-        [2.0, 2.0, 2.0]
-        """
-        location, spread = mean_and_scale(dim, batch_shape, mean, scale, dtype, device)
-        return cls(location, _SHARE * spread, math.sqrt(1 - _SHARE**2) * spread)
+    def _of_standard(cls, mean: Tensor, stddev: Tensor) -> Self:
+        """Its factor has a tenth of each standard deviation."""
+        return cls(mean, _SHARE * stddev, math.sqrt(1 - _SHARE**2) * stddev)
 
     @property
     def mean(self) -> Tensor:
