@@ -1,14 +1,17 @@
 """How often the host waits for a device in a step and in a fit: counted on the CPU, with tensors that pass for a GPU's.
 
-    python benchmarks/scale_waits.py [--lines]
+    python -m benchmarks.scale_waits [--lines] [--kernels NAME ...]
 
 The branches are those of a device, since the tensors say that they are not on the CPU.  ``--lines`` names the lines
-that read.
+that read.  ``--kernels`` counts, for rows of `benchmarks.engine`, each operation of a fit that is a kernel on a device,
+those of the log joint included, and how many of them bring a number to the host.
 """
 
 import argparse
+from collections import Counter
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit
 from torchngvi.testing.waits import far, reads
@@ -54,10 +57,59 @@ def black_box():
     return lines, result.gradients
 
 
+class Kernels(TorchDispatchMode):
+    """Counts the operations that are no views."""
+
+    VIEWS = {
+        *(
+            "_reshape_alias",
+            "_unsafe_view",
+            "alias",
+            "as_strided",
+            "detach",
+            "diagonal",
+            "expand",
+            "lift_fresh",
+            "permute",
+        ),
+        *("select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view"),
+    }
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.counts[function._overloadpacket.__name__] += 1
+        return function(*arguments, **(keywords or {}))
+
+
+def kernels(name):
+    """Print what a fit of one row launches and reads."""
+    from benchmarks.engine import HELD, models, problems
+
+    problem = {**problems(), **models(HELD)}[name]
+    dim, log_joint = problem() if callable(problem) else problem
+    torch.manual_seed(0)
+    with Kernels() as counter:
+        result = fit(CholeskyGaussian(dim, dtype=torch.float64), log_joint, progress=False)
+    launched = sum(count for each, count in counter.counts.items() if each not in Kernels.VIEWS)
+    read, gradients = counter.counts["_local_scalar_dense"], result.gradients
+    print(
+        f"{name}: D = {dim}, {gradients} gradients, {result.evaluations} evaluations; "
+        f"{launched / gradients:.1f} kernels and {read / gradients:.2f} reads a gradient"
+    )
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", action="store_true")
+    parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME")
     options = parser.parse_args(arguments)
+    for name in options.kernels:
+        kernels(name)
+    if options.kernels:
+        return
     for kind in (CholeskyGaussian, NaturalGaussian, DiagonalGaussian):
         lines, evaluations = fits(kind)
         step, whole = sum(steps(kind).values()) / 10, sum(lines.values()) / evaluations
