@@ -76,7 +76,7 @@ def draw_leave_one_out(result, model):
     left.legend(frameon=False)
     error = (divided.density - truth.density).abs().clamp_min(1e-12)
     flagged = found.resolved
-    right.loglog(divided.response[flagged], error[flagged], ".", markersize=4, color=ORANGE, label="then fitted anew")
+    right.loglog(divided.response[flagged], error[flagged], ".", markersize=4, color=ORANGE, label="then fitted again")
     right.loglog(divided.response[~flagged], error[~flagged], ".", markersize=4, color=BLUE, label="kept")
     right.axvline(1e-3, color=GREY, linewidth=1)
     right.set(xlim=(1e-9, 10), ylim=(1e-12, 3))  # errors below are those of the fits
@@ -84,7 +84,7 @@ def draw_leave_one_out(result, model):
     right.legend(frameon=False)
     figure.savefig(OUT / "leave_one_out.png", dpi=100)
     print(f"leave_one_out: elpd {found.total:.2f}, in fits {truth.total:.2f}, in sample {found.in_sample.sum():.2f}; "
-          f"{int(flagged.sum())} fitted anew, largest error kept {error[~flagged].max():.1e}, "
+          f"{int(flagged.sum())} fitted again, largest error kept {error[~flagged].max():.1e}, "
           f"of the others before {error[flagged].max():.2f}")  # fmt: skip
 
 

@@ -38,7 +38,7 @@ Q = TypeVar("Q", bound=Gaussian | ExponentialFamily)
 class ExpectationAverage(torch.nn.Module, Generic[Q]):
     """A running average of a posterior's expectation parameters, in which the iterate after step t has weight t + 1.
 
-    One wants it as the result of stochastic natural-gradient VI with the steps 2/(2 + t), where it is nearer to the
+    Use it as the result of stochastic natural-gradient VI with the steps 2/(2 + t), where it is nearer to the
     optimum than the last iterate in the mean.  Its state lies in buffers, so that ``state_dict``, ``.to()`` and
     ``deepcopy`` carry it.  In natural coordinates a call costs one factorisation of V, O(D³); a mean-field posterior
     keeps the marginal second moments, and an exponential family its ω.  Members whose moments are not finite are left
@@ -135,7 +135,7 @@ class ExpectationAverage(torch.nn.Module, Generic[Q]):
 class Averaging:
     """The weights of an average of flat iterates λ⁽ˢ⁾, and the step at which it begins.
 
-    One wants it for AIFVB, whose result is the average rather than the last iterate.
+    Use it for AIFVB, whose result is the average rather than the last iterate.
 
     Args:
         w: the power w of the logarithm in the weights, not negative; 2 in the paper, and 0 for the plain mean.

@@ -106,7 +106,7 @@ def prior_by_evidence(
 ) -> Evidence:
     """Fit q and the precisions of the prior together, q in place.
 
-    One wants it where nothing is known of the size of the effects: the precision is then the one under which the data
+    Use it where nothing is known of the size of the effects: the precision is then the one under which the data
     are the most probable, up to the KL divergence of q from the posterior, which the ELBO bounds.
 
     Args:

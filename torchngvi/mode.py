@@ -156,7 +156,7 @@ class Afar:
 #
 # Newton's method with BFGS updates (Nocedal and Wright 2006, section 6.1).  The Hessian is a forward
 # difference of gradients, D + 1 of them in one call, at steps that are a share of a standard deviation;
-# it is taken anew only where the quadratic model has failed.  Where the Hessian has negative or vanishing
+# it is taken again only where the quadratic model has failed.  Where the Hessian has negative or vanishing
 # eigenvalues, absolute values above a floor take their place, as in `laplace`.
 #
 # From where ℓ is astronomically large, as e^z of a coordinate z in the tens or hundreds, such steps lead nowhere or
@@ -297,7 +297,7 @@ class _Search:
         return self.age == 0 and bool(wide.any())
 
     def _hessian(self) -> Asking[bool]:
-        """Take H anew; False where it is not finite."""
+        """Take H again; False where it is not finite."""
         while True:
             step = self.step = (self.theta + self._steps()) - self.theta  # as it is rounded
             _, gradients = yield from self._at(self.theta + torch.diag(step))
@@ -371,7 +371,7 @@ class _Search:
         return self.hard >= _SLOW
 
     def _from_afar(self) -> Asking[bool]:
-        """Go down by the logarithm of ℓ, and take H anew; False where it is not finite."""
+        """Go down by the logarithm of ℓ, and take H again; False where it is not finite."""
         start = placed(self.theta, self.energy, self.gradient)
         before = self.afar.gradients
         self.theta, self.energy, self.gradient, *_ = yield from self.afar.run(start, _AFAR * self.budget)

@@ -344,7 +344,7 @@ def _check(draws: int, seed: int, resume: Calibration | None) -> None:
     if resume is not None and (resume.draws, resume.seed) != (draws, seed):
         raise InputError(
             f"what is resumed had draws={resume.draws} and seed={resume.seed}; got draws={draws} and seed={seed}. "
-            "Give the same, or begin anew without resume."
+            "Give the same, or begin again without resume."
         )
 
 

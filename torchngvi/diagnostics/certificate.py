@@ -82,7 +82,7 @@ class Certificate(NamedTuple):
 def certificate(q: Posterior, target: Target) -> Certificate:
     """Bound how far the objective at q is above its least value over the Gaussians of q's family: a proof, at any q.
 
-    One wants it where "converged" is not enough: it holds for a q of any origin, fitted or not, and needs no optimum.
+    Use it where "converged" is not enough: it holds for a q of any origin, fitted or not, and needs no optimum.
     The objective is the negative ELBO, in nats, so that the ELBO at q is at most so much below the largest one.  It
     says nothing of how far that Gaussian is from the posterior, which is what a `Verdict` is about.  It costs an
     expectation, some products with the Hessian and factorisations of a D by D matrix; everything is in float64.

@@ -161,7 +161,7 @@ def compare_estimators(
     sound = [name for name, estimator in chosen.items() if estimator.unbiased and not estimator.fixed]
     if not sound:
         raise InputError(
-            "biases are counted from the most exact estimator that is unbiased and draws anew at each call; got none "
+            "biases are counted from the most exact estimator that is unbiased and draws again at each call; got none "
             f"such among {', '.join(chosen)}. Add one, such as Stein(64)."
         )
     exact = min(sound, key=variances.__getitem__)

@@ -585,7 +585,7 @@ def processes_of(group: Any) -> Processes:
 def synchronize(q: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, group: Any = None) -> None:
     """Give q, and an optimizer over it, the state that they have on the leader.
 
-    One wants it after a change of q on one rank, such as a start from a file, and before a fit of several processes.
+    Use it after a change of q on one rank, such as a start from a file, and before a fit of several processes.
 
     Args:
         q: the posterior, of the same class and shape on every rank.

@@ -2,7 +2,7 @@
 
     Independent   as they come
     Antithetic    in pairs z, -z: odd functions of z have mean 0 exactly
-    Quasi         Sobol points, scrambled anew at each call, through the inverse of Φ
+    Quasi         Sobol points, scrambled again at each call, through the inverse of Φ
     Fixed         the same antithetic draws at each call, with covariance I exactly
 
 With fixed draws the objective is an ordinary function (sample average approximation: Burroni, Domke
@@ -106,7 +106,7 @@ class Draws(ABC):
 class Independent(Draws):
     """Independent draws of z ~ N(0, I), new at each call.
 
-    One wants them where a theorem asks for independence, or for an odd number of draws; `Antithetic` has less variance
+    Use them where a theorem asks for independence, or for an odd number of draws; `Antithetic` has less variance
     where ℓ is nearly quadratic.
 
     Args:
@@ -162,7 +162,7 @@ class Antithetic(Draws):
 
 @final
 class Quasi(Draws):
-    """Quasi-random draws: Sobol points through Φ⁻¹, scrambled anew at each call.
+    """Quasi-random draws: Sobol points through Φ⁻¹, scrambled again at each call.
 
     Their means are unbiased, and of smaller error than those of independent draws in few dimensions.  All members of a
     batch share a random linear scrambling of the digits (Matoušek 1998), and each has a random digital shift of its
@@ -188,7 +188,7 @@ class Quasi(Draws):
         self.generator = torch.Generator().manual_seed(read_seed("seed", seed))
 
     def __call__(self, like: Tensor) -> Tensor:
-        """Return draws z, (S, *batch, D), scrambled anew."""
+        """Return draws z, (S, *batch, D), scrambled again."""
         dim = like.shape[-1]
         if dim > torch.quasirandom.SobolEngine.MAXDIM:
             raise InputError(

@@ -105,7 +105,7 @@ class _Scored(GradientEstimator):
 class ScoreFunction(_Scored):
     """The plain score function estimate, the mean of φ h with nothing subtracted.
 
-    One wants it to compare with the paper only: its variance is large, and `ControlVariate` costs the same.  It is not
+    Use it to compare with the paper only: its variance is large, and `ControlVariate` costs the same.  It is not
     `torchngvi.expectations.ScoreFunction`, which is another estimate: in the frame of a Gaussian the scores are z
     and zzᵀ - I, so that a leave-one-out baseline comes for free and the estimate is the natural gradient already.
 
@@ -139,7 +139,7 @@ class ControlVariate(_Scored):
 
     The constant c_i of each coordinate comes from the previous batch of draws, which keeps the estimate unbiased.  A
     call returns the constants of its draws as ``Expectation.learned``; an optimizer hands them to the next call by
-    :meth:`recalling`, and saves them.  A call that was told none draws one batch more, for its constants.  One wants it
+    :meth:`recalling`, and saves them.  A call that was told none draws one batch more, for its constants.  Use it
     for a log joint without gradients, or a posterior without a map from noise to draws; else `Pathwise` has less
     variance.
 
@@ -195,7 +195,7 @@ def _constants(score: Tensor, h: Tensor) -> Tensor:
 class Pathwise(GradientEstimator):
     """The gradient through the draws θ = T(ε, λ), without the score's part: exactly 0 where q is the posterior.
 
-    One wants it where the log joint has a gradient and the posterior a map from noise to draws:
+    Use it where the log joint has a gradient and the posterior a map from noise to draws:
     as a rule its variance is far below that of the score function.
 
     Args:
@@ -280,7 +280,7 @@ class LowerBound(Target):
 class ClosedForm(GradientEstimator):
     """The exact gradient of a lower bound that is known as a function of λ.
 
-    The ``step`` of an optimizer then takes the function λ -> LB(λ), (*batch, D) -> (*batch,).  One wants it where the
+    The ``step`` of an optimizer then takes the function λ -> LB(λ), (*batch, D) -> (*batch,).  Use it where the
     bound has a closed form, as in conjugate models, and to study a metric without the noise of gradients.
 
     >>> from torchngvi.ifvb import MeanFieldGaussian
@@ -331,7 +331,7 @@ _ROUNDING = 100.0  # units of rounding that the fit of a conjugate log joint may
 class StatisticRegression(GradientEstimator):
     """The natural gradient of an exponential family, from values of the log joint alone.
 
-    One wants it for every posterior that is an `ExponentialFamily`: it has no noise where the log joint is conjugate,
+    Use it for every posterior that is an `ExponentialFamily`: it has no noise where the log joint is conjugate,
     and little where it nearly is.  Elsewhere it has a bias of the order 1/draws, below its standard error.  A family of
     finitely many values is not drawn from but enumerated, and then the fit is exact for every log joint.
 

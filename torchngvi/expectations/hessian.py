@@ -44,7 +44,7 @@ class MonteCarlo(Drawing):
     """Value, α and β of `Sites` as averages over S draws of each predictor; the prior stays exact.
 
     All three are unbiased, and noisy, so that steps found by trial are refused.  So they are with `Fixed`
-    draws, of whose mean of f the mean of f'' is not the derivative.  One wants it to follow
+    draws, of whose mean of f the mean of f'' is not the derivative.  Use it to follow
     the papers that draw the predictors; `Quadrature` has no noise.
 
     Args:
@@ -160,7 +160,7 @@ def checked_chunk(chunk: int) -> int:
 class GaussNewton(Drawing):
     """g and the empirical Fisher matrix as means over S draws; the curvature of the prior is exact.
 
-    One wants it where the log likelihood is given datum by datum and H must be positive semi-definite although ℓ is not
+    Use it where the log likelihood is given datum by datum and H must be positive semi-definite although ℓ is not
     convex, as for neural networks; `Hessian` has the right curvature where the model is wrong.  It evaluates one
     posterior, not a batch.
 
@@ -222,7 +222,7 @@ def _fisher(target: SeparableTarget, theta: Tensor) -> Tensor:
 class HessianVector(Drawing):
     """a and W as means over S draws, from D Hessian-vector products a draw.
 
-    They are the same numbers as those of `Hessian` in exact arithmetic.  One wants it for a diagonal covariance, where
+    They are the same numbers as those of `Hessian` in exact arithmetic.  Use it for a diagonal covariance, where
     no D x D matrix is formed and the memory is that of ``chunk`` copies of θ, and where the entries of H differ by many
     orders of magnitude.
 
@@ -276,7 +276,7 @@ class Autograd(Estimator):
     """E_q[ℓ] as the target computes it, differentiated by one backward pass with respect to the probes of q.
 
     By Price's theorem in the frame, ∂/∂p = Cᵀg = a and ∂/∂R = CᵀHC, of which the lower part is read: that of CᵀG is
-    right also where G has reached the root through a triangular operator of the target.  One wants it where the
+    right also where G has reached the root through a triangular operator of the target.  Use it where the
     derivative should come from autograd, for instance to check the one that a target gives itself, which `Quadrature`
     takes.
 
@@ -314,7 +314,7 @@ class Autograd(Estimator):
 class BonnetPrice(Drawing):
     """g and H of a generalised linear model as means over S draws of θ.
 
-    One wants it to follow the stochastic natural-gradient VI of the paper, in which the draws are of θ; `MonteCarlo`
+    Use it to follow the stochastic natural-gradient VI of the paper, in which the draws are of θ; `MonteCarlo`
     draws each predictor for itself, with less noise, and `Quadrature` does without draws.  The likelihood must be twice
     differentiable: where it has a kink, its mean curvature cannot be had from draws.
 

@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 class PiecewiseBound(Estimator):
     """E_q[ℓ] with log(1 + eˣ) replaced by R quadratic pieces above it.
 
-    One wants it to compare with experiments that use this bound; `Quadrature` is exact at every s, for half as much
+    Use it to compare with experiments that use this bound; `Quadrature` is exact at every s, for half as much
     time again.  It serves likelihoods made of log(1 + eˣ): `BernoulliLogit` and `NegativeBinomial`.  The value is an
     upper bound, within ε(R) = O(R⁻³) a row at every variance: 7.4e-3, 1.3e-3, 1.4e-4, 1.7e-5 for R = 6, 10, 20, 40
     pieces.

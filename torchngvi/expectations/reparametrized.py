@@ -22,7 +22,7 @@ from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 class Reparametrized(Drawing):
     """a and W from gradients at S draws, taking of E[Cᵀ∇ℓ zᵀ] the triangle that belongs to the root.
 
-    One wants it to compare with the papers above; `ClosedEntropyStein` averages both triangles, with less noise.
+    Use it to compare with the papers above; `ClosedEntropyStein` averages both triangles, with less noise.
 
     Args:
         draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.

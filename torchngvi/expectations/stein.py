@@ -135,7 +135,7 @@ class LeastSquaresStein(Drawing):
 class ClosedEntropyStein(Drawing):
     """a and W from gradients at S draws, without the control variate of `Stein`.
 
-    One wants it to compare with the gradient estimator of most black-box VI, or where q cannot fit the target well.
+    Use it to compare with the gradient estimator of most black-box VI, or where q cannot fit the target well.
 
     Args:
         draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`; with

@@ -82,7 +82,7 @@ def fit(
         batch_size: of a `GeneralizedLinear` with many rows: begin with one pass over mini-batches of so many,
             the prior known from the first one on, which saves most of the passes over all of them. A
             `DataLogJoint` or `Streamed` begins so by itself.
-        batch_groups: of a `MixedModel` with more groups than one wants in memory at once: every evaluation is a pass
+        batch_groups: of a `MixedModel` with more groups than fit into memory at once: every evaluation is a pass
             over batches of so many, in which each group is brought to its best given the global parameters, and the
             steps are those of the globals alone. The optimum is the same; see `torchngvi.models.mixed_batches`.
         examine: of a log joint without an optimizer: say in the end whether a Gaussian fits, which takes as much of the

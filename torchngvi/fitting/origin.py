@@ -27,7 +27,7 @@ class Origin:
         place: where the start has led.
         loss: the negative ELBO there, infinite where it is not known.
         first_log_sd: of q before the fit, or at the mode where it has started, whichever is wider.
-        turned: draws had led to a worse place than the start, and were begun anew there.
+        turned: draws had led to a worse place than the start, and were begun again there.
     """
 
     def __init__(self, starts: Starts) -> None:

@@ -103,7 +103,7 @@ class _Either(Criterion):
         return {name: state for name, part in self._named() if (state := part.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Parts that were not there begin anew."""
+        """Parts that were not there begin again."""
         for name, part in self._named():
             if name in state_dict:
                 part.load_state_dict(state_dict[name])

@@ -468,7 +468,7 @@ def marginal(
 
         log p(y, θ) ≈ log p(y, û, θ) + (D/2) log 2π - ½ log|H|,  H = -∇²_u log p(y, û, θ)  at the mode û of u given θ.
 
-    One wants it for models with a field of latents, such as disease maps, spatial and temporal effects or groups, of
+    Use it for models with a field of latents, such as disease maps, spatial and temporal effects or groups, of
     which each term of the log joint sees a few: the Hessian is sparse, and its factor costs about D² operations for a
     lattice of D latents, D for a chain or for groups.  The likelihood may be any with three derivatives; for Gaussian
     noise the result is exact, otherwise `MarginalLaplace.laplace_error` says how far it is off.  The gradient in θ is

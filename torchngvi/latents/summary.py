@@ -167,7 +167,7 @@ class Latents:
         theta: the values of the hyperparameters, (S, P).
         means: of the latents given each θ, (S, D).
         stddevs: the same, (S, D).
-        modes: finds the modes of the latents at values of θ anew.
+        modes: finds the modes of the latents at values of θ again.
 
     >>> def joint(theta, u):
     ...     return -0.5 * (u - theta).square().sum(-1)
@@ -224,7 +224,7 @@ class Latents:
     ) -> Tensor:
         """Draw all latents jointly, (n, D): each θ in its turn, and given it û + w + L⁻ᵀz, H = L Lᵀ.
 
-        The factors are computed anew, since those of all θ would not fit the memory.
+        The factors are computed again, since those of all θ would not fit the memory.
         """
         n = number_of_draws(n)
         some = self.theta[:n]

@@ -19,7 +19,7 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 class Adam(Preconditioner):
     """Adam's running moments of the gradient in the place of a metric, coordinate by coordinate.
 
-    It equals `torch.optim.Adam` at a constant step.  One wants it as the method to compare with that needs no Fisher
+    It equals `torch.optim.Adam` at a constant step.  Use it as the method to compare with that needs no Fisher
     matrix.
 
     Args:

@@ -28,7 +28,7 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 class BatchFisher(Preconditioner):
     """The direction (F̂ + ρ tr(F̂)/D I)⁻¹∇L, with F̂ the mean of the outer products of S fresh scores.
 
-    One wants it as the metric without memory: `Recursive` and `Window` keep what earlier scores have shown.
+    Use it as the metric without memory: `Recursive` and `Window` keep what earlier scores have shown.
 
     Args:
         samples: the number S of scores a step, at least 1.
@@ -80,7 +80,7 @@ class BatchFisher(Preconditioner):
 class Window(Preconditioner):
     """The direction (F̂ + ρ tr(F̂)/D I)⁻¹∇L over the M newest scores, by Woodbury's identity.
 
-    One wants it where the D x D matrix of `Recursive` does not fit: it costs O(MD) memory, and is exact for the sum
+    Use it where the D x D matrix of `Recursive` does not fit: it costs O(MD) memory, and is exact for the sum
     that is kept.
 
     Args:

@@ -37,7 +37,7 @@ class _BlockSolve(Preconditioner):
 class NAGVAC(_BlockSolve):
     """The natural gradient of a `RankOneGaussian` with a block-diagonal Fisher matrix, each block inverted exactly.
 
-    One wants it to compare with the published method: `Exact` costs as much and drops no block.
+    Use it to compare with the published method: `Exact` costs as much and drops no block.
 
     Raises:
         PairError: at construction of an optimizer, if the posterior is another than `RankOneGaussian`.
@@ -58,7 +58,7 @@ class NAGVAC(_BlockSolve):
 class PublishedNAGVAC(_BlockSolve):
     """The form of NAGVAC that is usually run, with Σ/(2a) in the place of the inverse of the block of b.
 
-    One wants it to reproduce published results; `NAGVAC` inverts that block exactly, and `Exact` drops none.
+    Use it to reproduce published results; `NAGVAC` inverts that block exactly, and `Exact` drops none.
 
     Raises:
         PairError: at construction of an optimizer, if the posterior is another than `RankOneGaussian`.

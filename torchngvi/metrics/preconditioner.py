@@ -182,7 +182,7 @@ def check_count(name: str, value: int) -> int:
 class Identity(Preconditioner):
     """No metric: the direction is the ordinary gradient ∇L, so that steps depend on the units and coordinates of λ.
 
-    One wants it as the baseline that shows what a metric gains.
+    Use it as the baseline that shows what a metric gains.
 
     >>> import torch
     >>> from torchngvi.ifvb import Beta
@@ -285,7 +285,7 @@ class _Slice:
 class Blocks(Preconditioner):
     """A block-diagonal metric: a copy of one preconditioner for each consecutive block of λ.
 
-    One wants it where λ is too long for a D x D matrix, or where q is a product over the blocks, so that its Fisher
+    Use it where λ is too long for a D x D matrix, or where q is a product over the blocks, so that its Fisher
     matrix is block-diagonal.
 
     Args:

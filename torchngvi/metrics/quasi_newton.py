@@ -46,7 +46,7 @@ _CURVED = 1e-8  # smallest cosine of the angle between s and y
 class QuasiNewton(Acceleration):
     """L-BFGS in the frame of q: the natural gradient ∇L becomes B∇L, with B the limited-memory inverse Hessian.
 
-    One wants it where the last digits of a deterministic fit come slowly, as for a mean-field q of correlated variables
+    Use it where the last digits of a deterministic fit come slowly, as for a mean-field q of correlated variables
     or for weakly identified directions.  Steps are judged by trial, so that it needs an objective without noise.
 
     Args:
@@ -188,8 +188,8 @@ _NEAR_SITE = 3.0  # length of a step, √(2 KL), beyond which the expansion is n
 class SiteNewton(Acceleration):
     """The gradient that leads `VariationalNewton` to the Newton point, where q is near it.
 
-    Farther off, and where the Newton point is no descent or leaves the cone, the gradient is left as it is.  One wants
-    it for few rows, N ≤ 1000 or so, where the natural gradient has a linear tail: `RowSpace.fit` uses it.
+    Farther off, and where the Newton point is no descent or leaves the cone, the gradient is left as it is.  Use it
+    for few rows, N ≤ 1000 or so, where the natural gradient has a linear tail: `RowSpace.fit` uses it.
 
     Args:
         model: the generalised linear model that is the target of the steps.

@@ -156,7 +156,7 @@ _GIB = 2**30
 class Recursive(Recursion):
     """The recursion of IFVB: the direction t P ∇L with P = (εI + Σ φφᵀ + Σ β_j ZZᵀ)⁻¹, from scores at past iterates.
 
-    One wants it for a posterior whose Fisher matrix is not known in closed form, with D up to some thousands, since P
+    Use it for a posterior whose Fisher matrix is not known in closed form, with D up to some thousands, since P
     is dense; `Exact` is better where it exists.
 
     Args:
@@ -294,7 +294,7 @@ def free_bytes(device: torch.device) -> float:
 class MatrixFree(Recursion):
     """The recursion of `Recursive` with vectors in the place of the matrix P: O(jD) an iteration for j vectors.
 
-    One wants it where the D x D matrix of `Recursive` does not fit, and runs are short.
+    Use it where the D x D matrix of `Recursive` does not fit, and runs are short.
 
     Args:
         samples, eps, c_beta, beta, warmup, generator: as those of `Recursive`.

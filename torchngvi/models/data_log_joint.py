@@ -21,7 +21,7 @@ _CELLS = 2**21  # draws times rows in one call: 16 MB for each of its double ten
 class DataLogJoint(Additive):
     """A log joint whose data come in batches, log p(θ) + Σ_batches log p(batch | θ).
 
-    One wants it where the data do not fit into one call; the gradient is taken batch after batch.  There is one rule of
+    Use it where the data do not fit into one call; the gradient is taken batch after batch.  There is one rule of
     scale: ``log_likelihood`` returns the *sum* over the rows of a batch, and a pass sees each of the ``num_data`` rows
     once.  Both are checked at the first pass.
 

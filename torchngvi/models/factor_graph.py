@@ -84,7 +84,7 @@ class Factor(ABC):
 class ExpectedFactor(Factor):
     """A term whose expectation the user knows as a function of the expectation parameters ω = E T of its sites.
 
-    One wants it for sums over latent classes or counts, which no table has: the bound with these summed out, such as
+    Use it for sums over latent classes or counts, which no table has: the bound with these summed out, such as
     Σ x log Σ_k exp(E log θ_k + E log β_k) of topics, whose gradient in ω is the sum of the expected counts.
 
     Args:
@@ -162,7 +162,7 @@ class ExpectedFactor(Factor):
 # without its first entry (Winn and Bishop 2005 for the messages; the table M by regression).  Where the residual at
 # other points is below 1e-9 of the spread (1e-5 of spread and size for a factor that computes in single precision) the
 # factor *is* multilinear: it is conjugate for each of its sites given the others, and M is its table for ever.
-# Elsewhere M is fitted anew at draws of q, and then its messages are estimates of the natural gradients ∇_ω E_q log f,
+# Elsewhere M is fitted again at draws of q, and then its messages are estimates of the natural gradients ∇_ω E_q log f,
 # as `torchngvi.expectations.StatisticRegression` has them.  A factor that is linear in T_i at fixed values of the
 # others sends i the mean of its coefficients over draws of these: a message without the noise of a fit.
 
@@ -226,7 +226,7 @@ class SiteFactor(Factor):
         self._averaged: dict[str, Tensor] = {}  # messages to them, (*batch, p)
 
     def prepare(self, q: Product) -> int:
-        """Find the table where it was not looked for; fit it anew at draws of q where it is not exact."""
+        """Find the table where it was not looked for; fit it again at draws of q where it is not exact."""
         spent = 0
         sites = self._read(q)
         if not self._known:

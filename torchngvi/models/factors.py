@@ -283,7 +283,7 @@ _NEEDS = "the factors are over the cliques of a forest, and need a q whose preci
 class GroupedLogJoint(FactorTarget):
     """log p(y, θ) = Σ_i log p(y_i, b_i | g) + log p(g), from a function of one group and one of the global parameters.
 
-    One wants it for hierarchical models of one's own: effects b_i of each of n groups, and parameters g that they
+    Use it for hierarchical models of one's own: effects b_i of each of n groups, and parameters g that they
     share.  The functions are written for one group and one θ; `torch.func.vmap` evaluates all groups and all draws at
     once.  θ = (b_1, ..., b_n, g).  ``fit(q, target)`` with ``q = target.posterior()`` sees values and gradients alone,
     group by group: time and memory grow with n, the number of draws does not.

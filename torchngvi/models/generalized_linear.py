@@ -32,7 +32,7 @@ _WITH_PARAMETERS = {  # of which a word alone makes none
 class GeneralizedLinear(LinearTarget):
     """Log joint of a generalised linear model with a Gaussian prior, for one posterior or a batch of them.
 
-    One wants it for logistic, probit, Poisson, negative binomial, Gaussian and robust regression: expectations under q
+    Use it for logistic, probit, Poisson, negative binomial, Gaussian and robust regression: expectations under q
     are exact or by quadrature, so that no draws are needed and steps are found by trial.
 
     Args:

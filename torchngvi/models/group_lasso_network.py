@@ -26,7 +26,7 @@ from torchngvi.models import LogJoint
 class GroupLassoNetwork(nn.Module, Target):
     """Log joint log p(y, w) of a ReLU network under an adaptive group lasso, up to a constant.
 
-    One wants it to reproduce Example 4 of the paper.  The expectations of τ and σ² are buffers, which `update_groups`
+    Use it to reproduce Example 4 of the paper.  The expectations of τ and σ² are buffers, which `update_groups`
     and `update_noise` move between steps in w.  The weights lie in one vector: for each layer its matrix row after row
     (outputs first), then its biases.
 

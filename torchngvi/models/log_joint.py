@@ -23,7 +23,7 @@ _WORDS_OF_VMAP = ("vmap", "doesn't have storage")  # in the errors it raises
 class LogJoint(Target):
     """A log joint log p(data, θ) given as a function of θ, differentiable by autograd.
 
-    One wants it for any model without a structure that the library knows.  A value that is NaN or infinite is passed
+    Use it for any model without a structure that the library knows.  A value that is NaN or infinite is passed
     on: a step that meets one is not taken.  Values come in the dtype of θ, whatever the function computes in.
 
     Args:

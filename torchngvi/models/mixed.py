@@ -54,7 +54,7 @@ class RandomEffects(NamedTuple):
 class MixedLogJoint(SpreadGroups):
     """Log joint of a generalised linear mixed model with one grouping factor, with its expectation in closed form.
 
-    One wants it for repeated measurements of patients, pupils of schools, and other data in groups whose levels, and
+    Use it for repeated measurements of patients, pupils of schools, and other data in groups whose levels, and
     perhaps slopes, vary.  ``fit(q, model)`` with ``q = model.posterior()`` needs no learning rate and no draws, and its
     cost is linear in the number of groups.
 

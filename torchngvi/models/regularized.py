@@ -52,7 +52,7 @@ class Penalty(ABC):
 class MeanPenalty(Penalty):
     """The regulariser of the mean, r(m), as printed in the paper: r' = 2 m/(1 + m²)², and no curvature.
 
-    One wants it to reproduce the paper; `ExpectedPenalty` is the one that is part of a model.
+    Use it to reproduce the paper; `ExpectedPenalty` is the one that is part of a model.
 
     Args:
         strength: λ, positive and finite.

@@ -44,7 +44,7 @@ class HalfNormal(NamedTuple):
 class HalfT(NamedTuple):
     """The prior of |x| where x has Student's t distribution with ``dof`` degrees of freedom and a scale.
 
-    One wants it where a standard deviation may be much larger than the scale says: its tail is that of a power.
+    Use it where a standard deviation may be much larger than the scale says: its tail is that of a power.
 
     Attributes:
         dof: the degrees of freedom, positive; 1 is the half-Cauchy distribution.

@@ -421,7 +421,7 @@ class ShardedTractable(AdditiveTractable, _ShardedRows):
 class ShardedDraws(Together):
     """A log joint whose draws are spread over processes, each of which has all the data.
 
-    One wants it for a costly log joint that does not split into rows: of S draws of θ each of R processes evaluates
+    Use it for a costly log joint that does not split into rows: of S draws of θ each of R processes evaluates
     S/R, and one all-reduce hands the values and gradients to all.  Every rank draws the same θ: give the generator of
     an estimator the same seed on all of them, or none; `torchngvi.fit` takes the leader's.
 
@@ -491,7 +491,7 @@ def Sharded(
 ) -> ShardedLogJoint | ShardedTractable | MixedLogJoint:
     """Make one target of the rows of several processes, of which each has a part.
 
-    One wants it for more rows than one process can hold or get through in time.  Every rank builds a model of its own
+    Use it for more rows than one process can hold or get through in time.  Every rank builds a model of its own
     rows with the whole prior; the sharded target is that of all rows with the prior counted once, to rounding, for
     ``fit`` and for any optimizer.  An evaluation is one all-reduce of 1 + D + D(D + 1)/2 numbers for a dense q, 1 + 2D
     for a mean field, and S(D + 1) for S draws of a log joint.  Without a process group, in one process, it is the part

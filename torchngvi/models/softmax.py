@@ -448,7 +448,7 @@ class SoftmaxRegression(AdditiveTractable):
     ) -> Tensor:
         """The standard deviations of p(y = k | x, θ) under q, by the same nodes, at the rows of the data by default.
 
-        One wants them where it matters how well a probability itself is known.
+        Use them where it matters how well a probability itself is known.
 
         Args:
             q: the posterior over the coefficients.

@@ -43,7 +43,7 @@ class _Linear:
 class Streamed(AdditiveTractable):
     """A model whose rows are read in batches at every evaluation, with exact expectations: rows in files, out of core.
 
-    One wants it for more rows than memory holds; `DataLogJoint` is its counterpart for a log joint without closed
+    Use it for more rows than memory holds; `DataLogJoint` is its counterpart for a log joint without closed
     forms, and takes a thousand draws a pass in the place of exact expectations.  ``fit`` begins on a part of the rows
     and then makes exact passes, of which a regression takes about ten.  Each batch is converted as it comes, and what
     the data in the files are is taken not to change during a fit.

@@ -21,7 +21,7 @@ class ExponentialAverage(Momentum):
     """The exponential moving average of the directions, without a correction of its bias towards 0.
 
     The step goes along M ← ωM + (1 - ω)d, where d is the direction of the present step as far as the step size lets it
-    go.  One wants it for stochastic gradients in the methods that are published with it, such as manifold VB; where the
+    go.  Use it for stochastic gradients in the methods that are published with it, such as manifold VB; where the
     first steps should have full length, `NormalizedMomentum` corrects the bias.
 
     Args:
@@ -82,7 +82,7 @@ class NormalizedMomentum(Momentum):
     """The average of normalised natural gradients; where a gradient vanishes, nothing is added.
 
     Every natural gradient is divided by its norm before it enters the average, so that the length of a step is set by
-    the learning rate alone.  One wants it for noisy natural gradients of very different lengths; with a constant
+    the learning rate alone.  Use it for noisy natural gradients of very different lengths; with a constant
     learning rate the iterates do not settle, so that the rate has to decrease.  The rule must be a natural-gradient
     one.
 
@@ -156,7 +156,7 @@ class Adam(Momentum):
     """Adam on the change of the coordinates that a rule asks for, entry by entry.
 
     The change is averaged with weight β₁ and divided by the root of the average of its squares, both corrected for
-    their start at zero.  One wants it with Euclidean gradients, as the method that most people know; on natural
+    their start at zero.  Use it with Euclidean gradients, as the method that most people know; on natural
     gradients it scales a second time what F⁻¹ has scaled already.  The rule must move q along a straight line in its
     own coordinates.
 

@@ -107,7 +107,7 @@ class NetworkGaussian(NetworkEvidence):
     def laplace(self, loader: Iterable[Any], labels: int | None = None, read: Read | None = None) -> LaplaceResult:
         """Make q the Laplace approximation at the weights that the network has, which stay as they are.
 
-        One wants it for a network that has been trained already, by any loop and without a posterior: its weights are
+        Use it for a network that has been trained already, by any loop and without a posterior: its weights are
         the mean, and one pass over the training data gives the covariance,
 
             V⁻¹ = (N (H + δ))/T,   H = Σᵢ Jᵢᵀ Λᵢ Jᵢ/n,
@@ -197,7 +197,7 @@ class NetworkGaussian(NetworkEvidence):
         return found
 
     def update_bn(self, loader: Iterable[Any], device: torch.device | None = None) -> None:
-        """Estimate the running statistics of batch normalisation anew, at the mean weights.
+        """Estimate the running statistics of batch normalisation again, at the mean weights.
 
         Args:
             loader: batches of inputs, or of tuples whose first entry is the inputs.
@@ -236,7 +236,7 @@ def network(
         temperature: T, which tempers likelihood and prior alike; less is narrower.  1 is the posterior, for which
             independent weights are too wide in most networks: the fit suffers from their noise.  0 trains without
             noise: the parameters hold the mean, and what is left is an optimizer whose steps have a radius.
-            :func:`calibrate` chooses it anew after the training, on validation data.
+            :func:`calibrate` chooses it again after the training, on validation data.
         likelihood: what the outputs say of the labels: "categorical", "bernoulli", ``networks.Gaussian(scale)``,
             ``networks.HeteroscedasticGaussian()`` or an `OutputLikelihood`.
         seed: of the noise; the same in all processes that train together.

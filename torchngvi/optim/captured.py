@@ -24,7 +24,7 @@ _EAGER = 3  # calls before a graph is captured: libraries initialise themselves 
 class CapturedStep:
     """A step of an optimizer on one target, repeated without Python: on CUDA as a graph, elsewhere as it is.
 
-    One wants it where launching the kernels takes longer than running them, as on a GPU with small D.  Each call takes
+    Use it where launching the kernels takes longer than running them, as on a GPU with small D.  Each call takes
     the step that `NaturalGradientVI.step` takes.  On CUDA the first calls are ordinary, then one is captured into a
     `torch.cuda.CUDAGraph`, and from then on a call is one launch.
 
@@ -237,7 +237,7 @@ def _check(optimizer: NaturalGradientVI, target: Target, tolerance: float) -> No
     read_number("tolerance", tolerance, "bounds the natural-gradient norm, 0 for no such stop,", at_least=0)
     if target.processes is not None or target.in_passes or target.batches:
         raise InputError(
-            f"{type(target).__name__} is read in batches or by several processes, which the host does anew at each "
+            f"{type(target).__name__} is read in batches or by several processes, which the host does again at each "
             "evaluation, and a graph repeats what it has seen. Use step()."
         )
     if tolerance > 0 and not optimizer.evaluates_exactly(target):

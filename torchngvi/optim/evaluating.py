@@ -203,7 +203,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state that `state_dict` gave; the next step evaluates the target anew.
+        """Load a state that `state_dict` gave; the next step evaluates the target again.
 
         Args:
             state_dict: the state of an optimizer with the same parts and posteriors of the same shapes.
@@ -392,7 +392,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         return Evaluation(q.loss(e), e)
 
     def _count(self, cost: Cost) -> None:
-        if torch.compiler.is_compiling():  # a graph would be made anew for each number
+        if torch.compiler.is_compiling():  # a graph would be made again for each number
             return
         self.evaluations += 1
         self.gradients += cost.gradients

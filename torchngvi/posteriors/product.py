@@ -27,7 +27,7 @@ Values = dict[str, Tensor]
 class Product(Posterior):
     """A product of named posteriors, whose log densities, divergences and entropies add up.
 
-    One wants it where the unknowns are of several kinds: shares, rates, precisions, means, classes.  It is fitted by
+    Use it where the unknowns are of several kinds: shares, rates, precisions, means, classes.  It is fitted by
     `torchngvi.fit` to a `torchngvi.models.FactorGraph`.
 
     Args:

@@ -365,7 +365,7 @@ class FanLayer(Layer):
 
 
 def _derived(fan: FanLayer, _: Any) -> None:
-    """Derive spline and density of a fan anew from what it has loaded; no lambda, so that fans can be pickled."""
+    """Derive spline and density of a fan again from what it has loaded; no lambda, so that fans can be pickled."""
     fan._derive()
 
 

@@ -112,7 +112,7 @@ class LogNaturalGradient(Rule):
 class LocalExponential(Rule):
     """Natural-gradient steps in a triangular root that stay positive definite for every step size, in every structure.
 
-    The root of q is multiplied by Λ = I ± ρK + ½ρ²K² with K = tril½[P], and the mean moves by -ρCa.  One wants it for
+    The root of q is multiplied by Λ = I ± ρK + ½ρ²K² with K = tril½[P], and the mean moves by -ρCa.  Use it for
     sparse structures, such as arrows and forests, where the expected Hessian may be indefinite; for dense structures
     `Retraction` does not depend on the order of the coordinates.  The posterior must hold a mean and a triangular root.
 
@@ -150,7 +150,7 @@ class LocalExponential(Rule):
 class Retraction(Rule):
     """The improved Bayesian learning rule (iBLR): natural-gradient steps that keep S positive definite.
 
-    With N = I + ρP + ½ρ²P² the step is S' = C⁻ᵀ N C⁻¹ and m' = m - ρCa.  One wants it where the expected Hessian may be
+    With N = I + ρP + ½ρ²P² the step is S' = C⁻ᵀ N C⁻¹ and m' = m - ρCa.  Use it where the expected Hessian may be
     indefinite; `VariationalNewton` is cheaper where it is not.  The structure of q must admit products of symmetric
     matrices; `LocalExponential` serves the others.
 
@@ -192,7 +192,7 @@ class Retraction(Rule):
 class Geodesic(Rule):
     """Natural-gradient steps along a geodesic of the positive definite cone, which no step size can leave.
 
-    With N = exp(ρP) the step is S' = C⁻ᵀ N C⁻¹ and m' = m - ρCa.  One wants it where the expected Hessian may be
+    With N = exp(ρP) the step is S' = C⁻ᵀ N C⁻¹ and m' = m - ρCa.  Use it where the expected Hessian may be
     indefinite, as with log joints that are not concave or with noisy estimates; `Retraction` is the same to second
     order without the matrix exponential, and `LocalExponential` does the same for sparse structures.  The structure of
     q must admit products of symmetric matrices.

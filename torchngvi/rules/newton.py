@@ -21,7 +21,7 @@ from torchngvi.structures import FullAlgebra
 class VariationalNewton(Rule):
     """Variational Newton (VN): the precision moves towards the expected Hessian, and the mean takes a Newton step.
 
-    With N = I + ρP the step is S' = C⁻ᵀ N C⁻¹ = (1 - γρ)S + ρH and m' = m - ρS'⁻¹g.  One wants it as the default for
+    With N = I + ρP the step is S' = C⁻ᵀ N C⁻¹ = (1 - γρ)S + ρH and m' = m - ρS'⁻¹g.  Use it as the default for
     convex ℓ, where it is positive definite for every ρ < 1/γ and a full step is exact for a Gaussian target; where the
     expected Hessian may be indefinite, `Retraction` and `Geodesic` stay in the cone.
 
@@ -63,7 +63,7 @@ _INSIDE = 0.9  # share of the way to the border of the cone that a step may go
 class RootNewton(Rule):
     """Newton's step in (m, C), along the line on which the bound of a log-concave model is convex.
 
-    One wants it for generalised linear models and others whose expectations are exact and cheap beside their products:
+    Use it for generalised linear models and others whose expectations are exact and cheap beside their products:
     from Laplace's approximation it needs about four evaluations.  `torchngvi.NewtonCG` is the method with this rule.
     The structure of q must admit products of symmetric matrices.
 

@@ -27,7 +27,7 @@ class RootGradient(Rule):
     """Euclidean gradient descent in the mean and the triangular root that the posterior stores, or in a flat vector.
 
     The gradient is the one that the posterior gives for its own root: ∂L/∂C = tril[GC], or that in T where it holds
-    S = T Tᵀ.  One wants it as the Euclidean baseline of the natural rules; for a flat posterior it follows whatever the
+    S = T Tᵀ.  Use it as the Euclidean baseline of the natural rules; for a flat posterior it follows whatever the
     metric has made of the gradient, which is how IFVB moves.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
@@ -68,7 +68,7 @@ class RootGradient(Rule):
 class LogRootGradient(Rule):
     """Euclidean gradient descent in the logarithms of the diagonal of q's root and its entries below the diagonal.
 
-    This is what an ordinary optimizer does to the unconstrained parametrisation by log Λ_ii and Λ_ij.  One wants it as
+    This is what an ordinary optimizer does to the unconstrained parametrisation by log Λ_ii and Λ_ij.  Use it as
     the Euclidean baseline of `LogNaturalGradient`.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
@@ -111,7 +111,7 @@ class ProjectedRootGradient(Rule):
     """Projected gradient descent in the mean and the root, with a floor under the diagonal of the root.
 
     The step is m' = m - ρg and C' = C - ρ tril[GC], after which every diagonal entry of C' that is below c becomes c.
-    One wants it for the convergence guarantees of black-box VI, which hold on the set C_ii ≥ c; in practice
+    Use it for the convergence guarantees of black-box VI, which hold on the set C_ii ≥ c; in practice
     `ProximalRootGradient` needs no smoothness constant.
 
     Args:
@@ -166,7 +166,7 @@ class ProjectedRootGradient(Rule):
 class ProximalRootGradient(Rule):
     """Proximal gradient descent in the mean and the root: a step on E_q[ℓ], then the proximal map of the entropy.
 
-    The proximal map has a closed form and keeps the diagonal of the root positive for every step size.  One wants it
+    The proximal map has a closed form and keeps the diagonal of the root positive for every step size.  Use it
     for black-box VI with guarantees where no smoothness constant of ℓ is known, with an estimator that leaves the
     entropy out, such as `Reparametrized`.
 

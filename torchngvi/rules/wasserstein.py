@@ -20,7 +20,7 @@ from torchngvi.structures import FullAlgebra
 class BuresWasserstein(Rule):
     """Gradient descent on L in the Bures-Wasserstein metric, the geometry of optimal transport between Gaussians.
 
-    The step is the affine map θ ↦ (m - αg) + (I - αG)(θ - m), with G = C⁻ᵀPC⁻¹ = H - γS.  One wants it to compare with
+    The step is the affine map θ ↦ (m - αg) + (I - αG)(θ - m), with G = C⁻ᵀPC⁻¹ = H - γS.  Use it to compare with
     the Wasserstein methods of the literature; its stable step sizes are bounded by the largest curvature, which those
     of the natural rules are not.  A step so long that I - αG is not positive definite reflects q, which is a Gaussian
     still; Table 3 of Kumar et al. (2025) begins with such steps, and under the default `KLRadius` there are none.  The
@@ -144,7 +144,7 @@ class _GaussianSVGD(Rule):
 class SVGD(_GaussianSVGD):
     """Stein variational gradient descent for a Gaussian, with the kernel xᵀy + 1.
 
-    The step is the affine map θ ↦ θ + ε(Bθ - g) with B = γI - HV - g mᵀ.  One wants it to reproduce Gaussian SVGD as it
+    The step is the affine map θ ↦ θ + ε(Bθ - g) with B = γI - HV - g mᵀ.  Use it to reproduce Gaussian SVGD as it
     is published; `CenteredSVGD` takes the same covariance steps without a dependence on the origin of θ.  The structure
     of q must admit products of symmetric matrices.
 
@@ -172,7 +172,7 @@ class SVGD(_GaussianSVGD):
 class CenteredSVGD(_GaussianSVGD):
     """Stein variational gradient descent for a Gaussian, with a kernel that is centred at the mean of q.
 
-    The step is the affine map θ ↦ (m - εg) + (I + εB)(θ - m), with B = γI - HV.  One wants it where the steps of SVGD
+    The step is the affine map θ ↦ (m - εg) + (I + εB)(θ - m), with B = γI - HV.  Use it where the steps of SVGD
     are to depend neither on the origin of θ nor, for the covariance, on the conditioning of the target.  The structure
     of q must admit products of symmetric matrices.
 

@@ -29,7 +29,7 @@ def stacking_weights(
 ) -> tuple[Tensor, float]:
     """Compute the weights of K models whose mixture predicts left-out rows best.
 
-    One wants them to predict with several models at once: unlike weights by the evidence they do not end at one model
+    Use them to predict with several models at once: unlike weights by the evidence they do not end at one model
     when none is true (Yao, Vehtari, Simpson and Gelman 2018).  They are the maximum of the concave function
 
         F(w) = 1/N Σ_i log Σ_k w_k p_ik        over w_k ≥ 0, Σ_k w_k = 1,

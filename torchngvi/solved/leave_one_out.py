@@ -369,9 +369,9 @@ def leave_one_out(
 ) -> LeaveOneOut:
     """Compute the log predictive density of each row under the Gaussian fitted to the others, without N refits.
 
-    One wants it to compare models and to find rows that a model does not expect.  A row is divided out of q as a site;
+    Use it to compare models and to find rows that a model does not expect.  A row is divided out of q as a site;
     the response of the other sites follows from the Hessian of L; and rows that they respond to strongly are fitted
-    anew, all in a few batches.  Pareto-smoothed importance sampling, which ArviZ has, misses such rows: its k speaks
+    again, all in a few batches.  Pareto-smoothed importance sampling, which ArviZ has, misses such rows: its k speaks
     of draws, and not of the sites.  Rows that tell of one another, such as visits of a patient, are left out together
     by `groups`.
 
@@ -379,7 +379,7 @@ def leave_one_out(
         q: the optimum of the model, dense, without batch dimensions.
         model: one design with rows of weights that are not negative, at the temperature 1.  Densities are of a row as
             it is, without its weight; a row of weight 0 is one that was left out anyway.
-        flag: the ν² above which a row, or group, is fitted anew; 0 for all, infinity for none but those that cannot be
+        flag: the ν² above which a row, or group, is fitted again; 0 for all, infinity for none but those that cannot be
             divided out.
         groups: of each row a number or name of its group, to leave out whole groups: then all that is returned is of
             groups, and the density that of all rows of one together.

@@ -105,7 +105,7 @@ class Sensitivity(NamedTuple):
 def sensitivity(result: FitResult, of: Any = None, names: Sequence[str] | None = None) -> Sensitivity:
     """Tell by how much conclusions move if the precision of the prior doubles, in their own standard deviations.
 
-    One wants it before a conclusion is reported: what moves by a good part of its standard deviation was said by the
+    Use it before a conclusion is reported: what moves by a good part of its standard deviation was said by the
     prior as much as by the data.  The derivative takes one linear system, and a fit with the doubled precision from
     there stands beside it, which shows how far the derivative can be trusted.  For another change of the prior, or of
     one part of it, see `torchngvi.solved.solve`.
@@ -265,7 +265,7 @@ def solve(
 ) -> Solution:
     """Fit q to its optimum, and return the optimum as a differentiable function of all that the target was made of.
 
-    One wants it to choose what a posterior depends on by what comes out: prior scales by a held-out score, a design by
+    Use it to choose what a posterior depends on by what comes out: prior scales by a held-out score, a design by
     the covariance that it leaves, or to say by how much a conclusion moves with the prior.  Give the model tensors that
     require grad, or were computed from such: the design, the targets, weights, offset, precision and mean of the prior.
     Derivatives are exact up to about the tolerance.  To maximise the evidence lower bound itself less is enough: its

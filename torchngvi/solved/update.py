@@ -98,7 +98,7 @@ def site_sum(q: Gaussian, model: AdditiveTractable) -> SiteSum:
 def merge(sums: Iterable[SiteSum], prior_precision: Any = 1.0, prior_mean: Any = 0.0) -> CholeskyGaussian:
     """Merge what parts of the data say, which never meet, with one prior: S = Λ + ΣP, S m = Λm₀ + Σv.
 
-    One wants it for data that may not leave where they are: each part fits q to its own rows under *the whole prior*,
+    Use it for data that may not leave where they are: each part fits q to its own rows under *the whole prior*,
     and sends `site_sum`.  For normal targets the result is the posterior of all rows.  For others it is near, and each
     further round, in which the parts send `site_sum` at the merged q, is a step of VN with step size 1 on all rows.
     Such steps mostly approach the optimum, but nothing holds them to it: few rows a part, or classes that are well
@@ -152,7 +152,7 @@ def merge(sums: Iterable[SiteSum], prior_precision: Any = 1.0, prior_mean: Any =
 def forget(result: FitResult, rows: Any) -> FitResult:
     """Take rows out of a fitted regression, as if they had never been there.
 
-    One wants it where people withdraw their data, or to see what a conclusion is without some rows.  Their sites are
+    Use it where people withdraw their data, or to see what a conclusion is without some rows.  Their sites are
     subtracted, and a fit from there lets the others respond: the result is that of a fit to the remaining rows, up to
     its tolerance.  What is returned holds nothing else of the rows; the old result, q and model do, and are yours to
     delete.
@@ -237,7 +237,7 @@ def _of(result: FitResult, name: str) -> tuple[Gaussian, GeneralizedLinear]:
     if not isinstance(model, GeneralizedLinear) or sparse.is_sparse(model.X) or model.X.ndim > 2 or model.y.ndim > 1:
         raise PairError(f"{name} is for a GeneralizedLinear with one dense design and one y; got {_named(model)}.")
     if not isinstance(q, Gaussian) or q.batch_shape or q.structure.widest < q.dim:
-        raise PairError(f"{name} is for one dense Gaussian, of which sites can be taken; got {q!r}. Fit another anew.")
+        raise PairError(f"{name} is for one dense Gaussian, of which sites can be taken; got {q!r}. Fit another one.")
     _check_temperature(model)
     return q, model
 

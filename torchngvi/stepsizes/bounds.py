@@ -16,7 +16,7 @@ from torchngvi.interfaces import Path, StepSize
 class Clip(StepSize):
     """Gradient clipping: the step size is lr min(1, norm/|d|), with d the direction in q's own coordinates.
 
-    One wants it against single gradients of enormous length.  The norm depends on the units of the coordinates; that of
+    Use it against single gradients of enormous length.  The norm depends on the units of the coordinates; that of
     `KLRadius` does not, and both go together by `Shortest`.
 
     Args:
@@ -94,7 +94,7 @@ class KLRadius(StepSize):
 class Shortest(StepSize):
     """The smallest of several step sizes, none of which needs a trial.
 
-    One wants it to hold a step to several limits at once, such as a KL divergence and a norm.
+    Use it to hold a step to several limits at once, such as a KL divergence and a norm.
 
     Args:
         parts: the step sizes to compare, such as `KLRadius(0.1)` and `Clip(5.0)`.

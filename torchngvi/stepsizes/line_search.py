@@ -39,7 +39,7 @@ class Backtracking(TrialStepSize):
 
     A trial at ρ is kept where L(q') ≤ L(q) - c ρ s, with s = -dL/dρ at 0.  After one that is not, the next ρ is the
     minimiser of the parabola through L(q), the slope and L(q'), between a tenth and half of ρ; after one that is kept,
-    the next is whole again.  One wants it for steps of Newton, whose length is right near the optimum; for natural
+    the next is whole again.  Use it for steps of Newton, whose length is right near the optimum; for natural
     gradients `SufficientDecrease` remembers how far they may go.
 
     Args:
@@ -98,7 +98,7 @@ _CAP_UP, _CAP_DOWN, _CAP_FLOOR = 2.0, 0.7, 0.1  # limits of one change of the ca
 class SufficientDecrease(TrialStepSize):
     """Steps found by trial: ρ = min(lr, reach/|direction|, cap), kept where the objective decreases enough.
 
-    One wants it wherever two values of the objective can be compared, as the default that needs no learning rate; for
+    Use it wherever two values of the objective can be compared, as the default that needs no learning rate; for
     mini-batches and fresh draws, whose values cannot be compared, `Constant` or `KLRadius` take its place.
 
     Args:

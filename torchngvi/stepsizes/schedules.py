@@ -55,7 +55,7 @@ class Convex(StepSize):
 
     The new natural parameters η' = (1 - ρ)η + ρη̂ lie between those of q and the target η̂ of the step.  With a target
     in the cone, and so with every curvature estimate that is positive semi-definite, no step leaves it (Wu and Gardner
-    2024, section 3.1).  For a model at temperature γ ≠ 1 the combination needs lr ≤ 1/γ.  One wants it for stochastic
+    2024, section 3.1).  For a model at temperature γ ≠ 1 the combination needs lr ≤ 1/γ.  Use it for stochastic
     natural-gradient VI as it is analysed; `Constant` takes longer steps too.
 
     Raises:
@@ -144,7 +144,7 @@ def _count(t: int) -> int:
 class PowerSchedule:
     """The factor (c' + t + 1)^{-α} of the learning rate after t steps.
 
-    With lr = c the steps are α_k = c/(c' + k)^α, of Robbins and Monro's kind.  One wants it for IFVB and AIFVB: the
+    With lr = c the steps are α_k = c/(c' + k)^α, of Robbins and Monro's kind.  Use it for IFVB and AIFVB: the
     averages of AIFVB have their rates for α in (½, 1) (Godichon-Baggioni, Nguyen and Tran 2023).
 
     Args:

@@ -134,9 +134,9 @@ def _steps(claim: Claim, part: Metric, q: FlatPosterior) -> None:
         claim.same("it must not write to the gradient", gradient, given)
         claim.same("it must not move q", q.vector, vector)
         with NoReads():
-            again, anew = _call(part, q, gradient, state, step)
+            again, retried = _call(part, q, gradient, state, step)
         claim.same("a step that is tried again must find the same direction", again.local.a, bent.local.a)
-        claim.holds(_unlike(new, anew) is None, "a step that is tried again must leave the same state")
+        claim.holds(_unlike(new, retried) is None, "a step that is tried again must leave the same state")
         _bent(claim, q, gradient, bent)
         if part.natural or step == 0:
             claim.holds((bent.slope > 0).all(), "slope must be positive: the direction goes along the gradient")

@@ -65,7 +65,7 @@ def asymptotic_covariance(
 ) -> Tensor:  # (*batch, D, D)
     """The covariance of λ̄ around λ* after the steps taken, I_F⁻¹ Cov(g) I_F⁻¹/s at the average.
 
-    One wants it to see what the optimisation has left open.
+    Use it to see what the optimisation has left open.
 
     Args:
         optimizer: an optimizer with an average and an inverse Fisher matrix, such as `AIFVB`; it is left as it is, but
@@ -120,7 +120,7 @@ def marginal_sample(
     Args:
         q: a flat posterior without batch dimensions.
         covariance: that of λ, from `asymptotic_covariance`, (D, D), symmetric and positive definite.
-        n: the number of draws, each with a λ of its own; a λ outside the domain is drawn anew.
+        n: the number of draws, each with a λ of its own; a λ outside the domain is drawn again.
         generator: the generator of the draws; torch's own by default.
         at: λ̄, (D,); by default that of q.
 

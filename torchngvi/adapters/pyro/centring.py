@@ -45,7 +45,7 @@ class Centred:
 
     Attributes:
         model: the model as it is written.
-        weights: of each site that is written anew, of its shape: 1 as it is written, 0 not centred.
+        weights: of each site that is rewritten, of its shape: 1 as it is written, 0 not centred.
         elbos: that were reached, in nats, by the name of the weights.
 
     >>> print(Centred(print, {"b": torch.zeros(2)}, {"as written": -3.0, "not centred": -2.5}))
@@ -115,7 +115,7 @@ def centred(
     if not names:
         raise InputError(
             "the model has no latent site of a location-scale family whose location or scale is a latent too, or "
-            "LocScaleReparam has written them anew: there is nothing to centre."
+            "LocScaleReparam has rewritten them: there is nothing to centre."
         )
     chosen = {"progress": False, "examine": False, "tolerance": _TOLERANCE, **(options or {})}
     shapes = {name: density.initial.new_zeros(density.layout.shapes[name]) for name in names}

@@ -317,7 +317,7 @@ def log_joint(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelLogJ
     Returns:
         A target of ``dim`` unconstrained latents, called with θ (*sample, D) for (*sample,); ``unpack(theta)`` gives
         the values of the sites, ``pack(values)`` is its inverse, ``initial`` a start.  Data are subsampled once, so
-        that values and derivatives see the same rows; ``on(*args)`` subsamples anew.
+        that values and derivatives see the same rows; ``on(*args)`` subsamples again.
 
     Raises:
         InputError: as `ModelLogJoint`.

@@ -87,7 +87,7 @@ class Sites(torch.nn.Module):
             self.register_buffer(name, value)
 
     def sum_up(self) -> None:
-        """Form the sums over the members anew, which steps change by differences."""
+        """Form the sums over the members again, which steps change by differences."""
         self.total.copy_(self.message.sum(0))
         self.total_pull.copy_(self.pull.sum(0))
 

@@ -176,7 +176,7 @@ class Beta(Concentrations):
 class Dirichlet(Concentrations):
     """Dirichlet(α), for the shares x of K classes, which are positive and sum to 1.
 
-    One wants it for the shares of topics in a document, of components in a mixture or of answers in a group; it is
+    Use it for the shares of topics in a document, of components in a mixture or of answers in a group; it is
     conjugate to counts.
 
     Args:

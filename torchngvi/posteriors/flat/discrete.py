@@ -19,7 +19,7 @@ from torchngvi.posteriors.shapes import Shape, sizes
 class Categorical(ExponentialFamily):
     """The law of a class x out of K, the number 0 to K - 1 as a floating-point number: p_k over log(p_k/p_K).
 
-    One wants it for discrete latent variables.  Their values are few, so that `points` returns all of them and
+    Use it for discrete latent variables.  Their values are few, so that `points` returns all of them and
     the natural gradient has no noise: for L = Σ p_k f_k it is f_k - f_K.
 
     Args:
@@ -144,7 +144,7 @@ class Categorical(ExponentialFamily):
 class Poisson(ExponentialFamily):
     """Poisson(λ), for a count x that was not observed, over log λ.
 
-    One wants it for latent counts, such as those that a detector has missed.
+    Use it for latent counts, such as those that a detector has missed.
 
     Args:
         vector: log λ, (*batch, 1).

@@ -23,7 +23,7 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start
 class ExponentialFamily(FlatPosterior):
     """A minimal exponential family over its natural parameters η: abstract.
 
-    One wants a member of it where the log joint is conjugate, or nearly so: steps of `NGVI` with
+    Use a member of it where the log joint is conjugate, or nearly so: steps of `NGVI` with
     `torchngvi.expectations.StatisticRegression` are then exact.  A family of one's own says A, ∇A and its inverse,
     products with ∇²A and its inverse, T, h and its draws, and has the check
     `torchngvi.testing.check_exponential_family`.

@@ -121,7 +121,7 @@ class ShapeRate(ExponentialFamily):
 class Gamma(ShapeRate):
     """Gamma(a, b), with shape a and rate b, for a positive number x.
 
-    One wants it for a precision, a rate of events or a scale; it is conjugate to Poisson counts and to the precision of
+    Use it for a precision, a rate of events or a scale; it is conjugate to Poisson counts and to the precision of
     normal data.
 
     Args:
@@ -162,7 +162,7 @@ class Gamma(ShapeRate):
 class InverseGamma(ShapeRate):
     """Inverse gamma(a, b), the law of 1/u for u ~ Gamma(a, b), for a positive number x.
 
-    One wants it for the variance of normal data, to which it is conjugate.
+    Use it for the variance of normal data, to which it is conjugate.
 
     Args:
         vector: (a, b), positive, (*batch, 2).
@@ -294,7 +294,7 @@ class NormalInverseGamma(FlatPosterior):
 class Wishart(ExponentialFamily):
     """The Wishart law of a d x d positive definite matrix X, which is stored as its entries on and below the diagonal.
 
-    One wants it for the precision matrix of normal vectors, to which it is conjugate.  θ is vech X, row after row.
+    Use it for the precision matrix of normal vectors, to which it is conjugate.  θ is vech X, row after row.
 
     Args:
         vector: (a, vech B) with a > (d - 1)/2 and B positive definite, (*batch, 1 + d(d + 1)/2).
