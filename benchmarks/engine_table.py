@@ -151,7 +151,9 @@ PARTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "sets": without("descent.Descent.averages_sets", new=false),
     "along": without("pool_loop.PoolLoop._onward", new=lambda self, there: None),
     "mean-field": without("pool_loop.PoolLoop._rough", new=lambda self, view, here: True),
-    "orthogonal": without("pool_loop.antithetic", new=lambda *arguments: antithetic(*arguments[:3], near=False)),
+    "orthogonal": without(
+        "pool_loop.antithetic", new=lambda place, number, seed, near: antithetic(place, number, seed, False)
+    ),
     "mode": without("starts.Starts._searched", new=lambda self, budget=0: None),
     "units": without("starts._OTHER_UNITS", new=math.inf),
     "regret": without("origin.Origin.regret", new=lambda self: None),

@@ -32,12 +32,14 @@ with needing("torchngvi.adapters.pyro", "pyro"):
     from torchngvi.adapters.pyro.fitting import fit_guide
     from torchngvi.adapters.pyro.guide import AutoGaussian
     from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
+    from torchngvi.adapters.pyro.marginal import AutoMarginal
     from torchngvi.adapters.pyro.product import AutoProduct
     from torchngvi.adapters.pyro.svi import NaturalSVI
 
 __all__ = [
     "AutoGaussian",
     "AutoLocalGaussian",
+    "AutoMarginal",
     "AutoProduct",
     "Centred",
     "LatentGaussian",

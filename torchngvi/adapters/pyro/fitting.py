@@ -17,6 +17,7 @@ from torchngvi.adapters.pyro.held import Held
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
 from torchngvi.adapters.pyro.local_passes import fit_locals
 from torchngvi.adapters.pyro.location_scale import advised
+from torchngvi.adapters.pyro.marginal import AutoMarginal, fit_marginal
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, subsampled_plate
 from torchngvi.adapters.pyro.product import AutoProduct, fit_product
@@ -145,6 +146,10 @@ def _fitted(
         if batches is not None:
             raise InputError("AutoProduct is fitted to all rows at once; leave batches= out.")
         return fit_product(model, guide, args, kwargs, options)
+    if isinstance(guide, AutoMarginal) and guide.setup(*args, **kwargs).integrates:
+        if batches is not None or "group" in options:
+            raise InputError("AutoMarginal is fitted to all rows in one process; leave batches= and group= out.")
+        return fit_marginal(guide, guide.density(model, args, kwargs), options)
     processes = processes_of(options.pop("group", None))
     with processes.together():
         target, layout = target_of(model, guide, batches, args, kwargs)

@@ -52,3 +52,9 @@ def _loss_in_progress(frame: FrameType | None) -> ELBO | CSIS | None:
                 return caller
         frame = frame.f_back
     return None
+
+
+def refuse_loss(why: str) -> None:
+    """Refuse every loss of Pyro that is calling the guide at this moment."""
+    if (loss := _loss_in_progress(sys._getframe(1))) is not None:
+        raise InputError(f"{type(loss).__name__} cannot fit this guide: {why}.")

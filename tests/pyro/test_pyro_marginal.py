@@ -1,0 +1,148 @@
+"""`AutoMarginal`: the members of plates integrated out, against closed forms; and what a guide of Pyro has to do."""
+
+import copy
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, Predictive, Trace_ELBO
+
+from torchngvi.adapters.pyro import AutoGaussian, AutoMarginal, fit_guide
+from torchngvi.errors import InputError
+
+Y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
+S = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=torch.float64)
+QUIET = {"progress": False}
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+
+
+def number(x):
+    return torch.tensor(x, dtype=torch.float64)
+
+
+def schools(y, tau=None):
+    mu = pyro.sample("mu", dist.Normal(number(0.0), 5.0))
+    tau = pyro.sample("tau", dist.LogNormal(number(1.0), 1.0)) if tau is None else tau
+    with pyro.plate("schools", 8):
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        pyro.sample("y", dist.Normal(theta, S), obs=y)
+
+
+def nested(y):
+    mu = pyro.sample("mu", dist.Normal(number(0.0), 2.0))
+    outer = pyro.sample("outer", dist.LogNormal(number(0.0), 1.0))
+    with pyro.plate("a", 3, dim=-2):
+        m = pyro.sample("m", dist.Normal(mu, outer))
+        with pyro.plate("b", 4, dim=-1):
+            x = pyro.sample("x", dist.Normal(m, 0.5))
+            pyro.sample("y", dist.Poisson(x.exp()), obs=y)
+
+
+def test_the_target_is_the_marginal_itself_where_that_is_known():
+    """Given mu and tau the effects and the data are Gaussian: y_j ~ N(mu, s_j² + tau²)."""
+    guide = AutoMarginal(schools).setup(Y)
+    assert guide.integrates
+    assert guide.posterior.dim == 2
+    target = guide.integrate(guide.density(schools, (Y,)))
+    theta = torch.randn(20, 2, dtype=torch.float64)
+
+    def exact(mu, log_tau):
+        total = dist.Normal(mu[:, None], (S.square() + (2 * log_tau).exp()[:, None]).sqrt()).log_prob(Y).sum(-1)
+        return total + dist.Normal(0.0, 5.0).log_prob(mu) + dist.Normal(1.0, 1.0).log_prob(log_tau)
+
+    assert torch.allclose(target.log_joint(theta), exact(*theta.T), atol=1e-9)
+
+
+def test_a_gaussian_posterior_is_found():
+    """With tau known all is Gaussian: the mean and the standard deviation of mu and of each effect."""
+    guide = AutoMarginal(schools)
+    result = fit_guide(schools, guide, Y, tau=number(6.0), options=QUIET)
+    assert (result.converged, result.verdict.word) == (True, "fits")
+    weights = 1 / (S.square() + 36)
+    precision = weights.sum() + 1 / 25
+    mean = (weights * Y).sum() / precision
+    assert guide.posterior.mean.item() == pytest.approx(mean.item(), abs=0.05 * precision.item() ** -0.5)
+    assert guide.posterior.stddev.item() == pytest.approx(precision.item() ** -0.5, rel=0.02)
+    kept = 36 * weights  # of y_j - mu
+    means, sds = mean + kept * (Y - mean), (S.square() * kept + (1 - kept).square() / precision).sqrt()
+    members = guide.members
+    assert float(((members.mean - means) / sds).abs().max()) < 0.2  # 256 draws of mu
+    assert torch.allclose(members.stddev, sds, rtol=0.1)
+    drawn = torch.stack([guide(Y)["theta"] for _ in range(2000)])
+    assert torch.allclose(drawn.std(0), sds, rtol=0.15)
+
+
+def test_the_scale_of_groups_is_wider_than_in_one_gaussian():
+    marginal, dense = AutoMarginal(schools), AutoGaussian(schools, name="dense")
+    result = fit_guide(schools, marginal, Y, options=QUIET)
+    fit_guide(schools, dense, Y, options=QUIET)
+    assert result.converged
+    assert result.verdict.word != "does not fit"
+    assert result.names == ("mu", "log tau") or list(result.names) == ["mu", "log tau"]
+    assert float(marginal.posterior.stddev[1]) > 1.3 * float(dense.posterior.stddev[1])
+
+
+def test_what_a_guide_gives():
+    """Nested plates: sites in their shapes from a call, `Predictive`, `median` and `quantiles`, all of one order."""
+    y = torch.poisson(torch.full((3, 4), 2.0, dtype=torch.float64))
+    guide = AutoMarginal(nested, draws=64)
+    assert fit_guide(nested, guide, y, options=QUIET).converged
+    shapes = {"mu": (), "outer": (), "m": (3, 1), "x": (3, 4)}
+    assert {name: tuple(value.shape) for name, value in guide(y).items()} == shapes
+    median, quantiles = guide.median(), guide.quantiles([0.05, 0.95])
+    for name, shape in shapes.items():
+        assert median[name].shape == shape
+        assert bool((quantiles[name][0] < median[name]).all() & (median[name] < quantiles[name][1]).all())
+    for parallel in (False, True):
+        found = Predictive(nested, guide=guide, num_samples=200, parallel=parallel)(y)
+        assert found["x"].shape == (200, 3, 4)
+        assert torch.allclose(found["x"].mean(0), median["x"], atol=0.3)
+        assert torch.allclose(found["x"].std(0).flatten(), guide.members.stddev[:12], rtol=0.5)
+    member = guide.members.mean.reshape(-1)
+    assert torch.allclose(median["x"].flatten(), member[:12], atol=1e-9)
+
+
+def test_copies():
+    guide = AutoMarginal(schools, draws=16)
+    fit_guide(schools, guide, Y, options=QUIET)
+    assert copy.deepcopy(guide)(Y)["theta"].shape == (8,)
+    again = pickle.loads(pickle.dumps(guide))
+    assert torch.equal(again.posterior.mean, guide.posterior.mean)
+    with pytest.raises(InputError, match="draws the members of plates given the data of its fit: call fit_guide"):
+        again(Y)
+
+
+def test_a_model_without_members_is_fitted_as_ever():
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(number(0.0), 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    guide = AutoMarginal(model)
+    assert fit_guide(model, guide, Y, options=QUIET).converged
+    assert not guide.integrates
+    assert guide.median()["mu"].item() == pytest.approx(Y.sum().item() / 9, abs=0.05)
+    assert guide.laplace_approximation(Y) is guide
+
+
+def test_what_is_refused():
+    guide = AutoMarginal(schools)
+    with pytest.raises(InputError, match="call fit_guide"):
+        guide(Y)
+    fit_guide(schools, guide, Y, options=QUIET)
+    svi = SVI(schools, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+    with pytest.raises(InputError, match="Trace_ELBO cannot fit this guide: AutoMarginal is fitted by fit_guide alone"):
+        svi.step(Y)
+    with pytest.raises(ValueError, match="draws and has no density"):
+        pyro.poutine.trace(guide).get_trace(Y).log_prob_sum()
+    with pytest.raises(InputError, match="leave batches= and group= out"):
+        fit_guide(schools, guide, options=QUIET, batches=[(Y,)])
+    with pytest.raises(InputError, match="is that of an AutoGaussian"):
+        guide.laplace_approximation(Y)

@@ -1,0 +1,244 @@
+"""A guide that integrates local latents out: q is over what the members of plates share, and the members follow it.
+
+With u the latents of the members and θ what they share, `torchngvi.marginal` takes u out of the log joint by Laplace's
+approximation, q is fitted to what is left, and u is drawn given θ from N(û + w, H⁻¹), the Gaussian at its mode with the
+mean corrected to first order (Tierney and Kadane 1986; Rue, Martino and Chopin 2009).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Self, final
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions import TorchDistribution
+from pyro.infer.autoguide.initialization import init_to_median
+from torch import Tensor
+
+from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.losses import refuse_loss
+from torchngvi.adapters.pyro.names import coordinate_names
+from torchngvi.errors import InputError
+from torchngvi.fitting.fit import fit
+from torchngvi.fitting.records import FitResult
+from torchngvi.latents.laplace import MarginalLaplace
+from torchngvi.latents.summary import Latents
+from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.posteriors.gaussian import Gaussian
+
+_NOT_FITTED = (
+    "an AutoMarginal draws the members of plates given the data of its fit: call fit_guide(model, guide, *args) first, "
+    "also after loading a state_dict or a pickle, neither of which holds the data."
+)
+
+
+class JointDraws(TorchDistribution):
+    """Draws of an `AutoMarginal`, without a density.
+
+    >>> JointDraws(lambda n: torch.zeros(n, 2), 2).expand((3, 1)).sample().shape
+    torch.Size([3, 1, 2])
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    support = dist.constraints.real_vector
+
+    def __init__(self, draw: Callable[[int], Tensor], dim: int, batch_shape: Sequence[int] = ()) -> None:
+        self.draw = draw
+        super().__init__(torch.Size(batch_shape), torch.Size((dim,)), validate_args=False)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
+        """Draw as many again for a larger batch."""
+        return type(self)(self.draw, self.event_shape[0], batch_shape)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw (*sample, *batch, D)."""
+        shape = (*sample_shape, *self.batch_shape)
+        return self.draw(math.prod(shape)).reshape(*shape, -1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Refuse.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("an AutoMarginal draws and has no density; for importance weights take an AutoGaussian.")
+
+
+@final
+class AutoMarginal(AutoGaussian):
+    """A guide for hierarchical models, whose latents of groups are integrated out and not fitted.
+
+    Use it where the verdict on an `AutoGaussian` is that a standard deviation of groups is too small: the members of a
+    plate and the scale that they share are far from jointly Gaussian, and given the shared latents the members are
+    nearly so.  `fit_guide` finds the locals as ``AutoGaussian(structure="auto")`` does, nested plates included; q, and
+    the verdict, are over the shared latents.  The guide draws all sites jointly, for `pyro.infer.Predictive` too.
+    A model without locals, or with nothing that they share, is fitted as by `AutoGaussian`.
+
+    Args:
+        model: a Pyro model, all of whose latents are continuous and that does not subsample.
+        posterior: of the shared latents, of one of the classes that `AutoGaussian` takes with a structure.
+        init_loc_fn, init_scale: as in `AutoGaussian`.
+        name: under which Pyro's parameter store holds q.
+        draws: of the shared latents, over which the distributions of the members are mixtures.
+
+    Raises:
+        InputError: as `AutoGaussian` and `torchngvi.marginal`; on use, a guide that was not fitted, a loss of Pyro,
+            which cannot fit it.
+
+    >>> import pyro
+    >>> from torchngvi.adapters.pyro import fit_guide
+    >>> def model(y):
+    ...     tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    ...     with pyro.plate("groups", len(y)):
+    ...         b = pyro.sample("b", dist.Normal(0.0, tau))
+    ...         pyro.sample("y", dist.Normal(b, 0.5), obs=y)
+    >>> guide = AutoMarginal(model)
+    >>> _ = pyro.set_rng_seed(0)
+    >>> fit_guide(model, guide, torch.tensor([1.0, -1.0, 0.5]), options={"progress": False}).converged
+    True
+    >>> guide.posterior.dim, guide()["b"].shape
+    (1, torch.Size([3]))
+    """
+
+    _shared = 0  # coordinates of θ; 0 where nothing is integrated out
+    _start: Tensor | None = None  # of the members
+    _target: MarginalLaplace | None = None
+    _members: Latents | None = None  # given draws of q
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        posterior: Callable[..., Gaussian] = CholeskyGaussian,
+        *,
+        init_loc_fn: Callable[..., Any] = init_to_median,
+        init_scale: float = 0.1,
+        name: str = "AutoMarginal",
+        draws: int = 256,
+    ) -> None:
+        super().__init__(model, posterior, structure="auto", init_loc_fn=init_loc_fn, init_scale=init_scale, name=name)
+        self.draws = draws
+        self._waiting: list[Tensor] = []  # joint draws that nobody has had
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        found = self.structure
+        if found.forest is None or found.levels[-1].nodes > 1:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            q = self._modules["q"]
+            assert isinstance(q, Gaussian)
+            start = q.mean.double()
+            self._shared = found.levels[-1].size
+            self._start = start[: -self._shared].clone()
+            self.q = self._posterior_class(
+                self._shared, mean=start[-self._shared :], scale=self.init_scale, dtype=torch.float64
+            )
+
+    @property
+    def integrates(self) -> bool:
+        """Whether there are members to integrate out; known once the guide is set up."""
+        return self._shared > 0
+
+    def integrate(self, density: ModelLogJoint) -> MarginalLaplace:
+        """The log joint of the shared latents."""
+        assert self._start is not None
+        assert self.structure.forest is not None
+
+        def joint(theta: Tensor, members: Tensor) -> Tensor:
+            return density.log_joint(torch.cat([members, theta], -1))
+
+        q = self.gaussian("AutoMarginal")
+        return MarginalLaplace(joint, self._start, q.mean.detach().clone(), self.structure.forest)
+
+    def density(
+        self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> ModelLogJoint:
+        """The log joint of all latents, the members of plates before what they share."""
+        if not self._shared:
+            return super().density(model, args, kwargs)
+        return ModelLogJoint(model, args, kwargs, self.prototype_trace, self.structure.order)
+
+    @property
+    def members(self) -> Latents:
+        """The distribution of the members in unconstrained space, a mixture over the shared latents.
+
+        Raises:
+            InputError: a guide that was not fitted.
+        """
+        if self._target is None:
+            raise InputError(_NOT_FITTED)
+        if self._members is None:
+            with poutine.block():
+                self._members = self._target.latents(self.posterior, self.draws)
+        return self._members
+
+    def keep(self, target: MarginalLaplace | None) -> None:
+        """Draw the members by a log joint from now on."""
+        self._target, self._members = target, None
+        self._waiting.clear()
+
+    def sample_latent(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Draw all latents jointly, (D,), as the auxiliary site of the guide."""
+        if not self._shared:
+            return super().sample_latent(*args, **kwargs)
+        refuse_loss("AutoMarginal is fitted by fit_guide alone")
+        latent = JointDraws(self.draw, self.structure.dim)
+        return pyro.sample(f"_{self._pyro_name}_latent", latent, infer={"is_auxiliary": True})
+
+    @torch.no_grad()
+    def draw(self, n: int) -> Tensor:
+        """Draw the shared latents from q and the members given them, (n, D), unconstrained, the members first.
+
+        Raises:
+            InputError: a guide that was not fitted.
+        """
+        if self._target is None:
+            raise InputError(_NOT_FITTED)
+        while len(self._waiting) < n:
+            theta = self.gaussian("AutoMarginal").sample((self.draws,))
+            with poutine.block():  # the runs of the model are no part of the guide
+                members = self._target.latents(theta).sample(self.draws)
+            self._waiting += torch.cat([members, theta], -1).to(self._init_loc())
+        return torch.stack([self._waiting.pop() for _ in range(n)])
+
+    def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        q, members = self.gaussian("AutoMarginal"), self.members if self._shared else None
+        if members is None:
+            return super()._loc_scale(*args, **kwargs)
+        moments = (torch.cat(parts) for parts in ((members.mean, q.mean), (members.stddev, q.stddev)))
+        loc, scale = (each.to(self._init_loc()) for each in moments)
+        return loc, scale
+
+    def laplace_approximation(self, *args: Any, **kwargs: Any) -> Self:
+        """Refuse: the members are integrated out by their own.
+
+        Raises:
+            InputError: always, where members are integrated out.
+        """
+        self.setup(*args, **kwargs)
+        if self._shared:
+            raise InputError("the Laplace approximation of all latents is that of an AutoGaussian; take one.")
+        return super().laplace_approximation(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the data of the fit."""
+        return {**super().__getstate__(), "_target": None, "_members": None, "_waiting": []}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        new = super().__deepcopy__(memo)
+        new.keep(self._target)
+        return new
+
+
+def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str, Any]) -> FitResult:
+    """Fit q over the shared latents, and say by how much Laplace's approximation of the others is off."""
+    density.check_comparable("fit_guide")
+    guide.keep(None)
+    target = guide.integrate(density)
+    names = coordinate_names(density.layout)[-target.dim :]
+    result = fit(guide.posterior, target, **options).named(names)
+    guide.keep(target)
+    return result
