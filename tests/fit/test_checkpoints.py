@@ -357,7 +357,7 @@ def in_a_whole_file(path, content):
     buffer = io.BytesIO()
     torch.save(content, buffer)
     content = buffer.getvalue()
-    path.write_bytes(b"torchngvi checkpoint, format 3\n" + checkpoints._digest(content) + content)
+    path.write_bytes(b"torchngvi checkpoint, format 4\n" + checkpoints._digest(content) + content)
 
 
 def without(whole, *names):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pyro.infer import SVI, Predictive, Trace_ELBO
 
-from torchngvi.adapters.pyro import AutoGaussian, AutoMarginal, fit_guide
+from torchngvi.adapters.pyro import AutoGaussian, AutoMarginal, NaturalSVI, fit_guide
 from torchngvi.errors import InputError
 
 Y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
@@ -105,8 +105,56 @@ def test_what_a_guide_gives():
         assert found["x"].shape == (200, 3, 4)
         assert torch.allclose(found["x"].mean(0), median["x"], atol=0.3)
         assert torch.allclose(found["x"].std(0).flatten(), guide.members.stddev[:12], rtol=0.5)
-    member = guide.members.mean.reshape(-1)
-    assert torch.allclose(median["x"].flatten(), member[:12], atol=1e-9)
+    assert torch.equal(median["x"].flatten(), guide.members.quantile(0.5)[:12])
+
+
+def test_quantiles_are_those_of_the_draws():
+    """Of the mixture, which is skewed where the scale of the groups is not known."""
+    guide = AutoMarginal(schools, draws=1024)
+    fit_guide(schools, guide, Y, options=QUIET)
+    drawn = Predictive(schools, guide=guide, num_samples=4000, parallel=True)(Y)["theta"].reshape(4000, 8)
+    found = guide.quantiles([0.05, 0.5, 0.95])["theta"]
+    exact = torch.quantile(drawn, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64), dim=0)
+    assert torch.allclose(found, exact, atol=0.15 * float(drawn.std()))
+
+
+def test_draws_follow_the_seed_and_q():
+    guide = AutoMarginal(schools, draws=64)
+    fit_guide(schools, guide, Y, options=QUIET)
+    draws = []
+    for _ in range(2):
+        pyro.set_rng_seed(3)
+        draws.append(guide(Y)["theta"])
+    assert torch.equal(*draws)
+    state = copy.deepcopy(guide.state_dict())
+    before = guide.median()["theta"]
+    guide.posterior.initialize_(guide.posterior.mean + torch.tensor([50.0, 0.0]), guide.posterior.scale_tril)
+    assert bool((guide.median()["theta"] > before + 10).all())
+    guide.load_state_dict(state)
+    with pytest.raises(InputError, match="call fit_guide"):
+        guide(Y)
+
+
+def test_float32_of_the_model():
+    """As most models of Pyro are: matrix products take one dtype."""
+    X, number = torch.randn(40, 3), torch.arange(40) % 8
+
+    def model(y):
+        beta = pyro.sample("beta", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        with pyro.plate("groups", 8):
+            b = pyro.sample("b", dist.Normal(0.0, tau))
+        with pyro.plate("rows", 40):
+            pyro.sample("y", dist.Normal(X @ beta + b[..., number], 0.5), obs=y)
+
+    y = X @ torch.tensor([1.0, -1.0, 0.0]) + torch.randn(8)[number]
+    guide = AutoMarginal(model)
+    result = fit_guide(model, guide, y, options=QUIET)
+    assert result.converged, result.reason
+    assert "Laplace's log p(y, theta) is off by" in result.reason
+    assert guide.posterior.dim == 4
+    assert guide(y)["b"].dtype == torch.float32
+    assert torch.allclose(guide.median()["beta"], torch.tensor([1.0, -1.0, 0.0]), atol=0.3)
 
 
 def test_copies():
@@ -146,3 +194,32 @@ def test_what_is_refused():
         fit_guide(schools, guide, options=QUIET, batches=[(Y,)])
     with pytest.raises(InputError, match="is that of an AutoGaussian"):
         guide.laplace_approximation(Y)
+    for refused in (guide.get_posterior, guide.get_transform, guide.get_base_dist):
+        with pytest.raises(InputError, match="has no Gaussian over all latents"):
+            refused()
+    with pytest.raises(InputError, match="AutoMarginal is fitted by fit_guide alone; take an AutoGaussian"):
+        NaturalSVI(schools, AutoMarginal(schools)).step(Y)
+    with pytest.raises(InputError, match="draws counts draws"):
+        AutoMarginal(schools, draws=0)
+
+
+def test_members_without_a_mode():
+    """Of an unbounded density given the shared latents: a sentence, and no draw."""
+    guide = AutoMarginal(schools, draws=8)
+    fit_guide(schools, guide, Y, options=QUIET)
+    guide._target.log_joint = lambda theta: torch.full(theta.shape[:-1], torch.nan)
+    with pytest.raises(InputError, match="have a mode at 0 of 20 draws of q, which is too few to integrate them out"):
+        guide(Y)
+
+
+def test_a_model_that_subsamples_says_that_nothing_is_integrated_out():
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(number(0.0), 1.0))
+        tau = pyro.sample("tau", dist.LogNormal(number(0.0), 1.0))
+        with pyro.plate("groups", 8):
+            b = pyro.sample("b", dist.Normal(mu, tau))
+        with pyro.plate("rows", 8, subsample_size=4) as rows:
+            pyro.sample("y", dist.Normal(b[rows], 1.0), obs=y[rows])
+
+    with pytest.warns(UserWarning, match="AutoMarginal integrates nothing out: the model subsamples"):
+        AutoMarginal(model).setup(Y)

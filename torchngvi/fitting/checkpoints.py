@@ -30,7 +30,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_MAGIC, _FORMAT = b"torchngvi checkpoint, format ", 3
+_MAGIC, _FORMAT = b"torchngvi checkpoint, format ", 4
 _DIGEST = 32  # bytes
 _ROUNDING = 1e-8  # relative error of a loss that another order of summation may leave
 

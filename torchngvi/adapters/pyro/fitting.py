@@ -202,8 +202,10 @@ def density_of(
     return guide.setup(*args, **kwargs).density(model, args, kwargs)
 
 
-def check_guide(guide: object) -> None:
-    """Check that a guide is an `AutoGaussian` of this library."""
+def check_guide(guide: object, *, steps: bool = False) -> None:
+    """Check that a guide is an `AutoGaussian` of this library, and can take steps by a loss of Pyro."""
+    if steps and isinstance(guide, AutoMarginal):
+        raise InputError("AutoMarginal is fitted by fit_guide alone; take an AutoGaussian for NaturalSVI.")
     if isinstance(guide, PyrosAutoGaussian):
         raise InputError(
             "the guide is pyro.infer.autoguide.AutoGaussian, another class of this name; import AutoGaussian from "

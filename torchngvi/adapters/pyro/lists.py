@@ -32,7 +32,7 @@ def gaussian_of(guide: AutoGuideList) -> AutoGaussian:
     found = [part for part in guide.modules() if isinstance(part, AutoGaussian)]
     for part in guide.modules():
         if not found and isinstance(part, PyrosAutoGaussian):
-            check_guide(part)
+            check_guide(part, steps=True)
     if len(found) != 1:
         raise InputError(
             f"NaturalSVI moves one AutoGaussian of a list of guides, and this list has {len(found)}. Put the sites of "

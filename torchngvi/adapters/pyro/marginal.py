@@ -6,7 +6,9 @@ mean corrected to first order (Tierney and Kadane 1986; Rue, Martino and Chopin 
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Self, final
 
 import pyro
@@ -18,9 +20,11 @@ from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.losses import refuse_loss
 from torchngvi.adapters.pyro.names import coordinate_names
+from torchngvi.arguments import read_shares, read_size
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
@@ -103,10 +107,12 @@ class AutoMarginal(AutoGaussian):
     (1, torch.Size([3]))
     """
 
+    rounds = 20  # in which draws without a mode are drawn again
+    looked = 32  # draws of q at which the error of Laplace's approximation is estimated
     _shared = 0  # coordinates of θ; 0 where nothing is integrated out
     _start: Tensor | None = None  # of the members
     _target: MarginalLaplace | None = None
-    _members: Latents | None = None  # given draws of q
+    _members: tuple[Tensor, Latents] | None = None  # with q by whose draws they are
 
     def __init__(
         self,
@@ -119,22 +125,27 @@ class AutoMarginal(AutoGaussian):
         draws: int = 256,
     ) -> None:
         super().__init__(model, posterior, structure="auto", init_loc_fn=init_loc_fn, init_scale=init_scale, name=name)
-        self.draws = draws
-        self._waiting: list[Tensor] = []  # joint draws that nobody has had
+        self.draws = read_size("draws", draws, "counts draws of the shared latents")
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         found = self.structure
         if found.forest is None or found.levels[-1].nodes > 1:
+            if found.reasons:
+                warnings.warn(f"AutoMarginal integrates nothing out: {'; '.join(found.reasons)}.", stacklevel=2)
             return
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), poutine.block():
             q = self._modules["q"]
             assert isinstance(q, Gaussian)
-            start = q.mean.double()
+            start, density = q.mean.double(), self.density(self._bare[0], args, kwargs)
+            try:
+                density.log_joint(start[None])
+            except RuntimeError:  # products of tensors of two dtypes
+                start = start.to(q.mean)
             self._shared = found.levels[-1].size
             self._start = start[: -self._shared].clone()
             self.q = self._posterior_class(
-                self._shared, mean=start[-self._shared :], scale=self.init_scale, dtype=torch.float64
+                self._shared, mean=start[-self._shared :], scale=self.init_scale, dtype=start.dtype
             )
 
     @property
@@ -151,7 +162,15 @@ class AutoMarginal(AutoGaussian):
             return density.log_joint(torch.cat([members, theta], -1))
 
         q = self.gaussian("AutoMarginal")
-        return MarginalLaplace(joint, self._start, q.mean.detach().clone(), self.structure.forest)
+        try:
+            return MarginalLaplace(joint, self._start.to(q.mean), q.mean.detach().clone(), self.structure.forest)
+        except InputError as error:
+            if "misses the pair" not in str(error):
+                raise
+            raise InputError(
+                "the guide has members of plates apart that this model or these data have together. Set another guide "
+                "up with them."
+            ) from error
 
     def density(
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -163,22 +182,59 @@ class AutoMarginal(AutoGaussian):
 
     @property
     def members(self) -> Latents:
-        """The distribution of the members in unconstrained space, a mixture over the shared latents.
+        """The distribution of the members in unconstrained space, a mixture over draws of the shared latents.
 
         Raises:
-            InputError: a guide that was not fitted.
+            InputError: a guide that was not fitted, members without a mode given the shared latents.
         """
-        if self._target is None:
-            raise InputError(_NOT_FITTED)
-        if self._members is None:
-            with poutine.block():
-                self._members = self._target.latents(self.posterior, self.draws)
-        return self._members
+        q = self.gaussian("AutoMarginal")
+        here = torch.cat([q.mean, q.stddev])
+        if self._members is None or not torch.equal(self._members[0], here):
+            self._members = here, self._given(self.shared(self.draws))
+        return self._members[1]
 
     def keep(self, target: MarginalLaplace | None) -> None:
         """Draw the members by a log joint from now on."""
         self._target, self._members = target, None
-        self._waiting.clear()
+
+    def _given(self, theta: Tensor) -> Latents:
+        """The members given each θ."""
+        assert self._target is not None
+        with poutine.block():  # the runs of the model are no part of the guide
+            return self._target.latents(theta)
+
+    @torch.no_grad()
+    def shared(self, n: int) -> Tensor:
+        """Draw the shared latents, (n, P), again where the members have no mode, as a fit passes such θ by.
+
+        Raises:
+            InputError: as `members`.
+        """
+        if self._target is None:
+            raise InputError(_NOT_FITTED)
+        q, kept = self.gaussian("AutoMarginal"), list[Tensor]()
+        for _ in range(self.rounds):
+            theta = q.sample((n,))
+            with poutine.block():
+                kept.append(theta[self._target.log_joint(theta).isfinite()])
+            if sum(map(len, kept)) >= n:
+                return torch.cat(kept)[:n]
+        raise InputError(
+            f"given the shared latents the members have a mode at {sum(map(len, kept))} of {self.rounds * n} draws "
+            "of q, which is too few to integrate them out. Fit the model with an AutoGaussian."
+        )
+
+    @torch.no_grad()
+    def draw(self, n: int) -> Tensor:
+        """Draw all latents jointly, (n, D), unconstrained, the members first.
+
+        Raises:
+            InputError: as `members`.
+        """
+        theta = self.shared(n)
+        with poutine.block():
+            members = self._given(theta).sample(n)
+        return torch.cat([members, theta], -1).to(self._init_loc())
 
     def sample_latent(self, *args: Any, **kwargs: Any) -> Tensor:
         """Draw all latents jointly, (D,), as the auxiliary site of the guide."""
@@ -188,29 +244,41 @@ class AutoMarginal(AutoGaussian):
         latent = JointDraws(self.draw, self.structure.dim)
         return pyro.sample(f"_{self._pyro_name}_latent", latent, infer={"is_auxiliary": True})
 
+    def median(self, *args: Any, **kwargs: Any) -> Any:
+        """The median of each latent, by name."""
+        return {name: value[0] for name, value in self.quantiles([0.5], *args, **kwargs).items()}
+
     @torch.no_grad()
-    def draw(self, n: int) -> Tensor:
-        """Draw the shared latents from q and the members given them, (n, D), unconstrained, the members first.
+    def quantiles(self, quantiles: Any, *args: Any, **kwargs: Any) -> Any:
+        """The quantiles of each latent, those of the members of their mixtures over the shared latents."""
+        if not self._shared:
+            return super().quantiles(quantiles, *args, **kwargs)
+        q, members, found = self.gaussian("AutoMarginal"), self.members, dict[str, list[Tensor]]()
+        for level in torch.as_tensor(read_shares("quantiles", quantiles)).flatten().tolist():
+            shared = q.mean + q.stddev * torch.special.ndtri(torch.tensor(level, dtype=torch.float64)).to(q.mean)
+            theta = torch.cat([members.quantile(level), shared]).to(self._init_loc())
+            for site, value in self._unpack_latent(theta):
+                found.setdefault(site["name"], []).append(torch.distributions.biject_to(site["fn"].support)(value))
+        return {name: torch.stack(values) for name, values in found.items()}
+
+    def get_posterior(self, *args: Any, **kwargs: Any) -> LatentGaussian:
+        """The Gaussian over all latents, where nothing is integrated out.
 
         Raises:
-            InputError: a guide that was not fitted.
+            InputError: members that are integrated out; `posterior` is of the shared latents alone.
         """
-        if self._target is None:
-            raise InputError(_NOT_FITTED)
-        while len(self._waiting) < n:
-            theta = self.gaussian("AutoMarginal").sample((self.draws,))
-            with poutine.block():  # the runs of the model are no part of the guide
-                members = self._target.latents(theta).sample(self.draws)
-            self._waiting += torch.cat([members, theta], -1).to(self._init_loc())
-        return torch.stack([self._waiting.pop() for _ in range(n)])
+        if self._shared:
+            raise InputError("an AutoMarginal has no Gaussian over all latents; take an AutoGaussian for that.")
+        return super().get_posterior(*args, **kwargs)
 
-    def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        q, members = self.gaussian("AutoMarginal"), self.members if self._shared else None
-        if members is None:
-            return super()._loc_scale(*args, **kwargs)
-        moments = (torch.cat(parts) for parts in ((members.mean, q.mean), (members.stddev, q.stddev)))
-        loc, scale = (each.to(self._init_loc()) for each in moments)
-        return loc, scale
+    def get_base_dist(self) -> TorchDistribution:
+        """As `get_posterior`."""
+        self.get_posterior()
+        return super().get_base_dist()
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.keep(None)  # which is of the data of another fit
+        super()._load_from_state_dict(*args, **kwargs)
 
     def laplace_approximation(self, *args: Any, **kwargs: Any) -> Self:
         """Refuse: the members are integrated out by their own.
@@ -225,7 +293,7 @@ class AutoMarginal(AutoGaussian):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the data of the fit."""
-        return {**super().__getstate__(), "_target": None, "_members": None, "_waiting": []}
+        return {**super().__getstate__(), "_target": None, "_members": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = super().__deepcopy__(memo)
@@ -241,4 +309,8 @@ def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str,
     names = coordinate_names(density.layout)[-target.dim :]
     result = fit(guide.posterior, target, **options).named(names)
     guide.keep(target)
-    return result
+    try:
+        said = str(target.laplace_error(guide.shared(guide.looked)))
+    except InputError as error:
+        said = str(error)
+    return replace(result, reason=f"{result.reason.rstrip('.')}; {said}")

@@ -97,7 +97,7 @@ class NaturalSVI:
         if isinstance(guide, AutoGuideList):
             self.gaussian = gaussian_of(guide)
         else:
-            check_guide(guide)
+            check_guide(guide, steps=True)
             self.gaussian = guide
         self.processes = processes_of(group)
         if guide is not self.gaussian and optim is None:
