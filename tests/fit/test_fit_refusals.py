@@ -182,9 +182,9 @@ REFUSED = {
     "a file of an earlier version": (resumed_from({"posterior": {}, "trace": []}), InputError, OTHER_FILE),
     "an empty file": (resumed_from(b""), InputError, OTHER_FILE),
     "a file of nonsense": (resumed_from(b"nonsense"), InputError, OTHER_FILE),
-    "format 7": (resumed_from(HEAD % 7), InputError, ("format 7", "this version has 3", "Remove it")),
+    "format 7": (resumed_from(HEAD % 7), InputError, ("format 7", "this version has 4", "Remove it")),
     "a file of another torch": (
-        resumed_from(HEAD % 3 + checkpoints._digest(b"x") + b"x"),
+        resumed_from(HEAD % 4 + checkpoints._digest(b"x") + b"x"),
         InputError,
         ("cannot be understood", "Remove it"),
     ),
