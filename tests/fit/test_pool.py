@@ -341,10 +341,10 @@ def test_who_is_served():
     assert begun(CholeskyGaussian(trusted), False) == (True, True, False)
     assert begun(CholeskyGaussian(refused), True) == (True, True, True)
     assert not begun(CholeskyGaussian(trusted + 1), False)[0]
-    for q in (CholeskyGaussian(refused + 1), DiagonalGaussian(roughest), blocks(1, 3)):  # the rest is left to averages
+    for q in (DiagonalGaussian(roughest), blocks(1, 3)):  # the rest is left to averages
         assert begun(q, True) == (True, False, True)
         assert not begun(q, False)[0]
-    assert not begun(DiagonalGaussian(roughest + 1), True)[0]
+    assert not any(begun(q, True)[0] for q in (DiagonalGaussian(roughest + 1), CholeskyGaussian(refused + 1)))
     assert not begun(CholeskyGaussian(3, batch_shape=(2,)), True)[0]
     assert not begun(CholeskyGaussian(3), True, temperature=0.0)[0]
 

@@ -444,7 +444,7 @@ class PoolSettings:
     """
 
     widest: tuple[int, int] = (150, 300)
-    roughest: int = 1000
+    roughest: int = 150
     fewest: int = 32
     radius: tuple[float, float] = (0.5, 0.05)
     bold: float = 0.1
