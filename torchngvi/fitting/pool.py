@@ -44,9 +44,14 @@ class Normal(NamedTuple):
         return torch.diag(self.root) if self.root.dim() == 1 else self.root
 
     @property
+    def diagonal(self) -> Tensor:
+        """The diagonal of C, (D,)."""
+        return self.root if self.root.dim() == 1 else self.root.diagonal()
+
+    @property
     def log_det(self) -> Tensor:
         """log|det C|, 0-d."""
-        return (self.root if self.root.dim() == 1 else self.root.diagonal()).log().sum()
+        return self.diagonal.log().sum()
 
     def whiten(self, theta: Tensor) -> Tensor:
         """C⁻¹(θ - m), (S, D)."""
@@ -82,8 +87,7 @@ class Normal(NamedTuple):
     @property
     def finite(self) -> bool:
         """Whether it has numbers, and a positive determinant."""
-        diagonal = self.root if self.root.dim() == 1 else self.root.diagonal()
-        return bool(self.mean.isfinite().all() & self.root.isfinite().all() & (diagonal > 0).all())
+        return bool(self.mean.isfinite().all() & self.root.isfinite().all() & (self.diagonal > 0).all())
 
 
 class Lot(NamedTuple):

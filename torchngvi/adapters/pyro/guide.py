@@ -291,7 +291,7 @@ class AutoGaussian(AutoContinuous):
 
     def get_base_dist(self) -> TorchDistribution:
         """The standard normal N(0, I), which `get_transform` takes to q."""
-        zeros = torch.zeros_like(self.posterior.mean)
+        zeros = torch.zeros_like(self.get_posterior().loc)
         return dist.Normal(zeros, torch.ones_like(zeros)).to_event(1)
 
     def get_transform(self, *args: Any, **kwargs: Any) -> torch.distributions.Transform:

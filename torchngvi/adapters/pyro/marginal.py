@@ -190,18 +190,15 @@ class AutoMarginal(AutoGaussian):
         q = self.gaussian("AutoMarginal")
         here = torch.cat([q.mean, q.stddev])
         if self._members is None or not torch.equal(self._members[0], here):
-            self._members = here, self._given(self.shared(self.draws))
+            theta = self.shared(self.draws)
+            assert self._target is not None
+            with poutine.block():  # the runs of the model are no part of the guide
+                self._members = here, self._target.latents(theta)
         return self._members[1]
 
     def keep(self, target: MarginalLaplace | None) -> None:
         """Draw the members by a log joint from now on."""
         self._target, self._members = target, None
-
-    def _given(self, theta: Tensor) -> Latents:
-        """The members given each θ."""
-        assert self._target is not None
-        with poutine.block():  # the runs of the model are no part of the guide
-            return self._target.latents(theta)
 
     @torch.no_grad()
     def shared(self, n: int) -> Tensor:
@@ -232,8 +229,9 @@ class AutoMarginal(AutoGaussian):
             InputError: as `members`.
         """
         theta = self.shared(n)
+        assert self._target is not None
         with poutine.block():
-            members = self._given(theta).sample(n)
+            members = self._target.latents(theta).sample(n)
         return torch.cat([members, theta], -1).to(self._init_loc())
 
     def sample_latent(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -270,11 +268,6 @@ class AutoMarginal(AutoGaussian):
         if self._shared:
             raise InputError("an AutoMarginal has no Gaussian over all latents; take an AutoGaussian for that.")
         return super().get_posterior(*args, **kwargs)
-
-    def get_base_dist(self) -> TorchDistribution:
-        """As `get_posterior`."""
-        self.get_posterior()
-        return super().get_base_dist()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self.keep(None)  # which is of the data of another fit
