@@ -156,7 +156,6 @@ PARTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     ),
     "mode": without("starts.Starts._searched", new=lambda self, budget=0: None),
     "units": without("starts._OTHER_UNITS", new=math.inf),
-    "regret": without("origin.Origin.regret", new=lambda self: None),
 }
 
 

@@ -1,6 +1,6 @@
 """The seven ways into the library and every method give the numbers that are recorded, with the same counts.
 
-    python benchmarks/golden.py > tests/golden_numbers.json
+    python benchmarks/golden.py > tests/house/golden_numbers.json
 
 records them again.  Another kind of processor rounds differently, so that floats are compared up to 1e-9 here; with the
 environment variable TORCHNGVI_GOLDEN=exact they are compared bit for bit, which holds where they were recorded.

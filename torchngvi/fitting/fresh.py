@@ -1,8 +1,6 @@
-"""A fit judged on draws that it was not fitted to, and places compared by draws that are the same for all."""
+"""A fit judged on draws that it was not fitted to, and the loss of a place by draws that are the same for all."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,7 +9,6 @@ from torch import Tensor
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.interfaces import Coordinates, where_members
 from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -83,39 +80,6 @@ def _kept(
 
 
 # ---------------------------------------------------------------- common draws
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The ELBO of q on fresh draws."""
-
-    elbo: float
-    error: float
-
-    def __str__(self) -> str:
-        return f"{self.elbo:.6g} ± {self.error:.1g}"
-
-
-@torch.no_grad()
-def put_at_best(q: Gaussian, target: Guarded, places: Sequence[Coordinates], draws: int, seed: int) -> Compared:
-    """Put each member of q where it has the best ELBO of several places, by the same draws; the sum of all ELBOs."""
-    best, most, chosen = places[0], torch.tensor(-math.inf, device="cpu"), torch.zeros(0, device="cpu")
-    for number, place in enumerate(places):
-        q.restore(place)
-        values = kept_values(q, target, draws, seed) + target.temperature * q.entropy()
-        elbo = values.mean(0).nan_to_num(-math.inf, posinf=-math.inf)
-        if number == 0:
-            most, chosen = elbo, values
-            continue
-        better = elbo > most
-        most = torch.where(better, elbo, most)
-        best = Coordinates(*(where_members(better, new, old) for new, old in zip(place, best, strict=True)))
-        chosen = torch.where(better, values, chosen) if q.batch_shape else values if bool(better) else chosen
-    q.restore(best)
-    chosen = chosen.reshape(len(chosen), -1).sum(1)
-    if not len(chosen) or not bool(chosen.isfinite().all()):
-        return Compared(-math.inf, math.inf)
-    return Compared(float(chosen.mean()), float(chosen.std()) / math.sqrt(len(chosen)))
 
 
 def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> float:

@@ -1,6 +1,6 @@
 """What a fit by sample averages says: sentences, and the parts of sentences that a verdict is made of."""
 
-from torchngvi.fitting.fresh import Compared, Fresh
+from torchngvi.fitting.fresh import Fresh
 from torchngvi.fitting.origin import BOUNDED, Origin
 from torchngvi.fitting.points import Point
 from torchngvi.fitting.starts import Starts
@@ -69,15 +69,6 @@ def others(starts: Starts, switched: bool) -> str:
     if not starts.looked:
         return ""
     return f", and {starts.others} other starts found nothing better"
-
-
-def worsened(lost: Compared, norm: float, draws: int) -> str:
-    """Say that draws lead to a worse place than they began at, where q is now."""
-    return (
-        f"because {draws} draws lead to an optimum, natural-gradient norm {norm:.2g}, whose ELBO is "
-        f"{lost.elbo:.3g} ± {lost.error:.1g} below that of their start; q is back there. Transform the model to be "
-        "nearer to a Gaussian."
-    )
 
 
 _ELSEWHERE = "Start from another mean or a smaller scale (initialize_), or transform constrained coordinates."

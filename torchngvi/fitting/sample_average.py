@@ -240,13 +240,6 @@ class SampleAverages(Engine):
             return None
         if (yield from self._better_start()):
             return None
-        if (lost := self.origin.regret()) is not None:  # back to where the start had led, and on from there once
-            elbo, again = self.origin.turn_back()
-            if again:
-                descent.leave(descent.draws)
-                pooled.leave()
-                return None
-            return descent.ended(reasons.worsened(lost, total, descent.seen))._replace(loss=-elbo)
         elsewhere = self.unseen or reasons.others(self.starts, self.switched)
         reason = reasons.converged(descent.point, descent.sight.growth, descent.seen, judged, elsewhere)
         reason, everyone = reason + self._cut(judged), torch.full(self.q.batch_shape, True, device="cpu")
