@@ -2,13 +2,14 @@
 
     python -m benchmarks.engine_table --log FILE [--label now] [--seeds 0 1 2] [--groups truths ...] [--only NAMES]
     python -m benchmarks.engine_table --log FILE --off pool other-starts ... --lot 60 --seeds 0
+    python -m benchmarks.engine_table --log FILE --set bold=0.0 thin=1000000 ... --lot 60 --but 1000 --seeds 0
     python -m benchmarks.engine_table --log FILE --report [--against before]
 
 Rows are the log joints of `benchmarks.engine` and its held ones, of `benchmarks.tuning_free`, posteriordb,
 `benchmarks.truths`, `benchmarks.published` and the classic `benchmarks.posteriors_examples`.  A row is written
 to the log once it is done, and a run that is started again goes on after the last one.  ``--lot`` draws so many rows,
 the same each time.  ``--label`` names the column; run an older checkout with a copy of this file to have it beside.  A
-column of a part that is off has the name of the part.
+column of a part that is off has the name of the part, and one of another number that number.
 
 An entry: gradients and values of the log joint, seconds of the processor, all with the examination; the ELBO on 16,384
 common draws with its standard error; whether the fit has converged, and the word of its verdict.  The report compares
@@ -16,6 +17,7 @@ each row and seed with the same of another column: ELBO by nats below the best t
 """
 
 import argparse
+import ast
 import contextlib
 import functools
 import json
@@ -38,6 +40,10 @@ try:
     from torchngvi.fitting.pool_loop import antithetic
 except ImportError:  # of an older checkout
     antithetic = None
+try:
+    from torchngvi.fitting.settings import EngineSettings
+except ImportError:  # of an older checkout
+    EngineSettings = None  # type: ignore[assignment,misc]
 
 LOST, DEARER = 0.02, 1.5  # nats, and times: what a row loses by a part before that is called needed
 VALUE = 0.4  # of a gradient
@@ -159,6 +165,13 @@ PARTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 }
 
 
+def with_number(text: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """A context in which a field of the settings has another value, by FIELD=VALUE."""
+    name, value = text.split("=", 1)
+    new = functools.partial(EngineSettings, **{name: ast.literal_eval(value)})
+    return without("sample_average.EngineSettings", new=new)
+
+
 def _nothing() -> Iterator[None]:
     """A path that finds nothing better."""
     return False
@@ -213,9 +226,12 @@ def rows(groups: list[str], only: list[str], lot: int) -> list[tuple[str, Callab
 def run(options: argparse.Namespace) -> None:
     """Each row, column and seed that the log has not."""
     known = {(e["row"], e["column"], e["seed"]) for e in read(options.log)}
-    columns = {part: PARTS[part] for part in options.off} or {options.label: contextlib.nullcontext}
+    columns = {part: PARTS[part] for part in options.off} | {text: with_number(text) for text in options.set}
+    columns = columns or {options.label: contextlib.nullcontext}
     for seed in options.seeds:
         for name, make in rows(options.groups, options.only, options.lot):
+            if any(part in name for part in options.but):
+                continue
             for column, off in columns.items():
                 if (name, column, seed) in known:
                     continue
@@ -295,6 +311,8 @@ def main() -> None:
     parser.add_argument("--log", type=Path, required=True, help="one JSON object a line")
     parser.add_argument("--label", default="now", help="the name of the column")
     parser.add_argument("--off", nargs="+", choices=list(PARTS), default=[], help="parts, each a column")
+    parser.add_argument("--set", nargs="+", default=[], help="FIELD=VALUE of EngineSettings, each a column")
+    parser.add_argument("--but", nargs="+", default=[], help="parts of names that are left out, after the lot")
     parser.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument("--only", nargs="+", default=[], help="parts of names")
     parser.add_argument("--lot", type=int, default=0, help="so many rows, drawn by lot")

@@ -12,9 +12,8 @@ from torchngvi.diagnostics.flatness import flatness
 from torchngvi.diagnostics.linear_response import Residuals, third_order
 from torchngvi.expectations.draws import Antithetic, Fixed
 from torchngvi.expectations.sample_average import SampleAverage
-from torchngvi.fitting.descent import Descent
+from torchngvi.fitting.descent import Descent, Point
 from torchngvi.fitting.fresh import Fresh
-from torchngvi.fitting.points import Point
 from torchngvi.fitting.reasons import converged, not_enough
 from torchngvi.fitting.sight import Sight
 from torchngvi.models.guarded import Guarded

@@ -10,21 +10,19 @@ from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, Nat
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.pool import (
-    Claim,
     Lot,
     Natural,
     Normal,
     Pool,
-    PoolSettings,
     View,
     displaced,
     displacement,
     lower_root,
     minimise,
-    surprise,
 )
-from torchngvi.fitting.pool_loop import Home, PoolLoop, antithetic, honesty
+from torchngvi.fitting.pool_loop import PoolLoop, antithetic
 from torchngvi.fitting.sample_average import SampleAverages
+from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
 from torchngvi.fitting.stopping import NormBelow
 from torchngvi.models import LogJoint
@@ -87,7 +85,7 @@ class TestRegression:
         """D pairs, half of them of one Gaussian and half of another, seen from a third and evaluated at a fourth."""
         pool = pool_of(*(lot(normal(10 * k), quadratic, DIM // 2, k) for k in (1, 2)))
         base, at = normal(50, 0.9), normal(60, 0.8)
-        found = View(pool, base, ridge=0.0).fit(base.seen(at))
+        found = View(pool, base).fit(base.seen(at))
         W = at.root.mT @ A @ at.root
         assert torch.allclose(found.natural[1], W - torch.eye(DIM, dtype=DTYPE), rtol=1e-11, atol=1e-11)
         assert torch.allclose(found.natural[0], at.root.mT @ A @ (at.mean - MU), rtol=1e-11, atol=1e-11)
@@ -103,7 +101,7 @@ class TestRegression:
             return -0.5 * (scale * (theta - MU).square()).sum(-1)
 
         at = Normal(torch.zeros(DIM, dtype=DTYPE), torch.eye(DIM, dtype=DTYPE))
-        found = View(pool_of(lot(at, separate, 2, 1)), at, ridge=0.0, diagonal=True).fit(at)
+        found = View(pool_of(lot(at, separate, 2, 1)), at, diagonal=True).fit(at)
         assert torch.allclose(found.natural[1], scale - 1, atol=1e-12)
         assert torch.allclose(found.natural[0], -scale * MU, atol=1e-12)
 
@@ -157,23 +155,6 @@ class TestRegression:
             assert blocks == 1
             products = z[::2] @ z[::2].mT
             assert float((products - torch.diag(products.diagonal())).abs().max()) > 1e-3
-
-    def test_a_surprise_is_unbiased(self):
-        """About |∇L - claim|² of an older fit, whatever its weights were, by draws that it has not seen."""
-        at = normal(70, 0.7)
-        older = pool_of(*(lot(normal(70, scale), quartic, 20, 7 + k) for k, scale in enumerate((0.5, 0.6, 0.8))))
-        claim = Claim.of(View(older, at).fit(Normal.origin(at)))
-        a, P = exact(at, quartic)
-        right, found = Claim(a, P, claim.noise2), []  # whose error is noise alone, which the second number tells
-        for seed in range(200):
-            z = paired(randn(16, DIM, seed=1000 + seed))
-            pulled = energy_and_gradient(LogJoint(quartic), at.push(z))[1] @ at.root
-            found.append((*surprise(claim, z, pulled), *surprise(right, z, pulled)))
-        values, _, noise, error = torch.tensor(found, dtype=DTYPE).T
-        truth = float(square(claim.a - a, claim.P - P))
-        assert abs(float(values.mean()) - truth) < 3 * float(values.std()) / math.sqrt(len(values))
-        assert abs(float(noise.mean())) < 3 * float(noise.std()) / math.sqrt(len(values))
-        assert 0.7 < float(error.square().mean().sqrt() / noise.std()) < 1.4
 
     def test_a_lot_that_comes_and_goes_leaves_the_same_bits(self):
         pool = pool_of(*(lot(normal(k), quartic, 10, k) for k in (1, 2, 3)))
@@ -236,14 +217,14 @@ class TestMoves:
     def test_a_quadratic_is_minimised_at_once(self):
         base = Normal(torch.zeros(DIM, dtype=DTYPE), torch.eye(DIM, dtype=DTYPE))
         view = View(pool_of(lot(base, quadratic, 10 * DIM, 1)), base)
-        found = minimise(view, view.fit(base), 1e6, PoolSettings())
+        found = minimise(view, view.fit(base), 1e6, EngineSettings())
         assert float(found.norm2) < 1e-20
         assert torch.allclose(found.at.mean, MU, atol=1e-9)
 
     def test_no_step_leaves_the_trust_region(self):
         base = Normal(torch.zeros(DIM, dtype=DTYPE), torch.eye(DIM, dtype=DTYPE))
         view = View(pool_of(lot(base, lambda theta: 100 * quadratic(theta), 10 * DIM, 1)), base)
-        found = minimise(view, view.fit(base), 0.5, PoolSettings())
+        found = minimise(view, view.fit(base), 0.5, EngineSettings())
         assert 0.1 < float(found.at.kl_from_standard()) <= 0.5
         assert float(found.loss) < float(view.fit(base).loss)
 
@@ -336,8 +317,8 @@ def begun(q, rough, **options):
 
 
 def test_who_is_served():
-    trusted, refused = PoolSettings().widest
-    roughest = PoolSettings().roughest
+    trusted, refused = EngineSettings().widest
+    roughest = EngineSettings().widest[0]
     assert begun(CholeskyGaussian(trusted), False) == (True, True, False)
     assert begun(CholeskyGaussian(refused), True) == (True, True, True)
     assert not begun(CholeskyGaussian(trusted + 1), False)[0]
@@ -361,28 +342,28 @@ def test_a_mean_field_of_independent_coordinates_is_exact():
 
 @pytest.mark.parametrize("make", [lambda: DiagonalGaussian(10, dtype=DTYPE), lambda: blocks(2, 8)])
 def test_a_mean_field_hands_over_to_averages(make, monkeypatch):
-    """They begin where it has ended, with as many draws as ever, and end where averages alone end."""
-    ends, left, widen = [], [], PoolLoop._widen
+    """They begin where it has ended, mostly within half a nat, and end where averages alone end."""
+    left, widen = [], PoolLoop._widen
 
     def watched(loop):
         widen(loop)
-        left.append((loop.runs, loop.done, loop.place.root))
+        left.append((loop.runs, loop.done, loop.place.root.dim()))
 
-    monkeypatch.setattr(PoolLoop, "_widen", watched)
-    for alone in (False, True):
-        if alone:
-            monkeypatch.setattr(PoolLoop, "begin", lambda loop, *, rough: None)
-        torch.manual_seed(0)
+    def fitted(seed):
+        torch.manual_seed(seed)
         engine = SampleAverages(make(), LogJoint(eight_schools(True)), 0.1, False)
         result = Loop(engine, NormBelow(0.1), progress=False).run()
         assert result.converged, result.reason
         assert not engine.pooled.runs
-        ends.append(elbo(engine.q, eight_schools(True)))
-        assert engine.origin.loss == pytest.approx(-ends[-1], abs=0.5) or alone
-    ((runs, done, root),) = left
-    assert (runs, done) == (False, True)
-    assert root.dim() == 1
-    assert ends[0] == pytest.approx(ends[1], abs=0.03)
+        end = elbo(engine.q, eight_schools(True))
+        return end, end + engine.origin.loss
+
+    monkeypatch.setattr(PoolLoop, "_widen", watched)
+    ends, gaps = zip(*(fitted(seed) for seed in range(3)), strict=True)
+    assert left == [(False, True, 1)] * 3
+    assert sorted(gaps)[1] < 0.5
+    monkeypatch.setattr(PoolLoop, "begin", lambda loop, *, rough: None)
+    assert ends == pytest.approx([fitted(0)[0]] * 3, abs=0.03)
 
 
 @pytest.mark.parametrize(("settings", "most"), [({}, 65_536), ({"numbers": 4200}, 700), ({"most": 600}, 600)])
@@ -391,7 +372,7 @@ def test_draws_are_capped_by_their_number_and_by_memory(settings, most, monkeypa
     assert loop_of(quadratic, DIM, **settings)[1]._most == most
     if not settings:
         return
-    monkeypatch.setattr("torchngvi.fitting.pool_loop.PoolSettings", lambda: PoolSettings(**settings))
+    monkeypatch.setattr("torchngvi.fitting.sample_average.EngineSettings", lambda: EngineSettings(**settings))
     engine = SampleAverages(CholeskyGaussian(DIM, dtype=DTYPE), LogJoint(quartic), 1e-3, False)
     result = Loop(engine, NormBelow(1e-3), progress=False).run()
     assert result.reason.startswith(f"because {engine.pooled.evaluated} draws leave a natural-gradient norm of ")
@@ -504,7 +485,7 @@ def test_a_run_goes_on_to_the_last_bit(number, tmp_path):
 def loop_of(function, dim, **settings):
     """The loop of an engine that has put q at its start."""
     engine = SampleAverages(CholeskyGaussian(dim, dtype=DTYPE), LogJoint(function), 0.1)
-    engine.pooled.settings = PoolSettings(**settings)
+    engine.pooled.settings = EngineSettings(**settings)
     return engine, engine.pooled
 
 
@@ -540,7 +521,7 @@ def test_a_pool_that_is_given_up_early_goes_on_until_its_draws_are_used_up(monke
         return better(engine)
 
     monkeypatch.setattr(SampleAverages, "_better_start", watched)
-    monkeypatch.setattr("torchngvi.fitting.pool_loop.PoolSettings", lambda: PoolSettings(early=50, most=2000))
+    monkeypatch.setattr("torchngvi.fitting.sample_average.EngineSettings", lambda: EngineSettings(early=50, most=2000))
     _, result = run(eight_schools(True), 10)
     assert [(failed, looked) for failed, looked, _ in tried] == [(True, False), (True, True)]
     assert tried[0][2] < 2000 <= tried[1][2]
@@ -577,28 +558,6 @@ def test_a_collapsed_mode_is_no_start():
     assert engine.pooled.runs
     assert engine.pooled.diagonal
     assert float(engine.q.mean.abs().max()) == 0.0
-
-
-def test_another_start_is_left_near_where_the_first_has_ended_or_after_as_many_draws():
-    """Near is half a nat, which is a displacement of the mean by one standard deviation; a mean field is never near."""
-    _, loop = loop_of(quadratic, DIM)
-    loop.place, loop.evaluated, unit = normal(1), 100, torch.eye(DIM, dtype=DTYPE)[0]
-    near, far = (Home(loop.place._replace(mean=loop.place.push(x * unit)), 101) for x in (0.999, 1.001))
-    assert [home.is_reached_by(loop) for home in (near, far, far._replace(draws=100))] == [True, False, True]
-    loop.diagonal = True
-    assert not near.is_reached_by(loop)
-
-
-def test_the_honesty_of_noise():
-    """A surprise four times the claim, known to a tenth of it; at least 1, and 1 where nothing is known."""
-    _, loop = loop_of(quadratic, DIM)
-    assert honesty(loop.told) == 1.0
-    loop.told = [(4.1, 0.1, 1.0)]
-    assert honesty(loop.told) == pytest.approx(4.0)
-    loop.told = [(0.5, 0.1, 1.0)]
-    assert honesty(loop.told) == 1.0
-    loop.told = [(0.0, 0.0, 0.0)]
-    assert honesty(loop.told) == 1.0
 
 
 def test_values_say_how_far_to_go_on_along_a_valley():

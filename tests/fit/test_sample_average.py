@@ -13,8 +13,8 @@ from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting import fresh, reasons
-from torchngvi.fitting.points import Point
-from torchngvi.fitting.pool import PoolSettings
+from torchngvi.fitting.descent import Point
+from torchngvi.fitting.settings import EngineSettings
 from torchngvi.models.guarded import Guarded
 
 FAMILIES = [CholeskyGaussian, NaturalGaussian, DiagonalGaussian]
@@ -582,7 +582,7 @@ def test_a_larger_tolerance_is_advised_near_an_optimum_only(norm2, first):
 def test_too_few_draws(monkeypatch, pooled):
     """Of one average, 64, six are averaged; of a pool all together, about as many as there may be."""
     monkeypatch.setattr("torchngvi.fitting.descent.Descent.most", 64)
-    monkeypatch.setattr("torchngvi.fitting.pool_loop.PoolSettings", lambda: PoolSettings(most=1000))
+    monkeypatch.setattr("torchngvi.fitting.sample_average.EngineSettings", lambda: EngineSettings(most=1000))
     q = CholeskyGaussian(4, dtype=torch.float64)
     result = quiet(q, logistic(rows=10).log_joint, tolerance=1e-3)
     said = re.match(

@@ -14,6 +14,7 @@ from torchngvi.fitting import Gradients, Seconds
 from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.sample_average import SampleAverages
+from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import _SCALES, Starts
 from torchngvi.fitting.stopping import NormBelow
 from torchngvi.mode import Mode, find_mode
@@ -317,7 +318,8 @@ def no_other_start(monkeypatch):
 
 @pytest.mark.usefixtures("pooled")
 def test_a_mode_that_was_trusted_in_vain(monkeypatch):
-    monkeypatch.setattr("torchngvi.fitting.starts._TRUST", (1e9, 0.0))
+    settings = EngineSettings(trust=(1e9, 0.0))
+    monkeypatch.setattr("torchngvi.fitting.sample_average.EngineSettings", lambda: settings)
     result = quiet(CholeskyGaussian(10, dtype=torch.float64), funnel, examine=False)
     assert result.converged, result.reason
     assert -result.loss == pytest.approx(8.42, abs=0.15)

@@ -20,22 +20,24 @@ A log joint in factors, under a q over their forest, is seen factor by factor, b
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchngvi.diagnostics.linear_response import Residuals
 from torchngvi.expectations.draws import Fixed
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Ending, Standing
-from torchngvi.fitting.points import Place, Point
 from torchngvi.fitting.records import Record
+from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.sight import Sight
 from torchngvi.interfaces import Coordinates, Estimator, Target
 from torchngvi.methods import VN
 from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
+_USUAL = EngineSettings()
 _NEAR = 0.3  # norm² + noise² below which steps need no trial
 _FAR = 1.0  # the same where larger averages show that such steps were wrong
 _RISE = 0.1  # share of noise² that the average may rise in such a step
@@ -45,7 +47,6 @@ _GROWTH = 6  # largest factor from one sample average to the next
 _NEAR_GROWTH = (7, 14)  # the same where steps need no trial, and where it is the last
 _SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of no use
 _SPARE = 0.05  # share of tolerance² that has to be left for norm² where no more draws are to be taken
-_DEAR = 512  # draws up to which q is brought nearer to the minimum than the tolerance asks for
 _STAGE = (30, 4000)  # evaluations, or draws of all of them, after which an average is given up for a larger one
 _REJECTED = 3  # in a row: nothing more is to be had on these draws
 _TAME = 0.02  # noise² a coordinate up to which the minima of several averages have a useful mean
@@ -55,6 +56,35 @@ _COUNTS = (
     *("draws", "left_out", "sets", "told", "near", "daring", "open"),
     *("evaluations", "rejections", "step_taken", "stalled", "first"),
 )
+
+
+class Point(NamedTuple):
+    """The norm of the gradient, its noise and the loss of q on a set of draws."""
+
+    norm2: Tensor  # (*batch,)
+    noise2: Tensor  # (*batch,)
+    loss: Tensor  # (*batch,)
+
+    @property
+    def total(self) -> float:
+        """The root of norm² + noise²; about half its square, in nats, is lost."""
+        return float((self.norm2 + self.noise2).max()) ** 0.5
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and norm are finite for every batch member."""
+        return bool((self.loss.isfinite() & self.norm2.isfinite()).all())
+
+
+class Place(NamedTuple):
+    """What a descent goes back to from another place."""
+
+    coordinates: Coordinates
+    optimizer: VN | None
+    near: bool
+    draws: int
+    point: Point
+    residuals: Residuals | None  # seen last there
 
 
 class Descent:
@@ -71,7 +101,10 @@ class Descent:
 
     most = 16_384  # draws of one sample average
 
-    def __init__(self, q: Gaussian, target: Guarded, seed: int, tolerance: float) -> None:
+    def __init__(
+        self, q: Gaussian, target: Guarded, seed: int, tolerance: float, settings: EngineSettings = _USUAL
+    ) -> None:
+        self.settings = settings
         self.q, self.target, self.seed, self.tolerance = q, target, seed, tolerance
         self.draws = self.evaluations = self.rejections = 0
         self.near, self.daring, self.open, self.sets = False, True, False, 0
@@ -239,7 +272,7 @@ class Descent:
         point = self.point
         solved = torch.clamp_min(_SOLVED * point.noise2, 0.05 * self.tolerance**2)
         spare = self.tolerance**2 - point.noise2  # these draws may do, once norm² is no more
-        enough = spare if self.draws > _DEAR else torch.minimum(solved, spare)
+        enough = spare if self.draws > self.settings.dear else torch.minimum(solved, spare)
         done = point.norm2 <= torch.where(spare > _SPARE * self.tolerance**2, enough, solved)
         most = max(_STAGE[0], _STAGE[1] // self.draws)  # few draws suffice to see that nothing confines q
         if bool(done.all()) or self.stalled >= _REJECTED or self.evaluations - self.first >= most:

@@ -17,13 +17,13 @@ off.  All is seen in the frame of one Gaussian, the base, with q = N(μ, K Kᵀ)
 
 import copy
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchngvi.fitting.settings import EngineSettings
 from torchngvi.numerics.linalg import eigh, positive_columns, reverse_cholesky, triangular_inverse
 
 
@@ -163,8 +163,8 @@ class View:
         blocks: of each lot the draws of a block, and how many blocks.
     """
 
-    def __init__(self, pool: Pool, base: Normal, ridge: float = 6.0, diagonal: bool = False) -> None:
-        self.base, self.ridge, self.diagonal = base, ridge, diagonal
+    def __init__(self, pool: Pool, base: Normal, diagonal: bool = False) -> None:
+        self.base, self.diagonal = base, diagonal
         theta, self.energy, gradient = (
             torch.cat(parts) for parts in zip(*(lot[1:4] for lot in pool.lots), strict=True)
         )
@@ -209,20 +209,18 @@ class Fit:
 
     @cached_property
     def natural(self) -> tuple[Tensor, Tensor]:
-        """Both parts of the natural gradient, with a ridge where few draws count."""
-        w, dim, few, mean = self.weights, len(self.at.mean), float(self.effective), self.weights @ self.z
+        """Both parts of the natural gradient."""
+        w, mean = self.weights, self.weights @ self.z
         near = self.z - mean
         share = w[:, None] * near
         pull = self.at.pull((w @ self.view.pulled)[None])[0] - mean
-        parameters = 1 if self.view.diagonal else dim
-        ridge = parameters / (2 * few) if few < self.view.ridge * parameters else 0.0
         if self.view.diagonal:
             scatter = (share * near).sum(0)
-            P = ((share * self.at.pull(self.view.pulled)).sum(0) - scatter) / (scatter + ridge)
+            P = ((share * self.at.pull(self.view.pulled)).sum(0) - scatter) / scatter
             return pull - P * mean, P
         scatter = share.mT @ near
         moment = self.at.pull(share.mT @ self.view.pulled) - scatter
-        P = _symmetric_solution(scatter + ridge * _eye(scatter), moment + moment.mT)
+        P = _symmetric_solution(scatter, moment + moment.mT)
         return pull - P @ mean, P
 
     @cached_property
@@ -302,19 +300,6 @@ class Fit:
         return (torch.cat(parts), number / (number - 1)) if number >= 4 else (_of_pairs(self.z, e), 1.0)
 
 
-class Claim(NamedTuple):
-    """What a pool says of q before q draws."""
-
-    a: Tensor
-    P: Tensor
-    noise2: Tensor
-
-    @classmethod
-    def of(cls, fit: Fit) -> "Claim":
-        """Keep this of a fit."""
-        return cls(*fit.natural, fit.noise2)
-
-
 def _eye(like: Tensor) -> Tensor:
     """The identity of the size of a matrix."""
     return torch.eye(len(like), dtype=like.dtype, device=like.device)
@@ -341,23 +326,6 @@ def _of_pairs(
         return first + 0.5 * (e * z).sum(1).square().sum(-1)
     ee, zz, ez = e @ e.mT, z @ z.mT, e @ z.mT  # (pairs, 2, 2)
     return first + 0.25 * (ee * zz + ez * ez.mT).sum((-2, -1))
-
-
-def surprise(claim: Claim, z: Tensor, pulled: Tensor, blocks: int = 1) -> tuple[float, float]:
-    """|∇L - (a, P)|² by draws that (a, P) has not seen, unbiased, and its standard error.
-
-    The draws are of q itself, z (n, D) with mirror images beside each other and Cᵀ∇ℓ/γ there; U-statistic over pairs.
-    """
-    e = (pulled - z - claim.a - z @ claim.P).unflatten(0, (-1, 2))
-    even, odd = 0.5 * (e[:, 0] + e[:, 1]), 0.5 * (e[:, 0] - e[:, 1])
-    z = z[::2]
-    oz = odd @ z.mT
-    kernel = even @ even.mT + 0.25 * ((odd @ odd.mT) * (z @ z.mT) + oz * oz.mT)
-    n, each = len(kernel), len(kernel) // blocks if blocks > 1 else 1
-    number = torch.arange(n, device=kernel.device) // each
-    apart = number[:, None] != number
-    kernel, pairs = kernel * apart, int(apart.sum())
-    return float(kernel.sum()) / pairs, math.sqrt(2 * float(kernel.square().sum())) / pairs
 
 
 class Natural(NamedTuple):
@@ -403,87 +371,9 @@ class Natural(NamedTuple):
         return cls(0.5 * (precision + precision.mT), shift)
 
 
-@dataclass(frozen=True)
-class PoolSettings:
-    """The numbers of a fit by a pool of draws, `torchngvi.fitting.pool_loop`.
-
-    They were chosen on eight schools, forty groups, logistic regressions of 50 and Poisson regressions of 33
-    coefficients, and judged on the others of `python -m benchmarks.engine` and on those of its option ``--held``.
-
-    Attributes:
-        widest: dimensions up to which one Gaussian with a full covariance is fitted by a pool, where a mode is trusted
-            and where none is: its regressions take D² numbers a draw.
-        roughest: dimensions up to which a mean field comes first where no mode is trusted.
-        fewest: draws of a lot, at least.
-        radius: nats, and nats a coordinate, by which q may move from where it has drawn last.
-        bold: share of the nats just gained by which it may move where it is far from an optimum.
-        far: times noise² that norm² is there.
-        stretch: bounds of the eigenvalues of a first step there.
-        ridge: effective draws a coordinate below which the regression has a ridge.
-        steps: of Anderson's acceleration over one pool.
-        memory: of the acceleration, in steps.
-        lengths: of each step that are tried.
-        solved: share of noise² that norm² may be at the end of the steps.
-        fall: share of norm² that a step of length 1 must take away, or by which the loss must fall in a valley.
-        kept: share of the effective draws that steps must leave.
-        share: of the weights, times the mean of a draw, below which a lot is forgotten.
-        lots: that are kept, at most.
-        thin: draws that steps look at, before the last of them look at all.
-        aim: share of tolerance² that noise² is to have at the end.
-        growth: share of the effective draws that a lot has, at most: in a valley, at the end, and where it creeps.
-        least: effective draws at the end, unless they tell noise² to be a hundredth of what is tolerated.
-        window: lots from which it is learned how honest noise² is.
-        slack: times tolerance² that norm² + noise² may be after that correction.
-        cosine: of two moves from which on a third one may go on along the last.
-        looks: values of the log joint at each of the places along it.
-        patience: times that a loss which still falls keeps a run from its end.
-        rough: norm at which a mean field that comes before the full covariance ends, and from which on another start is
-            tried before q needs more than so many `dear` draws.
-        draft: draws after which it ends in any case.
-        early: draws of the full covariance before another start may be tried in the place of more.
-        most: draws in all.
-        numbers: and coordinates of them, for the memory: about fifty bytes each.
-        home: nats from where a fit has ended, and sds of a mean field's means, within which another start led to the
-            same place.
-    """
-
-    widest: tuple[int, int] = (150, 300)
-    roughest: int = 150
-    fewest: int = 32
-    radius: tuple[float, float] = (0.5, 0.05)
-    bold: float = 0.1
-    far: float = 4.0
-    stretch: tuple[float, float] = (0.25, 16.0)
-    ridge: float = 6.0
-    steps: int = 12
-    memory: int = 6
-    lengths: tuple[float, ...] = (1.0, 0.4, 0.16, 0.064)
-    solved: float = 0.05
-    fall: tuple[float, float] = (0.2, 0.15)
-    kept: float = 0.5
-    share: float = 0.1
-    lots: int = 40
-    thin: int = 4096
-    aim: float = 0.8
-    growth: tuple[float, float, float] = (0.25, 1.0, 0.3)
-    least: int = 200
-    window: int = 4
-    slack: float = 1.5
-    cosine: float = 0.6
-    looks: int = 64
-    patience: int = 6
-    rough: float = 0.3
-    draft: int = 1500
-    early: int = 4096
-    dear: int = 512
-    most: int = 65_536
-    numbers: int = 8_000_000
-    home: float = 0.5
-
-
-def minimise(view: View, start: Fit, radius: float, settings: PoolSettings) -> Fit:
+def minimise(view: View, start: Fit, radius: float, settings: EngineSettings) -> Fit:
     """Minimise L over a pool inside KL(q ‖ base) ≤ radius, by Anderson's acceleration of natural-gradient steps."""
-    best, steps = start, settings.steps
+    best, steps, memory = start, settings.steps, settings.steps // 2
     if len(view) > settings.thin:
         few = view.thinned(settings.thin)
         found = view.fit(minimise(few, few.fit(start.at), radius, settings).at)
@@ -500,7 +390,7 @@ def minimise(view: View, start: Fit, radius: float, settings: PoolSettings) -> F
         if float(best.norm2) <= settings.solved * float(best.noise2):
             break
         x, f = (part.flat() for part in Natural.of(best))
-        xs, fs = [*xs[-settings.memory :], x], [*fs[-settings.memory :], f]
+        xs, fs = [*xs[-memory:], x], [*fs[-memory:], f]
         better = _along(view, best, x, _accelerated(xs, fs) - x, radius, least, settings) if len(xs) > 1 else None
         if better is None:
             xs, fs = [x], [f]
@@ -523,23 +413,21 @@ def _accelerated(xs: list[Tensor], fs: list[Tensor]) -> Tensor:
 
 
 def _along(
-    view: View, here: Fit, x: Tensor, step: Tensor, radius: float, least: float, settings: PoolSettings
+    view: View, here: Fit, x: Tensor, step: Tensor, radius: float, least: float, settings: EngineSettings
 ) -> Fit | None:
-    """The first of some lengths of a step in natural coordinates that does what it should; None where none does."""
-    steep, (less, lower) = float(here.norm2) > 2 * float(here.noise2), settings.fall
+    """The first of some lengths of a step in natural coordinates that leads down; None where none does."""
+    steep = float(here.norm2) > 2 * float(here.noise2)
     for length in settings.lengths:
         at = Natural.of_flat(x + length * step, len(here.at.mean), view.diagonal).place()
         if at is not None and float(at.kl_from_standard()) <= radius:
             there = view.fit(at)
-            if float(there.effective) < least:
-                continue
-            falls = float(there.norm2) <= (1 - less * length) * float(here.norm2)
-            if falls or (steep and float(here.loss - there.loss) >= lower * length * float(here.norm2)):
+            nearer = float(there.norm2) < float(here.norm2) or (steep and float(there.loss) < float(here.loss))
+            if nearer and float(there.effective) >= least:
                 return there
     return None
 
 
-def _plain(view: View, here: Fit, radius: float, settings: PoolSettings) -> Fit:
+def _plain(view: View, here: Fit, radius: float, settings: EngineSettings) -> Fit:
     """A Newton step with the eigenvalues of W held within bounds, as long as the trust region allows."""
     a, P = here.natural
     if view.diagonal:

@@ -6,17 +6,13 @@ moves in a row point the same way, values of the log joint say how far a third m
 valley, or from where the data are in other units.  A fit whose mode is not trusted begins with a mean field, which few
 draws determine; structures of other kinds go on from there by averages.
 
-The draws of a lot also say how honest the standard error of the pool is.  The regression over the older draws claims a
-gradient at q, and a U-statistic over the new draws, which that regression has not seen, measures the square of its
-error without bias.
-
 Near an optimum the directions of the draws are orthogonal in blocks of D pairs, each with a length of its own, so that
 each draw is exactly N(0, I) and the regression has less noise than by independent ones.
 """
 
 import math
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,42 +23,23 @@ from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.descent import Descent, Point
 from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.pool import (
-    Claim,
     Fit,
     Lot,
     Normal,
     Pool,
-    PoolSettings,
     View,
     displaced,
     displacement,
     lower_root,
     minimise,
-    surprise,
 )
 from torchngvi.interfaces import Target
 
 _STRIDE = 1_000_003  # between the seeds of two lots
 _STATE = (
-    *("runs", "trusted", "patient", "done", "failed", "diagonal", "far", "leaping", "moved", "told", "drawn"),
-    *("evaluated", "narrow", "left_out", "waits", "retreats", "radius", "hoped", "number"),
+    *("runs", "trusted", "patient", "done", "failed", "diagonal", "far", "leaping", "moved", "drawn"),
+    *("evaluated", "narrow", "left_out", "retreats", "radius", "hoped", "number"),
 )
-
-
-class Home(NamedTuple):
-    """Where q has ended from its first start, and the draws that this has taken."""
-
-    place: Normal
-    draws: int
-
-    def is_reached_by(self, loop: "PoolLoop") -> bool:
-        """Whether another start has led there too, by its mean if it is a mean field, or has taken as many draws."""
-        assert loop.place is not None
-        if loop.diagonal or loop.evaluated >= self.draws:
-            return loop.evaluated >= self.draws
-        kl = self.place.seen(loop.place).kl_from_standard()
-        away = (loop.place.mean - self.place.mean).abs() / self.place.full.norm(dim=1)
-        return float(away.max() if loop.evaluated == loop.narrow else kl) <= loop.settings.home
 
 
 class PoolLoop:
@@ -78,9 +55,9 @@ class PoolLoop:
         left_out: draws at which the log joint had no numbers.
     """
 
-    def __init__(self, descent: Descent, settings: PoolSettings | None = None) -> None:
+    def __init__(self, descent: Descent) -> None:
         self.descent, self.q, self.target = descent, descent.q, descent.target
-        self.settings, self.runs, self.trusted, self.patient = settings or PoolSettings(), False, True, True
+        self.settings, self.runs, self.trusted, self.patient = descent.settings, False, True, True
         self.drawn = 0  # lots, each of a seed of its own
         self.leave()
 
@@ -91,7 +68,7 @@ class PoolLoop:
 
     def begin(self, *, rough: bool) -> None:
         """Begin where q is, if the data of one q are at hand: with a mean field first, or at once with all of q."""
-        target, widest = self.target, self.settings.roughest
+        target, widest = self.target, self.settings.widest[0]
         self.trusted, self.patient = not rough, False
         at_hand = not (target.in_passes or self.q.batch_shape) and self.descent.sight.factors is None
         self.runs = at_hand and target.temperature > 0 and (self._whole or (rough and self.q.dim <= widest))
@@ -118,10 +95,8 @@ class PoolLoop:
         self.place: Normal | None = None  # of q
         self.before: Normal | None = None  # where the last step began
         self.trail: list[Normal] = []  # where q has drawn, the last ones
-        self.claim: Claim | None = None  # what the pool says of q before it draws
-        self.told: list[tuple[float, float, float]] = []  # of the last lots: a surprise, its error, and the claim
         self.done = self.failed = self.far = self.leaping = self.moved = False
-        self.evaluated = self.narrow = self.left_out = self.waits = self.retreats = self.number = 0
+        self.evaluated = self.narrow = self.left_out = self.retreats = self.number = 0
         self.radius = self.hoped = 0.0
         self._seen: tuple[View, Fit] | None = None
 
@@ -130,10 +105,10 @@ class PoolLoop:
         """Five standard errors of the loss where q stands, 0 where it is not known."""
         return 0.0 if self._seen is None else 5 * self.target.temperature * float(self._seen[1].error)
 
-    def run(self, engine: Engine, lost: Callable[[], str], home: Home | None = None) -> Generator[Standing, None, None]:
-        """Lot after lot, until q is within the tolerance or the pool is given up; from another start not for long."""
+    def run(self, engine: Engine, lost: Callable[[], str], most: int = 0) -> Generator[Standing, None, None]:
+        """Lot after lot, until q is within the tolerance or the pool is given up; from another start so many draws."""
         self.done = self.failed = False
-        aside = home is not None
+        aside = most > 0
         if self.place is None:
             frame = self.q.frame()
             root = lower_root(frame.dense()) if self._whole else self.q.stddev
@@ -154,13 +129,8 @@ class PoolLoop:
                 engine.marked = engine.marked._replace(coordinates=engine.here())
             # a norm within the tolerance is to be confirmed by more lots, which count for the budgets
             settled = self.done and not self.failed
-            self.done |= home is not None and home.is_reached_by(self)
+            self.done |= aside and self.evaluated >= most
             yield self.descent.standing(aside)._replace(lost=lost(), settled=settled and not aside)
-
-    def home(self) -> Home:
-        """Return where q is, and after how many draws, but for a mean field's."""
-        assert self.place is not None
-        return Home(self.place, max(self.evaluated, self.settings.draft))
 
     def goes_on(self) -> bool:
         """Whether it goes on after it was given up early, until its draws are used up."""
@@ -195,12 +165,6 @@ class PoolLoop:
             kept, blocks = finite.repeat_interleave(2), 1
             self.left_out += int((~kept).sum())
             z, theta, energy, gradient = z[kept], theta[kept], energy[kept], gradient[kept]
-        if self.claim is not None and not self.diagonal and len(z) > 4 * blocks:
-            each = len(z) // blocks
-            some = min(blocks, max(1, self.settings.thin // each)) if blocks > 1 else 1
-            first = slice(some * each if blocks > 1 else self.settings.thin)
-            told = surprise(self.claim, z[first], self.place.pull(gradient[first]), some)
-            self.told = [*self.told, (*told, float(self.claim.noise2))][-self.settings.window :]
         self.pool.add(Lot(self.place, theta.contiguous(), energy.contiguous(), gradient.contiguous(), blocks))
         self.trail = [*self.trail[-3:], self.place]
         self._judge()
@@ -210,7 +174,7 @@ class PoolLoop:
         assert self.place is not None
         lost = energy.new_tensor(math.nan if bool(energy.isnan().any()) else math.inf)
         self.descent.point, self.retreats = Point(lost, lost, lost), self.retreats + 1
-        self.leaping, self.claim, self.number, self._seen = False, None, self.fewest, None
+        self.leaping, self.number, self._seen = False, self.fewest, None
         if self.retreats > self.settings.lots:
             self.done = self.failed = True
             if self.pool.lots:  # q has drawn there
@@ -239,12 +203,11 @@ class PoolLoop:
         self.descent.point = Point(here.norm2, here.noise2, self.target.temperature * here.loss)
         self.descent.draws = self.evaluated - self.left_out
         if self.diagonal:
-            if self._rough(view, here):
+            if self._rough(here):
                 self._widen()
             return
         known = float(here.effective) >= self.settings.least or float(here.noise2) <= 0.01 * limit
-        near = float(here.bound) <= limit and honesty(self.told) * float(here.total) <= self.settings.slack * limit
-        sure = near and known and not back and not self._gaining(view, here)
+        sure = float(here.bound) <= limit and known and not back
         if sure or (self.evaluated >= self._most and float(here.total) <= limit and not back):  # as sure as it can be
             self.done = True
         elif self._hopeless(here):
@@ -268,27 +231,16 @@ class PoolLoop:
                 self.radius = min(2 * self.radius, max(self._usual_radius, self.settings.bold * gain))
         return rose
 
-    def _rough(self, view: View, here: Fit) -> bool:
-        """Whether a mean field is near enough to its optimum."""
-        near = float(here.total) <= self.settings.rough**2
-        return (near and not self._gaining(view, here)) or self.evaluated >= self.settings.draft
+    def _rough(self, here: Fit) -> bool:
+        """Whether a mean field is near enough to its optimum, or has drawn enough."""
+        return float(here.total) <= self.settings.rough**2 or self.evaluated >= self.settings.draft
 
     def _widen(self) -> None:
         """Go on with the full covariance, or leave the rest to averages."""
         self.runs = self._whole
         self.done = not self.runs
-        self.diagonal, self.waits, self.far, self.narrow = False, 0, False, self.evaluated
-        self.claim, self.before, self.trail, self._seen = None, None, self.trail[-1:], None
-
-    def _gaining(self, view: View, here: Fit) -> bool:
-        """Whether the loss still falls, along a valley too flat for the norm to say so."""
-        if self.before is None or self.waits >= self.settings.patience:
-            return False
-        assert self.place is not None
-        was = view.fit(self.place.seen(self.before))
-        falls = float(was.loss - here.loss) > self.descent.tolerance**2 and float(was.norm2) > 2 * float(was.noise2)
-        self.waits += falls
-        return falls
+        self.diagonal, self.far, self.narrow = False, False, self.evaluated
+        self.before, self.trail, self._seen = None, self.trail[-1:], None
 
     def _hopeless(self, here: Fit) -> bool:
         """Whether all draws are used up; or, where another start may be tried, q is far, or what it needs is dear."""
@@ -318,13 +270,12 @@ class PoolLoop:
             self.before, self.leaping, self.trail = there, True, [*self.trail[-3:], there]
         self._go(there if on is None else on)
         self._seen = None
-        self.claim = None if self.diagonal else Claim.of(self._looked()[1])
 
     def _looked(self) -> tuple[View, Fit]:
         """The pool seen from q, and what it says of q."""
         if self._seen is None:
             assert self.place is not None
-            view = View(self.pool, self.place, self.settings.ridge, self.diagonal)
+            view = View(self.pool, self.place, self.diagonal)
             self._seen = view, view.fit(Normal.origin(self.place))
         return self._seen
 
@@ -349,7 +300,6 @@ class PoolLoop:
             "trail": [tuple(place) for place in self.trail],
             "lots": [(tuple(lot.place), *lot[1:]) for lot in self.pool.lots],
             "terms": self.pool.terms,
-            "claim": None if self.claim is None else tuple(self.claim),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -357,22 +307,12 @@ class PoolLoop:
         state = copied(state)
         for name in _STATE:
             setattr(self, name, state[name])
-        self.told = [(u, se, claim) for u, se, claim in self.told]
         self.place, self.before = (
             None if state[name] is None else Normal(*state[name]) for name in ("place", "before")
         )
         self.trail = [Normal(*place) for place in state["trail"]]
         self.pool = Pool([Lot(Normal(*lot[0]), *lot[1:]) for lot in state["lots"]], state["terms"])
-        self.claim = None if state["claim"] is None else Claim(*state["claim"])
         self._seen = None
-
-
-def honesty(told: list[tuple[float, float, float]]) -> float:
-    """How many times noise² the square of the error is, at least 1, by lots that had not been fitted to."""
-    known = [(u, se, claim) for u, se, claim in told if se + claim > 0]
-    above = sum(max(u - se, 0.0) / (se + claim) * (claim / (se + claim)) for u, se, claim in known)
-    below = sum((claim / (se + claim)) ** 2 for _, se, claim in known)
-    return max(1.0, above / below) if below else 1.0
 
 
 def draws_needed(loop: PoolLoop, here: Fit, new: Fit, most: int) -> int:
@@ -383,8 +323,7 @@ def draws_needed(loop: PoolLoop, here: Fit, new: Fit, most: int) -> int:
     settings, tolerance2 = loop.settings, loop.descent.tolerance**2
     valley, end, creep = settings.growth
     effective, noise2, block = float(new.effective), float(new.noise2), 2 * loop.q.dim
-    wanted = honesty(loop.told) * noise2 + float(new.doubt)
-    need = (wanted / (settings.aim * tolerance2) - 1) * effective
+    need = ((noise2 + float(new.doubt)) / (settings.aim * tolerance2) - 1) * effective
     if float(new.norm2) > 2 * noise2:
         need = min(need, valley * effective)
     elif float(here.norm2) > 2 * float(here.noise2):
@@ -396,7 +335,7 @@ def draws_needed(loop: PoolLoop, here: Fit, new: Fit, most: int) -> int:
     if not math.isfinite(need):
         return loop.fewest
     if need >= 0.75 * block and not loop.diagonal:
-        return block * round(need / block)
+        return min(block * round(need / block), max(2 * (most // 2), loop.fewest))
     return 2 * math.ceil(0.5 * need)
 
 

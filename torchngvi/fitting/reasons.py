@@ -1,8 +1,8 @@
 """What a fit by sample averages says: sentences, and the parts of sentences that a verdict is made of."""
 
+from torchngvi.fitting.descent import Point
 from torchngvi.fitting.fresh import Fresh
 from torchngvi.fitting.origin import BOUNDED, Origin
-from torchngvi.fitting.points import Point
 from torchngvi.fitting.starts import Starts
 from torchngvi.models.guarded import Guarded
 

@@ -25,14 +25,13 @@ import torch
 from torchngvi.errors import TorchngviError
 from torchngvi.expectations.draws import drawn_seed
 from torchngvi.fitting import fingerprints, fresh, reasons
-from torchngvi.fitting.descent import Descent
+from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.origin import Origin
-from torchngvi.fitting.points import Place
-from torchngvi.fitting.pool import PoolSettings
 from torchngvi.fitting.pool_loop import PoolLoop
 from torchngvi.fitting.request import Request, tolerance_by_draws
+from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Target
@@ -64,8 +63,16 @@ class SampleAverages(Engine):
     name = "VN"
     overfit = 0.5  # nats by which the loss may be better on the draws of averages than on others
 
-    def __init__(self, q: Gaussian, target: Target, tolerance: float, examine: bool = True) -> None:
+    def __init__(
+        self,
+        q: Gaussian,
+        target: Target,
+        tolerance: float,
+        examine: bool = True,
+        settings: EngineSettings | None = None,
+    ) -> None:
         super().__init__(q)
+        self.engine_settings = settings or EngineSettings()
         self.gaussian, self.target, self.tolerance = q, Guarded(target), tolerance
         self.batches = target.batches
         self.examines = examine and not target.in_passes and not q.batch_shape and target.temperature > 0
@@ -80,8 +87,8 @@ class SampleAverages(Engine):
     def _seeded(self, seed: int) -> None:
         """The draws come from a seed taken from torch's generator, or from the checkpoint."""
         self.seed = seed
-        self.starts = Starts(self.gaussian, self.target, seed)
-        self.descent = Descent(self.gaussian, self.target, seed, self.tolerance)
+        self.starts = Starts(self.gaussian, self.target, seed, self.engine_settings)
+        self.descent = Descent(self.gaussian, self.target, seed, self.tolerance, self.engine_settings)
         self.origin, self.pooled = Origin(self.starts), PoolLoop(self.descent)
         self.starts.over, self.starts.keep = self._over, self.keep
 
@@ -207,7 +214,7 @@ class SampleAverages(Engine):
         """More draws; before they are dear a look at other starts.  An ending where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
-        if (more > PoolSettings.dear or last) and (yield from self._better_start()):
+        if (more > self.pooled.settings.dear or last) and (yield from self._better_start()):
             return None
         if last:
             return None if descent.averages_sets() else self._not_enough()
@@ -274,9 +281,9 @@ class SampleAverages(Engine):
                 at_mode, _ = True, self.starts.place(found)
             self.descent.leave(self.starts.first_draws)
             if self.pooled.runs:
-                home = self.pooled.home()
+                most = max(self.pooled.evaluated, self.pooled.settings.draft)
                 self.pooled.leave(rough=not at_mode)
-                yield from self.pooled.run(self, self._lost, home)
+                yield from self.pooled.run(self, self._lost, most)
             else:
                 yield from self._minimised()
         except _UNLUCKY as error:

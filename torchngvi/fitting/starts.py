@@ -21,7 +21,7 @@ from torch import Tensor
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.fitting.fresh import sampled_loss
-from torchngvi.fitting.pool import PoolSettings
+from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.streaming import start_in_passes
 from torchngvi.interfaces import Coordinates
 from torchngvi.mode import Mode, find_mode, find_modes
@@ -29,7 +29,7 @@ from torchngvi.models.guarded import Guarded, in_factors
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of
 
-_FEWEST = 32  # draws of one sample average
+_USUAL = EngineSettings()
 _FEWEST_DIAGONAL = 128  # of a mean field in as many dimensions and more, or its start is left for the noise of few
 _STREAMED = 1024  # the fewest where each is a pass over data in batches
 _STARTS = (2, 8)  # other starts of the check, fewest and most
@@ -45,7 +45,6 @@ _BUDGET = 200  # gradients of the search for a mode, and beside it
 _EACH = (8, 20)  # a coordinate: the second for structures, wide q, and where ℓ is astronomically low at q
 _OUT = 2_400  # more of them from a point that has a density, where ℓ is not finite at the mean of q
 _OTHER_UNITS = 3000.0  # nats a coordinate by which q may be worse than a mode, or the data are in units of their own
-_TRUST = (1.0, 0.3)  # nats, and nats a coordinate, by which a mode may miss its promise
 _WORTH = 0.3  # nats a coordinate by which a mode that is not trusted may be worse than q, and be another start
 _INFLATED = 3.0  # times as wide q is at another start that has no such mode
 
@@ -66,7 +65,8 @@ class Starts:
         keep: which takes the best coordinates so far.
     """
 
-    def __init__(self, q: Gaussian, target: Guarded, seed: int) -> None:
+    def __init__(self, q: Gaussian, target: Guarded, seed: int, settings: EngineSettings = _USUAL) -> None:
+        self.settings = settings
         self.q, self.target, self.seed = q, target, seed
         self.mean = q.frame().mean.clone()
         self.evidence, self.reached = -math.inf, math.inf
@@ -108,12 +108,14 @@ class Starts:
         if not self.hierarchical:
             fewest = max(fewest, min(whitened, _FEWEST_DIAGONAL))
         # a pass over data costs its reading, whatever the number of draws
-        return max(_STREAMED if self.streamed else _FEWEST, fewest)
+        return max(_STREAMED if self.streamed else self.settings.fewest, fewest)
 
     @property
     def _budget(self) -> int:
         """Gradients of the search for a mode."""
-        return _BUDGET + _EACH[self.q.structure.widest < self.q.dim or self.q.dim > PoolSettings.widest[0]] * self.q.dim
+        return (
+            _BUDGET + _EACH[self.q.structure.widest < self.q.dim or self.q.dim > self.settings.widest[0]] * self.q.dim
+        )
 
     @torch.no_grad()
     def check_repeats(self) -> None:
@@ -142,7 +144,7 @@ class Starts:
             return
         origin, sd = self.q.snapshot(), self.q.stddev
         if self.hierarchical:
-            self.reached = self._best_of(lambda factor: self._scaled(origin, factor), _FEWEST)
+            self.reached = self._best_of(lambda factor: self._scaled(origin, factor), self.settings.fewest)
             return
         mode = self._searched()
         self.q.restore(origin)
@@ -212,10 +214,12 @@ class Starts:
         """Put q at the mode, narrower where draws say so; the loss there, and whether the mode is to be trusted."""
         scale = self.q.kept_precision(mode.root)  # of a mean field 1/√diag H
         if mode.found and self._initialized(mode.theta, scale):
-            loss = self.sampled_loss(_FEWEST, failing=0.0)
+            loss = self.sampled_loss(self.settings.fewest, failing=0.0)
             if loss <= self._promised(mode) + self._unit * self.allowance:
                 return loss, True
-        return self._best_of(lambda factor: self._initialized(mode.theta, factor * scale), _FEWEST, failing=0.0), False
+        return self._best_of(
+            lambda factor: self._initialized(mode.theta, factor * scale), self.settings.fewest, failing=0.0
+        ), False
 
     def _initialized(self, mean: Tensor, scale: Tensor) -> bool:
         """Put q there, unless it has no numbers for it."""
@@ -276,7 +280,7 @@ class Starts:
     @property
     def allowance(self) -> float:
         """Nats by which a start may miss what it promised."""
-        return max(_TRUST[0], _TRUST[1] * self.q.dim)
+        return max(self.settings.trust[0], self.settings.trust[1] * self.q.dim)
 
     def sampled_loss(self, draws: int, **options: float) -> float:
         """L at q from whitened draws, the same for every q; infinite where it is not finite.  The best is kept."""
