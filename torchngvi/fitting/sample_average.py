@@ -273,8 +273,7 @@ class SampleAverages(Engine):
             found = self.starts.better() if trusted else None
             if trusted and found is None:
                 return False
-            self.elsewhere = self.descent.place()
-            self._loss_here = self.starts.sampled_loss(fresh.DRAWS)
+            self.elsewhere, self._loss_here = self.descent.place(), self.starts.sampled_loss(fresh.DRAWS)
             if found is None:
                 at_mode = self.starts.other(self._loss_here)
             else:
