@@ -33,7 +33,7 @@ from torchngvi import CholeskyGaussian, LogJoint, NaturalGradientVI, PrecisionCh
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Fixed
 from torchngvi.fitting import mixture_at_modes
-from torchngvi.fitting.mixtures import MixtureSteps
+from torchngvi.fitting.mixtures import MixtureSettings, MixtureSteps
 from torchngvi.models import MixtureIntegrand
 from torchngvi.posteriors import Mixture
 from torchngvi.rules import Geodesic, LocalExponential, VariationalNewton
@@ -159,7 +159,7 @@ class OfFit:
     """The engine of `torchngvi.fit`, over the same draws, which do not grow."""
 
     def __init__(self, q, log_joint, draws):
-        self.q, self.engine = q, MixtureSteps(q, LogJoint(log_joint), 1e-12, draws=draws)
+        self.q, self.engine = q, MixtureSteps(q, LogJoint(log_joint), 1e-12, MixtureSettings(draws=(draws, 4096)))
         self.engine.seed = 1
         self.engine.optimizer.resample(self.engine._estimator())
 

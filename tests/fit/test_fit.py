@@ -36,8 +36,8 @@ from torchngvi import (
 )
 from torchngvi.errors import DivergenceWarning, InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Autograd, Fixed
+from torchngvi.fitting.fit import ENGINES
 from torchngvi.fitting.loop import Loop
-from torchngvi.fitting.request import ENGINES
 from torchngvi.fitting.steps import usual_optimizer
 from torchngvi.interfaces import Estimator, Posterior, Target
 from torchngvi.methods import SVGDDensity
@@ -593,7 +593,7 @@ def test_the_optimizer_must_be_over_q():
 
 def test_the_bar_shows_loss_norm_step_and_rejections(monkeypatch):
     stream = io.StringIO()
-    module = sys.modules["torchngvi.fitting.progress"]
+    module = sys.modules["torchngvi.fitting.loop"]
     real, bars = module.tqdm, []
 
     def bar(*args, **kwargs):

@@ -21,7 +21,7 @@ from torchngvi import (
 )
 from torchngvi.expectations import Fixed, PerFactor, SampleAverage
 from torchngvi.fitting.descent import Descent
-from torchngvi.fitting.request import tolerance_by_draws
+from torchngvi.fitting.fit import tolerance_by_draws
 from torchngvi.fitting.sight import Sight
 from torchngvi.fitting.starts import Starts
 from torchngvi.models import FactorTarget, GroupedLogJoint, MixedLogJoint, MixedPrior, TractableFactors

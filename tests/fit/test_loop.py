@@ -15,10 +15,10 @@ import torchngvi
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, LogJoint, Stein, fit, ifvb
 from torchngvi.errors import InputError
 from torchngvi.fitting import Evaluations, Gradients, NormBelow, Seconds, SlopeBelow, SlopeStop, Stalled, Unimproved
-from torchngvi.fitting.engine import Engine, Standing, Stop
-from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.loop import Engine, Loop
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.sample_average import SampleAverages
+from torchngvi.fitting.stopping import Standing, Stop
 from torchngvi.stepsizes import PowerSchedule
 
 

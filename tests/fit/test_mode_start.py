@@ -9,8 +9,7 @@ from test_factors import poisson
 from test_sparse_rows import compressed, intercepts
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, fit, laplace
-from torchngvi.fitting.irls import has_start, start_at_mode
-from torchngvi.fitting.laplace import Repaired
+from torchngvi.fitting.laplace import Repaired, has_start, start_at_mode
 from torchngvi.fitting.newton_search import put_at, search
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Frame

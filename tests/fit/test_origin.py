@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from torchngvi import CholeskyGaussian, DataLogJoint, LogJoint, fit
-from torchngvi.fitting.engine import Stop
 from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.fitting.origin import Origin
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.stopping import Stop
 from torchngvi.models.guarded import Guarded
 
 

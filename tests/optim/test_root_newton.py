@@ -12,7 +12,7 @@ import torchngvi.rules.newton as module
 import torchngvi.rules.root_system as system
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGradientVI, NewtonCG, fit
 from torchngvi.expectations import PiecewiseBound, Quadrature
-from torchngvi.fitting.irls import start_at_mode
+from torchngvi.fitting.laplace import start_at_mode
 from torchngvi.interfaces import Frame, Local, Trial
 from torchngvi.interfaces.targets import bends
 from torchngvi.models import NegativeBinomial, SoftmaxRegression, StudentT

@@ -21,7 +21,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations import Fixed
 from torchngvi.fitting import mixture_at_modes
 from torchngvi.fitting.loop import Loop
-from torchngvi.fitting.mixtures import MixtureSteps, usual_rule
+from torchngvi.fitting.mixtures import MixtureSettings, MixtureSteps, usual_rule
 from torchngvi.fitting.stopping import Evaluations, NormBelow
 from torchngvi.mode import Mode
 from torchngvi.models import MixtureIntegrand
@@ -350,7 +350,7 @@ class TestFit:
         torch.manual_seed(0)
         log_joint, _ = label_switching()
         q = Mixture(PrecisionCholeskyGaussian(2, (2,), mean=torch.tensor([[-1.0, 1.0], [1.0, -1.0]], dtype=DTYPE)))
-        engine = MixtureSteps(q, LogJoint(log_joint), 0.1, trust=None)
+        engine = MixtureSteps(q, LogJoint(log_joint), 0.1, MixtureSettings(trust=None))
         engine._halve_if_falling = lambda seen: None
         result = Loop(engine, NormBelow(0.1) | Evaluations(40), progress=False).run()
         assert not result.converged

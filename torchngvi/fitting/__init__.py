@@ -3,8 +3,7 @@
 Read `engine` first: it says what an engine is asked for, and when.
 """
 
-from torchngvi.fitting.laplace import LaplaceResult
-from torchngvi.fitting.mixture_start import mixture_at_modes
+from torchngvi.fitting.laplace import LaplaceResult, mixture_at_modes
 from torchngvi.fitting.row_space import RowSpace
 from torchngvi.fitting.stopping import (
     Criterion,

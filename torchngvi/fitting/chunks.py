@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.irls import start_at_mode
-from torchngvi.fitting.request import Request, tolerance_of
+from torchngvi.fitting.fit import Request, tolerance_of
+from torchngvi.fitting.laplace import start_at_mode
 from torchngvi.fitting.steps import Steps, steps_of, usual_optimizer
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Coordinates, Posterior, Target

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
-from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
+from torchngvi.fitting.fit import Request, tolerance_of
+from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.records import Record
-from torchngvi.fitting.request import Request, tolerance_of
-from torchngvi.fitting.stopping import Criterion
+from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Target
 from torchngvi.models.factor_graph import Factor, FactorGraph
 from torchngvi.numerics.linalg import shortest_fit

@@ -28,10 +28,11 @@ from torch import Tensor
 from torchngvi.diagnostics.linear_response import Residuals
 from torchngvi.expectations.draws import Fixed
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Ending, Standing
+from torchngvi.fitting.loop import Ending
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.sight import Sight
+from torchngvi.fitting.stopping import Standing
 from torchngvi.interfaces import Coordinates, Estimator, Target
 from torchngvi.methods import VN
 from torchngvi.models.guarded import FAILING, Guarded

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from torchngvi.averaging import Averaging
 from torchngvi.expectations.draws import Draws
+from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize, Target
 from torchngvi.numerics import sparse
 from torchngvi.optim import NaturalGradientVI
 
-_PARTS = (Rule, StepSize, Estimator, Metric, Momentum, Draws, Averaging)
+_PARTS = (Rule, StepSize, Estimator, Metric, Momentum, Draws, Averaging, Criterion)
 _SHORT = 8  # entries up to which a tensor is written out
 
 

@@ -3,30 +3,115 @@
 The norm |∇L|_F⁻¹/γ of the natural gradient is free of units, of coordinates and of the temperature:
 near a well-conditioned optimum L/γ is about half its square, in nats, above the minimum.
 
-Which engine of the loop is run is said by q, or by the target: see `torchngvi.fitting.request`.
+A posterior names its engine by a word, its attribute ``engine``; where that is empty, as for a Gaussian, the target
+names it.  The engine's own module reads the rest of the `Request`, and refuses what it cannot do.
+
+    steps       an optimizer is given, or E_q[ℓ] has a closed form     its steps, `torchngvi.fitting.steps`
+    chunks      a regression                                           the same; of a large batch some members at a time
+    averages    a log joint without an optimizer                       averages that grow
+    mixture     a mixture of Gaussians                                 natural gradients of components and weights
+    flat        a flat posterior without an optimizer                  IFVB, or NGVI of an exponential family, until a
+                                                                       smoothed bound stops rising
+    warped      a warped posterior                                     the Gaussian, then its curves
+    product     a product of posteriors and a `FactorGraph`            coordinate ascent
+    groups      a mixed model in batches of groups                     a pass over the groups for each step
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_count, read_flag, read_number, read_path
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
-from torchngvi.fitting.loop import Loop
-from torchngvi.fitting.progress import checked_callbacks
+from torchngvi.fitting.loop import Engine, Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
-from torchngvi.fitting.request import Request
-from torchngvi.fitting.stopping import Criterion, Gradients, Seconds
+from torchngvi.fitting.stopping import (
+    Criterion,
+    Evaluations,
+    Gradients,
+    NormBelow,
+    Seconds,
+    Stalled,
+    Unimproved,
+    joined,
+)
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, read_posterior
 from torchngvi.numerics.versions import tracked
-from torchngvi.optim import NaturalGradientVI
+from torchngvi.optim import NaturalGradientVI, Watch
 from torchngvi.posteriors.gaussian import Gaussian
+
+# the module of each engine, and in it the function that makes of a `Request` the engine and what ends its run
+ENGINES = {
+    "averages": "torchngvi.fitting.sample_average:averages_of",
+    "chunks": "torchngvi.fitting.chunks:chunks_of",
+    "flat": "torchngvi.fitting.smoothed:flat_steps_of",
+    "groups": "torchngvi.fitting.groups:passes_of",
+    "mixture": "torchngvi.fitting.mixtures:mixture_steps_of",
+    "product": "torchngvi.fitting.coordinate_sweeps:sweeps_of",
+    "steps": "torchngvi.fitting.steps:steps_of",
+    "warped": "torchngvi.fitting.warped:warped_averages_of",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `torchngvi.fit` that engines read, checked."""
+
+    q: Posterior
+    target: Target
+    optimizer: NaturalGradientVI | None
+    tolerance: float | None
+    max_evaluations: int
+    stop: Criterion | None
+    batch_size: int | None
+    batch_groups: int | None
+    examine: bool
+
+    def engine(self, word: str = "") -> tuple[Engine, Criterion]:
+        """Make the engine that a word names, by default that of q, or else of the target, and what ends its run."""
+        own = "groups" if self.batch_groups is not None else self.q.engine or self.target.engine
+        if (asked := word or own) not in ENGINES:
+            raise InputError(
+                f"{type(self.q).__name__} and {type(self.target).__name__} name the engine {asked!r}, which the table "
+                f"torchngvi.fitting.fit.ENGINES does not have; it has {', '.join(ENGINES)}. Add a row, or call an "
+                "attribute of your own something else than engine."
+            )
+        module, function = ENGINES[asked].split(":")
+        found: tuple[Engine, Criterion] = getattr(import_module(module), function)(self)
+        return found
+
+    def tolerance_or(self, usual: Callable[[Posterior], float]) -> float:
+        """Return the tolerance that the user gave, or the usual one for q."""
+        return usual(self.q) if self.tolerance is None else self.tolerance
+
+    def until_small(self, tolerance: float) -> Criterion:
+        """Return what ends a run to a small norm, in the order in which the reasons count."""
+        return joined(
+            NormBelow(tolerance) | Stalled(int(Watch.rejections)) | Evaluations(self.max_evaluations), self.stop
+        )
+
+    def until_unimproved(self, tolerance: float | None, patience: int = 200) -> Criterion:
+        """Return what ends a run whose smoothed bound is watched, with a tolerance on the norm or without."""
+        ends = Unimproved(patience) | Evaluations(self.max_evaluations)
+        return joined(NormBelow(tolerance) | ends if tolerance else ends, self.stop)
+
+
+def tolerance_of(q: Posterior) -> float:
+    """Return the usual tolerance on the norm where E_q[ℓ] is known to rounding."""
+    return 1e-5 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-2
+
+
+def tolerance_by_draws(q: Posterior, wide: float = 100, usual: float = 0.1) -> float:
+    """Return the usual tolerance where E_q[ℓ] is an average over draws: 0.005 nats for each ``wide`` coordinates."""
+    return usual * max(q.dim / wide, 1.0) ** 0.5
 
 
 @tracked

@@ -13,10 +13,9 @@ from torchngvi.arguments import read_count
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Standing
-from torchngvi.fitting.request import Request, tolerance_of
+from torchngvi.fitting.fit import Request, tolerance_of
 from torchngvi.fitting.steps import Steps
-from torchngvi.fitting.stopping import Criterion
+from torchngvi.fitting.stopping import Criterion, Standing
 from torchngvi.interfaces import Coordinates, Posterior, Target
 from torchngvi.methods import VN
 from torchngvi.models.mixed import MixedLogJoint

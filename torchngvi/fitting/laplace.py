@@ -1,12 +1,16 @@
-"""Laplace's approximation: the mode by Newton's method, the curvature there.
+"""Gaussians at modes: Laplace's approximation, the start of an exact fit, and a mixture of one at each mode.
 
 Newton's step is VN with expectations replaced by values at m and ρ = 1/γ (Khan and Rue 2023, section
 4.1): θ' = θ - H⁻¹∇ℓ(θ), H = ∇²ℓ(θ).  At the mode γ V⁻¹ = H, in q's pattern: for a diagonal q γ/V_ii = H_ii.
 
 Where H has negative or vanishing eigenvalues λ they are replaced by max(|λ|, floor), for the step and
 for V, and the result says how many there were at the end.
+
+The start of an exact fit is the mode of a convex ℓ by iteratively reweighted least squares: every pass over the data
+makes one Hessian Xᵀ diag(f'') X + γΛ and takes no expectation (McCullagh and Nelder 1989, section 2.5).
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,23 +18,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_count, read_number
+from torchngvi.arguments import read_count, read_number, read_seed, read_tensor
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError
 from torchngvi.fitting.newton_search import put_at, search
-from torchngvi.interfaces import Framed, Target, TractableTarget
+from torchngvi.interfaces import Frame, Framed, Posterior, Target, TractableTarget, where_members
+from torchngvi.mode import find_modes, search_points
 from torchngvi.models import GeneralizedLinear, TractableFactors
-from torchngvi.models.arguments import as_target, read_gaussian
+from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
 from torchngvi.numerics import sparse
-from torchngvi.numerics.linalg import eigh
+from torchngvi.numerics.linalg import cholesky, eigh, finite
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.structures import Pattern
+from torchngvi.posteriors.mixture import Mixture
+from torchngvi.structures import Forest, Pattern
+from torchngvi.structures.forest import placed
 from torchngvi.structures.pattern import Structured
 
 __all__ = ["LaplaceResult", "laplace"]
-
-_COLUMNS = 64  # of the Hessian at once: so many copies of θ are evaluated in one call
 
 
 class LaplaceResult(NamedTuple):
@@ -61,26 +66,17 @@ class LaplaceResult(NamedTuple):
 class Repaired(NamedTuple):
     """The Hessian H in its eigenbasis, repaired.
 
-    Attributes:
-        values: the eigenvalues, (*batch, D), positive.
-        vectors: the eigenvectors, (*batch, D, D).
-        repaired: how many eigenvalues were below the floor, (*batch,).
-        smallest: the smallest eigenvalue before the repair, (*batch,).
-
     >>> Repaired.of(torch.diag(torch.tensor([2.0, -1.0]))).solve(torch.ones(2)).tolist()
     [0.5, 1.0]
     """
 
-    values: Tensor  # (*batch, D), positive
-    vectors: Tensor  # (*batch, D, D)
-    repaired: Tensor  # (*batch,)
-    smallest: Tensor  # (*batch,)
+    values: Tensor  # eigenvalues, (*batch, D), positive
+    vectors: Tensor  # eigenvectors, (*batch, D, D)
+    repaired: Tensor  # how many eigenvalues were below the floor, (*batch,)
+    smallest: Tensor  # the smallest eigenvalue before the repair, (*batch,)
 
     @classmethod
-    def of(
-        cls,
-        H: Tensor,  # (*batch, D, D), symmetric
-    ) -> "Repaired":
+    def of(cls, H: Tensor) -> "Repaired":
         """Take eigenvalues by absolute value, none below rounding."""
         values, vectors, _ = eigh(H)
         floor = 10 * H.shape[-1] * torch.finfo(H.dtype).eps * values.abs().amax(-1, keepdim=True)
@@ -156,12 +152,7 @@ def laplace(
 
 
 def usual_tolerance(q: Gaussian) -> float:
-    """The tolerance on the Newton decrement where none is given.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> usual_tolerance(CholeskyGaussian(1))
-    0.001
-    """
+    """The tolerance on the Newton decrement where none is given."""
     return 1e-8 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-3
 
 
@@ -197,18 +188,174 @@ def laplace_within(
     return LaplaceResult(theta, decrement <= tolerance, decrement, passes - 1, curvature.repaired, curvature.smallest)
 
 
-def _is_sparse_batch(target: Target, theta: Tensor) -> bool:
-    """Whether sparse rows, whose products are of one posterior, serve a batch."""
-    return theta.ndim > 1 and isinstance(target, GeneralizedLinear) and sparse.is_sparse(target.X)
-
-
-def _derivatives(target: Target, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """ℓ (*batch,), ∇ℓ (*batch, D) and ∇²ℓ (*batch, D, D): members do not depend on one another."""
-    if isinstance(target, TractableTarget) and target.convex and not _is_sparse_batch(target, theta):
+def _derivatives(target: Target, theta: Tensor, columns: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+    """ℓ (*batch,), ∇ℓ (*batch, D) and ∇²ℓ (*batch, D, D), of so many columns at once: so many copies of θ in a call."""
+    # sparse rows, whose products are of one posterior, serve no batch
+    alone = theta.ndim > 1 and isinstance(target, GeneralizedLinear) and sparse.is_sparse(target.X)
+    if isinstance(target, TractableTarget) and target.convex and not alone:
         energy, derivative = target.second_order(theta)
         if isinstance(derivative, Framed):  # the entries that the forest of the factors stores, whatever q's are
             assert isinstance(target, TractableFactors)
             return energy, derivative.a, target.structure.full(derivative.W)
         return energy, *derivative.raw()
     energy, g = energy_and_gradient(target, theta[None])
-    return energy[0], g[0], mean_hessian(target, theta[None], _COLUMNS)
+    return energy[0], g[0], mean_hessian(target, theta[None], columns)
+
+
+# The start of an exact fit
+
+
+class _Dense(NamedTuple):
+    """H as a matrix, with its Cholesky factor."""
+
+    H: Tensor  # (*batch, D, D)
+    factor: Tensor
+    ok: Tensor  # (*batch,)
+
+    def solve(self, g: Tensor) -> Tensor:
+        """Solve with H."""
+        return torch.cholesky_solve(g[..., None], self.factor)[..., 0]
+
+    def kept(self, structure: Pattern) -> Structured:
+        """The entries of H that a pattern stores."""
+        return structure.from_dense(self.H)
+
+
+class _InPattern(NamedTuple):
+    """H that has the pattern of a forest, with its Cholesky factor, which fills nothing in."""
+
+    H: Structured
+    root: Structured
+    ok: Tensor  # (*batch,)
+    structure: Pattern
+
+    def solve(self, g: Tensor) -> Tensor:
+        """Solve with H."""
+        return self.structure.tsolve(self.root, self.structure.solve(self.root, g))
+
+    def kept(self, structure: Pattern) -> Structured:
+        """H itself."""
+        return self.H
+
+
+def _stays_in_pattern(q: Gaussian, target: TractableTarget) -> bool:
+    """Whether H has no entries but those that the forest of q stores."""
+    if isinstance(target, TractableFactors):
+        return True
+    if not isinstance(target, GeneralizedLinear) or not sparse.is_sparse(target.X) or target.dim != q.dim:
+        return False
+    return isinstance(q.structure, Forest) and not q.batch_shape and placed(q.structure, target.X) is not None
+
+
+def may_be_written_out(q: Posterior, widest: int = 500) -> bool:
+    """Whether H is of moderate size, so that a fit may begin at the mode."""
+    return q.dim <= widest
+
+
+def has_start(q: Gaussian, target: TractableTarget) -> bool:
+    """Say whether `start_at_mode` is for this model and q: a convex ℓ whose H is of moderate size or in q's pattern."""
+    return target.convex and target.temperature > 0 and (may_be_written_out(q) or _stays_in_pattern(q, target))
+
+
+def _lower(target: TractableTarget, mean: Tensor) -> Tensor:
+    """The mean, or for members whose ℓ is lower there the origin: where ℓ grows as e^η a pass leads back by 1 in η."""
+    at_mean, at_origin = (target.log_joint(theta[None])[0] for theta in (mean, torch.zeros_like(mean)))
+    return where_members(at_origin > at_mean.nan_to_num(nan=-math.inf), torch.zeros_like(mean), mean)
+
+
+@torch.no_grad()
+def start_at_mode(
+    q: Gaussian,
+    target: TractableTarget,
+    over: Callable[[int], bool] = lambda passes: False,
+    near: float = 0.1,
+    most: int = 50,
+) -> int:
+    """Set q to about N(mode, γ (ΠH)⁻¹), for the members whose ℓ is finite there, and return the number of passes.
+
+    It ends where gᵀH⁻¹g/γ is below ``near``, about a twentieth of a nat above the minimum of ℓ/γ: Laplace's
+    approximation itself is mostly off the optimum by more.
+
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
+    >>> X = torch.ones(4, 1, dtype=torch.float64)
+    >>> model, q = GeneralizedLinear(X, [0.0, 1.0, 2.0, 1.0], "gaussian"), CholeskyGaussian(1, dtype=torch.float64)
+    >>> start_at_mode(q, model), round(q.mean.item(), 6), round(q.variance.item(), 6)  # 4/5 and 1/5
+    (2, 0.8, 0.2)
+    """
+    structure, in_pattern = q.structure, _stays_in_pattern(q, target)
+
+    def at(theta: Tensor) -> tuple[Tensor, Tensor, _Dense | _InPattern]:
+        energy, derivative = target.second_order(theta)
+        if not in_pattern:
+            assert not isinstance(derivative, Framed)
+            g, H = derivative.raw()
+            return energy, g, _Dense(H, *cholesky(H))
+        g, W = derivative.framed(Frame(theta, structure.eye(theta), structure, q.upper))
+        return energy, g, _InPattern(W, *structure.cholesky(W), structure)
+
+    found = search(target, _lower(target, q.frame().mean), at, near * target.temperature, most, over)
+    known = finite(found.energy) & found.curvature.ok & finite(found.theta).all(-1)
+    put_at(q, found.theta, found.curvature, target.temperature, known)
+    return found.passes
+
+
+def mixture_at_modes(
+    q: Gaussian,
+    target: Target | Callable[[Tensor], Tensor],
+    *,
+    starts: Tensor | None = None,  # (M, D)
+    seed: int = 0,
+) -> Mixture:
+    """Make a mixture with one component at each mode of the log joint that a search finds, for `torchngvi.fit`.
+
+    Components are Laplace's Gaussians in the coordinates and the structure of q, and weights the softmax of Laplace's
+    log evidences; where modes are far apart this is nearly the optimum.  Modes whose Gaussians overlap by more than
+    0.95 are taken once, and those with less than e⁻⁵ of the largest evidence not at all.
+
+    Args:
+        q: a Gaussian, as before a fit or after one, around which modes are looked for; it is not changed.
+        target: a model, or a function of theta returning the log joint.
+        starts: points from which the search begins besides the mean of q, (M, D); by default 4 to 16, half of them
+            uniform on (-2, 2), half within six standard deviations of q.  A mode that none of them leads to is not
+            found.
+        seed: of these points.
+
+    Returns:
+        The mixture, the component with the largest weight first.
+
+    Raises:
+        InputError: a batch of posteriors, starts of another shape, no mode found.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, fit
+    >>> def log_joint(x):  # with the weights 0.25 and 0.75
+    ...     return torch.logaddexp(-0.5 * (x + 4) ** 2, 1.0986123 - 0.5 * (x - 4) ** 2).sum(-1)
+    >>> mixture = mixture_at_modes(CholeskyGaussian(1, dtype=torch.float64), log_joint)
+    >>> result = fit(mixture, log_joint, progress=False)
+    >>> result.converged, mixture
+    (True, Mixture(2 x CholeskyGaussian, D = 1, weights 0.75, 0.25))
+    """
+    read_posterior("mixture_at_modes", q, target)
+    if not isinstance(q, Gaussian) or q.batch_shape:
+        got = f"a batch of shape {tuple(q.batch_shape)}" if isinstance(q, Gaussian) else type(q).__name__
+        raise InputError(f"mixture_at_modes looks around one Gaussian, such as CholeskyGaussian(3); got {got}.")
+    target, mean = as_target(target), q.frame().mean
+    what, shape = f"are points (M, D) with D = {len(mean)}", (None, len(mean))
+    points = (
+        search_points(mean, q.stddev, read_seed("seed", seed))
+        if starts is None
+        else (read_tensor("starts", starts, what, like=mean, shape=shape))
+    )
+    with FullPrecision(q.device.type):
+        found = find_modes(target, torch.cat([mean[None], points]), 200 + 20 * q.dim)
+    modes = [mode for mode in found if mode is not None and mode.found]
+    if not modes:
+        raise InputError(
+            f"none of {len(found)} searches came to a mode, where the Hessian is negative definite. Give starts=, or "
+            "the means of the components: Mixture(CholeskyGaussian(D, (K,), mean=...))."
+        )
+    least = max(mode.log_evidence for mode in modes) - 5.0
+    mixture = Mixture.of_modes([mode for mode in modes if mode.log_evidence > least])
+    if type(mixture.components) is type(q) and mixture.components.structure == q.structure:
+        return mixture
+    return Mixture(type(q).from_posterior(mixture.components, structure=q.structure), mixture.weights)

@@ -1,24 +1,43 @@
-"""The loop: records, bar, interrupts, checkpoints, callbacks and budgets of every engine."""
+"""The loop of every fit: records, bar, interrupts, checkpoints, callbacks and budgets, and what an engine has to bring.
+
+The loop calls, in this order:
+
+    check()                        refuse what can be refused before a file is written
+    load_state_dict(state)         where there is a checkpoint
+    begin()                        where no earlier run has begun
+    advance(), advance(), ...      until a criterion or a callback ends the run, or the engine has come to its own end
+    ending(stop, last)             once
+
+An interrupt from the keyboard may come at any line: the loop then calls ``go_back`` with what the engine had marked
+before the last evaluation that was completed.
+
+A run can be gone on from where it was marked.  Mostly that is before an evaluation, which a resumed run makes again
+and whose loss tells whether the problem is the same.  An engine whose ``advance`` is dear, such as an epoch, marks
+where it has led instead: gone on with, its first ``advance`` gives the standing of that epoch from what was saved,
+with ``told`` set, and for the comparison a loss that is cheap to have.
+"""
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from torchngvi.arguments import read_flag
+from torchngvi.arguments import read_flag, read_list, shown
 from torchngvi.distributed import Ended, Processes
 from torchngvi.errors import InputError
+from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
-from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.examined import Examined
-from torchngvi.fitting.progress import bar
 from torchngvi.fitting.records import FitResult, Record
-from torchngvi.fitting.stopping import Criterion, described_criterion, used_up
+from torchngvi.fitting.stopping import Criterion, Standing, Stop, used_up
+from torchngvi.interfaces import Posterior
 from torchngvi.models.guarded import BudgetError
 
 _INTERRUPTED = "because it was interrupted."
@@ -30,12 +49,147 @@ _HOLDS: Holds = {  # a state of `Loop._complete` with the records, besides what 
     "loss": lambda value: value is None or isinstance(value, Tensor),
     "spent": lambda value: value is None or are_numbers(value, 2),
     "seconds": lambda value: isinstance(value, int | float),
-    "trace": lambda value: (
-        isinstance(value, list) and all(are_numbers(record, len(Record._fields)) for record in value)
-    ),
+    "trace": lambda value: isinstance(value, list) and all(are_numbers(one, len(Record._fields)) for one in value),
     "stop": lambda value: isinstance(value, dict),
     "callbacks": lambda value: isinstance(value, list),
 }
+
+
+class Ending(NamedTuple):
+    """How a run has ended, which the loop completes to a `FitResult`."""
+
+    converged: bool
+    reason: str  # one sentence
+    loss: float  # negative ELBO
+    norm: float
+    members: Tensor  # converged, (*batch,)
+
+
+class Mark(NamedTuple):
+    """A place from which a run can be gone on with."""
+
+    coordinates: Any  # as `Engine.here` gave them
+    state: State | None  # a copy; None where no checkpoint is wanted
+
+
+class Engine(ABC):
+    """The abstract base of a method of fitting that advances one evaluation at a time; a `Loop` runs it.
+
+    Attributes:
+        name: the name of the run on the bar.
+        unit: the unit of what the bar counts.
+        scaled: whether the bar counts in thousands and millions.
+        examines: whether ``examined`` is to be asked at the end.
+        batches: what a pass over the data iterates over; its generators are kept in a checkpoint.
+        apart: what of the state is another one in each of several processes.
+        begun: whether ``begin`` was done, by this run or by the one it goes on from.
+        marked: the last mark; the loop takes it over once ``advance`` has returned.
+        capture: makes a copy of the state for a checkpoint; None where none is wanted.  The loop sets it.
+        show: shows a phase on the bar.  The loop sets it.
+        tell: moves the bar to a count, with words, within an ``advance``; None where there is no bar.  The loop sets
+            it.
+        over: whether a budget is used up, from what was spent in gradients; to be asked where there is no record for
+            long.  The loop sets it.
+        most: the budget of gradients.  The loop sets it.
+    """
+
+    name: str
+    unit = "eval"
+    scaled = False
+    examines = False
+    apart: tuple[str, ...] = ()
+
+    def __init__(self, q: Posterior) -> None:
+        self.q = q
+        self.batches: Iterable[Any] = ()
+        self.begun = False
+        self.marked: Mark | None = None
+        self.capture: Callable[..., State] | None = None
+        self.show: Callable[[str], None] = lambda phase: None
+        self.tell: Callable[[int, dict[str, str]], None] | None = None
+        self.over: Callable[[float], bool] = lambda cost: False
+        self.most = math.inf
+
+    def settings(self) -> dict[str, str]:
+        """The settings of the run in words: a checkpoint of a run with others is refused."""
+        return {"method": type(self).__name__}
+
+    def total(self, evaluations: float) -> float:
+        """The count at which the bar is full."""
+        return evaluations
+
+    def shown(self, record: Record) -> tuple[int, dict[str, str]]:
+        """The place of the bar at a record, and the words beside it."""
+        words = {"loss": f"{record.loss:.6g}", "norm": f"{record.norm:.1e}", "step": f"{record.step:.2g}"}
+        return record.evaluations, {**words, "rejected": str(record.rejections)}
+
+    def check(self) -> None:  # noqa: B027
+        """Check that the problem can be fitted, before anything is written."""
+
+    def begin(self) -> None:  # noqa: B027
+        """Do what comes before the first evaluation: look for a start, or go through the data in batches."""
+
+    @abstractmethod
+    def advance(self) -> Standing | None:
+        """Go on to the next evaluation and make it."""
+
+    def ending(self, stop: Stop | None, last: Standing) -> Ending:
+        """The outcome of the run; leaves q at its best."""
+        assert stop is not None
+        return Ending(stop.converged, stop.reason, last.record.loss, last.record.norm, last.members)
+
+    def interrupted(self, reason: str, last: Standing) -> Ending:
+        """The outcome of a run that was interrupted, where q has been put back to the last record."""
+        return Ending(False, reason, last.record.loss, last.record.norm, last.members)
+
+    def cut_short(self, stop: Stop, last: Standing) -> Ending:
+        """The outcome of a run whose budget had no room for its next call; q has been put back to the last record."""
+        return self.interrupted(stop.reason, last)
+
+    def examined(self) -> Examined:
+        """Whether the family of q fits, at the end of a run that was not ended from outside; not told by default."""
+        return Examined()
+
+    def counted(self) -> tuple[int, int] | None:
+        """Gradients and values of the log joint so far; None where the last record holds all."""
+        return None
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """Everything on which the rest of the run depends, but for torch's generators."""
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state: from before an evaluation, whose ``spent`` is in the state where it was completed."""
+
+    @final
+    def mark(self) -> None:
+        """Remember where the run stands, as a place to go on from."""
+        state = None if self.capture is None else self.capture(**self.state_dict())
+        self.marked = Mark(self.here(), state)
+
+    def keep(self, coordinates: Any) -> None:
+        """Remember a place for an interrupt before the first record."""
+        self.marked = Mark(coordinates, None)
+
+    def here(self) -> Any:
+        """The place to which an interrupt goes back."""
+        return self.q.snapshot()
+
+    @torch.no_grad()
+    def go_back(self, coordinates: Any) -> None:
+        """Put q where `here` was called."""
+        self.q.restore(coordinates)
+
+
+def checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
+    """Check that callbacks are functions of a record."""
+    what = "is a list of functions that take the Record of a step"
+    one = " Of one function f pass [f]." if callable(callbacks) else ""
+    functions = () if one else tuple(read_list("callbacks", callbacks, what))
+    if one or not all(callable(function) for function in functions):
+        raise InputError(f"callbacks {what}; got {shown(callbacks)}.{one}")
+    return functions
 
 
 class _Kept(NamedTuple):
@@ -75,7 +229,7 @@ class Loop:
         self.callbacks = tuple(callbacks) if processes.leads else ()
         if processes.world > 1:
             settings = {**engine.settings(), "checkpoint": checkpoint, "checkpoint_every": every}
-            processes.agree(**settings, stop=described_criterion(stop))
+            processes.agree(**settings, stop=fingerprints.described(stop))
         self.file: Checkpoint | None = None
         if checkpoint is not None:
             device = engine.q.mean_probe.device
@@ -95,7 +249,7 @@ class Loop:
         """Run to the end."""
         self._began, origin, recording = time.perf_counter(), self.engine.here(), torch.is_grad_enabled()
         with (
-            bar(self.engine, self.stop, shown=self.progress) as self.bar,
+            self._open_bar() as self.bar,
             self.processes.timed(self._elapsed),
             self.processes.noting(_INTERRUPTED),
         ):
@@ -217,6 +371,17 @@ class Loop:
         assert self._kept is not None
         self.processes.finish()
         return self.engine.ending(self._stop, self._kept.standing)
+
+    def _open_bar(self) -> tqdm:
+        """The bar of the run, up to the budget where there is one."""
+        engine, total = self.engine, self.engine.total(self.stop.evaluations)
+        return tqdm(
+            total=None if math.isinf(total) else int(total),
+            disable=not self.progress,
+            desc=engine.name,
+            unit=engine.unit,
+            unit_scale=engine.scaled,
+        )
 
     def _elapsed(self) -> float:
         """Seconds since the run began, on the clock of this process."""

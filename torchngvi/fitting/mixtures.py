@@ -9,7 +9,9 @@ At the end the gradients of all components vanish and all E_k h are equal, h = l
 component that has lost its mode and its weight: the ELBO alone stands still without it.
 """
 
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,31 +19,68 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed, drawn_seed
-from torchngvi.fitting import fingerprints, mixture_words
+from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
-from torchngvi.fitting.mixture_words import GONE, Seen
+from torchngvi.fitting.fit import Request, tolerance_by_draws
+from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.records import Record
-from torchngvi.fitting.request import BY_DRAWS, Request
-from torchngvi.fitting.stopping import Criterion
+from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Local, RootTangent, Rule, StepSize, Target
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.mixture_integrand import MixtureIntegrand
 from torchngvi.numerics.arrays import on_host
+from torchngvi.numerics.linalg import finite
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.optim.watching import UNWATCHED
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.mixture import Mixture
+from torchngvi.posteriors.mixture import Mixture, overlaps
 from torchngvi.rules import LocalExponential, Retraction, VariationalNewton
 from torchngvi.stepsizes import Constant, KLRadius
 
-_TRUST = 0.7  # Fisher length of a step, of each component and of the weights
-_REST = 5  # steps before the weights move
-_FALLS, _AMONG = 2, 5  # of the ELBO, among so many steps, that halve ρ
-_LEAST = 2.0**-6  # ρ
-_FALL = 0.02  # nats for a norm of 1, below which a fall is none: over fixed draws it is not monotone
-_DRAWS, _MORE, _MOST = 256, 4, 4096  # of a component, the factor by which they grow, and up to how many
-_SHARE = 0.1  # of the tolerance, to which the average over fixed draws is solved
+
+@dataclass(frozen=True)
+class MixtureSettings:
+    """The numbers of a fit of a mixture.
+
+    Attributes:
+        trust: Fisher length of a step, of each component and of the weights; None for no bound.
+        rest: steps before the weights move.
+        falls: of the ELBO, among the last so many steps, that halve ρ.
+        fall: nats for a norm of 1, below which a fall is none: over fixed draws the ELBO is not monotone.
+        shortest: ρ that is not halved.
+        draws: of a component at first, and at most.
+        growth: of the draws where fresh ones contradict them.
+        share: of the tolerance, to which the average over fixed draws is solved.
+        gone: weight below which a component is left behind.
+        same: overlap from which two components are one.
+        entries: of the covariances of all pairs together, up to which overlaps are asked for.
+        missed: nats of log p - log q above the ELBO at which q misses the density.
+        dense: nats, beside one a coordinate, below the largest density at a mean: further out is a tail.
+    """
+
+    trust: float | None = 0.7
+    rest: int = 5
+    falls: tuple[int, int] = (2, 5)
+    fall: float = 0.02
+    shortest: float = 2.0**-6
+    draws: tuple[int, int] = (256, 4096)
+    growth: int = 4
+    share: float = 0.1
+    gone: float = 1e-6
+    same: float = 0.95
+    entries: int = 2**24
+    missed: float = 5.0
+    dense: float = 10.0
+
+
+class Seen(NamedTuple):
+    """What is seen of a mixture over draws of its components."""
+
+    gains: Tensor  # E_k h, (K,)
+    norms: Tensor  # of the natural gradient of each component, (K,)
+    elbo: float  # Σ π_k E_k h, in nats
+    norm: float  # of the worst component that has a weight, the gap of E_k h to the ELBO included
+    error: float = 0.0  # standard error of the ELBO
 
 
 def mixture_steps_of(request: Request) -> tuple["MixtureSteps", Criterion]:
@@ -52,7 +91,7 @@ def mixture_steps_of(request: Request) -> tuple["MixtureSteps", Criterion]:
             "steps by an optimizer over q.components with MixtureIntegrand(q, log_joint)."
         )
     assert isinstance(request.q, Mixture)
-    criteria = request.until_small(request.tolerance_or(lambda q: BY_DRAWS))
+    criteria = request.until_small(request.tolerance_or(lambda q: tolerance_by_draws(q, torch.inf)))
     return MixtureSteps(request.q, request.target, criteria.tolerance), criteria
 
 
@@ -78,18 +117,15 @@ class MixtureSteps(Engine):
         q: Mixture,
         target: Target,
         tolerance: float,
-        rule: Rule | None = None,
-        draws: int = _DRAWS,
-        trust: float | None = _TRUST,
+        settings: MixtureSettings | None = None,
     ) -> None:
         super().__init__(q)
+        self.engine_settings = numbers = settings or MixtureSettings()
         self.mixture, self.target, self.tolerance = q, target, tolerance
         self.integrand = MixtureIntegrand(q, target)
-        self.trust = torch.inf if trust is None else trust
+        trust, rule = numbers.trust, usual_rule(q.components)
         step_size: StepSize = Constant() if trust is None else KLRadius(0.5 * trust**2)
-        rule = usual_rule(q.components) if rule is None else rule
-        self.draws = max(draws, 2 * q.components.structure.widest + 2)
-        self.most_draws = max(_MOST, self.draws)
+        self.draws = max(numbers.draws[0], 2 * q.components.structure.widest + 2)
         self.seed = drawn_seed()
         self.optimizer = NaturalGradientVI(q.components, rule, 1.0, step_size=step_size, estimator=self._estimator())
         self.optimizer.watch = UNWATCHED  # the mean of the last ELBOs judges the run
@@ -119,7 +155,7 @@ class MixtureSteps(Engine):
             self.mark()
             seen = self._evaluated()
             self.fresh, lost = None, ""
-            if seen.norm <= _SHARE * self.tolerance:
+            if seen.norm <= self.engine_settings.share * self.tolerance:
                 self.fresh = self._on_fresh_draws()
                 if self.fresh.norm > self.tolerance:
                     lost = self._grown()
@@ -139,7 +175,7 @@ class MixtureSteps(Engine):
             torch.tensor(record.loss, dtype=torch.float64, device="cpu"),
             (self.evaluations, self.gradients),
             self.tolerance,
-            lost=lost or mixture_words.not_finite(seen),
+            lost=lost or _not_finite(seen),
         )
 
     def _take_step(self, seen: Seen) -> None:
@@ -149,15 +185,17 @@ class MixtureSteps(Engine):
         assert self.optimizer.last is not None
         self.step = float(self.optimizer.last.rho.min())
         self.steps += 1
-        if self.steps > _REST:
-            self.mixture.reweigh_(seen.gains.to(self.mixture.log_weights), self.rho, self.trust)
+        if self.steps > self.engine_settings.rest:
+            trust = torch.inf if self.engine_settings.trust is None else self.engine_settings.trust
+            self.mixture.reweigh_(seen.gains.to(self.mixture.log_weights), self.rho, trust)
 
     def _halve_if_falling(self, seen: Seen) -> None:
         """Halve ρ where the ELBO fell twice in five steps, by more than nothing: they go round the fixed point."""
-        self.elbos = [*self.elbos[-_AMONG:], seen.elbo]
-        least = _FALL * min(seen.norm, 1.0) ** 2
+        most, among = self.engine_settings.falls
+        self.elbos = [*self.elbos[-among:], seen.elbo]
+        least = self.engine_settings.fall * min(seen.norm, 1.0) ** 2
         falls = sum(new < old - least for old, new in zip(self.elbos, self.elbos[1:], strict=False))
-        if falls >= _FALLS and self.rho > _LEAST:
+        if falls >= most and self.rho > self.engine_settings.shortest:
             for group in self.optimizer.param_groups:
                 group["lr"] = 0.5 * group["lr"]
             self.elbos = [seen.elbo]
@@ -174,7 +212,7 @@ class MixtureSteps(Engine):
         """A component without a weight that gains less than the others is left behind, once it stands still."""
         weights = self.mixture.weights.cpu()
         elbo = weights @ gains
-        gaps = torch.where((weights < GONE) & (gains < elbo), 0.0, gains - elbo)
+        gaps = torch.where((weights < self.engine_settings.gone) & (gains < elbo), 0.0, gains - elbo)
         norm = (norm2 + gaps.square()).max().sqrt()
         return Seen(gains, norm2.sqrt(), float(elbo), float(norm), error)
 
@@ -197,9 +235,14 @@ class MixtureSteps(Engine):
     def _grown(self) -> str:
         """More draws from here on; why not, where there are no more."""
         assert self.fresh is not None
-        if self.draws >= self.most_draws:
-            return mixture_words.too_noisy(self.draws, self.fresh.norm, self.tolerance)
-        self.draws = min(_MORE * self.draws, self.most_draws)
+        if self.draws >= self.engine_settings.draws[1]:
+            return (
+                f"because q is at the fixed point over {self.draws} draws of each component, which are the most, and "
+                f"on fresh draws the norm is {self.fresh.norm:.2g} against a tolerance of {self.tolerance:.2g}: the "
+                "log joint is far from Gaussian where the components are. More components, a warp or a larger "
+                "tolerance may help."
+            )
+        self.draws = min(self.engine_settings.growth * self.draws, self.engine_settings.draws[1])
         self.optimizer.resample(self._estimator())
         self.elbos, self._seen = [], None
         return ""
@@ -213,11 +256,27 @@ class MixtureSteps(Engine):
         loss, reason = last.record.loss, stop.reason
         if stop.converged and self.fresh is not None:
             loss = -self.target.temperature * self.fresh.elbo
-            reason = mixture_words.converged(self.fresh, self.draws, self.mixture)
+            reason = self._why_converged(self.fresh)
         self.values += 2 * len(self.mixture)
-        elbo = -loss / self.target.temperature
-        remarks = mixture_words.remarks(self.mixture, self.target, self.origin, elbo)
+        remarks = _remarks(
+            self.mixture, self.target, self.origin, -loss / self.target.temperature, self.engine_settings
+        )
         return Ending(stop.converged, reason + remarks, loss, last.record.norm, last.members)
+
+    def _why_converged(self, fresh: Seen) -> str:
+        """The reason of a run that has come to a fixed point."""
+        q = self.mixture
+        said = (
+            f"all gradients vanish over {self.draws} draws of each component; on fresh draws their norm is "
+            f"{fresh.norm:.2g} and the ELBO {fresh.elbo:.6g} ± {fresh.error:.1g}."
+        )
+        if len(q) == 1:
+            return said
+        held = q.weights.cpu() >= self.engine_settings.gone
+        gap = float((fresh.gains - fresh.elbo)[held].abs().max())
+        weights = _listed([f"{weight:.3g}" for weight in q.weights.tolist()])
+        same = f"E_k[log p - log q] is the same for all components within {gap:.1g} nats"
+        return f"{said} {same}. The weights are {weights}."
 
     def counted(self) -> tuple[int, int]:
         """Gradients and values of the log joint so far, those of the remarks at the end too."""
@@ -252,3 +311,53 @@ class MixtureSteps(Engine):
         self.evaluations, self.gradients, self.steps = state["counts"]
         self.elbos, self.origin, self.step = list(state["elbos"]), state["origin"].clone(), state["step"]
         self._seen = self.fresh = None
+
+
+# What is said of a mixture at the end of a fit: which components have lost a weight, a place or a mode
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _components(which: list[int]) -> str:
+    """Some of them, counted from 1."""
+    return f"component{'s' * (len(which) > 1)} {_listed([str(k + 1) for k in which])}"
+
+
+def _not_finite(seen: Seen) -> str:
+    """Why no step can help, where an expectation is not finite."""
+    bad = (~(finite(seen.gains) & finite(seen.norms))).nonzero().flatten().tolist()
+    if not bad:
+        return ""
+    return (
+        f"because log p - log q or its gradient is not finite at draws of {_components(bad)}: begin nearer to a mode, "
+        "or narrower."
+    )
+
+
+def _remarks(q: Mixture, target: Target, origin: Tensor, elbo: float, numbers: MixtureSettings) -> str:
+    """What became of the components, where it is not what a user expects."""
+    said = ""
+    weights = q.weights.cpu()
+    gone = (weights < numbers.gone).nonzero().flatten().tolist()
+    if gone:
+        one = len(gone) == 1
+        said += (
+            f" {_components(gone).capitalize()} {'has' if one else 'have'} a vanishing weight "
+            f"({float(weights[gone].max()):.1g}): without {'it' if one else 'them'} q is the same."
+        )
+    held = weights >= numbers.gone
+    if len(q) > 1 and (len(q) * q.dim) ** 2 <= numbers.entries:
+        near = (overlaps(q.components).cpu() > numbers.same) & held & held[:, None]
+        for j, k in near.triu(1).nonzero().tolist():
+            said += f" {_components([j, k]).capitalize()} have come to one place, where one of them would do."
+    mean = q.components.frame().mean
+    there, here = (target.log_joint(torch.cat([origin, mean])) / target.temperature).chunk(2)
+    dense = there > torch.where(finite(here), here, -math.inf).max() - (numbers.dense + q.dim)  # no tail
+    for k in (dense & (there - q.log_prob(origin) > elbo + numbers.missed)).nonzero().flatten().tolist():
+        said += (
+            f" Where {_components([k])} began the log joint is far above q: a mode is lost there. Begin with a "
+            "component at each mode, or with smaller steps."
+        )
+    return said

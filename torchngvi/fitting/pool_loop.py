@@ -21,7 +21,7 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics.flatness import PAIRS
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.descent import Descent, Point
-from torchngvi.fitting.engine import Engine, Standing
+from torchngvi.fitting.loop import Engine
 from torchngvi.fitting.pool import (
     Fit,
     Lot,
@@ -33,6 +33,7 @@ from torchngvi.fitting.pool import (
     lower_root,
     minimise,
 )
+from torchngvi.fitting.stopping import Standing
 from torchngvi.interfaces import Target
 
 _STRIDE = 1_000_003  # between the seeds of two lots

@@ -79,14 +79,6 @@ def not_finite(loss: float, advice: str = _ELSEWHERE) -> str:
     return f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its draws. {advice}"
 
 
-def leaving(domain: str, steps: int) -> str:
-    """Say that the steps of a flat posterior lead out of its domain, as where the log joint confines no posterior."""
-    return (
-        f"because {steps} steps in a row led out of the domain ({domain}): the log joint does not confine q. Give the "
-        "unknown a proper prior. If the function returns -log p, an energy, return its negative."
-    )
-
-
 def lost(point: Point, origin: Origin, target: Guarded) -> str:
     """Why no step can help at a point, or nothing."""
     loss = float(point.loss.sum())

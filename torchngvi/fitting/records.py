@@ -13,9 +13,8 @@ from torchngvi.diagnostics.examination import examine
 from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Posterior, Target, known_everywhere
+from torchngvi.interfaces import Posterior, Target
 from torchngvi.models.guarded import in_factors
-from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
 from torchngvi.posteriors.warped import Warped
@@ -263,36 +262,3 @@ def read_result(door: str, result: Any) -> FitResult:
             f"{door} takes the result of a fit first, as fit(q, model) returns it; got {type(result).__name__} first."
         )
     return result
-
-
-def record(
-    optimizer: NaturalGradientVI,
-    loss: Tensor,
-    norm: Tensor,
-    alive: Tensor,
-    step: float,
-    before: tuple[int, int],  # evaluations and gradients of the optimizer when the run began
-    rejections: int,
-) -> Record:
-    """The record of an evaluation by an optimizer."""
-    if not known_everywhere(alive) and bool(alive.any()):
-        loss, norm = loss[alive], norm[alive]
-    return Record(
-        optimizer.evaluations - before[0],
-        float(loss.sum()),
-        float(norm.max()),
-        step,
-        rejections,
-        optimizer.gradients - before[1],
-        0.0,
-    )
-
-
-def in_words(record: Record) -> dict[str, str]:
-    """The words of a record on the progress bar."""
-    return {
-        "loss": f"{record.loss:.6g}",
-        "norm": f"{record.norm:.1e}",
-        "step": f"{record.step:.2g}",
-        "rejected": str(record.rejections),
-    }

@@ -26,14 +26,14 @@ from torchngvi.errors import TorchngviError
 from torchngvi.expectations.draws import drawn_seed
 from torchngvi.fitting import fingerprints, fresh, reasons
 from torchngvi.fitting.descent import Descent, Place
-from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
+from torchngvi.fitting.fit import Request, tolerance_by_draws
+from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.origin import Origin
 from torchngvi.fitting.pool_loop import PoolLoop
-from torchngvi.fitting.request import Request, tolerance_by_draws
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
-from torchngvi.fitting.stopping import Criterion
+from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Target
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.guarded import BudgetError, Guarded

@@ -5,36 +5,43 @@ value that goes down, such as an error on validation data (Tran, Nguyen and Dao 
 """
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from torchngvi.arguments import read_callable, read_count, read_instance, read_size, read_tensor, shown
-from torchngvi.errors import InputError
+from torchngvi.arguments import (
+    read_callable,
+    read_count,
+    read_instance,
+    read_size,
+    read_tensor,
+    shown,
+)
+from torchngvi.errors import InputError, RejectedStepWarning
+from torchngvi.expectations import StatisticRegression
 from torchngvi.expectations.flat import integrand
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
-from torchngvi.fitting.loop import Loop
-from torchngvi.fitting.progress import checked_callbacks
+from torchngvi.fitting.fit import Request
+from torchngvi.fitting.loop import Ending, Engine, Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
-from torchngvi.fitting.stopping import Criterion, Evaluations, Unimproved, joined
+from torchngvi.fitting.stopping import Criterion, Evaluations, Standing, Stop, Unimproved, joined
 from torchngvi.interfaces import Target
 from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.models import LogJoint
 from torchngvi.models.arguments import FullPrecision, classify
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors.flat import ExponentialFamily
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
-from torchngvi.stepsizes import PowerSchedule
+from torchngvi.rules import NaturalGradient
+from torchngvi.stepsizes import KLRadius, PowerSchedule
 from torchngvi.theory.godichon2023 import check_exponents
-
-_EVERY = 100  # steps from one checkpoint to the next
-_CERTAIN = 3  # steps in a row whose norms are within a tolerance
 
 
 def run(
@@ -95,13 +102,14 @@ def run(
     engine.remedy = "Raise max_steps."
     criteria = joined(Unimproved(patience) | Evaluations(max_steps), stop)
     callbacks = checked_callbacks(callbacks)
-    return Loop(engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=_EVERY).run()
+    return Loop(engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=100).run()
 
 
 class SmoothedSteps(Engine):
     """The engine of `run`: steps on a flat posterior, with the moving average of a value that is to go down."""
 
     unit = "step"
+    certain = 3  # steps in a row whose norms are within a tolerance, after which the run has converged
 
     def __init__(
         self,
@@ -153,7 +161,7 @@ class SmoothedSteps(Engine):
         record = Record(self.steps, float(loss), norm, rho, self.optimizer.rejections, self.draws, 0.0)
         return Standing(
             record,
-            torch.tensor(self.small >= _CERTAIN, device="cpu"),
+            torch.tensor(self.small >= self.certain, device="cpu"),
             loss,
             (self.steps, self.draws),
             self.tolerance,
@@ -208,7 +216,7 @@ class SmoothedSteps(Engine):
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """Put the best λ back, and give the loss there; stochastic steps never say "converged"."""
         assert stop is not None
-        if self.small >= _CERTAIN:
+        if self.small >= self.certain:
             self.best = math.inf  # the iterate itself is the result
             self.kept = self.flat.vector.clone()
             return self._ended(True, stop.reason, last)
@@ -267,6 +275,104 @@ class SmoothedSteps(Engine):
         self.values = deque(state["values"], self.window)
         self.losses = deque(state["losses"], self.window)
         self.kept = state["kept"].clone()
+
+
+# The steps of `torchngvi.fit` for a flat posterior
+
+
+def flat_steps_of(request: Request) -> tuple[Engine, Criterion]:
+    """Make the engine of a `Request` for a flat posterior, and what ends its run; an optimizer makes its own steps."""
+    if request.optimizer is not None:
+        return request.engine("steps")
+    assert isinstance(request.q, FlatPosterior)
+    engine = usual_steps(request.q, request.target, request.tolerance)
+    return engine, request.until_unimproved(engine.tolerance)
+
+
+def usual_steps(q: FlatPosterior, target: Any, tolerance: float | None = None) -> SmoothedSteps:
+    """Make the engine for a flat posterior without an optimizer: `FamilySteps`, or `IFVB` with ρ_k = (100 + k)^-¾.
+
+    >>> import torch
+    >>> from torchngvi.posteriors.flat import MeanFieldGaussian
+    >>> engine = usual_steps(MeanFieldGaussian(torch.zeros(2)), lambda theta: -theta.square().sum(-1))
+    >>> engine.name, engine.window
+    ('IFVB', 100)
+    """
+    if isinstance(q, ExponentialFamily):
+        return FamilySteps(q, target, tolerance)
+    if tolerance is not None:
+        raise InputError(
+            "tolerance bounds the natural-gradient norm, and that of stochastic gradients does not vanish: "
+            f"{type(q).__name__} is fitted until its smoothed bound stops rising. Leave tolerance out, or say when to "
+            "end by stop=."
+        )
+    optimizer = IFVB(q)
+    return SmoothedSteps(optimizer, target, LambdaLR(optimizer, PowerSchedule(0.75, 100.0)))
+
+
+@final
+class FamilySteps(SmoothedSteps):
+    """Natural gradients of an exponential family, which begin at the posterior where the log joint is conjugate.
+
+    Steps are at most ``trust`` nats long, with γ_k = (1 + k/until)^-¾.  The usual tolerance in float32, where the
+    coefficients of large problems have a relative error of 1e-6, is worth 5e-5 nats.
+    """
+
+    refused = 0  # steps in a row that led out of the domain
+    most_refused = 20  # after which none is expected to stay
+
+    def __init__(
+        self, q: ExponentialFamily, target: Any, tolerance: float | None, trust: float = 0.245, until: int = 20
+    ) -> None:
+        if tolerance is None:
+            tolerance = 1e-6 if q.dtype == torch.float64 else 1e-2
+        step_size, estimator = KLRadius(trust), StatisticRegression()
+        steps = NaturalGradientVI(q, NaturalGradient(), until**0.75, step_size=step_size, estimator=estimator)
+        super().__init__(steps, target, LambdaLR(steps, PowerSchedule(0.75, until - 1)), tolerance=tolerance)
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Go to the posterior where the log joint is conjugate, if that is inside the domain."""
+        q, estimator = self.flat, self.optimizer.estimator
+        assert isinstance(q, ExponentialFamily)
+        assert isinstance(estimator, StatisticRegression)
+        if not isinstance(self.target, Target):
+            return
+        self.target.admit(q)
+        vector, found, draws = estimator.conjugate(q, self.target)
+        self.draws += draws
+        if bool(found & vector.isfinite().all(-1) & q.in_domain(vector)):
+            self._put(vector)
+
+    def advance(self) -> Standing:
+        """Take a step, and say where none can help: values that are not finite, or a log joint without an optimum."""
+        before = self.optimizer.rejections
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RejectedStepWarning)  # whose advice is for an optimizer of one's own
+            standing = super().advance()
+        self.refused = self.refused + 1 if self.optimizer.rejections > before else 0
+        lost = ""
+        if self.steps == 1 and not math.isfinite(standing.record.loss):
+            lost = (
+                f"because the negative ELBO is {standing.record.loss} at this q: the log joint is not finite at some "
+                "of its draws. It has to be on the whole support of q; or start at other parameters."
+            )
+        elif self.refused >= self.most_refused:
+            lost = (
+                f"because {self.refused} steps in a row led out of the domain ({self.flat.domain}): the log joint does "
+                "not confine q. Give the unknown a proper prior. If the function returns -log p, an energy, return its "
+                "negative."
+            )
+        return standing._replace(lost=lost) if lost else standing
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of all, with the steps in a row that left the domain."""
+        return {**super().state_dict(), "refused": self.refused}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put everything where the saved step began."""
+        super().load_state_dict(state)
+        self.refused = state["refused"]
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,14 +12,13 @@ from torchngvi.errors import InputError
 from torchngvi.expectations.draws import drawn_seed
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Engine, Standing
-from torchngvi.fitting.irls import WIDE, has_start, start_at_mode
-from torchngvi.fitting.laplace import laplace_within, usual_tolerance
-from torchngvi.fitting.records import record
-from torchngvi.fitting.request import Request, tolerance_of
-from torchngvi.fitting.stopping import Criterion, Rounding
+from torchngvi.fitting.fit import Request, tolerance_of
+from torchngvi.fitting.laplace import has_start, laplace_within, may_be_written_out, start_at_mode, usual_tolerance
+from torchngvi.fitting.loop import Engine
+from torchngvi.fitting.records import Record
+from torchngvi.fitting.stopping import Criterion, Rounding, Standing
 from torchngvi.fitting.streaming import start_in_passes, stream_rows
-from torchngvi.interfaces import Posterior, Target, TractableTarget
+from torchngvi.interfaces import Posterior, Target, TractableTarget, known_everywhere
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
 from torchngvi.numerics.arrays import on_host
@@ -26,15 +26,6 @@ from torchngvi.numerics.linalg import finite
 from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.posteriors.gaussian import Gaussian
 
-_ERRORS = 3.0  # standard errors that a norm from draws must leave room for
-_REPEATS = 16  # fresh evaluations at one q, whose scatter tells the standard error of their mean
-_FAR = 1e4  # natural-gradient norm from which q begins at the mode
-_NEAR = 1.0  # the same of a convex ℓ, whose mode is found by a few passes without an expectation
-_PASSES = 100  # Newton steps for the mode of a model that is not convex
-_CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
-_DOUBTED = 5  # rejections in a row after which two passes over batches are compared
-_APART = 1e-4  # of a loss, by which two passes over the same rows differ by rounding at most
-_FULL, _WIDE = 200, 500  # coordinates up to which Newton's method is the faster one, with all covariances and with few
 _NOISY = (
     "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
 )
@@ -50,18 +41,46 @@ def steps_of(request: Request) -> tuple["Steps", Criterion]:
     return Steps(q, target, optimizer, criteria, request.batch_size, starts), criteria
 
 
-def usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
-    """Newton's method on the bound where it is convex and products with its Hessian are cheap, else VN."""
+def usual_optimizer(q: Posterior, target: Target, widest_full: int = 200, widest: int = 500) -> NaturalGradientVI:
+    """Newton's method on the bound where it is convex and products with its Hessian are cheap, else VN.
+
+    It is the faster one up to so many coordinates, with all covariances and with few.
+    """
     if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.curved and target.comparable):
         return VN(q)
     full = q.structure.widest == q.dim
-    dear = full and (q.dim > _FULL or bool(q.batch_shape) or not target.products)
-    newton = q.dim <= _WIDE and q.structure.closed and not dear and not target.coupled
+    dear = full and (q.dim > widest_full or bool(q.batch_shape) or not target.products)
+    newton = q.dim <= widest and q.structure.closed and not dear and not target.coupled
     return NewtonCG(q) if newton else VN(q)
+
+
+@dataclass(frozen=True)
+class StepsSettings:
+    """The numbers of a run by steps of an optimizer.
+
+    Attributes:
+        errors: standard errors that a norm from draws must leave room for.
+        repeats: fresh evaluations at one q, whose scatter tells the standard error of their mean.
+        far: natural-gradient norm from which q begins at the mode.
+        near: the same of a convex ℓ, whose mode is found by a few passes without an expectation.
+        passes: Newton steps for the mode of a model that is not convex.
+        climb: nats, beside the size of the first loss, by which a run ends far above its start.
+        doubted: rejections in a row after which two passes over batches are compared.
+    """
+
+    errors: float = 3.0
+    repeats: int = 16
+    far: float = 1e4
+    near: float = 1.0
+    passes: int = 100
+    climb: float = 100.0
+    doubted: int = 5
 
 
 class Steps(Engine):
     """Steps of an optimizer until the natural-gradient norm is small."""
+
+    engine_settings = StepsSettings()
 
     def __init__(
         self,
@@ -77,7 +96,7 @@ class Steps(Engine):
         self.target, self.optimizer, self.batch_size = target, optimizer, batch_size
         self.starts = starts and target.in_passes and isinstance(q, Gaussian)
         self.convex = isinstance(target, TractableTarget) and isinstance(q, Gaussian) and has_start(q, target)
-        general = isinstance(target, GeneralizedLinear) and q.dim <= WIDE and target.temperature > 0
+        general = isinstance(target, GeneralizedLinear) and may_be_written_out(q) and target.temperature > 0
         self.places = starts and (self.convex or general)  # q may yet go to the mode
         self.batches = target.batches
         self.tolerance, self.budget = stop.tolerance, stop.evaluations
@@ -100,13 +119,12 @@ class Steps(Engine):
             self.show("a part of the rows")
             start_in_passes(self.q, self.target, 0)
             self.show("")
-        if self.batch_size is None:
-            return
-        assert isinstance(self.q, Gaussian)
-        assert isinstance(self.target, GeneralizedLinear)
-        self.show("a pass over mini-batches")
-        stream_rows(self.q, self.target, self.batch_size, seed=drawn_seed())
-        self.show("")
+        if self.batch_size is not None:
+            assert isinstance(self.q, Gaussian)
+            assert isinstance(self.target, GeneralizedLinear)
+            self.show("a pass over mini-batches")
+            stream_rows(self.q, self.target, self.batch_size, seed=drawn_seed())
+            self.show("")
 
     def advance(self) -> Standing:
         """A step, but for the first time, and an evaluation."""
@@ -128,15 +146,15 @@ class Steps(Engine):
             status = self._at_the_mode(status)
         loss, spent = status.loss, self._counts()
         norm, alive = self._norm(status)
-        known, left = self.exact, self.budget - spent[0]
-        refuted = ""
-        if not self.exact and self.target.comparable and left >= _REPEATS and self._is_small(norm, alive):
+        known, refuted, repeats = self.exact, "", self.engine_settings.repeats
+        small = bool(alive.any() and (norm <= self.tolerance)[alive].all())
+        if not self.exact and self.target.comparable and self.budget - spent[0] >= repeats and small:
             # one evaluation is small by chance too, and of a mini-batch says nothing of the other rows
             on_average, known = float(norm[alive].max()), True
-            status, *_ = self._seen(self.optimizer.averaged(self.target, _REPEATS))
+            status, *_ = self._seen(self.optimizer.averaged(self.target, repeats))
             norm, alive = self._norm(status)
             if not self.averages:
-                self.remedy = f"It was {float(norm[alive].max()):.2g} over {_REPEATS} fresh evaluations. {_NOISY}"
+                self.remedy = f"It was {float(norm[alive].max()):.2g} over {repeats} fresh evaluations. {_NOISY}"
             elif not bool((norm <= self.tolerance)[alive].all()):
                 refuted = self._why_refuted(on_average, norm, alive)
         self._members, self._alive = (norm <= self.tolerance) & known, alive
@@ -145,8 +163,10 @@ class Steps(Engine):
             near = self.rounding.hides(self.q, self.target, status.loss, norm)
             rounded = bool((near & ~self._members).any())
             self._members = self._members | near
-        standing = self._standing(status.loss, norm, loss, spent)
-        return standing._replace(lost=standing.lost or refuted, rounded=rounded)
+        standing = self._standing(status.loss, norm, self._alive, self._members)
+        return standing._replace(loss=loss, spent=spent, lost=standing.lost or refuted, rounded=rounded)
+
+    # -------------------------------------------------------------------------------- the mode
 
     def _at_the_mode(self, status: Status) -> Status:
         """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation.
@@ -157,12 +177,13 @@ class Steps(Engine):
         there stay where they are.
         """
         self.places = False
-        limit = _NEAR if self.convex and self.batch_size is None else _FAR  # a pass has led near
+        settings, device = self.engine_settings, self.q.mean_probe.device
+        limit = settings.near if self.convex and self.batch_size is None else settings.far  # a pass has led near
         far = status.loss.isposinf() | (~status.loss.isnan() & (status.norm2 > (limit * self.target.temperature) ** 2))
         if not bool(far.any()):
             self.mark()
             return status
-        here, device = self.q.snapshot(), self.q.mean_probe.device
+        here = self.q.snapshot()
         if not self._go_to_the_mode():
             return status
         if not bool(far.all()):
@@ -188,29 +209,25 @@ class Steps(Engine):
 
         if over(1):
             return False
-        here = self.q.snapshot()
+        here, target, most = self.q.snapshot(), self.target, self.engine_settings.passes
         try:
-            if isinstance(self.target, TractableTarget) and self.convex:
+            if self.convex:
                 passes = self._to_the_mode(over)
             else:
-                passes = laplace_within(self.q, self.target, usual_tolerance(self.q), _PASSES, over).iterations + 1
+                passes = laplace_within(self.q, target, usual_tolerance(self.q), most, over).iterations + 1
         except InputError:  # not finite at the mean, or no numbers of this dtype
             self.q.restore(here)
             return False
         self.optimizer.gradients += each * passes
         return True
 
-    def _is_small(self, norm: Tensor, alive: Tensor) -> bool:
-        """Whether there are members whose norm is known, and the norm of each of them is within the tolerance."""
-        return bool(alive.any() and (norm <= self.tolerance)[alive].all())
+    def _to_the_mode(self, over: Callable[[int], bool]) -> int:
+        """Put q at the mode of a convex ℓ, unless a budget is over; the number of passes."""
+        assert isinstance(self.q, Gaussian)
+        assert isinstance(self.target, TractableTarget)
+        return start_at_mode(self.q, self.target, over)
 
-    def _why_refuted(self, on_average: float, norm: Tensor, alive: Tensor) -> str:
-        return (
-            f"because q is at the minimum of the average over its fixed draws (natural-gradient norm {on_average:.2g} "
-            f"against a tolerance of {self.tolerance:.2g}), which is not known to be that of the negative ELBO: on "
-            f"fresh draws the norm is {float(norm[alive].max()):.2g}, three standard errors included. Use more draws, "
-            "raise the tolerance, or leave the optimizer out: fit then takes as many draws as the tolerance asks for."
-        )
+    # -------------------------------------------------------------------------------- steps and evaluations
 
     def _take_step(self) -> None:
         """A step of the members that have not converged: where the others end does not depend on these."""
@@ -225,12 +242,6 @@ class Steps(Engine):
     def _evaluate(self, at_once: bool = False) -> Status:
         """L at q with the norm of its gradient."""
         return self.optimizer.evaluate(self.target, at_once=at_once)
-
-    def _to_the_mode(self, over: Callable[[int], bool]) -> int:
-        """Put q at the mode of a convex ℓ, unless a budget is over; the number of passes."""
-        assert isinstance(self.q, Gaussian)
-        assert isinstance(self.target, TractableTarget)
-        return start_at_mode(self.q, self.target, over)
 
     def _rejected(self) -> Tensor:
         """The number of rejected steps of each member so far, (*batch,)."""
@@ -264,35 +275,40 @@ class Steps(Engine):
 
     def _norm(self, status: Status) -> tuple[Tensor, Tensor]:
         """The natural norm of L/γ with its standard errors, and where it is finite, (*batch,)."""
-        norm = status.norm2.sqrt() if status.noise2 is None else status.norm2.sqrt() + _ERRORS * status.noise2.sqrt()
+        norm = status.norm2.sqrt()
+        if status.noise2 is not None:
+            norm = norm + self.engine_settings.errors * status.noise2.sqrt()
         norm = norm / (self.target.temperature or 1.0)
         return norm, finite(status.loss) & finite(norm)
 
-    def _standing(self, loss: Tensor, norm: Tensor, first: Tensor, spent: tuple[int, int]) -> Standing:
-        alive, members = self._alive, self._members
-        assert alive is not None
-        assert members is not None
-        line = record(self.optimizer, loss, norm, alive, self.step, self._before, self._rejections)
-        self.first_loss = line.loss if self.first_loss is None else self.first_loss
+    # -------------------------------------------------------------------------------- in words
+
+    def _standing(self, loss: Tensor, norm: Tensor, alive: Tensor, members: Tensor) -> Standing:
+        """The state of the run, with what is to be said of it."""
+        if not known_everywhere(alive) and bool(alive.any()):
+            loss, norm = loss[alive], norm[alive]
+        value, (evaluations, gradients) = float(loss.sum()), self._counts()
+        record = Record(evaluations, value, float(norm.max()), self.step, self._rejections, gradients, 0.0)
+        self.first_loss = value if self.first_loss is None else self.first_loss
         climb = ""
-        if line.loss - self.first_loss > _CLIMB + abs(self.first_loss) and bool(alive.all()):
+        if value - self.first_loss > self.engine_settings.climb + abs(self.first_loss) and bool(alive.all()):
             climb = (
-                f" The negative ELBO climbed from {self.first_loss:.6g} to {line.loss:.6g}, far above its start: use a "
+                f" The negative ELBO climbed from {self.first_loss:.6g} to {value:.6g}, far above its start: use a "
                 "smaller lr or radius, or neither."
             )
-        if self.target.in_passes and self.stalled == _DOUBTED:
+        if self.target.in_passes and self.stalled == self.engine_settings.doubted:
             _check_passes(self.q, self.target)
-        lost = "" if bool((alive & ~members).any()) else self._why_lost(line.loss, alive, members)
-        return Standing(
-            line,
-            members,
-            first,
-            spent,
-            tolerance=self.tolerance,
-            stalled=self.stalled,
-            lost=lost,
-            climb=climb,
-            remedy=self.remedy,
+        lost = "" if bool((alive & ~members).any()) else self._why_lost(value, alive, members)
+        standing = Standing(record, members, loss, (0, 0), tolerance=self.tolerance, stalled=self.stalled)
+        return standing._replace(lost=lost, climb=climb, remedy=self.remedy)
+
+    def _why_refuted(self, on_average: float, norm: Tensor, alive: Tensor) -> str:
+        """Why a run over fixed draws has not converged whose norm is small."""
+        return (
+            f"because q is at the minimum of the average over its fixed draws (natural-gradient norm {on_average:.2g} "
+            f"against a tolerance of {self.tolerance:.2g}), which is not known to be that of the negative ELBO: on "
+            f"fresh draws the norm is {float(norm[alive].max()):.2g}, three standard errors included. Use more draws, "
+            "raise the tolerance, or leave the optimizer out: fit then takes as many draws as the tolerance asks for."
         )
 
     def _why_lost(self, loss: float, alive: Tensor, members: Tensor) -> str:
@@ -342,12 +358,12 @@ class Steps(Engine):
 
 
 @torch.no_grad()
-def _check_passes(q: Posterior, target: Target) -> None:
+def _check_passes(q: Posterior, target: Target, apart: float = 1e-4) -> None:
     """Check that two passes over the data see the same rows with the same labels, since steps are found by trial."""
     if not isinstance(target, TractableTarget):
         return
     first, second = (target.negative_elbo(q).double() for _ in range(2))
-    if bool(((first - second).abs() > _APART * (first.abs() + 1)).any()):
+    if bool(((first - second).abs() > apart * (first.abs() + 1)).any()):  # by more than rounding
         raise InputError(
             f"two passes over the batches give the losses {float(first.sum()):.6g} and {float(second.sum()):.6g} at "
             "the same q: they do not hold the same rows with the same labels. Let one loader give the rows with their "

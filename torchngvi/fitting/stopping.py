@@ -7,16 +7,59 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_count, read_number
 from torchngvi.errors import InputError
-from torchngvi.fitting.engine import Standing, Stop
 from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
+from torchngvi.models.guarded import VALUE
+
+
+class Standing(NamedTuple):
+    """The state of a run after an evaluation, about which the criteria are asked."""
+
+    record: Record  # its seconds are set by the loop
+    members: Tensor  # whose norm is known to be within the tolerance, (*batch,)
+    loss: Tensor  # as it was first evaluated here, which a resumed run must find again, (*batch,)
+    spent: tuple[int, int]  # evaluations and gradients after that
+    tolerance: float = 0.0  # on the norm
+    stalled: int = 0  # steps in a row that were rejected
+    rounded: bool = False  # some of the members are so near that rounding hides what a step could gain
+    settled: bool = False  # the norm is within the tolerance, and the engine goes on to confirm it
+    best: float = math.inf  # smallest smoothed value of a run that watches one
+    idle: int = 0  # steps since then
+    aside: bool = False  # a trial at another place, which an interrupt undoes
+    told: bool = False  # the callbacks were told of it before the run was cut
+    lost: str = ""  # why no step can help, as a sentence from "because" on
+    climb: str = ""  # a warning that the loss rose far above its start, with a space before it
+    remedy: str = ""  # what to do where a budget ends the run, unless it is to raise it
+    where: str = ""  # in words, of an engine that holds no norm against a tolerance
+
+    def place(self) -> str:
+        """Where the run stands, in words for the reason of its end."""
+        return self.where or f"natural-gradient norm {self.record.norm:.2g}"
+
+    values: int = 0  # of the log joint without a gradient so far, where the engine counts them
+
+    @property
+    def cost(self) -> float:
+        """What was asked of the log joint, in gradients."""
+        return self.record.gradients + VALUE * self.values
+
+    def at(self) -> str:
+        """Where the run stands, with the tolerance that its norm is held against."""
+        return self.where or f"{self.place()} against a tolerance of {self.tolerance:.2g}"
+
+
+class Stop(NamedTuple):
+    """The decision that a run is to end, with its reason: a sentence, from "because" on where it has not converged."""
+
+    reason: str
+    converged: bool = False
 
 
 class Criterion(ABC):
@@ -359,20 +402,6 @@ class Unimproved(Criterion):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave."""
         self._rejections = list(state_dict["rejections"])
-
-
-def described_criterion(criterion: Criterion) -> str:
-    """The criteria that a criterion is made of, with their bounds.
-
-    >>> described_criterion(NormBelow(0.1) | Evaluations(10))
-    'NormBelow(tolerance=0.1) | Evaluations(evaluations=10)'
-    """
-    parts = criterion.parts if isinstance(criterion, _Either) else (criterion,)
-    bounds = [
-        ", ".join(f"{k}={v}" for k, v in vars(part).items() if k[0] != "_" and isinstance(v, int | float | str))
-        for part in parts
-    ]
-    return " | ".join(f"{type(part).__name__}({text})" for part, text in zip(parts, bounds, strict=True))
 
 
 def joined(criteria: Criterion, stop: Any) -> Criterion:

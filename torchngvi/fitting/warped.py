@@ -17,12 +17,12 @@ from torchngvi.errors import InputError
 from torchngvi.fitting import fresh
 from torchngvi.fitting.bending import Bending
 from torchngvi.fitting.directions import skewed_directions
-from torchngvi.fitting.engine import Ending, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
+from torchngvi.fitting.fit import Request, tolerance_by_draws
+from torchngvi.fitting.loop import Ending
 from torchngvi.fitting.records import Record
-from torchngvi.fitting.request import BY_DRAWS, Request, tolerance_by_draws
 from torchngvi.fitting.sample_average import SampleAverages, within
-from torchngvi.fitting.stopping import Criterion
+from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.models.log_joint import WarpedTarget
 from torchngvi.posteriors.gaussian import Gaussian
@@ -43,7 +43,7 @@ def warped_averages_of(request: Request) -> tuple["WarpedAverages", Criterion]:
         engine = WarpedAverages(q, target, request.tolerance, request.examine)
     else:
         usual = tolerance_by_draws(q.base)
-        curves = max(usual, BY_DRAWS * (q.dim / _BENT) ** 0.5)
+        curves = max(usual, tolerance_by_draws(q, _BENT))
         engine = WarpedAverages(q, target, usual, request.examine, curves)
     return engine, request.until_small(engine.tolerance)
 

@@ -217,7 +217,7 @@ class Posterior(torch.nn.Module, ABC):
         framed: whether it has a mean and a root, which `frame` and `probed` return.
         upper: whether the root C of its frame is upper triangular.
         domain: in words, what a step must not leave.
-        engine: the word for its engine in `torchngvi.fitting.request`; empty where `torchngvi.fit` asks the target.
+        engine: the word for its engine in `torchngvi.fitting.fit`; empty where `torchngvi.fit` asks the target.
         mean_probe: p, (*batch, D), zero.
         root_probe: R, (*batch, *structure.shape), zero.
         coding: the classes of the first target that has some; a copy of q has them, a ``state_dict`` has not.

@@ -97,7 +97,7 @@ class Target(ABC):
         batches: what a pass over the data iterates over.
         in_passes: whether an evaluation is a pass over data in batches.
         processes: the processes that sum their values, so that every evaluation is a collective operation.
-        engine: the word for its engine in `torchngvi.fitting.request`, for a posterior that leaves it to the target.
+        engine: the word for its engine in `torchngvi.fitting.fit`, for a posterior that leaves it to the target.
         groups_at_once: ``batch_groups`` of a fit that does not give it.
 
     >>> import torch

@@ -24,9 +24,10 @@ from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.generators import Generators
+from torchngvi.fitting.loop import Engine
 from torchngvi.fitting.records import Record
+from torchngvi.fitting.stopping import Standing
 from torchngvi.posteriors.gaussian import Gaussian
 
 

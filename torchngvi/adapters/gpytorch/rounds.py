@@ -33,8 +33,9 @@ from torchngvi.adapters.gpytorch.second_start import shorten, telling
 from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
+from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.records import Record
+from torchngvi.fitting.stopping import Standing, Stop
 
 _FIRST = 2048  # rows of the first round, or 4M if that is more
 _ENTRIES = 2**24  # n M at most

@@ -19,12 +19,10 @@ from torchngvi.adapters.pyro.local_sites import Globals
 from torchngvi.adapters.pyro.local_steps import Visits
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Ending, Standing, Stop
-from torchngvi.fitting.loop import Loop
-from torchngvi.fitting.progress import checked_callbacks
+from torchngvi.fitting.loop import Ending, Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult
 from torchngvi.fitting.steps import Steps
-from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Seconds, Stalled, joined
+from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Seconds, Stalled, Standing, Stop, joined
 from torchngvi.interfaces import Coordinates
 from torchngvi.methods import VN
 from torchngvi.optim import Status

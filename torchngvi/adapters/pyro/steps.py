@@ -28,8 +28,9 @@ from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
+from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.records import Record
+from torchngvi.fitting.stopping import Standing, Stop
 from torchngvi.interfaces import Coordinates
 from torchngvi.optim import NaturalGradientVI
 

@@ -32,8 +32,7 @@ from torchngvi.arguments import read_callable
 from torchngvi.distributed import processes_of
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
-from torchngvi.fitting.loop import Loop
-from torchngvi.fitting.progress import checked_callbacks
+from torchngvi.fitting.loop import Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Evaluations, joined
 from torchngvi.interfaces import Local, Target
