@@ -95,7 +95,7 @@ def test_rows_that_repeat():
 def test_more_columns_than_a_block(monkeypatch):
     model = make(rows=12)
     expected, _ = solved(model)
-    monkeypatch.setattr("torchngvi.fitting.row_space._COLUMNS", 7)
+    monkeypatch.setattr("torchngvi.fitting.row_space.RowSpace._width", 7)
     blocks, _ = solved(model)
     torch.testing.assert_close(blocks.variance, expected.variance, rtol=0, atol=1e-10)
     torch.testing.assert_close(blocks.mean, expected.mean, rtol=0, atol=1e-10)
@@ -140,7 +140,7 @@ def test_leukemia_from_afar(seed, libsvm_folder):
 def test_more_rows_than_newton_takes(monkeypatch):
     model = make()
     expected, _ = RowSpace(model).fit(tolerance=1e-9, progress=False)
-    monkeypatch.setattr("torchngvi.fitting.row_space._FEW", 5)
+    monkeypatch.setattr("torchngvi.fitting.row_space.RowSpace._few", 5)
     found, result = RowSpace(model).fit(tolerance=1e-9, progress=False)
     assert result.converged
     torch.testing.assert_close(found.mean, expected.mean, rtol=0, atol=1e-8)

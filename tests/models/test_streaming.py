@@ -1,5 +1,6 @@
 """Data in batches: `DataLogJoint`, and the first passes of a fit that keep a site a batch."""
 
+import dataclasses
 import itertools
 import re
 import weakref
@@ -117,11 +118,16 @@ def lowest_of(model, family=CholeskyGaussian):
     return quiet(new(family, model.dim), model).loss
 
 
+def set_numbers(monkeypatch, **numbers):
+    """Other numbers of a start in passes."""
+    monkeypatch.setattr(streaming, "_SETTINGS", dataclasses.replace(streaming._SETTINGS, **numbers))
+
+
 def watch(monkeypatch, passes=None):
     """Every visit of `_visit`: (number, λ before it, λ of what is known, whether there is a target)."""
     visits, ends, original = [], [], streaming._visit
 
-    def spy(work, start, parts, optimizer, temperature, planned):
+    def spy(work, start, parts, optimizer, planned):
         def spied():
             for number, part in enumerate(parts()):
 
@@ -132,7 +138,7 @@ def watch(monkeypatch, passes=None):
 
                 yield visited
 
-        original(work, start, spied, optimizer, temperature, passes or planned)
+        original(work, start, spied, optimizer, passes or planned)
         ends.append((start, streaming._natural(work)))
 
     monkeypatch.setattr(streaming, "_visit", spy)
@@ -153,8 +159,8 @@ class TestConjugate:
     @gammas
     def test_rows(self, gamma, size, passes, monkeypatch):
         """One pass is exact, whatever the batch size and the order; the second leaves it there."""
-        monkeypatch.setattr(streaming, "_CAREFUL", ROWS)
-        monkeypatch.setattr(streaming, "_PASSES", passes)
+        set_numbers(monkeypatch, careful=ROWS)
+        set_numbers(monkeypatch, passes=passes)
         model, mean, S = conjugate(gamma)
         for seed in (0, 1):
             q = new(mean=1.0, scale=0.5)
@@ -167,8 +173,8 @@ class TestConjugate:
     @gammas
     def test_batches(self, gamma, size, passes, monkeypatch):
         """Whitened draws are exact for a quadratic log joint."""
-        monkeypatch.setattr(streaming, "_CAREFUL", ROWS)
-        monkeypatch.setattr(streaming, "_PASSES", passes)
+        set_numbers(monkeypatch, careful=ROWS)
+        set_numbers(monkeypatch, passes=passes)
         model, mean, S = conjugate(gamma)
         q = new(mean=1.0, scale=0.5)
         stream_batches(q, black_box(model, size), seed=1)
@@ -290,7 +296,7 @@ class TestSites:
             return map(part, range(2))
 
         estimator = streaming.SampleAverage(Fixed(32))
-        streaming._visit(work, start, parts, lambda work: VN(work, estimator=estimator), 1.0, 4)
+        streaming._visit(work, start, parts, lambda work: VN(work, estimator=estimator), 4)
         for known in knowns[:3]:  # nothing was visited yet, though q is not the start
             same_naturals(known, start, 0.0)
         for first, second in zip(knowns[4::2], knowns[5::2], strict=True):
@@ -308,7 +314,7 @@ class TestSites:
                 return original(self, target)
 
             monkeypatch.setattr(VN, name, counted)
-        monkeypatch.setattr(streaming, "_CAREFUL", 2)
+        set_numbers(monkeypatch, careful=2)
         stream_rows(new(dim=4), logistic(60), 20)
         visits = " ".join(steps).split(" step_untried")
         assert len(visits) == 1 + 6
@@ -318,10 +324,10 @@ class TestSites:
     def test_a_batch_is_fitted(self, monkeypatch):
         """The fit to a careful batch goes on until its norm is small."""
         model = logistic(60)
-        monkeypatch.setattr(streaming, "_PASSES", 1)
+        set_numbers(monkeypatch, passes=1)
         gaps = {}
         for steps in (1, 12):
-            monkeypatch.setattr(streaming, "_STEPS", steps)
+            set_numbers(monkeypatch, steps=steps)
             q = new(dim=4, mean=-4.0, scale=0.1)
             stream_rows(q, model, 60)
             gaps[steps] = gap(q, model, lowest_of(model))
@@ -338,12 +344,12 @@ class TestSites:
 
     def test_sites_that_would_not_fit_are_not_kept(self, monkeypatch):
         visits, _ = watch(monkeypatch)
-        monkeypatch.setattr(streaming, "_KEPT", 6 * 16 - 1)
+        set_numbers(monkeypatch, kept=6 * 16 - 1)
         model, q = logistic(60), new(dim=4)
         stream_rows(q, model, 10)
         stream_batches(q, black_box(model, 10), seed=1)
         assert len(visits) == 12
-        monkeypatch.setattr(streaming, "_KEPT", 6 * 16)
+        set_numbers(monkeypatch, kept=6 * 16)
         stream_rows(q, model, 10)
         stream_batches(q, black_box(model, 10), seed=1)
         assert len(visits) == 12 + 24
@@ -358,7 +364,7 @@ class TestLogistic:
         model, gaps = logistic(precision=0.1), []
         lowest = lowest_of(model)
         for passes in (1, 2):
-            monkeypatch.setattr(streaming, "_PASSES", passes)
+            set_numbers(monkeypatch, passes=passes)
             q = new(dim=4)
             if stream == "rows":
                 stream_rows(q, model, 12)
@@ -606,7 +612,7 @@ class TestFit:
             assert float((model.negative_elbo(q) - lowest_of(model)).max()) < 4 * 0.5 * 0.1**2
 
     def test_mean_field_in_many_dimensions(self, monkeypatch):
-        monkeypatch.setattr(streaming, "_WIDEST", 3)
+        set_numbers(monkeypatch, widest=3)
         target, q, full = black_box(logistic()), new(DiagonalGaussian, 4), new(dim=4)
         stream_batches(q, target, seed=1)
         stream_batches(full, target, seed=1)

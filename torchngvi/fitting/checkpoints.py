@@ -30,9 +30,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_MAGIC, _FORMAT = b"torchngvi checkpoint, format ", 4
+_MAGIC, _FORMAT = b"torchngvi checkpoint, format ", b"4"
 _DIGEST = 32  # bytes
-_ROUNDING = 1e-8  # relative error of a loss that another order of summation may leave
 
 State = dict[str, Any]
 Holds = Mapping[str, Callable[[Any], bool]]  # what a state must have, and what is right there
@@ -71,7 +70,7 @@ class Checkpoint:
         try:
             torch.save({"settings": self.settings, "state": state}, buffer)
             content = buffer.getvalue()
-            write_whole(self.path, b"%s%d\n%s%s" % (_MAGIC, _FORMAT, _digest(content), content))
+            write_whole(self.path, _MAGIC + _FORMAT + b"\n" + _digest(content) + content)
         except (OSError, MemoryError) as error:
             earlier = "the earlier one stays" if self.path.exists() else "there is no earlier one"
             warnings.warn(
@@ -86,7 +85,7 @@ class Checkpoint:
         with self.processes.together():
             if self.processes.leads and self.path.exists():
                 saved = _content(self.path, self.device)
-                self._check_parts(saved, {"settings": _is_words, "state": _is_state})
+                self._check_parts(saved, {"settings": _is_words, "state": lambda value: isinstance(value, dict)})
                 self._check_settings(saved["settings"])
                 self._check_parts(saved["state"], {**holds, "generators": _is_generators})
                 state = saved["state"]
@@ -229,9 +228,9 @@ def _content(path: Path, device: torch.device) -> dict[str, Any]:
         raise InputError(f"the checkpoint {path} cannot be read ({_reason(error)}). Name another file.") from error
     if not head.startswith(_MAGIC):
         raise InputError(f"{path} is no checkpoint of this version of torchngvi. {instead}")
-    if head != b"%s%d" % (_MAGIC, _FORMAT):
-        its = head.removeprefix(_MAGIC)[:10].decode(errors="replace")
-        raise InputError(f"{path} is a checkpoint of format {its}, and this version has {_FORMAT}. {instead}")
+    if (form := head.removeprefix(_MAGIC)) != _FORMAT:
+        its = form[:10].decode(errors="replace")
+        raise InputError(f"{path} is a checkpoint of format {its}, and this version has {_FORMAT.decode()}. {instead}")
     if rest[:_DIGEST] != _digest(rest[_DIGEST:]):
         raise InputError(f"{path} is damaged: it is not as it was written, or a part is missing. {instead}")
     try:
@@ -256,22 +255,14 @@ def _is_words(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(text, str) for pair in value.items() for text in pair)
 
 
-def _is_state(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _is_generators(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("cpu"), Tensor)
 
 
-def are_numbers(value: Any, count: int | None = None) -> bool:
-    """Whether a value is a list or tuple of numbers.
-
-    >>> are_numbers((1, 2.0), 2), are_numbers([1, "2"])
-    (True, False)
-    """
-    right = isinstance(value, list | tuple) and all(isinstance(number, int | float) for number in value)
-    return right and (count is None or len(value) == count)
+def are_numbers(value: Any, count: int) -> bool:
+    """Whether a value is a list or tuple of so many numbers."""
+    right = isinstance(value, list | tuple) and len(value) == count
+    return right and all(isinstance(number, int | float) for number in value)
 
 
 def copied(value: Any) -> Any:
@@ -297,11 +288,10 @@ def copied(value: Any) -> Any:
     )
 
 
-def _same(left: Tensor, right: Tensor) -> bool:
-    """Up to rounding; numbers that are not finite are all the same."""
+def _same(left: Tensor, right: Tensor, rounding: float = 1e-8) -> bool:
+    """Up to what another order of summation may leave; numbers that are not finite are all the same."""
     if left.shape != right.shape:
         return False
-    left = left.to(right)
-    rounding = max(_ROUNDING, 1e3 * torch.finfo(right.dtype).eps)
+    left, rounding = left.to(right), max(rounding, 1e3 * torch.finfo(right.dtype).eps)
     close = (left - right).abs() <= rounding * right.abs().clamp_min(1.0)
     return bool((close | ~(left.isfinite() | right.isfinite())).all())

@@ -26,24 +26,14 @@ from torchngvi.numerics.linalg import shortest_fit
 from torchngvi.posteriors.natural_forms import natural_form
 from torchngvi.posteriors.product import Product
 
-# Anderson acceleration of a fixed-point iteration of positive numbers, in their logarithms
-#
-# With x = log η and f = G(x) - x the next point is G(x) less the combination of the last changes of G that fits f best,
-#
-#     x' = G(x_n) - ΔG c,      c = argmin |f_n - ΔF c|
-#
-# (Walker and Ni 2011).  No entry changes by more than a factor of e from G(x); where the bound has fallen the memory is
-# emptied and the iteration goes back to the best point.
-
-_MOST_ACCELERATED = 1.0  # of the change of a logarithm beyond the plain step
-
 
 class Anderson:
-    """The memory of an accelerated iteration, and the image of its best point.
+    """Anderson acceleration of a fixed-point iteration of positive numbers, in their logarithms (Walker and Ni 2011).
 
-    Attributes:
-        best: the smallest loss so far.
-        image: G(x) of the point x that had it; None before the first.
+    With x = log η and f = G(x) - x the next point is G(x) less the combination of the last changes of G that fits f
+    best, x' = G(x_n) - ΔG c, c = argmin |f_n - ΔF c|.  No entry changes by more than a factor of e from G(x); where the
+    bound has fallen the memory is emptied and the iteration goes back to ``image``, G(x) of the point x that had the
+    smallest loss ``best`` so far.
 
     >>> import torch
     >>> steps, x = Anderson(1), torch.tensor([0.0])
@@ -64,30 +54,17 @@ class Anderson:
         """Empty the memory, but for the best."""
         self.points, self.residuals = [], []
 
-    def next(
-        self,
-        x: Tensor,  # (n,)
-        image: Tensor,  # G(x), (n,)
-        loss: float,
-    ) -> Tensor:
-        """Take in an iterate with its image and its loss, and return the next iterate."""
+    def next(self, x: Tensor, image: Tensor, loss: float) -> Tensor:
+        """Take in an iterate (n,) with its image G(x) and its loss, and return the next iterate."""
         if loss <= self.best:
             self.best, self.image = loss, image
         self.points = [*self.points, image][-self.memory - 1 :]
         self.residuals = [*self.residuals, image - x][-self.memory - 1 :]
         if len(self.points) < 2:
             return image
-        changes = torch.stack([b - a for a, b in zip(self.residuals, self.residuals[1:], strict=False)], -1)
-        images = torch.stack([b - a for a, b in zip(self.points, self.points[1:], strict=False)], -1)
+        changes, images = (torch.stack(each, -1).diff(dim=-1) for each in (self.residuals, self.points))
         c = shortest_fit(changes, self.residuals[-1][:, None])
-        return image - (images @ c)[:, 0].clamp(-_MOST_ACCELERATED, _MOST_ACCELERATED)
-
-
-_TRUST = 0.7  # Fisher length of a step along estimates
-_UNTIL = 20  # steps of γ near 1, before they fall
-_WINDOW = 20  # sweeps in the moving average of a loss with noise
-_LOCAL, _ROUGH = 0.01, 0.2  # Fisher length of a member's change at which locals are solved: of all data, of a batch
-_EACH, _MOST = 2, 100  # sweeps of the locals after which it is asked, and most sweeps
+        return image - (images @ c)[:, 0].clamp(-1.0, 1.0)
 
 
 def sweeps_of(request: Request) -> tuple["CoordinateSweeps", Criterion]:
@@ -108,7 +85,7 @@ class CoordinateSweeps(Engine):
 
     unit = "sweep"
 
-    def __init__(self, q: Product, graph: Target, tolerance: float) -> None:
+    def __init__(self, q: Product, graph: Target, tolerance: float, window: int = 20) -> None:
         super().__init__(q)
         if not isinstance(graph, FactorGraph):
             raise InputError(
@@ -119,7 +96,7 @@ class CoordinateSweeps(Engine):
         self.product, self.graph, self.tolerance, self.name = q, graph, tolerance, "CAVI"
         self.batches = graph.batches
         self.steps, self.draws, self.rejections = 0, 0, 0
-        self.window = max(_WINDOW, len(graph.batches))
+        self.window = max(window, len(graph.batches))  # sweeps in the moving average of a loss with noise
         self.losses: deque[float] = deque(maxlen=self.window)
         self.best, self.best_at = math.inf, 0
         self.forms = {name: natural_form(q[name]) for name in q}
@@ -136,7 +113,7 @@ class CoordinateSweeps(Engine):
         for factor in factors:
             self.draws += factor.prepare(self.product)
         self.certain = self.graph.comparable and all(factor.exact for factor in factors)
-        omega = {name: form.expectation() for name, form in self.forms.items()}
+        omega = self._expectations()
         self._solve_locals(factors, omega)
         loss = self._loss(factors, omega)
         if self.anderson is not None:
@@ -150,6 +127,10 @@ class CoordinateSweeps(Engine):
             self._put_all(self.anderson.next(before, self._flat().log(), float(loss)).exp())
         self.steps += 1
         return self._standing(loss, float(norm2.sqrt()), gamma)
+
+    def _expectations(self) -> dict[str, Tensor]:
+        """The expectations of the sufficient statistics of each site."""
+        return {name: form.expectation() for name, form in self.forms.items()}
 
     def _flat(self) -> Tensor:
         """The natural parameters of all sites, one after another."""
@@ -168,7 +149,7 @@ class CoordinateSweeps(Engine):
         self.rejections += 1
         self._put_all(steps.image.exp())
         steps.forget()
-        omega.update({name: form.expectation() for name, form in self.forms.items()})
+        omega.update(self._expectations())
         return self._loss(factors, omega)
 
     def _put_all(self, eta: Tensor) -> None:
@@ -176,14 +157,16 @@ class CoordinateSweeps(Engine):
         for name, part in zip(self.moved, parts, strict=True):
             self.forms[name].put(part.reshape(self.forms[name].natural().shape))
 
-    def _gamma(self) -> float:
-        """γ of the steps that are not exact."""
+    def _gamma(self, until: int = 20) -> float:
+        """γ of the steps that are not exact: near 1 for so many steps, then falling."""
         if not self.graph.comparable:
             return self.graph.schedule(self.steps)
-        return 1.0 if self.certain else (1 + self.steps / _UNTIL) ** -0.75
+        return 1.0 if self.certain else (1 + self.steps / until) ** -0.75
 
-    def _move(self, name: str, factors: list[Factor], omega: dict[str, Tensor], gamma: float) -> Tensor:
-        """Move a site, and tell the squared Fisher length of the whole change, (*batch,)."""
+    def _move(
+        self, name: str, factors: list[Factor], omega: dict[str, Tensor], gamma: float, trust: float = 0.7
+    ) -> Tensor:
+        """Move a site, along estimates by so much in Fisher length; that of the whole change, squared, (*batch,)."""
         form, eta = self.forms[name], self.forms[name].natural()
         goal, exact = self._goal(name, factors, omega)
         change = goal - eta
@@ -191,7 +174,7 @@ class CoordinateSweeps(Engine):
         if exact:
             self._put(name, goal if self.graph.comparable else eta + gamma * change, omega)
             return norm2
-        length = (_TRUST / norm2.sqrt().clamp_min(torch.finfo(norm2.dtype).tiny)).clamp_max(gamma)
+        length = (trust / norm2.sqrt().clamp_min(torch.finfo(norm2.dtype).tiny)).clamp_max(gamma)
         if bool(form.put(form.retracted(length[..., None] * change))):
             omega[name] = form.expectation()
         else:
@@ -214,8 +197,8 @@ class CoordinateSweeps(Engine):
             )
         omega[name] = self.forms[name].expectation()
 
-    def _solve_locals(self, factors: list[Factor], omega: dict[str, Tensor]) -> None:
-        """Bring the local sites from their start to their optimum given the others."""
+    def _solve_locals(self, factors: list[Factor], omega: dict[str, Tensor], every: int = 2, most: int = 100) -> None:
+        """Bring the local sites from their start to their optimum given the others, by so many sweeps at most."""
         if not self.cold:
             return
         for name, start in self.cold.items():
@@ -227,12 +210,12 @@ class CoordinateSweeps(Engine):
                 )
             self.forms[name].put(start)
             omega[name] = self.forms[name].expectation()
-        enough = _LOCAL if self.graph.comparable else _ROUGH
-        for sweep in range(1, _MOST + 1):
+        enough = 0.01 if self.graph.comparable else 0.2  # Fisher length of a member's change: of all data, of a batch
+        for sweep in range(1, most + 1):
             lengths = []
             for name in self.cold:
                 goal, _ = self._goal(name, factors, omega)
-                if sweep % _EACH == 0:
+                if sweep % every == 0:
                     lengths.append(self.forms[name].norm2(goal - self.forms[name].natural()).max())
                 self._put(name, goal, omega)
             if lengths and bool(torch.stack(lengths).max() <= enough**2):
@@ -275,8 +258,7 @@ class CoordinateSweeps(Engine):
         if self.certain:
             if self.anderson is not None and self.anderson.image is not None:
                 self._put_all(self.anderson.image.exp())  # no worse than the best, by a plain sweep
-            omega = {name: form.expectation() for name, form in self.forms.items()}
-            loss = float(self._loss(self.graph.factors(), omega))
+            loss = float(self._loss(self.graph.factors(), self._expectations()))
             return Ending(stop.converged, stop.reason, loss, last.record.norm, last.members)
         reason = stop.reason
         if stop.converged:

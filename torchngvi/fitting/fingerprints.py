@@ -17,17 +17,10 @@ from torchngvi.numerics import sparse
 from torchngvi.optim import NaturalGradientVI
 
 _PARTS = (Rule, StepSize, Estimator, Metric, Momentum, Draws, Averaging, Criterion)
-_SHORT = 8  # entries up to which a tensor is written out
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """A digest of the dtypes, shapes and entries of tensors, which is the same on every device.
-
-    >>> fingerprint([torch.ones(3)]) == fingerprint([torch.ones(3)])
-    True
-    >>> fingerprint([torch.ones(3)]) == fingerprint([torch.ones(3, 1)])
-    False
-    """
+    """A digest of the dtypes, shapes and entries of tensors, which is the same on every device."""
     digest = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -48,11 +41,7 @@ def of_data(tensors: tuple[Tensor, ...]) -> dict[str, str]:
 
 
 def of_tensors(kind: str, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """The shape and dtype of each tensor, as settings.
-
-    >>> of_tensors("posterior", {"mean": torch.zeros(3)})
-    {'posterior mean': '(3,) float32'}
-    """
+    """The shape and dtype of each tensor, as settings: ``{'posterior mean': '(3,) float32'}``."""
     return {
         f"{kind} {name}": f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         for name, tensor in tensors.items()
@@ -91,15 +80,15 @@ def _first(group: dict[str, Any], name: str) -> object:
     return group.get(f"initial_{name}", group[name])
 
 
-def described(part: object) -> str:
-    """A value, or a part with its settings, in words; of an object that has neither, its type.
+def described(part: object, short: int = 8) -> str:
+    """A value, or a part with its settings, in words; of a tensor that is not short its fingerprint.
 
     >>> from torchngvi import KLRadius
     >>> described(KLRadius(0.5)), described([0.1, None])
     ('KLRadius(radius=0.5)', '[0.1, None]')
     """
     if isinstance(part, Tensor):
-        return described(part.tolist()) if part.numel() <= _SHORT else fingerprint([part])
+        return described(part.tolist()) if part.numel() <= short else fingerprint([part])
     if part is None or isinstance(part, bool | str):
         return repr(part)
     if isinstance(part, numbers.Integral):
@@ -108,14 +97,7 @@ def described(part: object) -> str:
         return repr(float(part))
     if isinstance(part, list | tuple):
         return f"[{', '.join(described(item) for item in part)}]"
-    return _with_settings(part) if isinstance(part, _PARTS) else type(part).__name__
-
-
-def _with_settings(part: object) -> str:
-    """Its public attributes, and of a generator that there is one: its state is saved."""
-    settings = {
-        name: described(value)
-        for name, value in sorted(vars(part).items())
-        if not name.startswith("_") and value is not None
-    }
-    return f"{type(part).__name__}({', '.join(f'{name}={value}' for name, value in settings.items())})"
+    if not isinstance(part, _PARTS):
+        return type(part).__name__  # of a generator that there is one: its state is saved
+    settings = {name: value for name, value in sorted(vars(part).items()) if name[0] != "_" and value is not None}
+    return f"{type(part).__name__}({', '.join(f'{name}={described(value)}' for name, value in settings.items())})"

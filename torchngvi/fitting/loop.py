@@ -21,7 +21,6 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -36,7 +35,7 @@ from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
 from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import FitResult, Record
-from torchngvi.fitting.stopping import Criterion, Standing, Stop, used_up
+from torchngvi.fitting.stopping import Criterion, Standing, Stop, gradients_used_up
 from torchngvi.interfaces import Posterior
 from torchngvi.models.guarded import BudgetError
 
@@ -260,28 +259,27 @@ class Loop:
                 self.bar.refresh()
             except KeyboardInterrupt as interrupt:
                 torch.set_grad_enabled(recording)  # an interrupt may come on the way out of a block without gradients
-                if (cut := self._by_interrupt(interrupt, origin)) is None:
-                    return self._without_record(_AT_ONCE)
-                ending = cut
+                ending = self._by_interrupt(interrupt, origin)
             except BudgetError:
                 self._go_back(origin)
                 if self._kept is None:
-                    return self._without_record(_TOO_LITTLE.format(self.engine.most))
-                self._stop = used_up(self.engine.most, self._kept.standing)
-                ending = self.engine.cut_short(self._stop, self._kept.standing)
+                    ending = self._before_records(_TOO_LITTLE.format(self.engine.most))
+                else:
+                    self._stop = gradients_used_up(self._kept.standing, self.engine.most)
+                    ending = self.engine.cut_short(self._stop, self._kept.standing)
             except InputError:  # refused: nothing has happened, or nothing since the last record
                 self._go_back(origin)
                 raise
             self._save()
             examined = self._examined()
-        last = self.trace[-1]
-        gradients, values = self.engine.counted() or (last.gradients, 0)
+        evaluations, spent = (self.trace[-1].evaluations, self.trace[-1].gradients) if self.trace else (0, 0)
+        gradients, values = self.engine.counted() or (spent, 0)
         return FitResult(
             ending.converged,
             ending.reason,
             ending.loss,
             ending.norm,
-            last.evaluations,
+            evaluations,
             ending.members,
             self.trace,
             gradients,
@@ -291,8 +289,8 @@ class Loop:
             unexamined=examined.why_not,
         )
 
-    def _by_interrupt(self, interrupt: KeyboardInterrupt, origin: Any) -> Ending | None:
-        """The end by an interrupt, here or on another rank; q is where it was evaluated last, or None before that."""
+    def _by_interrupt(self, interrupt: KeyboardInterrupt, origin: Any) -> Ending:
+        """The end by an interrupt, here or on another rank; q is where it was evaluated last."""
         ended = interrupt if isinstance(interrupt, Ended) else Ended(_INTERRUPTED)
         if ended.error is not None:  # of a callback, on some rank
             self._go_back(origin)
@@ -301,14 +299,20 @@ class Loop:
             raise interrupt
         if self._kept is None:
             self.engine.go_back(origin if self.engine.marked is None else self.engine.marked.coordinates)
-            self.trace.clear()
-            return None
+            return self._before_records(_AT_ONCE)
         self._go_back(origin)
         del self.trace[self._kept.records :]
         self._ended, last = True, self._kept.standing
         if self._stop is not None and self._stop.converged:  # a run that had converged has
             return self.engine.ending(self._stop, last)
         return self.engine.interrupted(ended.reason, last)
+
+    def _before_records(self, why: str) -> Ending:
+        """The end of a run before its first record."""
+        self._ended = True
+        self.trace.clear()
+        members = torch.zeros(self.engine.q.batch_shape, dtype=torch.bool, device="cpu")
+        return Ending(False, why, math.nan, math.nan, members)
 
     def _examined(self) -> Examined:
         """Whether the family of q fits, where the run has come to an end of its own; an interrupt loses only this."""
@@ -322,13 +326,6 @@ class Loop:
         except KeyboardInterrupt:
             torch.set_grad_enabled(recording)
             return Examined(None, "it was interrupted")
-
-    def _without_record(self, why: str) -> FitResult:
-        """Of a run that was ended before its first record."""
-        members = torch.zeros(self.engine.q.batch_shape, dtype=torch.bool, device="cpu")
-        gradients, values = self.engine.counted() or (0, 0)
-        result = FitResult(False, why, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q)
-        return replace(result, unexamined=_ENDED if self.engine.examines else "")
 
     def _go_back(self, origin: Any) -> None:
         """Put the engine back to the last record, or to where the run began."""

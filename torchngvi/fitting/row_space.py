@@ -14,7 +14,7 @@ stored (the dual of kernel methods; Seeger 2008, section 3, keeps the site weigh
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,10 +36,6 @@ from torchngvi.rules import SiteNewton
 
 __all__ = ["LiftedGaussian", "RowSpace"]
 
-_COLUMNS = 4096  # of X at a time, so that memory stays near N x 4096
-_FEW = 2000  # rows up to which the N x N solves of SiteNewton cost less than the evaluations they save
-_RANK = 1e-12  # eigenvalues of K below this share of the largest are zero
-
 
 class RowSpace:
     """A generalised linear model in the r ≤ N coordinates φ that its data can see.
@@ -58,6 +54,9 @@ class RowSpace:
     >>> space.model.dim
     3
     """
+
+    _width = 4096  # columns of X at a time, so that memory stays near N x 4096
+    _few = 2000  # rows up to which the N x N solves of SiteNewton cost less than the evaluations they save
 
     def __init__(self, model: GeneralizedLinear) -> None:
         read_instance("model", model, GeneralizedLinear, "is a GeneralizedLinear with few rows")
@@ -79,7 +78,7 @@ class RowSpace:
                 f"RowSpace needs the products of the rows, X Λ⁻¹ Xᵀ, to be finite; in {X.dtype} some of them overflow. "
                 "Scale the columns of X."
             )
-        seen = values > _RANK * values[-1]
+        seen = values > 1e-12 * values[-1]  # the others are zero
         root = values[seen].sqrt()
         self.basis = vectors[:, seen] / root  # B: Q = Λ^-½ XᵀB
         self.model = GeneralizedLinear(
@@ -91,22 +90,20 @@ class RowSpace:
             temperature=model.temperature,
         )
 
-    def _columns(self) -> Any:
+    def _columns(self) -> Iterator[tuple[slice, Tensor]]:
         """Blocks of columns of X one after another, dense."""
-        X = self.original.X
-        if X.layout == torch.strided:
-            for start in range(0, X.shape[1], _COLUMNS):
-                columns = slice(start, min(start + _COLUMNS, X.shape[1]))
-                yield columns, X[:, columns]
-            return
-        by_column = sparse.by_column(X)
-        pointers, rows, values = by_column.ccol_indices(), by_column.row_indices(), by_column.values()
-        for start in range(0, X.shape[1], _COLUMNS):
-            stop = min(start + _COLUMNS, X.shape[1])
+        X, by_column = self.original.X, None
+        if X.layout != torch.strided:
+            by_column = sparse.by_column(X)
+            pointers, rows, values = by_column.ccol_indices(), by_column.row_indices(), by_column.values()
+        for start in range(0, X.shape[1], self._width):
+            stop = min(start + self._width, X.shape[1])
+            if by_column is None:
+                yield slice(start, stop), X[:, start:stop]
+                continue
             first, last = int(pointers[start]), int(pointers[stop])
-            counts = pointers[start + 1 : stop + 1] - pointers[start:stop]
             part = values.new_zeros(X.shape[0], stop - start)
-            where = torch.arange(stop - start, device=part.device).repeat_interleave(counts)
+            where = torch.arange(stop - start, device=part.device).repeat_interleave(pointers[start : stop + 1].diff())
             part[rows[first:last], where] = values[first:last]
             yield slice(start, stop), part
 
@@ -125,7 +122,7 @@ class RowSpace:
         (True, (5,))
         """
         q = CholeskyGaussian.from_prior(self.model.prior)
-        newton = SiteNewton(self.model) if len(self.model.y) <= _FEW and self.model.temperature > 0 else None
+        newton = SiteNewton(self.model) if len(self.model.y) <= self._few and self.model.temperature > 0 else None
         result = fit(q, self.model, VN(q, metric=newton), **options)
         return self.lift(q), result
 
@@ -195,11 +192,7 @@ class LiftedGaussian:
         return self.variance.sqrt()
 
     @torch.no_grad()
-    def sample(
-        self,
-        shape: Shape = (),
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw coefficients θ from the posterior.
 
         Args:
@@ -227,18 +220,8 @@ class LiftedGaussian:
         model = self.space.original
         return model.predictor(theta) - model.offset
 
-    def log_prob(
-        self,
-        theta: Tensor,  # (*sample, D)
-    ) -> Tensor:
-        """The log density log q(θ).
-
-        Args:
-            theta: coefficients, (*sample, D).
-
-        Returns:
-            The log density, (*sample,).
-        """
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """The log density log q(θ), (*sample,), of coefficients (*sample, D)."""
         space = self.space
         shift = theta - space.prior_mean
         phi = self._rows(shift) @ space.basis
@@ -248,20 +231,13 @@ class LiftedGaussian:
         return self.q.log_prob(phi) - 0.5 * outside + constant
 
     def entropy(self) -> Tensor:
-        """The entropy -E[log q] of the posterior.
-
-        Returns:
-            A 0-d tensor, in nats.
-        """
+        """The entropy -E[log q] of the posterior in nats, 0-d."""
         free = len(self.space.prior_mean) - self.q.dim
         return (
             self.q.entropy() + 0.5 * free * (1 + math.log(2 * math.pi)) - 0.5 * self.space.prior_precision.log().sum()
         )
 
-    def predictor(
-        self,
-        rows: Tensor,  # new rows Z, (M, D), dense
-    ) -> tuple[Tensor, Tensor]:
+    def predictor(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The moments of the linear predictor Zθ at new rows, without the offset.
 
         Args:

@@ -6,7 +6,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,11 +39,11 @@ class Standing(NamedTuple):
     remedy: str = ""  # what to do where a budget ends the run, unless it is to raise it
     where: str = ""  # in words, of an engine that holds no norm against a tolerance
 
+    values: int = 0  # of the log joint without a gradient so far, where the engine counts them
+
     def place(self) -> str:
         """Where the run stands, in words for the reason of its end."""
         return self.where or f"natural-gradient norm {self.record.norm:.2g}"
-
-    values: int = 0  # of the log joint without a gradient so far, where the engine counts them
 
     @property
     def cost(self) -> float:
@@ -83,25 +83,14 @@ class Criterion(ABC):
 
     @abstractmethod
     def asked(self, standing: Standing) -> Stop | None:
-        """Whether the run ends where it stands; the loop asks once a record.
-
-        Args:
-            standing: the state of the run.
-
-        Returns:
-            The reason to end it, or None.
-        """
+        """The reason to end the run where it stands, or None; the loop asks once a record."""
 
     def over(self, cost: float, seconds: float) -> bool:
         """Whether a budget is used up between two records, in gradients and seconds; no by default."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """The memory of the criterion, in new containers; it is empty by default.
-
-        Returns:
-            Tensors, numbers and texts, alone or in containers.
-        """
+        """The memory of the criterion, tensors, numbers and texts in new containers; it is empty by default."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027
@@ -115,12 +104,12 @@ class Criterion(ABC):
 
 
 class _Either(Criterion):
-    """Both are asked at each record; where both say so the reason is the first one's."""
+    """All are asked at each record; where several say so the reason is the first one's."""
 
     def __init__(self, *parts: Criterion) -> None:
-        self.parts: tuple[Criterion, ...] = tuple(
-            inner for part in parts for inner in (part.parts if isinstance(part, _Either) else (part,))
-        )
+        self.parts: list[Criterion] = [
+            inner for part in parts for inner in (part.parts if isinstance(part, _Either) else [part])
+        ]
         self.tolerance = max(part.tolerance for part in self.parts)
         self.evaluations = min(part.evaluations for part in self.parts)
         self.most_gradients = min(part.most_gradients for part in self.parts)
@@ -133,21 +122,18 @@ class _Either(Criterion):
         """Any of them."""
         return any(part.over(cost, seconds) for part in self.parts)
 
-    def _named(self) -> Iterator[tuple[str, Criterion]]:
+    def _named(self) -> dict[str, Criterion]:
         """Each part by its class and its number among those of its class."""
-        seen: dict[str, int] = {}
-        for part in self.parts:
-            kind = type(part).__name__
-            seen[kind] = seen.get(kind, 0) + 1
-            yield f"{kind} {seen[kind]}", part
+        kinds = [type(part).__name__ for part in self.parts]
+        return {f"{kind} {kinds[: k + 1].count(kind)}": self.parts[k] for k, kind in enumerate(kinds)}
 
     def state_dict(self) -> dict[str, Any]:
         """By the names of the parts that remember something."""
-        return {name: state for name, part in self._named() if (state := part.state_dict())}
+        return {name: state for name, part in self._named().items() if (state := part.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Parts that were not there begin again."""
-        for name, part in self._named():
+        for name, part in self._named().items():
             if name in state_dict:
                 part.load_state_dict(state_dict[name])
 
@@ -186,21 +172,13 @@ class Rounding:
 
     A natural-gradient norm ν promises at most ½ν² nats.  Where it stays as it is, the loss is looked at on neighbours
     of q, some units in the last place of its mean away, whose losses differ by rounding alone.
-
-    >>> Rounding().asked(torch.tensor([0.1]), torch.tensor([False]), torch.tensor([True]))
-    False
     """
 
     def __init__(self, patience: int = 2, units: Sequence[int] = (-8, -4, 4, 8)) -> None:
         self.patience, self.units = patience, tuple(units)
         self._best, self._idle = math.inf, 0
 
-    def asked(
-        self,
-        norm: Tensor,  # (*batch,)
-        members: Tensor,  # bool, (*batch,)
-        alive: Tensor,  # bool, (*batch,)
-    ) -> bool:
+    def asked(self, norm: Tensor, members: Tensor, alive: Tensor) -> bool:
         """Whether rounding is to be looked at: the norms of those that have not converged do not fall."""
         moving = alive & ~members
         if not bool(moving.any()):
@@ -213,13 +191,7 @@ class Rounding:
         times = self._idle // self.patience
         return self._idle % self.patience == 0 and times & (times - 1) == 0
 
-    def hides(
-        self,
-        q: Posterior,
-        target: Target,
-        loss: Tensor,  # (*batch,)
-        norm: Tensor,  # (*batch,)
-    ) -> Tensor:
+    def hides(self, q: Posterior, target: Target, loss: Tensor, norm: Tensor) -> Tensor:
         """Say of which members, (*batch,), rounding hides what a step could gain."""
         gain, eps = 0.5 * norm.square(), torch.finfo(q.mean_probe.dtype).eps
         near = gain <= eps**0.5 * loss.abs().clamp_min(1.0)  # else there is something to gain
@@ -264,8 +236,7 @@ class Evaluations(Criterion):
         """End the run once the budget is used up."""
         if standing.record.evaluations < self.evaluations or standing.settled:
             return None
-        advice = standing.climb or f" {standing.remedy or 'Raise max_evaluations.'}"
-        return Stop(f"because the budget of {self.evaluations} evaluations is used up ({standing.at()}).{advice}")
+        return used_up(standing, f"{self.evaluations} evaluations", "Raise max_evaluations.")
 
 
 class Gradients(Criterion):
@@ -292,18 +263,23 @@ class Gradients(Criterion):
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once the budget is used up."""
-        return used_up(self.most, standing) if self.over(standing.cost, 0.0) else None
+        return gradients_used_up(standing, self.most) if self.over(standing.cost, 0.0) else None
 
     def over(self, cost: float, seconds: float) -> bool:
         """Say whether the budget of gradients is spent."""
         return cost >= self.most
 
 
-def used_up(gradients: float, standing: Standing) -> Stop:
+def used_up(standing: Standing, budget: str, advice: str, more: str = "") -> Stop:
+    """The end of a run whose budget is used up."""
+    advice = standing.climb or f" {standing.remedy or advice}"
+    return Stop(f"because the budget of {budget} is used up ({standing.at()}{more}).{advice}")
+
+
+def gradients_used_up(standing: Standing, gradients: float) -> Stop:
     """The end of a run that has no gradients left for what it would do next."""
-    advice = standing.climb or f" {standing.remedy or 'Allow more gradients.'}"
     unconfirmed = ", not confirmed by fresh draws" if standing.settled else ""
-    return Stop(f"because the budget of {gradients:.0f} gradients is used up ({standing.at()}{unconfirmed}).{advice}")
+    return used_up(standing, f"{gradients:.0f} gradients", "Allow more gradients.", unconfirmed)
 
 
 class Seconds(Criterion):
@@ -324,10 +300,8 @@ class Seconds(Criterion):
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once the time is over."""
-        if not self.over(0.0, standing.record.seconds):
-            return None
-        advice = standing.climb or f" {standing.remedy or 'Allow more time.'}"
-        return Stop(f"because the budget of {self.most:g} seconds is used up ({standing.at()}).{advice}")
+        over = self.over(0.0, standing.record.seconds)
+        return used_up(standing, f"{self.most:g} seconds", "Allow more time.") if over else None
 
     def over(self, cost: float, seconds: float) -> bool:
         """Say whether the time is up."""

@@ -15,7 +15,8 @@ a nat after two, from where a few passes over all the data are exact.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,14 +42,36 @@ from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Dense
 
-_NORM = 0.5  # natural-gradient norm from which a full step ends the fit to a batch
-_STEPS = 12  # most steps by trial of one
-_CAREFUL = 10  # batches of the first pass that are fitted; a later one is a single step
-_PASSES = 2
-_KEPT = 10**8  # numbers in the sites of all batches beyond which none are kept, and one pass is made
-_PART = 50_000  # rows on which a fit in passes begins
-_PART_STEPS, _PART_NORM = 30, 0.1  # steps by trial on them, and the norm at which they end
-_WIDEST = 200  # dimensions up to which mean field is worth the draws of a full covariance
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """The numbers of a start in passes.
+
+    Attributes:
+        passes: over the batches, where their sites can be kept.
+        kept: numbers in the sites of all batches beyond which none are kept, and one pass is made.
+        careful: batches of the first pass that are fitted, by trial to where a full step can be trusted; every other
+            visit is a single full step.
+        norm: natural-gradient norm at which the fit to a batch ends.
+        steps: of it, at most.
+        widest: dimensions up to which mean field is worth the draws of a full covariance.
+        rows: on which a fit in passes begins.
+        rows_norm: at which the steps on them end, when what is left is little beside what the other rows will say.
+        rows_steps: of them, at most.
+    """
+
+    passes: int = 2
+    kept: int = 10**8
+    careful: int = 10
+    norm: float = 0.5
+    steps: int = 12
+    widest: int = 200
+    rows: int = 50_000
+    rows_norm: float = 0.1
+    rows_steps: int = 30
+
+
+_SETTINGS = StreamSettings()
 
 
 class _Natural(NamedTuple):
@@ -65,10 +88,7 @@ class _Natural(NamedTuple):
         return (theta * (self.b - 0.5 * theta @ self.S)).sum(-1)
 
 
-class _Part(Protocol):
-    """A batch: its posterior under a Gaussian factor, or nothing where there is none."""
-
-    def __call__(self, known: _Natural) -> Target | None: ...
+_Part = Callable[[_Natural], Target | None]  # a batch: its posterior under a Gaussian factor, or nothing
 
 
 @torch.no_grad()
@@ -99,7 +119,7 @@ def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: in
 
         return posterior
 
-    _visit(work, start, lambda: map(part, order), VN, model.temperature, _passes(len(order), q.dim))
+    _visit(work, start, lambda: map(part, order), VN, _passes(len(order), q.dim))
     _hand_over(work, q)
 
 
@@ -115,7 +135,7 @@ def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
     >>> round(q.mean.item(), 2), round(q.variance.item(), 2)
     (1.2, 0.2)
     """
-    if q.batch_shape or (q.structure.widest < q.dim and q.dim > _WIDEST):
+    if q.batch_shape or (q.structure.widest < q.dim and q.dim > _SETTINGS.widest):
         return
     work = CholeskyGaussian.from_posterior(q, structure=Dense(q.dim))
     nothing = _Natural(torch.zeros_like(work.mean), torch.zeros_like(work.covariance))
@@ -135,14 +155,8 @@ def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
 
             yield posterior
 
-    _visit(
-        work,
-        nothing,
-        parts,
-        lambda work: VN(work, estimator=estimator),
-        target.temperature,
-        _passes(len(target.batches), q.dim) if _repeats(target.batches) else 1,  # type: ignore[arg-type]
-    )
+    passes = _passes(len(target.batches), q.dim) if _repeats(target.batches) else 1  # type: ignore[arg-type]
+    _visit(work, nothing, parts, lambda work: VN(work, estimator=estimator), passes)
     _hand_over(work, q)
 
 
@@ -168,8 +182,8 @@ def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
         local, processes, rows = target.target, target.processes, target.target.num_data
     with processes.together():
         if processes.leads and isinstance(local, Streamed) and not q.batch_shape:
-            part = local.beginning(_PART)
-            _settle_by_trial(q, part)
+            part = local.beginning(_SETTINGS.rows)
+            _try_steps(VN(q), part, _SETTINGS.rows_norm, _SETTINGS.rows_steps)
             _narrow(q, math.sqrt(part.num_data / rows))
         elif processes.leads and isinstance(local, DataLogJoint):
             stream_batches(q, local, seed)
@@ -179,13 +193,16 @@ def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
         synchronize(q, group=processes)
 
 
-def _settle_by_trial(q: Gaussian, part: Streamed) -> None:
-    """Steps on some of the rows, until what they leave is little beside what the others will say."""
-    optimizer = VN(q)
-    for _ in range(_PART_STEPS):
-        if bool(optimizer.evaluate(part).norm2.sqrt() <= _PART_NORM * (part.temperature or 1.0)):
+def _try_steps(optimizer: VN, target: Target, norm: float, most: int) -> bool:
+    """Take steps by trial, until the natural-gradient norm is as small; whether q has moved."""
+    moved = False
+    for _ in range(most):
+        if bool(optimizer.evaluate(target).norm2.sqrt() <= norm * (target.temperature or 1.0)):
             break
-        optimizer.step(part)
+        optimizer.step(target)
+        assert optimizer.last is not None
+        moved |= bool(optimizer.last.accepted.any())
+    return moved
 
 
 def _narrow(q: Gaussian, factor: float) -> None:
@@ -201,10 +218,9 @@ def _visit(
     start: _Natural,
     parts: Callable[[], Iterator[_Part]],
     optimizer: Callable[[CholeskyGaussian], VN],
-    temperature: float,
     passes: int,
 ) -> None:
-    """Visit every part, as often as there are passes; keeps one site a part where there are several."""
+    """Visit every part, as often as there are passes; keeps one site a part where there are several passes."""
     total = start
     sites: dict[int, _Natural] = {}
     for turn in range(passes):
@@ -213,33 +229,16 @@ def _visit(
             target = part(known)
             if target is None:
                 continue
-            careful = not turn and number < _CAREFUL
-            if not _settle(work, target, optimizer, temperature, careful):
+            careful = not turn and number < _SETTINGS.careful
+            moved = careful and _try_steps(optimizer(work), target, _SETTINGS.norm, _SETTINGS.steps)
+            full = optimizer(work)  # whose step no rejection has cut short
+            full.step_untried(target)
+            assert full.last is not None
+            if not (moved or bool(full.last.accepted)):
                 continue
             total = _natural(work)
             if passes > 1:
                 sites[number] = total.plus(known, -1.0)
-
-
-def _settle(
-    work: CholeskyGaussian,
-    target: Target,
-    optimizer: Callable[[CholeskyGaussian], VN],
-    temperature: float,
-    careful: bool,
-) -> bool:
-    """Move q towards the posterior of a batch, by trial to where a full step can be trusted; whether it moved."""
-    moved, tried = False, optimizer(work)
-    for _ in range(_STEPS if careful else 0):
-        if bool(tried.evaluate(target).norm2.sqrt() <= _NORM * (temperature or 1.0)):
-            break
-        tried.step(target)
-        assert tried.last is not None
-        moved |= bool(tried.last.accepted)
-    full = optimizer(work)  # whose step no rejection has cut short
-    full.step_untried(target)
-    assert full.last is not None
-    return moved or bool(full.last.accepted)
 
 
 def _natural(q: CholeskyGaussian) -> _Natural:
@@ -249,7 +248,7 @@ def _natural(q: CholeskyGaussian) -> _Natural:
 
 def _passes(batches: int, dim: int) -> int:
     """One where the sites of so many batches are too many numbers to be kept."""
-    return _PASSES if batches * dim**2 <= _KEPT else 1
+    return _SETTINGS.passes if batches * dim**2 <= _SETTINGS.kept else 1
 
 
 def _repeats(batches: Any) -> bool:
