@@ -2,7 +2,7 @@
 
 `torchngvi.marginal` makes a log joint of the hyperparameters, which `torchngvi.fit` takes; see `marginal` here.  In
 reading order: `modes` (factors of sparse matrices, derivatives, the modes), `laplace` (which latents occur together,
-and the integral over them), and `summary`, which follows a fit.
+and the integral over them), `quadrature` (where no two of them do), and `summary`, which follows a fit.
 """
 
 from torchngvi.latents.laplace import MarginalLaplace, marginal

@@ -19,7 +19,8 @@ from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.latents.modes import Curvature, Joint, Layout, Modes, check_pattern, find_modes, probed_pairs
-from torchngvi.latents.summary import LaplaceError, Latents, laplace_error, thetas_of
+from torchngvi.latents.quadrature import Members, Rule
+from torchngvi.latents.summary import GaussianMembers, LaplaceError, Latents, laplace_error, thetas_of
 from torchngvi.models.checks import numbers
 from torchngvi.structures import Pattern
 
@@ -219,12 +220,15 @@ class MarginalLaplace(Target):
         latents: the number D of latents, or where the search for their mode begins, (D,).
         at: a typical θ, (P,).
         pattern: which latents occur together in a term; None to find out, for at most 2,048 latents.
+        rule: of a quadrature in the place of Laplace's approximation, where no two latents occur in one term and
+            each may be any number.
 
     Attributes:
         dim: the number P of hyperparameters.
         latents_dim: the number D of latents.
         start: the mode of u at ``at``, where every other search begins, (D,).
         colours: the number of Hessian-vector products that give the Hessian.
+        rule: of the quadrature; None where latents are integrated out by Laplace's approximation.
 
     Raises:
         InputError: as `marginal`.
@@ -240,7 +244,9 @@ class MarginalLaplace(Target):
 
     temperature = 1.0
 
-    def __init__(self, log_joint: Joint, latents: int | Tensor, at: Tensor, pattern: Any = None) -> None:
+    def __init__(
+        self, log_joint: Joint, latents: int | Tensor, at: Tensor, pattern: Any = None, rule: Rule | None = None
+    ) -> None:
         if not callable(log_joint) or isinstance(log_joint, type):
             raise InputError(f"marginal takes a function of theta and the latents; got {type(log_joint).__name__}.")
         self.at = _vector("at", at, None)
@@ -252,6 +258,7 @@ class MarginalLaplace(Target):
         beside = self.at + _BESIDE * step.to(self.at)  # in general position, where no coupling vanishes by chance
         found = _probed(log_joint, (self.at, beside), start + noise) if pattern is None else pattern
         pairs = pairs_of(found, len(start))
+        self.rule: Rule | None = None
         around = neighbours(pairs.cpu(), len(start))
         coloured = torch.tensor(colours(around), device=start.device)
         self.colours = int(coloured.max()) + 1
@@ -267,6 +274,9 @@ class MarginalLaplace(Target):
         self.start = self._first_mode(noise)
         for theta in (self.at, beside):
             check_pattern(self.curvature, theta, self.start, noise)
+        if rule is not None and not len(pairs):
+            modes = self._modes(self.at[None])
+            self.rule = None if Members.at(self.curvature, self.at[None], modes, rule).outside else rule
 
     def __repr__(self) -> str:
         return f"MarginalLaplace({self.dim} hyperparameters, {self.latents_dim} latents in {self.colours} colours)"
@@ -321,9 +331,39 @@ class MarginalLaplace(Target):
             InputError: a source of another kind; a θ at which the latents have no mode.
         """
         theta = thetas_of(source, self.at, draws, generator)
-        parts = [self._moments(part, modes) for part, modes in self.modes(theta)]
+        parts = [members.moments() for members in self.members(theta)]
         means, variances = (torch.cat(some) for some in zip(*parts, strict=True))
-        return Latents(theta, means, variances.sqrt(), self.modes)
+        return Latents(theta, means, variances.sqrt(), self.members)
+
+    def draw(
+        self,
+        theta: Tensor,  # (S, P)
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw the latents once given each θ, (S, D); NaN where they have no mode."""
+        drawn = []
+        for part in self.chunks(theta):
+            modes = self._modes(part)
+            sample = self._given(part, modes).sample(1, generator)[0]
+            drawn.append(torch.where(modes.found[:, None], sample, torch.nan))
+        return torch.cat(drawn)
+
+    def members(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> Iterator[GaussianMembers | Members]:
+        """Find the distributions of the latents given θ, for as many θ at once as the memory takes.
+
+        Raises:
+            InputError: as `modes`.
+        """
+        for part, modes in self.modes(theta):
+            yield self._given(part, modes)
+
+    def _given(self, theta: Tensor, modes: Modes) -> GaussianMembers | Members:
+        if self.rule is not None:
+            return Members.at(self.curvature, theta, modes, self.rule)
+        return GaussianMembers.at(self.curvature, theta, modes)
 
     def laplace_error(
         self,
@@ -369,18 +409,13 @@ class MarginalLaplace(Target):
                 raise InputError(f"the latents have no mode at theta = {[round(x, 4) for x in where]}.")
             yield part, modes
 
-    def _moments(self, theta: Tensor, modes: Modes) -> tuple[Tensor, Tensor]:
-        """Means û + w and variances of the latents given θ, (S, D) each."""
-        inverse = modes.factor.selected_inverse()
-        w = modes.factor.solve(self.curvature.slope(theta, modes.u, inverse))
-        return modes.u + w, inverse[:, : self.latents_dim]
-
     def chunks(
         self,
         theta: Tensor,  # (S, P)
     ) -> tuple[Tensor, ...]:
         """Split values of θ so that the blocks of all of them fit the memory."""
-        each = max(self.layout.numbers, _GRAPH * self.colours * self.latents_dim)
+        nodes = self.colours if self.rule is None else len(self.rule.t)
+        each = max(self.layout.numbers, _GRAPH * nodes * self.latents_dim)
         return theta.split(max(1, _AT_ONCE // each))
 
     def _modes(self, theta: Tensor, start: Tensor | None = None) -> Modes:
@@ -394,8 +429,14 @@ class MarginalLaplace(Target):
     ) -> tuple[Tensor, Tensor]:
         """Compute the values (S,) and, where wanted, their gradients in θ (S, P)."""
         modes = self._modes(theta)
-        value = 0.5 * self.latents_dim * math.log(2 * math.pi) - modes.energy - 0.5 * modes.factor.log_det()
         gradient = torch.zeros_like(theta)
+        if self.rule is not None:
+            members = Members.at(self.curvature, theta, modes, self.rule)
+            value = members.log_integral()
+            if differentiate:
+                gradient = members.gradient(self.curvature, theta)
+            return torch.where(modes.found, value, torch.nan), torch.where(modes.found[:, None], gradient, torch.nan)
+        value = 0.5 * self.latents_dim * math.log(2 * math.pi) - modes.energy - 0.5 * modes.factor.log_det()
         if differentiate:
             inverse = modes.factor.selected_inverse()
             gradient = self.curvature.adjoint(theta, modes.u, inverse, modes.factor.solve)

@@ -360,6 +360,20 @@ class Curvature:
             _, gradient = self._gradient(theta.detach(), u)
             return _gradients(self._change(gradient, u, inverse), (u,))[0]
 
+    def gradient_of_slopes(
+        self,
+        theta: Tensor,  # (S, P)
+        u: Tensor,  # (S, D)
+        points: Tensor,  # of the latents, (K, S, D)
+        weights: Tensor,  # (K, S, D)
+    ) -> Tensor:
+        """Differentiate log p(y, u, θ) + Σ_k weights_k · ∇_u log p(y, points_k, θ) in θ, (S, P)."""
+        with torch.enable_grad():
+            theta, points = theta.detach().requires_grad_(), points.detach().requires_grad_()
+            _, gradient = self._gradient(theta.repeat(len(points), 1), points.flatten(0, 1))
+            total = -self.energy(theta, u.detach()).sum() - (gradient * weights.flatten(0, 1)).sum()
+            return _gradients(total, (theta,))[0]
+
     def gradient(
         self,
         theta: Tensor,  # (S, P)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.latents.modes import Curvature, Modes
+from torchngvi.latents.quadrature import Members
 from torchngvi.models.checks import numbers
 from torchngvi.posteriors.shapes import number_of_draws
 
@@ -85,6 +86,30 @@ def laplace_error(
     """Estimate the error at each θ from the same noise."""
     parts = [_error(Given.at(curvature, part, modes), z) for part, modes in found]
     return LaplaceError(theta, *(torch.cat(some) for some in zip(*parts, strict=True)))
+
+
+class GaussianMembers(NamedTuple):
+    """The Gaussian of the latents given θ, N(û + w, H⁻¹)."""
+
+    mean: Tensor  # (S, D)
+    variance: Tensor  # (S, D)
+    modes: Modes
+
+    @classmethod
+    def at(cls, curvature: Curvature, theta: Tensor, modes: Modes) -> "GaussianMembers":
+        """With w, the first-order difference of mean and mode."""
+        inverse = modes.factor.selected_inverse()
+        w = modes.factor.solve(curvature.slope(theta, modes.u, inverse))
+        return cls(modes.u + w, inverse[:, : curvature.dim], modes)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Means and variances, (S, D) each."""
+        return self.mean, self.variance
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n times at each θ, (n, S, D): û + w + L⁻ᵀz, H = L Lᵀ."""
+        z = torch.randn(*self.mean.shape, n, generator=generator, dtype=self.mean.dtype, device=self.mean.device)
+        return self.mean + self.modes.factor.spread(z).movedim(-1, 0)
 
 
 class Given(NamedTuple):
@@ -167,7 +192,7 @@ class Latents:
         theta: the values of the hyperparameters, (S, P).
         means: of the latents given each θ, (S, D).
         stddevs: the same, (S, D).
-        modes: finds the modes of the latents at values of θ again.
+        members: finds the distributions of the latents given values of θ again.
 
     >>> def joint(theta, u):
     ...     return -0.5 * (u - theta).square().sum(-1)
@@ -181,7 +206,7 @@ class Latents:
     theta: Tensor  # (S, P)
     means: Tensor = field(repr=False)  # (S, D)
     stddevs: Tensor = field(repr=False)  # (S, D)
-    modes: Callable[[Tensor], Iterator[tuple[Tensor, Modes]]] = field(repr=False)
+    members: Callable[[Tensor], Iterator[GaussianMembers | Members]] = field(repr=False)
 
     @property
     def mean(self) -> Tensor:
@@ -222,18 +247,14 @@ class Latents:
         n: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw all latents jointly, (n, D): each θ in its turn, and given it û + w + L⁻ᵀz, H = L Lᵀ.
+        """Draw all latents jointly, (n, D): each θ in its turn, and the latents given it.
 
-        The factors are computed again, since those of all θ would not fit the memory.
+        Their distributions are computed again, since those of all θ would not fit the memory.
         """
         n = number_of_draws(n)
         some = self.theta[:n]
-        rounds, drawn = -(-n // len(some)), []
-        for part, modes in self.modes(some):
-            shape = (len(part), self.means.shape[-1], rounds)
-            z = torch.randn(shape, generator=generator, dtype=self.means.dtype, device=self.means.device)
-            drawn.append(modes.factor.spread(z))
-        return (self.means[:n] + torch.cat(drawn).movedim(-1, 0)).flatten(0, 1)[:n]
+        rounds = -(-n // len(some))
+        return torch.cat([each.sample(rounds, generator) for each in self.members(some)], 1).flatten(0, 1)[:n]
 
 
 def thetas_of(
