@@ -29,7 +29,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.log_joint import WarpedTarget
 
-GAUSSIAN, BENT = "the Gaussian family", "the family of warped Gaussians"
+GAUSSIAN, BENT, FAN = "the Gaussian family", "the family of warped Gaussians", "a fan of Gaussians"
 _ROWS = 4  # coordinates that are shown
 
 
@@ -126,10 +126,12 @@ class Verdict:
         if self.word == FITS:
             return ""
         if self.word == UNSEEN:
-            return "try torchngvi.examine(q, log_joint) with a larger max_gradients" if len(self.marginals.mean) else ""
+            larger = "try torchngvi.examine(q, log_joint) with a larger max_gradients"
+            return larger if len(self.marginals.mean) and self.family != FAN else ""
         if self.modes:
             return 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode'
-        then = f"try torchngvi.refine(q, log_joint), or {self.coordinates or 'other coordinates of the parameters'}"
+        others = self.coordinates or "other coordinates of the parameters"
+        then = f"try {others}" if self.family == FAN else f"try torchngvi.refine(q, log_joint), or {others}"
         if self.word == ABOUT and doubts_means(self.reasons):
             then += ", before you rely on standard deviations or means"
         elif self.word == ABOUT:

@@ -11,7 +11,7 @@ from torchngvi.arguments import read_names
 from torchngvi.diagnostics.certificate import Certificate, certificate
 from torchngvi.diagnostics.examination import examine
 from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
-from torchngvi.diagnostics.verdict import Verdict
+from torchngvi.diagnostics.verdict import FAN, Verdict
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models.guarded import in_factors
@@ -120,19 +120,21 @@ class FitResult:
         verdict = self.examination
         if not isinstance(self.posterior, Gaussian | Warped) or (verdict is None and self.target is None):
             return ""
-        gaussian = _kind(self.posterior)
+        gaussian = _kind(self.posterior) if verdict is None or verdict.family != FAN else FAN
         if verdict is None or verdict.word not in (FITS, ABOUT, NOT):
             seen = verdict is not None and "; ".join((*verdict.reasons, *verdict.effort.unexamined))
             if verdict is not None and verdict.sampled is not None:  # looked at, and not settled
                 then = "try torchngvi.examine(result.posterior, log_joint), which has a budget of its own"
                 return f"Whether {gaussian} fits could not be told: {seen}; {then}."
             return f"Whether {gaussian} fits was not examined: {seen or self.unexamined or _why_not(self)}."
-        best = f"q {'is' if self.converged else 'may not be'} the best {gaussian[2:]}"
+        best = (
+            f"q {'is' if self.converged else 'may not be'} the best {'Gaussian' if gaussian == FAN else gaussian[2:]}"
+        )
         and_ = "and" if self.converged == (verdict.word != NOT) else "but"
         words = {FITS: "fits", ABOUT: "is about right", NOT: "DOES NOT FIT"}[verdict.word]
         worst = {reason.partition(": ")[0]: reason for reason in reversed(verdict.reasons)}  # one a coordinate
         reasons = f": {'; '.join(reversed(worst.values()))}" if worst else ""
-        one = gaussian if gaussian in ("a Gaussian", _BENT) else "such a Gaussian"
+        one = gaussian if gaussian in ("a Gaussian", _BENT, FAN) else "such a Gaussian"
         return f"{best}, {and_} {one} {words}{reasons}{_then(self, verdict)}."
 
     @property
@@ -228,7 +230,7 @@ def _then(result: FitResult, verdict: Verdict) -> str:
     base = q.base if isinstance(q, Warped) else q
     assert isinstance(base, Gaussian)
     whole = q.structure.widest == q.dim or (result.target is not None and in_factors(base, result.target))
-    if verdict.word != FITS and not whole and not verdict.modes:
+    if verdict.word != FITS and not whole and not verdict.modes and verdict.family != FAN:
         return "; try a CholeskyGaussian, which has all correlations"
     then = verdict.next.replace("refine(q, log_joint", "refine(result")
     if result.target is not None:

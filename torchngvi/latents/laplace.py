@@ -393,6 +393,23 @@ class MarginalLaplace(Target):
         z = torch.randn(pairs, self.latents_dim, generator=generator, dtype=theta.dtype, device=theta.device)
         return laplace_error(theta, z, self.curvature, self.modes(theta))
 
+    def quadrature_error(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> str:
+        """Say by how much the quadrature changes with half of its nodes, in a clause.
+
+        Raises:
+            InputError: as `latents`; latents that are integrated out by Laplace's approximation.
+        """
+        if self.rule is None:
+            raise InputError("the latents are integrated out by Laplace's approximation; see laplace_error.")
+        errors = [each.error().abs().amax() for each in self.members(theta) if isinstance(each, Members)]
+        return (
+            "the members are integrated by quadrature, which half of its nodes change by "
+            f"{float(max(errors)):.1g} nats at {len(theta)} values of theta."
+        )
+
     def modes(
         self,
         theta: Tensor,  # (S, P)

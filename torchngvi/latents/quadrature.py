@@ -1,8 +1,8 @@
 """Latents of which no two occur in one term, integrated out by quadrature, each along its own line.
 
-Given θ such a log joint is a sum of functions of one latent each, log p(y, u, θ) = a(θ) + Σ_j f_j(u_j, θ), which it does
-not name.  Its gradient in u has the slope of each at once, so that K gradients, at û + σ s_k with σ the Laplace standard
-deviations, give the slopes of all f_j at K nodes of theirs, and f_j along the line by integration,
+Given θ such a log joint is a sum of functions of one latent each, log p(y, u, θ) = a(θ) + Σ_j f_j(u_j, θ), which it
+does not name.  Its gradient in u has the slope of each at once, so that K gradients, at û + σ s_k with σ the Laplace
+standard deviations, give the slopes of all f_j at K nodes of theirs, and f_j along the line by integration,
 
     log p(y, θ) = log p(y, û, θ) + Σ_j log ∫ exp(f_j(u) - f_j(û_j)) du.
 
@@ -93,7 +93,7 @@ class Rule:
     def halved(self) -> "Rule":
         """Every second node."""
         half = len(self.t) // 4
-        return Rule.of(half, 2 * float(self.t[1] - self.t[0]), self.bend, min(4, 2 * half), self.trusted)
+        return Rule.of(half, 2 * float(self.t[1] - self.t[0]), self.bend, trusted=self.trusted)
 
 
 class Members(NamedTuple):
@@ -177,4 +177,3 @@ class Members(NamedTuple):
         share = ((uniform - left) / (right - left).clamp_min(torch.finfo(t.dtype).tiny)).clamp(0.0, 1.0)
         nodes = (self.rule.bend * torch.lerp(t[k - 1], t[k], share)).sinh() / self.rule.bend
         return self.modes.u + self.scale * nodes.movedim(-1, 0)
-

@@ -2,7 +2,8 @@
 
 With u the latents of the members and θ what they share, `torchngvi.marginal` takes u out of the log joint by Laplace's
 approximation, q is fitted to what is left, and u is drawn given θ from N(û + w, H⁻¹), the Gaussian at its mode with the
-mean corrected to first order (Tierney and Kadane 1986; Rue, Martino and Chopin 2009).
+mean corrected to first order (Tierney and Kadane 1986; Rue, Martino and Chopin 2009).  Members of one latent each are
+integrated by quadrature and drawn from their own distributions.  Where q does not fit, `torchngvi.refine` bends it.
 """
 
 import math
@@ -24,14 +25,20 @@ from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.losses import refuse_loss
 from torchngvi.adapters.pyro.names import coordinate_names
-from torchngvi.arguments import read_shares, read_size
+from torchngvi.arguments import read_flag, read_shares, read_size
+from torchngvi.diagnostics.rule import ABOUT, NOT, Marginals
+from torchngvi.diagnostics.verdict import FAN, Effort, Verdict
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.latents.laplace import MarginalLaplace
+from torchngvi.latents.quadrature import Rule
 from torchngvi.latents.summary import Latents
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.refinement import RefinementWarning, refine
+from torchngvi.refinement.density import Density
+from torchngvi.refinement.fan import LayeredGaussian
 
 _NOT_FITTED = (
     "an AutoMarginal draws the members of plates given the data of its fit: call fit_guide(model, guide, *args) first, "
@@ -79,6 +86,8 @@ class AutoMarginal(AutoGaussian):
     plate and the scale that they share are far from jointly Gaussian, and given the shared latents the members are
     nearly so.  `fit_guide` finds the locals as ``AutoGaussian(structure="auto")`` does, nested plates included; q, and
     the verdict, are over the shared latents.  The guide draws all sites jointly, for `pyro.infer.Predictive` too.
+    Where a Gaussian of the shared latents does not fit, `torchngvi.refine` lays a fan over it: `refined` is then what
+    the guide draws from, and the verdict is on it.
     A model without locals, or with nothing that they share, is fitted as by `AutoGaussian`.
 
     Args:
@@ -87,6 +96,10 @@ class AutoMarginal(AutoGaussian):
         init_loc_fn, init_scale: as in `AutoGaussian`.
         name: under which Pyro's parameter store holds q.
         draws: of the shared latents, over which the distributions of the members are mixtures.
+        refine: whether a fan is laid over a q that does not fit, for up to half of the budget of gradients.
+
+    Attributes:
+        refined: the density of the shared latents that refines q; None where q is as it was fitted.
 
     Raises:
         InputError: as `AutoGaussian` and `torchngvi.marginal`; on use, a guide that was not fitted, a loss of Pyro,
@@ -123,9 +136,12 @@ class AutoMarginal(AutoGaussian):
         init_scale: float = 0.1,
         name: str = "AutoMarginal",
         draws: int = 256,
+        refine: bool = True,
     ) -> None:
         super().__init__(model, posterior, structure="auto", init_loc_fn=init_loc_fn, init_scale=init_scale, name=name)
         self.draws = read_size("draws", draws, "counts draws of the shared latents")
+        self.refine = read_flag("refine", refine)
+        self.refined: Density | None = None
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
@@ -163,7 +179,8 @@ class AutoMarginal(AutoGaussian):
 
         q = self.gaussian("AutoMarginal")
         try:
-            return MarginalLaplace(joint, self._start.to(q.mean), q.mean.detach().clone(), self.structure.forest)
+            at = q.mean.detach().clone()
+            return MarginalLaplace(joint, self._start.to(q.mean), at, self.structure.forest, Rule.of())
         except InputError as error:
             if "misses the pair" not in str(error):
                 raise
@@ -196,13 +213,23 @@ class AutoMarginal(AutoGaussian):
                 self._members = here, self._target.latents(theta)
         return self._members[1]
 
-    def keep(self, target: MarginalLaplace | None) -> None:
-        """Draw the members by a log joint from now on."""
-        self._target, self._members = target, None
+    def keep(self, target: MarginalLaplace | None, refined: Density | None = None) -> None:
+        """Draw the members by a log joint from now on, and what they share from a density that refines q, if any."""
+        self._target, self.refined, self._members = target, refined, None
+
+    def shared(self, n: int) -> Tensor:
+        """Draw the shared latents, (n, P).
+
+        Raises:
+            InputError: as `members`.
+        """
+        return self.draw(n)[:, -self._shared :]
 
     @torch.no_grad()
-    def shared(self, n: int) -> Tensor:
-        """Draw the shared latents, (n, P), again where the members have no mode, as a fit passes such θ by.
+    def draw(self, n: int) -> Tensor:
+        """Draw all latents jointly, (n, D), unconstrained, the members first.
+
+        Shared latents given which the members have no mode are drawn again, as a fit passes such θ by.
 
         Raises:
             InputError: as `members`.
@@ -211,28 +238,16 @@ class AutoMarginal(AutoGaussian):
             raise InputError(_NOT_FITTED)
         q, kept = self.gaussian("AutoMarginal"), list[Tensor]()
         for _ in range(self.rounds):
-            theta = q.sample((n,))
+            theta = q.sample((n,)) if self.refined is None else self.refined.sample(n).to(q.mean)
             with poutine.block():
-                kept.append(theta[self._target.log_joint(theta).isfinite()])
+                drawn = torch.cat([self._target.draw(theta), theta], -1)
+            kept.append(drawn[drawn.isfinite().all(-1)])
             if sum(map(len, kept)) >= n:
-                return torch.cat(kept)[:n]
+                return torch.cat(kept)[:n].to(self._init_loc())
         raise InputError(
             f"given the shared latents the members have a mode at {sum(map(len, kept))} of {self.rounds * n} draws "
             "of q, which is too few to integrate them out. Fit the model with an AutoGaussian."
         )
-
-    @torch.no_grad()
-    def draw(self, n: int) -> Tensor:
-        """Draw all latents jointly, (n, D), unconstrained, the members first.
-
-        Raises:
-            InputError: as `members`.
-        """
-        theta = self.shared(n)
-        assert self._target is not None
-        with poutine.block():
-            members = self._target.latents(theta).sample(n)
-        return torch.cat([members, theta], -1).to(self._init_loc())
 
     def sample_latent(self, *args: Any, **kwargs: Any) -> Tensor:
         """Draw all latents jointly, (D,), as the auxiliary site of the guide."""
@@ -253,7 +268,8 @@ class AutoMarginal(AutoGaussian):
             return super().quantiles(quantiles, *args, **kwargs)
         q, members, found = self.gaussian("AutoMarginal"), self.members, dict[str, list[Tensor]]()
         for level in torch.as_tensor(read_shares("quantiles", quantiles)).flatten().tolist():
-            shared = q.mean + q.stddev * torch.special.ndtri(torch.tensor(level, dtype=torch.float64)).to(q.mean)
+            normal = q.mean + q.stddev * torch.special.ndtri(torch.tensor(level, dtype=torch.float64)).to(q.mean)
+            shared = normal if self.refined is None else self.refined.quantile(level)[0].to(q.mean)
             theta = torch.cat([members.quantile(level), shared]).to(self._init_loc())
             for site, value in self._unpack_latent(theta):
                 found.setdefault(site["name"], []).append(torch.distributions.biject_to(site["fn"].support)(value))
@@ -269,9 +285,11 @@ class AutoMarginal(AutoGaussian):
             raise InputError("an AutoMarginal has no Gaussian over all latents; take an AutoGaussian for that.")
         return super().get_posterior(*args, **kwargs)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.keep(None)  # which is of the data of another fit
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        own = f"{prefix}refined."
+        fan = {name.removeprefix(own): value for name, value in state_dict.items() if name.startswith(own)}
+        self.keep(None, LayeredGaussian.from_state_dict(fan) if fan else None)  # the data are those of another fit
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def laplace_approximation(self, *args: Any, **kwargs: Any) -> Self:
         """Refuse: the members are integrated out by their own.
@@ -290,20 +308,47 @@ class AutoMarginal(AutoGaussian):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = super().__deepcopy__(memo)
-        new.keep(self._target)
+        new.keep(self._target, new.refined)
         return new
 
 
 def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str, Any]) -> FitResult:
-    """Fit q over the shared latents, and say by how much Laplace's approximation of the others is off."""
+    """Fit q over the shared latents, bend it where it does not fit, and say how far off the integral may be."""
     density.check_comparable("fit_guide")
     guide.keep(None)
     target = guide.integrate(density)
     names = coordinate_names(density.layout)[-target.dim :]
     result = fit(guide.posterior, target, **options).named(names)
-    guide.keep(target)
+    refined = None
+    if guide.refine and _is_refinable(result, options):
+        result, refined = _refined(result)
+    guide.keep(target, refined)
     try:
-        said = str(target.laplace_error(guide.shared(guide.looked)))
+        theta = guide.shared(guide.looked)
+        said = str(target.laplace_error(theta)) if target.rule is None else target.quadrature_error(theta)
     except InputError as error:
         said = str(error)
     return replace(result, reason=f"{result.reason.rstrip('.')}; {said}")
+
+
+def _is_refinable(result: FitResult, options: dict[str, Any]) -> bool:
+    """Whether q converged and is in doubt, and half of the budget of gradients is left."""
+    most = options.get("max_gradients")
+    return result.converged and result.verdict.word in (ABOUT, NOT) and (most is None or 2 * result.gradients <= most)
+
+
+def _refined(result: FitResult) -> tuple[FitResult, Density | None]:
+    """Lay a fan over q; the result, whose verdict is on the fan, and the density, if there is one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RefinementWarning)  # the verdict says it
+        found = refine(result, kind="fan")
+    spent = replace(result, gradients=result.gradients + found.gradients, values=result.values + found.values)
+    if found.kind != "fan":
+        return spent, None
+    mean, covariance = found.posterior.moments()
+    marginals = Marginals(mean, covariance.diagonal().sqrt(), result.names)
+    effort = Effort(found.gradients, found.values, 0, ())
+    second = found.second
+    verdict = Verdict(second.word, second.reasons, marginals, None, second.sampled, (), effort, family=FAN)
+    reason = f"{result.reason.rstrip('.')}; {found.reason}"
+    return replace(spent, examination=verdict, reason=reason), found.posterior
