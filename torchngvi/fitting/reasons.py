@@ -6,25 +6,19 @@ from torchngvi.fitting.origin import BOUNDED, Origin
 from torchngvi.fitting.starts import Starts
 from torchngvi.models.guarded import Guarded
 
-_SMALL = 0.01  # norm² that is small whatever the noise
-_FLAT = (1.5, 10.0)  # times half of norm² that the distance may be, which is said from the first on, to the second
 
+def _distance(point: Point, growth: float = 1.0, flat: tuple[float, float] = (1.5, 10.0)) -> str:
+    """How far off q is in nats, where that is known: at the minimum of an average that is not all noise.
 
-def distance(point: Point) -> str:
-    """How far off q is in nats, where that is known: at the minimum of an average that is not all noise."""
-    return _nats(point, 1.0) if _known(point) else ""
-
-
-def _known(point: Point) -> bool:
-    small = point.norm2 <= point.noise2.clamp_min(_SMALL)
-    return bool((small & (point.noise2 < 1)).all())
-
-
-def _nats(point: Point, growth: float) -> str:
-    """Half the square of the norm, or as many times more where the ELBO is flat; words where that is too many."""
-    if growth > _FLAT[1]:
+    It is half the square of the norm, or ``growth`` times more, from the first of ``flat`` on; beyond the second of
+    them words say that it is not known.
+    """
+    small = point.norm2 <= point.noise2.clamp_min(0.01)
+    if not bool((small & (point.noise2 < 1)).all()):
+        return ""
+    if growth > flat[1]:
         return " (how many nats from the best q is not known: the ELBO is nearly flat in a direction)"
-    times = growth if growth > _FLAT[0] else 1.0
+    times = growth if growth > flat[0] else 1.0
     return f", typically about {0.5 * times * point.total**2:.1g} nats from the best q"
 
 
@@ -38,27 +32,22 @@ def cut(fitted: int, checked: int) -> str:
     )
 
 
-def too_few(draws: int, norm: float, tolerance: float) -> str:
-    """The beginning of what is said where averages do not lead to the tolerance."""
-    return f"because {draws} draws leave a natural-gradient norm of {norm:.2g} against a tolerance of {tolerance:.2g}"
-
-
 def advice(point: Point) -> str:
-    """What to do then: a larger tolerance is of use only where q is near an optimum."""
-    first = "Raise the tolerance" if distance(point) else "Start from another mean or a smaller scale (initialize_)"
+    """What to do where draws are not enough: a larger tolerance is of use only where q is near an optimum."""
+    first = "Raise the tolerance" if _distance(point) else "Start from another mean or a smaller scale (initialize_)"
     return f"{first}, or transform the model to be nearer to a Gaussian."
 
 
 def not_enough(point: Point, growth: float, draws: int, tolerance: float, judged: Fresh) -> str:
     """Why the most draws are not enough."""
-    lost = _nats(point, growth) if _known(point) else ": q is not at an optimum"
-    return f"{too_few(draws, point.total, tolerance)}{lost}; {judged}. {advice(point)}"
+    left = f"because {draws} draws leave a natural-gradient norm of {point.total:.2g} against a tolerance of"
+    lost = _distance(point, growth) or ": q is not at an optimum"
+    return f"{left} {tolerance:.2g}{lost}; {judged}. {advice(point)}"
 
 
 def converged(point: Point, growth: float, draws: int, judged: Fresh, elsewhere: str) -> str:
     """That q is at an optimum, on how many draws, and what was found elsewhere."""
-    lost = _nats(point, growth) if _known(point) else ""
-    reached = f"natural-gradient norm {point.total:.2g} with {draws} draws{lost}"
+    reached = f"natural-gradient norm {point.total:.2g} with {draws} draws{_distance(point, growth)}"
     return f"{reached}; {judged}, {judged.kept}{elsewhere}."
 
 
@@ -66,17 +55,15 @@ def others(starts: Starts, switched: bool) -> str:
     """Where else was looked."""
     if switched:
         return "; q is from the best of several starts"
-    if not starts.looked:
-        return ""
-    return f", and {starts.others} other starts found nothing better"
+    return f", and {starts.others} other starts found nothing better" if starts.looked else ""
 
 
-_ELSEWHERE = "Start from another mean or a smaller scale (initialize_), or transform constrained coordinates."
-
-
-def not_finite(loss: float, advice: str = _ELSEWHERE) -> str:
+def not_finite(loss: float) -> str:
     """Say that the log joint is not finite at some of the draws with which an average begins."""
-    return f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its draws. {advice}"
+    return (
+        f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its draws. Start from "
+        "another mean or a smaller scale (initialize_), or transform constrained coordinates."
+    )
 
 
 def lost(point: Point, origin: Origin, target: Guarded) -> str:

@@ -126,10 +126,8 @@ class SmoothedSteps(Engine):
             read_instance("schedule", schedule, LRScheduler, what)
         if monitor is not None:
             read_callable("monitor", monitor, "is a function that returns a number", arguments="")
-        flat = optimizer._only_posterior("run")
-        read_instance("posterior", flat, FlatPosterior, "of run is a flat one, such as Beta(vector)")
-        assert isinstance(flat, FlatPosterior)  # for the types alone
-        self.flat = flat
+        what = "of run is a flat one, such as Beta(vector)"
+        self.flat = flat = read_instance("posterior", optimizer._only_posterior("run"), FlatPosterior, what)
         super().__init__(flat)
         if flat.batch_shape:
             raise InputError(f"run follows one lambda; this posterior holds {tuple(flat.batch_shape)}. Call step.")
@@ -147,20 +145,31 @@ class SmoothedSteps(Engine):
         self.kept = self._estimate()
 
     def advance(self) -> Standing:
-        """Take a step, and watch the value after it."""
+        """Take a step, and watch the value after it; a new best is kept with its λ."""
         self.mark()
-        before = self.optimizer.gradients + self.optimizer.values
-        loss, norm = self._stepped()
+        optimizer, norm = self.optimizer, math.nan  # of a closure nobody knows it
+        before = optimizer.gradients + optimizer.values
+        with FullPrecision(self.flat.vector.device.type):
+            if isinstance(self.target, Target):
+                norm = float(optimizer.evaluate(self.target).norm2.sqrt())  # which the step uses
+        loss = optimizer.step(self.target)
+        assert loss is not None
+        assert optimizer.last is not None
         if self.schedule is not None:
             self.schedule.step()
-        self._watch(float(loss), float(loss) if self.monitor is None else self._monitored(self.monitor))
-        self.draws += self.optimizer.gradients + self.optimizer.values - before
-        assert self.optimizer.last is not None
-        rho = float(self.optimizer.last.rho)
+        value = float(loss)
+        self.losses.append(value)
+        self.values.append(value if self.monitor is None else self._monitored(self.monitor))
+        self.steps += 1
+        smoothed = sum(self.values) / self.window if len(self.values) == self.window else math.inf
+        if smoothed < self.best:
+            self.best, self.best_loss, self.best_at = smoothed, sum(self.losses) / self.window, self.steps
+            self.kept = self._estimate()
+        self.draws += optimizer.gradients + optimizer.values - before
         self.small = self.small + 1 if 0 < self.tolerance >= norm else 0
-        record = Record(self.steps, float(loss), norm, rho, self.optimizer.rejections, self.draws, 0.0)
+        rho = float(optimizer.last.rho)
         return Standing(
-            record,
+            Record(self.steps, value, norm, rho, optimizer.rejections, self.draws, 0.0),
             torch.tensor(self.small >= self.certain, device="cpu"),
             loss,
             (self.steps, self.draws),
@@ -171,41 +180,25 @@ class SmoothedSteps(Engine):
             where=f"a best smoothed value of {self.best:.6g}",
         )
 
-    def _stepped(self) -> tuple[Tensor, float]:
-        """The loss before the step, with the natural-gradient norm there; of a closure NaN, for nobody knows it."""
-        norm = math.nan
-        with FullPrecision(self.flat.vector.device.type):
-            if isinstance(self.target, Target):
-                norm = float(self.optimizer.evaluate(self.target).norm2.sqrt())  # which the step uses
-        loss = self.optimizer.step(self.target)
-        assert loss is not None
-        return loss, norm
-
-    def _watch(self, loss: float, value: float) -> None:
-        """Take in one more value; a new best is kept with its λ."""
-        self.steps += 1
-        self.values.append(value)
-        self.losses.append(loss)
-        smoothed = sum(self.values) / self.window if len(self.values) == self.window else math.inf
-        if smoothed < self.best:
-            self.best, self.best_loss, self.best_at = smoothed, sum(self.losses) / self.window, self.steps
-            self.kept = self._estimate()
-
     def _estimate(self) -> Tensor:
         """The average where there is one, else the iterate; a copy."""
         optimizer = self.optimizer
         return (optimizer.average if isinstance(optimizer, AIFVB) else self.flat.vector).detach().clone()
 
     def _monitored(self, monitor: Callable[[], float]) -> float:
-        """The monitored value with the estimate in the posterior; λ is put back."""
-        if not isinstance(self.optimizer, AIFVB):
-            return _number(monitor())
-        iterate = self.flat.vector.detach().clone()
+        """The monitored value, which may be NaN, with the estimate in the posterior; λ is put back."""
+        iterate, averaged = self.flat.vector.detach().clone(), isinstance(self.optimizer, AIFVB)
         try:
-            self._put(self._estimate())
-            return _number(monitor())
+            if averaged:
+                self._put(self._estimate())
+            value: Any = monitor()
         finally:
-            self._put(iterate)
+            if averaged:
+                self._put(iterate)
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"monitor must return a number; got {shown(value)}.") from error
 
     @torch.no_grad()
     def _put(self, vector: Tensor) -> None:
@@ -242,9 +235,8 @@ class SmoothedSteps(Engine):
 
     def settings(self) -> dict[str, str]:
         """The settings of the run: the problem, the optimizer with its parts, and what is watched."""
-        problem = fingerprints.of_problem(self.q, self.target) if isinstance(self.target, Target) else {}
         return {
-            **problem,
+            **(fingerprints.of_problem(self.q, self.target) if isinstance(self.target, Target) else {}),
             **fingerprints.of_optimizer(self.optimizer),
             "schedule": fingerprints.described(self.schedule),
             "monitor": "none" if self.monitor is None else "a function",
@@ -290,14 +282,7 @@ def flat_steps_of(request: Request) -> tuple[Engine, Criterion]:
 
 
 def usual_steps(q: FlatPosterior, target: Any, tolerance: float | None = None) -> SmoothedSteps:
-    """Make the engine for a flat posterior without an optimizer: `FamilySteps`, or `IFVB` with ρ_k = (100 + k)^-¾.
-
-    >>> import torch
-    >>> from torchngvi.posteriors.flat import MeanFieldGaussian
-    >>> engine = usual_steps(MeanFieldGaussian(torch.zeros(2)), lambda theta: -theta.square().sum(-1))
-    >>> engine.name, engine.window
-    ('IFVB', 100)
-    """
+    """Make the engine for a flat posterior without an optimizer: `FamilySteps`, or `IFVB` with ρ_k = (100 + k)^-¾."""
     if isinstance(q, ExponentialFamily):
         return FamilySteps(q, target, tolerance)
     if tolerance is not None:
@@ -407,11 +392,3 @@ def lower_bound(
     theta = q.sample(draws, generator, at)
     h = integrand(q, LogJoint(log_joint), theta, at)
     return h.mean(0), h.std(0) / math.sqrt(draws)
-
-
-def _number(value: object) -> float:
-    """What a monitor has returned, as a float, which may be NaN."""
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"monitor must return a number; got {shown(value)}.") from error
