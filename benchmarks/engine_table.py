@@ -133,49 +133,35 @@ GROUPS = {
 # ---------------------------------------------------------------- parts
 
 
-def without(*paths: str, **options: Any) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """A context in which these attributes have another value, those of classes and of modules."""
-
-    @contextlib.contextmanager
-    def off() -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for path in paths:
-                stack.enter_context(mock.patch(f"torchngvi.fitting.{path}", **options))
-            yield
-
-    return off
-
-
-def false(self: Any, *arguments: Any, **keywords: Any) -> bool:
-    """Say no."""
-    return False
-
-
-PARTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-    "pool": without("pool_loop.PoolLoop.begin", new=lambda self, *, rough: None),
-    "other-starts": without("sample_average.SampleAverages._better_start", new=lambda self: _nothing()),
-    "sets": without("descent.Descent.averages_sets", new=false),
-    "along": without("pool_loop.PoolLoop._onward", new=lambda self, there: None),
-    "mean-field": without("pool_loop.PoolLoop._rough", new=lambda self, view, here: True),
-    "orthogonal": without(
-        "pool_loop.antithetic", new=lambda place, number, seed, near: antithetic(place, number, seed, False)
-    ),
-    "mode": without("starts.Starts._searched", new=lambda self, budget=0: None),
-    "units": without("starts._OTHER_UNITS", new=math.inf),
-}
-
-
-def with_number(text: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """A context in which a field of the settings has another value, by FIELD=VALUE."""
-    name, value = text.split("=", 1)
-    new = functools.partial(EngineSettings, **{name: ast.literal_eval(value)})
-    return without("sample_average.EngineSettings", new=new)
+def without(path: str, new: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context in which an attribute of a class or a module of `torchngvi.fitting` is another."""
+    return mock.patch(f"torchngvi.fitting.{path}", new=new)
 
 
 def _nothing() -> Iterator[None]:
     """A path that finds nothing better."""
     return False
     yield
+
+
+# what of `torchngvi.fitting` is replaced, and by what: a function with the arguments of the one that it stands for
+PARTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "pool": ("pool_loop.PoolLoop.begin", lambda self, *, rough: None),
+    "other-starts": ("sample_average.SampleAverages._better_start", lambda self: _nothing()),
+    "sets": ("descent.Descent.averages_sets", lambda self, tame=0.0: False),
+    "along": ("pool_loop.PoolLoop._onward", lambda self, there: None),
+    "mean-field": ("pool_loop.PoolLoop._rough", lambda self, here: True),
+    "orthogonal": ("pool_loop.antithetic", lambda place, number, seed, near: antithetic(place, number, seed, False)),
+    "mode": ("starts.Starts._searched", lambda self, budget=0, farther=0: None),
+    "units": ("starts.Starts._in_other_units", lambda self, loss, each=0.0: False),
+}
+
+
+def with_number(text: str) -> contextlib.AbstractContextManager[Any]:
+    """A context in which a field of the settings has another value, by FIELD=VALUE."""
+    name, value = text.split("=", 1)
+    new = functools.partial(EngineSettings, **{name: ast.literal_eval(value)})
+    return without("sample_average.EngineSettings", new)
 
 
 # ---------------------------------------------------------------- the runs
@@ -226,8 +212,9 @@ def rows(groups: list[str], only: list[str], lot: int) -> list[tuple[str, Callab
 def run(options: argparse.Namespace) -> None:
     """Each row, column and seed that the log has not."""
     known = {(e["row"], e["column"], e["seed"]) for e in read(options.log)}
-    columns = {part: PARTS[part] for part in options.off} | {text: with_number(text) for text in options.set}
-    columns = columns or {options.label: contextlib.nullcontext}
+    parts = {part: functools.partial(without, *PARTS[part]) for part in options.off}
+    numbers = {text: functools.partial(with_number, text) for text in options.set}
+    columns = {**parts, **numbers} or {options.label: contextlib.nullcontext}
     for seed in options.seeds:
         for name, make in rows(options.groups, options.only, options.lot):
             if any(part in name for part in options.but):

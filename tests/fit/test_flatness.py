@@ -12,10 +12,10 @@ from torchngvi.diagnostics.flatness import flatness
 from torchngvi.diagnostics.linear_response import Residuals, third_order
 from torchngvi.expectations.draws import Antithetic, Fixed
 from torchngvi.expectations.sample_average import SampleAverage
-from torchngvi.fitting.descent import Descent, Point
+from torchngvi.fitting.descent import Descent, Point, SampledObjective
 from torchngvi.fitting.fresh import Fresh
 from torchngvi.fitting.reasons import converged, not_enough
-from torchngvi.fitting.sight import Sight
+from torchngvi.fitting.settings import EngineSettings
 from torchngvi.models.guarded import Guarded
 from torchngvi.optim import Status
 from torchngvi.structures import Dense, Diagonal, arrow, block_diagonal
@@ -157,13 +157,13 @@ def test_along_the_valley_of_a_funnel(family):
     scale[0] = math.sqrt(v)
     q = family(n + 1, mean=torch.tensor([a] + n * [0.0], dtype=F64), scale=scale, dtype=F64)
     assert gap(q) == pytest.approx(0.5 * a**2)
-    sight = Sight(q, Guarded(LogJoint(funnel)))
-    e = sight.estimator(Fixed(2048))(q, sight.target)
+    objective = SampledObjective(q, Guarded(LogJoint(funnel)))
+    e = objective.estimator(Fixed(2048))(q, objective.target)
     point = Point(q.norm2(q.local(e)), e.noise2, e.value)
     assert abs(point.norm2 - a**2 * v) < point.noise2
     assert gap(q) > 4 * 0.5 * point.total**2  # what the norm alone would say
     judged = Fresh(torch.tensor(-1.0), torch.tensor(0.1), 0.9, "")
-    not_nearer(converged(point, sight.growth, 2048, judged, ""), q)
+    not_nearer(converged(point, objective.growth, 2048, judged, ""), q)
 
 
 @pytest.mark.parametrize("family", [CholeskyGaussian, DiagonalGaussian])
@@ -207,7 +207,7 @@ def test_a_mean_of_minima_is_no_better_than_its_share_of_the_noise(norms, left):
     noise² is 1 by each average, and by the sets the mean of norm² / (1 + 1/k), of which the smaller counts.
     """
     q = CholeskyGaussian(50, dtype=F64)
-    descent = Descent(q, Guarded(LogJoint(funnel)), 0, 0.1)
+    descent = Descent(q, Guarded(LogJoint(funnel)), 0, 0.1, EngineSettings())
     descent.draws, descent.optimizer = 102, VN(q)
     for descent.sets, norm2 in enumerate(norms, 1):
         descent._count = lambda do, norm2=norm2: Status(torch.tensor(0.0), torch.tensor(norm2), torch.tensor(1.0))
@@ -219,16 +219,16 @@ def test_a_mean_of_minima_is_no_better_than_its_share_of_the_noise(norms, left):
 def test_what_was_seen_comes_back_with_the_place():
     """The verdict on q is not by the draws of another start that was tried and left."""
     q = CholeskyGaussian(4, dtype=torch.float64)
-    descent = Descent(q, Guarded(LogJoint(lambda theta: -0.5 * theta.square().sum(-1))), 0, 0.1)
+    descent = Descent(q, Guarded(LogJoint(lambda theta: -0.5 * theta.square().sum(-1))), 0, 0.1, EngineSettings())
     descent.draws = 64
     descent.begin()
     descent.evaluate()
-    seen, place = descent.sight.residuals, descent.place()
+    seen, place = descent.objective.residuals, descent.place()
     assert seen is not None
     q.initialize_(1.0)
     descent.leave(64)
     descent.begin()
     descent.evaluate()
-    assert descent.sight.residuals is not seen
+    assert descent.objective.residuals is not seen
     descent.come_back(place)
-    assert descent.sight.residuals is seen
+    assert descent.objective.residuals is seen

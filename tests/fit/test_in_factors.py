@@ -20,9 +20,9 @@ from torchngvi import (
     fit,
 )
 from torchngvi.expectations import Fixed, PerFactor, SampleAverage
-from torchngvi.fitting.descent import Descent
+from torchngvi.fitting.descent import Descent, SampledObjective
 from torchngvi.fitting.fit import tolerance_by_draws
-from torchngvi.fitting.sight import Sight
+from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
 from torchngvi.models import FactorTarget, GroupedLogJoint, MixedLogJoint, MixedPrior, TractableFactors
 from torchngvi.models.guarded import Guarded, GuardedFactors, in_factors
@@ -157,9 +157,9 @@ class TestFactors:
         model, target = counts()
         wide = arrow(groups=400_000, local=1, globals=1)
         q = PrecisionCholeskyGaussian(wide.dim, structure=wide)
-        descent = Descent(q, Guarded(FactorTarget(wide, [(0, torch.sum)])), 0, 0.1)
+        descent = Descent(q, Guarded(FactorTarget(wide, [(0, torch.sum)])), 0, 0.1, EngineSettings())
         assert descent.most == 32  # 2 x 400,000 numbers each
-        assert Descent(over(model), Guarded(target), 0, 0.1).most == 16_384
+        assert Descent(over(model), Guarded(target), 0, 0.1, EngineSettings()).most == 16_384
 
 
 class TestFits:
@@ -217,7 +217,7 @@ class TestFits:
     def test_a_start_that_is_too_wide_is_narrowed_first(self):
         model, target = counts()
         q = PrecisionCholeskyGaussian(model.dim, structure=model.structure, dtype=DTYPE, scale=3.0)
-        starts = Starts(q, Guarded(target), 0)
+        starts = Starts(q, Guarded(target), 0, EngineSettings())
         starts.first()
         assert float(q.stddev.max()) < 1.0
         assert starts.reached == starts.sampled_loss(32)
@@ -303,8 +303,8 @@ class TestGrouped:
 
 @pytest.mark.parametrize("groups", [1001, 7001, 20_002])
 def test_the_most_draws_that_the_memory_allows_are_pairs(groups):
-    sight = object.__new__(Sight)
-    sight.q = PrecisionCholeskyGaussian(groups + 2, structure=arrow(groups=groups, local=1, globals=2))
-    sight.factors = SimpleNamespace(structure=sight.q.structure)
-    assert sight.most(16_384) % 2 == 0
-    assert sight.most(16_384) >= 32
+    objective = object.__new__(SampledObjective)
+    objective.q = PrecisionCholeskyGaussian(groups + 2, structure=arrow(groups=groups, local=1, globals=2))
+    objective.factors = SimpleNamespace(structure=objective.q.structure)
+    assert objective.most(16_384) % 2 == 0
+    assert objective.most(16_384) >= 32

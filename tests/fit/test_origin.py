@@ -7,9 +7,9 @@ import torch
 
 from torchngvi import CholeskyGaussian, DataLogJoint, LogJoint, fit
 from torchngvi.fitting.fresh import sampled_loss
-from torchngvi.fitting.origin import Origin
 from torchngvi.fitting.sample_average import SampleAverages
-from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.settings import EngineSettings
+from torchngvi.fitting.starts import Origin, Starts
 from torchngvi.fitting.stopping import Stop
 from torchngvi.models.guarded import Guarded
 
@@ -69,7 +69,7 @@ def test_q_is_never_worse_than_where_it_started():
 
 def test_its_state():
     q = CholeskyGaussian(14, dtype=torch.float64)
-    first, second = (Origin(Starts(q, Guarded(LogJoint(grouped()[0])), 1)) for _ in range(2))
+    first, second = (Origin(Starts(q, Guarded(LogJoint(grouped()[0])), 1, EngineSettings())) for _ in range(2))
     q.initialize_(1.0, 2.0)
     first.begun()
     second.load_state_dict(first.state_dict())
@@ -80,7 +80,7 @@ def test_its_state():
 def test_what_is_wide_is_measured_by_the_wider_of_two_places():
     """q before the fit and where it has begun, whose standard deviations of e^-20 say nothing."""
     q = CholeskyGaussian(3, dtype=torch.float64, scale=0.5)
-    origin = Origin(Starts(q, Guarded(LogJoint(lambda theta: -theta.square().sum(-1))), 1))
+    origin = Origin(Starts(q, Guarded(LogJoint(lambda theta: -theta.square().sum(-1))), 1, EngineSettings()))
     q.initialize_(0.0, math.exp(-20))
     origin.begun()
     q.initialize_(0.0, 0.5 * math.exp(14))

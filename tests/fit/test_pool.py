@@ -11,14 +11,15 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.pool import (
     Lot,
-    Natural,
     Normal,
     Pool,
     View,
     displaced,
     displacement,
+    from_natural,
     lower_root,
     minimise,
+    natural_step,
 )
 from torchngvi.fitting.pool_loop import PoolLoop, antithetic
 from torchngvi.fitting.sample_average import SampleAverages
@@ -190,10 +191,11 @@ class TestRegression:
 class TestMoves:
     def test_natural_coordinates_and_back(self):
         at, base = normal(3, 0.8), normal(1)
-        again = Natural.of(View(pool_of(lot(base, quadratic, DIM, 1)), base).fit(at))[0].place()
+        x, _ = natural_step(View(pool_of(lot(base, quadratic, DIM, 1)), base).fit(at))
+        again = from_natural(x, DIM, diagonal=False)
         assert torch.allclose(again.mean, at.mean, atol=1e-12)
         assert torch.allclose(again.root, at.root, atol=1e-12)
-        assert Natural(-torch.eye(2, dtype=DTYPE), torch.zeros(2, dtype=DTYPE)).place() is None
+        assert from_natural(torch.tensor([-1.0, 0.0, 0.0, -1.0, 0.0, 0.0], dtype=DTYPE), 2, diagonal=False) is None
 
     def test_a_displacement_and_back(self):
         """Half of the square of its length is KL to second order."""
@@ -484,8 +486,9 @@ def test_a_run_goes_on_to_the_last_bit(number, tmp_path):
 
 def loop_of(function, dim, **settings):
     """The loop of an engine that has put q at its start."""
-    engine = SampleAverages(CholeskyGaussian(dim, dtype=DTYPE), LogJoint(function), 0.1)
-    engine.pooled.settings = EngineSettings(**settings)
+    engine = SampleAverages(
+        CholeskyGaussian(dim, dtype=DTYPE), LogJoint(function), 0.1, settings=EngineSettings(**settings)
+    )
     return engine, engine.pooled
 
 

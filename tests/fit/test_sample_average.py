@@ -753,7 +753,7 @@ def test_the_minima_of_several_sets_are_averaged(monkeypatch, seed):
     best = quiet(CholeskyGaussian(20, dtype=torch.float64), model, tolerance=1e-6).loss
     monkeypatch.setattr("torchngvi.fitting.descent.Descent.most", 256)
     for sets in (0, 96):  # draws a coordinate: none, and 6 of 256
-        monkeypatch.setattr("torchngvi.fitting.descent._SETS", sets)
+        monkeypatch.setattr("torchngvi.fitting.descent.Descent.spread", sets)
         q = CholeskyGaussian(20, dtype=torch.float64)
         torch.manual_seed(seed)
         results.append(fit(q, model.log_joint, tolerance=1e-2, progress=False, examine=False))

@@ -15,7 +15,7 @@ from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.starts import _SCALES, Starts
+from torchngvi.fitting.starts import Starts
 from torchngvi.fitting.stopping import NormBelow
 from torchngvi.mode import Mode, find_mode
 from torchngvi.models.guarded import Guarded
@@ -88,7 +88,7 @@ def quiet(q, target, seed=0, **options):
 def started(function, dim, family=CholeskyGaussian, **options):
     """q where a fit begins, and the starts that led there."""
     q = family(dim, dtype=torch.float64, **options)
-    starts = Starts(q, Guarded(LogJoint(function)), seed=1)
+    starts = Starts(q, Guarded(LogJoint(function)), seed=1, settings=EngineSettings())
     with torch.no_grad():
         starts.first()
     return q, starts
@@ -126,7 +126,9 @@ class TestTrust:
     @pytest.mark.parametrize("temperature", [0.1, 10.0])
     def test_the_promise_is_in_units_of_the_temperature(self, temperature):
         q = CholeskyGaussian(5, dtype=torch.float64)
-        starts = Starts(q, Guarded(LogJoint(log_gamma(100.0), temperature=temperature)), seed=1)
+        starts = Starts(
+            q, Guarded(LogJoint(log_gamma(100.0), temperature=temperature)), seed=1, settings=EngineSettings()
+        )
         with torch.no_grad():
             starts.first()
         assert starts.trusted
@@ -155,7 +157,7 @@ class TestTrust:
             return -0.5 * theta.square().sum(-1) - 500 * (theta.abs() > 1).sum(-1)
 
         q = CholeskyGaussian(3, dtype=torch.float64)
-        starts = Starts(q, Guarded(LogJoint(cliff)), seed=1)
+        starts = Starts(q, Guarded(LogJoint(cliff)), seed=1, settings=EngineSettings())
         with torch.no_grad():
             found = find_mode(starts.target, starts.mean, 100)
             starts.place(found)
@@ -167,12 +169,12 @@ def test_without_a_mode_q_takes_the_best_of_some_scales(function):
     """The least loss of those before the first rise."""
     q, starts = started(function, 2)
     scale, losses = float(q.stddev[0]), []
-    for factor in _SCALES:
+    for factor in Starts.scales:
         q.initialize_(0.0, factor)
         losses.append(sampled_loss(q, starts.target, 16, starts.seed + 2))
     rise = next(k for k in range(1, len(losses)) if losses[k] >= losses[k - 1])
     assert 1 < rise < len(losses)
-    assert scale == pytest.approx(_SCALES[rise - 1])
+    assert scale == pytest.approx(Starts.scales[rise - 1])
     assert starts.reached == pytest.approx(losses[rise - 1])
 
 
@@ -184,7 +186,7 @@ class TestOtherUnits:
         near = Mode(torch.zeros(3, dtype=dtype), 1e-6 * torch.eye(3, dtype=dtype), 0.0, False, 0)
         monkeypatch.setattr(Starts, "_searched", lambda self, budget=0: near)
         q = family(3, mean=0.1, scale=0.7, dtype=dtype)
-        starts = Starts(q, Guarded(LogJoint(function)), seed=1)
+        starts = Starts(q, Guarded(LogJoint(function)), seed=1, settings=EngineSettings())
         with torch.no_grad():
             starts.first()
         assert not starts.trusted
@@ -202,13 +204,13 @@ class TestOtherUnits:
         """Of the scales that are tried it is the first with a loss below 1/eps; at q as it was ℓ is about -1e160."""
         q, starts = self.first(lambda theta: -torch.cosh(270 * theta).sum(-1), family, dtype, monkeypatch)
         narrow, losses = q.stddev.clone(), []
-        for factor in _SCALES:
+        for factor in Starts.scales:
             q.initialize_(0.1, factor * 0.7)
             losses.append(sampled_loss(q, starts.target, 16, starts.seed + 2))
         assert dtype is torch.float32 or 1e150 < losses[0] < 1e170
         first = next(k for k, loss in enumerate(losses) if loss * torch.finfo(torch.float64).eps < 1)
         assert first > 1
-        torch.testing.assert_close(narrow, torch.full_like(narrow, 0.7 * _SCALES[first]))
+        torch.testing.assert_close(narrow, torch.full_like(narrow, 0.7 * Starts.scales[first]))
         assert starts.reached == pytest.approx(losses[first], rel=1e-4)
 
 

@@ -19,43 +19,34 @@ A log joint in factors, under a q over their forest, is seen factor by factor, b
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchngvi.derivatives import energy_and_gradient
+from torchngvi.diagnostics.flatness import PAIRS, flatness
 from torchngvi.diagnostics.linear_response import Residuals
-from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations import PerFactor
+from torchngvi.expectations.draws import Fixed, Seen
+from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.loop import Ending
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.sight import Sight
 from torchngvi.fitting.stopping import Standing
 from torchngvi.interfaces import Coordinates, Estimator, Target
 from torchngvi.methods import VN
-from torchngvi.models.guarded import FAILING, Guarded
+from torchngvi.models.guarded import FAILING, Guarded, guarded_factors
+from torchngvi.posteriors import clique_marginals
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.precision import forest_of
 
-_USUAL = EngineSettings()
-_NEAR = 0.3  # norm² + noise² below which steps need no trial
-_FAR = 1.0  # the same where larger averages show that such steps were wrong
-_RISE = 0.1  # share of noise² that the average may rise in such a step
-_NEARER = 0.5  # share of norm² it may leave at most
-_LEFT = 0.1  # share of norm² such a step leaves
-_GROWTH = 6  # largest factor from one sample average to the next
-_NEAR_GROWTH = (7, 14)  # the same where steps need no trial, and where it is the last
-_SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of no use
-_SPARE = 0.05  # share of tolerance² that has to be left for norm² where no more draws are to be taken
-_STAGE = (30, 4000)  # evaluations, or draws of all of them, after which an average is given up for a larger one
-_REJECTED = 3  # in a row: nothing more is to be had on these draws
-_TAME = 0.02  # noise² a coordinate up to which the minima of several averages have a useful mean
-_ROUNDS = 6  # in which they are looked for: the others move a little, as the set is whitened again
-_SETS = 96  # draws a coordinate of all sets beside the first
-_COUNTS = (
+_STATE = (
     *("draws", "left_out", "sets", "told", "near", "daring", "open"),
-    *("evaluations", "rejections", "step_taken", "stalled", "first"),
+    *("evaluations", "rejections", "step_taken", "stalled", "first", "before", "previous"),
 )
 
 
@@ -77,6 +68,84 @@ class Point(NamedTuple):
         return bool((self.loss.isfinite() & self.norm2.isfinite()).all())
 
 
+class SampledObjective:
+    """How a log joint is evaluated; one in factors, under a q over their forest, is seen factor by factor."""
+
+    def __init__(self, q: Gaussian, target: Guarded) -> None:
+        self.q, self.target, self.factors = q, target, guarded_factors(q, target.target)
+        self.pattern = forest_of(q) if self.factors is None else None
+        self.residuals: Residuals | None = None  # some of those that were seen last, of the whole
+
+    def most(self, most: int, numbers: int = 20_000_000, fewest: int = 32) -> int:
+        """Return the most draws of one average: those of all cliques have so many numbers at most, for the memory."""
+        if self.factors is None:
+            return most
+        each = sum(kind.nodes * (kind.size + kind.above) for kind in self.factors.structure.kinds)
+        return max(min(most, 2 * (numbers // (2 * each))), 2 * self.q.structure.widest + 2, fewest)
+
+    @property
+    def members(self) -> int:
+        """Draws that belong together: a pair has a draw of each clique, and is left out where one of them fails."""
+        return 1 if self.factors is None else max(kind.nodes for kind in self.factors.structure.kinds)
+
+    def fixed(self, draws: int, seed: int, left_out: tuple[int, ...]) -> Fixed:
+        """Return fixed draws; each clique has its own, or of those of the whole they are whitened in each clique."""
+        return Fixed(draws, seed, left_out, apart=self.factors is not None, pattern=self.pattern)
+
+    def estimator(self, fixed: Fixed) -> Estimator:
+        """Return the average over draws."""
+
+        def saw(seen: Seen) -> None:
+            if self.factors is None and not self.q.batch_shape:
+                self.keep(seen.z, seen.pulled)
+
+        average = SampleAverage(fixed, saw)
+        return average if self.factors is None else PerFactor(average)
+
+    def keep(self, z: Tensor, pulled: Tensor) -> None:
+        """Keep what was seen at some pairs of draws, both (S, D), for `growth`."""
+        if self.target.temperature:
+            z, pulled = (torch.cat([half[:PAIRS] for half in part.chunk(2)]) for part in (z, pulled))
+            self.residuals = Residuals(z, pulled / self.target.temperature - z)
+
+    @property
+    def growth(self) -> float:
+        """At most how many times half of norm² the distance from the best q is, as far as what was seen last tells."""
+        flat = None if self.residuals is None else flatness(self.residuals, self.q.structure)
+        return 1.0 if flat is None else flat.growth
+
+    def evaluate(self, do: Callable[[Target], Any]) -> Any:
+        """Do it on what is seen, and count it."""
+        with self._counted():
+            return do(self.target if self.factors is None else self.factors)
+
+    def failing(self, fixed: Fixed) -> Tensor:
+        """Find the pairs of mirrored draws at which the log joint, or a factor of it, is NaN or has such a gradient."""
+        seen: list[tuple[Gaussian, Target]] = [(self.q, self.target)]
+        if self.factors is not None:
+            cliques = clique_marginals(self.q)
+            seen = [(cliques[kind], term) for kind, term in self.factors.drawn.items()]
+        fails = torch.zeros(fixed.num_samples // 2, dtype=torch.bool, device=self.q.device)
+        with self._counted():
+            for q, target in seen:
+                theta = q.push_noise(fixed(q.mean_probe.detach())).detach()
+                energy, gradient = energy_and_gradient(target, theta)
+                bad = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
+                fails |= bad.reshape(2, len(fails), -1).any(-1).any(0)
+        return fails
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Calls of the factors, within the budget of the whole, count for it."""
+        if self.factors is not None:
+            self.factors.allow(self.target)
+        try:
+            yield
+        finally:
+            if self.factors is not None:
+                self.factors.count_for(self.target)
+
+
 class Place(NamedTuple):
     """What a descent goes back to from another place."""
 
@@ -89,31 +158,23 @@ class Place(NamedTuple):
 
 
 class Descent:
-    """VN with a memory of the curvature that outlives the draws.
-
-    Attributes:
-        draws: in the present average.
-        sets: of so many draws that q has seen one step over, where the minima of several are averaged; else 0.
-        near: steps are taken without a trial.
-        daring: no such step has been wrong.
-        open: the minimisation over the present draws has begun and has not ended.
-        point: where q was evaluated last; where it ended, what its last step is known to leave.
-    """
+    """VN with a memory of the curvature that outlives the draws."""
 
     most = 16_384  # draws of one sample average
+    spread = 96  # draws a coordinate of all sets whose minima are averaged, after the first
 
-    def __init__(
-        self, q: Gaussian, target: Guarded, seed: int, tolerance: float, settings: EngineSettings = _USUAL
-    ) -> None:
+    def __init__(self, q: Gaussian, target: Guarded, seed: int, tolerance: float, settings: EngineSettings) -> None:
         self.settings = settings
         self.q, self.target, self.seed, self.tolerance = q, target, seed, tolerance
         self.draws = self.evaluations = self.rejections = 0
-        self.near, self.daring, self.open, self.sets = False, True, False, 0
+        self.near, self.daring = False, True  # steps are taken without a trial; no such step has been wrong
+        self.open = False  # the minimisation over the present draws has begun and has not ended
+        self.sets = 0  # of so many draws that q has seen one step over, where the minima of several are averaged
         self.told: list[Tensor] = []  # noise² of an average, by each of the sets
         self.left_out: tuple[int, ...] = ()  # pairs of the present average
         self.optimizer: VN | None = None
-        self.sight = Sight(q, target)
-        self.most = self.sight.most(self.most)
+        self.objective = SampledObjective(q, target)
+        self.most = self.objective.most(self.most)
         self.forget_average()
 
     def forget_average(self) -> None:
@@ -130,41 +191,37 @@ class Descent:
         self.open = True
 
     def _fixed(self, left_out: tuple[int, ...]) -> Fixed:
-        return self.sight.fixed(self.draws, self._draws_seed, left_out)
-
-    @property
-    def _draws_seed(self) -> int:
-        """Of the present draws."""
-        return self.seed + self.draws + 10_007 * self.sets
-
-    def _estimator(self) -> Estimator:
-        return self.sight.estimator(self._fixed(self.left_out))
+        return self.objective.fixed(self.draws, self.seed + self.draws + 10_007 * self.sets, left_out)
 
     def _renew(self) -> VN:
-        """The optimizer that is running, on the present draws; a new one for a new start."""
+        """Give the optimizer the present draws; a new start has a new one."""
+        estimator = self.objective.estimator(self._fixed(self.left_out))
         if self.optimizer is None:
-            self.optimizer = VN(self.q, estimator=self._estimator())
+            self.optimizer = VN(self.q, estimator=estimator)
         else:
-            self.optimizer.resample(self._estimator())
+            self.optimizer.resample(estimator)
         return self.optimizer
 
-    def evaluate(self) -> Point:
-        """Evaluate q on the present draws."""
+    def evaluate(self, astray: float = 1.0) -> Point:
+        """Evaluate q on the present draws; norm² + noise² above a limit shows that a step without a trial was wrong."""
         first = self.evaluations == self.first
         point = self._evaluated()
         if first and not point.finite and self._replace_failing():
             self._renew()
             point = self._evaluated()
-        if first and self.near and not point.total**2 <= _FAR:  # the last step without a trial has led astray
+        if first and self.near and not point.total**2 <= astray:
             self.near = self.daring = False
         return point
 
-    def _replace_failing(self) -> bool:
-        """Leave out the pairs of draws at which the log joint fails; whether there are some, and few."""
-        most, left_out = max(1, int(FAILING * self.draws / 2 * self.sight.members)), self.left_out
-        for _ in range(_ROUNDS):
+    def _replace_failing(self, rounds: int = 6) -> bool:
+        """Leave out the pairs of draws at which the log joint fails; whether there are some, and few.
+
+        There are rounds of it, since the others move a little as the set is whitened again.
+        """
+        most, left_out = max(1, int(FAILING * self.draws / 2 * self.objective.members)), self.left_out
+        for _ in range(rounds):
             fixed = self._fixed(left_out)
-            pairs = self.sight.failing(fixed).nonzero()[:, 0].tolist()
+            pairs = self.objective.failing(fixed).nonzero()[:, 0].tolist()
             if not pairs:
                 self.left_out = left_out
                 return bool(left_out)
@@ -186,29 +243,27 @@ class Descent:
             left = torch.maximum(norm2 - noise2, share) + noise2 * math.sqrt(2 / self.q.dim)
             self.point = Point(torch.zeros_like(left), left, status.loss)
         else:
-            self.point = Point(norm2, noise2 * self._overfit(), status.loss)
+            # S numbers a coordinate have to pay for 1 + (D + 1)/2 parameters a coordinate
+            parameters = 1 + self.q.structure.parameters / self.q.dim
+            overfit = self.draws / max(self.draws - parameters, 0.25 * self.draws)
+            self.point = Point(norm2, noise2 * overfit, status.loss)
         return self.point
 
     def _count(self, do: Callable[[Target], Any]) -> Any:
         """Do it on the target, and count what it takes."""
         assert self.optimizer is not None
         before = self.optimizer.evaluations
-        result = self.sight.evaluate(do)
+        result = self.objective.evaluate(do)
         self.evaluations += self.optimizer.evaluations - before
         return result
 
-    def _overfit(self) -> float:
-        """S numbers a coordinate have to pay for 1 + (D + 1)/2 parameters a coordinate."""
-        parameters = 1 + self.q.structure.parameters / self.q.dim
-        return self.draws / max(self.draws - parameters, 0.25 * self.draws)
-
-    def went_wrong(self) -> bool:
-        """An untried step has to keep the average from rising, and to bring the norm down where it is not noise."""
+    def went_wrong(self, rise: float = 0.1, left: float = 0.5) -> bool:
+        """Whether a step without a trial has let the average rise, or has not brought down a norm that is not noise."""
         point, previous = self.point, self.previous
         if previous is None:
             return False
-        fell = point.loss <= previous.loss + _RISE * previous.noise2
-        nearer = point.norm2 <= torch.maximum(_NEARER * previous.norm2, previous.noise2)
+        fell = point.loss <= previous.loss + rise * previous.noise2
+        nearer = point.norm2 <= torch.maximum(left * previous.norm2, previous.noise2)
         return not bool((fell & nearer).all())
 
     @property
@@ -217,13 +272,15 @@ class Descent:
         return max(self.sets, 1) * self.draws
 
     @property
-    def tame(self) -> bool:
-        """Whether q is at the minimum of an average whose noise is small: no other steps than averages are of use."""
-        return self._solved() and float(self.point.noise2.max()) <= max(1.0, _TAME * self.q.dim)
+    def _solved(self) -> Tensor:
+        """norm² at which q is nearer to the minimum of the average than the draws tell."""
+        return 0.5 * self.point.noise2
 
-    def averages_sets(self) -> bool:
-        """Begin to average the minima of several sets of as many draws, where that is to be done."""
-        if self.sets or not self.tame or self.draws > _SETS * self.q.dim:
+    def averages_sets(self, tame: float = 0.02) -> bool:
+        """Begin to average the minima of several sets, where q is at one, and noise² a coordinate small."""
+        solved = bool((self.point.norm2 <= self._solved).all())
+        small = float(self.point.noise2.max()) <= max(1.0, tame * self.q.dim)
+        if self.sets or not (solved and small) or self.draws > self.spread * self.q.dim:
             return False
         self.sets = 1
         return True
@@ -237,17 +294,13 @@ class Descent:
         self._count(self.optimizer.step_untried)
         there = self.q.snapshot()
         self.q.restore(Coordinates(*(torch.lerp(old, new, share) for old, new in zip(here, there, strict=True))))
-        if (self.sets + 1) * self.draws > _SETS * self.q.dim:
+        if (self.sets + 1) * self.draws > self.spread * self.q.dim:
             self.point = self.point._replace(noise2=(1 - share) * self.point.noise2)
             return False
         self.sets += 1
         self.left_out, self.first = (), self.evaluations
         self._renew()
         return True
-
-    def _solved(self) -> bool:
-        """Whether q is nearer to the minimum of the average than the draws tell."""
-        return bool((self.point.norm2 <= _SOLVED * self.point.noise2).all())
 
     def undo(self) -> None:
         """Back to where the last step without a trial began; all later ones are tried."""
@@ -262,7 +315,15 @@ class Descent:
         self.open = self._stepped()
         return self.open
 
-    def _stepped(self) -> bool:
+    def _stepped(
+        self, few: int = 30, long: int = 4000, least: float = 0.05, rejected: int = 3, left: float = 0.1
+    ) -> bool:
+        """A step, unless norm² is small enough, or nothing more is to be had on these draws.
+
+        An average is given up after a few evaluations, or as many as take so many draws: few draws suffice to see that
+        nothing confines q.  Where no more draws are to be taken a least share of tolerance² has to be left for norm².
+        A step without a trial leaves about a tenth of norm².
+        """
         if self.went_wrong():
             self.undo()
             self._renew()
@@ -271,40 +332,40 @@ class Descent:
         if self.sets:
             return self._next_set()
         point = self.point
-        solved = torch.clamp_min(_SOLVED * point.noise2, 0.05 * self.tolerance**2)
+        solved = torch.clamp_min(self._solved, 0.05 * self.tolerance**2)
         spare = self.tolerance**2 - point.noise2  # these draws may do, once norm² is no more
         enough = spare if self.draws > self.settings.dear else torch.minimum(solved, spare)
-        done = point.norm2 <= torch.where(spare > _SPARE * self.tolerance**2, enough, solved)
-        most = max(_STAGE[0], _STAGE[1] // self.draws)  # few draws suffice to see that nothing confines q
-        if bool(done.all()) or self.stalled >= _REJECTED or self.evaluations - self.first >= most:
+        done = point.norm2 <= torch.where(spare > least * self.tolerance**2, enough, solved)
+        spent = self.evaluations - self.first >= max(few, long // self.draws)
+        if bool(done.all()) or self.stalled >= rejected or spent:
             return False
         if self.near:
             second = self.previous is not None
             self.before, self.previous = self.q.snapshot(), point
             self._count(self.optimizer.step_untried)
-            left = point._replace(norm2=_LEFT * point.norm2)
-            if second and left.total > self.tolerance and self.draws < self.most:
-                self.point = left
+            there = point._replace(norm2=left * point.norm2)
+            if second and there.total > self.tolerance and self.draws < self.most:
+                self.point = there
                 return False
         else:
             self._count(self.optimizer.step)
         assert self.optimizer.last is not None
         self.step_taken = float(self.optimizer.last.rho.min())
-        rejected = ~self.optimizer.last.accepted
-        self.rejections += int(rejected.sum())
-        self.stalled = self.stalled + 1 if bool((rejected | done).all()) else 0
+        back = ~self.optimizer.last.accepted
+        self.rejections += int(back.sum())
+        self.stalled = self.stalled + 1 if bool((back | done).all()) else 0
         return True
 
     def more_draws(self) -> int:
-        """The number of draws that brings noise² to half of tolerance², within limits."""
+        """The number of draws that brings noise² to half of tolerance²; the last one may grow by a larger factor."""
         wanted = float(self.point.noise2.max()) / (0.5 * self.tolerance**2)
-        usual, last = _NEAR_GROWTH if self.near else (_GROWTH, 0)
+        usual, last = (7, 14) if self.near else (6, 0)
         factor = min(max(wanted, 2), last if wanted <= last else usual) if math.isfinite(wanted) else 2
         return min(2 * math.ceil(0.5 * factor * self.draws), self.most)
 
-    def judge_nearness(self) -> None:
-        """Whether steps over the next draws need no trial."""
-        self.near = self.daring and self.point.total**2 < _NEAR
+    def judge_nearness(self, near: float = 0.3) -> None:
+        """Whether steps over the next draws need no trial: where norm² + noise² is small."""
+        self.near = self.daring and self.point.total**2 < near
 
     def standing(self, aside: bool) -> Standing:
         """What a run says of the last evaluation; ``aside`` where it is a trial at another place."""
@@ -332,7 +393,7 @@ class Descent:
 
     def place(self) -> Place:
         """What is needed to come back here, between two sets of draws."""
-        return Place(self.q.snapshot(), self.optimizer, self.near, self.draws, self.point, self.sight.residuals)
+        return Place(self.q.snapshot(), self.optimizer, self.near, self.draws, self.point, self.objective.residuals)
 
     def leave(self, draws: int) -> None:
         """Begin from another start with so many draws; nothing is known of the curvature there."""
@@ -341,27 +402,22 @@ class Descent:
     def come_back(self, place: Place) -> None:
         """Go back to a place, with the optimizer and the draws that it had."""
         self.q.restore(place.coordinates)
-        self.optimizer, self.near, self.draws, self.point, self.sight.residuals = place[1:]
+        self.optimizer, self.near, self.draws, self.point, self.objective.residuals = place[1:]
         self.open = False
 
     # -------------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the descent remembers between two evaluations."""
-        return {
-            **{name: getattr(self, name) for name in _COUNTS},
-            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
-            "before": None if self.before is None else tuple(self.before),
-            "previous": None if self.previous is None else tuple(self.previous),
-        }
+        optimizer = None if self.optimizer is None else self.optimizer.state_dict()
+        return {**{name: getattr(self, name) for name in _STATE}, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave, after q has been loaded."""
-        for name in _COUNTS:
-            setattr(self, name, state.get(name, getattr(self, name)))
+        for name in _STATE:
+            setattr(self, name, state[name])
+        self.before = None if self.before is None else Coordinates(*self.before)
+        self.previous = None if self.previous is None else Point(*self.previous)
         self.optimizer = None
         if state["optimizer"] is not None:
-            self.optimizer = VN(self.q, estimator=self._estimator())
-            self.optimizer.load_state_dict(copied(state["optimizer"]))
-        self.before = None if state["before"] is None else Coordinates(*state["before"])
-        self.previous = None if state["previous"] is None else Point(*state["previous"])
+            self._renew().load_state_dict(copied(state["optimizer"]))

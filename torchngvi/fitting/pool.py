@@ -35,7 +35,7 @@ class Normal(NamedTuple):
 
     @classmethod
     def origin(cls, like: "Normal") -> "Normal":
-        """Return the standard normal distribution, which a Gaussian is in its own frame."""
+        """The standard normal distribution, which a Gaussian is in its own frame."""
         return cls(torch.zeros_like(like.mean), torch.ones_like(like.mean))
 
     @property
@@ -151,26 +151,16 @@ class Pool:
 
 
 class View:
-    """A pool in the frame of a base.
-
-    Attributes:
-        base: the Gaussian in whose frame all is seen.
-        diagonal: whether P is diagonal, as of a mean field.
-        z: draws in that frame, (N, D).
-        energy: ℓ/γ there, (N,).
-        pulled: Cᵀ∇ℓ/γ there, (N, D).
-        log_mixture: log Σ_k n_k q_k there, (N,).
-        blocks: of each lot the draws of a block, and how many blocks.
-    """
+    """A pool in the frame of a base; with a diagonal P, as of a mean field, or a full one."""
 
     def __init__(self, pool: Pool, base: Normal, diagonal: bool = False) -> None:
         self.base, self.diagonal = base, diagonal
         theta, self.energy, gradient = (
             torch.cat(parts) for parts in zip(*(lot[1:4] for lot in pool.lots), strict=True)
         )
-        self.z, self.pulled = base.whiten(theta), base.pull(gradient)
-        self.log_mixture = pool.terms.logsumexp(0)
-        self.blocks = [(len(lot.theta) // lot.blocks, lot.blocks) for lot in pool.lots]
+        self.z, self.pulled = base.whiten(theta), base.pull(gradient)  # in the frame, (N, D), and Cᵀ∇ℓ/γ there
+        self.log_mixture = pool.terms.logsumexp(0)  # log Σ_k n_k q_k, (N,)
+        self.blocks = [(len(lot.theta) // lot.blocks, lot.blocks) for lot in pool.lots]  # of each lot: size, number
 
     def __len__(self) -> int:
         return len(self.z)
@@ -190,26 +180,17 @@ class View:
 
 
 class Fit:
-    """What a pool tells at one Gaussian, by weighted regression; what is dear is computed where it is asked for.
-
-    Attributes:
-        at: the Gaussian, in the frame of the base.
-        weights: of the draws, (N,).
-        effective: their number by these weights, 0-d.
-        natural: a (D,) and P = W - I, (D, D) or its diagonal (D,).
-        loss: L/γ, 0-d.
-        noise2, doubt: the square of the standard error of (a, P), 0-d, and its own standard error.
-    """
+    """What a pool tells at one Gaussian of its frame, by weighted regression; what is dear when it is asked for."""
 
     def __init__(self, view: View, at: Normal) -> None:
         self.view, self.at, self.z = view, at, at.whiten(view.z)
         log_q = -0.5 * self.z.square().sum(-1) - at.log_det - view.base.log_det
         self.weights = (log_q - view.log_mixture).softmax(0)
-        self.effective = 1 / self.weights.square().sum()
+        self.effective = 1 / self.weights.square().sum()  # number of draws by these weights
 
     @cached_property
     def natural(self) -> tuple[Tensor, Tensor]:
-        """Both parts of the natural gradient."""
+        """Both parts of the natural gradient: a, (D,), and P = W - I, (D, D) or its diagonal (D,)."""
         w, mean = self.weights, self.weights @ self.z
         near = self.z - mean
         share = w[:, None] * near
@@ -263,12 +244,12 @@ class Fit:
 
     @property
     def noise2(self) -> Tensor:
-        """The first of these."""
+        """The square of the standard error of (a, P), 0-d."""
         return self._noise[0]
 
     @property
     def doubt(self) -> Tensor:
-        """The second."""
+        """The standard error of noise², 0-d."""
         return self._noise[1]
 
     @property
@@ -282,10 +263,7 @@ class Fit:
         return self.total + self.doubt
 
     def _parts(self, e: Tensor) -> tuple[Tensor, float]:
-        """What independent parts of the weighted residuals e (N, D) add to noise², and a factor of all of them.
-
-        The parts are pairs, or blocks where there are four, whose pairs are not independent of each other.
-        """
+        """What pairs of the weighted residuals (N, D), or four blocks or more, add to noise², and a common factor."""
         diagonal, blocks = self.view.diagonal, self.view.blocks
         if diagonal or all(count == 1 for _, count in blocks):
             return _of_pairs(self.z, e, diagonal), 1.0
@@ -328,47 +306,32 @@ def _of_pairs(
     return first + 0.25 * (ee * zz + ez * ez.mT).sum((-2, -1))
 
 
-class Natural(NamedTuple):
-    """Natural coordinates (Λ, Λμ) of a Gaussian in the frame of the base."""
-
-    precision: Tensor  # (D, D), or its diagonal, (D,)
-    shift: Tensor  # (D,)
-
-    @classmethod
-    def of(cls, fit: Fit) -> tuple["Natural", "Natural"]:
-        """Return those of the Gaussian of a fit, and the natural-gradient step from there."""
-        (mean, root), (a, P) = fit.at, fit.natural
-        if fit.view.diagonal:
-            precision, change = root.pow(-2), P / root.square()
-            return cls(precision, precision * mean), cls(change, change * mean - a / root)
+def natural_step(fit: Fit) -> tuple[Tensor, Tensor]:
+    """Natural coordinates (Λ, Λμ) of the Gaussian of a fit, in a row, and the natural-gradient step from there."""
+    (mean, root), (a, P) = fit.at, fit.natural
+    if fit.view.diagonal:
+        precision, change = root.pow(-2), P / root.square()
+        shift, shift_change = precision * mean, change * mean - a / root
+    else:
         inverse = triangular_inverse(fit.at.full)
         precision, change = inverse.mT @ inverse, inverse.mT @ P @ inverse
-        return cls(precision, precision @ mean), cls(change, change @ mean - inverse.mT @ a)
+        shift, shift_change = precision @ mean, change @ mean - inverse.mT @ a
+    return torch.cat([precision.flatten(), shift]), torch.cat([change.flatten(), shift_change])
 
-    def place(self) -> Normal | None:
-        """The Gaussian, with a lower triangular root; None outside of the cone."""
-        if self.precision.dim() == 1:
-            found = Normal(self.shift / self.precision, self.precision.rsqrt())
-            return found if found.finite else None
-        upper, ok = reverse_cholesky(self.precision)  # K⁻ᵀ
+
+def from_natural(x: Tensor, dim: int, diagonal: bool) -> Normal | None:
+    """The Gaussian of such a row, with a lower triangular root; None outside of the cone."""
+    precision, shift = x[:-dim], x[-dim:]
+    if diagonal:
+        found = Normal(shift / precision, precision.rsqrt())
+    else:
+        precision = precision.reshape(dim, dim)
+        upper, ok = reverse_cholesky(0.5 * (precision + precision.mT))  # K⁻ᵀ
         if not bool(ok):
             return None
         root = torch.linalg.solve_triangular(upper, _eye(upper), upper=True).mT.contiguous()
-        found = Normal(root @ (root.mT @ self.shift), root)
-        return found if found.finite else None
-
-    def flat(self) -> Tensor:
-        """All numbers in a row."""
-        return torch.cat([self.precision.flatten(), self.shift])
-
-    @classmethod
-    def of_flat(cls, x: Tensor, dim: int, diagonal: bool) -> "Natural":
-        """From such a row, made symmetric."""
-        precision, shift = x[:-dim], x[-dim:]
-        if diagonal:
-            return cls(precision, shift)
-        precision = precision.reshape(dim, dim)
-        return cls(0.5 * (precision + precision.mT), shift)
+        found = Normal(root @ (root.mT @ shift), root)
+    return found if found.finite else None
 
 
 def minimise(view: View, start: Fit, radius: float, settings: EngineSettings) -> Fit:
@@ -384,12 +347,11 @@ def minimise(view: View, start: Fit, radius: float, settings: EngineSettings) ->
     if float(best.norm2) > max(settings.far * float(best.noise2), 1.0):
         best = _plain(view, best, radius, settings)
     least = settings.kept * float(best.effective)
-    xs: list[Tensor] = []
-    fs: list[Tensor] = []
+    xs, fs = list[Tensor](), list[Tensor]()
     for _ in range(steps):
         if float(best.norm2) <= settings.solved * float(best.noise2):
             break
-        x, f = (part.flat() for part in Natural.of(best))
+        x, f = natural_step(best)
         xs, fs = [*xs[-memory:], x], [*fs[-memory:], f]
         better = _along(view, best, x, _accelerated(xs, fs) - x, radius, least, settings) if len(xs) > 1 else None
         if better is None:
@@ -418,7 +380,7 @@ def _along(
     """The first of some lengths of a step in natural coordinates that leads down; None where none does."""
     steep = float(here.norm2) > 2 * float(here.noise2)
     for length in settings.lengths:
-        at = Natural.of_flat(x + length * step, len(here.at.mean), view.diagonal).place()
+        at = from_natural(x + length * step, len(here.at.mean), view.diagonal)
         if at is not None and float(at.kl_from_standard()) <= radius:
             there = view.fit(at)
             nearer = float(there.norm2) < float(here.norm2) or (steep and float(there.loss) < float(here.loss))
@@ -459,10 +421,7 @@ def lower_root(root: Tensor) -> Tensor:
 
 
 def displacement(base: Normal, place: Normal) -> Tensor:
-    """Where a Gaussian is from another: C⁻¹ times the way of the mean, and √2 log of the root, (D + D²,) or (2D,).
-
-    Half of the square of its length is about KL of the two in nats.
-    """
+    """C⁻¹ times the way of the mean, and √2 log of the root, (D + D²,) or (2D,): half its square is about the KL."""
     seen = base.seen(place)
     if seen.root.dim() == 1:
         return torch.cat([seen.mean, math.sqrt(2) * seen.root.log()])

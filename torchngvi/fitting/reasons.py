@@ -2,8 +2,7 @@
 
 from torchngvi.fitting.descent import Point
 from torchngvi.fitting.fresh import Fresh
-from torchngvi.fitting.origin import BOUNDED, Origin
-from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.starts import Origin, Starts
 from torchngvi.models.guarded import Guarded
 
 
@@ -77,7 +76,7 @@ def lost(point: Point, origin: Origin, target: Guarded) -> str:
 def unconfined(loss: float, wider: float) -> str:
     """Say that the log joint confines no posterior: the negative ELBO falls without bound."""
     spread = f", and q spreads e^{wider:.0f} times as wide as it started" if wider > 0.5 else ""
-    energy = "" if loss >= -BOUNDED else " If the function returns -log p, an energy, return its negative."
+    energy = "" if loss >= -Origin.bounded else " If the function returns -log p, an energy, return its negative."
     return (
         f"because the negative ELBO falls without bound, to {loss:.3g}{spread}: the log joint does not confine q. Give "
         f"every parameter a proper prior.{energy}"

@@ -29,10 +29,9 @@ from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.fit import Request, tolerance_by_draws
 from torchngvi.fitting.loop import Ending, Engine
-from torchngvi.fitting.origin import Origin
 from torchngvi.fitting.pool_loop import PoolLoop
 from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.starts import Origin, Starts
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Target
 from torchngvi.models.arguments import FullPrecision
@@ -40,6 +39,8 @@ from torchngvi.models.guarded import BudgetError, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError, BudgetError)  # whatever fails elsewhere, q is where it was
+
+_PARTS = ("descent", "pooled", "starts", "origin")  # that have a state of their own
 
 _T = TypeVar("_T")
 _Path = Generator[Standing, None, _T]  # where it stands after each evaluation
@@ -61,7 +62,6 @@ class SampleAverages(Engine):
     """
 
     name = "VN"
-    overfit = 0.5  # nats by which the loss may be better on the draws of averages than on others
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class SampleAverages(Engine):
 
     def begin(self) -> None:
         """Look for a rough mode, or go through the data in batches."""
-        self.show("a pass over the data" if self.starts.streamed else "a rough mode")
+        self.show("a pass over the data" if self.target.in_passes else "a rough mode")
         before = self.gaussian.snapshot()
         self.target.most = self.most
         try:
@@ -183,43 +183,37 @@ class SampleAverages(Engine):
         return reasons.lost(sure, self.origin, self.target) if sure.finite and self.elsewhere is None else ""
 
     def _by_averages(self) -> _Path[Ending | None]:
-        """Minimise, grow, check."""
+        """Minimise; then check, or take more draws, and before they are dear look at other starts."""
         descent = self.descent
         yield from self._minimised()
         descent.judge_nearness()
         if descent.point.total <= self.tolerance:
             return (yield from self._checked())
-        return (yield from self._grown())
-
-    def _minimised(self) -> _Path[None]:
-        """Over the present draws, to their end."""
-        descent = self.descent
-        if not descent.open:  # or it is gone on with
-            descent.begin()
-        self.show(f"{'another start, ' if self.elsewhere else ''}{descent.draws} draws")
-        while True:
-            if self.elsewhere is None:
-                self.mark()
-            descent.evaluate()
-            if self._spent is not None:  # it was counted
-                descent.evaluations, self.target.gradients = self._spent
-                self._spent = None
-            standing = descent.standing(self.elsewhere is not None)
-            lost = "" if descent.went_wrong() else reasons.lost(descent.point, self.origin, self.target)
-            yield standing._replace(lost="" if self.elsewhere else lost)
-            if lost or not descent.step():
-                return
-
-    def _grown(self) -> _Path[Ending | None]:
-        """More draws; before they are dear a look at other starts.  An ending where there are no more."""
-        descent, more = self.descent, self.descent.more_draws()
-        last = descent.draws == descent.most
-        if (more > self.pooled.settings.dear or last) and (yield from self._better_start()):
+        more, last = descent.more_draws(), descent.draws == descent.most
+        if (more > self.engine_settings.dear or last) and (yield from self._better_start()):
             return None
         if last:
             return None if descent.averages_sets() else self._not_enough()
         descent.draws = more
         return None
+
+    def _minimised(self) -> _Path[None]:
+        """Minimise over the present draws, to their end."""
+        descent, aside = self.descent, self.elsewhere is not None
+        if not descent.open:  # or it is gone on with
+            descent.begin()
+        self.show(f"{'another start, ' if aside else ''}{descent.draws} draws")
+        while True:
+            if not aside:
+                self.mark()
+            descent.evaluate()
+            if self._spent is not None:  # it was counted
+                descent.evaluations, self.target.gradients = self._spent
+                self._spent = None
+            lost = "" if descent.went_wrong() else reasons.lost(descent.point, self.origin, self.target)
+            yield descent.standing(aside)._replace(lost="" if aside else lost)
+            if lost or not descent.step():
+                return
 
     def _not_enough(self) -> Ending:
         """The ending where the most draws are not enough."""
@@ -229,17 +223,17 @@ class SampleAverages(Engine):
         judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
         if judged.lost:
             return descent.ended(judged.lost)
-        reason = reasons.not_enough(descent.point, descent.sight.growth, descent.seen, self.tolerance, judged)
+        reason = reasons.not_enough(descent.point, descent.objective.growth, descent.seen, self.tolerance, judged)
         return descent.ended(reason + self._cut(judged))
 
     def _checked(self) -> _Path[Ending | None]:
         """On fresh draws and from other starts: an ending, or nothing where the run goes on."""
-        descent, pooled, total = self.descent, self.pooled, self.descent.point.total
+        descent, pooled = self.descent, self.pooled
         self.show("fresh draws")
         judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
         if judged.lost:
             return descent.ended(judged.lost)
-        if _doubts(self, judged):
+        if self._doubts(judged):
             if pooled.runs:
                 pooled.more()
             else:
@@ -248,9 +242,22 @@ class SampleAverages(Engine):
         if (yield from self._better_start()):
             return None
         elsewhere = self.unseen or reasons.others(self.starts, self.switched)
-        reason = reasons.converged(descent.point, descent.sight.growth, descent.seen, judged, elsewhere)
-        reason, everyone = reason + self._cut(judged), torch.full(self.q.batch_shape, True, device="cpu")
-        return Ending(True, reason, float(-judged.elbo.sum()), total, everyone)
+        reason = reasons.converged(descent.point, descent.objective.growth, descent.seen, judged, elsewhere)
+        everyone = torch.full(self.q.batch_shape, True, device="cpu")
+        return Ending(True, reason + self._cut(judged), float(-judged.elbo.sum()), descent.point.total, everyone)
+
+    def _doubts(self, judged: fresh.Fresh, overfit: float = 0.5) -> bool:
+        """Whether fresh draws are far less favourable than those of the fit, or differ by nats among each other.
+
+        By the draws of averages the loss may be better by some nats; of a pool of few draws all may have missed a wall.
+        """
+        descent, pools, unit = self.descent, self.pooled.runs, self.target.temperature or 1.0
+        error = float(judged.error.amax())
+        optimism = float((-judged.elbo - descent.point.loss).amax()) - 5 * error
+        if descent.draws >= descent.most:
+            return False
+        few = pools and descent.draws < self.engine_settings.least and error > self.tolerance * unit
+        return optimism > (0.0 if pools else overfit) + self.tolerance or error > unit or few
 
     def _cut(self, judged: fresh.Fresh) -> str:
         left_out = self.pooled.left_out if self.pooled.runs else 2 * len(self.descent.left_out)
@@ -280,7 +287,7 @@ class SampleAverages(Engine):
                 at_mode, _ = True, self.starts.place(found)
             self.descent.leave(self.starts.first_draws)
             if self.pooled.runs:
-                most = max(self.pooled.evaluated, self.pooled.settings.draft)
+                most = max(self.pooled.evaluated, self.engine_settings.draft)
                 self.pooled.leave(rough=not at_mode)
                 yield from self.pooled.run(self, self._lost, most)
             else:
@@ -330,27 +337,18 @@ class SampleAverages(Engine):
         """Return what an evaluation begins from; the seed stands for the draws."""
         return {
             "posterior": self.q.state_dict(),
-            "descent": self.descent.state_dict(),
-            "pooled": self.pooled.state_dict(),
-            "seed": self.seed,
-            "starts": self.starts.state_dict(),
-            "looked": self.looked,
-            "switched": self.switched,
-            "unseen": self.unseen,
-            "origin": self.origin.state_dict(),
-            "gradients": self.target.gradients,
-            "values": self.target.values,
+            **{name: getattr(self, name).state_dict() for name in _PARTS},
+            **{name: getattr(self, name) for name in ("seed", "looked", "switched", "unseen")},
+            **{name: getattr(self.target, name) for name in ("gradients", "values")},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave, with the same draws."""
         self.q.load_state_dict(state["posterior"])
         self._seeded(state["seed"])
-        self.descent.load_state_dict(state["descent"])
-        self.pooled.load_state_dict(state["pooled"])
-        self.starts.load_state_dict(state["starts"])
+        for name in _PARTS:
+            getattr(self, name).load_state_dict(state[name])
         self.looked, self.switched, self.unseen = state["looked"], state["switched"], state["unseen"]
-        self.origin.load_state_dict(state["origin"])
         self.target.gradients, self.target.values = state["gradients"], state["values"]
         self._spent = None if self.pooled.runs else state.get("spent")  # what is made again is counted again
         self._path = self.elsewhere = self._ending = None
@@ -360,17 +358,3 @@ def within(q: Gaussian, do: Callable[[], _T]) -> _T:
     """Without gradients of its own, and in full precision."""
     with torch.no_grad(), FullPrecision(q.device.type):
         return do()
-
-
-def _doubts(engine: SampleAverages, judged: fresh.Fresh) -> bool:
-    """Whether fresh draws are far less favourable than those of the fit, or differ by nats among each other.
-
-    Of a pool of few draws all may have missed a wall.
-    """
-    descent, pooled = engine.descent, engine.pooled
-    error, unit = float(judged.error.amax()), engine.target.temperature or 1.0
-    optimism = float((-judged.elbo - descent.point.loss).amax()) - 5 * error
-    if descent.draws >= descent.most:
-        return False
-    few = pooled.runs and descent.draws < pooled.settings.least and error > engine.tolerance * unit
-    return optimism > (0.0 if pooled.runs else engine.overfit) + engine.tolerance or error > unit or few

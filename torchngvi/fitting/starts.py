@@ -29,65 +29,34 @@ from torchngvi.models.guarded import Guarded, in_factors
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of
 
-_USUAL = EngineSettings()
-_FEWEST_DIAGONAL = 128  # of a mean field in as many dimensions and more, or its start is left for the noise of few
-_STREAMED = 1024  # the fewest where each is a pass over data in batches
-_STARTS = (2, 8)  # other starts of the check, fewest and most
-_COLUMNS = 64  # of all their Hessians together, between these
-_TRIES = 20  # points looked at for a finite density
-_WIDER = (1.0, 10.0, 100.0, 1000.0)  # times as far
-_LENGTHS = (-2, 5, 15)  # and the lengths of the ways from them: powers of ten, and their number
-_WIDEST = 2000  # dimensions up to which D x D matrices are cheap beside the gradients of a start
-_REMEMBERED = 200  # dimensions up to which modes are kept, each with its D x D matrix
-_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
-_GLANCE = 16  # draws of each look
-_BUDGET = 200  # gradients of the search for a mode, and beside it
-_EACH = (8, 20)  # a coordinate: the second for structures, wide q, and where ℓ is astronomically low at q
-_OUT = 2_400  # more of them from a point that has a density, where ℓ is not finite at the mean of q
-_OTHER_UNITS = 3000.0  # nats a coordinate by which q may be worse than a mode, or the data are in units of their own
-_WORTH = 0.3  # nats a coordinate by which a mode that is not trusted may be worse than q, and be another start
-_INFLATED = 3.0  # times as wide q is at another start that has no such mode
-
 
 class Starts:
     """The first start of a fit and the others.
 
-    Attributes:
-        mean: of q before the fit, around which starts are drawn.
-        seed: of all draws.
-        evidence: Laplace's, of the start; minus infinity where no mode was trusted.
-        modes: that were found, of the first start and of the others.
-        refused: the mode that was not trusted, and the negative ELBO at the best of some scales about it.
-        narrowed: q before the fit, which has begun with a smaller scale.
-        reached: the negative ELBO where the start has led, infinite where it is not known.
-        looked: whether other starts were looked at.
-        over: whether a budget is used up.  Set by the engine, as is
-        keep: which takes the best coordinates so far.
+    The engine sets ``over``, whether a budget is used up, and ``keep``, which takes the best coordinates so far.
     """
 
-    def __init__(self, q: Gaussian, target: Guarded, seed: int, settings: EngineSettings = _USUAL) -> None:
+    scales = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of that of q, where the first draws fall off the support
+
+    def __init__(self, q: Gaussian, target: Guarded, seed: int, settings: EngineSettings) -> None:
         self.settings = settings
         self.q, self.target, self.seed = q, target, seed
-        self.mean = q.frame().mean.clone()
-        self.evidence, self.reached = -math.inf, math.inf
-        self.modes: list[Mode] = []
-        self.refused: tuple[Mode, float] | None = None
-        self.narrowed: Coordinates | None = None
+        self.mean = q.frame().mean.clone()  # before the fit; starts are drawn around it
+        self.evidence = -math.inf  # Laplace's, of the start; no mode was trusted
+        self.reached = math.inf  # the negative ELBO where the start has led, if it is known
+        self.modes: list[Mode] = []  # that were found, of the first start and of the others
+        self.refused: tuple[Mode, float] | None = None  # not trusted, and the loss at the best of some scales there
+        self.narrowed: Coordinates | None = None  # q before the fit, which has begun with a smaller scale
         self.hierarchical = in_factors(q, target.target) or forest_of(q) is not None
-        self.looked = False
+        self.looked = False  # at other starts
         self.over: Callable[[], bool] = lambda: False
         self.keep: Callable[[Coordinates], None] = lambda coordinates: None
         self._kept = math.inf  # the loss there
 
     @property
-    def streamed(self) -> bool:
-        """Whether each evaluation is a pass over data in batches."""
-        return self.target.in_passes
-
-    @property
     def searched(self) -> bool:
         """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear."""
-        return not (self.q.batch_shape or self.q.dim > _WIDEST or self.streamed or self.hierarchical)
+        return not (self.q.batch_shape or self.q.dim > 2000 or self.target.in_passes or self.hierarchical)
 
     @property
     def trusted(self) -> bool:
@@ -96,31 +65,31 @@ class Starts:
 
     @property
     def others(self) -> int:
-        """How many other starts: more where they are cheap."""
-        return min(max(_COLUMNS // self.q.dim, _STARTS[0]), _STARTS[1])
+        """How many other starts: more where they are cheap, so that all their Hessians have about 64 columns."""
+        return min(max(64 // self.q.dim, 2), 8)
 
     @property
     def first_draws(self) -> int:
         """The number of draws of the first sample average from a start."""
-        whitened = 2 * self.q.dim + 2  # exact on a quadratic
         # blocks are whitened by fewer draws than all coordinates together
         fewest = 2 * self.q.structure.widest + 2
-        if not self.hierarchical:
-            fewest = max(fewest, min(whitened, _FEWEST_DIAGONAL))
+        if not self.hierarchical:  # those that are exact on a quadratic, or less noise than that of a mean field
+            fewest = max(fewest, min(2 * self.q.dim + 2, 128))
         # a pass over data costs its reading, whatever the number of draws
-        return max(_STREAMED if self.streamed else self.settings.fewest, fewest)
+        return max(1024 if self.target.in_passes else self.settings.fewest, fewest)
+
+    def _gradients(self, wide: bool) -> int:
+        """Gradients of the search for a mode: more of them for structures, wide q, and where ℓ is very low at q."""
+        return 200 + (20 if wide else 8) * self.q.dim
 
     @property
     def _budget(self) -> int:
-        """Gradients of the search for a mode."""
-        return (
-            _BUDGET + _EACH[self.q.structure.widest < self.q.dim or self.q.dim > self.settings.widest[0]] * self.q.dim
-        )
+        return self._gradients(self.q.structure.widest < self.q.dim or self.q.dim > self.settings.widest[0])
 
     @torch.no_grad()
     def check_repeats(self) -> None:
         """Draws inside the function would be taken for the shape of the posterior."""
-        if self.streamed:
+        if self.target.in_passes:
             return
         theta = (self.mean + self.q.stddev)[None]  # at zero dropout, and rows that are drawn, change nothing
         first, second = self.target.log_joint(theta), self.target.log_joint(theta)
@@ -143,20 +112,20 @@ class Starts:
         if not (self.searched or self.hierarchical):
             return
         origin, sd = self.q.snapshot(), self.q.stddev
-        if self.hierarchical:
-            self.reached = self._best_of(lambda factor: self._scaled(origin, factor), self.settings.fewest)
-            return
-        mode = self._searched()
+        mode = None if self.hierarchical else self._searched()
         self.q.restore(origin)
-        self.reached = self._best_of(lambda factor: self._scaled(origin, factor), _GLANCE)
+        draws = self.settings.fewest if self.hierarchical else self._glance
+        self.reached = self._best_of(lambda factor: self._scaled(origin, factor), draws)
+        if self.hierarchical:
+            return
         self.narrowed = origin if bool((self.q.stddev < 0.99 * sd).any()) else None
         if mode is None:
             return
         here = self.q.snapshot()
         loss, trusted = self.place(mode)
-        if not (trusted or self.reached <= loss + self._unit * _OTHER_UNITS * self.q.dim):  # data in units of their own
+        if not trusted and self._in_other_units(loss):
             self.reached, here, self.narrowed = self._widest(origin), self.q.snapshot(), None
-            mode = self._searched(_BUDGET + _EACH[1] * self.q.dim) or mode  # the first may have been cut far from one
+            mode = self._searched(self._gradients(True)) or mode  # the first may have been cut far from one
             loss, trusted = self.place(mode)
         if trusted:
             self.evidence = mode.log_evidence
@@ -167,23 +136,32 @@ class Starts:
         else:
             self.q.restore(here)
 
+    @property
+    def _glance(self) -> int:
+        """Draws of each look at a scale."""
+        return self.settings.fewest // 2
+
+    def _in_other_units(self, loss: float, each: float = 3000.0) -> bool:
+        """Whether q is as many nats a coordinate worse than a mode of that loss: the data are in units of their own."""
+        return not self.reached <= loss + self._unit * each * self.q.dim
+
     def _widest(self, origin: Coordinates) -> float:
         """Put q at the widest of some scales at which its loss is known to a nat; the loss there."""
         loss = math.inf
-        for factor in _SCALES:
+        for factor in self.scales:
             if self.over() or not self._scaled(origin, factor):
                 break
-            loss = sampled_loss(self.q, self.target, _GLANCE, self.seed + 2)
+            loss = sampled_loss(self.q, self.target, self._glance, self.seed + 2)
             if abs(loss) * torch.finfo(torch.float64).eps < self._unit:
                 break
         return loss
 
-    def _searched(self, budget: int = 0) -> Mode | None:
-        """The mode that is found from the mean, with as many gradients as usual or more."""
+    def _searched(self, budget: int = 0, farther: int = 2400) -> Mode | None:
+        """The mode that is found from the mean, with as many gradients as usual or more, and still more from afar."""
         mode = find_mode(self.target, self.mean, max(budget, self._budget), over=self.over)
         for look in (_near, _out):  # no finite density there: from a point that has one
             if mode is None and not self.over() and (start := look(self)) is not None:
-                mode = find_mode(self.target, start, _OUT + self._budget, over=self.over)
+                mode = find_mode(self.target, start, farther + self._budget, over=self.over)
         self._remember([mode])
         return mode
 
@@ -199,7 +177,7 @@ class Starts:
     def _best_of(self, put: Callable[[float], bool], draws: int, **options: float) -> float:
         """Put q at the best of some scales, each smaller than the one before, until the loss rises; the loss there."""
         best, here = math.inf, self.q.snapshot()
-        for factor in _SCALES:
+        for factor in self.scales:
             if self.over() or not put(factor):  # no numbers of this dtype
                 break
             loss = self.sampled_loss(draws, **options)
@@ -246,25 +224,25 @@ class Starts:
         best = max(modes, key=lambda mode: mode.log_evidence, default=None)
         return None if best is None or best.log_evidence < 1 + self.evidence else best
 
-    def other(self, loss: float) -> bool:
+    def other(self, loss: float, worth: float = 0.3, inflated: float = 3.0) -> bool:
         """Put q at another start, from where it has ended with that loss and no trusted mode; whether it is a mode.
 
-        It is the mode, where that is not hopeless; q as it was before the fit, if that began with a narrower one; and
-        else q where it has ended, wider and without its correlations: where scales have collapsed in the neck of a
-        funnel a wider q draws them out of it.
+        It is the mode, where that is worse by few nats a coordinate; q as it was before the fit, if that began with a
+        narrower one; and else q where it has ended, wider and without its correlations: where scales have collapsed in
+        the neck of a funnel a wider q draws them out of it.
         """
-        if self.refused is not None and self.refused[1] <= loss + self._unit * _WORTH * self.q.dim:
+        if self.refused is not None and self.refused[1] <= loss + self._unit * worth * self.q.dim:
             self.place(self.refused[0])
             return True
         if self.narrowed is None:
-            self._initialized(self.q.mean.clone(), torch.diag_embed(_INFLATED * self.q.stddev))
+            self._initialized(self.q.mean.clone(), torch.diag_embed(inflated * self.q.stddev))
         else:
             self._widest(self.narrowed)
         return False
 
-    def _remember(self, modes: Sequence[Mode | None]) -> None:
-        """For the question whether a Gaussian fits."""
-        self.modes += [mode for mode in modes if mode is not None and mode.found and self.q.dim <= _REMEMBERED]
+    def _remember(self, modes: Sequence[Mode | None], widest: int = 200) -> None:
+        """For the question whether a Gaussian fits; each mode has a D x D matrix."""
+        self.modes += [mode for mode in modes if mode is not None and mode.found and self.q.dim <= widest]
 
     def shifts(self, count: int) -> Tensor:
         """Uniform on (-2, 2), (count, D)."""
@@ -292,15 +270,7 @@ class Starts:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is known of starts."""
-        refused = None if self.refused is None else (tuple(self.refused[0]), self.refused[1])
-        return {
-            "mean": self.mean,
-            "evidence": self.evidence,
-            "refused": refused,
-            "narrowed": None if self.narrowed is None else tuple(self.narrowed),
-            "modes": [tuple(mode) for mode in self.modes],
-            "looked": self.looked,
-        }
+        return {name: getattr(self, name) for name in ("mean", "evidence", "refused", "narrowed", "modes", "looked")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave."""
@@ -311,22 +281,69 @@ class Starts:
         self.refused = None if refused is None else (Mode(*refused[0]), refused[1])
 
 
-def _near(starts: Starts) -> Tensor | None:
+def _near(starts: Starts, tries: int = 20) -> Tensor | None:
     """The first of some points near the mean with a finite density."""
-    points = starts.mean + starts.shifts(_TRIES)
+    points = starts.mean + starts.shifts(tries)
     finite = torch.isfinite(starts.target.log_joint(points)).nonzero()
     return points[finite[0, 0]] if len(finite) else None
 
 
-def _out(starts: Starts) -> Tensor | None:
+def _out(starts: Starts, tries: int = 20) -> Tensor | None:
     """The point of largest density on the ways out of where the log joint overflows; None where none is finite."""
-    mean, factors = starts.mean, torch.tensor(_WIDER, device="cpu").to(starts.mean).repeat(_TRIES)[:_TRIES, None]
-    points = torch.cat([mean[None], mean + starts.shifts(_TRIES) * factors])
+    mean, farther = starts.mean, torch.tensor([1.0, 10.0, 100.0, 1000.0], device="cpu").to(starts.mean)
+    points = torch.cat([mean[None], mean + starts.shifts(tries) * farther.repeat(tries)[:tries, None]])
     energies, gradients = energy_and_gradient(starts.target, points)
     ways = torch.where(gradients.isinf() & ~energies.isfinite()[:, None], -gradients.sign(), 0.0)
     some = (ways != 0).any(-1)
-    lengths = torch.logspace(*_LENGTHS, device="cpu").to(mean)[:, None, None]
+    lengths = torch.logspace(-2, 5, 15, device="cpu").to(mean)[:, None, None]
     points = torch.cat([points, (points[some] + lengths * ways[some]).flatten(0, 1)])
     values = starts.target.log_joint(points)
     values = torch.where(values.isfinite(), values, -math.inf)
     return points[values.argmax()] if bool(values.isfinite().any()) else None
+
+
+class Origin:
+    """The place that a fit can go back to: where its first start has led, and what it may not leave.
+
+    A q whose ELBO rises without bound, or that spreads without end, is confined by nothing.
+    """
+
+    bounded = 1e12  # nats to which the ELBO may rise
+
+    def __init__(self, starts: Starts) -> None:
+        self.starts = starts
+        self.place: Coordinates | None = None
+        self.loss = math.inf  # the negative ELBO there, if it is known
+        self.first_log_sd = starts.q.stddev.log()  # of q before the fit, or where it has started, whichever is wider
+
+    def begun(self) -> None:
+        """Remember q where the first start has led."""
+        self.place, self.loss = self.starts.q.snapshot(), self.starts.reached
+        self.first_log_sd = torch.maximum(self.starts.q.stddev.log(), self.first_log_sd)
+
+    def wider(self) -> float:
+        """Log of the factor by which a standard deviation has grown."""
+        return float((self.starts.q.stddev.log() - self.first_log_sd).max())
+
+    def unconfined(self, loss: float, spread: float = 15.0) -> bool:
+        """Whether nothing confines q, so that no other start is of use; the log of its scale may grow by a spread."""
+        return self.wider() > spread or loss < -self.bounded
+
+    def better_than(self, loss: float) -> bool:
+        """Whether a negative ELBO is far above where the fit has started, or not finite."""
+        return self.place is not None and not loss <= self.loss + self.starts.allowance
+
+    def go_back(self) -> float:
+        """Put q where the start has led; the loss there."""
+        assert self.place is not None
+        self.starts.q.restore(self.place)
+        return self.loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the places."""
+        return {name: getattr(self, name) for name in ("place", "loss", "first_log_sd")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        self.place = None if state["place"] is None else Coordinates(*state["place"])
+        self.loss, self.first_log_sd = state["loss"], state["first_log_sd"]
