@@ -45,6 +45,7 @@ MODULES: dict[str, str] = {
     "torchngvi.fitting.irls": "torchngvi.fitting.laplace",
     "torchngvi.fitting.mixture_start": "torchngvi.fitting.laplace",
     "torchngvi.fitting.mixture_words": "torchngvi.fitting.mixtures",
+    "torchngvi.fitting.newton_search": "torchngvi.fitting.laplace",
     "torchngvi.fitting.progress": "torchngvi.fitting.loop",
     "torchngvi.fitting.request": "torchngvi.fitting.fit",
     "torchngvi.fitting.slope": "torchngvi.fitting.stopping",

@@ -9,8 +9,7 @@ from test_factors import poisson
 from test_sparse_rows import compressed, intercepts
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, fit, laplace
-from torchngvi.fitting.laplace import Repaired, has_start, start_at_mode
-from torchngvi.fitting.newton_search import put_at, search
+from torchngvi.fitting.laplace import has_start, put_at, repaired, search, start_at_mode
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.interfaces import Frame
 from torchngvi.models import SoftmaxRegression, StudentT, TractableFactors
@@ -99,7 +98,7 @@ class TestSearch:
         target = LogJoint(lambda theta: -(theta.exp() - 3 * theta).sum(-1))
 
         def at(theta):
-            return theta.exp().sum() - 3 * theta.sum(), theta.exp() - 3, Repaired.of(torch.diag(theta.exp()))
+            return theta.exp().sum() - 3 * theta.sum(), theta.exp() - 3, repaired(torch.diag(theta.exp()))[0]
 
         found = search(target, torch.zeros(1, dtype=DTYPE), at, 1e-12, 50, lambda passes: passes > 1)
         assert (found.passes, found.theta.item()) == (1, 1.0)  # half of -(e^θ - 3)/e^θ = 2, where ℓ is larger
@@ -108,7 +107,7 @@ class TestSearch:
 
     def test_members_that_are_left_out_stay(self):
         q, H = CholeskyGaussian(1, (2,), mean=5.0, dtype=DTYPE), torch.full((2, 1, 1), 4.0, dtype=DTYPE)
-        put_at(q, torch.tensor([[1.0], [math.nan]], dtype=DTYPE), Repaired.of(H), 2.0, torch.tensor([True, False]))
+        put_at(q, torch.tensor([[1.0], [math.nan]], dtype=DTYPE), repaired(H)[0], 2.0, torch.tensor([True, False]))
         assert q.mean.flatten().tolist() == [1.0, 5.0]
         close(q.variance.flatten(), torch.tensor([0.5, 1.0], dtype=DTYPE), EXACT)
 

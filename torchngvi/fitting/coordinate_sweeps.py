@@ -34,13 +34,6 @@ class Anderson:
     best, x' = G(x_n) - ΔG c, c = argmin |f_n - ΔF c|.  No entry changes by more than a factor of e from G(x); where the
     bound has fallen the memory is emptied and the iteration goes back to ``image``, G(x) of the point x that had the
     smallest loss ``best`` so far.
-
-    >>> import torch
-    >>> steps, x = Anderson(1), torch.tensor([0.0])
-    >>> for _ in range(3):
-    ...     x = steps.next(x, 0.9 * x + 0.1, loss=0.0)  # a linear iteration to 1: the second step is there
-    >>> round(x.item(), 4)
-    1.0
     """
 
     def __init__(self, memory: int) -> None:

@@ -21,8 +21,7 @@ from torch import Tensor
 from torchngvi.arguments import read_count, read_number, read_seed, read_tensor
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError
-from torchngvi.fitting.newton_search import put_at, search
-from torchngvi.interfaces import Frame, Framed, Posterior, Target, TractableTarget, where_members
+from torchngvi.interfaces import Congruence, Frame, Framed, Posterior, Target, TractableTarget, where_members
 from torchngvi.mode import find_modes, search_points
 from torchngvi.models import GeneralizedLinear, TractableFactors
 from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
@@ -63,39 +62,101 @@ class LaplaceResult(NamedTuple):
     smallest: Tensor  # the smallest eigenvalue of H at the mode, before the repair, (*batch,)
 
 
-class Repaired(NamedTuple):
-    """The Hessian H in its eigenbasis, repaired.
+class Curvature(NamedTuple):
+    """The Hessian H of ℓ at a point, of every member, as Newton's method uses it."""
 
-    >>> Repaired.of(torch.diag(torch.tensor([2.0, -1.0]))).solve(torch.ones(2)).tolist()
+    ok: Tensor  # the members whose H is positive definite, (*batch,)
+    solve: Callable[[Tensor], Tensor]  # of H x = g
+    kept: Callable[[Pattern], Structured]  # the entries of H that a pattern stores
+
+
+class Searched(NamedTuple):
+    """Where Newton's method has ended, and what is known of ℓ there."""
+
+    theta: Tensor  # (*batch, D)
+    energy: Tensor  # ℓ where H was taken last, (*batch,): at theta, unless a budget has ended the search
+    square: Tensor  # gᵀH⁻¹g there, (*batch,)
+    curvature: Curvature  # H there
+    passes: int  # how often ℓ was taken to second order
+
+
+def search(
+    target: Target,
+    theta: Tensor,  # (*batch, D)
+    at: Callable[[Tensor], tuple[Tensor, Tensor, Curvature]],
+    square: float,
+    most: int,
+    over: Callable[[int], bool] = lambda passes: False,
+) -> Searched:
+    """Newton's method for the mode with halved steps, of all members at once, until gᵀH⁻¹g is at most ``square``."""
+    passes = 0
+    while True:
+        energy, g, curvature = at(theta)
+        passes += 1
+        direction = -curvature.solve(g)
+        decrement2 = -torch.linalg.vecdot(g, direction)
+        active = curvature.ok & finite(energy) & ~(decrement2 <= square)
+        if passes == most or not bool(active.any()):
+            break
+        theta, moved = _backtracked(target, theta, energy, direction, decrement2, active)
+        if not bool(moved.any()) or over(passes + 1):
+            break
+    return Searched(theta, energy, decrement2, curvature, passes)
+
+
+def _backtracked(
+    target: Target, theta: Tensor, energy: Tensor, direction: Tensor, square: Tensor, active: Tensor, halvings: int = 40
+) -> tuple[Tensor, Tensor]:
+    """Take the longest of the steps 1, ½, ¼, .. along which ℓ falls enough, of each active member.
+
+    ``square`` is gᵀH⁻¹g, which the whole step promises twice; 1e-4 of that is enough.  Returns where the step has led,
+    (*batch, D), and which members have moved, (*batch,).
+    """
+    moved, length = torch.zeros_like(active), torch.ones_like(energy)
+    rounding = 4 * torch.finfo(energy.dtype).eps * energy.abs().clamp_min(1.0)
+    result = theta
+    for _ in range(halvings):
+        waiting = active & ~moved
+        if not bool(waiting.any()):
+            break
+        trial = theta + length[..., None] * direction
+        fallen = energy + target.log_joint(trial[None])[0]
+        enough = waiting & (fallen >= 1e-4 * length * square - rounding)
+        result, moved = where_members(enough, trial, result), moved | enough
+        length = 0.5 * length
+    return result, moved
+
+
+def put_at(q: Gaussian, mode: Tensor, curvature: Curvature, temperature: float, members: Tensor) -> None:
+    """Set these members of q to N(mode, γ (ΠH)⁻¹): from N(mode, I) by the congruence N = ΠH/γ."""
+    here = q.snapshot()
+    q.initialize_(torch.where(members[..., None], mode, 0.0))
+    new, inside = q.moved(Congruence(curvature.kept(q.structure) / temperature, torch.zeros_like(mode)))
+    q.assign(new, inside)
+    q.assign(here, ~members)
+
+
+# Laplace's approximation
+
+
+def repaired(H: Tensor) -> tuple[Curvature, Tensor, Tensor]:
+    """H (*batch, D, D) with eigenvalues by absolute value, none below a floor; how many were, and the smallest.
+
+    >>> repaired(torch.diag(torch.tensor([2.0, -1.0])))[0].solve(torch.ones(2)).tolist()
     [0.5, 1.0]
     """
-
-    values: Tensor  # eigenvalues, (*batch, D), positive
-    vectors: Tensor  # eigenvectors, (*batch, D, D)
-    repaired: Tensor  # how many eigenvalues were below the floor, (*batch,)
-    smallest: Tensor  # the smallest eigenvalue before the repair, (*batch,)
-
-    @classmethod
-    def of(cls, H: Tensor) -> "Repaired":
-        """Take eigenvalues by absolute value, none below rounding."""
-        values, vectors, _ = eigh(H)
-        floor = 10 * H.shape[-1] * torch.finfo(H.dtype).eps * values.abs().amax(-1, keepdim=True)
-        floor = floor.clamp_min(torch.finfo(H.dtype).tiny ** 0.5)
-        repaired = (values < floor).sum(-1)
-        return cls(torch.maximum(values.abs(), floor), vectors, repaired, values[..., 0])
-
-    @property
-    def ok(self) -> Tensor:
-        """All members."""
-        return torch.ones_like(self.smallest, dtype=torch.bool)
-
-    def solve(self, g: Tensor) -> Tensor:
-        """Solve with H."""
-        return (self.vectors @ ((self.vectors.mT @ g[..., None]) / self.values[..., None]))[..., 0]
-
-    def kept(self, structure: Pattern) -> Structured:
-        """The entries of H that a pattern stores."""
-        return structure.from_dense((self.vectors * self.values[..., None, :]) @ self.vectors.mT)
+    values, vectors, _ = eigh(H)
+    smallest = values[..., 0]
+    floor = 10 * H.shape[-1] * torch.finfo(H.dtype).eps * values.abs().amax(-1, keepdim=True)
+    floor = floor.clamp_min(torch.finfo(H.dtype).tiny ** 0.5)
+    below = (values < floor).sum(-1)
+    values = torch.maximum(values.abs(), floor)
+    curvature = Curvature(
+        torch.ones_like(smallest, dtype=torch.bool),
+        lambda g: (vectors @ ((vectors.mT @ g[..., None]) / values[..., None]))[..., 0],
+        lambda structure: structure.from_dense((vectors * values[..., None, :]) @ vectors.mT),
+    )
+    return curvature, below, smallest
 
 
 @tracked
@@ -165,27 +226,24 @@ def laplace_within(
     max_iterations: int,
     over: Callable[[int], bool] = lambda passes: False,
 ) -> LaplaceResult:
-    """`laplace` of arguments that have been checked, within a budget of passes.
-
-    >>> from torchngvi import CholeskyGaussian, LogJoint
-    >>> laplace_within(CholeskyGaussian(1), LogJoint(lambda theta: -theta.square().sum(-1)), 1e-3, 9).iterations
-    0
-    """
+    """`laplace` of arguments that have been checked, within a budget of passes."""
     start = q.frame().mean.clone()
+    spectrum: list[Tensor] = []
 
-    def at(theta: Tensor) -> tuple[Tensor, Tensor, Repaired]:
+    def at(theta: Tensor) -> tuple[Tensor, Tensor, Curvature]:
         energy, g, H = _derivatives(target, theta)
         if theta is start and not bool(torch.isfinite(energy).all()):
             raise InputError(
                 "the log joint must be finite at q's mean, where Newton's method starts; "
                 f"got {-float(energy[~energy.isfinite()][0])}. Start from another mean (initialize_)."
             )
-        return energy, g, Repaired.of(H)
+        curvature, *spectrum[:] = repaired(H)
+        return energy, g, curvature
 
-    theta, _, square, curvature, passes = search(target, start, at, tolerance**2, max_iterations + 1, over)
-    put_at(q, theta, curvature, target.temperature, torch.ones_like(square, dtype=torch.bool))
-    decrement = square.sqrt()
-    return LaplaceResult(theta, decrement <= tolerance, decrement, passes - 1, curvature.repaired, curvature.smallest)
+    found = search(target, start, at, tolerance**2, max_iterations + 1, over)
+    decrement = found.square.sqrt()
+    put_at(q, found.theta, found.curvature, target.temperature, torch.ones_like(decrement, dtype=torch.bool))
+    return LaplaceResult(found.theta, decrement <= tolerance, decrement, found.passes - 1, *spectrum)
 
 
 def _derivatives(target: Target, theta: Tensor, columns: int = 64) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,39 +261,6 @@ def _derivatives(target: Target, theta: Tensor, columns: int = 64) -> tuple[Tens
 
 
 # The start of an exact fit
-
-
-class _Dense(NamedTuple):
-    """H as a matrix, with its Cholesky factor."""
-
-    H: Tensor  # (*batch, D, D)
-    factor: Tensor
-    ok: Tensor  # (*batch,)
-
-    def solve(self, g: Tensor) -> Tensor:
-        """Solve with H."""
-        return torch.cholesky_solve(g[..., None], self.factor)[..., 0]
-
-    def kept(self, structure: Pattern) -> Structured:
-        """The entries of H that a pattern stores."""
-        return structure.from_dense(self.H)
-
-
-class _InPattern(NamedTuple):
-    """H that has the pattern of a forest, with its Cholesky factor, which fills nothing in."""
-
-    H: Structured
-    root: Structured
-    ok: Tensor  # (*batch,)
-    structure: Pattern
-
-    def solve(self, g: Tensor) -> Tensor:
-        """Solve with H."""
-        return self.structure.tsolve(self.root, self.structure.solve(self.root, g))
-
-    def kept(self, structure: Pattern) -> Structured:
-        """H itself."""
-        return self.H
 
 
 def _stays_in_pattern(q: Gaussian, target: TractableTarget) -> bool:
@@ -257,12 +282,6 @@ def has_start(q: Gaussian, target: TractableTarget) -> bool:
     return target.convex and target.temperature > 0 and (may_be_written_out(q) or _stays_in_pattern(q, target))
 
 
-def _lower(target: TractableTarget, mean: Tensor) -> Tensor:
-    """The mean, or for members whose ℓ is lower there the origin: where ℓ grows as e^η a pass leads back by 1 in η."""
-    at_mean, at_origin = (target.log_joint(theta[None])[0] for theta in (mean, torch.zeros_like(mean)))
-    return where_members(at_origin > at_mean.nan_to_num(nan=-math.inf), torch.zeros_like(mean), mean)
-
-
 @torch.no_grad()
 def start_at_mode(
     q: Gaussian,
@@ -275,25 +294,27 @@ def start_at_mode(
 
     It ends where gᵀH⁻¹g/γ is below ``near``, about a twentieth of a nat above the minimum of ℓ/γ: Laplace's
     approximation itself is mostly off the optimum by more.
-
-    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
-    >>> X = torch.ones(4, 1, dtype=torch.float64)
-    >>> model, q = GeneralizedLinear(X, [0.0, 1.0, 2.0, 1.0], "gaussian"), CholeskyGaussian(1, dtype=torch.float64)
-    >>> start_at_mode(q, model), round(q.mean.item(), 6), round(q.variance.item(), 6)  # 4/5 and 1/5
-    (2, 0.8, 0.2)
     """
     structure, in_pattern = q.structure, _stays_in_pattern(q, target)
 
-    def at(theta: Tensor) -> tuple[Tensor, Tensor, _Dense | _InPattern]:
+    def at(theta: Tensor) -> tuple[Tensor, Tensor, Curvature]:
         energy, derivative = target.second_order(theta)
-        if not in_pattern:
-            assert not isinstance(derivative, Framed)
-            g, H = derivative.raw()
-            return energy, g, _Dense(H, *cholesky(H))
-        g, W = derivative.framed(Frame(theta, structure.eye(theta), structure, q.upper))
-        return energy, g, _InPattern(W, *structure.cholesky(W), structure)
+        if in_pattern:  # whose factor fills nothing in
+            g, W = derivative.framed(Frame(theta, structure.eye(theta), structure, q.upper))
+            inner, ok = structure.cholesky(W)
+            solve = lambda g: structure.tsolve(inner, structure.solve(inner, g))  # noqa: E731
+            return energy, g, Curvature(ok, solve, lambda structure: W)
+        assert not isinstance(derivative, Framed)
+        g, H = derivative.raw()
+        root, ok = cholesky(H)
+        solve = lambda g: torch.cholesky_solve(g[..., None], root)[..., 0]  # noqa: E731
+        return energy, g, Curvature(ok, solve, lambda structure: structure.from_dense(H))
 
-    found = search(target, _lower(target, q.frame().mean), at, near * target.temperature, most, over)
+    mean = q.frame().mean
+    at_mean, at_origin = (target.log_joint(theta[None])[0] for theta in (mean, torch.zeros_like(mean)))
+    # from the origin where ℓ is lower there: where it grows as e^η a pass leads back by 1 in η
+    first = where_members(at_origin > at_mean.nan_to_num(nan=-math.inf), torch.zeros_like(mean), mean)
+    found = search(target, first, at, near * target.temperature, most, over)
     known = finite(found.energy) & found.curvature.ok & finite(found.theta).all(-1)
     put_at(q, found.theta, found.curvature, target.temperature, known)
     return found.passes

@@ -201,16 +201,7 @@ class _Kept(NamedTuple):
 
 
 class Loop:
-    """The loop of every fit: it lets an engine advance until a criterion, a callback or the engine ends the run.
-
-    >>> from torchngvi.fitting.smoothed import SmoothedSteps
-    >>> from torchngvi.fitting.stopping import Evaluations
-    >>> from torchngvi.ifvb import IFVB, Beta
-    >>> opt = IFVB(Beta(torch.ones(2)), 0.01)
-    >>> engine = SmoothedSteps(opt, lambda theta: theta.log().sum(-1))
-    >>> Loop(engine, Evaluations(5), progress=False).run().evaluations
-    5
-    """
+    """The loop of every fit: it lets an engine advance until a criterion, a callback or the engine ends the run."""
 
     def __init__(
         self,

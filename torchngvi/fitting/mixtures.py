@@ -96,12 +96,7 @@ def mixture_steps_of(request: Request) -> tuple["MixtureSteps", Criterion]:
 
 
 def usual_rule(components: Gaussian) -> Rule:
-    """The curve of the components: one that stays positive definite where these coordinates have one.
-
-    >>> from torchngvi import CholeskyGaussian, NaturalGaussian
-    >>> type(usual_rule(CholeskyGaussian(2, (3,)))).__name__, type(usual_rule(NaturalGaussian(2, (3,)))).__name__
-    ('LocalExponential', 'Retraction')
-    """
+    """The curve of the components: one that stays positive definite where these coordinates have one."""
     if RootTangent in components.takes:
         return LocalExponential()
     return Retraction() if components.structure.closed else VariationalNewton()

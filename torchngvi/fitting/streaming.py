@@ -93,14 +93,7 @@ _Part = Callable[[_Natural], Target | None]  # a batch: its posterior under a Ga
 
 @torch.no_grad()
 def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: int = 0) -> None:
-    """Visit the rows of a generalised linear model in a random order, its prior first; leaves q near the optimum.
-
-    >>> model = GeneralizedLinear(torch.eye(4).double(), [0.0, 1.0, 1.0, 0.0])
-    >>> q = CholeskyGaussian(4, dtype=torch.float64)
-    >>> stream_rows(q, model, batch_size=2)
-    >>> [round(x, 2) for x in q.mean.sign().tolist()]
-    [-1.0, 1.0, 1.0, -1.0]
-    """
+    """Visit the rows of a generalised linear model in a random order, its prior first; leaves q near the optimum."""
     rows = model.X.shape[-2]
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed), device="cpu").split(batch_size)
     work = CholeskyGaussian.from_posterior(q, structure=Dense(q.dim))
@@ -125,16 +118,7 @@ def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: in
 
 @torch.no_grad()
 def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
-    """Visit the batches of a log joint, starting from q; twice where they come again in the same order.
-
-    >>> rows = torch.arange(4.0).split(2)  # y ~ N(θ, 1), θ ~ N(0, 1): the posterior is N(6/5, 1/5)
-    >>> target = DataLogJoint(
-    ...     lambda theta, y: -0.5 * (y - theta).square().sum(-1), lambda theta: -0.5 * theta.square().sum(-1), rows, 4)
-    >>> q = CholeskyGaussian(1)
-    >>> stream_batches(q, target, seed=0)
-    >>> round(q.mean.item(), 2), round(q.variance.item(), 2)
-    (1.2, 0.2)
-    """
+    """Visit the batches of a log joint, starting from q; twice where they come again in the same order."""
     if q.batch_shape or (q.structure.widest < q.dim and q.dim > _SETTINGS.widest):
         return
     work = CholeskyGaussian.from_posterior(q, structure=Dense(q.dim))
@@ -166,13 +150,6 @@ def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
 
     Of several processes the first has its part to begin with, and hands on where that leads.  What n of N rows say is
     as wide as √(N/n) times what all of them say, and q is made narrower by that.
-
-    >>> from torchngvi.models import Streamed
-    >>> X, y = torch.ones(100, 1), torch.arange(100.0) % 2
-    >>> q = CholeskyGaussian(1, mean=2.0)
-    >>> start_in_passes(q, Streamed.linear([(X, y)], 100, dtype=torch.float32, classes=(0, 1)), 0)
-    >>> abs(round(q.mean.item(), 1)), round(q.variance.item(), 2)
-    (0.0, 0.04)
     """
     local: Target = target
     processes, rows = Processes.alone(), getattr(target, "num_data", 0)
