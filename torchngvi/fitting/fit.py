@@ -198,10 +198,15 @@ def fit(
         if tolerance**2 == 0:
             raise InputError(f"tolerance bounds the natural-gradient norm; got {tolerance!r}, whose square is 0.")
     checkpoint = None if checkpoint is None else read_path("checkpoint", checkpoint, "is the path of a file, or None")
-    checkpoint_every = read_count("checkpoint_every", checkpoint_every, "counts steps")
+    every = read_count("checkpoint_every", checkpoint_every, "counts steps")
     callbacks = checked_callbacks(callbacks)
     if batch_size is not None:
-        batch_size = _checked_batch_size(q, target, batch_size)
+        if not isinstance(target, GeneralizedLinear) or not isinstance(q, Gaussian) or q.batch_shape:
+            raise InputError(
+                "batch_size is for one posterior of a GeneralizedLinear model; give a log joint its batches by "
+                "DataLogJoint."
+            )
+        batch_size = read_count("batch_size", batch_size, "counts rows")
     groups = target.groups_at_once if batch_groups is None else batch_groups
     request = Request(q, target, optimizer, tolerance, max_evaluations, stop, batch_size, groups, examine)
     engine, criteria = request.engine()
@@ -213,16 +218,7 @@ def fit(
         callbacks=callbacks,
         progress=progress,
         checkpoint=checkpoint,
-        every=checkpoint_every,
+        every=every,
         processes=processes,
     )
     return replace(loop.run(), target=target, posterior=q)
-
-
-def _checked_batch_size(q: Posterior, target: Target, batch_size: int) -> int:
-    if not isinstance(target, GeneralizedLinear) or not isinstance(q, Gaussian) or q.batch_shape:
-        raise InputError(
-            "batch_size is for one posterior of a GeneralizedLinear model; give a log joint its batches by "
-            "DataLogJoint."
-        )
-    return read_count("batch_size", batch_size, "counts rows")

@@ -72,37 +72,22 @@ class Mark(NamedTuple):
 
 
 class Engine(ABC):
-    """The abstract base of a method of fitting that advances one evaluation at a time; a `Loop` runs it.
+    """The abstract base of a method of fitting that advances one evaluation at a time; a `Loop` runs it."""
 
-    Attributes:
-        name: the name of the run on the bar.
-        unit: the unit of what the bar counts.
-        scaled: whether the bar counts in thousands and millions.
-        examines: whether ``examined`` is to be asked at the end.
-        batches: what a pass over the data iterates over; its generators are kept in a checkpoint.
-        apart: what of the state is another one in each of several processes.
-        begun: whether ``begin`` was done, by this run or by the one it goes on from.
-        marked: the last mark; the loop takes it over once ``advance`` has returned.
-        capture: makes a copy of the state for a checkpoint; None where none is wanted.  The loop sets it.
-        show: shows a phase on the bar.  The loop sets it.
-        tell: moves the bar to a count, with words, within an ``advance``; None where there is no bar.  The loop sets
-            it.
-        over: whether a budget is used up, from what was spent in gradients; to be asked where there is no record for
-            long.  The loop sets it.
-        most: the budget of gradients.  The loop sets it.
-    """
-
-    name: str
-    unit = "eval"
-    scaled = False
-    examines = False
-    apart: tuple[str, ...] = ()
+    name: str  # on the bar
+    unit = "eval"  # of what the bar counts
+    scaled = False  # whether the bar counts in thousands and millions
+    examines = False  # whether `examined` is to be asked at the end
+    apart: tuple[str, ...] = ()  # what of the state is another one in each of several processes
 
     def __init__(self, q: Posterior) -> None:
         self.q = q
-        self.batches: Iterable[Any] = ()
-        self.begun = False
-        self.marked: Mark | None = None
+        self.batches: Iterable[Any] = ()  # what a pass over the data iterates over; checkpoints keep its generators
+        self.begun = False  # whether `begin` was done, by this run or by the one it goes on from
+        self.marked: Mark | None = None  # the last mark; the loop takes it over once `advance` has returned
+        # The loop sets the rest: what copies the state for a checkpoint, None where none is wanted; what shows a phase
+        # on the bar; what moves the bar within an `advance`, None where there is none; whether a budget is used up,
+        # from what was spent in gradients, to be asked where there is no record for long; and the budget of gradients.
         self.capture: Callable[..., State] | None = None
         self.show: Callable[[str], None] = lambda phase: None
         self.tell: Callable[[int, dict[str, str]], None] | None = None
@@ -238,11 +223,8 @@ class Loop:
     def run(self) -> FitResult:
         """Run to the end."""
         self._began, origin, recording = time.perf_counter(), self.engine.here(), torch.is_grad_enabled()
-        with (
-            self._open_bar() as self.bar,
-            self.processes.timed(self._elapsed),
-            self.processes.noting(_INTERRUPTED),
-        ):
+        processes = self.processes
+        with self._open_bar() as self.bar, processes.timed(self._elapsed), processes.noting(_INTERRUPTED):
             try:
                 self._begin()
                 ending = self._advanced()

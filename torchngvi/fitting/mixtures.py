@@ -40,37 +40,21 @@ from torchngvi.stepsizes import Constant, KLRadius
 
 @dataclass(frozen=True)
 class MixtureSettings:
-    """The numbers of a fit of a mixture.
+    """The numbers of a fit of a mixture."""
 
-    Attributes:
-        trust: Fisher length of a step, of each component and of the weights; None for no bound.
-        rest: steps before the weights move.
-        falls: of the ELBO, among the last so many steps, that halve ρ.
-        fall: nats for a norm of 1, below which a fall is none: over fixed draws the ELBO is not monotone.
-        shortest: ρ that is not halved.
-        draws: of a component at first, and at most.
-        growth: of the draws where fresh ones contradict them.
-        share: of the tolerance, to which the average over fixed draws is solved.
-        gone: weight below which a component is left behind.
-        same: overlap from which two components are one.
-        entries: of the covariances of all pairs together, up to which overlaps are asked for.
-        missed: nats of log p - log q above the ELBO at which q misses the density.
-        dense: nats, beside one a coordinate, below the largest density at a mean: further out is a tail.
-    """
-
-    trust: float | None = 0.7
-    rest: int = 5
-    falls: tuple[int, int] = (2, 5)
-    fall: float = 0.02
-    shortest: float = 2.0**-6
-    draws: tuple[int, int] = (256, 4096)
-    growth: int = 4
-    share: float = 0.1
-    gone: float = 1e-6
-    same: float = 0.95
-    entries: int = 2**24
-    missed: float = 5.0
-    dense: float = 10.0
+    trust: float | None = 0.7  # Fisher length of a step, of each component and of the weights; None for no bound
+    rest: int = 5  # steps before the weights move
+    falls: tuple[int, int] = (2, 5)  # of the ELBO, among the last so many steps, that halve ρ
+    fall: float = 0.02  # nats for a norm of 1, below which a fall is none: over fixed draws it is not monotone
+    shortest: float = 2.0**-6  # ρ that is not halved
+    draws: tuple[int, int] = (256, 4096)  # of a component at first, and at most
+    growth: int = 4  # of the draws where fresh ones contradict them
+    share: float = 0.1  # of the tolerance, to which the average over fixed draws is solved
+    gone: float = 1e-6  # weight below which a component is left behind
+    same: float = 0.95  # overlap from which two components are one
+    entries: int = 2**24  # of all covariances of pairs together, up to which overlaps are asked for
+    missed: float = 5.0  # nats of log p - log q above the ELBO at which q misses the density
+    dense: float = 10.0  # nats, beside one a coordinate, below the largest density at a mean: further out is a tail
 
 
 class Seen(NamedTuple):
@@ -107,13 +91,7 @@ class MixtureSteps(Engine):
 
     name = "mixture"
 
-    def __init__(
-        self,
-        q: Mixture,
-        target: Target,
-        tolerance: float,
-        settings: MixtureSettings | None = None,
-    ) -> None:
+    def __init__(self, q: Mixture, target: Target, tolerance: float, settings: MixtureSettings | None = None) -> None:
         super().__init__(q)
         self.engine_settings = numbers = settings or MixtureSettings()
         self.mixture, self.target, self.tolerance = q, target, tolerance
@@ -155,23 +133,11 @@ class MixtureSteps(Engine):
                 if self.fresh.norm > self.tolerance:
                     lost = self._grown()
         told = seen if self.fresh is None else self.fresh
-        record = Record(
-            self.evaluations,
-            -self.target.temperature * seen.elbo,
-            told.norm,
-            self.step,
-            self.optimizer.rejections,
-            self.gradients,
-            0.0,
-        )
-        return Standing(
-            record,
-            torch.tensor(self.fresh is not None and self.fresh.norm <= self.tolerance, device="cpu"),
-            torch.tensor(record.loss, dtype=torch.float64, device="cpu"),
-            (self.evaluations, self.gradients),
-            self.tolerance,
-            lost=lost or _not_finite(seen),
-        )
+        loss, spent = -self.target.temperature * seen.elbo, (self.evaluations, self.gradients)
+        record = Record(spent[0], loss, told.norm, self.step, self.optimizer.rejections, spent[1], 0.0)
+        known = torch.tensor(self.fresh is not None and self.fresh.norm <= self.tolerance, device="cpu")
+        value = torch.tensor(loss, dtype=torch.float64, device="cpu")
+        return Standing(record, known, value, spent, self.tolerance, lost=lost or _not_finite(seen))
 
     def _take_step(self, seen: Seen) -> None:
         """Of the components, and of the weights once the components are near their places."""

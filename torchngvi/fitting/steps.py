@@ -56,25 +56,15 @@ def usual_optimizer(q: Posterior, target: Target, widest_full: int = 200, widest
 
 @dataclass(frozen=True)
 class StepsSettings:
-    """The numbers of a run by steps of an optimizer.
+    """The numbers of a run by steps of an optimizer."""
 
-    Attributes:
-        errors: standard errors that a norm from draws must leave room for.
-        repeats: fresh evaluations at one q, whose scatter tells the standard error of their mean.
-        far: natural-gradient norm from which q begins at the mode.
-        near: the same of a convex ℓ, whose mode is found by a few passes without an expectation.
-        passes: Newton steps for the mode of a model that is not convex.
-        climb: nats, beside the size of the first loss, by which a run ends far above its start.
-        doubted: rejections in a row after which two passes over batches are compared.
-    """
-
-    errors: float = 3.0
-    repeats: int = 16
-    far: float = 1e4
-    near: float = 1.0
-    passes: int = 100
-    climb: float = 100.0
-    doubted: int = 5
+    errors: float = 3.0  # standard errors that a norm from draws must leave room for
+    repeats: int = 16  # fresh evaluations at one q, whose scatter tells the standard error of their mean
+    far: float = 1e4  # natural-gradient norm from which q begins at the mode
+    near: float = 1.0  # the same of a convex ℓ, whose mode is found by a few passes without an expectation
+    passes: int = 100  # Newton steps for the mode of a model that is not convex
+    climb: float = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
+    doubted: int = 5  # rejections in a row after which two passes over batches are compared
 
 
 class Steps(Engine):

@@ -497,9 +497,7 @@ class SlopeStop(SlopeBelow):
     averages is below 0.01 nats a block, or after 10⁵ iterations.  It can be a callback of `fit` as well.
 
     Args:
-        block: the number of iterations in an average.
-        blocks: the number of averages in the line.
-        slope: the slope below which the run ends, in nats a block.
+        block, blocks, slope: those of `SlopeBelow`.
         max_steps: the number of steps after which it ends whatever the slope.
 
     Raises:

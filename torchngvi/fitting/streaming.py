@@ -45,30 +45,17 @@ from torchngvi.structures import Dense
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """The numbers of a start in passes.
+    """The numbers of a start in passes."""
 
-    Attributes:
-        passes: over the batches, where their sites can be kept.
-        kept: numbers in the sites of all batches beyond which none are kept, and one pass is made.
-        careful: batches of the first pass that are fitted, by trial to where a full step can be trusted; every other
-            visit is a single full step.
-        norm: natural-gradient norm at which the fit to a batch ends.
-        steps: of it, at most.
-        widest: dimensions up to which mean field is worth the draws of a full covariance.
-        rows: on which a fit in passes begins.
-        rows_norm: at which the steps on them end, when what is left is little beside what the other rows will say.
-        rows_steps: of them, at most.
-    """
-
-    passes: int = 2
-    kept: int = 10**8
-    careful: int = 10
-    norm: float = 0.5
-    steps: int = 12
-    widest: int = 200
-    rows: int = 50_000
-    rows_norm: float = 0.1
-    rows_steps: int = 30
+    passes: int = 2  # over the batches, where their sites can be kept
+    kept: int = 10**8  # numbers in the sites of all batches beyond which none are kept, and one pass is made
+    careful: int = 10  # batches of the first pass that are fitted; every other visit is a single full step
+    norm: float = 0.5  # natural-gradient norm at which the fit to a batch ends, from where a full step can be trusted
+    steps: int = 12  # of it, at most
+    widest: int = 200  # dimensions up to which mean field is worth the draws of a full covariance
+    rows: int = 50_000  # on which a fit in passes begins
+    rows_norm: float = 0.1  # at which the steps on them end: what is left is little beside what the others will say
+    rows_steps: int = 30  # of them, at most
 
 
 _SETTINGS = StreamSettings()
