@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.truths import targets
 from torchngvi import CholeskyGaussian, fit, refine
-from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.importance import smoothed
 from torchngvi.posteriors import warps
 
 LEVELS = (0.05, 0.95)

@@ -40,7 +40,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from torch import Tensor
 
 from torchngvi import CholeskyGaussian, FitResult, fit
-from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.importance import smoothed
 
 from . import regressions
 from .load import NAMES, Posterior, load

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, examine, fit, refine
 from torchngvi.diagnostics import ExaminationSettings, laplace_margin
 from torchngvi.diagnostics.importance import corrected_moments
-from torchngvi.diagnostics.rule import agrees
+from torchngvi.diagnostics.verdict import agrees
 from torchngvi.models import GroupedLogJoint
 from torchngvi.models.guarded import Guarded
 from torchngvi.refinement import RefinementWarning

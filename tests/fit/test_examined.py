@@ -20,11 +20,9 @@ from torchngvi import (
     examine,
     fit,
 )
-from torchngvi.diagnostics.allowance import Allowance, ExaminationSettings
-from torchngvi.diagnostics.examination import examine_fitted
+from torchngvi.diagnostics.examination import Allowance, ExaminationSettings, examine_fitted
 from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled
-from torchngvi.diagnostics.rule import Marginals, plain
-from torchngvi.diagnostics.verdict import Effort, Verdict
+from torchngvi.diagnostics.verdict import Effort, Marginals, Verdict, plain
 from torchngvi.errors import InputError
 from torchngvi.fitting import Criterion
 from torchngvi.fitting.records import FitResult

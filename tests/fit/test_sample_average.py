@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit, mode
-from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.importance import smoothed
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage

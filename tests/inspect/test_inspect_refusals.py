@@ -40,9 +40,8 @@ from torchngvi.diagnostics import (
     predictive_mean,
     simulation_based_calibration,
 )
-from torchngvi.diagnostics.confirmation import confirm
-from torchngvi.diagnostics.linear_response import response_log_sd, tails, third_order, third_order_of_values
-from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.importance import smoothed
+from torchngvi.diagnostics.linear_response import confirm, response_log_sd, tails, third_order, third_order_of_values
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import LeastSquaresStein, Quadrature, Stein

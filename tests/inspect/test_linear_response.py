@@ -8,8 +8,9 @@ import torch
 from arrow import ScalarArrow
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian
-from torchngvi.diagnostics.confirmation import Response, confirm
 from torchngvi.diagnostics.linear_response import (
+    Response,
+    confirm,
     response_covariance,
     response_log_sd,
     tails,

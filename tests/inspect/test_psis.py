@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchngvi.diagnostics.psis import fit_generalized_pareto, k_hat, smoothed
+from torchngvi.diagnostics.importance import fit_generalized_pareto, k_hat, smoothed
 
 if importlib.util.find_spec("arviz") is None:
     pytest.skip("ArviZ is not installed", allow_module_level=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, fit, refine
-from torchngvi.diagnostics.rule import OtherMode
+from torchngvi.diagnostics.verdict import OtherMode
 from torchngvi.errors import InputError
 from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, RefinementWarning, WarpLayer, WeightedDraws
 from torchngvi.refinement.density import Joint, value_and_gradient

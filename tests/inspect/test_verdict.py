@@ -11,8 +11,7 @@ from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGauss
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics import ExaminationSettings, Residuals, examine
 from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled, heaviest
-from torchngvi.diagnostics.rule import Marginals, OtherMode, Shape, judge, undecided
-from torchngvi.diagnostics.verdict import Effort, Verdict
+from torchngvi.diagnostics.verdict import Effort, Marginals, OtherMode, Shape, Verdict, judge, undecided
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target

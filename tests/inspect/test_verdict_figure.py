@@ -9,8 +9,7 @@ import torch
 
 from torchngvi import CholeskyGaussian
 from torchngvi.diagnostics import examine
-from torchngvi.diagnostics.rule import Marginals
-from torchngvi.diagnostics.verdict import Effort, Verdict
+from torchngvi.diagnostics.verdict import Effort, Marginals, Verdict
 from torchngvi.errors import InputError
 from torchngvi.extras import install
 

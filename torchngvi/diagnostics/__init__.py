@@ -1,20 +1,21 @@
 """How good is q?  Monte Carlo checks of any posterior, predictive densities, and a verdict on the fit.
 
-`examine` says whether a Gaussian fits the density that it was fitted to; `monte_carlo` has the estimates under q,
-`psis` the smoothed importance weights, `linear_response` the standard deviations that q ought to have, `predictive`
+`examine` says whether a Gaussian fits the density that it was fitted to; `importance` has the estimates under q and
+the smoothed importance weights, `linear_response` the standard deviations that q ought to have, `predictive`
 the densities of new rows, `compare_estimators` the noise of a gradient; `simulation_based_calibration` judges a way
 of fitting on simulated data.
 """
 
-from torchngvi.diagnostics.allowance import ExaminationSettings
-from torchngvi.diagnostics.calibration import Calibration, simulation_based_calibration
+from torchngvi.diagnostics.calibration import Calibration, Power, Uniformity, holm, simulation_based_calibration
 from torchngvi.diagnostics.certificate import Certificate, certificate
-from torchngvi.diagnostics.confirmation import Confirmed, confirm
-from torchngvi.diagnostics.estimators import EstimatorComparison, EstimatorRow, compare_estimators
-from torchngvi.diagnostics.examination import examine
+from torchngvi.diagnostics.estimators import EstimatorComparison, EstimatorRow, Extremes, compare_estimators
+from torchngvi.diagnostics.examination import ExaminationSettings, examine
+from torchngvi.diagnostics.importance import Estimate, Smoothed, elbo, k_hat, log_weights, smoothed
 from torchngvi.diagnostics.linear_response import (
+    Confirmed,
     Residuals,
     ThirdOrder,
+    confirm,
     response_covariance,
     response_log_sd,
     tails,
@@ -22,7 +23,6 @@ from torchngvi.diagnostics.linear_response import (
     third_order_of_values,
 )
 from torchngvi.diagnostics.marginal import Margin, laplace_margin
-from torchngvi.diagnostics.monte_carlo import Estimate, Extremes, elbo, log_weights
 from torchngvi.diagnostics.predictive import (
     accuracy,
     coded,
@@ -31,8 +31,6 @@ from torchngvi.diagnostics.predictive import (
     predictive_mean,
     predictor_moments,
 )
-from torchngvi.diagnostics.psis import Smoothed, k_hat, smoothed
-from torchngvi.diagnostics.uniformity import Power, Uniformity, holm
 from torchngvi.diagnostics.verdict import Verdict
 
 __all__ = [

@@ -6,66 +6,222 @@ data (Cook, Gelman and Rubin 2006; Talts, Betancourt, Simpson, Vehtari and Gelma
 2023).  Ranks that pile up at both ends belong to a posterior that is too narrow, at one end to one that is shifted.
 """
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_callable, read_count, read_instance, read_names, read_seed, read_size, shown
-from torchngvi.diagnostics.figures import calibration_figure, new_figure
-from torchngvi.diagnostics.uniformity import ALPHA, Power, Uniformity, holm, power
+from torchngvi.arguments import (
+    read_callable,
+    read_count,
+    read_instance,
+    read_names,
+    read_seed,
+    read_size,
+    read_tensor,
+    shown,
+)
+from torchngvi.diagnostics.figures import BLUE, FAINT, RED, new_figure
 from torchngvi.errors import InputError, PairError
 from torchngvi.numerics.arrays import writable
 
-# What a calibration is given: functions that take what they are called with, and names of all quantities
+ALPHA = 0.05  # chance that anything at all is flagged where everything is calibrated
+Quantity = Callable[[Tensor, Any], Tensor]  # theta (*, D) and the data -> (*)
+
+# An exact test that ranks are uniform, by the simultaneous bands of their empirical distribution function
+#
+# With N ranks on 0..L, the count X_k of those below t_k is binomial with the probability z_k = t_k/(L + 1) at each
+# level alone, and along the levels a Markov chain: X_{k+1} - X_k ~ Bin(N - X_k, (z_{k+1} - z_k)/(1 - z_k)).  The chance
+# that a path stays within given bounds is therefore a product of N + 1 by N + 1 matrices (Säilynoja, Bürkner and
+# Vehtari 2022, Statistics and Computing 32, section 2.2), and nothing has to be simulated.
 
 
-def takes(name: str, function: Callable[..., Any], arguments: str) -> None:
-    """Refuse a function that cannot be called as a calibration calls it.
+@dataclass(frozen=True)
+class Uniformity:
+    """The test for N ranks on 0..L.
 
-    >>> takes("prior", lambda generator: None, "generator")
-    """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some built-in functions it is not known
-        return
-    try:
-        signature.bind(*arguments.split(", "))
-    except TypeError as error:
-        raise InputError(
-            f"{name} is called as {name}({arguments}), with a torch.Generator to draw from; got a function of "
-            f"{signature}. Add the generator, even if it draws from that of torch, which is seeded too."
-        ) from error
+    The statistic is the smallest two-sided binomial p-value over the levels, min_k 2 min(P(X_k ≤ x_k), P(X_k ≥ x_k)).
 
-
-def labels_of(
-    theta: Tensor, names: Sequence[str] | None, quantities: Mapping[str, Any], known: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Name all quantities, after a check of θ.
+    Attributes:
+        count: N.
+        draws: L.
 
     >>> import torch
-    >>> labels_of(torch.zeros(2), None, {"log likelihood": None}, ())
-    ('theta[0]', 'theta[1]', 'log likelihood')
+    >>> even = torch.arange(100)[:, None]
+    >>> Uniformity(100, 99).p_values(even).item()  # nothing could be nearer
+    1.0
     """
-    if not isinstance(theta, Tensor) or theta.ndim != 1 or not theta.is_floating_point():
-        raise InputError(f"prior must return one theta, a tensor of numbers (D,); got {shown(theta)}.")
-    if names is not None and len(names) != len(theta):
-        raise InputError(f"names must have one for each of the {len(theta)} coordinates; got {len(names)}.")
-    coordinates = tuple(names) if names is not None else tuple(f"theta[{i}]" for i in range(len(theta)))
-    labels = (*coordinates, *quantities)
-    if known and labels != known:
-        raise InputError(f"what is resumed had the quantities {', '.join(known)}; got {', '.join(labels)}.")
-    return labels
+
+    count: int
+    draws: int
+
+    @property
+    def thresholds(self) -> Tensor:
+        """The t_k, integers from 1 to L, (K,), 19 where there are as many."""
+        size = self.draws + 1
+        return torch.tensor(sorted({round(k * size / 20) for k in range(1, 20)} & set(range(1, size))), device="cpu")
+
+    @property
+    def levels(self) -> Tensor:
+        """The z_k = t_k/(L + 1), (K,)."""
+        return self.thresholds.double() / (self.draws + 1)
+
+    def counts(self, ranks: Tensor) -> Tensor:
+        """The ranks (N, Q) below each threshold, (K, Q)."""
+        return (ranks < self.thresholds[:, None, None]).sum(1)
+
+    def differences(self, ranks: Tensor) -> Tensor:
+        """The empirical distribution function less the uniform one, (K, Q)."""
+        return self.counts(ranks) / self.count - self.levels[:, None]
+
+    def histogram(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        """Counts of ranks (N,) between neighbouring levels (K + 1,), and the edges in [0, 1], (K + 2,)."""
+        pad = torch.nn.functional.pad
+        below = pad(pad(self.counts(ranks[:, None])[:, 0], (1, 0)), (0, 1), value=self.count)
+        return below.diff(), pad(pad(self.levels, (1, 0)), (0, 1), value=1.0)
+
+    def p_values(self, ranks: Tensor) -> Tensor:
+        """The chance of a statistic as small or smaller where ranks are uniform, (Q,); 1 without ranks."""
+        tails, counts = self._tails(), self.counts(ranks)
+        smallest, member = tails.gather(1, counts).amin(0).unique(return_inverse=True)  # there are few different ones
+        return (1 - self._inside(tails, smallest)).clamp(0.0, 1.0)[member]
+
+    def band(self, alpha: float) -> tuple[Tensor, Tensor]:
+        """The lowest and highest difference at each level, (K,) each, that no path leaves with more than a chance α.
+
+        A path leaves it exactly where its p-value is at most α.
+        """
+        tails = self._tails()
+        grid = torch.linspace(math.log(1e-300), 0.0, 64, dtype=torch.float64, device="cpu")
+        for _ in range(4):
+            outside = 1 - self._inside(tails, grid.exp())
+            last = int((outside <= alpha).sum()) - 1
+            low, high = float(grid[max(last, 0)]), float(grid[min(last + 1, len(grid) - 1)])
+            grid = torch.linspace(low, high, len(grid), dtype=torch.float64, device="cpu")
+        kept = self._above(tails, grid[0].exp())
+        every = torch.arange(self.count + 1, device="cpu").expand_as(kept)
+        lowest = torch.where(kept, every, self.count).amin(1)
+        highest = torch.where(kept, every, 0).amax(1)
+        return lowest / self.count - self.levels, highest / self.count - self.levels
+
+    def _log_binomial(self, trials: Tensor, probability: Tensor) -> Tensor:
+        """log P(X = x), x = 0..N, for trials (...) and a probability that broadcasts with it, (..., N + 1)."""
+        x = torch.arange(self.count + 1, dtype=torch.float64, device="cpu")
+        n, p = trials[..., None].double(), probability[..., None]
+        rest = n - x
+        choose = torch.lgamma(n + 1) - torch.lgamma(x + 1) - torch.lgamma(rest.clamp_min(0) + 1)
+        return torch.where(rest >= 0, choose + torch.xlogy(x, p) + torch.xlogy(rest.clamp_min(0), 1 - p), -torch.inf)
+
+    def _tails(self) -> Tensor:
+        """Two-sided p-values of each count at each level, (K, N + 1)."""
+        mass = self._log_binomial(torch.full_like(self.levels, self.count), self.levels).exp()
+        below, above = mass.cumsum(1), mass.flip(1).cumsum(1).flip(1)
+        return (2 * torch.minimum(below, above)).clamp_max(1.0)
+
+    def _inside(self, tails: Tensor, limit: Tensor) -> Tensor:
+        """The chance that the p-values of a path stay above each limit (Q,) at all levels, (Q,)."""
+        state = torch.zeros(len(limit), self.count + 1, dtype=torch.float64, device="cpu")
+        state[:, 0] = 1
+        before, start = torch.zeros((), dtype=torch.float64, device="cpu"), torch.arange(self.count + 1, device="cpu")
+        for level, tail in zip(self.levels, tails, strict=True):
+            step = self._log_binomial(self.count - start, (level - before) / (1 - before)).exp()  # of increments
+            moved = torch.zeros_like(step)
+            to = start[:, None] + start
+            ok = to <= self.count
+            moved[start[:, None].expand_as(to)[ok], to[ok]] = step[ok]
+            state = torch.where(self._above(tail, limit[:, None]), state @ moved, 0.0)
+            before = level
+        return state.sum(1)
+
+    @staticmethod
+    def _above(tails: Tensor, limit: Tensor) -> Tensor:
+        """Where p-values are above a limit, by more than rounding."""
+        return tails > limit * (1 + 1e-9)
 
 
-_ROWS = 12  # of the table, and lines of the picture that have a name
-_POWERFUL = 200  # simulations up to which it is said what they could find
+def holm(p_values: Tensor) -> Tensor:
+    """Holm's adjusted p-values, (Q,): below α with a chance of at most α for any of those that are true.
 
-Quantity = Callable[[Tensor, Any], Tensor]  # theta (*, D) and the data -> (*)
+    >>> holm(torch.tensor([0.01, 0.04, 0.03])).tolist()
+    [0.029999999329447746, 0.05999999865889549, 0.05999999865889549]
+    """
+    p_values = read_tensor("p_values", p_values, shape=(None,))
+    ordered, order = p_values.sort()
+    raised = ordered * torch.arange(len(ordered), 0, -1, dtype=ordered.dtype, device=ordered.device)
+    return torch.empty_like(p_values).scatter(0, order, raised.cummax(0).values.clamp_max(1.0))
+
+
+# What a calibration by so many simulations could find: the smallest errors that it flags four times in five
+#
+# A posterior that is normal with a mean δ and a standard deviation 1, where the right ones are 0 and f, has ranks that
+# are binomial with the probability Φ(f ε - δ) given ε ~ N(0, 1).  How often they leave the band of the exact test is
+# counted on ranks that are drawn so.
+
+
+class Power(NamedTuple):
+    """The smallest errors of one quantity that would be flagged four times in five.
+
+    Attributes:
+        sd: a factor by which its standard deviations are too small; infinite where 16 is not found.
+        mean: of its means in posterior standard deviations; infinite where 4 are not found.
+    """
+
+    sd: float
+    mean: float
+
+    def __str__(self) -> str:
+        """A clause."""
+        found = []
+        if self.sd < math.inf:
+            found.append(f"an sd {self.sd:.2g} times too small")
+        if self.mean < math.inf:
+            found.append(f"a mean {self.mean:.2g} sd off")
+        if not found:
+            return "so few can hardly speak against anything: raise runs"
+        return f"so many would find {' or '.join(found)} four times in five, smaller errors less often"
+
+
+@functools.cache
+def power(test: Uniformity, alpha: float, repeats: int = 500, share: float = 0.8) -> Power:
+    """Find the smallest errors that a test of ranks flags in that share of calibrations, of as many that are drawn."""
+    low, high = (edge[:, None] for edge in test.band(alpha))
+    generator = torch.Generator().manual_seed(0)
+    size = (test.count, repeats)
+    noise = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
+    draws = torch.full(size, float(test.draws), dtype=torch.float64, device="cpu")
+
+    def found(below: Tensor) -> bool:
+        """Whether ranks are flagged often enough, given the probability of each draw to be below the truth."""
+        ranks = torch.binomial(draws, below, generator=torch.Generator().manual_seed(1))
+        differences = test.differences(ranks)
+        outside = (differences < low - 1e-12) | (differences > high + 1e-12)
+        return float(outside.any(0).double().mean()) >= share
+
+    factors = 1.05 ** torch.arange(1, 58, dtype=torch.float64, device="cpu")  # up to 16
+    shifts = 0.05 * torch.arange(1, 81, dtype=torch.float64, device="cpu")  # up to 4 posterior standard deviations
+    return Power(
+        _first(factors, lambda factor: found(torch.special.ndtr(factor * noise))),
+        _first(shifts, lambda shift: found(torch.special.ndtr(noise - shift))),
+    )
+
+
+def _first(sizes: Tensor, found: Callable[[Tensor], bool]) -> float:
+    """The smallest size that is found, by bisection; infinite where the largest is not."""
+    if not found(sizes[-1]):
+        return math.inf
+    low, high = -1, len(sizes) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(sizes[middle]) else (middle, high)
+    return float(sizes[high])
+
+
+# The ranks of simulations, and what they say
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +247,7 @@ class Calibration:
     failed: dict[int, str] = field(default_factory=dict)
     unconverged: int = 0
     interrupted: bool = False
+    _rows = 12  # of the table, and names in the sentence
 
     @property
     def uniformity(self) -> Uniformity:
@@ -168,10 +325,10 @@ class Calibration:
         if not len(self.ranks):
             word = "not known"
         elif self.calibrated:
-            few = f", and {self.power}" if len(self.ranks) <= _POWERFUL else ""
+            few = f", and {self.power}" if len(self.ranks) <= 200 else ""
             word = f"nothing speaks against it in {_quantities(len(self.names))}{few}"
         else:
-            shown = ", ".join(self.flagged[:_ROWS]) + (", ..." if len(self.flagged) > _ROWS else "")
+            shown = ", ".join(self.flagged[: self._rows]) + (", ..." if len(self.flagged) > self._rows else "")
             word = f"NOT CALIBRATED in {len(self.flagged)} of {_quantities(len(self.names))}: {shown}"
         return f"calibration over {count}: {word}{self._reservations()}"
 
@@ -198,12 +355,12 @@ class Calibration:
         width = max(8, *(len(name) for name in self.names))
         head = f"  {'quantity':{width}}  p uniform  adjusted    shift  sd too small by  p symmetric"
         lines = [str(self), head]
-        for i in columns[0].argsort()[:_ROWS].tolist():
+        for i in columns[0].argsort()[: self._rows].tolist():
             p, adjusted, shift, spread, symmetric = (float(column[i]) for column in columns)
             lines.append(
                 f"  {self.names[i]:{width}}  {p:9.2g}{adjusted:10.2g}{shift:9.2f}{spread:17.2f}{symmetric:13.2g}"
             )
-        left = len(self.names) - _ROWS
+        left = len(self.names) - self._rows
         return "\n".join([*lines, *([f"  and {left} others with larger p-values"] if left > 0 else [])])
 
     def plot(self, figure: Any = None) -> Any:
@@ -225,7 +382,7 @@ class Calibration:
             raise InputError(f"a picture needs the ranks of two fits or more; got {len(self.ranks)}. Raise runs.")
         figure = new_figure("a calibration", 9.0, 3.6) if figure is None else figure
         order = self.p_values.argsort().tolist()
-        calibration_figure(figure, self.uniformity, self.ranks[:, order], [self.names[i] for i in order], self.flagged)
+        _draw(figure, self.uniformity, self.ranks[:, order], [self.names[i] for i in order], self.flagged)
         return figure
 
 
@@ -284,8 +441,10 @@ def simulation_based_calibration(
     draws = read_size("draws", draws, "counts draws of each posterior")
     seed = read_seed("seed", seed)
     _check(draws, seed, resume)
-    takes("prior", read_callable("prior", prior, "is a function of a generator that draws θ"), "generator")
-    takes("simulate", read_callable("simulate", simulate, "is a function of θ and a generator"), "theta, generator")
+    _check_call("prior", read_callable("prior", prior, "is a function of a generator that draws θ"), "generator")
+    _check_call(
+        "simulate", read_callable("simulate", simulate, "is a function of θ and a generator"), "theta, generator"
+    )
     read_callable("fit", fit, "is a function of the data that returns a posterior")
     quantities = _checked_quantities(quantities)
     if names is not None:
@@ -299,7 +458,7 @@ def simulation_based_calibration(
                 torch.manual_seed(_seed_of(seed, i, 1))  # what fit draws is independent of the truth
                 generator = torch.Generator().manual_seed(_seed_of(seed, i))
                 theta = prior(generator)
-                labels = labels_of(theta, names, quantities, labels)
+                labels = _labels(theta, names, quantities, labels)
                 data = simulate(theta, generator)
                 try:
                     fitted = fit(data)
@@ -323,6 +482,58 @@ def simulation_based_calibration(
         ) from cause
     stacked = torch.stack(ranks) if ranks else torch.zeros(0, len(labels), dtype=torch.long, device="cpu")
     return Calibration(labels, stacked, draws, i, seed, failed, unconverged, interrupted)
+
+
+def _draw(figure: Any, test: Uniformity, ranks: Tensor, names: Sequence[str], flagged: Sequence[str]) -> None:
+    """Draw the ECDF differences, the worst first, of ranks (N, Q) with their band, and a histogram of the worst."""
+    left, right = figure.subplots(1, 2)
+    at, differences = test.levels, test.differences(ranks)
+    low, high = test.band(ALPHA / len(names))
+    ends = [0.0, *at.tolist(), 1.0]
+    left.fill_between(ends, [0, *low.tolist(), 0], [0, *high.tolist(), 0], color=FAINT, alpha=0.3, linewidth=0)
+    for i in reversed(range(len(names))):
+        red = names[i] in flagged
+        line = [0, *differences[:, i].tolist(), 0]
+        left.plot(ends, line, color=RED if red else BLUE, alpha=1.0 if red else 0.5, linewidth=1.2)
+        if red and i < 5:
+            peak = int(differences[:, i].abs().argmax())
+            left.annotate(names[i], (float(at[peak]), float(differences[peak, i])), fontsize=8, color=RED)
+    left.set(xlabel="rank / (L + 1)", ylabel="ECDF - uniform", title=f"{_quantities(len(names))}, band of 95 %")
+    counts, edges = test.histogram(ranks[:, 0])
+    right.bar(edges[:-1].tolist(), counts.tolist(), edges.diff().tolist(), align="edge", color=BLUE, edgecolor="white")
+    right.axhline(len(ranks) / len(counts), color=FAINT)
+    worst = ", the worst" if len(names) > 1 else ""
+    right.set(xlabel="rank / (L + 1)", ylabel="simulations", title=f"ranks of {names[0]}{worst}")
+
+
+def _check_call(name: str, function: Callable[..., Any], arguments: str) -> None:
+    """Refuse a function that cannot be called as a calibration calls it."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some built-in functions it is not known
+        return
+    try:
+        signature.bind(*arguments.split(", "))
+    except TypeError as error:
+        raise InputError(
+            f"{name} is called as {name}({arguments}), with a torch.Generator to draw from; got a function of "
+            f"{signature}. Add the generator, even if it draws from that of torch, which is seeded too."
+        ) from error
+
+
+def _labels(
+    theta: Tensor, names: Sequence[str] | None, quantities: Mapping[str, Any], known: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Name all quantities, after a check of θ."""
+    if not isinstance(theta, Tensor) or theta.ndim != 1 or not theta.is_floating_point():
+        raise InputError(f"prior must return one theta, a tensor of numbers (D,); got {shown(theta)}.")
+    if names is not None and len(names) != len(theta):
+        raise InputError(f"names must have one for each of the {len(theta)} coordinates; got {len(names)}.")
+    coordinates = tuple(names) if names is not None else tuple(f"theta[{i}]" for i in range(len(theta)))
+    labels = (*coordinates, *quantities)
+    if known and labels != known:
+        raise InputError(f"what is resumed had the quantities {', '.join(known)}; got {', '.join(labels)}.")
+    return labels
 
 
 def _quantities(count: int) -> str:

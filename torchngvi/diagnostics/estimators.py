@@ -1,4 +1,4 @@
-"""How noisy is a gradient?  Estimators of E_q[ℓ] side by side at one q, in the natural norm.
+"""How noisy is a gradient?  Estimators of E_q[ℓ] side by side at one q, in the natural norm; and extremes of a run.
 
     ‖(a, P)‖² = |a|² + ½‖P‖²_F        variance = E‖ĝ - Eĝ‖²        bias = ‖mean of ĝ - g‖
 
@@ -235,3 +235,34 @@ def _variance(q: Gaussian, gradients: Local) -> float:
     mean = _mean(gradients)
     away = q.norm2(Local(gradients.a - mean.a, gradients.P - mean.P))
     return float(away.sum()) / max(count - 1, 1)
+
+
+class Extremes:
+    """What Kumar et al. (2025) assume of a run, measured on it: a callback of `fit`.
+
+    Assumption 4 bounds ξ_l ≤ ‖C_t‖_F ≤ ξ_u and λ_min ≤ V_t; Remark 1 bounds V_t by λ_max ≤ ξ_u².
+
+    Attributes:
+        xi_l, xi_u, lambda_min, lambda_max: extremes so far, over steps and batch members.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> seen = Extremes(CholeskyGaussian(4, scale=0.5))
+    >>> seen.xi_l, seen.xi_u, seen.lambda_min, seen.lambda_max
+    (1.0, 1.0, 0.25, 0.25)
+    """
+
+    def __init__(self, q: Gaussian) -> None:
+        self.q = read_gaussian("Extremes", q)
+        self.xi_l = self.lambda_min = math.inf
+        self.xi_u = self.lambda_max = 0.0
+        self()
+
+    @torch.no_grad()
+    def __call__(self, record: object = None) -> None:
+        """Take q as it is now into account."""
+        size = self.q.variance.sum(-1).sqrt()  # ‖C‖²_F = tr V
+        diagonal = self.q.structure.widest == 1
+        eigenvalues = self.q.variance if diagonal else torch.linalg.svdvals(self.q.scale_tril).square()
+        self.xi_l, self.xi_u = min(self.xi_l, float(size.min())), max(self.xi_u, float(size.max()))
+        self.lambda_min = min(self.lambda_min, float(eigenvalues.min()))
+        self.lambda_max = max(self.lambda_max, float(eigenvalues.max()))

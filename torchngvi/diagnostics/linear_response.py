@@ -1,7 +1,7 @@
-"""The standard deviations that q ought to have: the linear response of its mean, to third order and in closed form.
+"""The standard deviations that q ought to have: the linear response of its mean, and what else it tells.
 
 Tilt the density to p exp(t θ_k): the mean of the posterior moves by its covariance with θ_k.  The mean m(t) of the best
-Gaussian moves too, and
+Gaussian moves too, and to third order, in closed form,
 
     Cov_LR[:, k] = dm/dt = C (I - M)⁻¹ Cᵀ e_k,        M_il = ½ Σ_jk B_ijk B_ljk,        B_ijk = E_q[∂_i ∂_j ∂_k ℓ]
 
@@ -22,15 +22,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_instance, read_tensor, shown
+from torchngvi.arguments import read_callable, read_instance, read_number, read_sizes, read_tensor, shown
+from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Frame
+from torchngvi.expectations.draws import Fixed
+from torchngvi.interfaces import Frame, Target
+from torchngvi.models.arguments import as_target, read_gaussian
 from torchngvi.numerics.linalg import eigh
+from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Dense, Pattern
+from torchngvi.structures.pattern import Structured
 
+LARGEST = math.log(3.0)  # a log sd beyond which the size is not told
+PAIRS = 2048  # that `flatness` uses at most
 _GROUPS = 8  # of draws, one of which is left out at a time
-_FLOOR = 0.02  # of the eigenvalues of I - M: a standard deviation grows sevenfold at most
-_ENTRIES = 20_000_000  # of one table of pairs of draws
 
 
 class Residuals(NamedTuple):
@@ -46,8 +51,8 @@ class Residuals(NamedTuple):
     (1.0, 2.0)
     """
 
-    z: Tensor  # standard normal, the second half minus the first, (S, D)
-    residual: Tensor  # Cᵀ∇ℓ/γ - z, (S, D)
+    z: Tensor
+    residual: Tensor
 
     @property
     def halves(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,6 +68,12 @@ class Residuals(NamedTuple):
         """
         slopes = (self.residual * self.z).mean(-1)
         return len(slopes) > 1 and bool(slopes.mean() < -1 - 3 * slopes.std() / len(slopes) ** 0.5)
+
+
+def finite_pairs(residuals: Residuals) -> Residuals:
+    """Those of the pairs of draws at which both are finite."""
+    pair = residuals.residual.isfinite().all(-1).reshape(2, -1).all(0).repeat(2)
+    return Residuals(residuals.z[pair], residuals.residual[pair])
 
 
 @dataclass(frozen=True)
@@ -95,16 +106,12 @@ class ThirdOrder:
         return response_log_sd(frame, self.matrix), _jackknife(response_log_sd(frame, self.without))
 
 
-def _jackknife(
-    values: Tensor,  # (G, ...)
-) -> Tensor:
+def _jackknife(values: Tensor) -> Tensor:
+    """The standard error by what is found without each group, (G, ...)."""
     return math.sqrt(len(values) - 1) * values.std(0, correction=0)
 
 
-def response_covariance(
-    frame: Frame,
-    M: Tensor,  # (D, D), symmetric
-) -> Tensor:
+def response_covariance(frame: Frame, M: Tensor) -> Tensor:
     """Compute the covariance by linear response, C (I - M)⁻¹ Cᵀ; eigenvalues of I - M below 0.02 are raised to it.
 
     Args:
@@ -122,10 +129,7 @@ def response_covariance(
     return columns.mT @ (growth[..., None] * columns)
 
 
-def response_log_sd(
-    frame: Frame,
-    M: Tensor,  # (..., D, D), symmetric
-) -> Tensor:
+def response_log_sd(frame: Frame, M: Tensor) -> Tensor:
     """Compute log(sd by linear response / sd of q): ½ log of the ratio of the diagonals of C (I - M)⁻¹ Cᵀ and of V.
 
     Args:
@@ -143,22 +147,18 @@ def response_log_sd(
     return 0.5 * (columns.square() * growth[..., None]).sum(-2).div(frame.variance).log()
 
 
-def _spectral(frame: Frame, M: Tensor) -> tuple[Tensor, Tensor]:
-    """C u_j for each eigenvector u_j of M, (..., D, D) by rows, and 1/(1 - λ_j), (..., D)."""
+def _spectral(frame: Frame, M: Tensor, floor: float = 0.02) -> tuple[Tensor, Tensor]:
+    """C u_j for each eigenvector u_j of M, (..., D, D) by rows, and 1/(1 - λ_j), fifty at most, (..., D)."""
     read_instance("frame", frame, Frame, "is the one of a posterior, q.frame()", other=M)
     dim = frame.mean.shape[-1]
     M = read_tensor("M", M, like=frame.mean, finite=False)
     if M.shape[-2:] != (dim, dim):
         raise InputError(f"M must be (..., {dim}, {dim}); got shape {tuple(M.shape)}.")
     values, vectors, _ = eigh(M)
-    return frame.push(vectors.mT), 1 / (1 - values).clamp_min(_FLOOR)
+    return frame.push(vectors.mT), 1 / (1 - values).clamp_min(floor)
 
 
-def third_order(
-    z: Tensor,  # (S, D), the second half minus the first
-    residuals: Tensor,  # Cᵀ∇ℓ/γ - z, (S, D)
-    structure: Pattern | None = None,  # of q; dense by default
-) -> ThirdOrder:
+def third_order(z: Tensor, residuals: Tensor, structure: Pattern | None = None) -> ThirdOrder:
     """M from residuals at antithetic draws: those of the last sample average of a fit cost no new gradient.
 
     Only the even part of r counts, and <zzᵀ - I, wwᵀ - I> = (zᵀw)² - |z|² - |w|² + D, so that no third derivative is
@@ -166,9 +166,10 @@ def third_order(
     and at least 512 tell its largest eigenvalue from noise.
 
     Args:
-        z: standard normal draws.
-        residuals: at θ = m + C z.
+        z: standard normal draws, (S, D), the second half minus the first.
+        residuals: Cᵀ∇ℓ/γ - z at θ = m + C z, (S, D).
         structure: of a mean field or of blocks the pattern; its second derivatives outside the pattern are included.
+            Dense by default.
 
     Returns:
         The estimate, which is unbiased, and what it is without one group of draws.
@@ -197,23 +198,26 @@ def third_order(
     half, even, odd = Residuals(z, residuals).halves
 
     def block(rows: Tensor, columns: Tensor) -> Tensor:
-        table = kernel(half[rows], half[columns], structure).masked_fill_(rows[:, None] == columns, 0.0)
+        table = _kernel(half[rows], half[columns], structure).masked_fill_(rows[:, None] == columns, 0.0)
         return even[rows].mT @ (table @ even[columns])
+
+    def outside(rows: Tensor) -> Tensor:
+        """Σ_s ½(r zᵀ + z rᵀ) without the entries of the pattern, (D, D)."""
+        product = odd[rows].mT @ half[rows]
+        product = 0.5 * (product + product.mT)
+        return product - structure.full(structure.from_dense(product))
 
     result = _over_pairs(half, block, 1 if structure.widest in (1, structure.dim) else structure.dim)
     if structure.widest == structure.dim:
         return result
     groups = torch.arange(len(half), device=z.device).tensor_split(_GROUPS)
-    sums = torch.stack([_outside_pattern(half[rows], odd[rows], structure) for rows in groups])
+    sums = torch.stack([outside(rows) for rows in groups])
     sizes = torch.tensor([len(rows) for rows in groups], dtype=z.dtype, device=z.device)[:, None, None]
     total = sums.sum(0)
     return ThirdOrder(result.matrix - total / len(half), result.without - (total - sums) / (len(half) - sizes))
 
 
-def third_order_of_values(
-    z: Tensor,  # (S, D), the second half minus the first
-    log_weights: Tensor,  # log p/γ - log q, (S,)
-) -> ThirdOrder:
+def third_order_of_values(z: Tensor, log_weights: Tensor) -> ThirdOrder:
     """M from values of the log joint alone, for a dense q.
 
     log w has minus the third derivatives of ℓ, B_ijk = -E[log w He_ijk(z)] with Hermite's polynomials
@@ -280,7 +284,7 @@ def _check_pairs(z: Tensor, others: Tensor) -> None:
         )
 
 
-def kernel(z: Tensor, w: Tensor, structure: Pattern) -> Tensor:
+def _kernel(z: Tensor, w: Tensor, structure: Pattern) -> Tensor:
     """Σ (z_j z_k - δ_jk)(w_j w_k - δ_jk) over the entries (j, k) of the pattern, for each pair of draws."""
     if structure.widest == structure.dim:
         squares = (z @ w.mT).square_()
@@ -292,21 +296,20 @@ def kernel(z: Tensor, w: Tensor, structure: Pattern) -> Tensor:
     return squares - z.square().sum(1)[:, None] - w.square().sum(1) + z.shape[1]
 
 
-def _outside_pattern(z: Tensor, odd: Tensor, structure: Pattern) -> Tensor:
-    """Σ_s ½(r zᵀ + z rᵀ) without the entries of the pattern, (D, D)."""
-    product = odd.mT @ z
-    product = 0.5 * (product + product.mT)
-    return product - structure.full(structure.from_dense(product))
-
-
-def _over_pairs(z: Tensor, block: Callable[[Tensor, Tensor], Tensor], width: int = 1) -> ThirdOrder:
+def _over_pairs(
+    z: Tensor, block: Callable[[Tensor, Tensor], Tensor], width: int = 1, numbers: int = 20_000_000
+) -> ThirdOrder:
     """½ of the mean over pairs s ≠ t of what a block sums over rows and columns, all of it and without each group."""
     count = len(z)
     every = torch.arange(count, device=z.device)
     groups = every.tensor_split(_GROUPS)
-    most = max(1, _ENTRIES // (count * width))  # rows at once
-    across = torch.stack([_summed([block(rows, every) for rows in group.split(most)]) for group in groups])
-    within = torch.stack([_summed([block(rows, group) for rows in group.split(most)]) for group in groups])
+    most = max(1, numbers // (count * width))  # rows at once
+
+    def summed(group: Tensor, columns: Tensor) -> Tensor:
+        return torch.stack([block(rows, columns) for rows in group.split(most)]).sum(0)
+
+    across = torch.stack([summed(group, every) for group in groups])
+    within = torch.stack([summed(group, group) for group in groups])
     total = across.sum(0)
     left = total - across - across.mT + within
     rest = torch.tensor([count - len(group) for group in groups], dtype=total.dtype, device=total.device)
@@ -315,17 +318,7 @@ def _over_pairs(z: Tensor, block: Callable[[Tensor, Tensor], Tensor], width: int
     return ThirdOrder(0.5 * (matrix + matrix.mT), 0.5 * (without + without.mT))
 
 
-def _summed(parts: list[Tensor]) -> Tensor:
-    return torch.stack(parts).sum(0)
-
-
-# ------------------------------------------------------------------------------------ tails
-
-
-def tails(
-    z: Tensor,  # (S, D), the second half minus the first
-    residuals: Tensor,  # Cᵀ∇ℓ/γ - z, (S, D)
-) -> tuple[Tensor, Tensor]:
+def tails(z: Tensor, residuals: Tensor) -> tuple[Tensor, Tensor]:
     """κ_i = E[r_i He_3(z_i)] = E[∂_i⁴ ℓ] in the frame of q, He_3(z) = z³ - 3z, (D,), and its standard error.
 
     It sees what the third order cannot: where κ_i is well below zero a density that may be symmetric has heavier tails
@@ -359,3 +352,299 @@ def tails(
     slope = (left * cubic).sum(0) / size
     error = ((left - slope * cubic) * cubic).square().sum(0).sqrt() / size
     return 6 * slope, 6 * error
+
+
+# The response of single coordinates, with all orders of ℓ: conjugate gradients on the Hessian of L
+#
+# In the frame θ = m + C (p + (I + R) z), with R symmetric and in the pattern of q, the Hessian of L/γ at an optimum is
+#
+#     <(p, R), A (p, R)> = E[dᵀ y] + |R|²_F,        d = p + R z,        y = Cᵀ∇²ℓ(θ) C d / γ
+#
+# so that A (p, R) = (E[y], Π(E[½(y zᵀ + z yᵀ)]) + R).  A tilt by θ_k pulls at p along u = Cᵀe_k/|Cᵀe_k|, and with
+# A (p, R) = (u, 0) the standard deviation by linear response is sd_k √(uᵀp) (Giordano, Broderick and Jordan 2018).
+# The expectations are means over fixed antithetic draws, the second derivatives differences of gradients.
+
+
+class Confirmed(NamedTuple):
+    """What conjugate gradients found, an entry a coordinate.
+
+    Attributes:
+        coordinates: which coordinates k were asked for, (K,).
+        log_sd: log(sd by linear response / sd of q), at most log 3, (K,).
+        standard_error: of log_sd, from the draws, (K,).
+        singular: where the response is indefinite, or grows beyond a factor of 3, (K,).
+        finished: where the iterations had come to their end; elsewhere log_sd is a lower bound, (K,).
+
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> q = CholeskyGaussian(2, dtype=torch.float64)
+    >>> found = confirm(q, LogJoint(lambda theta: -0.5 * theta.square().sum(-1)), torch.tensor([0]), num_samples=8)
+    >>> abs(found.log_sd.item()) < 1e-6, found.singular.tolist()  # q is the density itself
+    (True, [False])
+    """
+
+    coordinates: Tensor
+    log_sd: Tensor
+    standard_error: Tensor
+    singular: Tensor
+    finished: Tensor
+
+
+def difference_step(dtype: torch.dtype) -> float:
+    """The step of a central difference of gradients, in standard deviations of q."""
+    return 1e-2 * (torch.finfo(dtype).eps / torch.finfo(torch.float32).eps) ** (1 / 9)
+
+
+class Response:
+    """The Hessian of L/γ at q, as a product with several (p, R) at once, joined to vectors x, (K, n)."""
+
+    def __init__(self, q: Gaussian, target: Target, draws: Fixed) -> None:
+        self.target, self.frame, self.structure = target, q.frame(), q.structure
+        self.z = draws(q.mean_probe.detach())
+        self.theta = self.frame.mean + self.frame.push(self.z)
+        self.step = difference_step(self.z.dtype)
+        self.cost = 2 * len(self.z)  # gradients of a product, each coordinate
+
+    def joined(self, p: Tensor, R: Structured) -> Tensor:
+        """Join p (K, D) and R (K, ...) into vectors (K, n) whose dot product is <p, p'> + <R, R'>_F."""
+        return torch.cat([p, math.sqrt(2) * self.structure.flat(R)], -1)
+
+    def parted(self, x: Tensor) -> tuple[Tensor, Structured]:
+        """Part vectors that `joined` made into p and R again."""
+        p, flat = x.split([self.structure.dim, x.shape[-1] - self.structure.dim], -1)
+        return p, self.structure.unflat(flat / math.sqrt(2))
+
+    def pull(self, coordinates: Tensor) -> Tensor:
+        """Make the vector (u, 0) of each coordinate, u its unit vector in the frame, (K, n)."""
+        units = torch.nn.functional.one_hot(coordinates, self.structure.dim).to(self.z)
+        u = self.frame.pull(units)
+        u = u / u.norm(dim=-1, keepdim=True)
+        return torch.cat([u, u.new_zeros(len(u), self.structure.parameters)], -1)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A x (K, n), and y at the draws, (S, K, D)."""
+        p, R = self.parted(x)
+        y = self._curved(p + self._turned(R))
+        left, right = y.movedim(0, 1) / len(y), self.z.expand(len(p), *self.z.shape)
+        return self.joined(y.mean(0), self._gathered(left, right, R)), y
+
+    def along(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compute dᵀ y + |R|²_F of each draw, with y as the product gave it; its mean is <x, A x>, (S, K)."""
+        p, R = self.parted(x)
+        structure = self.structure
+        own = structure.norm2(R) if structure.closed else structure.diagonal(R).square().sum(-1)
+        return ((p + self._turned(R)) * y).sum(-1) + own
+
+    def _turned(self, R: Structured) -> Tensor:
+        """R z, (S, K, D); where products leave the pattern the triangular root with the same change of V."""
+        z, structure = self.z[:, None].expand(-1, len(R), -1), self.structure
+        if structure.closed:
+            return structure.smv(R, z)
+        root = 2 * structure.tril_half(R)
+        return structure.tmv(root, z) if self.frame.upper else structure.mv(root, z)
+
+    def _gathered(self, y: Tensor, z: Tensor, R: Structured) -> Structured:
+        """The gradient in R of half the quadratic form."""
+        structure = self.structure
+        if structure.closed:
+            return structure.sym_lower(y, z) + R
+        one_triangle = structure.lower(z, y) if self.frame.upper else structure.lower(y, z)
+        only_diagonal = structure.with_diagonal(torch.zeros_like(R), structure.diagonal(R))
+        return structure.one_sided(one_triangle) + only_diagonal
+
+    def _curved(self, d: Tensor) -> Tensor:
+        """Cᵀ∇²ℓ C d / γ by central differences of gradients, (S, K, D)."""
+        size = d.square().mean((0, 2), keepdim=True).sqrt().clamp_min(torch.finfo(d.dtype).tiny)
+        h = self.step / size  # (1, K, 1)
+        shift = h * self.frame.push(d)
+        points = torch.stack([self.theta[:, None] + shift, self.theta[:, None] - shift])
+        energy, gradient = energy_and_gradient(self.target, points.flatten(0, 2))
+        gradient = torch.where(energy.isfinite()[:, None], gradient, torch.nan)
+        plus, minus = gradient.unflatten(0, points.shape[:3])
+        return self.frame.pull(plus - minus) / (2 * h * self.target.temperature)
+
+
+@torch.no_grad()
+def confirm(
+    q: Gaussian,
+    target: Target,
+    coordinates: Tensor,
+    *,
+    num_samples: int = 512,
+    seed: int = 0,
+    max_gradients: float = math.inf,
+    over: Callable[[], bool] = lambda: False,
+) -> Confirmed | None:
+    """The linear response of coordinates by conjugate gradients, all of them side by side.
+
+    A product takes 2S gradients a coordinate, and three to six products are enough; uᵀp rises from one to the next.
+    Where the Hessian is not positive definite along a direction the response is called singular: q is no minimum of
+    these draws' average, and its standard deviation may be any multiple of that of q.
+
+    Args:
+        q: the posterior, at the optimum of L.
+        target: a log joint that gives the same value twice.
+        coordinates: of θ, (K,).
+        num_samples: S, fixed and whitened.
+        seed: of the draws.
+        max_gradients: a product that would exceed it is not made.
+        over: whether there is no time left; asked before each product.
+
+    Returns:
+        What was found; None where not one product was allowed, or where the log joint is not finite near the draws.
+
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> a = 3.0  # ℓ = Σ exp θ - a θ: the best Gaussian has the variance 1/a, the response is 1/a + 1/(2 a²)
+    >>> q = CholeskyGaussian(1, mean=math.log(a) - 0.5 / a, scale=a**-0.5, dtype=torch.float64)
+    >>> target = LogJoint(lambda theta: (a * theta - theta.exp()).sum(-1))
+    >>> found = confirm(q, target, torch.tensor([0]), num_samples=4096)
+    >>> abs(found.log_sd.item() - 0.5 * math.log(1 + 0.5 / a)) < 0.02
+    True
+    """
+    q, target = read_gaussian("confirm", q, target), as_target(target)
+    what = f"are indices of coordinates from 0 to {q.dim - 1}"
+    given = coordinates.tolist() if isinstance(coordinates, Tensor) and not coordinates.is_meta else coordinates
+    indices = read_sizes("coordinates", given, what, at_least=0, none=False)
+    if max(indices) >= q.dim:
+        raise InputError(f"coordinates {what}; got {list(indices)}.")
+    read_callable("over", over, "is a function that says whether the time is over", arguments="")
+    max_gradients = read_number("max_gradients", max_gradients, "is a budget", above=0, infinite=True)
+    A = Response(q, target, Fixed(num_samples, seed))
+    return _conjugate_gradients(A, torch.tensor(indices, device=q.device), max_gradients, over)
+
+
+def _conjugate_gradients(
+    A: Response,
+    coordinates: Tensor,
+    max_gradients: float,
+    over: Callable[[], bool],
+    most: int = 8,  # products
+    flat: float = 0.01,  # growth of the log sd in one product at which it is believed
+) -> Confirmed | None:
+    """Solve A x = (u, 0) for each coordinate until the response hardly grows."""
+    b, dim = A.pull(coordinates), A.structure.dim
+    weight = torch.cat([b.new_ones(dim), b.new_full((b.shape[1] - dim,), 0.5)])  # preconditioner
+    x, residual, seen = torch.zeros_like(b), b.clone(), b.new_zeros(len(A.z), len(b), dim)
+    direction = weight * residual
+    log_sd = b.new_full((len(b),), -math.inf)
+    singular, finished = (torch.zeros_like(log_sd, dtype=torch.bool) for _ in range(2))
+    spent = 0
+    for _ in range(most):
+        active = (~(singular | finished)).nonzero()[:, 0]
+        spent += A.cost * len(active)
+        if not len(active) or spent > max_gradients or over():
+            break
+        p, r = direction[active], residual[active]
+        Ap, y = A(p)
+        if not bool(torch.isfinite(Ap).all()):
+            return None
+        curvature, before = (p * Ap).sum(-1), (r * weight * r).sum(-1)
+        definite = curvature > 0
+        length = torch.where(definite, before / curvature, 0.0)[:, None]
+        x[active] += length * p
+        seen[:, active] += length * y
+        r = r - length * Ap
+        residual[active] = r
+        direction[active] = weight * r + ((r * weight * r).sum(-1) / before)[:, None] * p
+        new = 0.5 * (b[active] * x[active]).sum(-1).log()
+        singular[active] = ~definite | (new > LARGEST)
+        finished[active] = new - log_sd[active] < flat
+        log_sd[active] = torch.where(definite, new, LARGEST)
+    if bool(torch.isneginf(log_sd).any()):
+        return None
+    each = A.along(x, seen)
+    pairs = 0.5 * (each[: len(each) // 2] + each[len(each) // 2 :])
+    error = 0.5 * pairs.std(0) / math.sqrt(len(pairs)) / (b * x).sum(-1)
+    return Confirmed(coordinates, log_sd.clamp_max(LARGEST), error, singular, finished | singular)
+
+
+# How flat the ELBO is where it is flattest: what a small natural gradient does not say
+#
+# Near the best q the ELBO falls by about ½ gᵀA⁻¹g where the natural gradient is g, with A the Hessian of L in the frame
+# of q.  That is ½|g|² where A is the identity, as it is for a quadratic ℓ and a full covariance.  To third order the
+# smallest eigenvalue of A, with the covariance at its best for each mean, is 1 - λ with λ the largest of M - N: near
+# nought for a funnel, where mean and standard deviations have to move together, and for a mean field of variables that
+# are highly correlated.
+#
+# The largest eigenvalue of an estimate of M is that of its noise where D is large.  So one half of the draws says in
+# which direction it is, and the other how large it is there, which is unbiased for that direction but for one thing: of
+# n whitened pairs the squares |z|² vary less, by 1 - D/n, than those of independent ones, and B with them.
+
+
+class Flatness(NamedTuple):
+    """The largest eigenvalue λ of M - N in the direction that was found, with its standard error.
+
+    >>> Flatness(0.5, 0.0).growth, Flatness(0.9, 0.1).growth, Flatness(-0.3, 0.1).growth
+    (2.0, inf, 1.0)
+    """
+
+    eigenvalue: float  # 0 for a Gaussian, and the ELBO is flat at 1
+    error: float
+
+    @property
+    def growth(self) -> float:
+        """At most how many times ½|g|² the distance from the best q is, in nats, by three standard errors."""
+        left = 1 - max(self.eigenvalue + 3 * self.error, 0.0)
+        return 1 / left if left > 0 else math.inf
+
+
+def flatness(residuals: Residuals, structure: Pattern, fewest: int = 32, least: float = 0.25) -> Flatness | None:
+    """Estimate how flat the ELBO is from residuals at hand, without a call of the log joint."""
+    half, even, odd = (part[:PAIRS] for part in residuals.halves)
+    if not structure.closed or len(half) < fewest or not bool(even.isfinite().all() & odd.isfinite().all()):
+        return None
+    parts = [_Part(*parts, structure) for parts in zip(half.chunk(2), even.chunk(2), odd.chunk(2), strict=True)]
+    whitened = len(residuals.z) // 2
+    shrunk = max(1 - structure.dim / whitened, least) ** 2 if structure.dim <= whitened else 1.0
+    found = [one.quadratic(other.direction(), shrunk) for one, other in (parts, parts[::-1])]
+    eigenvalue = 0.5 * (found[0][0] + found[1][0])
+    return Flatness(eigenvalue, 0.5 * math.hypot(found[0][1], found[1][1]))
+
+
+class _Part:
+    """M - N by some pairs of draws, as a product with vectors: no matrix of D² numbers, unless q has one."""
+
+    def __init__(self, z: Tensor, even: Tensor, odd: Tensor, structure: Pattern, numbers: int = 8_000_000) -> None:
+        self.z, self.even, self.odd, self.structure, self.count = z, even, odd, structure, len(z)
+        rows = len(z) if structure.widest in (1, structure.dim) else max(1, numbers // z.numel())
+        self.table = torch.cat([_kernel(part, z, structure) for part in z.split(rows)]).fill_diagonal_(0.0)  # (n, n)
+        self.inside: Structured | None = None  # of the mean of ½(r zᵀ + z rᵀ), the entries of the pattern
+        if structure.widest < structure.dim:
+            self.inside = structure.sym_lower(odd, z) / len(z)
+
+    def times(self, v: Tensor) -> Tensor:
+        """(M - N) v."""
+        return 0.5 * (self.even.mT @ (self.table @ (self.even @ v))) / (self.count * (self.count - 1)) - self._outside(
+            v
+        )
+
+    def _outside(self, v: Tensor) -> Tensor:
+        """N v: the mean of ½(r zᵀ + z rᵀ) without the entries of the pattern."""
+        if self.inside is None:
+            return torch.zeros_like(v)
+        both = self.odd.mT @ (self.z @ v) + self.z.mT @ (self.odd @ v)
+        return 0.5 * both / self.count - self.structure.smv(self.inside, v)
+
+    def direction(self, most: int = 24) -> Tensor:
+        """The eigenvector of the largest eigenvalue, by Lanczos' method."""
+        dim = self.even.shape[1]
+        start = torch.randn(dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0), device="cpu")
+        start = start.to(self.even)
+        basis, images = [start / start.norm()], list[Tensor]()
+        for _ in range(min(most, dim)):
+            images.append(self.times(basis[-1]))
+            Q = torch.stack(basis)
+            rest = images[-1] - Q.mT @ (Q @ images[-1])
+            rest = rest - Q.mT @ (Q @ rest)
+            if not bool(rest.norm() > 1e-10 * images[0].norm()):
+                break
+            basis.append(rest / rest.norm())
+        Q = torch.stack(basis[: len(images)])
+        small = Q @ torch.stack(images).mT
+        return eigh(0.5 * (small + small.mT))[1][:, -1] @ Q
+
+    def quadratic(self, v: Tensor, shrunk: float) -> tuple[float, float]:
+        """vᵀ(M - N)v, of which M is as many times too small, and the standard error of M; N has hardly any."""
+        along = self.even @ v
+        each = along * (self.table @ along) / (self.count - 1)  # h_s of the U-statistic, whose mean it is
+        value = 0.5 * float(each.mean()) / shrunk - float(v @ self._outside(v))
+        return value, float(each.std()) / math.sqrt(self.count) / shrunk

@@ -16,23 +16,12 @@ from torch import Tensor
 
 from torchngvi.arguments import read_count, read_number
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.diagnostics.linear_response import difference_step
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.arguments import as_target, read_gaussian
 from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
-
-_STEP = 0.5  # sds of q, the first
-_GROWTH, _SHRINKING = 1.5, 0.5  # of the step where the margin hardly changes, and where it changes too much
-_NATS = (1.0, 3.0)  # change of its logarithm below which the step grows, and above which it is taken back
-_LEAST = 0.1  # sds of q, a step below which a side is given up
-_DROP = 8.0  # nats below its top at which a side ends, of the margin times the square of the distance from the middle
-_NODES = 24  # of a side
-_NEWTON = 4  # steps to the maximum at a node
-_SETTLED = 0.02  # square of the decrement up to which the quadratic model has the rest
-_FURTHEST = 2.0  # decrement of a step
-_FINE = 20  # points between two nodes
-_DIFFERENCE = 1e-2  # in sds of q, times (machine precision / that of float32)^(1/9)
 
 
 class Margin(NamedTuple):
@@ -124,14 +113,21 @@ class _Node(NamedTuple):
 class _Search:
     """The path through x of θ = m + C Q x, whose first entry moves θ_k alone and whose others leave it."""
 
+    nodes = 24  # of a side
+    first, growth, shrinking, least = 0.5, 1.5, 0.5, 0.1  # step in sds of q, its factors, and where a side is given up
+    gentle, steep = 1.0, 3.0  # nats of change of the margin below which the step grows, and above which it is undone
+    drop = (
+        8.0  # nats below its top at which a side ends, of the margin times the square of the distance from the middle
+    )
+    newton = 4  # steps to the maximum at a node
+    settles = 0.02  # square of the decrement up to which the quadratic model has the rest
+    furthest = 2.0  # decrement of a step
+
     def __init__(self, q: Gaussian, target: Target, coordinate: int, most: float, over: Callable[[], bool]) -> None:
         self.target, self.frame, self.most, self.over, self.spent = target, q.frame(), most, over, 0
-        units = torch.zeros_like(self.frame.mean)
-        units[coordinate] = 1.0
-        along = self.frame.pull(units[None])[0]
+        along = self.frame.pull(torch.nn.functional.one_hot(torch.tensor([coordinate]), q.dim).to(self.frame.mean))[0]
         self.unit, self.along = float(along.norm()), along / along.norm()
-        eps = torch.finfo(along.dtype).eps
-        self.step = _DIFFERENCE * (eps / torch.finfo(torch.float32).eps) ** (1 / 9)
+        self.step = difference_step(along.dtype)
         self.basis: Tensor | None = None  # Q, (D, D)
 
     def _derivatives(self, x: Tensor) -> tuple[float, Tensor, Tensor] | None:
@@ -155,7 +151,7 @@ class _Search:
 
     def settled(self, x: Tensor) -> _Node | None:
         """The maximum over all entries but the first, from x."""
-        for _ in range(_NEWTON):
+        for _ in range(self.newton):
             found = self._derivatives(x)
             if found is None:
                 return None
@@ -166,8 +162,8 @@ class _Search:
             right = torch.stack([gradient[1:], hessian[1:, 0]], -1)
             step, bend = torch.cholesky_solve(right, root).unbind(-1)
             decrement = float(gradient[1:] @ step)
-            far = decrement > _SETTLED
-            cut = min(1.0, _FURTHEST / math.sqrt(decrement)) if far else 1.0
+            far = decrement > self.settles
+            cut = min(1.0, self.furthest / math.sqrt(decrement)) if far else 1.0
             x = torch.cat([x[:1], x[1:] - cut * step])
             if not far:
                 value = -energy + 0.5 * decrement - float(root.diagonal().log().sum())
@@ -176,18 +172,14 @@ class _Search:
 
     def side(self, node: _Node, sign: float) -> dict[float, float] | None:
         """The logarithm of the margin by the place s, in sds of q, to one side; None where it does not end."""
-        place, step, top, found = (
-            0.0,
-            _STEP,
-            node.value,
-            dict[float, float](),
-        )  # top: of what the variance has from a node
-        for _ in range(_NODES):
+        place, step, found = 0.0, self.first, dict[float, float]()
+        top = node.value  # of what the variance has from a node
+        for _ in range(self.nodes):
             new = self.settled(node.x + sign * step * node.tangent)
-            while (new is None or node.value - new.value > _NATS[1]) and step > _LEAST:
+            while (new is None or node.value - new.value > self.steep) and step > self.least:
                 if self.spent > self.most or self.over():
                     return None
-                step *= _SHRINKING
+                step *= self.shrinking
                 new = self.settled(node.x + sign * step * node.tangent)
             if new is None:
                 return None
@@ -195,24 +187,22 @@ class _Search:
             node, found[place] = new, new.value
             share = new.value + 2 * math.log(max(abs(place), 1.0))
             top = max(top, share)
-            if share < top - _DROP:
+            if share < top - self.drop:
                 return found
-            step *= _GROWTH if change < _NATS[0] else 1.0
+            step *= self.growth if change < self.gentle else 1.0
         return None
 
 
-def _moments(nodes: dict[float, float]) -> tuple[float, float, float]:
+def _moments(nodes: dict[float, float], fine: int = 20) -> tuple[float, float, float]:
     """Mean, standard deviation and log mass of a density whose logarithm is known at nodes, by cubics between them."""
-    places = sorted(nodes)
-    s = torch.tensor(places, dtype=torch.float64, device="cpu")
-    value = torch.tensor([nodes[place] for place in places], dtype=torch.float64, device="cpu")
+    s, value = torch.tensor(sorted(nodes.items()), dtype=torch.float64, device="cpu").unbind(1)
     width, rise = s.diff(), value.diff()
     chord = rise / width
     inner = (chord[1:] * width[:-1] + chord[:-1] * width[1:]) / (width[1:] + width[:-1])  # of the parabola of three
     slope = torch.cat([chord[:1], inner, chord[-1:]])
-    t = ((torch.arange(_FINE, dtype=torch.float64, device="cpu") + 0.5) / _FINE)[:, None]
+    t = ((torch.arange(fine, dtype=torch.float64, device="cpu") + 0.5) / fine)[:, None]
     bend = (1 - t) * (slope[:-1] * width - rise) - t * (slope[1:] * width - rise)
-    log_mass = (value[:-1] + t * rise + t * (1 - t) * bend + (width / _FINE).log()).flatten()
+    log_mass = (value[:-1] + t * rise + t * (1 - t) * bend + (width / fine).log()).flatten()
     weight = log_mass.softmax(0)
     at = (s[:-1] + t * width).flatten()
     mean = weight @ at

@@ -1,10 +1,13 @@
-"""Predictive densities of generalised linear models under q, by quadrature in the one linear predictor.
+"""Predictive densities of new rows, and of parts of the data that a fit has not seen.
+
+Of generalised linear models under q they are by quadrature in the one linear predictor,
 
 p(y* | x*) = ∫ p(y* | η) N(η; e, v) dη        e = x*ᵀm        v = x*ᵀV x*
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,18 +18,12 @@ from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, PoissonLog, StudentT
 from torchngvi.posteriors.gaussian import Gaussian
 
-_NODES_AT_ONCE = 2_000_000  # rows times nodes of the quadrature
-_DROP = 45.0  # nats below the mode at which an integrand is cut off: e^-45
-_REACH = math.sqrt(2 * _DROP)  # the same in standard deviations, when only the normal density falls
-_SPACING = 0.2  # largest distance of nodes on the scale of the predictor
+_REMEDY = "Drop or impute those rows."
 
 
 @torch.no_grad()
 def predictor_moments(
-    model: GeneralizedLinear,
-    q: Gaussian,
-    X: Tensor,  # (N, D) or (*batch, N, D)
-    offset: Tensor | None = None,  # (N,) or (*batch, N)
+    model: GeneralizedLinear, q: Gaussian, X: Tensor, offset: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Mean e = Xm + o and variance v = ‖Cᵀx‖² of the linear predictor of new rows under q.
 
@@ -60,21 +57,22 @@ def predictor_moments(
     return mean, frame.rows(X).square().sum(-1).expand(mean.shape)
 
 
-_REMEDY = "Drop or impute those rows."
-
-
 def _check(model: object, q: object) -> None:
     """Check that the first two arguments are a regression and a Gaussian."""
     read_instance("model", model, GeneralizedLinear, "is the GeneralizedLinear that q was fitted to", other=q)
     read_instance("q", q, Gaussian, "is a Gaussian posterior", other=model)
 
 
+def _targets(model: GeneralizedLinear, y: Tensor, mean: Tensor) -> Tensor:
+    """The targets of rows with these predictors, as the likelihood codes them."""
+    y = coded(model.likelihood, read_tensor("y", y, like=mean, remedy=_REMEDY))
+    if y.ndim == 0 or y.shape[-1] != mean.shape[-1]:
+        raise InputError(f"y must have one entry a row of X, {mean.shape[-1]}; got shape {tuple(y.shape)}.")
+    return y
+
+
 def log_predictive_density(
-    model: GeneralizedLinear,
-    q: Gaussian,
-    X: Tensor,  # (N, D) or (*batch, N, D)
-    y: Tensor,  # (N,) or (*batch, N); classes as 0/1 or -1/+1
-    offset: Tensor | None = None,
+    model: GeneralizedLinear, q: Gaussian, X: Tensor, y: Tensor, offset: Tensor | None = None
 ) -> Tensor:
     """Compute log p(y_n | x_n) = log E_q[p(y_n | η_n)] of new rows, the score of a held-out test.
 
@@ -100,19 +98,12 @@ def log_predictive_density(
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     mean, variance = predictor_moments(model, q, X, offset)
-    y = coded(model.likelihood, read_tensor("y", y, like=mean, remedy=_REMEDY))
-    if y.ndim == 0 or y.shape[-1] != mean.shape[-1]:
-        raise InputError(f"y must have one entry a row of X, {mean.shape[-1]}; got shape {tuple(y.shape)}.")
+    y = _targets(model, y, mean)
     flat = [x.double().expand(mean.shape).reshape(-1) for x in (mean, variance.sqrt(), y)]
     return log_expected_likelihood(model.likelihood, *flat).reshape(mean.shape)
 
 
-def predictive_mean(
-    model: GeneralizedLinear,
-    q: Gaussian,
-    X: Tensor,  # (N, D) or (*batch, N, D)
-    offset: Tensor | None = None,
-) -> Tensor:
+def predictive_mean(model: GeneralizedLinear, q: Gaussian, X: Tensor, offset: Tensor | None = None) -> Tensor:
     """Compute the predictive means E[y_n | x_n] under q: for classes the probability of success.
 
     Args:
@@ -135,12 +126,8 @@ def predictive_mean(
     mean, variance = (x.double() for x in predictor_moments(model, q, X, offset))
     likelihood = model.likelihood
     if likelihood.discrete:
-        ones = mean.new_ones(mean.numel())
-        return (
-            log_expected_likelihood(likelihood, mean.reshape(-1), variance.sqrt().reshape(-1), ones)
-            .exp()
-            .reshape(mean.shape)
-        )
+        e, sd = mean.reshape(-1), variance.sqrt().reshape(-1)
+        return log_expected_likelihood(likelihood, e, sd, torch.ones_like(e)).exp().reshape(mean.shape)
     if isinstance(likelihood, PoissonLog | NegativeBinomial):
         return torch.exp(mean + 0.5 * variance)
     if isinstance(likelihood, GaussianNoise) or (isinstance(likelihood, StudentT) and likelihood.dof > 1):
@@ -154,10 +141,10 @@ def predictive_mean(
 def accuracy(
     model: GeneralizedLinear,
     q: Gaussian,
-    X: Tensor,  # (N, D) or (*batch, N, D)
-    y: Tensor,  # (N,) or (*batch, N); classes as 0/1 or -1/+1
+    X: Tensor,
+    y: Tensor,
     offset: Tensor | None = None,
-    weights: Tensor | None = None,  # (N,) or (*batch, N)
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the share of new rows whose class is predicted, y (Xm + o) > 0 with y = ±1.
 
@@ -187,9 +174,7 @@ def accuracy(
             "Use log_predictive_density."
         )
     mean, _ = predictor_moments(model, q, X, offset)
-    y = coded(model.likelihood, read_tensor("y", y, like=mean, remedy=_REMEDY))
-    if y.ndim == 0 or y.shape[-1] != mean.shape[-1]:
-        raise InputError(f"y must have one entry a row of X, {mean.shape[-1]}; got shape {tuple(y.shape)}.")
+    y = _targets(model, y, mean)
     hits = (y * mean > 0).to(mean.dtype)
     if weights is None:
         return hits.mean(-1)
@@ -199,10 +184,7 @@ def accuracy(
     return (hits * weights).sum(-1) / weights.sum(-1)
 
 
-def coded(
-    likelihood: Likelihood,
-    y: Tensor,
-) -> Tensor:
+def coded(likelihood: Likelihood, y: Tensor) -> Tensor:
     """Bring the targets of new rows into the likelihood's coding; they may be of one class only.
 
     Args:
@@ -231,16 +213,55 @@ def coded(
     raise InputError(f"classes of new rows must be coded 0/1 or -1/+1, the success last; got {values}.")
 
 
-# ------------------------------------------------------------------------------------ quadrature
+@dataclass(frozen=True)
+class LeftOut:
+    """Log predictive densities, each of a part of the data under the posterior of all other parts: abstract.
+
+    Attributes:
+        density: log p(y_i | the others), (N,), in nats.
+        in_sample: log p(y_i | all), (N,).
+        resolved: of which parts the posterior without them was found by a fit, (N,).
+        evaluations: of those fits.
+    """
+
+    density: Tensor  # (N,)
+    in_sample: Tensor  # (N,)
+    resolved: Tensor  # (N,)
+    evaluations: int
+
+    parts = "rows"
+
+    @property
+    def total(self) -> float:
+        """The sum of the log densities, elpd, in nats."""
+        return float(self.density.sum())
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of the sum over parts like these, √(N var); NaN of one part."""
+        if len(self.density) < 2:
+            return math.nan
+        return math.sqrt(len(self.density) * float(self.density.var()))
+
+    @property
+    def complexity(self) -> float:
+        """The effective number of parameters, p_loo: by how much the parts are better known in sample."""
+        return float((self.in_sample - self.density).sum())
+
+    def __str__(self) -> str:
+        again, what = int(self.resolved.sum()), self.parts
+        text = f"elpd {self.total:.2f} ± {self.standard_error:.2f} nats over {len(self.density)} {what}"
+        return f"{text}, p_loo {self.complexity:.2f}; {again} of them by a fit without the {what.removesuffix('s')}."
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
+
+# The quadrature
 
 
 @torch.no_grad()
-def log_expected_likelihood(
-    likelihood: Likelihood,
-    mean: Tensor,  # (N,)
-    sd: Tensor,  # (N,), not negative
-    y: Tensor,  # (N,)
-) -> Tensor:
+def log_expected_likelihood(likelihood: Likelihood, mean: Tensor, sd: Tensor, y: Tensor) -> Tensor:
     """Compute log ∫ p(y | e + s z) φ(z) dz by the trapezoid rule about the mode of the integrand.
 
     h(z) = log p(y | e + sz) - z²/2 is strictly concave: its mode is bracketed, then the two points
@@ -273,12 +294,13 @@ def log_expected_likelihood(
     mode = _mode(h, mean)
     low, high = (_edge(h, mode, side) for side in (-1.0, 1.0))
     width = high - low
-    nodes = (width * sd / _SPACING).ceil().nan_to_num(256.0).clamp(256, 100_000)
+    # at most 0.2 apart on the scale of the predictor
+    nodes = (width * sd / 0.2).ceil().nan_to_num(256.0).clamp(256, 100_000)
     result = torch.empty_like(mean)
     start = 0
     while start < len(mean):
         # as many rows as fit, each over its own range with the node count of the widest
-        rows = slice(start, start + max(1, int(_NODES_AT_ONCE / float(nodes[start:].max()))))
+        rows = slice(start, start + max(1, int(2_000_000 / float(nodes[start:].max()))))
         count = int(nodes[rows].max())
         unit = torch.linspace(0.0, 1.0, count, dtype=mean.dtype, device=mean.device)
         z = low[rows, None] + width[rows, None] * unit
@@ -306,12 +328,12 @@ def _mode(h: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
     return torch.sinh(near)
 
 
-def _edge(h: Callable[[Tensor], Tensor], mode: Tensor, side: float) -> Tensor:
+def _edge(h: Callable[[Tensor], Tensor], mode: Tensor, side: float, drop: float = 45.0) -> Tensor:
     """A point on one side of the mode where h has fallen by 45 nats, and hardly more; h falls by z²/2 at least."""
     top = h(mode)
-    low, high = torch.full_like(mode, math.log(1e-12)), torch.full_like(mode, math.log(_REACH))
+    low, high = torch.full_like(mode, math.log(1e-12)), torch.full_like(mode, 0.5 * math.log(2 * drop))
     for _ in range(24):
         middle = 0.5 * (low + high)
-        enough = top - h(mode + side * middle.exp()) >= _DROP
+        enough = top - h(mode + side * middle.exp()) >= drop
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
     return mode + side * high.exp()

@@ -1,36 +1,339 @@
-"""What an examination of q found: the word, the numbers behind it, and the table that is printed."""
+"""The verdict on q: by which rule the numbers of an examination become a word with its reasons, a table and a picture.
+
+Limits are on the logarithm of a standard deviation: a fit is called wrong where one is off by more than 30 per cent,
+log 1.3 = 0.26, or a mean by more than 0.3 of them.  As no estimate decides at one limit, there are two.  A lower bound
+is no estimate: where a standard deviation is at least 30 per cent too small, q does not fit.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import torch
+from torch import Tensor
 
-from torchngvi.diagnostics.confirmation import LARGEST
-from torchngvi.diagnostics.figures import verdict_figure
-from torchngvi.diagnostics.importance import Sampled
+from torchngvi.diagnostics.figures import BLUE, FAINT, INK, ORANGE, new_figure
+from torchngvi.diagnostics.importance import USELESS, Corrected, Sampled, worth
+from torchngvi.diagnostics.linear_response import LARGEST
 from torchngvi.diagnostics.marginal import Margin
-from torchngvi.diagnostics.psis import worth
-from torchngvi.diagnostics.rule import (
-    ABOUT,
-    FITS,
-    NOT,
-    UNSEEN,
-    Marginals,
-    OtherMode,
-    Shape,
-    doubts_means,
-    log_ratio,
-    skewed,
-    trusted,
-)
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.log_joint import WarpedTarget
 
+FITS, ABOUT, NOT, UNSEEN = "fits", "about right", "does not fit", "not examined"
+WORDS = (FITS, ABOUT, NOT)
 GAUSSIAN, BENT, FAN = "the Gaussian family", "the family of warped Gaussians", "a fan of Gaussians"
-_ROWS = 4  # coordinates that are shown
+_SMALL = "times too small"  # of a standard deviation, in a clause
+_MEAN = ": mean off by "
+_NOTHING: Mapping[int, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class ExaminationLimits:
+    """The limits of an examination and its verdict, set on the part "tune" of ``benchmarks/truths``, judged on "held".
+
+    Attributes:
+        off: of a log sd, and of a mean in sds: q fits below the first, and does not fit from the second on.
+        wrong: of a log sd too small of which it is known that there may be more, from which on q does not fit.
+        tails: of -κ, in the same way as `off`.
+        effective: draws from which on importance weights are trusted.
+        useful: draws from which on what they find speaks against q, though there may be more.
+        wild: of the k-hat of an sd: from the first on there may be more, from the second on more draws help.
+        wild_off: of a log sd below which q fits where there may be more.
+        doubted: k-hat of an sd from which on its margin is asked for: it is known to about 0.1, and above 0.5 the
+            error of an sd is not.
+        noted: log sd too small from which on one that may be more is looked at again.
+        errors: standard errors by which an estimate may be off.
+        clear: standard errors by which weights that are not trusted must be beyond a limit.
+        plain: k-hat of the wider proposal, and nats from the posterior, below which q fits plainly.
+        beyond: log sd from which on the third order decides alone where importance weights are of no use.
+        skewed: nats of skewness along the axes, and their share of all, from which on a warp is offered.
+        agreed: nats a coordinate up to which the evidence by Laplace's method is that of the weights.
+        hopeful: effective draws that more importance weights have to promise.
+        widest: dimensions up to which M, of third derivatives, is formed.
+        searched: dimensions below which other modes are searched for.
+        starts: of that search, at least and at most.
+        far: sds of q by which another mode is away from q at least, or 2 √D where that is more.
+        faint: nats below the ELBO down to which another mode counts.
+    """
+
+    off: tuple[float, float] = (0.2, 0.35)
+    wrong: float = math.log(1.3)
+    tails: tuple[float, float] = (0.95, 1.15)
+    effective: float = 200.0
+    useful: float = 100.0
+    wild: tuple[float, float] = (0.6, 0.7)
+    wild_off: float = 0.15
+    doubted: float = 0.4
+    noted: float = 0.1
+    errors: float = 2.0
+    clear: float = 1.0
+    plain: tuple[float, float] = (0.5, 0.1)
+    beyond: float = 0.7
+    skewed: tuple[float, float] = (0.05, 0.15)
+    agreed: float = 0.2
+    hopeful: float = 100.0
+    widest: int = 2000
+    searched: int = 60
+    starts: tuple[int, int] = (2, 8)
+    far: float = 4.0
+    faint: float = 5.0
+
+
+LIMITS = ExaminationLimits()
+
+
+def name_of(names: Sequence[str], k: int) -> str:
+    """The name of coordinate k, ``theta[k]`` where there are no names."""
+    return names[k] if names else f"theta[{k}]"
+
+
+class Marginals(NamedTuple):
+    """The means and standard deviations of q, coordinate by coordinate."""
+
+    mean: Tensor  # (D,)
+    sd: Tensor  # (D,)
+    names: tuple[str, ...] = ()
+
+    def name(self, k: int) -> str:
+        """The name of coordinate k."""
+        return name_of(self.names, k)
+
+
+class Shape(NamedTuple):
+    """What third and fourth derivatives say."""
+
+    log_sd: Tensor  # log(sd by linear response / sd of q): confirmed where so marked, else to third order, (D,)
+    standard_error: Tensor  # (D,)
+    confirmed: Tensor  # by conjugate gradients, (D,)
+    singular: Tensor  # the response has no size: larger than a factor of 3, (D,)
+    tails: Tensor  # κ of each direction of the frame, below zero where tails are heavy, (D,)
+    eigenvalue: float  # the largest of M, which is 0 for a Gaussian
+    draws: int
+
+
+class OtherMode(NamedTuple):
+    """A mode of the density where q is not."""
+
+    mean: Tensor  # (D,)
+    log_evidence: float  # Laplace's
+    distance: float  # in standard deviations of q, by its whole covariance
+    share: float  # of the mass, by its evidence beside the ELBO of q and the evidence of the others
+
+
+class Finding(NamedTuple):
+    """One thing that speaks against q."""
+
+    grade: int  # 0 fits, 1 about right, 2 does not fit
+    size: float
+    clause: str
+    about: str = ""  # the standard deviation of which coordinate, which two ways of looking may both find
+
+
+def grade(value: float, limits: tuple[float, float] = LIMITS.off) -> int:
+    """0 below the first limit, 1 between the two, 2 from the second on."""
+    return (value >= limits[0]) + (value >= limits[1])
+
+
+# How far importance weights and margins are believed
+
+
+def trusted(sampled: Sampled | None) -> bool:
+    """Whether the wider proposal has reached the density, by its k̂ and its effective draws."""
+    found = None if sampled is None else sampled.corrected
+    return found is not None and found.k_hat < USELESS and found.effective >= LIMITS.effective
+
+
+def useful(sampled: Sampled | None) -> bool:
+    """Whether there are draws enough for what they find to count."""
+    return sampled is not None and sampled.corrected.effective >= LIMITS.useful
+
+
+def skewed(sampled: Sampled | None) -> bool:
+    """Whether skewness of the margins, Σ skewness²/12 nats or so, is a good part of what q misses."""
+    if sampled is None or sampled.corrected.skewness is None or not trusted(sampled):
+        return False
+    lost = float(sampled.corrected.skewness.square().sum()) / 12
+    return lost >= LIMITS.skewed[0] and not lost < LIMITS.skewed[1] * sampled.from_q.nats
+
+
+def plain(marginals: Marginals, sampled: Sampled) -> bool:
+    """Whether few draws of a proposal that knows nothing but q leave no doubt that q fits."""
+    found, own = sampled.corrected, sampled.from_q
+    log_sd = log_ratio(marginals, found).abs() + LIMITS.errors * found.log_sd_error
+    shift = ((found.mean - marginals.mean).abs() + LIMITS.errors * found.mean_error) / found.sd
+    clear = trusted(sampled) and found.k_hat < LIMITS.plain[0] and own.nats < LIMITS.plain[1]
+    return clear and bool(((log_sd < _limit(found)) & (shift < LIMITS.off[0])).all())
+
+
+def _limit(found: Corrected) -> Tensor:
+    """Of each log sd the limit up to which q fits: lower where the squares that make it up have no finite variance."""
+    return torch.where(_wild(found, LIMITS.wild[0]), LIMITS.wild_off, LIMITS.off[0])
+
+
+def _wild(found: Corrected, limit: float) -> Tensor:
+    """Where the k̂ of a standard deviation is at least so large, (D,); nowhere if it is unknown."""
+    own = torch.zeros_like(found.sd) if found.sd_k_hat is None else found.sd_k_hat.nan_to_num(0.0)
+    return own >= limit
+
+
+def unsure(sampled: Sampled | None) -> bool:
+    """Whether some standard deviation has a k̂ beyond which what was found is no measure of what there is."""
+    return sampled is not None and bool(_wild(sampled.corrected, LIMITS.wild[1]).any())
+
+
+def undecided(marginals: Marginals, sampled: Sampled, measured: Mapping[int, float] = _NOTHING) -> bool:
+    """Whether more draws may change the word."""
+    found = sampled.corrected
+    size, error = log_ratio(marginals, found).abs(), LIMITS.errors * found.log_sd_error
+    both = (size - error < LIMITS.off[0]) & (size + error > LIMITS.off[1])
+    wild = _wild(found, LIMITS.wild[1]) & (size > LIMITS.noted) & (size < LIMITS.off[1])
+    return bool(((both | wild) & ~_known(marginals, found, measured)[1]).any())
+
+
+def _known(marginals: Marginals, found: Corrected, measured: Mapping[int, float]) -> tuple[Tensor, Tensor]:
+    """The log sds of margins, minus infinity elsewhere, and where they are believed, (D,) each."""
+    own = torch.full_like(found.sd, -math.inf)
+    for k, value in measured.items():
+        own[k] = value
+    return own, own >= log_ratio(marginals, found) - LIMITS.errors * found.log_sd_error
+
+
+def doubted(marginals: Marginals, sampled: Sampled, shape: Shape | None) -> list[int]:
+    """Coordinates of which the weights find an sd too small, and may not have found all of it; the worst first."""
+    if not useful(sampled):
+        return [] if shape is None else in_doubt(shape)
+    found, believed = sampled.corrected, trusted(sampled)
+    log_sd = log_ratio(marginals, found)
+    sizes = log_sd - (0.0 if believed else LIMITS.clear) * found.log_sd_error
+    if bool((sizes >= LIMITS.off[1]).any()):
+        return []
+    asked = (log_sd >= LIMITS.noted) & (_wild(found, LIMITS.doubted) | (not believed))
+    return [k for k in log_sd.argsort(descending=True).tolist() if bool(asked[k])]
+
+
+def agrees(margin: Margin, sampled: Sampled) -> bool:
+    """Whether Laplace's method has the evidence of importance weights, about, without which its margins say nothing."""
+    apart = margin.log_evidence - sampled.corrected.log_evidence
+    return abs(apart) <= LIMITS.agreed * len(sampled.corrected.sd)
+
+
+def in_doubt(shape: Shape) -> list[int]:
+    """Coordinates whose response may be above the first limit, by two standard errors, the worst first."""
+    likely = shape.log_sd.abs() + LIMITS.errors * shape.standard_error
+    return [k for k in likely.argsort(descending=True).tolist() if float(likely[k]) >= LIMITS.off[0]]
+
+
+def log_ratio(marginals: Marginals, corrected: Corrected) -> Tensor:
+    """log(sd by importance sampling / sd of q), (D,)."""
+    return (corrected.sd / marginals.sd).log()
+
+
+# The word and its reasons
+
+
+def judge(
+    marginals: Marginals,
+    shape: Shape | None,
+    sampled: Sampled | None,
+    modes: Sequence[OtherMode],
+    measured: Mapping[int, float] = _NOTHING,
+) -> tuple[str, tuple[str, ...]]:
+    """The word and its reasons; the log sds of margins in those of q are measured, by coordinate.
+
+    >>> judge(Marginals(torch.zeros(1), torch.ones(1)), None, None, ())
+    ('not examined', ('no importance weights to tell more',))
+    """
+    findings = _by_sampling(marginals, sampled, measured) + _by_modes(marginals, modes, sampled)
+    if not trusted(sampled):
+        findings += [] if shape is None else _by_response(marginals, shape, sampled, measured)
+        unsettled = "no importance weights to tell more" if sampled is None else "importance weights do not tell more"
+        findings.append(Finding(1, 0.0, unsettled))
+    findings = sorted((one for one in findings if one.grade), key=lambda one: (-one.grade, -one.size))
+    highest = findings[0].grade if findings else 0
+    if shape is None and not trusted(sampled) and highest < 2:
+        return UNSEEN, tuple(one.clause for one in findings)
+    largest = {one.about or one.clause: one for one in reversed(findings) if one.grade == highest}
+    return WORDS[highest], tuple(one.clause for one in findings if one in largest.values())
+
+
+def _of_sd(marginals: Marginals, k: int, level: int, size: float, clause: str) -> Finding:
+    """A finding about the standard deviation of a coordinate."""
+    return Finding(level, size, f"{marginals.name(k)}: {clause}", marginals.name(k))
+
+
+def _by_sampling(marginals: Marginals, sampled: Sampled | None, measured: Mapping[int, float]) -> list[Finding]:
+    """The standard deviation and the mean that importance weights, or a margin that was measured, move most."""
+    if not useful(sampled):
+        return [_of_sd(marginals, k, grade(value), value, _times(value)) for k, value in measured.items()]
+    assert sampled is not None
+    found, believed = sampled.corrected, trusted(sampled)
+    log_sd, (own, known) = log_ratio(marginals, found), _known(marginals, found, measured)
+    shift, error = (found.mean - marginals.mean) / found.sd, found.mean_error / found.sd
+    margin = 0.0 if believed else LIMITS.clear
+    sizes, shifts = log_sd.abs() - margin * found.log_sd_error, shift.abs() - margin * error
+    sizes = torch.where(known, sizes.maximum(own), sizes)
+    more = ~known & (_wild(found, LIMITS.wild[0]) | (not believed))
+    limit = torch.where(known, LIMITS.off[0], _limit(found))
+    grades = (sizes >= limit).int() + (sizes >= LIMITS.off[1]).int()
+    grades = torch.where(more & (log_sd - LIMITS.clear * found.log_sd_error >= LIMITS.wrong), 2, grades)
+    k, j = int((10 * grades + sizes.nan_to_num(0.0)).argmax()), int(shifts.nan_to_num(0.0).argmax())
+    size = max(float(log_sd[k]), float(own[k])) if bool(known[k]) else float(log_sd[k])
+    bound = "at least " if bool(more[k]) and int(grades[k]) == 2 else ""
+    clause, second = f"{marginals.name(j)}{_MEAN}about {float(shift[j].abs()):.2g} sd", float(shifts[j])
+    return [
+        _of_sd(marginals, k, int(grades[k]), float(sizes[k]), _times(size, bound)),
+        Finding(grade(second), second, clause),
+    ]
+
+
+def _times(log_sd: float, bound: str = "") -> str:
+    """By what factor an sd is off; with a bound where draws tell it, which see no more of a density than they reach."""
+    if log_sd > 0:
+        return f"sd {bound}about {math.exp(log_sd):.2g} {_SMALL}"
+    return f"sd about {math.exp(-log_sd):.2g} times too large"
+
+
+def _by_response(
+    marginals: Marginals, shape: Shape, sampled: Sampled | None, measured: Mapping[int, float]
+) -> list[Finding]:
+    """The worst coordinate by linear response, and the heaviest tails, of a direction that has no name."""
+    size = torch.where(shape.singular, LARGEST, shape.log_sd.abs())
+    known = bool(shape.confirmed.any()) or bool(measured)
+    alone = sampled is not None and not useful(sampled) and not known
+    beyond = (size - LIMITS.errors * shape.standard_error >= LIMITS.beyond) & alone
+    size = torch.where(shape.confirmed | beyond, size, size.clamp_max(0.0 if measured else LIMITS.off[1] - 1e-6))
+    k = int(size.argmax())
+    value = float(size[k])
+    clause = f"sd at least 3 {_SMALL}, by linear response" if value >= LARGEST else _times(float(shape.log_sd[k]))
+    clause += "" if bool(shape.confirmed[k]) else ", by the third order alone"
+    heaviest = float((-shape.tails).nan_to_num(0.0).max())
+    tails = Finding(grade(heaviest, LIMITS.tails), heaviest, "tails much heavier than normal")
+    return [_of_sd(marginals, k, grade(value), value, clause), tails]
+
+
+def _by_modes(
+    marginals: Marginals, modes: Sequence[OtherMode], sampled: Sampled | None, shown: int = 4
+) -> list[Finding]:
+    """What the mixture of q and the other modes would have for moments, each mode as wide as q."""
+    if not modes:
+        return []
+    share = torch.tensor([mode.share for mode in modes], device="cpu").to(marginals.mean)
+    apart = (torch.stack([mode.mean for mode in modes]) - marginals.mean) / marginals.sd
+    shift = share @ apart
+    spread = (1 + share @ apart.square() - shift.square()).clamp_min(1.0)
+    log_sd, shift = 0.5 * spread.log(), shift / spread.sqrt()
+    level = max(grade(float(size.abs().max())) for size in (log_sd, shift))
+    first = max(modes, key=lambda mode: mode.share)
+    place = ", ".join(f"{x:.3g}" for x in first.mean[:shown].tolist()) + (", .." if len(first.mean) > shown else "")
+    beside = "" if sampled is None else f", evidence {first.log_evidence - sampled.from_q.elbo:+.1f}"
+    many = f"{len(modes)} other mode{'s' * (len(modes) > 1)}"
+    return [Finding(level, float(log_sd.max()), f"{many}, at ({place}){beside}")]
+
+
+# What is returned, and its table
 
 
 class Effort(NamedTuple):
@@ -104,13 +407,11 @@ class Verdict:
             return self
         if len(names) != dim:
             raise InputError(f"names must have one entry a coordinate, {dim}; got {len(names)}.")
-        marginals = self.marginals._replace(names=names)
-        old = [self.marginals.name(k) for k in range(dim)]
-        table = dict(zip(old, names, strict=True))
+        table = {self.marginals.name(k): name for k, name in enumerate(names)}
         reasons = tuple(_renamed(reason, table) for reason in self.reasons)
-        return replace(self, marginals=marginals, reasons=reasons)
+        return replace(self, marginals=self.marginals._replace(names=names), reasons=reasons)
 
-    def worst(self, count: int = _ROWS) -> list[int]:
+    def worst(self, count: int = 4) -> list[int]:
         """The coordinates whose standard deviations are most in doubt, the worst first."""
         if self.sampled is not None and (trusted(self.sampled) or self.shape is None):
             size = log_ratio(self.marginals, self.sampled.corrected).abs()
@@ -132,17 +433,15 @@ class Verdict:
             return 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode'
         others = self.coordinates or "other coordinates of the parameters"
         then = f"try {others}" if self.family == FAN else f"try torchngvi.refine(q, log_joint), or {others}"
-        if self.word == ABOUT and doubts_means(self.reasons):
+        if self.word == ABOUT and any(_SMALL in reason or _MEAN in reason for reason in self.reasons):
             then += ", before you rely on standard deviations or means"
         elif self.word == ABOUT:
             then = f"nothing found speaks against its means; where a standard deviation matters, {then}"
-        return then + self._offer()
-
-    def _offer(self) -> str:
-        """The offer of curves to what has none, where draws find third moments, by chance where tails are heavy."""
-        if self.family != GAUSSIAN or not skewed(self.sampled):
-            return ""
-        return "; its margins are not normal: try torchngvi.fit(q.warped(), log_joint) too, or .warped(inside=True)"
+        if self.family == GAUSSIAN and skewed(self.sampled):  # draws have third moments by chance where tails are heavy
+            then += (
+                "; its margins are not normal: try torchngvi.fit(q.warped(), log_joint) too, or .warped(inside=True)"
+            )
+        return then
 
     def plot(self) -> Any:
         """Draw the standard deviations that q ought to have beside its own, and the tail of the importance weights.
@@ -161,22 +460,20 @@ class Verdict:
         if not len(self.marginals.mean):
             why = "; ".join(self.effort.unexamined)
             raise InputError(f"a verdict is drawn from what an examination has found, and there was none: {why}.")
-        everything = self.worst(len(self.marginals.sd)) or range(len(self.marginals.sd))
-        return verdict_figure(self.marginals, self.shape, self.sampled, everything, self._head())
-
-    def __str__(self) -> str:
-        lines = ["; ".join([self._head(), *self.reasons])]
-        lines += [f"  {line}" for line in (self._numbers(), *self._table())]
-        if self.next:
-            lines.append(f"  next: {self.next}")
-        if self.effort.unexamined:
-            lines.append("  not examined: " + "; ".join(self.effort.unexamined))
-        return "\n".join(lines)
+        return _draw(self, (self.worst(len(self.marginals.sd)) or list(range(len(self.marginals.sd))))[:25])
 
     def _head(self) -> str:
         if self.word == UNSEEN and self.sampled is not None:
             return f"{self.family}: whether it fits could not be told"
         return f"{self.family}: " + (self.word.upper() if self.word == NOT else self.word)
+
+    def __str__(self) -> str:
+        lines = ["; ".join([self._head(), *self.reasons]), *(f"  {line}" for line in (self._numbers(), *self._table()))]
+        if self.next:
+            lines.append(f"  next: {self.next}")
+        if self.effort.unexamined:
+            lines.append("  not examined: " + "; ".join(self.effort.unexamined))
+        return "\n".join(lines)
 
     def _numbers(self) -> str:
         parts = []
@@ -204,49 +501,40 @@ class Verdict:
         worst = self.worst()
         if not worst:
             return []
-        names = [self.marginals.name(k) for k in worst]
+        names, marginals = [self.marginals.name(k) for k in worst], self.marginals
         width = max(map(len, [*names, "coordinate"]))
-        head = f"{'coordinate':{width}}{'mean':>11}{'sd':>11}"
-        head += f"{'response sd':>14}" if self.shape is not None else ""
-        head += f"{'sampled mean':>15}{'sampled sd':>13}" if self.sampled is not None else ""
-        rows = [self._row(name, width, k) for name, k in zip(names, worst, strict=True)]
-        return [head, *rows, *self._legend(worst)]
-
-    def _row(self, name: str, width: int, k: int) -> str:
-        row = f"{name:{width}}{self.marginals.mean[k]:11.4g}{self.marginals.sd[k]:11.4g}"
+        mean, sd = marginals.mean, marginals.sd
+        lines = [f"{'coordinate':{width}}{'mean':>11}{'sd':>11}"]
+        lines += [f"{name:{width}}{mean[k]:11.4g}{sd[k]:11.4g}" for name, k in zip(names, worst, strict=True)]
+        legend = []
         if self.shape is not None:
-            row += f"{self._response(k):>14}"
+            responses = [_response_sd(self.shape, marginals, k) for k in worst]
+            lines = [f"{line}{cell:>14}" for line, cell in zip(lines, ["response sd", *responses], strict=True)]
+            marks = {
+                "~": "~ to third order alone, which overshoots where it is large",
+                ">=": ">= three sds of q or more, too far for linear response to measure",
+            }
+            legend = [text for mark, text in marks.items() if any(mark in response for response in responses)]
         if self.sampled is not None:
             found = self.sampled.corrected
-            row += f"{found.mean[k]:15.4g}{found.sd[k]:13.4g} ± {found.sd[k] * found.log_sd_error[k]:.1g}"
-        return row
+            cells = [f"{'sampled mean':>15}{'sampled sd':>13}"]
+            cells += [
+                f"{found.mean[k]:15.4g}{found.sd[k]:13.4g} ± {found.sd[k] * found.log_sd_error[k]:.1g}" for k in worst
+            ]
+            lines = [line + cell for line, cell in zip(lines, cells, strict=True)]
+        return [*lines, *([f"response sd is an estimate: {'; '.join(legend)}"] if legend else [])]
 
-    def _legend(self, shown: list[int]) -> list[str]:
-        """What the marks before the standard deviations by linear response mean, where there are any."""
-        responses = [] if self.shape is None else [self._response(k) for k in shown]
-        marks = {
-            "~": "~ to third order alone, which overshoots where it is large",
-            ">=": ">= three sds of q or more, too far for linear response to measure",
-        }
-        found = [text for mark, text in marks.items() if any(mark in response for response in responses)]
-        return [f"response sd is an estimate: {'; '.join(found)}"] if found else []
 
-    def _response(self, k: int) -> str:
-        """The standard deviation by linear response, with ~ where it is of third order only."""
-        assert self.shape is not None
-        mark = "" if bool(self.shape.confirmed[k]) else "~"
-        if bool(self.shape.singular[k]) or float(self.shape.log_sd[k]) >= LARGEST:
-            return f"{mark}>= {3 * self.marginals.sd[k]:.4g}"
-        return f"{mark}{self.marginals.sd[k] * self.shape.log_sd[k].exp():.4g}"
+def _response_sd(shape: Shape, marginals: Marginals, k: int) -> str:
+    """The standard deviation by linear response, with ~ where it is of third order only."""
+    mark = "" if bool(shape.confirmed[k]) else "~"
+    if bool(shape.singular[k]) or float(shape.log_sd[k]) >= LARGEST:
+        return f"{mark}>= {3 * marginals.sd[k]:.4g}"
+    return f"{mark}{marginals.sd[k] * shape.log_sd[k].exp():.4g}"
 
 
 def family_of(target: Target) -> str:
-    """The family to which the best Gaussian for a target belongs, in words.
-
-    >>> from torchngvi import LogJoint
-    >>> family_of(LogJoint(lambda theta: -theta.square().sum(-1)))
-    'the Gaussian family'
-    """
+    """The family to which the best Gaussian for a target belongs, in words."""
     return BENT if isinstance(target, WarpedTarget) else GAUSSIAN
 
 
@@ -255,3 +543,104 @@ def _renamed(clause: str, table: dict[str, str]) -> str:
     known = [old for old in table if clause.startswith(f"{old}: ")]
     old = max(known, key=len, default="")
     return table.get(old, "") + clause[len(old) :]
+
+
+# The picture: standard deviations that q ought to have in those of q, and the tails of the importance weights
+
+
+def _draw(verdict: Verdict, shown: list[int]) -> Any:
+    """Draw both panels for these coordinates."""
+    figure = new_figure("a verdict", 11.0, max(4.2, 1.8 + 0.28 * len(shown)))
+    figure.suptitle(verdict._head(), x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
+    left, right = figure.subplots(1, 2, width_ratios=(1.35, 1.0))
+    for axes in (left, right):
+        axes.tick_params(labelsize=8, color=FAINT, labelcolor=INK)
+        axes.spines[["top", "right"]].set_visible(False)
+    _draw_deviations(left, verdict, shown)
+    _draw_tails(right, verdict.sampled)
+    return figure
+
+
+def _draw_deviations(axes: Any, verdict: Verdict, shown: list[int]) -> None:
+    """A row for each coordinate: q is at 1, before the bands of the two limits."""
+    marginals, sampled, rows = verdict.marginals, verdict.sampled, list(range(len(shown)))
+    of = f", the {len(shown)} most doubtful of {len(marginals.sd)}" if len(shown) < len(marginals.sd) else ""
+    title = f"each sd by other means, 1 is that of q; shaded: fits, about right{of}"
+    axes.set_title(title, loc="left", fontsize=9.5, color=INK)
+    for limit, shade in zip(LIMITS.off[::-1], ("#f4f4f2", "#e6ecf2"), strict=True):
+        axes.axvspan(math.exp(-limit), math.exp(limit), color=shade, zorder=0)
+    axes.axvline(1.0, color=INK, linewidth=0.8)
+    if verdict.shape is not None:
+        _draw_response(axes, verdict.shape, shown)
+    if sampled is not None:
+        size = log_ratio(marginals, sampled.corrected)[shown]
+        error = LIMITS.errors * sampled.corrected.log_sd_error[shown]
+        spread = [(size.exp() - (size - error).exp()).tolist(), ((size + error).exp() - size.exp()).tolist()]
+        believed = trusted(sampled)
+        axes.errorbar(
+            size.exp().tolist(), [row + 0.14 for row in rows], xerr=spread, fmt="s", color=ORANGE, markersize=4.5,
+            markerfacecolor=ORANGE if believed else "white", elinewidth=1.1,
+            label="by importance sampling" + ("" if believed else " (not believed)"),
+        )  # fmt: skip
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, 0.6), max(high, 1.7))
+    ticks = [x for x in (0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0) if low <= x <= max(high, 1.7)]
+    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks(rows, [marginals.name(k) for k in shown], parse_math=False)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.06), ncols=2, fontsize=8, frameon=False, borderpad=0)
+
+
+def _draw_response(axes: Any, shape: Shape, shown: list[int]) -> None:
+    """Circles: full where confirmed, open to third order only, arrows where only a bound is known."""
+    at = shape.log_sd[shown].clamp_max(LARGEST)
+    beyond = (shape.singular[shown] | (shape.log_sd[shown] >= LARGEST)).tolist()
+    confirmed = shape.confirmed[shown].tolist()
+    for label, marker, face, chosen in (
+        ("by linear response, confirmed", "o", BLUE, lambda k: confirmed[k] and not beyond[k]),
+        ("by linear response, to third order", "o", "white", lambda k: not confirmed[k] and not beyond[k]),
+        ("by linear response, 3 or more", ">", BLUE, lambda k: beyond[k]),
+    ):
+        rows = [k for k in range(len(shown)) if chosen(k)]
+        if rows:
+            x, y = [math.exp(LARGEST if beyond[k] else float(at[k])) for k in rows], [row - 0.14 for row in rows]
+            axes.plot(x, y, marker, color=BLUE, markerfacecolor=face, markersize=5.5, label=label)
+
+
+def _draw_tails(axes: Any, sampled: Sampled | None) -> None:
+    """The share of draws whose weight is larger, on two logarithmic scales: -1/k-hat is the slope of its end."""
+    axes.set_title("importance weights", loc="left", fontsize=9.5, color=INK)
+    if sampled is None or sampled.weights is None:
+        axes.text(0.5, 0.5, "no importance weights", ha="center", va="center", transform=axes.transAxes, color=FAINT)
+        axes.set_axis_off()
+        return
+    for label, log_weights, found, colour in (
+        ("draws of q", sampled.weights.from_q, sampled.from_q, INK),
+        ("a wider proposal", sampled.weights.corrected, sampled.corrected, ORANGE),
+    ):
+        weight, share = _curve(log_weights)
+        text = f"{label}: k-hat {found.k_hat:.2f}, worth {found.effective:.0f} of {len(log_weights)}"
+        axes.plot(weight, share, color=colour, linewidth=1.4, label=text)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xlim(max(low, 1e-2), max(high, 10.0))
+    bottom, guide = axes.get_ylim()[0], [1.0, 10.0 ** (USELESS * 3)]
+    axes.plot(guide, [0.3, 0.3e-3], color=FAINT, linestyle="--", linewidth=1.0, label=f"slope at k-hat {USELESS}")
+    axes.set_ylim(bottom, 1.2)
+    axes.set_xlabel("weight, 1 if all were equal", fontsize=8.5, color=INK)
+    axes.set_ylabel("share of draws with a larger one", fontsize=8.5, color=INK)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.06), fontsize=8, frameon=False, borderpad=0)
+
+
+def _curve(log_weights: Tensor, points: int = 400) -> tuple[list[float], list[float]]:
+    """Weights, falling, and the share of draws as large; not all in the bulk, all in the tail."""
+    ordered = log_weights.double().sort(descending=True).values
+    ranks = torch.logspace(0, math.log10(len(ordered)), points, dtype=torch.float64, device="cpu")
+    ranks = ranks.round().long().unique()
+    kept = ordered[ranks - 1]
+    seen = kept > -30.0
+    return kept[seen].exp().tolist(), (ranks[seen] / len(ordered)).tolist()

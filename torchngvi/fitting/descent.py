@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
-from torchngvi.diagnostics.flatness import PAIRS, flatness
-from torchngvi.diagnostics.linear_response import Residuals
+from torchngvi.diagnostics.linear_response import PAIRS, Residuals, flatness
 from torchngvi.expectations import PerFactor
 from torchngvi.expectations.draws import Fixed, Seen
 from torchngvi.expectations.sample_average import SampleAverage

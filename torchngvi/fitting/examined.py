@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchngvi.diagnostics.allowance import Allowance, ExaminationSettings
-from torchngvi.diagnostics.examination import examine_fitted
+from torchngvi.diagnostics.examination import Allowance, ExaminationSettings, examine_fitted
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting.generators import Generators

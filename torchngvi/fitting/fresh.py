@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.importance import smoothed
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.models.guarded import FAILING, Guarded

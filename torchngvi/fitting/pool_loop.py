@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
-from torchngvi.diagnostics.flatness import PAIRS
+from torchngvi.diagnostics.linear_response import PAIRS
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.descent import Descent, Point
 from torchngvi.fitting.loop import Engine

@@ -10,8 +10,7 @@ from torch import Tensor
 from torchngvi.arguments import read_names
 from torchngvi.diagnostics.certificate import Certificate, certificate
 from torchngvi.diagnostics.examination import examine
-from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
-from torchngvi.diagnostics.verdict import FAN, Verdict
+from torchngvi.diagnostics.verdict import ABOUT, FAN, FITS, NOT, Verdict
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models.guarded import in_factors

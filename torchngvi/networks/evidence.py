@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_size
-from torchngvi.diagnostics.monte_carlo import Estimate
+from torchngvi.diagnostics.importance import Estimate
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Kronecker
 from torchngvi.networks.layout import matched

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchngvi.diagnostics.importance import Proposal
+from torchngvi.diagnostics.importance import Proposal, smoothed, worth
 from torchngvi.diagnostics.linear_response import third_order
-from torchngvi.diagnostics.psis import smoothed, worth
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Frame, Target

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.diagnostics.linear_response import third_order
-from torchngvi.diagnostics.rule import name_of
+from torchngvi.diagnostics.verdict import name_of
 from torchngvi.expectations.draws import Fixed
 from torchngvi.numerics.linalg import eigh
 from torchngvi.refinement.density import DRAWS, Density, Joint, LogDensity, quality, value_and_gradient

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import is_size, read_choice, read_seed, read_tensor, shown
-from torchngvi.diagnostics.importance import FromQ, Proposal, Sampled, Weights, weighted_moments
+from torchngvi.diagnostics.importance import FromQ, Proposal, Sampled, Weights, smoothed, weighted_moments
 from torchngvi.diagnostics.linear_response import third_order
-from torchngvi.diagnostics.psis import smoothed
-from torchngvi.diagnostics.rule import ABOUT, FITS, NOT, UNSEEN, Marginals, judge, undecided, unsure
+from torchngvi.diagnostics.verdict import ABOUT, FITS, NOT, UNSEEN, Marginals, judge, undecided, unsure
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Posterior, Target

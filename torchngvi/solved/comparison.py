@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.diagnostics import certificate
-from torchngvi.diagnostics.psis import LeftOut
+from torchngvi.diagnostics.predictive import LeftOut
 from torchngvi.errors import InputError, PairError
 from torchngvi.fitting.records import FitResult
 from torchngvi.models import GeneralizedLinear, checks

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchngvi.arguments import read_number
 from torchngvi.diagnostics import log_expected_likelihood
-from torchngvi.diagnostics.psis import LeftOut
+from torchngvi.diagnostics.predictive import LeftOut
 from torchngvi.errors import InputError, PairError
 from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Sites

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from torchngvi.arguments import read_size
-from torchngvi.diagnostics.psis import USELESS, smoothed
+from torchngvi.diagnostics.importance import USELESS, smoothed
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.tables.closed import Closed
 from torchngvi.tables.families import Family

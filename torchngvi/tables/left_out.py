@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.diagnostics.psis import USELESS, LeftOut, smoothed
+from torchngvi.diagnostics.importance import USELESS, smoothed
+from torchngvi.diagnostics.predictive import LeftOut
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
 from torchngvi.tables.parts import Factor

@@ -27,7 +27,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from torchngvi.arguments import read_instance, read_seed, read_size, read_tensor
-from torchngvi.diagnostics.psis import USELESS, Smoothed, smoothed
+from torchngvi.diagnostics.importance import USELESS, Smoothed, smoothed
 from torchngvi.errors import InputError
 from torchngvi.models.standardize import mean_and_sd
 from torchngvi.numerics import linalg, small_blocks

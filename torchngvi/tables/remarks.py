@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from torchngvi.diagnostics.dependence import Dependence, dependences, told_dependences
+from torchngvi.diagnostics.columns import Dependence, dependences, describe_dependences
 from torchngvi.models.standardize import Standardization
 from torchngvi.tables.table import Marginals
 
@@ -40,7 +40,7 @@ def warn_of(
         found = [Dependence(column, tuple(sorted({ones, *of}))) for column, of in found]
         size = torch.linalg.vector_norm(X, dim=0)
         found += [Dependence(place, (ones,)) for place in torch.nonzero(size <= _NONE * size.max())[:, 0].tolist()]
-    for sentence in told_dependences(names, found, ones):
+    for sentence in describe_dependences(names, found, ones):
         warnings.warn(f"C{sentence[1:]}", stacklevel=3)
     for sentence in of_products(names, parts):
         warnings.warn(sentence, stacklevel=3)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_list, read_number, read_seed, read_size
-from torchngvi.diagnostics import separation
-from torchngvi.diagnostics.psis import USELESS
+from torchngvi.diagnostics.columns import describe_separation, separating
+from torchngvi.diagnostics.importance import USELESS
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
 from torchngvi.models import checks
@@ -677,7 +677,7 @@ class TableResult:
             here, said = rows.weights > 0, dict[str, list[str]]()
             for k, label in enumerate(self.family.outcomes[1:] if self.family.outcomes else ("",), 1):
                 pair = here & ((rows.y[0] == 0) | (rows.y[0] == k))  # the first and each of the others
-                for line in separation.told(rows.names, separation.separating(rows.X[pair], rows.y[0][pair] > 0)):
+                for line in describe_separation(rows.names, separating(rows.X[pair], rows.y[0][pair] > 0)):
                     said.setdefault(line, []).append(label)
             first = f" against {self.outcomes[0]}: " if self.family.nominal else ""
             lines += [f"{listed(labels)}{first}{line}" for line, labels in said.items()]

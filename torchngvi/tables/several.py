@@ -28,7 +28,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torchngvi.diagnostics.psis import USELESS
+from torchngvi.diagnostics.importance import USELESS
 from torchngvi.errors import InputError
 from torchngvi.numerics import small_blocks
 from torchngvi.numerics.linalg import cholesky

@@ -26,8 +26,7 @@ from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.losses import refuse_loss
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.arguments import read_flag, read_shares, read_size
-from torchngvi.diagnostics.rule import ABOUT, NOT, Marginals
-from torchngvi.diagnostics.verdict import FAN, Effort, Verdict
+from torchngvi.diagnostics.verdict import ABOUT, FAN, NOT, Effort, Marginals, Verdict
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult

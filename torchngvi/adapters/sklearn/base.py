@@ -28,7 +28,7 @@ from torchngvi.adapters.sklearn.arguments import (
     validated,
 )
 from torchngvi.arguments import is_number, read_choice, read_flag, read_size
-from torchngvi.diagnostics.dependence import dependences, told_dependences
+from torchngvi.diagnostics.columns import dependences, describe_dependences
 from torchngvi.diagnostics.predictive import predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -266,7 +266,7 @@ def warn_of_columns(X: Array, estimator: Any, names: Sequence[str]) -> None:
     design = torch.from_numpy(np.column_stack([np.full(len(X), float(there)), X * ~same]))
     # sums of several, as of all levels, are common
     found = [one for one in dependences(design) if len([place for place in one.of if place]) == 1]
-    for sentence in told_dependences(["intercept", *names], found, 0):
+    for sentence in describe_dependences(["intercept", *names], found, 0):
         warnings.warn(f"C{sentence[1:]}", stacklevel=6)
     if there and len(X) > 1 and same.any():
         alike = listed([f"{names[k]} = {X[0, k]:g}" for k in np.flatnonzero(same).tolist()])
