@@ -31,7 +31,7 @@ from pyro.infer.autoguide import AutoNormal
 
 from torchngvi import PrecisionCholeskyGaussian, fit
 from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide
-from torchngvi.adapters.pyro.local_steps import Visits
+from torchngvi.adapters.pyro.local_sites import Visits
 from torchngvi.models import MixedLogJoint, MixedPrior, Wishart
 from torchngvi.structures.storage import Part
 

@@ -13,9 +13,9 @@ pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[py
 
 import pyro.distributions as dist  # noqa: E402
 
-from torchngvi.adapters.pyro import AutoGaussian, finding, fit_guide, log_joint  # noqa: E402
+from torchngvi.adapters.pyro import AutoGaussian, fit_guide, log_joint, structure  # noqa: E402
 from torchngvi.adapters.pyro.batching import draws_at_once  # noqa: E402
-from torchngvi.adapters.pyro.finding import Call  # noqa: E402
+from torchngvi.adapters.pyro.structure import Call  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 QUIET = {"progress": False, "examine": False}
@@ -33,13 +33,13 @@ def by_index(group, y):
 @pytest.fixture
 def reads(monkeypatch):
     """The number of times that it was tried what terms read."""
-    calls, before = [], finding.reads_of
+    calls, before = [], structure.reads_of
 
     def counted(*args):
         calls.append(args)
         return before(*args)
 
-    monkeypatch.setattr(finding, "reads_of", counted)
+    monkeypatch.setattr(structure, "reads_of", counted)
     return calls
 
 

@@ -16,7 +16,7 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO, config_enumerate  # noqa: E40
 from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI  # noqa: E402
-from torchngvi.adapters.pyro.lists import ListedGuides  # noqa: E402
+from torchngvi.adapters.pyro.svi import ListedGuides  # noqa: E402
 
 X = torch.linspace(-1, 1, 12, dtype=DTYPE)[:, None] ** torch.arange(3)
 Y = torch.sin(3 * X[:, 1])

@@ -14,10 +14,7 @@ import pyro.distributions as dist  # noqa: E402
 from pyro.infer import Predictive, Trace_ELBO  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide, log_joint  # noqa: E402
-from torchngvi.adapters.pyro.local_bound import MemoisedBound  # noqa: E402
-from torchngvi.adapters.pyro.local_elbo import fresh_elbo  # noqa: E402
-from torchngvi.adapters.pyro.local_sites import moved  # noqa: E402
-from torchngvi.adapters.pyro.local_steps import drawn  # noqa: E402
+from torchngvi.adapters.pyro.local_sites import MemoisedBound, drawn, fresh_elbo, moved  # noqa: E402
 from torchngvi.structures.storage import Part  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("pyro_in_float64")

@@ -25,9 +25,8 @@ from torchngvi.adapters.pyro import (  # noqa: E402
     ModelLogJoint,
     fit_guide,
     log_joint,
-    structure,
 )
-from torchngvi.adapters.pyro.starting import listed  # noqa: E402
+from torchngvi.adapters.pyro.layout import listed  # noqa: E402
 from torchngvi.posteriors.flat import AffineCoupling, FlatCholesky, ModuleFlow  # noqa: E402
 
 USES = (log_joint, lambda model: AutoGaussian(model).setup().density(model))
@@ -169,7 +168,7 @@ def test_a_dense_gaussian_that_does_not_fit_into_memory_is_refused(monkeypatch):
         with pyro.plate("pixels", 1000):
             pyro.sample("x", dist.Normal(torch.zeros(1000), 1.0))
 
-    monkeypatch.setattr(structure, "free_bytes", lambda device: 2**22)  # 4 MiB
+    monkeypatch.setattr("torchngvi.adapters.pyro.guide.free_bytes", lambda device: 2**22)  # 4 MiB
     guide = AutoGaussian(model)
     for _ in range(2):  # it does not count as set up
         with raises(
@@ -177,7 +176,7 @@ def test_a_dense_gaussian_that_does_not_fit_into_memory_is_refused(monkeypatch):
         ):
             guide.setup()
     assert AutoGaussian(model, DiagonalGaussian).setup().posterior.dim == 1000
-    monkeypatch.setattr(structure, "free_bytes", lambda device: 2**23)
+    monkeypatch.setattr("torchngvi.adapters.pyro.guide.free_bytes", lambda device: 2**23)
     assert guide.setup().posterior.dim == 1000
 
 

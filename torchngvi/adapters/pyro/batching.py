@@ -3,27 +3,33 @@
 All draws are evaluated in one run of the model, their dimension on the left of those of its plates, if the model
 broadcasts over it; else one θ at a time under `torch.func.vmap`; else so with every tensor that the model makes one
 of each draw, into which it may write; else one after another.  Which of them is right is not assumed but tried, at
-three points, against the last.
+three points, against the last.  Discrete sites that are marked for parallel enumeration are summed out in each.
 """
 
+import functools
+import string
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import pyro
 import torch
+from pyro.ops import packed
+from pyro.ops.contract import contract_to_tensor
+from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.trace_struct import Trace
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchngvi.adapters.pyro.enumeration import Factors
-from torchngvi.adapters.pyro.sites import Layout, Values
+from torchngvi.adapters.pyro.layout import is_enumerated, random_sites
 from torchngvi.errors import InputError
 
 Batched = Callable[[Tensor], Tensor]  # (S, D) -> (S,)
-Within = Callable[[Tensor], AbstractContextManager[Any]]  # of one θ, (D,)
 
 POINTS = 3  # at which the ways are compared
 
@@ -34,28 +40,8 @@ _FEWEST = 16  # draws of a call, or what Pyro takes for each run shows
 _MAKERS = ("zeros", "empty", "ones", "full", "clone")  # of tensors that a model may write into
 
 
-class Runs(Protocol):
-    """What is asked of a log joint: one run of its model at given values of the latent sites."""
-
-    layout: Layout
-    nesting: int  # the number of dimensions of the plates
-    enumerates: bool  # whether discrete sites are summed out
-
-    def one(self, theta: Tensor) -> Tensor:
-        """The log joint of one θ, (D,) -> ()."""
-
-    def scored(self, values: Values) -> list[Tensor]:
-        """The log probabilities of all sites."""
-
-    def trace(self, values: Values, plate: pyro.plate | None = None) -> Trace:
-        """The run as a trace, with log probabilities at its sites."""
-
-
 class Largest(TorchDispatchMode):
-    """A context that counts the numbers of the largest floating tensor that is made in it.
-
-    Attributes:
-        numbers: of that tensor, 1 at least.
+    """A context that counts the numbers of the largest floating tensor that is made in it, 1 at least.
 
     >>> with Largest() as largest:
     ...     _ = torch.ones(3, 1) * torch.ones(4)
@@ -77,11 +63,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-def draws_at_once(
-    largest: int,
-    like: Tensor,
-    most: int,
-) -> int:
+def draws_at_once(largest: int, like: Tensor, most: int) -> int:
     """The number of draws in one call of a log joint, so that its largest tensors stay in the cache of a CPU.
 
     >>> draws_at_once(10_000, torch.zeros((), dtype=torch.float64), 2048)
@@ -92,7 +74,7 @@ def draws_at_once(
     return min(max(_CACHED // (largest * like.element_size()), _FEWEST), most)
 
 
-def by_broadcasting(runs: Runs, theta: Tensor) -> Tensor:
+def by_broadcasting(runs: Any, theta: Tensor) -> Tensor:
     """All draws in one run, the dimension of draws on the left of those of the plates."""
     if runs.enumerates:
         return _by_plate(runs, theta)
@@ -106,7 +88,7 @@ def by_broadcasting(runs: Runs, theta: Tensor) -> Tensor:
     return torch.cat(terms, -1).sum(-1)
 
 
-def _by_plate(runs: Runs, theta: Tensor) -> Tensor:
+def _by_plate(runs: Any, theta: Tensor) -> Tensor:
     """The same in an outermost plate, which Pyro's contraction of enumerated sites asks for."""
     count = len(theta)
     if count == 1:  # the packing of factors drops dimensions of size one
@@ -118,7 +100,7 @@ def _by_plate(runs: Runs, theta: Tensor) -> Tensor:
     return log_jacobian + Factors.of(trace).sum_out(frozenset(trace.plate_to_symbol[_PLATE]))
 
 
-def by_vmap(runs: Runs, theta: Tensor, within: Within = nullcontext) -> Tensor:
+def by_vmap(runs: Any, theta: Tensor, within: Callable[[Tensor], AbstractContextManager[Any]] = nullcontext) -> Tensor:
     """One θ at a time under `torch.func.vmap`, each ``within`` a context of its own."""
     seen: list[Factors] = []
 
@@ -139,12 +121,12 @@ def by_vmap(runs: Runs, theta: Tensor, within: Within = nullcontext) -> Tensor:
     return log_jacobian + seen[-1].for_all_draws(log_probs)
 
 
-def by_vmap_in_place(runs: Runs, theta: Tensor) -> Tensor:
+def by_vmap_in_place(runs: Any, theta: Tensor) -> Tensor:
     """The same for models that write into tensors which they make, such as OrderedLogistic and loops over time."""
     return by_vmap(runs, theta, _ForEachDraw)
 
 
-def by_loop(runs: Runs, theta: Tensor) -> Tensor:
+def by_loop(runs: Any, theta: Tensor) -> Tensor:
     """One θ after another."""
     return torch.stack([runs.one(each) for each in theta.unbind()])
 
@@ -165,32 +147,25 @@ class _ForEachDraw(TorchFunctionMode):
 
 
 def best_way(
-    runs: Runs,
+    runs: Any,
     points: Tensor,  # (POINTS, D)
 ) -> tuple[str, Batched]:
     """The first way that agrees with the loop, in value and gradient."""
-    ways: list[tuple[str, Callable[[Runs, Tensor], Tensor]]] = [
-        ("plate", by_broadcasting),
-        ("vmap", by_vmap),
-        ("vmap", by_vmap_in_place),
-    ]
     reasons: list[str] = []
+    loop = functools.partial(by_loop, runs)
     try:
-        truth = _derivative(lambda theta: by_loop(runs, theta), points)
+        truth = _derivative(loop, points)
     except RuntimeError as error:
         with torch.no_grad():
-            by_loop(runs, points)  # an error that is not of the derivative says itself
+            loop(points)  # an error that is not of the derivative says itself
         raise InputError(
             "the log density of the model has no derivative by its latents "
             f"({str(error).splitlines()[0].partition('. ')[0].rstrip('.')}): a guide that follows gradients cannot fit "
             "it. Compute it in torch from the latents on, without .item(), .numpy() and .detach(), or draw by "
             "importance or SMC."
         ) from error
-    for name, function in ways:
-
-        def way(theta: Tensor, function: Callable[[Runs, Tensor], Tensor] = function) -> Tensor:
-            return function(runs, theta)
-
+    for name, function in (("plate", by_broadcasting), ("vmap", by_vmap), ("vmap", by_vmap_in_place)):
+        way = functools.partial(function, runs)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -201,13 +176,13 @@ def best_way(
         if all(_agree(answer, truth) for answer in answers):
             return name, way
         reasons.append("other values")
-    _check_slope(lambda theta: by_loop(runs, theta), points, truth)
+    _check_slope(loop, points, truth)
     warnings.warn(
         "the model is run for one draw after another, which is slow: it does not broadcast over draws "
         f"({reasons[0]}), and torch.func.vmap cannot take it ({reasons[1]}).",
         stacklevel=5,
     )
-    return "loop", lambda theta: by_loop(runs, theta)
+    return "loop", loop
 
 
 @torch.no_grad()
@@ -246,3 +221,93 @@ def _derivative(way: Batched, points: Tensor) -> tuple[Tensor, Tensor]:
             raise ValueError
         (gradient,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
     return values.detach(), torch.zeros_like(points) if gradient is None else gradient
+
+
+# -------------------------------------------------------------------------------- enumerated sites
+
+
+class Enumerated(EnumMessenger):
+    """Pyro's messenger of parallel enumeration, without reading the ``data`` of a value, which vmap forbids."""
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg) or msg["value"] is None:
+            return
+        value, dims = msg["value"], msg["infer"].setdefault("_dim_to_id", {})
+        shape = value.shape[: value.ndim - msg["fn"].event_dim]
+        dims.update(self._param_dims.get(msg["name"], {}))
+        self._value_dims[msg["name"]] = {d: i for d, i in dims.items() if len(shape) >= -d and shape[d] > 1}
+
+
+class Factor(NamedTuple):
+    """The log probability of one site, or of one site for all draws."""
+
+    plates: frozenset[str]
+    dims: str  # a letter for each of its dimensions
+    log_prob: Tensor
+
+
+@dataclass
+class Factors:
+    """A trace with enumerated sites as a product of factors, with the letters of the dimensions to sum out."""
+
+    factors: list[Factor]
+    summed: frozenset[str]
+    scale: Any
+
+    @classmethod
+    def of(cls, trace: Trace) -> Self:
+        """The factors of a trace."""
+        trace.pack_tensors()
+        summed = frozenset(trace.symbol_to_dim) - set(trace.plate_to_symbol.values())
+        factors, scales = [], []
+        for site in random_sites(trace):
+            parts: Any = site["packed"]
+            log_prob = parts["log_prob"]
+            if not summed.isdisjoint(log_prob._pyro_dims):
+                scales.append(site["scale"])
+                mask = None if is_enumerated(site) else parts["mask"]
+                log_prob = packed.scale_and_mask(parts["unscaled_log_prob"], mask=mask)
+            frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
+            plates = frozenset(trace.plate_to_symbol[frame.name] for frame in frames)
+            factors.append(Factor(plates, log_prob._pyro_dims, log_prob))
+        return cls(_of_one_dtype(factors), summed, _common(scales))
+
+    def for_all_draws(self, log_probs: list[Tensor]) -> Tensor:
+        """The sum for each draw, where the draws are in front of the log probabilities and count as one more plate."""
+        known = "".join(factor.dims for factor in self.factors)
+        draw = next(letter for letter in string.ascii_letters if letter not in known)
+        factors = []
+        for (plates, dims, _), log_prob in zip(self.factors, log_probs, strict=True):
+            log_prob._pyro_dims = draw + dims  # type: ignore[attr-defined]
+            factors.append(Factor(plates | {draw}, draw + dims, log_prob))
+        return Factors(factors, self.summed, self.scale).sum_out(frozenset(draw))
+
+    def sum_out(self, draws: frozenset[str]) -> Tensor:
+        """Sum out the enumerated dimensions, and add up over plates but that of the draws."""
+        inside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
+        outside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
+        for plates, dims, log_prob in self.factors:
+            (outside if self.summed.isdisjoint(dims) else inside).setdefault(plates, []).append(log_prob)
+        total = contract_to_tensor(outside, set(), target_ordinal=draws) if outside else 0.0
+        if not inside:
+            return torch.as_tensor(total)
+        return self.scale * contract_to_tensor(inside, set(self.summed), target_ordinal=draws) + total
+
+
+def _of_one_dtype(factors: list[Factor]) -> list[Factor]:
+    """The factors in their widest dtype; Pyro gives the density of a Delta in the default one, whatever its value."""
+    dtype = functools.reduce(torch.promote_types, (factor.log_prob.dtype for factor in factors))
+    cast = [factor._replace(log_prob=factor.log_prob.to(dtype)) for factor in factors]
+    for factor in cast:
+        factor.log_prob._pyro_dims = factor.dims  # type: ignore[attr-defined]
+    return cast
+
+
+def _common(scales: list[Any]) -> Any:
+    """The one scale of all sites that hang together with enumerated ones."""
+    if any(isinstance(scale, Tensor) and scale.ndim for scale in scales) or len({float(scale) for scale in scales}) > 1:
+        raise InputError(
+            "all sites that depend on an enumerated one must have the same scale, one number, since it multiplies the "
+            "log of their sum: subsample them by the same plate, or give poutine.scale to all of them."
+        )
+    return scales[0] if scales else 1.0  # where no enumerated site has more than one value

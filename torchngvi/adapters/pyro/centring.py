@@ -23,9 +23,9 @@ from pyro.infer.reparam import LocScaleReparam
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.fitting import fit_guide
+from torchngvi.adapters.pyro.fitting import fit_guide, location_scale
 from torchngvi.adapters.pyro.guide import AutoGaussian
-from torchngvi.adapters.pyro.location_scale import location_scale, unwrapped
+from torchngvi.adapters.pyro.layout import unwrapped
 from torchngvi.arguments import read_instance
 from torchngvi.derivatives import mean_hessian_products
 from torchngvi.errors import InputError

@@ -12,20 +12,17 @@ How many θ are evaluated at once is in `batching`.
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
-from typing import Any, Self, final
+from typing import Any, Self, cast, final
 
 import pyro
 import torch
 from pyro import poutine
-from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 from torch.distributions import biject_to
 
-from torchngvi.adapters.pyro.batching import POINTS, Largest, best_way, draws_at_once
-from torchngvi.adapters.pyro.enumeration import Enumerated, Factors
-from torchngvi.adapters.pyro.sites import (
+from torchngvi.adapters.pyro.batching import POINTS, Enumerated, Factors, Largest, best_way, draws_at_once
+from torchngvi.adapters.pyro.layout import (
     Conditioned,
     Layout,
     Scored,
@@ -34,9 +31,10 @@ from torchngvi.adapters.pyro.sites import (
     is_enumerated,
     is_subsampled,
     latents_of,
+    listed,
     random_sites,
+    started,
 )
-from torchngvi.adapters.pyro.starting import listed, start
 from torchngvi.adapters.pyro.validation import scored, validate, warn_of_sites
 from torchngvi.arguments import read_callable, read_instance, read_list, shown
 from torchngvi.errors import InputError
@@ -85,7 +83,13 @@ class ModelLogJoint(Target):
             what = "is a tensor of the indices of coordinates, (D,), or None"
             if read_instance("order", order, Tensor, what).ndim != 1 or order.dtype != torch.int64:
                 raise InputError(f"order {what}; got {shown(order)}.")
-        self.layout, self.initial = prototype(model, args, self.kwargs, latents, order)
+        with torch.no_grad():
+            if latents is None:
+                with pyro.validation_enabled(False):  # what is wrong is said in our words
+                    latents = poutine.block(poutine.trace(started(model)).get_trace)(*args, **self.kwargs)
+            self.layout, nodes = Layout(latents, order), cast(Any, latents.nodes)
+            values = {site.name: nodes[site.name]["value"] for site in self.layout.sites}
+            self.initial = self.layout.unconstrained(values).detach()
         self._indices: dict[str, Tensor] = {}
         self.enumerates, self.nesting = False, 0
         trace, largest = self._first_run()
@@ -96,8 +100,8 @@ class ModelLogJoint(Target):
                 f"the guide must cover every continuous latent site of the model; it lacks {listed(uncovered)}. "
                 "Build it on the whole model, or fit it beside the others with Trace_ELBO."
             )
-        sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
-        frames: list[Any] = [frame for site in sites for frame in site["cond_indep_stack"] if frame.vectorized]
+        sites: Any = [site for site in trace.nodes.values() if site["type"] == "sample"]
+        frames = [frame for site in sites for frame in site["cond_indep_stack"] if frame.vectorized]
         self.nesting = max((-frame.dim for frame in frames), default=0)
         self.enumerates = any(is_enumerated(site) for site in sites)
         self.comparable = not self._indices and not any(map(is_subsampled, frames))
@@ -182,8 +186,7 @@ class ModelLogJoint(Target):
                 f"{method} minimises one objective, and a model that subsamples its data has another in each run. "
                 "Pass all data, or take the steps of NaturalSVI."
             )
-        at = self.initial + 1  # at zero dropout, and rows that are drawn, change nothing
-        first, second = self(at), self(at)
+        first, second = (self(self.initial + 1) for _ in range(2))  # at zero dropout changes nothing
         if bool(((first - second).abs() > 1e3 * torch.finfo(first.dtype).eps * first.abs().clamp_min(1.0)).any()):
             raise InputError(
                 f"{method} minimises one objective, and the model gives {float(first):.6g} and then "
@@ -199,10 +202,7 @@ class ModelLogJoint(Target):
 
     def scored(self, values: Values) -> list[Tensor]:
         """The log probabilities of a run of the model at these values, without enumerated sites."""
-        with pyro.validation_enabled(False), Scored(values, self.layout.shapes, self._indices) as scored:
-            self.model(*self.args, **self.kwargs)
-        scored.check()
-        return scored.log_probs
+        return list(Scored(values, self.layout.shapes, self._indices).run(self).values())
 
     def trace(self, values: Values, plate: pyro.plate | None = None) -> Trace:
         """The run as a trace, with log probabilities at its sites."""
@@ -333,21 +333,3 @@ def log_joint(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelLogJ
     {'scale': tensor(1.)}
     """
     return ModelLogJoint(model, args, kwargs)
-
-
-def prototype(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    trace: Trace | None,
-    order: Tensor | None = None,
-) -> tuple[Layout, Tensor]:
-    """The layout of θ and an initial point, from a given trace or from a run of the model."""
-    with torch.no_grad():
-        if trace is None:
-            started = InitMessenger(partial(start, init_to_median))(model)
-            with pyro.validation_enabled(False):  # what is wrong is said in our words
-                trace = poutine.block(poutine.trace(started).get_trace)(*args, **kwargs)
-        layout = Layout(trace, order)
-        values: Any = {site.name: trace.nodes[site.name]["value"] for site in layout.sites}
-        return layout, layout.unconstrained(values).detach()

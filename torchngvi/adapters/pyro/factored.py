@@ -6,19 +6,15 @@ terms add up to the log joint, is tried and not assumed.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, final
+from typing import final
 
-import pyro
 import torch
-from pyro.distributions.util import scale_and_mask
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.sites import Conditioned, Site, Values
-from torchngvi.adapters.pyro.structure import Level, Plate, Structure
+from torchngvi.adapters.pyro.layout import Layout, Level, Plate, Scored, Site, Values
 from torchngvi.errors import InputError
 from torchngvi.models import FactorTarget
 
@@ -42,7 +38,7 @@ class FactoredLogJoint(FactorTarget):
     True
     """
 
-    def __init__(self, density: ModelLogJoint, structure: Structure) -> None:
+    def __init__(self, density: ModelLogJoint, structure: Layout) -> None:
         assert structure.forest is not None
         self.density, self.found, self.layout = density, structure, density.layout
         self.initial, self.dim = density.initial, density.dim
@@ -111,18 +107,10 @@ class MismatchError(InputError):
     """A model whose terms cannot be told by member."""
 
 
-class JoinedError(MismatchError):
-    """Members of a plate that a site joins."""
-
-    def __init__(self, plate: str, site: str) -> None:
-        super().__init__(f"the site {site!r} joins members of the plate {plate!r}")
-        self.plate = plate
-
-
 class _Term:
     """The terms of the nodes of one level, from a run of the model."""
 
-    def __init__(self, density: ModelLogJoint, structure: Structure, number: int) -> None:
+    def __init__(self, density: ModelLogJoint, structure: Layout, number: int) -> None:
         levels, layout = structure.levels, density.layout
         self.density, self.level = density, levels[number]
         sites = {site.name: site for site in layout.sites}
@@ -162,11 +150,7 @@ class _Term:
             values[site.name] = x = site.transform(u)
             if site.name in self.level.sites:
                 terms[f"{site.name} "] = self._by_node(site.transform.log_abs_det_jacobian(u, x), len(theta))
-        scored = _Named(values, {site.name: site.shape for site, _, _ in self.places}, self._is_mine)
-        with pyro.validation_enabled(False), scored:
-            self.density.model(*self.density.args, **self.density.kwargs)
-        scored.check()
-        for name, log_prob in scored.log_probs.items():
+        for name, log_prob in Scored(values, {}, {}, self._is_mine).run(self.density).items():
             if name in self.known:
                 terms[name] = self._by_node(log_prob, len(theta))
             else:
@@ -223,27 +207,5 @@ class _Term:
             tolerance = torch.finfo(term.dtype).eps ** 0.6 * (1 + term[0].abs())
             wrong = ((term - term[0]).abs() > tolerance) & ~moved
             if bool(wrong.any()):
-                raise JoinedError(plates[int(wrong.any(-1).nonzero()[0])], name.strip())
-
-
-class _Named(Conditioned):
-    """`Conditioned`, which keeps the log probabilities of some sites by name, and no eye on sites that are
-    not theirs.
-    """
-
-    def __init__(self, values: Values, shapes: Mapping[str, torch.Size], wanted: Callable[[str], bool]) -> None:
-        super().__init__(values, shapes, {})
-        self.wanted, self.log_probs = wanted, dict[str, Tensor]()
-
-    def _pyro_sample(self, msg: Any) -> None:
-        name = msg["name"]
-        if name in self.values and name not in self.shapes:
-            msg["value"], msg["is_observed"] = self.values[name], True
-            self.met.add(name)
-        else:
-            super()._pyro_sample(msg)
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        if not site_is_subsample(msg) and self.wanted(msg["name"]):
-            log_prob = msg["fn"].log_prob(msg["value"], *msg["args"], **msg["kwargs"])
-            self.log_probs[msg["name"]] = scale_and_mask(log_prob, msg["scale"], msg["mask"])
+                where = plates[int(wrong.any(-1).nonzero()[0])]
+                raise MismatchError(f"the site {name.strip()!r} joins members of the plate {where!r}")

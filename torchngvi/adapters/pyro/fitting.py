@@ -6,22 +6,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.distributions import constraints
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.finding import factored
 from torchngvi.adapters.pyro.guide import AutoGaussian
-from torchngvi.adapters.pyro.held import Held
-from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
-from torchngvi.adapters.pyro.local_passes import fit_locals
-from torchngvi.adapters.pyro.location_scale import advised
+from torchngvi.adapters.pyro.layout import Layout, coordinate_names, listed, unwrapped
+from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian, fit_locals
 from torchngvi.adapters.pyro.marginal import AutoMarginal, fit_marginal
-from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, subsampled_plate
 from torchngvi.adapters.pyro.product import AutoProduct, fit_product
-from torchngvi.adapters.pyro.sites import Layout
+from torchngvi.adapters.pyro.structure import factored
 from torchngvi.adapters.pyro.validation import refusals
 from torchngvi.arguments import read_callable, read_instance, shown
 from torchngvi.distributed import Processes, processes_of, synchronize
@@ -29,8 +28,9 @@ from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
-from torchngvi.messages import listed
 from torchngvi.models import DataLogJoint, ShardedDraws
+
+_DONE = "_decentered"  # the end of the names that LocScaleReparam gives
 
 
 def fit_guide(
@@ -53,7 +53,7 @@ def fit_guide(
         model: a Pyro model, all of whose continuous latents the guide covers.
         guide: the guide, which is set up if it was not, and holds the posterior afterwards; an `AutoProduct` takes the
             options of `torchngvi.fit` but group, and no batches; of an `AutoLocalGaussian`
-            the options are those of `torchngvi.adapters.pyro.local_passes.fit_locals`.
+            the options are those of `torchngvi.adapters.pyro.local_guide.fit_locals`.
         args, kwargs: the arguments of the model.
         options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
             checkpoint, optimizer. ``group``, a `torchngvi.Processes` or a group of torch.distributed, spreads the
@@ -158,8 +158,7 @@ def _fitted(
     elif isinstance(target, DataLogJoint):
         raise InputError('rows in batches are fitted with one dense block; leave structure="auto" out.')
     elif processes.world == 1:
-        trace: Any = guide.prototype_trace
-        whole = factored(target, guide.structure, trace)
+        whole = factored(target, guide.structure)
     else:
         raise InputError('the draws of a guide with structure="auto" are not spread over processes; leave group= out.')
     result = fit(guide.posterior, whole, **options).named(coordinate_names(layout))
@@ -216,3 +215,71 @@ def check_guide(guide: object, *, steps: bool = False) -> None:
             f"the guide must be an AutoGaussian of torchngvi; got {type(guide).__name__}. Lists of guides go "
             "through NaturalSVI, others through Pyro's SVI."
         )
+
+
+class Held(Messenger):
+    """Takes down the parameters that a model reads and that an optimizer could move.
+
+    >>> import pyro
+    >>> with Held() as held:
+    ...     _ = pyro.param("s", Tensor([1.0]))
+    >>> list(held.found)
+    ['s']
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, None] = {}  # in the order of the model
+
+    def _pyro_post_param(self, message: Any) -> None:
+        """The unconstrained parameter tells, as what is made of it without gradients requires none."""
+        name, value = message["name"], message["value"]
+        unconstrained = value.unconstrained() if hasattr(value, "unconstrained") else value
+        if isinstance(unconstrained, Tensor) and unconstrained.requires_grad:
+            self.found[name] = None
+
+    def told(self, result: FitResult) -> FitResult:
+        """The result of a fit, whose reason names the parameters that were held fixed, if there are any."""
+        if not self.found:
+            return result
+        s, were, them = ("s", "were", "them") if len(self.found) > 1 else ("", "was", "it")
+        clause = (
+            f"the parameter{s} {listed(self.found)} of the model {were} held fixed, and "
+            f"torchngvi.adapters.pyro.NaturalSVI learns {them}"
+        )
+        return replace(result, reason=f"{result.reason.rstrip('.')}; {clause}.")
+
+
+def location_scale(density: ModelLogJoint) -> list[str]:
+    """Name the latent sites of location-scale families whose location or scale depends on other latents.
+
+    >>> import pyro
+    >>> import pyro.distributions as dist
+    >>> def model():
+    ...     tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    ...     pyro.sample("b", dist.Normal(0.0, tau))
+    >>> location_scale(ModelLogJoint(model))
+    ['b']
+    """
+    with torch.enable_grad():
+        values = density.layout.constrained(density.initial)[0]
+        trace = density.trace({name: value.detach().clone().requires_grad_() for name, value in values.items()})
+    found = []
+    for site in density.layout.sites:
+        node: Any = trace.nodes[site.name]
+        fn = unwrapped(node["fn"])
+        known = getattr(fn, "arg_constraints", {})
+        if site.name.endswith(_DONE) or not {"loc", "scale"} <= set(known) or fn.support is not constraints.real:
+            continue
+        if fn.loc.requires_grad or fn.scale.requires_grad:
+            found.append(site.name)
+    return found
+
+
+def advised(result: FitResult, density: ModelLogJoint) -> FitResult:
+    """Name the sites that `centred` would look at, where a Gaussian does not fit or is about right."""
+    verdict = result.examination
+    if verdict is None or not verdict.next or verdict.modes or not (names := location_scale(density)):
+        return result
+    clause = f"other coordinates of {', '.join(names)}, which torchngvi.adapters.pyro.centred(model, ...) finds"
+    return replace(result, examination=replace(verdict, coordinates=clause))

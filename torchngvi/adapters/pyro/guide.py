@@ -10,9 +10,11 @@ parameter, which any optimizer may move, stands for a step of q, see `owned`.
 """
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any, Self
 
 import pyro
@@ -20,6 +22,17 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.distributions import TorchDistribution
+from pyro.infer import (
+    CSIS,
+    ELBO,
+    JitTrace_ELBO,
+    JitTraceEnum_ELBO,
+    JitTraceGraph_ELBO,
+    RenyiELBO,
+    ReweightedWakeSleep,
+    TraceMeanField_ELBO,
+    TraceTailAdaptive_ELBO,
+)
 from pyro.infer.autoguide import AutoContinuous
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.initialization import init_to_median
@@ -27,20 +40,20 @@ from torch import Tensor
 
 from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.distribution import LatentGaussian
-from torchngvi.adapters.pyro.finding import found
-from torchngvi.adapters.pyro.losses import check_loss
-from torchngvi.adapters.pyro.owned import Step
-from torchngvi.adapters.pyro.sites import is_enumerable, latents
-from torchngvi.adapters.pyro.starting import start
-from torchngvi.adapters.pyro.structure import Structure, check_choice, check_plates, made
-from torchngvi.arguments import read_callable, read_instance, read_number, read_shares
+from torchngvi.adapters.pyro.distribution import LatentGaussian, Step
+from torchngvi.adapters.pyro.layout import Layout, is_enumerable, latents, start
+from torchngvi.adapters.pyro.structure import found
+from torchngvi.arguments import read_callable, read_choice, read_instance, read_number, read_shares
 from torchngvi.errors import InputError
 from torchngvi.fitting.laplace import laplace
 from torchngvi.interfaces import Posterior
-from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.metrics.recursive import free_bytes
+from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
+
+_WEIGHING = (CSIS, RenyiELBO, ReweightedWakeSleep, TraceTailAdaptive_ELBO)
+_COMPILED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO)
 
 
 class AutoGaussian(AutoContinuous):
@@ -82,7 +95,7 @@ class AutoGaussian(AutoContinuous):
     torch.Size([])
     """
 
-    _structure: Structure | None = None  # and in pickles of earlier releases
+    _layout: Layout
 
     def __init__(
         self,
@@ -121,12 +134,10 @@ class AutoGaussian(AutoContinuous):
             trace: Any = self.prototype_trace
             for name in ("_INPUT", "_RETURN"):  # the data are no part of the guide
                 trace.remove_node(name)
-            self._structure = Structure(self.latent_dim)
-            if self._automatic:
-                with poutine.block():
-                    self._structure = found(self._bare[0], args, kwargs, trace)
+            with poutine.block():
+                self._layout = found(self._bare[0], args, kwargs, trace) if self._automatic else Layout(trace)
             try:
-                self.q = made(self._posterior_class, self._structure, self._init_loc(), self.init_scale)
+                self.q = made(self._posterior_class, self._layout, self._init_loc(), self.init_scale)
             except InputError:
                 self.prototype_trace = None
                 raise
@@ -189,8 +200,7 @@ class AutoGaussian(AutoContinuous):
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> ModelLogJoint:
         """The log joint of a model over the θ of this guide, as a target; the guide has to be set up."""
-        order = self._structure.order if self._structure is not None else None
-        density = ModelLogJoint(model, args, kwargs, self.prototype_trace, order)
+        density = ModelLogJoint(model, args, kwargs, self.prototype_trace, self._layout.order)
         density.check(self.posterior)
         return density
 
@@ -241,7 +251,7 @@ class AutoGaussian(AutoContinuous):
         return q
 
     @property
-    def structure(self) -> Structure:
+    def structure(self) -> Layout:
         """What was found of the model: printed, a line for each level of latents, and why others are no levels.
 
         Raises:
@@ -257,7 +267,7 @@ class AutoGaussian(AutoContinuous):
         """
         if self.prototype_trace is None:
             raise InputError(_NOT_SET_UP)
-        return self._structure or Structure(self.latent_dim)
+        return self._layout
 
     def gaussian(
         self,
@@ -344,3 +354,105 @@ _NOT_SET_UP = (
     "the guide has no posterior before it has seen the model: call guide.setup(*args, **kwargs) with the arguments of "
     "the model first."
 )
+
+
+# -------------------------------------------------------------------------------- the posterior
+
+
+def check_plates(sites: list[Any]) -> None:
+    """Latent sites in loops over a plate have no place among those of Pyro's automatic guides."""
+    for site in sites:
+        for frame in site["cond_indep_stack"]:
+            if not frame.vectorized:
+                raise InputError(
+                    f"the latent site {site['name']!r} is in the loop over the plate {frame.name!r}, which Pyro's "
+                    "automatic guides do not take. Write it as `with pyro.plate(...)`, loop over a range, or fit "
+                    "log_joint(model, *args) itself."
+                )
+
+
+def check_choice(structure: str, posterior: Callable[..., Any]) -> None:
+    """Check what a guide is told of its structure."""
+    read_choice("structure", structure, ("dense", "auto"), 'is "dense", or "auto", that of the plates of the model')
+    if structure == "auto" and posterior not in _STRUCTURED:
+        raise InputError(
+            'structure="auto" gives the precision of a Gaussian the pattern of the model. Leave posterior out, or take '
+            f"PrecisionCholeskyGaussian or NaturalGaussian; got {posterior!r}."
+        )
+
+
+def made(
+    posterior: Callable[..., Any],
+    layout: Layout,
+    mean: Tensor,  # (D,), in the order of the sites
+    scale: float,
+) -> Any:
+    """Make q over a layout."""
+    if layout.forest is None:
+        _check_room(posterior, mean)
+        q = posterior(layout.dim, mean=mean, scale=scale)
+        if not (isinstance(q, Gaussian) or getattr(q, "reparametrised", False)):
+            raise InputError(
+                f"{type(q).__name__} has no map from noise to draws, by which a loss of Pyro reaches q. Take a "
+                "Gaussian or a flow, or fit log_joint(model, *args) itself."
+            )
+        return q
+    mean = mean[layout.order]
+    return _STRUCTURED[posterior](layout.dim, mean=mean, scale=scale, structure=layout.forest)
+
+
+def _check_room(posterior: Callable[..., Any], mean: Tensor) -> None:
+    """Before D² numbers are asked for, twice: a step makes the new beside the old."""
+    dim, free = len(mean), free_bytes(mean.device)
+    needed = 2.0 * mean.element_size() * dim**2
+    if posterior in _STRUCTURED and needed > free:
+        raise InputError(
+            f"a Gaussian with all correlations of {dim:,} latents needs {needed / 2**30:.3g} GiB, and "
+            f"{free / 2**30:.3g} GiB of {mean.device.type} memory are free. Take posterior=DiagonalGaussian, or "
+            'structure="auto" for latents of the members of plates.'
+        )
+
+
+_STRUCTURED: dict[Any, type[Gaussian]] = {  # by what is asked for: only a precision has the pattern of a forest
+    CholeskyGaussian: PrecisionCholeskyGaussian,
+    PrecisionCholeskyGaussian: PrecisionCholeskyGaussian,
+    NaturalGaussian: NaturalGaussian,
+}
+
+
+# -------------------------------------------------------------------------------- losses of Pyro
+
+
+def check_loss() -> None:
+    """Check that the loss of Pyro that is calling the guide at this moment is one that can fit it."""
+    loss = _loss_in_progress()
+    if isinstance(loss, _WEIGHING) and torch.is_grad_enabled():
+        why = "it needs the derivative of log q in the coordinates of q, which this guide holds constant"
+    elif isinstance(loss, TraceMeanField_ELBO):
+        why = "it leaves out the log Jacobians of the supports of the latent sites"
+    elif isinstance(loss, _COMPILED):
+        why = "torch.jit takes no probes, through which the gradient reaches q"
+    else:
+        return
+    raise InputError(
+        f"{type(loss).__name__} cannot fit an AutoGaussian: {why}. Use Trace_ELBO or TraceEnum_ELBO, fit_guide "
+        "or NaturalSVI."
+    )
+
+
+def _loss_in_progress() -> ELBO | CSIS | None:
+    """The innermost one on the call stack, since Pyro tells its guides nothing of it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("pyro.infer."):
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, ELBO | CSIS):
+                return caller
+        frame = frame.f_back
+    return None
+
+
+def refuse_loss(why: str) -> None:
+    """Refuse every loss of Pyro that is calling the guide at this moment."""
+    if (loss := _loss_in_progress()) is not None:
+        raise InputError(f"{type(loss).__name__} cannot fit this guide: {why}.")

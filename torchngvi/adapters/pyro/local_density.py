@@ -21,18 +21,113 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
-from pyro.poutine.util import site_is_subsample
+from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
 from torchngvi.adapters.pyro.batching import POINTS, best_way
-from torchngvi.adapters.pyro.local_layout import PlateLayout, weighted
-from torchngvi.adapters.pyro.sites import Conditioned, Scored, Values, is_enumerated, is_subsampled
+from torchngvi.adapters.pyro.layout import (
+    Conditioned,
+    Layout,
+    Plate,
+    Scored,
+    Site,
+    Values,
+    check_size,
+    is_enumerated,
+    is_subsampled,
+    random_sites,
+)
 from torchngvi.adapters.pyro.validation import validate
 from torchngvi.errors import InputError
 from torchngvi.numerics.versions import tracked
 
 _SMALL = 2000  # numbers of locals up to which derivatives are taken in one batched pass; beyond, caches are too small
 _SPREAD = 0.1  # of the points where the model is tried, around the start
+
+
+class PlateLayout(Layout):
+    """The latents b_i, (r,), of each member of a plate, one member after another, and then all others g, (P,)."""
+
+    def __init__(self, trace: Trace, plate: str) -> None:
+        inside = {s["name"]: f for s in random_sites(trace) for f in s["cond_indep_stack"] if f.name == plate}
+        if not inside:
+            raise InputError(f"no site of the model is in a plate {plate!r}; name the plate of the local latents.")
+        frame = next(iter(inside.values()))
+        if not frame.vectorized:
+            raise InputError(f"the model loops over the plate {plate!r}; write it as `with pyro.plate(...) as index`.")
+        check_size(frame)
+        self.plate, self.dim_of_plate = plate, frame.dim
+        self.members, self.size = frame.size, frame.full_size or frame.size
+        super().__init__(trace, local=plate)  # refuses what a Gaussian cannot stand for
+        missing = [site.name for site in self.sites if site.idle is not None]
+        if missing:
+            raise InputError(
+                f"the site {missing[0]!r} comes from obs_mask=, which memoised locals do not know: nothing would "
+                "confine its values at rows that are observed. Mask the likelihood (poutine.mask) in its place, which "
+                "leaves the missing rows out."
+            )
+        self.locals = frozenset(site.name for site in self.sites if site.name in inside)
+        plates = (Plate(plate, frame.dim, frame.size),)
+        pieces: tuple[list[Tensor], list[Tensor]] = [], []  # coordinates of the locals by member, and of the globals
+        self.places: dict[str, slice] = {}  # in b_i or in g
+        widths = [0, 0]
+        for site in self.sites:
+            shared = site.name not in self.locals
+            pieces[shared].append(site.by_member(() if shared else plates))
+            width = pieces[shared][-1].shape[1]
+            self.places[site.name] = slice(widths[shared], widths[shared] + width)
+            widths[shared] += width
+        self.r, self.P = widths
+        if not self.r:
+            raise InputError(f"no latent site is in the plate {plate!r}; AutoGaussian is the guide for such a model.")
+        if not self.P:
+            raise InputError(
+                f"every latent site is in the plate {plate!r}, whose members have nothing in common: there is nothing "
+                "to fit but one member after another. Fit log_joint of a member."
+            )
+        self.arrange(torch.cat([torch.cat(each, 1).flatten() for each in pieces]))
+        self.weights = torch.ones(self.members + 1)  # of the members and of what they share
+
+    def _axis(self, site: Site) -> int:
+        """The axis of the plate in the unconstrained value of a local site, from the left."""
+        return site.batch_dims + self.dim_of_plate
+
+    def free(
+        self,
+        site: Site,
+        b: Tensor,  # (*sample, B, r)
+        g: Tensor,  # (*sample, P)
+    ) -> Tensor:
+        """The unconstrained value of a site, (*sample, *free), for as many members as b has."""
+        place, sample = self.places[site.name], g.shape[:-1]
+        if site.name not in self.locals:
+            return g[..., place].reshape(sample + site.free)
+        axis = self._axis(site)
+        rest = site.free[:axis] + site.free[axis + 1 :]
+        return b[..., place].reshape(*b.shape[:-1], *rest).movedim(b.ndim - 2, b.ndim - 2 + axis)
+
+    def start(self, trace: Trace) -> tuple[Tensor, Tensor]:
+        """The unconstrained values of a trace: the mean of b_i over its members, (r,), and g, (P,)."""
+        theta = self.unconstrained({site.name: cast(Any, trace.nodes[site.name])["value"] for site in self.sites})
+        b, g = theta.detach().tensor_split([self.members * self.r])
+        return b.reshape(self.members, self.r).mean(0), g.clone()
+
+    def _summed(self, site: Site, each: Tensor, samples: int) -> Tensor:
+        """The log Jacobian of a site, with the weights of the terms."""
+        sample = each.shape[:samples]
+        if site.name not in self.locals:
+            return weighted(each.reshape(*sample, -1).sum(-1), self.weights[-1])
+        each = each.movedim(samples + self._axis(site), -1).reshape(*sample, -1, self.members).sum(-2)
+        return weighted(each, self.weights[:-1]).sum(-1)
+
+
+def weighted(terms: Tensor, weights: Tensor) -> Tensor:
+    """Terms times their weights; 0 where the weight is 0, even of a term that is not finite.
+
+    >>> weighted(torch.tensor([2.0, -torch.inf]), torch.tensor([0.5, 0.0]))
+    tensor([1., 0.])
+    """
+    return weights * torch.where(weights == 0, 0.0, terms)
 
 
 class Terms(NamedTuple):
@@ -55,17 +150,14 @@ class _Weighted(Scored):
         super().__init__(values, layout.shapes, {layout.plate: index})
         self.layout = layout
 
-    def _pyro_post_sample(self, msg: Any) -> None:
-        if site_is_subsample(msg):
-            return
-        assert self.layout.weights is not None
+    def score(self, log_prob: Tensor, msg: Any) -> Tensor:
+        """The log probability of a site with its weights."""
         weight, scale = self.layout.weights[-1], msg["scale"]
         for frame in msg["cond_indep_stack"]:
             if frame.name == self.layout.plate:
                 weight = self.layout.weights[:-1].reshape(-1, *(1,) * (-frame.dim - 1))
                 scale = scale * frame.size / (frame.full_size or frame.size)
-        log_prob = msg["fn"].log_prob(msg["value"], *msg["args"], **msg["kwargs"])
-        self.log_probs.append(weighted(scale_and_mask(log_prob, scale, msg["mask"]), weight))
+        return weighted(scale_and_mask(log_prob, scale, msg["mask"]), weight)
 
 
 @final
@@ -140,7 +232,6 @@ class PlateDensity:
     def _check_separate(self, theta: Tensor) -> None:
         """Terms of a member, and those outside the plate, may have no slope in the latents of other members."""
         kept, layout = self.layout.weights, self.layout
-        assert kept is not None
         shared = torch.zeros_like(kept)
         shared[-1] = 1.0
         member = torch.arange(layout.members, device=kept.device)
@@ -164,10 +255,7 @@ class PlateDensity:
 
     def scored(self, values: Values) -> list[Tensor]:
         """The weighted log probabilities of a run of the model at these values."""
-        with pyro.validation_enabled(False), _Weighted(values, self.layout, self.index) as scored:
-            self.model(*self.args, **self.kwargs)
-        scored.check()
-        return scored.log_probs
+        return list(_Weighted(values, self.layout, self.index).run(self).values())
 
     def one(self, theta: Tensor) -> Tensor:
         """The weighted log joint of one θ, (D,) -> ()."""

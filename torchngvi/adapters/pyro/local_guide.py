@@ -4,12 +4,15 @@
 
 For a model whose terms are log p(g) + Σ_i log p(y_i, b_i | g) a Gaussian with the precision in this arrow loses nothing
 against a full covariance: where q is the best Gaussian, its precision is E_q[∇²ℓ], which has zeros between members.
+
+`fit_guide` goes through the plate once, batch by batch, which leaves every member with a site.  From there each pass is
+an evaluation of the bound as a function of q(g) alone, whose steps are those of `torchngvi.fit`.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
-from typing import Any, Self
+from typing import Any, Self, final
 
 import pyro
 import pyro.distributions as dist
@@ -17,20 +20,28 @@ import torch
 from pyro import poutine
 from pyro.distributions.util import sum_rightmost
 from pyro.infer.autoguide import AutoGuide
-from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
+from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor
 
-from torchngvi.adapters.pyro.local_bound import batches_of
-from torchngvi.adapters.pyro.local_density import PlateDensity
-from torchngvi.adapters.pyro.local_elbo import FreshElbo, fresh_elbo
-from torchngvi.adapters.pyro.local_layout import PlateLayout
-from torchngvi.adapters.pyro.local_sites import Globals, Sites
-from torchngvi.adapters.pyro.local_steps import Visits
-from torchngvi.adapters.pyro.starting import start
+from torchngvi.adapters.pyro.layout import started
+from torchngvi.adapters.pyro.local_density import PlateDensity, PlateLayout
+from torchngvi.adapters.pyro.local_sites import FreshElbo, Globals, MemoisedBound, Sites, Visits, batches_of, fresh_elbo
 from torchngvi.arguments import read_callable, read_instance, read_number, read_shares, read_size
 from torchngvi.errors import InputError
+from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.loop import Ending, Loop, checked_callbacks
+from torchngvi.fitting.records import FitResult
+from torchngvi.fitting.steps import Steps
+from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Seconds, Stalled, Standing, Stop, joined
+from torchngvi.interfaces import Coordinates
+from torchngvi.methods import VN
 from torchngvi.numerics import small_blocks
+from torchngvi.optim import Status
 from torchngvi.posteriors import PrecisionCholeskyGaussian
+
+_PASSES = 100  # at most, unless options say otherwise
+_STALL = 10  # rejected steps in a row after which nothing more is to be had
+_KNOWN = ("tolerance", "max_evaluations", "max_seconds", "stop", "callbacks", "progress", "checkpoint")
 
 
 class AutoLocalGaussian(AutoGuide):
@@ -73,6 +84,9 @@ class AutoLocalGaussian(AutoGuide):
     (True, torch.Size([200]))
     """
 
+    memo: Sites
+    q: PrecisionCholeskyGaussian
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -104,9 +118,8 @@ class AutoLocalGaussian(AutoGuide):
             InputError: as `PlateLayout`; too few particles.
         """
         if self.prototype_trace is None:
-            started = InitMessenger(partial(start, self._init_loc_fn))(self.model)
             with torch.inference_mode(False), torch.no_grad(), pyro.validation_enabled(False):
-                trace = poutine.block(poutine.trace(started).get_trace)(*args, **kwargs)
+                trace = poutine.block(poutine.trace(started(self.model, self._init_loc_fn)).get_trace)(*args, **kwargs)
                 layout = PlateLayout(trace, self.plate)
                 if self.num_particles % 2 or self.num_particles < 2 * (layout.r + 1):
                     raise InputError(
@@ -116,10 +129,8 @@ class AutoLocalGaussian(AutoGuide):
                 for name in ("_INPUT", "_RETURN"):
                     trace.remove_node(name)
                 self.layout, self._start = layout, layout.start(trace)
-                self._prototype_frames = {
-                    f.name: f for s in layout.sites for f in trace.nodes[s.name]["cond_indep_stack"]
-                }
                 self._frames = {s.name: trace.nodes[s.name]["cond_indep_stack"] for s in layout.sites}
+                self._prototype_frames = {f.name: f for frames in self._frames.values() for f in frames}
                 self.prototype_trace = trace
                 self.memo = Sites(layout.size, self._start, self.init_scale)
                 g = self._start[1]
@@ -137,7 +148,6 @@ class AutoLocalGaussian(AutoGuide):
         """
         if self.prototype_trace is None:
             raise InputError("the guide has no posterior before it has seen the model: call guide.setup(*args) first.")
-        assert isinstance(self.q, PrecisionCholeskyGaussian)
         return self.q
 
     def visits(self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Visits:
@@ -156,7 +166,7 @@ class AutoLocalGaussian(AutoGuide):
         self.setup(*args, **kwargs)
         with torch.inference_mode(False):
             density = PlateDensity(model, args, kwargs, self.layout, self._start)
-        return Visits(self._memo(), density, self.num_particles)
+        return Visits(self.memo, density, self.num_particles)
 
     def elbo(self, *args: Any, **kwargs: Any) -> FreshElbo:
         """Estimate the ELBO over all members in nats, without bias, by one pass on new draws.
@@ -173,10 +183,6 @@ class AutoLocalGaussian(AutoGuide):
         visits = self.visits(self.model, args, kwargs)
         return fresh_elbo(visits, self._top(), batches_of(visits))
 
-    def _memo(self) -> Sites:
-        assert isinstance(self.memo, Sites)
-        return self.memo
-
     def _top(self) -> Globals:
         q = self.posterior
         return Globals(q.mean.detach(), q.precision_tril.detach())
@@ -186,7 +192,7 @@ class AutoLocalGaussian(AutoGuide):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw the globals, and the locals of a subsample of the plate given them; the values of the sites by name."""
         self.setup(*args, **kwargs)
-        top, memo, layout = self._top(), self._memo(), self.layout
+        top, memo, layout = self._top(), self.memo, self.layout
         plates = self._create_plates(*args, **kwargs)
         name = self._pyro_name
         g = pyro.sample(
@@ -195,7 +201,7 @@ class AutoLocalGaussian(AutoGuide):
             infer={"is_auxiliary": True},
         )
         with plates[self.plate] as index:
-            shape = (len(index), *(1,) * (-layout.dim - 1))
+            shape = (len(index), *(1,) * (-layout.dim_of_plate - 1))
             kept = (x[index].reshape(*shape, *x.shape[1:]) for x in (memo.centre, memo.slope, memo.precision))
             c, K, S = kept
             given = dist.MultivariateNormal(c - (g[..., None, :] @ K)[..., 0, :], precision_matrix=S)
@@ -232,7 +238,7 @@ class AutoLocalGaussian(AutoGuide):
         Returns:
             For each site one value a quantile, (quantiles, *shape), the plate at its full size.
         """
-        top, memo = self._top(), self._memo()
+        top, memo = self._top(), self.memo
         root, _ = small_blocks.cholesky(memo.precision)
         own = small_blocks.inverse(root).square().sum(-2)
         across = torch.linalg.solve_triangular(top.root, memo.slope, upper=False).square().sum(-2)
@@ -254,3 +260,159 @@ class AutoLocalGaussian(AutoGuide):
             The values by the name of the site.
         """
         return {name: value[0] for name, value in self.quantiles([0.5]).items()}
+
+
+@final
+class PassesOverPlate(Steps):
+    """Passes over the members of a plate until the natural-gradient norm over all coordinates is small."""
+
+    unit = "pass"
+
+    def __init__(self, q: PrecisionCholeskyGaussian, visits: Visits, stop: Criterion, resumed: bool) -> None:
+        self.visits, self.bound = visits, MemoisedBound(visits, stop.tolerance)
+        self.resumed = resumed
+        super().__init__(q, self.bound, VN(q), stop)
+        self.name = "AutoLocalGaussian"
+        self.entered = self._sites()  # with which the pass began that led to where q(g) is
+
+    def begin(self) -> None:
+        """Visit all members once, unless an earlier run has."""
+        if self.resumed:
+            return
+        self.show("first visits")
+        for index, _ in self.bound.batches:
+            self.visits.visit(index, 1.0, first=True)
+        self.show("")
+        self.visits.sites.sum_up()
+        top = self.visits.sites.top()
+        self.q.restore(Coordinates(top.mean, top.root))
+
+    def advance(self) -> Standing:
+        """A pass, after a step of q(g) but for the first time."""
+        if self._members is None:
+            self.entered = self._sites()
+        return super().advance()
+
+    def _take_step(self) -> None:
+        """A step, and the pass that decides whether it is kept; the members go back with q(g)."""
+        before = self._sites()
+        super()._take_step()
+        assert self.optimizer.last is not None
+        if bool(self.optimizer.last.accepted):
+            self.entered = before
+        else:
+            self._put(before)
+
+    def _norm(self, status: Status) -> tuple[Tensor, Tensor]:
+        """Over all coordinates: with what the members have left."""
+        norm, alive = super()._norm(status)
+        return (norm.square() + self.bound.left**2).sqrt(), alive
+
+    def ending(self, stop: Stop | None, last: Standing) -> Ending:
+        """Say how far from the best q is on draws that no pass has seen."""
+        ending = super().ending(stop, last)
+        self.visits.sites.come_to(self._top())
+        self.show("fresh draws")
+        judged = fresh_elbo(self.visits, self._top(), self.bound.batches)
+        self.show("")
+        if not math.isfinite(judged.elbo):
+            reason = f"because {judged}: no Gaussian fits inside the support. Transform the constrained coordinates."
+            return ending._replace(converged=False, reason=reason, loss=-judged.elbo, members=torch.tensor(False))
+        ending = ending._replace(loss=-judged.elbo)
+        if last.stalled >= _STALL:
+            reason = (
+                f"because {last.stalled} steps in a row were rejected ({last.at()}): on the draws of the run "
+                "the bound and its derivatives agree no further. Use more num_particles, or a larger tolerance."
+            )
+            return ending._replace(reason=f"{reason} On{str(judged)[2:]}.")
+        if not ending.converged:
+            return ending._replace(reason=f"{ending.reason.rstrip('.')}; {judged}.")
+        norm = self.bound.norm_at(self._top())
+        above = 0.5 * norm**2
+        reason = (
+            f"{ending.reason.rstrip('.')}; {judged}, and the norm is {norm:.2g}, which puts q about {above:.2g} nats "
+            f"from the best, {1e3 * above / self.bound.members:.2g} a thousand members."
+        )
+        return ending._replace(reason=reason, norm=norm)
+
+    def interrupted(self, reason: str, last: Standing) -> Ending:
+        """As of every engine, with the sites in agreement with q(g)."""
+        self.visits.sites.come_to(self._top())
+        return super().interrupted(reason, last)
+
+    # -------------------------------------------------------------------------------- where it is
+
+    def _top(self) -> Globals:
+        assert isinstance(self.q, PrecisionCholeskyGaussian)
+        return Globals(self.q.mean.detach().clone(), self.q.precision_tril.detach().clone())
+
+    def _sites(self) -> dict[str, Any]:
+        state = {name: value.clone() for name, value in self.visits.sites.state_dict().items()}
+        return {**state, "left": self.bound.left, "gradient": self.bound.gradient}
+
+    def _put(self, state: dict[str, Any]) -> None:
+        self.bound.left, self.bound.gradient = state["left"], state["gradient"]
+        self.visits.sites.load_state_dict({k: v for k, v in state.items() if k not in ("left", "gradient")})
+
+    def here(self) -> Any:
+        """Both parts of q."""
+        return self.q.snapshot(), self._sites()
+
+    @torch.no_grad()
+    def go_back(self, coordinates: Any) -> None:
+        """Put both parts of q where `here` was called."""
+        self.q.restore(coordinates[0])
+        self._put(coordinates[1])
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def settings(self) -> dict[str, str]:
+        """The problem, with the sizes of plate and subsample."""
+        layout = self.visits.density.layout
+        sizes = f"{layout.plate}: {layout.members} of {layout.size}, {self.visits.num_particles} particles"
+        return {**super().settings(), "plate": sizes}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state before the last pass, which a resumed run makes again."""
+        batches = [torch.stack([index, new.long()]) for index, new in self.bound.batches]
+        return {**super().state_dict(), "sites": self.entered, "seed": self.bound.seed, "batches": batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        super().load_state_dict(state)
+        self.bound.seed = state["seed"]
+        self.bound.batches = [(both[0].clone(), both[1].bool()) for both in state["batches"]]
+        self.entered = copied(state["sites"])
+        self._put(self.entered)
+
+
+def fit_locals(
+    model: Callable[..., Any],
+    guide: AutoLocalGaussian,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: dict[str, Any],
+) -> FitResult:
+    """Fit a guide with memoised locals, in place: what `fit_guide` does with one."""
+    unknown = sorted(set(options) - set(_KNOWN))
+    if unknown:
+        raise InputError(
+            f"of the options of fit_guide an AutoLocalGaussian knows {', '.join(_KNOWN)}; got {', '.join(unknown)}."
+        )
+    visits = guide.visits(model, args, kwargs)
+    layout = visits.density.layout
+    dim = layout.size * layout.r + layout.P
+    tolerance = options.get("tolerance")
+    tolerance = 0.1 * math.sqrt(max(dim, 100) / 100) if tolerance is None else tolerance
+    stop: Criterion = NormBelow(tolerance) | Evaluations(options.get("max_evaluations", _PASSES)) | Stalled(_STALL)
+    if options.get("max_seconds") is not None:
+        stop = stop | Seconds(options["max_seconds"])
+    stop = joined(stop, options.get("stop"))
+    return Loop(
+        PassesOverPlate(guide.posterior, visits, stop, bool(guide.memo.visited.all())),
+        stop,
+        callbacks=checked_callbacks(options.get("callbacks", ())),
+        progress=options.get("progress", True),
+        checkpoint=options.get("checkpoint"),
+        every=1,
+    ).run()

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian
-from torchngvi.adapters.pyro.guide import AutoGaussian
-from torchngvi.adapters.pyro.losses import refuse_loss
-from torchngvi.adapters.pyro.names import coordinate_names
+from torchngvi.adapters.pyro.guide import AutoGaussian, refuse_loss
+from torchngvi.adapters.pyro.layout import coordinate_names
 from torchngvi.arguments import read_flag, read_shares, read_size
 from torchngvi.diagnostics.verdict import ABOUT, FAN, NOT, Effort, Marginals, Verdict
 from torchngvi.errors import InputError

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.guide import AutoGaussian
-from torchngvi.adapters.pyro.sites import Layout, is_subsampled, random_sites
-from torchngvi.adapters.pyro.starting import listed
+from torchngvi.adapters.pyro.layout import Layout, is_subsampled, listed, random_sites
 from torchngvi.errors import InputError
 from torchngvi.models import DataLogJoint
 from torchngvi.models.data_log_joint import check_batches, rows_of, some_of

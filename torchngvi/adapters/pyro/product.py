@@ -1,28 +1,170 @@
-"""Products of families as a guide: each latent site has the family of its support, and conjugate parts exact steps."""
+"""Products of families as a guide: each latent site has the family of its support, and conjugate parts exact steps.
+
+Pyro's record of dependencies (`pyro.infer.inspect.get_dependencies`) says which latents a site reads; its log density
+with its scale and mask, at draws of these that stand on the left of all plates, is a `torchngvi.models.SiteFactor`.
+"""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import init_to_median
+from pyro.infer.inspect import get_dependencies
 from torch import Tensor
 from torch.distributions import constraints
 
-from torchngvi.adapters.pyro.site_densities import Call, SiteDensity, read
-from torchngvi.adapters.pyro.starting import listed
+from torchngvi.adapters.pyro.layout import (
+    Scored,
+    check_size,
+    is_subsampled,
+    listed,
+    random_sites,
+    started,
+    unwrapped,
+)
+from torchngvi.adapters.pyro.validation import validate
 from torchngvi.arguments import read_callable, read_instance
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Posterior
-from torchngvi.models import FactorGraph
+from torchngvi.models import FactorGraph, SiteFactor
 from torchngvi.posteriors import CholeskyGaussian, Product
 from torchngvi.posteriors.flat import Beta, Categorical, Dirichlet, Gamma, InverseGamma
+
+_SAME = 1e-4  # relative error at which two values of one density differ
+_REMEDY = (
+    "Write the model so that draws can stand on the left of its plates; what is read by a class, by "
+    "pyro.ops.indexing.Vindex(x)[..., z]."
+)
+
+
+class Call(NamedTuple):
+    """A model with its arguments, and the sites of one run."""
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sites: dict[str, Any]  # that have a density
+    latents: dict[str, Any]
+    reads: dict[str, tuple[str, ...]]  # the latents that the density of a site reads, by site
+    nesting: int  # dimensions of the plates, from the right
+
+
+def read(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], init_loc_fn: Callable[..., Tensor]
+) -> Call:
+    """Run a model once, and follow what its sites read."""
+    met = pyro.poutine.trace(started(model, init_loc_fn))
+    with pyro.validation_enabled(False), torch.no_grad():
+        trace = pyro.poutine.block(met.get_trace)(*args, **kwargs)
+        for site in random_sites(trace):
+            for frame in site["cond_indep_stack"]:
+                _check_plate(site["name"], frame)
+        try:
+            record: Any = get_dependencies(met, args, kwargs)["prior_dependencies"]
+        except Exception as error:  # whatever a model does with a tensor that is no plain one
+            line = str(error).splitlines()[0] if str(error) else ""
+            raise InputError(
+                f"the dependencies of the sites could not be followed ({type(error).__name__}: {line}). Fit the model "
+                "with AutoGaussian."
+            ) from error
+    sites = {site["name"]: site for site in random_sites(trace) if not isinstance(unwrapped(site["fn"]), dist.Delta)}
+    latents = {name: site for name, site in sites.items() if not site["is_observed"]}
+    reads = {name: tuple(one for one in latents if one in record.get(name, ()) or one == name) for name in sites}
+    reads = {name: those for name, those in reads.items() if those}
+    nesting = max((len(site["fn"].batch_shape) for site in sites.values()), default=0)
+    conditioned = pyro.poutine.condition(model, data={site["name"]: site["value"] for site in random_sites(trace)})
+    with torch.no_grad():
+        validate(
+            lambda: pyro.poutine.block(pyro.poutine.trace(conditioned).get_trace)(*args, **kwargs),
+            math.inf,
+            "at its start",
+        )
+    return Call(model, args, kwargs, sites, latents, reads, nesting)
+
+
+def _check_plate(name: str, frame: Any) -> None:
+    if not frame.vectorized:
+        raise InputError(
+            f"the site {name!r} is in the loop over the plate {frame.name!r}. Write it as `with pyro.plate(...)`."
+        )
+    check_size(frame)
+    if is_subsampled(frame):
+        raise InputError(
+            f"the site {name!r} is in the plate {frame.name!r}, of which {frame.size} of {frame.full_size} members are "
+            "subsampled, and AutoProduct fits all of them: run the plate in full, or write the factors of a batch as a "
+            "torchngvi.models.FactorGraph."
+        )
+
+
+class SiteDensity:
+    """The log density of a site as a function of draws of the latents that it reads."""
+
+    def __init__(self, call: Call, name: str) -> None:
+        self.call, self.name, self.sites = call, name, call.reads[name]
+        self.fixed = {other: site["value"] for other, site in call.latents.items()}
+        batch = tuple(call.sites[name]["fn"].batch_shape)
+        self.plates = (1,) * (call.nesting - len(batch)) + batch
+
+    def at(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The log densities at values as the model has them."""
+        given = {name: values.get(name, fixed) for name, fixed in self.fixed.items()}
+        given = {
+            name: x if (kind := self.fixed[name].dtype).is_floating_point else x.to(kind) for name, x in given.items()
+        }
+        messenger = Scored(given, {}, {}, self.name.__eq__)
+        try:
+            with pyro.validation_enabled(False), pyro.poutine.block(), messenger:
+                self.call.model(*self.call.args, **self.call.kwargs)
+        except (RuntimeError, ValueError, IndexError) as error:
+            line = str(error).splitlines()[0] if str(error) else ""
+            raise InputError(f"{self._refusal()} ({type(error).__name__}: {line}). {_REMEDY}") from error
+        return messenger.log_probs[self.name]
+
+    def __call__(self, *draws: Tensor) -> Tensor:
+        """The log densities (S, *plates) at draws of the sites, (S, *plates) or (S, *plates, d)."""
+        value = self.at(dict(zip(self.sites, draws, strict=True)))
+        try:
+            return value.expand(len(draws[0]), *self.plates)
+        except RuntimeError as error:
+            raise InputError(f"{self._refusal()} (log densities of shape {tuple(value.shape)}). {_REMEDY}") from error
+
+    def _refusal(self) -> str:
+        return f"the density of the site {self.name!r} cannot be evaluated at many draws at once"
+
+    def factor(self) -> SiteFactor:
+        """The factor."""
+        return SiteFactor(self, *self.sites, plates=self.plates)
+
+    def check(self, q: Product) -> None:
+        """Check that the site reads member by member, and at two draws of q that many at once are as each alone."""
+        for name in self.sites:
+            batch = q[name].batch_shape
+            if any(n > 1 and m == 1 for n, m in zip(reversed(batch), reversed(self.plates), strict=False)):
+                raise InputError(
+                    f"the site {self.name!r} joins members of a plate of {name!r}, of shape {tuple(batch)}, which "
+                    "AutoProduct takes one by one. Draw them as one vector without a plate, by .to_event(1), or fit "
+                    "the model with AutoGaussian."
+                )
+        draws = {name: q[name].sample(2) for name in self.sites}
+        together = self.factor().at(draws, q).detach()
+        for k in range(2):
+            one = {name: x[k][..., 0] if q[name].dim == 1 else x[k] for name, x in draws.items()}
+            alone = float(self.at(one).sum().detach())  # parameters of the model require a gradient
+            if abs(alone - float(together[k])) > _SAME * max(abs(alone), 1.0):
+                raise InputError(
+                    f"{self._refusal()}: it is {float(together[k]):.6g} there and {alone:.6g} alone. {_REMEDY}"
+                )
+
+
+# -------------------------------------------------------------------------------- the guide
 
 
 class AutoProduct(AutoGuide):
@@ -41,7 +183,7 @@ class AutoProduct(AutoGuide):
 
     Raises:
         InputError: a model that is none; on set-up, a site with another support, and as
-            `torchngvi.adapters.pyro.site_densities.read`; on use, a guide that was not set up.
+            `torchngvi.adapters.pyro.product.read`; on use, a guide that was not set up.
 
     >>> from torchngvi.adapters.pyro import fit_guide
     >>> def model(y):
@@ -74,20 +216,18 @@ class AutoProduct(AutoGuide):
         """Run the model with these arguments to find its sites, unless that was done before; returns the guide."""
         if self.prototype_trace is None:
             call = read(self.model, args, kwargs, self._init_loc_fn)
-            trace: Any = call.trace
-            latents = [trace.nodes[name] for name in call.reads if not trace.nodes[name]["is_observed"]]
-            if not latents:
+            if not call.latents:
                 raise InputError("the model has no latent site, so that there is nothing to fit.")
-            unknown = set(self._families) - {site["name"] for site in latents}
+            unknown = set(self._families) - set(call.latents)
             if unknown:
                 raise InputError(f"families= names {listed(sorted(unknown))}, which the model does not sample.")
-            kinds = [site["value"].dtype for site in latents if site["value"].is_floating_point()]
+            self._dtypes = {name: site["value"].dtype for name, site in call.latents.items()}
+            kinds = [dtype for dtype in self._dtypes.values() if dtype.is_floating_point]
             dtype = functools.reduce(torch.promote_types, kinds) if kinds else torch.get_default_dtype()
-            q = Product({site["name"]: self._made(site, dtype) for site in latents})
+            q = Product({name: self._made(site, dtype) for name, site in call.latents.items()})
             for name in call.reads:
                 SiteDensity(call, name).check(q)
-            self._event_dims = {site["name"]: len(site["fn"].event_shape) for site in latents}
-            self._dtypes = {site["name"]: site["value"].dtype for site in latents}
+            self._event_dims = {name: len(site["fn"].event_shape) for name, site in call.latents.items()}
             self._setup_prototype(*args, **kwargs)
             self.q = self._with_inverses(call, q)
         return self
@@ -131,10 +271,8 @@ class AutoProduct(AutoGuide):
             InputError: a model with other latent sites.
         """
         call = read(model, args, kwargs, self._init_loc_fn)
-        trace: Any = call.trace
-        latents = {name for name in call.reads if not trace.nodes[name]["is_observed"]}
-        if latents != set(self.posterior.sites):
-            moved = sorted(latents ^ set(self.posterior.sites))
+        moved = sorted(set(call.latents) ^ set(self.posterior.sites))
+        if moved:
             raise InputError(f"the model has other latent sites than the guide was set up with: {listed(moved)}.")
         return FactorGraph([SiteDensity(call, name).factor() for name in call.reads])
 

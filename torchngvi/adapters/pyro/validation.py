@@ -18,7 +18,7 @@ from pyro.infer.util import is_validation_enabled as checks_inference
 from pyro.poutine.trace_struct import Trace
 from pyro.util import check_site_shape
 
-from torchngvi.adapters.pyro.sites import random_sites
+from torchngvi.adapters.pyro.layout import random_sites
 from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
