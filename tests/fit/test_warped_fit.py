@@ -20,8 +20,7 @@ from torchngvi import (
     refine,
 )
 from torchngvi.errors import InputError
-from torchngvi.fitting import warped as warped_fits
-from torchngvi.fitting.bending import Bending
+from torchngvi.fitting.warped import Bending, WarpedAverages
 from torchngvi.models import WarpedTarget
 from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.warps import SinhArcsinh, YeoJohnson
@@ -338,8 +337,7 @@ def test_a_warp_is_offered_where_margins_are_skewed():
 
 def test_a_warp_that_gained_nothing_is_not_offered_again(monkeypatch):
     """Of heavy tails on both sides third moments are noise, and a warp in vain is the end of that advice."""
-    monkeypatch.setattr(warped_fits, "EACH", 1.0)  # the few hundredths that it gains here are too little then
-    monkeypatch.setattr(warped_fits, "WORTH", 1.0)
+    monkeypatch.setattr(WarpedAverages, "worth", 1.0)  # the few hundredths that it gains here are too little then
 
     def student(theta):
         apart = theta[..., 1] - 0.8 * theta[..., 0]

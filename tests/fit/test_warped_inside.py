@@ -15,7 +15,7 @@ from torchngvi import (
     fit,
 )
 from torchngvi.errors import InputError
-from torchngvi.fitting.directions import rotated_apart, skewed_directions
+from torchngvi.fitting.warped import rotated_apart, skewed_directions
 from torchngvi.models import WarpedTarget
 from torchngvi.posteriors.warps import YeoJohnson
 from torchngvi.structures import block_diagonal
