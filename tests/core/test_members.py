@@ -61,7 +61,7 @@ def test_members_in_parts(family, optimizer, kind):
 
 def in_chunks_of(size, monkeypatch):
     """So many members of a chunk, or all."""
-    monkeypatch.setattr(chunks, "_NUMBERS", 10**9 if size is None else size * ROWS * DIM)
+    monkeypatch.setattr(chunks.ChunkedSteps, "numbers", 10**9 if size is None else size * ROWS * DIM)
 
 
 def both(monkeypatch, model, kind=CholeskyGaussian, batch=(MEMBERS,), size=4, **settings):

@@ -25,8 +25,6 @@ from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.optim.records import Report
 from torchngvi.posteriors.gaussian import Gaussian
 
-_NUMBERS = 1_000_000  # of XC in one chunk
-
 
 def chunks_of(request: Request) -> tuple[Steps, Criterion]:
     """Make the engine of a `Request` for a regression, in chunks where its batch is large, and what ends its run."""
@@ -41,13 +39,13 @@ def chunks_of(request: Request) -> tuple[Steps, Criterion]:
 
 
 def members_at_once(q: Posterior, target: Target) -> int | None:
-    """The number of members, along the first dimension of the batch, of which a step is taken at a time."""
+    """The number of members, along the first dimension, of which a step is taken at once, if not of all."""
     if not (isinstance(q, Gaussian) and isinstance(target, GeneralizedLinear) and target.convex):
         return None
     if not (q.batch_shape and q.mean_probe.is_cpu and target.comparable):
         return None
     members, others = q.batch_shape[0], q.batch_shape[1:].numel()
-    most = max(1, _NUMBERS // (target.X.shape[-2] * target.dim * others))
+    most = max(1, ChunkedSteps.numbers // (target.X.shape[-2] * target.dim * others))
     chunks = math.ceil(members / most)
     return math.ceil(members / chunks) if chunks > 1 else None
 
@@ -74,6 +72,8 @@ class _Chunk(NamedTuple):
 
 class ChunkedSteps(Steps):
     """Steps of the usual optimizer on a batch of regressions, a chunk of its members after another."""
+
+    numbers = 1_000_000  # of XC in one chunk, which the cache holds
 
     def __init__(
         self, q: Gaussian, target: GeneralizedLinear, optimizer: NaturalGradientVI, stop: Criterion, size: int

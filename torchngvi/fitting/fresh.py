@@ -12,9 +12,6 @@ from torchngvi.expectations.draws import Fixed
 from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
-DRAWS = 1024
-_ROUGH, _NEARLY = 0.5, 0.9  # k-hat from which the share is a rough number, unless nearly all weights are equal
-
 
 class Fresh(NamedTuple):
     """What fresh draws say of q: the ELBO, its standard error and the worth of the importance weights."""
@@ -25,21 +22,22 @@ class Fresh(NamedTuple):
     lost: str  # why there is no such number, or nothing
     dropped: int = 0  # draws at which the log joint failed or was NaN, left out where they are few
     k_hat: float = 0.0  # the largest
+    draws: int = 1024
 
     @property
     def kept(self) -> str:
         """What importance sampling would keep, about where k-hat says that it is a rough number."""
-        rough = "about " if self.k_hat >= _ROUGH and self.share < _NEARLY else ""
+        rough = "about " if self.k_hat >= 0.5 and self.share < 0.9 else ""  # unless nearly all weights are equal
         return f"importance sampling would keep {rough}{self.share:.0%} of them"
 
     def __str__(self) -> str:
-        return f"on {DRAWS} fresh draws the ELBO is {float(self.elbo.sum()):.6g} ± {float(self.error.norm()):.1g}"
+        return f"on {self.draws} fresh draws the ELBO is {float(self.elbo.sum()):.6g} ± {float(self.error.norm()):.1g}"
 
 
-def judge(q: Gaussian, target: Guarded, seed: int) -> Fresh:
+def judge(q: Gaussian, target: Guarded, seed: int, draws: int = 1024) -> Fresh:
     """The log weights of draws that were not fitted to, by that seed."""
     failed = target.failures()
-    z = Fixed(DRAWS, seed=seed)(q.mean_probe.detach())
+    z = Fixed(draws, seed=seed)(q.mean_probe.detach())
     theta = q.push_noise(z).detach()
     reason = ""
     try:
@@ -47,10 +45,10 @@ def judge(q: Gaussian, target: Guarded, seed: int) -> Fresh:
             value = target.log_joint(theta).detach()
     except InputError as error:  # of a batch of another size: the fit is not lost for it
         value = theta.new_full(theta.shape[:-1], torch.nan)
-        reason = f"because the check on {DRAWS} fresh draws could not be made: {error}"
+        reason = f"because the check on {draws} fresh draws could not be made: {error}"
     terms = value - target.temperature * q.log_prob(theta)
     failing = terms.isnan()
-    few = bool((failing.sum(0) <= FAILING * DRAWS).all())
+    few = bool((failing.sum(0) <= FAILING * draws).all())
     bad, dropped = int((~torch.isfinite(terms)).sum()), int(failing.sum())
     if few and dropped == bad and not reason:
         return _kept(terms, failing, target.temperature or 1.0)
@@ -74,9 +72,9 @@ def _kept(
     elbo = torch.where(failing, 0.0, terms).sum(0) / count
     scatter = torch.where(failing, 0.0, (terms - elbo).square()).sum(0) / (count - 1)
     weights = smoothed(torch.where(failing, -torch.inf, terms) / temperature)
-    share = float(weights.effective.nan_to_num(0.0).min()) / DRAWS
+    share = float(weights.effective.nan_to_num(0.0).min()) / len(terms)
     k_hat = float(weights.k_hat.nan_to_num(torch.inf).max())
-    return Fresh(elbo, (scatter / count).sqrt(), share, "", int(failing.sum()), k_hat)
+    return Fresh(elbo, (scatter / count).sqrt(), share, "", int(failing.sum()), k_hat, len(terms))
 
 
 # ---------------------------------------------------------------- common draws

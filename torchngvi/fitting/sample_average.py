@@ -167,7 +167,7 @@ class SampleAverages(Engine):
         pooled = self.pooled
         yield from pooled.run(self, self._lost)
         if not pooled.runs:  # a mean field from which averages begin
-            self.starts.reached = self.starts.sampled_loss(fresh.DRAWS)
+            self.starts.reached = self.starts.sampled_loss()
             self._begun()
             return None
         if not pooled.failed:
@@ -280,7 +280,7 @@ class SampleAverages(Engine):
             found = self.starts.better() if trusted else None
             if trusted and found is None:
                 return False
-            self.elsewhere, self._loss_here = self.descent.place(), self.starts.sampled_loss(fresh.DRAWS)
+            self.elsewhere, self._loss_here = self.descent.place(), self.starts.sampled_loss()
             if found is None:
                 at_mode = self.starts.other(self._loss_here)
             else:
@@ -303,7 +303,7 @@ class SampleAverages(Engine):
     def _settled(self) -> bool:
         """Whether the other start is the better place; q is at the better of the two."""
         try:
-            better = self.starts.sampled_loss(fresh.DRAWS) < self._loss_here
+            better = self.starts.sampled_loss() < self._loss_here
             if self.pooled.runs and self.elsewhere is not None:  # whose loss is not of few draws, under heavy tails
                 better &= bool(self.descent.point.loss < self.elsewhere.point.loss)
         except _UNLUCKY as error:

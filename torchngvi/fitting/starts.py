@@ -260,7 +260,7 @@ class Starts:
         """Nats by which a start may miss what it promised."""
         return max(self.settings.trust[0], self.settings.trust[1] * self.q.dim)
 
-    def sampled_loss(self, draws: int, **options: float) -> float:
+    def sampled_loss(self, draws: int = 1024, **options: float) -> float:
         """L at q from whitened draws, the same for every q; infinite where it is not finite.  The best is kept."""
         loss = sampled_loss(self.q, self.target, draws, self.seed + 2, **options)
         if loss < self._kept:
