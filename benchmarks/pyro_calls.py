@@ -3,7 +3,8 @@
     python -m benchmarks.pyro_calls [--only irt ...] [--draws 512]
 
 Milliseconds of CPU a draw, the least of three rounds that take turns.  The size of a call was chosen on the item
-response, the volatility and the Gaussian process of `benchmarks.pyro_models`; the other two were looked at afterwards.
+response, the volatility and the Gaussian process of `benchmarks.pyro_public_models`; the other two were looked at
+afterwards.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 
-from benchmarks.pyro_models import MODELS, Model
+from benchmarks.pyro_public_models import Model, gaussian_process, item_response, stochastic_volatility
 from torchngvi.adapters.pyro import log_joint
 from torchngvi.derivatives import energy_and_gradient
 
@@ -45,7 +46,7 @@ def field() -> Model:
     return model
 
 
-CHOSEN_ON = {name: MODELS[name] for name in ("irt", "volatility", "gp")}
+CHOSEN_ON = {"irt": lambda: item_response(500, 20, 2.0), "volatility": stochastic_volatility, "gp": gaussian_process}
 EVERY = CHOSEN_ON | {each.__name__: each for each in (regression, field)}
 
 
