@@ -174,12 +174,11 @@ class Rounding:
     of q, some units in the last place of its mean away, whose losses differ by rounding alone.
     """
 
-    def __init__(self, patience: int = 2, units: Sequence[int] = (-8, -4, 4, 8)) -> None:
-        self.patience, self.units = patience, tuple(units)
+    def __init__(self) -> None:
         self._best, self._idle = math.inf, 0
 
     def asked(self, norm: Tensor, members: Tensor, alive: Tensor) -> bool:
-        """Whether rounding is to be looked at: the norms of those that have not converged do not fall."""
+        """Whether rounding is to be looked at, ever more seldom: norms of those that have not converged do not fall."""
         moving = alive & ~members
         if not bool(moving.any()):
             return False
@@ -188,10 +187,11 @@ class Rounding:
             self._best, self._idle = size, 0
             return False
         self._idle += 1
-        times = self._idle // self.patience
-        return self._idle % self.patience == 0 and times & (times - 1) == 0
+        return self._idle >= 2 and self._idle & (self._idle - 1) == 0  # after 2, 4, 8, .. evaluations
 
-    def hides(self, q: Posterior, target: Target, loss: Tensor, norm: Tensor) -> Tensor:
+    def hides(
+        self, q: Posterior, target: Target, loss: Tensor, norm: Tensor, units: Sequence[int] = (-8, -4, 4, 8)
+    ) -> Tensor:
         """Say of which members, (*batch,), rounding hides what a step could gain."""
         gain, eps = 0.5 * norm.square(), torch.finfo(q.mean_probe.dtype).eps
         near = gain <= eps**0.5 * loss.abs().clamp_min(1.0)  # else there is something to gain
@@ -199,8 +199,8 @@ class Rounding:
             return torch.zeros_like(near)
         other, losses = copy.deepcopy(q), [loss]
         here = other.snapshot()
-        for units in self.units:
-            other.restore(Coordinates(here.vector * (1 + units * eps), here.matrix))
+        for unit in units:
+            other.restore(Coordinates(here.vector * (1 + unit * eps), here.matrix))
             with torch.no_grad():  # by values alone: a target may know its own q only
                 energy = target.expected_energy(other.probed())[0]
                 losses.append((energy - target.temperature * other.entropy()).to(loss))
