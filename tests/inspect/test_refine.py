@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, fit, refine
+from torchngvi.diagnostics import Residuals
 from torchngvi.diagnostics.verdict import OtherMode
 from torchngvi.errors import InputError
 from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, RefinementWarning, WarpLayer, WeightedDraws
 from torchngvi.refinement.density import Joint, value_and_gradient
-from torchngvi.refinement.fan import _gains, _warp_gain
+from torchngvi.refinement.fan import _gains, _warp_gain, fitted, trace
 from torchngvi.refinement.layers import LineDensity, Nodes, Spline, orthogonal
 from torchngvi.refinement.mixture import best_shares
 from torchngvi.refinement.refinement import examined_again
-from torchngvi.refinement.tracing import Batched, fitted, trace
 
 LOG_TAU = 0.5 * math.log(2 * math.pi)
 
@@ -188,7 +188,7 @@ def test_an_orthogonal_basis_begins_with_its_direction():
 
 def test_conditional_gaussians_are_exact_side_by_side():
     centres, scales = vector(0.0, 3.0)[:, None], vector(1.0, 0.2)[:, None]
-    target = Batched(lambda y: -0.5 * ((y - centres) / scales).square().sum(-1))
+    target = LogJoint(lambda y: -0.5 * ((y - centres) / scales).square().sum(-1))
     fits = fitted(target, torch.zeros(2, 3).double(), torch.eye(3).double().expand(2, 3, 3), seed=0)
     assert bool(fits.ok.all())
     assert torch.allclose(fits.mean, centres.expand(2, 3), atol=1e-6)
@@ -197,7 +197,7 @@ def test_conditional_gaussians_are_exact_side_by_side():
 
 
 def test_noise_asks_for_more_draws():
-    target = Batched(log_gamma(0.5))
+    target = LogJoint(log_gamma(0.5))
     mean, sd = best_of_log_gamma(0.5, 4)
     assert fitted(target, mean[None], torch.diag(sd)[None], seed=0).draws > 50
 
@@ -261,8 +261,8 @@ def test_what_a_layer_would_gain_is_its_share_of_the_third_and_fourth_derivative
     _, residual = value_and_gradient(rest, z)
     M = torch.diag(vector(beta**2, beta**2, beta**2, 0.5 * alpha**2, 0.0, 0.0))
     by_hand = vector(beta**2 / 2, beta**2 / 4, beta**2 / 4, alpha**2 / 12, kappa**2 / 48 + delta**2 / 12, 0.0)
-    assert (_gains(torch.eye(6, dtype=torch.float64), M, z, residual) - by_hand).abs().max() < 2e-3
-    assert abs(_warp_gain(z, residual) - alpha**2 / 12 - kappa**2 / 48) < 2e-3
+    assert (_gains(torch.eye(6, dtype=torch.float64), M, Residuals(z, residual)) - by_hand).abs().max() < 2e-3
+    assert abs(_warp_gain(Residuals(z, residual)) - alpha**2 / 12 - kappa**2 / 48) < 2e-3
 
 
 def refined(log_joint, start, **settings):

@@ -351,6 +351,11 @@ class Proposal:
         size = math.lgamma(0.5 * (cls.dof + dim)) - math.lgamma(0.5 * cls.dof) - 0.5 * dim * math.log(cls.dof * math.pi)
         return size - 0.5 * (cls.dof + dim) * torch.log1p(square / cls.dof)
 
+    def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw θ and x, (S, D) each."""
+        x, frame = self.sample(count, generator), self.q.frame()
+        return frame.mean + frame.push(x), x
+
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw x, (S, D), its first half from q; the noise is float64 on the CPU whatever the posterior."""
         x = torch.randn(count, self.dim, generator=generator, dtype=torch.float64, device="cpu").to(self.scale)
@@ -416,9 +421,8 @@ def corrected_moments(
     over: Callable[[], bool] = lambda: False,
 ) -> Sampled | None:
     """Means and standard deviations of p^(1/γ) by smoothed importance weights, from values of the log joint."""
-    proposal, frame = Proposal(q, M), q.frame()
-    x = proposal.sample(num_samples, torch.Generator().manual_seed(seed))
-    theta = frame.mean + frame.push(x)
+    proposal = Proposal(q, M)
+    theta, x = proposal.draws(num_samples, torch.Generator().manual_seed(seed))
     parts = []
     for part in theta.split(1024):
         if over():

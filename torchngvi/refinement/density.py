@@ -3,24 +3,25 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from torchngvi.diagnostics.importance import Proposal, smoothed, worth
-from torchngvi.diagnostics.linear_response import third_order
+from torchngvi.diagnostics.linear_response import Residuals, finite_pairs, third_order
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.interfaces import Frame, Target
+from torchngvi.interfaces import Target
 from torchngvi.models.guarded import Guarded
 from torchngvi.numerics.arrays import writable
 from torchngvi.posteriors.gaussian import Gaussian
 
-# What a refined posterior offers: draws, a density, moments
+DRAWS = 1024  # by which a density is judged
+LOG_TAU = 0.5 * math.log(2 * math.pi)
+LogDensity = Callable[[Tensor], Tensor]  # points (N, D) -> (N,), differentiable
 
-_DRAWS = 16_384  # of moments and quantiles that have no closed form
-_SEED = 0
+# What a refined posterior offers: draws, a density, moments
 
 
 class Density(nn.Module, ABC):
@@ -41,11 +42,8 @@ class Density(nn.Module, ABC):
         """Draw n times θ, (n, D)."""
 
     @abstractmethod
-    def log_prob(
-        self,
-        theta: Tensor,  # (*sample, D)
-    ) -> Tensor:
-        """log q(θ), (*sample,).
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """log q(θ), (*sample,), at θ (*sample, D).
 
         Raises:
             InputError: θ of another width than D.
@@ -57,13 +55,13 @@ class Density(nn.Module, ABC):
             raise InputError(f"theta must end in D = {self.dim}; got shape {tuple(theta.shape)}.")
         return theta.reshape(-1, self.dim)
 
-    def _draws(self) -> Tensor:
-        device = next(self.buffers()).device
-        return self.sample(_DRAWS, torch.Generator(device).manual_seed(_SEED))
+    def _seeded(self, count: int, seed: int) -> Tensor:
+        """Draw so many times by a seed."""
+        return self.sample(count, torch.Generator(next(self.buffers()).device).manual_seed(seed))
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean (D,) and covariance (D, D)."""
-        draws = self._draws()
+        draws = self._seeded(16_384, 0)
         apart = draws - draws.mean(0)
         return draws.mean(0), apart.mT @ apart / (len(draws) - 1)
 
@@ -93,7 +91,7 @@ class Density(nn.Module, ABC):
         Raises:
             InputError: a level outside of (0, 1).
         """
-        draws = self._draws()
+        draws = self._seeded(16_384, 0)
         at = torch.as_tensor(writable(levels), dtype=draws.dtype, device=draws.device).reshape(-1)
         if not bool(((at > 0) & (at < 1)).all()):
             raise InputError(f"levels are probabilities between 0 and 1; got {at.tolist()}.")
@@ -102,24 +100,9 @@ class Density(nn.Module, ABC):
 
 # The log joint that a refinement is about, each evaluation of it counted, and how near a density comes to it
 
-_AT_ONCE = 4096  # values in one call
-DRAWS = 1024  # by which a density is judged
-
-LogDensity = Callable[[Tensor], Tensor]  # points (N, D) -> (N,), differentiable
-
 
 class Joint:
-    """log p^(1/γ) as a function of points (N, D), with counts of what was asked.
-
-    Attributes:
-        target: the log joint, its errors become -∞.
-        values: points at which no gradient was wanted.
-
-    >>> from torchngvi import LogJoint
-    >>> joint = Joint(LogJoint(lambda theta: -0.5 * theta.square().sum(-1)))
-    >>> joint(torch.ones(3, 2)).tolist(), joint.values
-    ([-1.0, -1.0, -1.0], 3)
-    """
+    """log p^(1/γ) as a function of points (N, D), with counts of what was asked; errors become -∞."""
 
     def __init__(self, target: Target) -> None:
         if target.temperature == 0:
@@ -134,31 +117,26 @@ class Joint:
             )
         self.target = Guarded(target)
         self.temperature = target.temperature
-        self.values = 0
 
     @property
     def gradients(self) -> int:
         """Points at which a gradient was wanted."""
         return self.target.gradients
 
+    @property
+    def values(self) -> int:
+        """Points at which none was."""
+        return self.target.values
+
     def __call__(self, theta: Tensor) -> Tensor:
         """log p(θ)/γ, (N,); -∞ or NaN where the log joint fails."""
         if torch.is_grad_enabled() and theta.requires_grad:
             return self.target.log_joint(theta) / self.temperature
-        self.values += len(theta)
-        return torch.cat([self.target.log_joint(part) for part in theta.split(_AT_ONCE)]) / self.temperature
+        return torch.cat([self.target.log_joint(part) for part in theta.split(4096)]) / self.temperature
 
 
-def value_and_gradient(
-    log_density: LogDensity,
-    points: Tensor,  # (N, D)
-    at_once: int = 2048,
-) -> tuple[Tensor, Tensor]:  # (N,), (N, D)
-    """Evaluate a log density and its gradient at points.
-
-    >>> value_and_gradient(lambda x: -0.5 * x.square().sum(-1), torch.ones(1, 2))
-    (tensor([-1.]), tensor([[-1., -1.]]))
-    """
+def value_and_gradient(log_density: LogDensity, points: Tensor, at_once: int = 2048) -> tuple[Tensor, Tensor]:
+    """Evaluate a log density and its gradient at points (N, D): (N,) and (N, D)."""
     values, gradients = [], []
     for part in points.split(at_once):
         with torch.enable_grad():
@@ -168,6 +146,19 @@ def value_and_gradient(
         values.append(value.detach())
         gradients.append(gradient)
     return torch.cat(values), torch.cat(gradients)
+
+
+def residuals_of(log_density: LogDensity, fewest: int, seed: int, like: Tensor) -> Residuals:
+    """How far the gradient of a log density is from that of N(0, I), at so many draws or 16 D; less those that fail."""
+    z = Fixed(max(fewest, 16 * len(like)), seed=seed)(like)
+    value, gradient = value_and_gradient(log_density, z)
+    return finite_pairs(Residuals(z, torch.where(value.isfinite()[:, None], -gradient - z, torch.nan)))
+
+
+def widened(q: Gaussian, log_density: LogDensity, seed: int, fewest: int = 512) -> Proposal:
+    """A proposal as wide as the linear response of a log density in the frame of q."""
+    kept = residuals_of(log_density, fewest, seed, q.mean_probe.detach())
+    return Proposal(q, third_order(*kept).matrix if len(kept.z) >= fewest // 2 else None)
 
 
 class Quality(NamedTuple):
@@ -184,45 +175,26 @@ class Quality(NamedTuple):
         """What the importance weights are worth, in words."""
         return worth(self.k_hat, self.effective, DRAWS)
 
+    @classmethod
+    def of(cls, log_weights: Tensor) -> Self:
+        """Judge a density by its log importance weights at its own draws, (S,)."""
+        weights = smoothed(log_weights)
+        elbo, error = float(log_weights.mean()), float(log_weights.std()) / math.sqrt(len(log_weights))
+        if not math.isfinite(elbo):
+            elbo, error = -math.inf, math.nan
+        share = DRAWS / len(log_weights)
+        evidence = float(log_weights.logsumexp(0)) - math.log(len(log_weights))
+        return cls(elbo, error, evidence, share * float(weights.effective), float(weights.k_hat))
+
 
 @torch.no_grad()
 def quality(density: Density, joint: Joint, seed: int) -> Quality:
-    """Judge a density by log w = log p/γ - log q at 1,024 of its draws.
-
-    >>> from torchngvi import LogJoint
-    >>> from torchngvi.refinement import LayeredGaussian
-    >>> q = LayeredGaussian(torch.zeros(1), torch.eye(1))
-    >>> found = quality(q, Joint(LogJoint(lambda theta: -0.5 * theta.square().sum(-1))), seed=0)
-    >>> round(found.elbo, 4), found.k_hat  # ½ log 2π
-    (0.9189, 0.0)
-    """
-    device = next(density.buffers()).device
-    theta = density.sample(DRAWS, torch.Generator(device).manual_seed(seed))
-    log_weights = joint(theta) - density.log_prob(theta)
-    return quality_of(log_weights)
-
-
-def quality_of(
-    log_weights: Tensor,  # (S,)
-) -> Quality:
-    """Judge a density by its log importance weights at its own draws.
-
-    >>> round(quality_of(torch.zeros(256)).effective)
-    1024
-    """
-    weights = smoothed(log_weights)
-    elbo, error = float(log_weights.mean()), float(log_weights.std()) / math.sqrt(len(log_weights))
-    if not math.isfinite(elbo):
-        elbo, error = -math.inf, math.nan
-    share = DRAWS / len(log_weights)
-    evidence = float(log_weights.logsumexp(0)) - math.log(len(log_weights))
-    return Quality(elbo, error, evidence, share * float(weights.effective), float(weights.k_hat))
+    """Judge a density by log w = log p/γ - log q at 1,024 of its draws."""
+    theta = density._seeded(DRAWS, seed)
+    return Quality.of(joint(theta) - density.log_prob(theta))
 
 
 # Weighted draws: importance sampling from q and wide t distributions beside it, from values of the log joint
-
-_IMPORTANCE_DRAWS = 2048
-_FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
 
 
 class WeightedDraws(Density):
@@ -277,30 +249,13 @@ class WeightedDraws(Density):
         return cls(state["theta"], state["log_weights"])
 
 
-class Wider(NamedTuple):
-    """What weighted draws come from."""
-
-    proposal: Proposal
-    frame: Frame
-
-    def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw θ, (count, D), and compute the log density of the proposal there."""
-        x = self.proposal.sample(count, generator)
-        return self.frame.mean + self.frame.push(x), self.proposal.log_density(x)[0]
-
-
 @torch.no_grad()
-def weigh(q: Gaussian, joint: Joint, seed: int) -> tuple[WeightedDraws, Quality, Wider] | None:
+def weighted_draws(q: Gaussian, joint: Joint, seed: int) -> tuple[WeightedDraws, Quality, Proposal] | None:
     """Draw 2,048 times from q and from t distributions as wide as its linear response, and weigh by p."""
     frame = q.frame()
-    z = Fixed(max(_FEWEST, _EACH * q.dim), seed=seed)(frame.mean)
-    value, gradient = value_and_gradient(joint, frame.mean + frame.push(z))
-    residual = -frame.pull(gradient) - z
-    pair = (value.isfinite() & residual.isfinite().all(-1)).reshape(2, -1).all(0).repeat(2)
-    M = third_order(z[pair], residual[pair]).matrix if int(pair.sum()) >= _FEWEST // 2 else None
-    wider = Wider(Proposal(q, M), frame)
-    theta, log_density = wider.draws(_IMPORTANCE_DRAWS, torch.Generator().manual_seed(seed))
-    log_weights = joint(theta) - log_density
+    wider = widened(q, lambda x: joint(frame.mean + frame.push(x)), seed)
+    theta, x = wider.draws(2048, torch.Generator().manual_seed(seed))
+    log_weights = joint(theta) - wider.log_density(x)[0]
     if not bool(log_weights.isfinite().any()) or bool(log_weights.isnan().any()):
         return None
-    return WeightedDraws(theta, smoothed(log_weights).log_weights), quality_of(log_weights), wider
+    return WeightedDraws(theta, smoothed(log_weights).log_weights), Quality.of(log_weights), wider

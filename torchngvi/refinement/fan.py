@@ -11,28 +11,28 @@ which a fan along u lowers by all terms with an index along u, and a warp by its
 ELBO on fresh draws is the better for it.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from torchngvi.diagnostics.linear_response import third_order
+from torchngvi.diagnostics.linear_response import Residuals, third_order
 from torchngvi.diagnostics.verdict import name_of
 from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.interfaces import Target
+from torchngvi.methods import VN
+from torchngvi.models import LogJoint
 from torchngvi.numerics.linalg import eigh
-from torchngvi.refinement.density import DRAWS, Density, Joint, LogDensity, quality, value_and_gradient
-from torchngvi.refinement.layers import LOG_TAU, FanLayer, Layer, WarpLayer
-from torchngvi.refinement.tracing import trace
+from torchngvi.optim import Status
+from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.refinement.density import DRAWS, LOG_TAU, Density, Joint, LogDensity, quality, residuals_of
+from torchngvi.refinement.layers import FanLayer, Layer, Nodes, WarpLayer, orthogonal
 
-_FEWEST, _EACH = 1024, 16  # draws of the residuals, and a coordinate
-_WARPED = 512  # draws to which a warp is fitted, or as many a coordinate
-_WORTH = 0.02  # nats that a layer has to gain
-_HOPE = 0.01  # nats that have to be expected of one that is tried
-_LAYERS = 8  # the most
-_ENTRIES = 10_000_000  # of roots of one call
-_ALIGNED = 0.7  # share of what the worst direction promises at which a coordinate of θ is preferred
-_WARP_STEPS, _WARP_END = 20, 1e-3  # of L-BFGS, and nats in one of them at which it ends
+# The density
 
 
 class LayeredGaussian(Density):
@@ -63,11 +63,8 @@ class LayeredGaussian(Density):
         """The same with one layer more."""
         return LayeredGaussian(self.centre, self.root, (*self.layers, layer))
 
-    def push(
-        self,
-        x: Tensor,  # (N, D)
-    ) -> tuple[Tensor, Tensor]:
-        """θ and log|det dθ/dx| of standard normal noise, differentiable in x."""
+    def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """θ and log|det dθ/dx| of standard normal noise (N, D), differentiable in x."""
         total = self.root.diagonal().log().sum().expand(len(x))
         for layer in reversed(self.layers):
             x, stretch = layer.push(x)  # type: ignore[operator]
@@ -92,7 +89,7 @@ class LayeredGaussian(Density):
     @property
     def at_once(self) -> int:
         """Rows for which a fan may write out its roots: bounds the memory."""
-        return max(1, _ENTRIES // self.dim**2)
+        return max(1, 10_000_000 // self.dim**2)
 
     def _log_prob(self, theta: Tensor) -> Tensor:
         x = torch.linalg.solve_triangular(self.root, (theta - self.centre).mT, upper=False).mT
@@ -145,6 +142,9 @@ class LayeredGaussian(Density):
         return density
 
 
+# Which layer is tried, and whether it is kept
+
+
 class _Plan(NamedTuple):
     """A layer that may be tried."""
 
@@ -154,13 +154,12 @@ class _Plan(NamedTuple):
 
 
 class Layering:
-    """Lays layers while the ELBO rises.
+    """Lays layers while the ELBO rises; what was kept is in `steps`, in words."""
 
-    Attributes:
-        density: as it is now.
-        quality: of it.
-        steps: what was kept, in words.
-    """
+    most = 8  # layers
+    worth = 0.02  # nats that a layer has to gain
+    hope = 0.01  # nats that have to be expected of one that is tried
+    aligned = 0.7  # share of what the worst direction promises at which a coordinate of θ is preferred
 
     def __init__(self, start: LayeredGaussian, joint: Joint, seed: int, names: Sequence[str] = ()) -> None:
         self.density, self.joint, self.seed, self.names = start, joint, seed, names
@@ -178,7 +177,7 @@ class Layering:
     @property
     def _done(self) -> bool:
         """Whether nothing can be hoped for: KL is about half of the variance of log w."""
-        return len(self.density.layers) >= _LAYERS or 0.5 * DRAWS * self.quality.error**2 < _HOPE
+        return len(self.density.layers) >= self.most or 0.5 * DRAWS * self.quality.error**2 < self.hope
 
     def _try(self, plan: _Plan) -> bool:
         """Make the layer, and keep it where it is worth it, or was asked for and has an ELBO."""
@@ -187,7 +186,7 @@ class Layering:
             return False
         density = self.density.with_layer(layer)
         new, old = quality(density, self.joint, self.seed), self.quality
-        least = max(_WORTH, (new.error**2 + old.error**2) ** 0.5) if plan.gain < torch.inf else -torch.inf
+        least = max(self.worth, (new.error**2 + old.error**2) ** 0.5) if plan.gain < torch.inf else -torch.inf
         if not new.elbo - old.elbo > least:
             return False
         self.density, self.quality = density, new
@@ -205,26 +204,23 @@ class Layering:
     def _plans(self) -> list[_Plan]:
         """Layers by what is expected of them, the best first: a warp, and fans along two directions."""
         dim = self.density.dim
-        z = Fixed(max(_FEWEST, _EACH * dim), seed=self.seed + len(self.density.layers))(self.density.centre)
-        value, gradient = value_and_gradient(self.density.log_density(self.joint), z)
-        residual = -gradient - z
-        pair = (value.isfinite() & residual.isfinite().all(-1)).reshape(2, -1).all(0).repeat(2)
-        z, residual = z[pair], residual[pair]
-        if len(z) < _FEWEST // 2:
+        seed = self.seed + len(self.density.layers)
+        residuals = residuals_of(self.density.log_density(self.joint), 1024, seed, self.density.centre)
+        if len(residuals.z) < 512:
             return []
-        M = third_order(z, residual).matrix
+        M = third_order(*residuals).matrix
         eigenvectors = eigh(M)[1]
         axes = torch.cat([eigenvectors[:, -1:].mT, self._axes()])
-        expected = _gains(axes, M, z, residual)
+        expected = _gains(axes, M, residuals)
         best = 1 + int(expected[1:].argmax())
         fans = [(best, f"a fan along {name_of(self.names, best - 1)}"), (0, "a fan along the worst direction")]
-        if not expected[best] > _ALIGNED * expected[0]:
+        if not expected[best] > self.aligned * expected[0]:
             fans.reverse()
         plans = [_Plan(float(expected[k]), name, self._fan(axes[k])) for k, name in fans]
         if dim > 1:  # along a line a fan has it all
-            warp = _Plan(_warp_gain(z, residual), "a warp of each coordinate", self._warp)
+            warp = _Plan(_warp_gain(residuals), "a warp of each coordinate", self._warp)
             plans.insert(0 if warp.gain > max(plan.gain for plan in plans) else len(plans), warp)
-        return [plan for plan in plans if plan.gain > _HOPE]
+        return [plan for plan in plans if plan.gain > self.hope]
 
     def _fan(self, direction: Tensor) -> Callable[[], Layer | None]:
         def make() -> Layer | None:
@@ -236,12 +232,10 @@ class Layering:
     def _warp(self) -> Layer:
         """Fitted to fixed draws by L-BFGS."""
         dim, density = self.density.dim, self.density.log_density(self.joint)
-        x = Fixed(max(_WARPED, _EACH * dim), seed=self.seed + _LAYERS)(self.density.centre)
+        x = Fixed(max(512, 16 * dim), seed=self.seed + self.most)(self.density.centre)
         layer = WarpLayer(dim, x)
         settings = layer.settings.clone().requires_grad_()
-        optimizer = torch.optim.LBFGS(
-            [settings], max_iter=_WARP_STEPS, tolerance_change=_WARP_END, line_search_fn="strong_wolfe"
-        )
+        optimizer = torch.optim.LBFGS([settings], max_iter=20, tolerance_change=1e-3, line_search_fn="strong_wolfe")
 
         def loss() -> Tensor:
             optimizer.zero_grad()
@@ -257,48 +251,179 @@ class Layering:
         return layer
 
 
-def _gains(axes: Tensor, M: Tensor, z: Tensor, residual: Tensor) -> Tensor:
-    """The share of KL that has to do with each direction u, by rows (K, D): of fourth derivatives those with
-    u thrice.
+def _gains(axes: Tensor, M: Tensor, residuals: Residuals) -> Tensor:
+    """The share of KL that has to do with each direction u, by rows (K, D): of fourth derivatives those with u thrice.
 
     Σ B² over all entries with an index along u is 12 (½ uᵀMu - ¼ |B_uu|² + B_uuu²/12), Σ K² over those with three and
     more is 4 |K_uuu|² - 3 K_uuuu².
     """
-    along, even, odd = z[: len(z) // 2] @ axes.mT, *_parts(residual)
-    twice = _squares(along.square() - 1, even)
-    thrice = _squares(along.pow(3) - 3 * along, odd)
-    third = _own_squares(along.square() - 1, even @ axes.mT)
-    fourth = _own_squares(along.pow(3) - 3 * along, odd @ axes.mT)
-    return 0.5 * ((axes @ M) * axes).sum(1) - twice / 4 + third / 12 + (4 * thrice - 3 * fourth) / 48
+    half, even, odd = residuals.halves
+    along = half @ axes.mT
+    twice, thrice = along.square() - 1, along.pow(3) - 3 * along
+    third, fourth = _own_squares(twice, even @ axes.mT), _own_squares(thrice, odd @ axes.mT)
+    share = 0.5 * ((axes @ M) * axes).sum(1) - _squares(twice, even) / 4 + third / 12
+    return share + (4 * _squares(thrice, odd) - 3 * fourth) / 48
 
 
-def _warp_gain(z: Tensor, residual: Tensor) -> float:
+def _warp_gain(residuals: Residuals) -> float:
     """Σ_i B_iii²/12 + κ_i²/48."""
-    half, even, odd = z[: len(z) // 2], *_parts(residual)
+    half, even, odd = residuals.halves
     third, fourth = _own_squares(half.square() - 1, even), _own_squares(half.pow(3) - 3 * half, odd)
     return float((third / 12 + fourth / 48).sum())
 
 
-def _parts(residual: Tensor) -> tuple[Tensor, Tensor]:
-    """The even and the odd part at antithetic draws."""
-    plus, minus = residual.chunk(2)
-    return 0.5 * (plus + minus), 0.5 * (plus - minus)
-
-
-def _own_squares(
-    polynomial: Tensor,  # (S, K)
-    force: Tensor,  # (S, K)
-) -> Tensor:
-    """E[f_k(z) r_k]², less the variance of its estimate, (K,)."""
+def _own_squares(polynomial: Tensor, force: Tensor) -> Tensor:
+    """E[f_k(z) r_k]² of both (S, K), less the variance of its estimate, (K,)."""
     each = polynomial * force
     return each.mean(0).square() - each.var(0) / len(each)
 
 
-def _squares(
-    polynomial: Tensor,  # (S, K)
-    force: Tensor,  # (S, D)
-) -> Tensor:
-    """|E[f_k(z) r]|², less the variance of its estimate, (K,)."""
+def _squares(polynomial: Tensor, force: Tensor) -> Tensor:
+    """|E[f_k(z) r]|² of f (S, K) and r (S, D), less the variance of its estimate, (K,)."""
     square = (polynomial.mT @ force / len(force)).square().sum(1)
     spread = (polynomial.square().mT @ force.square() / len(force)).sum(1)
     return square - (spread - square) / len(force)
+
+
+# Several Gaussians side by side, each brought to its optimum over fixed draws
+
+
+class Fits(NamedTuple):
+    """Gaussians that were fitted, an entry a member."""
+
+    mean: Tensor  # (B, D)
+    root: Tensor  # lower triangular, (B, D, D)
+    elbo: Tensor  # on other draws, (B,)
+    ok: Tensor  # the fit has ended, and its ELBO is finite, (B,)
+    draws: int  # over which they were fitted
+
+
+@torch.no_grad()
+def fitted(
+    target: Target,
+    mean: Tensor,
+    root: Tensor,
+    seed: int,
+    draws: int | None = None,
+    noise: float = 0.1,  # squared standard error of a natural gradient that is put up with: 0.05 nats
+) -> Fits:
+    """Fit from these starts (B, D) and (B, D, D) by VN over fixed draws, 32 or 2 D + 2 at first and 512 at most."""
+    q = CholeskyGaussian(mean.shape[-1], mean.shape[:-1], mean=mean, scale=root)
+    least = max(32, 2 * q.dim + 2)
+    first = least if draws is None else draws
+    status = _minimised(q, target, first, seed)
+    if draws is None:
+        assert status.noise2 is not None
+        wanted = first * float(status.noise2.nan_to_num(0.0, 0.0).max()) / noise
+        draws = 2 * math.ceil(0.5 * min(max(least, wanted), max(least, 512)))
+        if draws > first:
+            status = _minimised(q, target, draws, seed)
+    judges = Fixed(max(draws, 128), seed=seed + 1)(q.mean)
+    elbo = target.log_joint(q.push_noise(judges)).mean(0) + q.entropy()
+    return Fits(q.mean.clone(), q.scale_tril.clone(), elbo, (status.norm2 < 1.0) & elbo.isfinite(), draws)
+
+
+def _minimised(q: CholeskyGaussian, target: Target, draws: int, seed: int, near: float = 0.05) -> Status:
+    """Minimise L over fixed draws, until norm² is that small, in twelve steps at most."""
+    optimizer = VN(q, estimator=SampleAverage(Fixed(draws, seed=seed)))
+    status = optimizer.evaluate(target)
+    for _ in range(12):
+        if bool(((status.norm2 < near) | ~status.loss.isfinite()).all()):
+            break
+        optimizer.step(target)
+        status = optimizer.evaluate(target)
+    optimizer.step_untried(target)  # near the optimum it is right, and costs nothing
+    return status
+
+
+# The nodes of a fan: Gaussians fitted along a line, outwards from the middle, both sides at once
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A Gaussian of y at one s."""
+
+    s: float
+    elbo: float
+    mean: Tensor  # μ, (E,)
+    root: Tensor  # L, (E, E)
+
+
+class _Side:
+    """Nodes outwards from the middle, and the step to the next one; short where a node is a single value."""
+
+    little, much = 1.5, 5.0  # nats of fall below which the next step is wider, and above which a node is dropped
+    short = 0.3  # a step that is not halved for it
+    deep = 9.0  # nats below the top at which a side ends
+
+    def __init__(self, middle: _Node, sign: float) -> None:
+        first, self.wider, self.longest = (1.0, 1.6, 10) if len(middle.mean) else (0.25, 1.1, 40)
+        self.nodes, self.step, self.done = [middle], sign * first, False
+
+    def proposal(self) -> _Node:
+        """Where the next node is, on the line through the last two means, with the last root."""
+        last = self.nodes[-1]
+        s, mean = last.s + self.step, last.mean
+        if len(self.nodes) > 1:
+            before = self.nodes[-2]
+            mean = mean + (s - last.s) / (last.s - before.s) * (mean - before.mean)
+        return _Node(s, last.elbo, mean, last.root)
+
+    def take(self, node: _Node, top: float) -> None:
+        """Keep a node; or drop one that failed or fell too far, and go less far."""
+        fell = self.nodes[-1].elbo - node.elbo if math.isfinite(node.elbo) else math.inf
+        if fell > self.much and abs(self.step) > self.short:
+            self.step *= 0.5
+            return
+        if fell == math.inf:
+            self.done = True
+            return
+        self.nodes.append(node)
+        self.step *= self.wider if fell < self.little else 1.0
+        self.done = node.elbo < top - self.deep or len(self.nodes) > self.longest
+
+
+def trace(log_density: LogDensity, direction: Tensor, seed: int) -> Nodes | None:
+    """Fit Gaussians conditional on s = uᵀx along a direction u, of a log density of x that is near N(0, I)."""
+    basis, inner = orthogonal(direction), len(direction) - 1
+    start = _Node(
+        0.0, 0.0, direction.new_zeros(inner), torch.eye(inner, dtype=direction.dtype, device=direction.device)
+    )
+    (middle,), draws = _fitted(log_density, basis, [start], None, seed)
+    if not math.isfinite(middle.elbo):
+        return None
+    sides, top = [_Side(middle, -1.0), _Side(middle, 1.0)], middle.elbo
+    while active := [side for side in sides if not side.done]:
+        found, _ = _fitted(log_density, basis, [side.proposal() for side in active], draws, seed)
+        top = max([top, *(node.elbo for node in found)])
+        for side, node in zip(active, found, strict=True):
+            side.take(node, top)
+    nodes = [*reversed(sides[0].nodes), *sides[1].nodes[1:]]
+    s, elbo = (direction.new_tensor([getattr(node, name) for node in nodes]) for name in ("s", "elbo"))
+    return Nodes(s, elbo, torch.stack([node.mean for node in nodes]), torch.stack([node.root for node in nodes]))
+
+
+def _conditional(log_density: LogDensity, basis: Tensor, s: Tensor) -> Target:
+    """y (S, B, E) -> log density at s u + P y."""
+
+    def at(y: Tensor) -> Tensor:
+        points = torch.cat([s[:, None].expand(*y.shape[:-1], 1), y], -1) @ basis.mT
+        return log_density(points.flatten(0, -2)).unflatten(0, points.shape[:-1])
+
+    return LogJoint(at)
+
+
+def _fitted(
+    log_density: LogDensity, basis: Tensor, starts: list[_Node], draws: int | None, seed: int
+) -> tuple[list[_Node], int | None]:
+    """Gaussians at these places, side by side, with an ELBO of -∞ where there is none; and over how many draws."""
+    target = _conditional(log_density, basis, basis.new_tensor([node.s for node in starts]))
+    mean, root = torch.stack([node.mean for node in starts]), torch.stack([node.root for node in starts])
+    if mean.shape[-1]:
+        mean, root, elbo, ok, draws = fitted(target, mean, root, seed, draws)
+    else:  # a single coordinate: the density itself
+        with torch.no_grad():
+            elbo = target.log_joint(mean[None])[0]
+        ok = elbo.isfinite()
+    rows = zip(starts, torch.where(ok, elbo, -torch.inf).tolist(), mean, root, strict=True)
+    return [_Node(start.s, value, m, r) for start, value, m, r in rows], draws

@@ -22,34 +22,20 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-# Curves through a few nodes, and the density on a line whose logarithm is such a curve
+from torchngvi.refinement.density import LOG_TAU
 
-_CELLS = 2048  # of the table of a density: of a normal one its log density is then right to 1e-5
-_MERGED = 4  # cells in a stratum of a quadrature
-_DEEP = 16.0  # nats below an end node at which the table of a tail ends and an exponential begins
-_BEYOND = 1.0  # distances of the last two nodes for which a curve goes on beyond them
-_GENTLEST = 4.0  # nats over the width of the nodes by which a tail falls at least
-_FLAT = 1e-6  # below which expm1(x)/x and log1p(x)/x are their series
+# Curves through a few nodes, and the density on a line whose logarithm is such a curve
 
 
 class Spline:
-    """The cubic spline through K nodes that has no knot at the second and the last but one.
-
-    >>> nodes = torch.tensor([-2.0, -1.0, 0.5, 1.0, 3.0], dtype=torch.float64)
-    >>> at = torch.tensor([-1.5, 2.0], dtype=torch.float64)
-    >>> (Spline(nodes).basis(at) @ nodes**3).round(decimals=9).tolist()
-    [-3.375, 8.0]
-    """
+    """The cubic spline through K nodes that has no knot at the second and the last but one."""
 
     def __init__(self, nodes: Tensor) -> None:
         self.nodes = nodes
         self.bends = _second_derivatives(nodes)  # (K, K): values at the nodes -> second derivatives there
 
-    def basis(
-        self,
-        s: Tensor,  # (N,)
-    ) -> Tensor:  # (N, K)
-        """The weights of the values at the nodes, differentiable in s."""
+    def basis(self, s: Tensor) -> Tensor:
+        """The weights of the values at the nodes, (N, K), differentiable in s (N,)."""
         nodes, count = self.nodes, len(self.nodes)
         if count == 1:
             return torch.ones_like(s)[:, None]
@@ -57,7 +43,7 @@ class Spline:
         left = (torch.searchsorted(nodes, inside.detach().contiguous(), right=True) - 1).clamp(0, count - 2)
         width = nodes[left + 1] - nodes[left]
         # beyond the ends a line with the slope that the cubic has there, and then a constant
-        beyond = ((s - inside) / width).clamp(-_BEYOND, _BEYOND)
+        beyond = ((s - inside) / width).clamp(-1.0, 1.0)
         b = (inside - nodes[left]) / width
         a, end = 1 - b, b.detach()
         slope_c, slope_d = 1 - 3 * (1 - end) ** 2, 3 * end**2 - 1
@@ -98,22 +84,19 @@ class _Table(NamedTuple):
 
 
 class LineDensity:
-    """The density p(s) ∝ exp h(s) of a curve h known at nodes, made positive everywhere.
+    """The density p(s) ∝ exp h(s) of a curve h known at nodes, made positive everywhere."""
 
-    Attributes:
-        log_mass: log ∫ exp h.
-
-    >>> s = torch.linspace(-4, 4, 9, dtype=torch.float64)
-    >>> normal = LineDensity(s, -0.5 * s**2)
-    >>> abs(float(normal.log_mass) - 0.5 * math.log(2 * math.pi)) < 1e-4
-    True
-    """
+    cells = 2048  # of its table: of a normal density its logarithm is then right to 1e-5
+    merged = 4  # cells in a stratum of a quadrature
+    deep = 16.0  # nats below an end node at which the table of a tail ends and an exponential begins
+    gentlest = 4.0  # nats over the width of the nodes by which a tail falls at least
 
     def __init__(self, nodes: Tensor, heights: Tensor) -> None:
         nodes, heights = nodes.double(), heights.double()
-        points, curve = _tabulated(nodes, heights)
+        points, curve = self._tabulated(nodes, heights)
         rise = curve.diff() / points.diff()
-        slopes = torch.cat([rise[:1].clamp_min(_gentlest(points)), rise, rise[-1:].clamp_max(-_gentlest(points))])
+        least = 0.5 / float(points[-1] - points[0])  # half a nat over the width of the table
+        slopes = torch.cat([rise[:1].clamp_min(least), rise, rise[-1:].clamp_max(-least)])
         masses = torch.cat(
             [
                 curve[:1] - slopes[:1].log(),
@@ -121,7 +104,7 @@ class LineDensity:
                 curve[-1:] - (-slopes[-1:]).log(),
             ]
         )
-        self.log_mass = masses.logsumexp(0)
+        self.log_mass = masses.logsumexp(0)  # log ∫ exp h
         shares = (masses - self.log_mass).exp()
         self.table = _Table(
             points, curve - self.log_mass, slopes, shares[:-1].cumsum(0), shares[1:].flip(0).cumsum(0).flip(0)
@@ -155,12 +138,8 @@ class LineDensity:
         score = torch.special.ndtri(rank.clamp(1e-300, 0.5))
         return torch.where(lower < upper, score, -score)
 
-    def quantile(
-        self,
-        lower: Tensor,  # mass below, (N,)
-        upper: Tensor,  # mass above, 1 minus it, exact where it is small
-    ) -> Tensor:
-        """Find s with these masses below and above, differentiable in the smaller of the two."""
+    def quantile(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Find s with these masses below and above, (N,) each, differentiable in the smaller of the two."""
         table = self.table
         index = torch.searchsorted(table.below, lower.detach().contiguous())
         index = torch.where(
@@ -189,76 +168,58 @@ class LineDensity:
 
     def quadrature(self) -> tuple[Tensor, Tensor]:
         """Points and masses of 512 strata of equal width between the ends of the table."""
-        edges, below = self.table.points[::_MERGED], self.table.below[::_MERGED]
+        edges, below = self.table.points[:: self.merged], self.table.below[:: self.merged]
         weights = below.diff()
         return 0.5 * (edges[1:] + edges[:-1]), weights / weights.sum()
 
+    def _tabulated(self, nodes: Tensor, heights: Tensor) -> tuple[Tensor, Tensor]:
+        """Points and h there: the spline between the nodes, beyond a parabola with the last slope and curvature."""
+        ends, spline, deep = self._ends(nodes, heights), Spline(nodes), self.deep
+        reach = [2 * deep / (math.sqrt(slope**2 - 2 * bend * deep) - slope) for slope, bend in ends]
+        first, last = float(nodes[0]) - reach[0], float(nodes[-1]) + reach[1]
+        points = torch.linspace(first, last, self.cells + 1, dtype=torch.float64, device="cpu").to(nodes)
+        curve = spline.basis(points.clamp(nodes[0], nodes[-1])) @ heights
+        for far, (slope, bend) in zip((nodes[0] - points, points - nodes[-1]), ends, strict=True):
+            far = far.clamp_min(0)
+            curve = curve + slope * far + 0.5 * bend * far**2
+        return points, curve
 
-def _gentlest(points: Tensor) -> float:
-    """The least slope of an exponential tail: half a nat over the width of the table."""
-    return 0.5 / float(points[-1] - points[0])
-
-
-def _tabulated(nodes: Tensor, heights: Tensor) -> tuple[Tensor, Tensor]:
-    """Points and h there: the spline between the nodes, and beyond a parabola with the last slope and curvature."""
-    ends, spline = _ends(nodes, heights), Spline(nodes)
-    reach = [2 * _DEEP / (math.sqrt(slope**2 - 2 * bend * _DEEP) - slope) for slope, bend in ends]
-    first, last = float(nodes[0]) - reach[0], float(nodes[-1]) + reach[1]
-    points = torch.linspace(first, last, _CELLS + 1, dtype=torch.float64, device="cpu").to(nodes)
-    curve = spline.basis(points.clamp(nodes[0], nodes[-1])) @ heights
-    for far, (slope, bend) in zip((nodes[0] - points, points - nodes[-1]), ends, strict=True):
-        far = far.clamp_min(0)
-        curve = curve + slope * far + 0.5 * bend * far**2
-    return points, curve
-
-
-def _ends(nodes: Tensor, heights: Tensor) -> list[tuple[float, float]]:
-    """The slope of h, measured away from the nodes, and its curvature at the first and the last of them."""
-    if len(nodes) < 3:  # nothing is known of them
-        return [(0.0, -1.0)] * 2
-    spline = Spline(nodes)
-    bends = (spline.bends @ heights)[[0, -1]]
-    step = 1e-3 * nodes.diff().min()
-    probes = torch.stack([nodes[0] - step, nodes[-1] + step])  # where the spline goes on in a line
-    slopes = (spline.basis(probes) @ heights - heights[[0, -1]]) / step
-    gentlest = _GENTLEST / float(nodes[-1] - nodes[0])
-    return [
-        (min(slope, -gentlest), min(bend, 0.0)) for slope, bend in zip(slopes.tolist(), bends.tolist(), strict=True)
-    ]
+    def _ends(self, nodes: Tensor, heights: Tensor) -> list[tuple[float, float]]:
+        """The slope of h, measured away from the nodes, and its curvature at the first and the last of them."""
+        if len(nodes) < 3:  # nothing is known of them
+            return [(0.0, -1.0)] * 2
+        spline = Spline(nodes)
+        bends = (spline.bends @ heights)[[0, -1]]
+        step = 1e-3 * nodes.diff().min()
+        probes = torch.stack([nodes[0] - step, nodes[-1] + step])  # where the spline goes on in a line
+        slopes = (spline.basis(probes) @ heights - heights[[0, -1]]) / step
+        least, pairs = self.gentlest / float(nodes[-1] - nodes[0]), zip(slopes.tolist(), bends.tolist(), strict=True)
+        return [(min(slope, -least), min(bend, 0.0)) for slope, bend in pairs]
 
 
 def _expm1_ratio(x: Tensor) -> Tensor:
-    """(eˣ - 1)/x."""
-    small = x.abs() < _FLAT
+    """(eˣ - 1)/x, near 0 by its series."""
+    small = x.abs() < 1e-6
     safe = torch.where(small, torch.ones_like(x), x)
     return torch.where(small, 1 + 0.5 * x, torch.expm1(safe) / safe)
 
 
 def _log1p_ratio(x: Tensor) -> Tensor:
-    """log(1 + x)/x, for x > -1."""
-    small = x.abs() < _FLAT
+    """log(1 + x)/x, for x > -1, near 0 by its series."""
+    small = x.abs() < 1e-6
     safe = torch.where(small, torch.ones_like(x), x.clamp_min(-1 + 1e-15))
     return torch.where(small, 1 - 0.5 * x, torch.log1p(safe) / safe)
-
-
-LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 class Layer(nn.Module, ABC):
     """An invertible map x -> z."""
 
     @abstractmethod
-    def push(
-        self,
-        x: Tensor,  # (N, D)
-    ) -> tuple[Tensor, Tensor]:
+    def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map x to z (N, D), and compute log|det dz/dx| (N,), differentiable in x."""
 
     @abstractmethod
-    def pull(
-        self,
-        z: Tensor,  # (N, D)
-    ) -> tuple[Tensor, Tensor]:
+    def pull(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Map z back to x (N, D), and compute log|det dx/dz| (N,)."""
 
 
@@ -324,11 +285,8 @@ class FanLayer(Layer):
         """log ∫ exp ELBO(s) ds: the ELBO of the fan, as far as the nodes know it."""
         return self.line.log_mass
 
-    def conditional(
-        self,
-        s: Tensor,  # (N,)
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """μ (N, E), log diag L (N, E) and L (N, E, E)."""
+    def conditional(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """μ (N, E), log diag L (N, E) and L (N, E, E) at s (N,)."""
         inner = self.basis.shape[-1] - 1
         mean, log_scale, flat = (self.spline.basis(s) @ self.curves).split([inner, inner, inner * inner], -1)
         return mean, log_scale, flat.unflatten(-1, (inner, inner)) * log_scale.exp()[:, None, :]
@@ -407,14 +365,8 @@ def _log_cosh(x: Tensor) -> Tensor:
     return x.abs() + torch.nn.functional.softplus(-2 * x.abs()) - math.log(2)
 
 
-def orthogonal(
-    direction: Tensor,  # (D,), of length 1
-) -> Tensor:  # (D, D)
-    """Make an orthogonal matrix [u P] whose first column is a direction, by a Householder reflection.
-
-    >>> orthogonal(torch.tensor([0.0, 1.0]))[:, 0].tolist()
-    [0.0, 1.0]
-    """
+def orthogonal(direction: Tensor) -> Tensor:
+    """Make an orthogonal matrix [u P] (D, D) whose first column is a direction u, by a Householder reflection."""
     axis = direction.clone()
     axis[0] += 1.0 if float(direction[0]) > 0 else -1.0
     basis = torch.eye(len(direction), dtype=direction.dtype, device=direction.device)

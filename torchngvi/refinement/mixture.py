@@ -1,6 +1,5 @@
 """A mixture of Gaussians, one at each mode that was found."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -8,16 +7,9 @@ from torch import Tensor
 
 from torchngvi import posteriors
 from torchngvi.mode import Mode, find_modes, search_points
-from torchngvi.refinement.density import Density, Joint
-from torchngvi.refinement.tracing import Batched, fitted
-
-_APART = 3.0  # standard deviations, by either curvature, between two modes
-_SAME = 1.0  # the same, between two Gaussians that were fitted
-_LEAST = 5.0  # nats below the largest evidence, or the ELBO of q, down to which a mode counts
-_SHARED = 512  # draws of each member, by which the shares are found
-_SWEEPS = 200  # of the shares
-_SMALLEST = 1e-3  # share below which a member is left out
-_LOG_TAU = 0.5 * math.log(2 * math.pi)
+from torchngvi.models import LogJoint
+from torchngvi.refinement.density import LOG_TAU, Density, Joint
+from torchngvi.refinement.fan import fitted
 
 
 class Mixture(Density):
@@ -44,15 +36,10 @@ class Mixture(Density):
         self.register_buffer("roots", root.detach().clone())
         self.dim = mean.shape[-1]
 
-    def member_log_prob(
-        self,
-        theta: Tensor,  # (N, D)
-    ) -> Tensor:
-        """log N(θ; m_k, C_k C_kᵀ), (N, K)."""
-        apart = (theta[:, None] - self.centres).movedim(0, -1)  # (K, D, N)
-        z = torch.linalg.solve_triangular(self.roots, apart, upper=False)
-        log_det = self.roots.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return -0.5 * z.square().sum(-2).mT - log_det - self.dim * _LOG_TAU
+    def member_log_prob(self, theta: Tensor) -> Tensor:
+        """log N(θ; m_k, C_k C_kᵀ) at θ (N, D), (N, K)."""
+        square, log_det = distances(self, theta)
+        return -0.5 * square - log_det - self.dim * LOG_TAU
 
     @torch.no_grad()
     def log_prob(self, theta: Tensor) -> Tensor:
@@ -97,6 +84,13 @@ class Mixture(Density):
         return cls(state["shares"], state["centres"], state["roots"])
 
 
+def distances(mixture: Mixture, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared distances of θ (N, D) from the means in the standard deviations of each member, (N, K), and log |C_k|."""
+    apart = (theta[:, None] - mixture.centres).movedim(0, -1)  # (K, D, N)
+    square = torch.linalg.solve_triangular(mixture.roots, apart, upper=False).square().sum(-2).mT
+    return square, mixture.roots.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
 @torch.no_grad()
 def mix(
     mean: Tensor,
@@ -109,47 +103,42 @@ def mix(
 ) -> Mixture | None:
     """Search modes, fit a Gaussian at each, and find the shares with which their mixture has the largest ELBO."""
     own = mean, root
-    modes = [mode for mode in _searched(*own, joint, starts, seed, known) if mode is not None and mode.found]
-    kept = _distinct(modes, own, elbo)
+    points = search_points(mean, root.norm(dim=1), seed)
+    points = points if starts is None else starts.to(points)
+    if known:
+        points = torch.cat([points, torch.stack(list(known)).to(points)])
+    with torch.enable_grad():
+        found = find_modes(joint.target, points, 200 + 20 * len(mean))
+    kept = _distinct([mode for mode in found if mode is not None and mode.found], own, elbo)
     if not kept:
         return None
     mean, root = torch.stack([mode.theta for mode in kept]), torch.stack([mode.root for mode in kept])
-    target = Batched(lambda theta: joint(theta.flatten(0, -2)).unflatten(0, theta.shape[:-1]))
+    target = LogJoint(lambda theta: joint(theta.flatten(0, -2)).unflatten(0, theta.shape[:-1]))
     with torch.enable_grad():
         fits = fitted(target, mean, root, seed)
     members = [own]
     for m, r, ok in zip(fits.mean, fits.root, fits.ok.tolist(), strict=True):
-        if ok and all(_distance((m, r), other) > _SAME for other in members):
+        if ok and all(_distance((m, r), other) > 1 for other in members):
             members.append((m, r))
     if len(members) == 1:
         return None
     mean, root = (torch.stack(part) for part in zip(*members, strict=True))
     shares = best_shares(mean, root, joint, seed)
-    large = shares > _SMALLEST
+    large = shares > 1e-3
     if int(large.sum()) < 2:
         return None
     return Mixture(shares[large] / shares[large].sum(), mean[large], root[large])
 
 
-def _searched(
-    mean: Tensor, root: Tensor, joint: Joint, starts: Tensor | None, seed: int, known: Sequence[Tensor]
-) -> list[Mode | None]:
-    points = search_points(mean, root.norm(dim=1), seed)
-    if starts is not None:
-        points = starts.to(points)
-    if known:
-        points = torch.cat([points, torch.stack(list(known)).to(points)])
-    with torch.enable_grad():
-        return find_modes(joint.target, points, 200 + 20 * len(mean))
-
-
-def _distinct(modes: list[Mode], own: tuple[Tensor, Tensor], elbo: float) -> list[Mode]:
-    """Those that are not q's own, each once, with enough evidence."""
+def _distinct(
+    modes: list[Mode], own: tuple[Tensor, Tensor], elbo: float, apart: float = 3.0, least: float = 5.0
+) -> list[Mode]:
+    """Those a few sds from one another that are not q's own, with evidence not so many nats below all other."""
     kept: list[Mode] = []
-    least = max([elbo, *(mode.log_evidence for mode in modes)]) - _LEAST
-    for mode in sorted((mode for mode in modes if mode.log_evidence > least), key=lambda one: -one.log_evidence):
+    enough = max([elbo, *(mode.log_evidence for mode in modes)]) - least
+    for mode in sorted((mode for mode in modes if mode.log_evidence > enough), key=lambda one: -one.log_evidence):
         here = mode.theta, mode.root
-        if all(_distance(here, (one.theta, one.root)) > _APART for one in kept) and _distance(here, own) > _SAME:
+        if all(_distance(here, (one.theta, one.root)) > apart for one in kept) and _distance(here, own) > 1:
             kept.append(mode)
     return kept
 
@@ -160,17 +149,17 @@ def _distance(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> fl
     return min(float(torch.linalg.solve_triangular(root, apart, upper=False).norm()) for _, root in (first, second))
 
 
-def best_shares(mean: Tensor, root: Tensor, joint: Joint, seed: int) -> Tensor:
+def best_shares(mean: Tensor, root: Tensor, joint: Joint, seed: int, draws: int = 512) -> Tensor:
     """The shares π (K,) at which Σ_k π_k E_k[log p - log Σ_l π_l q_l] is largest, over fixed draws of each member."""
     count, dim = mean.shape
     generator = torch.Generator(mean.device).manual_seed(seed)
-    z = torch.randn(_SHARED, 1, dim, dtype=mean.dtype, device=mean.device, generator=generator)
+    z = torch.randn(draws, 1, dim, dtype=mean.dtype, device=mean.device, generator=generator)
     theta = (mean + (root @ z[..., None])[..., 0]).flatten(0, 1)
-    log_joint = joint(theta).reshape(_SHARED, count)
+    log_joint = joint(theta).reshape(draws, count)
     uniform = torch.full_like(mean[:, 0], 1 / count)
-    each = Mixture(uniform, mean, root).member_log_prob(theta).reshape(_SHARED, count, count)
+    each = Mixture(uniform, mean, root).member_log_prob(theta).reshape(draws, count, count)
     log_shares = uniform.log()
-    for _ in range(_SWEEPS):
+    for _ in range(200):
         gain = (log_joint - (each + log_shares).logsumexp(-1)).mean(0).nan_to_num(-torch.inf, neginf=-1e30)
         new = (log_shares + gain).log_softmax(0)
         moved = float((new.exp() - log_shares.exp()).abs().max())

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import is_size, read_choice, read_seed, read_tensor, shown
-from torchngvi.diagnostics.importance import FromQ, Proposal, Sampled, Weights, smoothed, weighted_moments
-from torchngvi.diagnostics.linear_response import third_order
+from torchngvi.diagnostics.importance import USELESS, Proposal, Sampled, weigh, weighted_moments
 from torchngvi.diagnostics.verdict import ABOUT, FITS, NOT, UNSEEN, Marginals, judge, undecided, unsure
 from torchngvi.errors import InputError, PairError
-from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models.arguments import FullPrecision, as_target, read_posterior
 from torchngvi.numerics.versions import tracked
@@ -22,19 +20,18 @@ from torchngvi.posteriors.covariance_root import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
 from torchngvi.posteriors.warped import Warped
-from torchngvi.refinement.density import DRAWS, Density, Joint, Quality, Wider, quality, value_and_gradient, weigh
+from torchngvi.refinement.density import DRAWS, Density, Joint, Quality, quality, weighted_draws, widened
 from torchngvi.refinement.fan import LayeredGaussian, Layering
-from torchngvi.refinement.mixture import Mixture, mix
+from torchngvi.refinement.mixture import Mixture, distances, mix
+
+KINDS = ("fan", "mixture", "importance")
+_ADVICE = " Try other coordinates of the parameters, more starts, or Markov chains."
 
 # Is the refined density the posterior?  A second examination, by draws from something wider than it
 #
 # An ELBO and a k-hat from draws of a density tell nothing of where these draws do not come.  Half of the draws here are
 # of the density, the others of t distributions in the space in which it is a Gaussian: as wide as the linear response
 # of the posterior there, or half as wide again around each member of a mixture.
-
-_DRAWS, _MORE = 4096, 16_384  # at first, and where those do not decide
-_FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
-_DOF, _WIDER = 3.0, 1.5  # of the t distributions around the members of a mixture
 
 
 class Second(NamedTuple):
@@ -63,12 +60,12 @@ class Second(NamedTuple):
 
 @torch.no_grad()
 def examined_again(
-    density: Density, joint: Joint, seed: int, wider: Wider | None = None, names: Sequence[str] = ()
+    density: Density, joint: Joint, seed: int, wider: Proposal | None = None, names: Sequence[str] = ()
 ) -> Second:
     """Compare the moments of a refined density with those by importance sampling from something wider."""
-    found = _sampled(density, joint, seed, wider, _DRAWS)
+    found = _sampled(density, joint, seed, wider, 4096)
     if found is not None and undecided(*found):
-        found = _sampled(density, joint, seed + 1, wider, _MORE)
+        found = _sampled(density, joint, seed + 1, wider, 16_384)
     if found is None:
         return Second(UNSEEN, (), None)
     word, reasons = judge(found[0]._replace(names=tuple(names)), None, found[1], ())
@@ -76,7 +73,7 @@ def examined_again(
 
 
 def _sampled(
-    density: Density, joint: Joint, seed: int, wider: Wider | None, draws: int
+    density: Density, joint: Joint, seed: int, wider: Proposal | None, draws: int
 ) -> tuple[Marginals, Sampled] | None:
     """Moments of the density and of the posterior by the same draws, so that noise in common cancels."""
     generator = torch.Generator().manual_seed(seed)
@@ -86,8 +83,8 @@ def _sampled(
         theta, own, wide = _of_mixture(density, generator, draws)
     else:
         assert wider is not None
-        theta, wide = wider.draws(draws, generator)
-        own = wide
+        theta, x = wider.draws(draws, generator)
+        own = wide = wider.log_density(x)[0]
     log_joint = joint(theta).nan_to_num(nan=-math.inf)
     if not bool((log_joint < math.inf).all() & log_joint.isfinite().any()):
         return None
@@ -96,24 +93,15 @@ def _sampled(
     if own is not wide:
         itself = weighted_moments(theta, own - wide, marginals.sd)
         marginals = Marginals(itself.mean, itself.sd)
-    alone, every = (log_joint - own)[: draws // 2], log_joint - wide
-    smooth = smoothed(alone)
-    nats = 0.5 * float(alone.var()) if bool(alone.isfinite().all()) else math.inf
-    from_q = FromQ(float(smooth.k_hat), float(smooth.effective), nats, float(alone.mean()))
-    return marginals, Sampled(weighted_moments(theta, every, marginals.sd), from_q, draws, Weights(alone, every))
+    return marginals, weigh(theta, log_joint, own, wide, marginals.sd)
 
 
 def _of_layers(
     density: LayeredGaussian, joint: Joint, generator: torch.Generator, seed: int, draws: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draws, and the log densities of the layered Gaussian and of the wider proposal, in the space of the noise."""
-    like, dim = density.centre, density.dim
-    z = Fixed(max(_FEWEST, _EACH * dim), seed=seed)(like)
-    value, gradient = value_and_gradient(density.log_density(joint), z)
-    residual = -gradient - z
-    pair = (value.isfinite() & residual.isfinite().all(-1)).reshape(2, -1).all(0).repeat(2)
-    M = third_order(z[pair], residual[pair]).matrix if int(pair.sum()) >= _FEWEST // 2 else None
-    proposal = Proposal(CholeskyGaussian(dim, dtype=like.dtype, device=like.device), M)
+    noise = CholeskyGaussian(density.dim, dtype=density.centre.dtype, device=density.centre.device)
+    proposal = widened(noise, density.log_density(joint), seed)
     x = proposal.sample(draws, generator)
     wide, own = proposal.log_density(x)
     parts = [density.push(part) for part in x.split(density.at_once)]
@@ -121,32 +109,20 @@ def _of_layers(
     return theta, own - stretch, wide - stretch
 
 
-def _of_mixture(density: Mixture, generator: torch.Generator, draws: int) -> tuple[Tensor, Tensor, Tensor]:
+def _of_mixture(
+    density: Mixture, generator: torch.Generator, draws: int, wider: float = 1.5
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draws, half of the mixture, half of t distributions around its members, and both log densities."""
     like, dim, half = density.centres, density.dim, draws // 2
     member = torch.multinomial(density.shares.double().cpu(), draws, replacement=True, generator=generator)
     z = torch.randn(draws, dim, generator=generator, dtype=torch.float64, device="cpu")
-    gamma = torch._standard_gamma(
-        torch.full((half, 1), 0.5 * _DOF, dtype=torch.float64, device="cpu"), generator=generator
-    )
-    z[half:] *= _WIDER * (0.5 * _DOF / gamma).sqrt()
+    z[half:] *= wider * Proposal.stretch(half, generator)
     member = member.to(like.device)
     theta = density.centres[member] + (density.roots[member] @ z.to(like)[..., None])[..., 0]
+    square, log_det = distances(density, theta)
+    each = Proposal.student(square / wider**2, dim) - (log_det + dim * math.log(wider)) + density.shares.log()
     own = density.log_prob(theta)
-    apart = (theta[:, None] - density.centres).movedim(0, -1)  # (K, D, N)
-    square = torch.linalg.solve_triangular(density.roots, apart, upper=False).square().sum(-2).mT / _WIDER**2
-    volume = density.roots.diagonal(dim1=-2, dim2=-1).log().sum(-1) + dim * math.log(_WIDER)
-    size = math.lgamma(0.5 * (_DOF + dim)) - math.lgamma(0.5 * _DOF) - 0.5 * dim * math.log(_DOF * math.pi)
-    each = size - 0.5 * (_DOF + dim) * torch.log1p(square / _DOF) - volume + density.shares.log()
     return theta, own, torch.logaddexp(own, each.logsumexp(-1)) - math.log(2)
-
-
-KINDS = ("fan", "mixture", "importance")
-
-_GAINED = 0.02  # nats by which the ELBO of a candidate has to be larger
-_TRUSTED = 0.7  # k-hat up to which importance weights are of use
-_ADVICE = " Try other coordinates of the parameters, more starts, or Markov chains."
-_WORTH = 1.2  # factor by which weighted draws have to be worth more than those of a density
 
 
 class RefinementWarning(UserWarning):
@@ -304,7 +280,7 @@ class _Refining:
         self.tried: dict[str, Quality] = {}
         self.found: dict[str, Density] = {}
         self.why: dict[str, str] = {}
-        self.wider: Wider | None = None
+        self.wider: Proposal | None = None
         self.modes: list[Tensor] = []  # that the verdict knows
 
     def run(self, kind: str | None, coordinate: int | None, starts: Tensor | None) -> Refinement:
@@ -351,7 +327,7 @@ class _Refining:
         self.why["fan"] = f"{', then '.join(layering.steps)} raised the ELBO by {gained:.2g} nats"
 
     def _importance(self) -> None:
-        weighed = weigh(self.q, self.joint, self.seed)
+        weighed = weighted_draws(self.q, self.joint, self.seed)
         if weighed is None:
             self.why["importance"] = "the log joint is finite at no draw of the proposal"
             return
@@ -373,12 +349,12 @@ class _Refining:
         densities = {name: self.tried[name] for name in ("fan", "mixture") if name in self.tried}
         best, chosen = "gaussian", self.before
         for name, candidate in densities.items():
-            if candidate.elbo > chosen.elbo + (_GAINED if best == "gaussian" else 0.0):
+            if candidate.elbo > chosen.elbo + (0.02 if best == "gaussian" else 0.0):
                 best, chosen = name, candidate
         weighted = self.tried.get("importance")
-        if weighted is None or best == "mixture" or not weighted.k_hat < _TRUSTED:
+        if weighted is None or best == "mixture" or not weighted.k_hat < USELESS:
             return best
-        worth = weighted.effective > _WORTH * chosen.effective
+        worth = weighted.effective > 1.2 * chosen.effective
         return "importance" if worth else best
 
 
