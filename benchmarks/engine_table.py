@@ -37,7 +37,7 @@ from torch import Tensor
 from torchngvi import CholeskyGaussian, DiagonalGaussian, fit
 
 try:
-    from torchngvi.fitting.pool_loop import antithetic
+    from torchngvi.fitting.pool import antithetic
 except ImportError:  # of an older checkout
     antithetic = None
 try:
@@ -146,12 +146,12 @@ def _nothing() -> Iterator[None]:
 
 # what of `torchngvi.fitting` is replaced, and by what: a function with the arguments of the one that it stands for
 PARTS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "pool": ("pool_loop.PoolLoop.begin", lambda self, *, rough: None),
+    "pool": ("pool.PoolLoop.begin", lambda self, *, rough: None),
     "other-starts": ("sample_average.SampleAverages._better_start", lambda self: _nothing()),
     "sets": ("descent.Descent.averages_sets", lambda self, tame=0.0: False),
-    "along": ("pool_loop.PoolLoop._onward", lambda self, there: None),
-    "mean-field": ("pool_loop.PoolLoop._rough", lambda self, here: True),
-    "orthogonal": ("pool_loop.antithetic", lambda place, number, seed, near: antithetic(place, number, seed, False)),
+    "along": ("pool.PoolLoop._onward", lambda self, there: None),
+    "mean-field": ("pool.PoolLoop._rough", lambda self, here: True),
+    "orthogonal": ("pool.antithetic", lambda place, number, seed, near: antithetic(place, number, seed, False)),
     "mode": ("starts.Starts._searched", lambda self, budget=0, farther=0: None),
     "units": ("starts.Starts._in_other_units", lambda self, loss, each=0.0: False),
 }

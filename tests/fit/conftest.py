@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchngvi.fitting.pool_loop import PoolLoop
+from torchngvi.fitting.pool import PoolLoop
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ from torchngvi.fitting.pool import (
     Lot,
     Normal,
     Pool,
+    PoolLoop,
     View,
+    antithetic,
     displaced,
     displacement,
     from_natural,
@@ -21,7 +23,6 @@ from torchngvi.fitting.pool import (
     minimise,
     natural_step,
 )
-from torchngvi.fitting.pool_loop import PoolLoop, antithetic
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
@@ -427,7 +428,7 @@ def astray(monkeypatch):
             radii.append(radius)
         return view.fit(Normal(new.at.mean + 1e3, new.at.root)) if first and radii else new
 
-    monkeypatch.setattr("torchngvi.fitting.pool_loop.minimise", wrong)
+    monkeypatch.setattr("torchngvi.fitting.pool.minimise", wrong)
     return radii
 
 

@@ -1,6 +1,6 @@
 """Fit a log joint by draws: the default where E_q[ℓ] has no closed form.
 
-One Gaussian with a full covariance is fitted by a pool of draws, which uses every gradient again, see `pool_loop`.
+One Gaussian with a full covariance is fitted by a pool of draws, which uses every gradient again, see `pool`.
 Where that does not serve, as for other structures, batches of posteriors and data in passes, sample averages grow.
 
 With the draws z_1..z_S held fixed and whitened, the sample average of ℓ(m + C z_s) is a deterministic objective, exact
@@ -12,8 +12,8 @@ Its minimum misses that of L by about half of
 in nats, which the draws themselves tell.  So: find a rough mode, minimise over few draws, and take as many more as the
 noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then say whether to believe it.
 
-Parts: `starts`, `pool_loop` (over all draws so far), `descent` (averages over one set of draws after another), `fresh`
-(the check), `origin` (to go back to), and here the order of them, and the words.
+Parts: `starts`, `pool` (over all draws so far), `descent` (averages over one set of draws after another), `fresh`
+(the check), `reasons` (the words), and here the order of them.
 """
 
 import math
@@ -29,7 +29,7 @@ from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.fit import Request, tolerance_by_draws
 from torchngvi.fitting.loop import Ending, Engine
-from torchngvi.fitting.pool_loop import PoolLoop
+from torchngvi.fitting.pool import PoolLoop
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Origin, Starts
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
@@ -39,7 +39,6 @@ from torchngvi.models.guarded import BudgetError, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError, BudgetError)  # whatever fails elsewhere, q is where it was
-
 _PARTS = ("descent", "pooled", "starts", "origin")  # that have a state of their own
 
 _T = TypeVar("_T")
@@ -133,14 +132,13 @@ class SampleAverages(Engine):
             within(self.gaussian, self._settled)
         elif self.descent.went_wrong():
             within(self.gaussian, self.descent.undo)
-        ending = self.descent.ended(stop.reason)
-        if self.origin.better_than(float(self.descent.point.loss.sum())):
-            return ending._replace(loss=self.origin.go_back())
-        return ending
+        return self._or_origin(self.descent.ended(stop.reason))
 
     def cut_short(self, stop: Stop, last: Standing) -> Ending:
         """Return the outcome at the last record, or where the start had led if that is better."""
-        ending = self.interrupted(stop.reason, last)
+        return self._or_origin(self.interrupted(stop.reason, last))
+
+    def _or_origin(self, ending: Ending) -> Ending:
         return ending._replace(loss=self.origin.go_back()) if self.origin.better_than(ending.loss) else ending
 
     def counted(self) -> tuple[int, int]:
@@ -302,15 +300,15 @@ class SampleAverages(Engine):
 
     def _settled(self) -> bool:
         """Whether the other start is the better place; q is at the better of the two."""
+        better, failed = False, None
         try:
             better = self.starts.sampled_loss() < self._loss_here
             if self.pooled.runs and self.elsewhere is not None:  # whose loss is not of few draws, under heavy tails
                 better &= bool(self.descent.point.loss < self.elsewhere.point.loss)
         except _UNLUCKY as error:
-            self._return(error)
-            return False
+            better, failed = False, error
         if not better:
-            self._return()
+            self._return(failed)
         self.elsewhere, self.switched = None, self.switched or better
         return better
 

@@ -6,7 +6,7 @@ the quadratic model of ℓ there promises,
     ℓ(mode) + ½γD - γ entropy,      minus Laplace's evidence where q has a full covariance,
 
 within max(1, 0.3 D) nats: on a few draws, which are taken anyway.  Otherwise q keeps its mean and takes the best of
-some scales, and a mean field comes first, see `pool_loop`.  Where q is astronomically worse than the mode, as for data
+some scales, and a mean field comes first, see `pool`.  Where q is astronomically worse than the mode, as for data
 in units of their own, the best scale is that of a q which explains nothing, and would hold all unknown scales near
 nought: then q keeps its scale, or takes the widest at which the log joint is known to a nat.
 """

@@ -8,6 +8,7 @@ Student's t of three degrees of freedom 0.05, that of the logarithm of a gamma v
 """
 
 import math
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -156,7 +157,7 @@ class Bending:
         self.weights = None
         self.force = self.z
 
-    def evaluate(self, fall: float = 1e-4) -> None:
+    def evaluate(self, fall: float = 1e-4, memory: int = 20) -> None:
         """Evaluate the trial, where q is, and accept it where the average has fallen by a share of what it promised."""
         value, gradient = self._objective(self.trial)
         first = self.evaluations == self.first
@@ -168,7 +169,9 @@ class Bending:
             self.rejections += 1
             return
         if not first:
-            self._remember(self.trial - self.here, gradient - self.gradient)
+            change, bend = self.trial - self.here, gradient - self.gradient
+            if float(change @ bend) > 1e-10 * float(change.norm() * bend.norm()):
+                self.pairs = [*self.pairs, (change, bend)][-memory:]
         self.here, self.value, self.gradient, self.tries = self.trial, value, gradient, 0
         self.noise2 = self.noise(self.here)
 
@@ -191,10 +194,6 @@ class Bending:
     def finite(self) -> bool:
         """Whether value and gradient are numbers there."""
         return math.isfinite(self.value) and math.isfinite(self.norm2)
-
-    def _remember(self, change: Tensor, bend: Tensor, memory: int = 20) -> None:
-        if float(change @ bend) > 1e-10 * float(change.norm() * bend.norm()):
-            self.pairs = [*self.pairs, (change, bend)][-memory:]
 
     def advance(self, trust: float = 0.7, tries: int = 8, most: int = 60) -> bool:
         """Put q at the next trial; False, with q at the best, where the minimisation over these draws has ended.
@@ -381,7 +380,6 @@ class WarpedAverages(SampleAverages):
         self.first: Ending | None = None  # how its fit has ended
         self.spent = 0  # gradients, on the Gaussian
         self.kept = False  # the curves gain something
-        self._bent_ending: Ending | None = None
 
     def straight(self) -> None:
         """Set the curves to the identity."""
@@ -390,56 +388,41 @@ class WarpedAverages(SampleAverages):
 
     # -------------------------------------------------------------------------------- the run
 
-    def advance(self) -> Standing | None:
-        """Go on with the Gaussian, or with the curves once that has ended."""
+    def _run(self) -> Generator[Standing, None, None]:
+        """The Gaussian, and then its curves over one set of draws after another, until there is an ending."""
         if self.bending is None:
-            standing = super().advance()
-            if standing is not None:
-                return standing
-            assert self._ending is not None
-            self.first = self._ending
-            within(self.gaussian, self._start_bending)
-        return within(self.gaussian, self._bent)
-
-    def _start_bending(self) -> None:
-        self.before, self.spent = self._judged_fresh(), self.target.gradients
-        if self.warped.inside:
-            self.show("directions")
-            with torch.no_grad():
+            yield from super()._run()
+            self.first, self._ending = self._ending, None
+            self.before, self.spent = self._judged_fresh(), self.target.gradients
+            if self.warped.inside:
+                self.show("directions")
                 self.warped.turn.copy_(skewed_directions(self.gaussian, self.target, self.seed + 4))
-        self.bending = Bending(self.warped, self.target, self.seed + 3, self.curves)
-        self.bending.begin()
+            self.bending = Bending(self.warped, self.target, self.seed + 3, self.curves)
+            self.bending.begin()
+        bending = self.bending
+        again = self._spent is not None  # the evaluation of a run that is gone on from
+        while again or bending.evaluations == bending.first or bending.advance() or self._more(bending):
+            self.show(f"a warp, {bending.draws} draws")
+            self.mark()
+            bending.evaluate()
+            if self._spent is not None:
+                _, self.target.gradients = self._spent
+            self._spent, again = None, False
+            yield self._standing(bending)
+        self._ending = self._concluded(bending)
 
     def _judged_fresh(self) -> fresh.Fresh:
         self.show("fresh draws")
         with self.target.seen_as(lambda inner: WarpedTarget(inner, self.warped)) as inside:
             return fresh.judge(self.gaussian, inside, self.seed + 2)
 
-    def _bent(self) -> Standing | None:
-        """The next evaluation with curves; None where there is no more to be had."""
-        bending = self.bending
-        assert bending is not None
-        if self._spent is None and bending.evaluations > bending.first and not bending.advance() and not self._more():
-            return None
-        self.show(f"a warp, {bending.draws} draws")
-        self.target.most = self.most
-        self.mark()
-        bending.evaluate()
-        if self._spent is not None:  # of a run that is gone on from
-            _, self.target.gradients = self._spent
-            self._spent = None
-        return self._standing(bending)
-
-    def _more(self) -> bool:
-        """Whether another set of draws is begun; else the ending is known."""
-        bending = self.bending
-        assert bending is not None
+    def _more(self, bending: Bending) -> bool:
+        """Whether another set of draws is begun."""
         last = bending.bound <= self.curves or bending.draws == bending.most or not bending.finite or self._over()
-        if not last and self._hopeful(bending):
+        more = not last and self._hopeful(bending)
+        if more:
             bending.begin(bending.more_draws())
-            return True
-        self._bent_ending = self._concluded(bending)
-        return False
+        return more
 
     def _hopeful(self, bending: Bending, long: int = 16_000) -> bool:
         """Whether the curves gain something, or would without the noise of the draws: half of noise² is lost by it.
@@ -500,23 +483,16 @@ class WarpedAverages(SampleAverages):
 
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """Return the outcome of the curves where they were begun, else that of the Gaussian."""
-        if self.bending is None:
-            return super().ending(stop, last)
-        if stop is None:
-            assert self._bent_ending is not None
-            return self._bent_ending
-        return self.interrupted(stop.reason, last)
+        return super().ending(stop, last) if self.bending is None or stop is None else self.cut_short(stop, last)
 
     def interrupted(self, reason: str, last: Standing) -> Ending:
         """Return the outcome at the last record, with the curves as they are there."""
-        if self.bending is None:
-            return super().interrupted(reason, last)
-        self.kept = bool(self.warped.phi.any())
-        return Ending(False, reason, last.record.loss, last.record.norm, last.members)
+        self.kept = self.bending is not None and bool(self.warped.phi.any())
+        return super().interrupted(reason, last)
 
     def cut_short(self, stop: Stop, last: Standing) -> Ending:
         """Return the outcome at the last record of the curves, else that of the Gaussian."""
-        return self.interrupted(stop.reason, last) if self.bending is not None else super().cut_short(stop, last)
+        return super().cut_short(stop, last) if self.bending is None else self.interrupted(stop.reason, last)
 
     def examined(self) -> Examined:
         """Within what the fit has spent: of the warped Gaussian where the curves gain something."""
