@@ -29,7 +29,7 @@ from tqdm import tqdm
 import torchngvi
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, Stein, fit, ifvb
 from torchngvi.errors import TorchngviError
-from torchngvi.fitting.fingerprints import fingerprint
+from torchngvi.fitting.checkpoints import fingerprint
 from torchngvi.stepsizes import PowerSchedule, SufficientDecrease
 
 PACKAGE = str(Path(torchngvi.__file__).parent)

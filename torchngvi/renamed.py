@@ -52,6 +52,8 @@ MODULES: dict[str, str] = {
     "torchngvi.fitting.anderson": "torchngvi.fitting.coordinate_sweeps",
     "torchngvi.fitting.callbacks": "torchngvi.fitting.loop",
     "torchngvi.fitting.engine": "torchngvi.fitting.loop",
+    "torchngvi.fitting.fingerprints": "torchngvi.fitting.checkpoints",
+    "torchngvi.fitting.generators": "torchngvi.fitting.checkpoints",
     "torchngvi.fitting.irls": "torchngvi.fitting.laplace",
     "torchngvi.fitting.mixture_start": "torchngvi.fitting.laplace",
     "torchngvi.fitting.mixture_words": "torchngvi.fitting.mixtures",

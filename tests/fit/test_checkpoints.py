@@ -23,15 +23,15 @@ from torchngvi import (
 )
 from torchngvi.errors import CheckpointWarning, InputError
 from torchngvi.expectations import Antithetic
-from torchngvi.fitting import checkpoints, fingerprints
-from torchngvi.fitting.fingerprints import fingerprint
+from torchngvi.fitting import checkpoints
+from torchngvi.fitting.checkpoints import describe_optimizer, describe_problem, fingerprint
 from torchngvi.registry import POSTERIORS
 from torchngvi.rules import SiteNewton
 
 
 def file_of(path, q, target, optimizer):
     """The checkpoint of a fit with this optimizer."""
-    settings = {**fingerprints.of_problem(q, target), **fingerprints.of_optimizer(optimizer)}
+    settings = {**describe_problem(q, target), **describe_optimizer(optimizer)}
     return checkpoints.Checkpoint(path, settings, q.mean_probe.device)
 
 

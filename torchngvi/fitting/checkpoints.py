@@ -1,4 +1,4 @@
-"""A run between two steps, in a file: one writer and one loader for every loop.
+"""A run between two steps, in a file: one writer and one loader for every loop, and the settings of a run in words.
 
 The file is a line with the format, a digest of what follows, and what follows by `torch.save`: the settings of
 the run with the fingerprint of its data, the state of the run, and that of the generators.  It is written
@@ -7,6 +7,7 @@ whole under a name of its own and then renamed, so that at every moment there is
 
 import contextlib
 import copy
+import ctypes
 import glob
 import hashlib
 import io
@@ -14,16 +15,21 @@ import numbers
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchngvi.averaging import Averaging
 from torchngvi.distributed import Processes
 from torchngvi.errors import CheckpointWarning, InputError
-from torchngvi.fitting.generators import Generators
+from torchngvi.expectations.draws import Draws
+from torchngvi.fitting.stopping import Criterion
+from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize, Target
+from torchngvi.numerics import sparse
+from torchngvi.optim import NaturalGradientVI
 
 try:
     import fcntl
@@ -35,6 +41,7 @@ _DIGEST = 32  # bytes
 
 State = dict[str, Any]
 Holds = Mapping[str, Callable[[Any], bool]]  # what a state must have, and what is right there
+_PARTS = (Rule, StepSize, Estimator, Metric, Momentum, Draws, Averaging, Criterion)
 
 
 class Checkpoint:
@@ -295,3 +302,141 @@ def _same(left: Tensor, right: Tensor, rounding: float = 1e-8) -> bool:
     left, rounding = left.to(right), max(rounding, 1e3 * torch.finfo(right.dtype).eps)
     close = (left - right).abs() <= rounding * right.abs().clamp_min(1.0)
     return bool((close | ~(left.isfinite() | right.isfinite())).all())
+
+
+class Generators:
+    """The generators from which a run may draw: torch's own, and those that its batches hold.
+
+    >>> generators = Generators(torch.device("cpu"))
+    >>> with generators.kept():
+    ...     first = torch.rand(2)
+    >>> torch.equal(first, torch.rand(2))
+    True
+    """
+
+    def __init__(self, device: torch.device, batches: object = ()) -> None:
+        self.device, self.own = device, _of_batches(batches)
+
+    def states(self) -> dict[str, Any]:
+        """The states as they are now, in new tensors."""
+        states: dict[str, Any] = {"cpu": torch.get_rng_state(), "batches": [own.get_state() for own in self.own]}
+        if self.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.device)
+        return states
+
+    def set(self, states: dict[str, Any]) -> None:
+        """Put the generators into these states."""
+        torch.set_rng_state(states["cpu"].cpu())
+        if "cuda" in states and self.device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"].cpu(), self.device)
+        for own, state in zip(self.own, states["batches"], strict=True):
+            own.set_state(state.cpu())
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """A block after which the generators are as they were before it."""
+        states = self.states()
+        try:
+            yield
+        finally:
+            self.set(states)
+
+
+def _of_batches(batches: object) -> list[torch.Generator]:
+    """Those that a loader, its data and its samplers hold, each once."""
+    parts, found = [batches], {}
+    for part in parts:  # which grows
+        held = vars(part) if hasattr(part, "__dict__") else {}
+        found.update({id(value): value for value in held.values() if isinstance(value, torch.Generator)})
+        inner = [held[name] for name in ("dataset", "sampler", "batch_sampler") if name in held]
+        parts += [part for part in inner if not any(part is other for other in parts)]
+    return list(found.values())
+
+
+# ------------------------------------------------------------------------------------ the settings in words
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """A digest of the dtypes, shapes and entries of tensors, which is the same on every device."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        parts: tuple[Tensor, ...] = (tensor,)
+        if sparse.is_sparse(tensor):
+            parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
+        for part in parts:
+            whole = part.detach().cpu().contiguous()
+            size = whole.numel() * whole.element_size()
+            if size:
+                digest.update((ctypes.c_char * size).from_address(whole.data_ptr()))
+    return digest.hexdigest()
+
+
+def describe_data(tensors: tuple[Tensor, ...]) -> dict[str, str]:
+    """The fingerprint of the data, as a setting."""
+    return {"fingerprint of the data": fingerprint(tensors)} if tensors else {}
+
+
+def describe_tensors(kind: str, tensors: dict[str, Tensor]) -> dict[str, str]:
+    """The shape and dtype of each tensor, as settings: ``{'posterior mean': '(3,) float32'}``."""
+    return {
+        f"{kind} {name}": f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        for name, tensor in tensors.items()
+    }
+
+
+def describe_problem(q: Posterior, target: Target) -> dict[str, str]:
+    """The settings of a problem: the class of its target, the tensors of its posterior, and its data."""
+    return {
+        "target": type(target).__name__,
+        **describe_tensors("posterior", q.state_dict()),
+        **describe_data(target.known_data()),
+    }
+
+
+def describe_optimizer(optimizer: NaturalGradientVI) -> dict[str, str]:
+    """The settings of an optimizer: its class, its parts with their settings, and its learning rates."""
+    names = ("step_size", "estimator", "metric", "momentum", "averaging")
+    parts = {name: describe(getattr(optimizer, name)) for name in names if hasattr(optimizer, name)}
+    rates = {name: describe([_first(group, name) for group in optimizer.param_groups]) for name in ("lr", "loss_scale")}
+    return {"method": type(optimizer).__name__, "rule": describe(optimizer.rule), **parts, **rates}
+
+
+def describe_torch_optimizer(kind: str, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """The settings of an optimizer of torch: its class, and what it was built with."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    given = {name: describe(value) for name, value in optimizer.defaults.items() if name != "lr" and value}
+    return {
+        kind: type(optimizer).__name__,
+        f"{kind} lr": describe([_first(group, "lr") for group in optimizer.param_groups if "lr" in group]),
+        **{f"{kind} {name}": text for name, text in given.items()},
+        f"shapes in {kind}": describe([tuple(parameter.shape) for parameter in held]),
+    }
+
+
+def _first(group: dict[str, Any], name: str) -> object:
+    """The setting of a parameter group before any scheduler changed it."""
+    return group.get(f"initial_{name}", group[name])
+
+
+def describe(part: object, short: int = 8) -> str:
+    """A value, or a part with its settings, in words; of a tensor that is not short its fingerprint.
+
+    >>> from torchngvi import KLRadius
+    >>> describe(KLRadius(0.5)), describe([0.1, None])
+    ('KLRadius(radius=0.5)', '[0.1, None]')
+    """
+    if isinstance(part, Tensor):
+        return describe(part.tolist()) if part.numel() <= short else fingerprint([part])
+    if part is None or isinstance(part, bool | str):
+        return repr(part)
+    if isinstance(part, numbers.Integral):
+        return repr(int(part))
+    if isinstance(part, numbers.Real):
+        return repr(float(part))
+    if isinstance(part, list | tuple):
+        return f"[{', '.join(describe(item) for item in part)}]"
+    if not isinstance(part, _PARTS):
+        return type(part).__name__  # of a generator that there is one: its state is saved
+    settings = {name: value for name, value in sorted(vars(part).items()) if name[0] != "_" and value is not None}
+    return f"{type(part).__name__}({', '.join(f'{name}={describe(value)}' for name, value in settings.items())})"

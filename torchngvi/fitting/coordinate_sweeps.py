@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.fitting import fingerprints
+from torchngvi.fitting.checkpoints import describe, describe_problem
 from torchngvi.fitting.fit import Request, tolerance_of
 from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.records import Record
@@ -269,11 +269,11 @@ class CoordinateSweeps(Engine):
         """The settings of the run: the sites, the factors and what is local."""
         factors = [f"{', '.join(factor.sites)} x {factor.scale:g}" for factor in self.graph.factors()]
         return {
-            **fingerprints.of_problem(self.product, self.graph),
+            **describe_problem(self.product, self.graph),
             "method": type(self).__name__,
             "factors": "; ".join(factors),
             "local": ", ".join(self.graph.local),
-            "schedule": fingerprints.described(self.graph.schedule),
+            "schedule": describe(self.graph.schedule),
             "memory": str(self.graph.memory),
         }
 

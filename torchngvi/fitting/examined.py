@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torchngvi.diagnostics.examination import Allowance, ExaminationSettings, examine_fitted
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import TorchngviError
-from torchngvi.fitting.generators import Generators
+from torchngvi.fitting.checkpoints import Generators
 from torchngvi.fitting.starts import Starts
 from torchngvi.models.guarded import VALUE, Guarded
 from torchngvi.models.log_joint import WarpedTarget

@@ -31,8 +31,7 @@ from tqdm import tqdm
 from torchngvi.arguments import read_flag, read_list, shown
 from torchngvi.distributed import Ended, Processes
 from torchngvi.errors import InputError
-from torchngvi.fitting import fingerprints
-from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
+from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers, describe
 from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Standing, Stop, gradients_used_up
@@ -204,7 +203,7 @@ class Loop:
         self.callbacks = tuple(callbacks) if processes.leads else ()
         if processes.world > 1:
             settings = {**engine.settings(), "checkpoint": checkpoint, "checkpoint_every": every}
-            processes.agree(**settings, stop=fingerprints.described(stop))
+            processes.agree(**settings, stop=describe(stop))
         self.file: Checkpoint | None = None
         if checkpoint is not None:
             device = engine.q.mean_probe.device

@@ -19,8 +19,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed, drawn_seed
-from torchngvi.fitting import fingerprints
-from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.checkpoints import copied, describe_optimizer, describe_problem
 from torchngvi.fitting.fit import Request, tolerance_by_draws
 from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.records import Record
@@ -247,9 +246,9 @@ class MixtureSteps(Engine):
 
     def settings(self) -> dict[str, str]:
         """The settings of the run: the problem, and the parts of the steps but for the draws, which grow."""
-        parts = fingerprints.of_optimizer(self.optimizer)
+        parts = describe_optimizer(self.optimizer)
         own = {name: parts[name] for name in ("rule", "step_size")}
-        return {"method": type(self).__name__, **fingerprints.of_problem(self.mixture, self.target), **own}
+        return {"method": type(self).__name__, **describe_problem(self.mixture, self.target), **own}
 
     def state_dict(self) -> dict[str, Any]:
         """What an evaluation begins from; the seed stands for the draws."""

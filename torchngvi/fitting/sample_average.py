@@ -24,7 +24,8 @@ import torch
 
 from torchngvi.errors import TorchngviError
 from torchngvi.expectations.draws import drawn_seed
-from torchngvi.fitting import fingerprints, fresh, reasons
+from torchngvi.fitting import fresh, reasons
+from torchngvi.fitting.checkpoints import describe_problem
 from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.fit import Request, tolerance_by_draws
@@ -329,7 +330,7 @@ class SampleAverages(Engine):
 
     def settings(self) -> dict[str, str]:
         """The problem; a function is known by its values."""
-        return {"method": "VN by sample averages", **fingerprints.of_problem(self.q, self.target.target)}
+        return {"method": "VN by sample averages", **describe_problem(self.q, self.target.target)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what an evaluation begins from; the seed stands for the draws."""

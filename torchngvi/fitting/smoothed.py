@@ -26,8 +26,7 @@ from torchngvi.arguments import (
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import StatisticRegression
 from torchngvi.expectations.flat import integrand
-from torchngvi.fitting import fingerprints
-from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.checkpoints import copied, describe, describe_optimizer, describe_problem
 from torchngvi.fitting.fit import Request
 from torchngvi.fitting.loop import Ending, Engine, Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
@@ -236,9 +235,9 @@ class SmoothedSteps(Engine):
     def settings(self) -> dict[str, str]:
         """The settings of the run: the problem, the optimizer with its parts, and what is watched."""
         return {
-            **(fingerprints.of_problem(self.q, self.target) if isinstance(self.target, Target) else {}),
-            **fingerprints.of_optimizer(self.optimizer),
-            "schedule": fingerprints.described(self.schedule),
+            **(describe_problem(self.q, self.target) if isinstance(self.target, Target) else {}),
+            **describe_optimizer(self.optimizer),
+            "schedule": describe(self.schedule),
             "monitor": "none" if self.monitor is None else "a function",
             "window": str(self.window),
         }

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import drawn_seed
-from torchngvi.fitting import fingerprints
-from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.checkpoints import copied, describe_optimizer, describe_problem
 from torchngvi.fitting.fit import Request, tolerance_of
 from torchngvi.fitting.laplace import has_start, laplace_within, may_be_written_out, start_at_mode, usual_tolerance
 from torchngvi.fitting.loop import Engine
@@ -321,7 +320,7 @@ class Steps(Engine):
 
     def settings(self) -> dict[str, str]:
         """The problem, and the optimizer with its parts."""
-        return {**fingerprints.of_problem(self.q, self.target), **fingerprints.of_optimizer(self.optimizer)}
+        return {**describe_problem(self.q, self.target), **describe_optimizer(self.optimizer)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of q and of the optimizer, with what the verdicts remember."""

@@ -23,8 +23,7 @@ from torchngvi.adapters.gpytorch.optimizer import check_hyper_optimizer
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
-from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.generators import Generators
+from torchngvi.fitting.checkpoints import Generators, copied
 from torchngvi.fitting.loop import Engine
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.stopping import Standing

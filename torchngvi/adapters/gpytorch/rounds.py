@@ -31,8 +31,7 @@ from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.scales import check_repeats, lengthen
 from torchngvi.adapters.gpytorch.second_start import shorten, telling
 from torchngvi.errors import InputError
-from torchngvi.fitting import fingerprints
-from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.checkpoints import copied, describe_data
 from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.stopping import Standing, Stop
@@ -261,7 +260,7 @@ class Rounds(Engine):
         """The settings of the run: model, kernels, likelihood and data."""
         method = {"method": "train_svgp, hyper-parameters by L-BFGS"}
         noise = () if self.order is not None else (self.likelihood.noise,)  # no part of the state of a likelihood
-        return method | settings.of_model(self.model, self.likelihood) | fingerprints.of_data((self.x, self.y, *noise))
+        return method | settings.of_model(self.model, self.likelihood) | describe_data((self.x, self.y, *noise))
 
     def state_dict(self) -> dict[str, Any]:
         """The state after a round: losses, model, likelihood, and the memory of L-BFGS."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchngvi.adapters.gpytorch.batches import Batch
-from torchngvi.fitting import fingerprints
+from torchngvi.fitting.checkpoints import describe, describe_data, describe_tensors, describe_torch_optimizer
 
 
 def of_run(
@@ -24,8 +24,8 @@ def of_run(
     settings = {"method": "train_svgp", "num_data": str(num_data), **of_model(model, likelihood)}
     if isinstance(batches, DataLoader):
         size = getattr(batches.batch_sampler, "batch_size", None)
-        settings["batch size"] = fingerprints.described(size)
-    return settings | fingerprints.of_torch_optimizer("hyper_optimizer", hyper) | fingerprints.of_data(_data(batches))
+        settings["batch size"] = describe(size)
+    return settings | describe_torch_optimizer("hyper_optimizer", hyper) | describe_data(_data(batches))
 
 
 def of_model(model: ApproximateGP, likelihood: Likelihood) -> dict[str, str]:
@@ -33,11 +33,11 @@ def of_model(model: ApproximateGP, likelihood: Likelihood) -> dict[str, str]:
     settings: dict[str, str] = {}
     for name, module in (("model", model), ("likelihood", likelihood)):
         settings |= {f"{name} {path}".strip(): type(part).__name__ for path, part in module.named_modules()}
-        settings |= fingerprints.of_tensors(name, module.state_dict())
+        settings |= describe_tensors(name, module.state_dict())
     for path, kernel in model.named_modules():
         if isinstance(kernel, Kernel):  # what is no parameter, such as the smoothness ν of a Matérn kernel
             settings |= {
-                f"model {path} {name}": fingerprints.described(value)
+                f"model {path} {name}": describe(value)
                 for name, value in sorted(vars(kernel).items())
                 if not name.startswith("_") and name != "training" and isinstance(value, bool | int | float | str)
             }

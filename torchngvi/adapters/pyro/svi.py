@@ -48,8 +48,13 @@ from torchngvi.arguments import read_callable
 from torchngvi.distributed import processes_of
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
-from torchngvi.fitting import fingerprints
-from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.checkpoints import (
+    copied,
+    describe_data,
+    describe_optimizer,
+    describe_tensors,
+    describe_torch_optimizer,
+)
 from torchngvi.fitting.loop import Ending, Engine, Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Evaluations, Standing, Stop, joined
@@ -529,19 +534,19 @@ class AveragedSteps(Engine):
     def settings(self) -> dict[str, str]:
         """The optimizers, the shapes of posterior and parameters, and the tensors among the arguments."""
         svi, optim = self.svi, self.svi.optim
-        natural = fingerprints.of_optimizer(svi.natural)
+        natural = describe_optimizer(svi.natural)
         settings = {**natural, "method": f"{self.name} by {natural['method']}", "num_particles": str(svi.num_particles)}
         if isinstance(optim, PyroOptim):
             given = optim.pt_optim_args
             settings["optim"] = f"{type(optim).__name__} {given if isinstance(given, dict) else 'by a function'}"
         elif optim is not None:
-            settings |= fingerprints.of_torch_optimizer("optim", optim)
+            settings |= describe_torch_optimizer("optim", optim)
         tensors = tuple(given for given in self.given if isinstance(given, Tensor))
         return {
             **settings,
-            **fingerprints.of_tensors("posterior", self.q.state_dict()),
-            **fingerprints.of_tensors("parameter", self._parameters()),
-            **fingerprints.of_data(tensors),
+            **describe_tensors("posterior", self.q.state_dict()),
+            **describe_tensors("parameter", self._parameters()),
+            **describe_data(tensors),
         }
 
     def state_dict(self) -> dict[str, Any]:
