@@ -107,6 +107,12 @@ class RowSpace:
             part[rows[first:last], where] = values[first:last]
             yield slice(start, stop), part
 
+    def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Blocks of columns, each with their Λ^-½ and their rows of Q."""
+        for columns, part in self._columns():
+            scale = self.prior_precision[columns].rsqrt()
+            yield columns, scale, (part * scale).mT @ self.basis
+
     def fit(self, **options: Any) -> tuple["LiftedGaussian", FitResult]:
         """Fit the posterior from the prior by `VN`, with `SiteNewton` up to 2,000 rows.
 
@@ -169,9 +175,8 @@ class LiftedGaussian:
         space = self.space
         # one result, written in place: small tensors kept between large ones would pin the memory of all
         result = torch.empty_like(space.prior_mean)
-        for columns, part in space._columns():
-            scale = space.prior_precision[columns].rsqrt()
-            result[columns] = function(scale, (part * scale).mT @ space.basis)
+        for columns, scale, Q in space._blocks():
+            result[columns] = function(scale, Q)
         return result
 
     @property
@@ -209,9 +214,7 @@ class LiftedGaussian:
         theta = noise * space.prior_precision.rsqrt()
         inside = self._rows(theta) @ space.basis
         change = (phi - inside).reshape(-1, q.dim)
-        for columns, part in space._columns():
-            scale = space.prior_precision[columns].rsqrt()
-            Q = (part * scale).mT @ space.basis
+        for columns, scale, Q in space._blocks():
             theta[..., columns] += ((change @ Q.mT) * scale).reshape(*shape, -1)
         return theta + space.prior_mean
 
