@@ -14,7 +14,7 @@ from pyro import poutine  # noqa: E402
 from pyro.infer import config_enumerate  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, fit_guide, log_joint  # noqa: E402
-from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, subsampled_plate  # noqa: E402
+from torchngvi.adapters.pyro.fitting import pass_over_batches, pass_over_plate, subsampled_plate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 

@@ -24,7 +24,7 @@ from pyro.infer import Predictive, Trace_ELBO, config_enumerate  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide  # noqa: E402
-from torchngvi.adapters.pyro.factored import FactoredLogJoint  # noqa: E402
+from torchngvi.adapters.pyro.structure import FactoredLogJoint  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("pyro_in_float64"),

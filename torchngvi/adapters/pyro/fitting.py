@@ -1,24 +1,32 @@
-"""Fitting a guide at once, to its log joint; and what of it the steps of `NaturalSVI` share."""
+"""Fitting a guide at once, to its log joint; and what of it the steps of `NaturalSVI` share.
+
+Where the rows of a model come in batches, the log joint is that of one pass over all of them, a `DataLogJoint`,
+
+    log p(θ, y) = log p(θ) + Σ_batches Σ_rows log p(y_row | θ)
+
+The model runs once for the first term, with its rows masked, and once a batch for the others, with everything else
+masked; the factors N/B by which plates scale a subsample are taken out again.
+"""
 
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import constraints
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.guide import AutoGaussian
-from torchngvi.adapters.pyro.layout import Layout, coordinate_names, listed, unwrapped
+from torchngvi.adapters.pyro.layout import Layout, coordinate_names, is_subsampled, listed, random_sites, unwrapped
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian, fit_locals
 from torchngvi.adapters.pyro.marginal import AutoMarginal, fit_marginal
-from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, subsampled_plate
 from torchngvi.adapters.pyro.product import AutoProduct, fit_product
 from torchngvi.adapters.pyro.structure import factored
 from torchngvi.adapters.pyro.validation import refusals
@@ -29,7 +37,9 @@ from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
 from torchngvi.models import DataLogJoint, ShardedDraws
+from torchngvi.models.data_log_joint import check_batches, rows_of, some_of
 
+_SAME = 1e-4  # relative error at which two sums of the same rows differ
 _DONE = "_decentered"  # the end of the names that LocScaleReparam gives
 
 
@@ -85,9 +95,9 @@ def fit_guide(
     if batches is not None and (isinstance(batches, str | bytes | Tensor) or not isinstance(batches, Iterable)):
         raise InputError(f"batches is a DataLoader or a list, or None; got {shown(batches)}.")
     _check_options(model, kwargs)
-    with Held() as held:
+    with ParametersRead() as parameters:
         result = _fitted(model, guide, args, kwargs, dict(options or {}), batches)
-    result = held.told(result)
+    result = _held(result, parameters.found)
     return result if batches is not None else _validated(result, model, guide, args, kwargs)
 
 
@@ -217,37 +227,29 @@ def check_guide(guide: object, *, steps: bool = False) -> None:
         )
 
 
-class Held(Messenger):
-    """Takes down the parameters that a model reads and that an optimizer could move.
-
-    >>> import pyro
-    >>> with Held() as held:
-    ...     _ = pyro.param("s", Tensor([1.0]))
-    >>> list(held.found)
-    ['s']
-    """
+class ParametersRead(Messenger):
+    """A messenger that collects the unconstrained tensors behind the parameters that a model reads, by name."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, None] = {}  # in the order of the model
+        self.found: dict[str, Tensor] = {}
 
-    def _pyro_post_param(self, message: Any) -> None:
-        """The unconstrained parameter tells, as what is made of it without gradients requires none."""
-        name, value = message["name"], message["value"]
-        unconstrained = value.unconstrained() if hasattr(value, "unconstrained") else value
-        if isinstance(unconstrained, Tensor) and unconstrained.requires_grad:
-            self.found[name] = None
+    def _pyro_post_param(self, msg: Any) -> None:
+        value = msg["value"]
+        self.found[msg["name"]] = value.unconstrained() if hasattr(value, "unconstrained") else value
 
-    def told(self, result: FitResult) -> FitResult:
-        """The result of a fit, whose reason names the parameters that were held fixed, if there are any."""
-        if not self.found:
-            return result
-        s, were, them = ("s", "were", "them") if len(self.found) > 1 else ("", "was", "it")
-        clause = (
-            f"the parameter{s} {listed(self.found)} of the model {were} held fixed, and "
-            f"torchngvi.adapters.pyro.NaturalSVI learns {them}"
-        )
-        return replace(result, reason=f"{result.reason.rstrip('.')}; {clause}.")
+
+def _held(result: FitResult, found: dict[str, Tensor]) -> FitResult:
+    """The result of a fit, whose reason names the parameters that an optimizer could move and that were held fixed."""
+    names = [name for name, value in found.items() if isinstance(value, Tensor) and value.requires_grad]
+    if not names:
+        return result
+    s, were, them = ("s", "were", "them") if len(names) > 1 else ("", "was", "it")
+    clause = (
+        f"the parameter{s} {listed(names)} of the model {were} held fixed, and "
+        f"torchngvi.adapters.pyro.NaturalSVI learns {them}"
+    )
+    return replace(result, reason=f"{result.reason.rstrip('.')}; {clause}.")
 
 
 def location_scale(density: ModelLogJoint) -> list[str]:
@@ -283,3 +285,151 @@ def advised(result: FitResult, density: ModelLogJoint) -> FitResult:
         return result
     clause = f"other coordinates of {', '.join(names)}, which torchngvi.adapters.pyro.centred(model, ...) finds"
     return replace(result, examination=replace(verdict, coordinates=clause))
+
+
+# -------------------------------------------------------------------------------- rows in batches
+
+
+@final
+class Portion(Messenger):
+    """A messenger that keeps the density of the rows of a model, or that of everything else, and masks the other."""
+
+    def __init__(self, rows: bool, plate: str | None = None) -> None:
+        super().__init__()
+        self.rows, self.plate = rows, plate
+        self.index: Tensor | None = None  # of the members that are the rows of this run, not more than are subsampled
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            size = msg["fn"].subsample_size
+            if msg["value"] is None and size is not None and size < msg["fn"].size:
+                index = torch.arange(size)
+                if msg["name"] == self.plate and self.index is not None:  # the members that fill it up are masked
+                    index = torch.cat([self.index, self.index[:1].expand(size - len(self.index))])
+                msg["value"] = index
+            return
+        frames = [frame for frame in msg["cond_indep_stack"] if self.plate is None or frame.name == self.plate]
+        if (bool(frames) if self.plate else msg["is_observed"]) != self.rows:
+            msg["mask"] = False
+        elif self.rows:
+            for frame in filter(is_subsampled, frames):
+                msg["scale"] = msg["scale"] * frame.size / frame.full_size
+                if self.index is not None and len(self.index) < frame.size:
+                    real = torch.arange(frame.size, device=msg["value"].device) < len(self.index)
+                    real = real.reshape(-1, *(1,) * (-frame.dim - 1))
+                    msg["mask"] = real if msg["mask"] is None else msg["mask"] & real
+
+
+def subsampled_plate(density: ModelLogJoint) -> tuple[str, int, int] | None:
+    """The one plate of a model that subsamples its members: its name, their number, and that of a subsample."""
+    trace = density.trace(density.unpack(density.initial))
+    frames = [frame for site in random_sites(trace) for frame in site["cond_indep_stack"] if is_subsampled(frame)]
+    found = {frame.name: (frame.name, frame.full_size, frame.size) for frame in frames}
+    if len(found) > 1:
+        raise InputError(
+            f"the plates {listed(found)} all subsample, and a pass goes over one. Pass all data of the others, or "
+            "take the steps of NaturalSVI."
+        )
+    if found:
+        _check_not_enumerated(density)
+    return next(iter(found.values()), None)
+
+
+def pass_over_plate(
+    model: Callable[..., Any],
+    guide: AutoGaussian,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plate: tuple[str, int, int],
+) -> DataLogJoint:
+    """The log joint of all members of a plate that subsamples them, so many at once as it does."""
+    name, members, size = plate
+    prior, rows, portion = _portions(model, guide, args, kwargs, name)
+    batches = torch.randperm(members, generator=torch.Generator().manual_seed(0)).split(size)
+    for portion.index in batches:
+        rows.on(*args, **kwargs).validate(f"at its initial point, on some members of the plate {name!r}")
+
+    def log_likelihood(theta: Tensor, index: Tensor) -> Tensor:
+        portion.index = index
+        return _without_jacobian(rows, theta)
+
+    return DataLogJoint(log_likelihood, prior.log_joint, batches, members)
+
+
+def pass_over_batches(
+    model: Callable[..., Any],
+    guide: AutoGaussian,
+    batches: Iterable[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[DataLogJoint, Layout]:
+    """The log joint of all rows of batches that are arguments of the model."""
+    check_batches(batches, 1)
+    sizes = [rows_of(batch) for batch in batches]
+    check_batches(batches, sum(sizes))
+
+    def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if isinstance(batch, Mapping):
+            return args, {**batch, **kwargs}
+        return ((*batch, *args) if isinstance(batch, tuple | list) else (batch, *args)), kwargs
+
+    def on(batch: Any) -> ModelLogJoint:
+        positional, named = arguments(batch)
+        return rows.on(*positional, **named)
+
+    def log_likelihood(theta: Tensor, batch: Any) -> Tensor:
+        return _without_jacobian(on(batch), theta)
+
+    first = next(iter(batches))
+    positional, named = arguments(first)
+    prior, rows, _ = _portions(model, guide.setup(*positional, **named), positional, named, None)
+    for number, batch in enumerate(batches, 1):
+        on(batch).validate(f"at its initial point, on batch {number}")
+    if sizes[0] > 1:
+        _check_sum(log_likelihood, prior.initial[None], first, sizes[0])
+    return DataLogJoint(log_likelihood, prior.log_joint, batches, sum(sizes)), prior.layout
+
+
+def _portions(
+    model: Callable[..., Any],
+    guide: AutoGaussian,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plate: str | None,
+) -> tuple[ModelLogJoint, ModelLogJoint, Portion]:
+    """The log joint without rows, that of the rows alone, and the messenger that says which rows."""
+    portion = Portion(True, plate)
+    prior = guide.density(Portion(False, plate)(model), args, kwargs)
+    rows = guide.density(portion(model), args, kwargs)
+    _check_not_enumerated(rows)
+    for density in (prior, rows):
+        density.comparable = True  # every run sees the rows that it is given
+        density.check_comparable("fit_guide")
+    return prior, rows, portion
+
+
+def _without_jacobian(density: ModelLogJoint, theta: Tensor) -> Tensor:
+    """The log joint without log|∂x/∂θ|, which goes with the prior."""
+    return density.log_joint(theta) - density.layout.constrained(theta)[1].to(theta.dtype)
+
+
+def _check_not_enumerated(density: ModelLogJoint) -> None:
+    """Check that no discrete sites are summed out."""
+    if density.enumerates:
+        raise InputError(
+            "fit_guide does not sum out discrete sites in a model whose rows come in batches. Pass all data, or take "
+            "the steps of NaturalSVI."
+        )
+
+
+@torch.no_grad()
+def _check_sum(log_likelihood: Callable[[Tensor, Any], Tensor], theta: Tensor, batch: Any, size: int) -> None:
+    """Check that a batch has the log likelihood of its halves."""
+    halves = [some_of(batch, slice(0, size // 2)), some_of(batch, slice(size // 2, size))]
+    whole, parts = float(log_likelihood(theta, batch)), sum(float(log_likelihood(theta, half)) for half in halves)
+    if abs(whole - parts) > _SAME * max(abs(whole), 1.0):
+        raise InputError(
+            f"the observed sites must be a sum over the rows of a batch; a batch gives {whole:.6g}, its two halves "
+            f"together {parts:.6g}. Observe every row in a plate, pyro.plate(name, num_data, subsample_size=len(y)), "
+            "without poutine.scale and without pyro.factor outside it."
+        )

@@ -35,13 +35,12 @@ from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 from pyro.infer.autoguide import AutoGuideList
 from pyro.infer.util import zero_grads
 from pyro.optim import PyroOptim
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian, safe_rule
-from torchngvi.adapters.pyro.fitting import check_guide, density_of, spread
+from torchngvi.adapters.pyro.fitting import ParametersRead, check_guide, density_of, spread
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.layout import listed, random_sites
 from torchngvi.arguments import read_callable
@@ -182,14 +181,14 @@ class NaturalSVI:
         self.natural.zero_grad()
         if isinstance(self.optim, torch.optim.Optimizer):
             self.optim.zero_grad()
-        with torch.enable_grad(), _Parameters() as parameters:
+        with torch.enable_grad(), ParametersRead() as parameters:
             loss = self._loss()
         if bool(loss.isfinite()):
             loss.backward()
             self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5  # type: ignore[arg-type]
             self.natural.step()
             if isinstance(self.optim, PyroOptim):
-                self.optim(parameters.met)
+                self.optim(list(parameters.found.values()))
             elif self.optim is not None:
                 self.optim.step()
         elif not self._warned:
@@ -201,7 +200,7 @@ class NaturalSVI:
                 RejectedStepWarning,
                 stacklevel=2,
             )
-        zero_grads(parameters.met)
+        zero_grads(parameters.found.values())
         return loss.item()
 
     @torch.no_grad()
@@ -310,18 +309,6 @@ class NaturalSVI:
         if not _are_same(before, (args, kwargs)):
             density.validate("with the arguments of this step")
         return density
-
-
-class _Parameters(Messenger):
-    """A messenger that collects the leaf tensors behind the parameters that a run meets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.met: Any = set()
-
-    def _pyro_post_param(self, msg: Any) -> None:
-        value = msg["value"]
-        self.met.add(value.unconstrained() if hasattr(value, "unconstrained") else value)
 
 
 def _are_same(old: tuple[tuple[Any, ...], dict[str, Any]], new: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
