@@ -92,13 +92,8 @@ class PlateLayout(Layout):
         """The axis of the plate in the unconstrained value of a local site, from the left."""
         return site.batch_dims + self.dim_of_plate
 
-    def free(
-        self,
-        site: Site,
-        b: Tensor,  # (*sample, B, r)
-        g: Tensor,  # (*sample, P)
-    ) -> Tensor:
-        """The unconstrained value of a site, (*sample, *free), for as many members as b has."""
+    def free(self, site: Site, b: Tensor, g: Tensor) -> Tensor:
+        """The unconstrained value (*sample, *free) of a site at b (*sample, B, r) and g (*sample, P)."""
         place, sample = self.places[site.name], g.shape[:-1]
         if site.name not in self.locals:
             return g[..., place].reshape(sample + site.free)
@@ -266,26 +261,15 @@ class PlateDensity:
 
     @tracked
     @torch.enable_grad()
-    def log_joint(
-        self,
-        index: Tensor,  # (B,)
-        b: Tensor,  # (S, B, r)
-        g: Tensor,  # (S, P)
-        weights: Tensor,  # (B + 1,)
-    ) -> Tensor:
-        """-Σ_i u_i ℓ_i - u_0 ℓ_0 of each draw, (S,)."""
+    def log_joint(self, index: Tensor, b: Tensor, g: Tensor, weights: Tensor) -> Tensor:
+        """-Σ_i u_i ℓ_i - u_0 ℓ_0 of each draw (S,), of members (B,) with b (S, B, r), g (S, P) and u (B + 1,)."""
         self.index, self.layout.weights = index, weights
         return self._batched(torch.cat([b.flatten(-2), g], -1)).detach().to(g.dtype)
 
     @tracked
     @torch.enable_grad()
-    def terms(
-        self,
-        index: Tensor,  # (B,)
-        b: Tensor,  # (S, B, r)
-        g: Tensor,  # (S, P)
-    ) -> Terms:
-        """E[ℓ_i] of the members of a batch, and last E[ℓ_0], over draws, with gradients and Hessians."""
+    def terms(self, index: Tensor, b: Tensor, g: Tensor) -> Terms:
+        """E[ℓ_i] of members (B,), and last E[ℓ_0], over draws b (S, B, r) and g (S, P), with their derivatives."""
         k = b.shape[-1] + g.shape[-1]
         t = g.new_zeros(k, requires_grad=True)
         u, loss = self._loss(index, b + t[: b.shape[-1]], g + t[b.shape[-1] :])

@@ -108,12 +108,6 @@ class AutoLocalGaussian(AutoGuide):
     def setup(self, *args: Any, **kwargs: Any) -> Self:
         """Run the model once with these arguments to lay out the sites, unless that was done before; returns the guide.
 
-        Args:
-            args, kwargs: of the model.
-
-        Returns:
-            The guide.
-
         Raises:
             InputError: as `PlateLayout`; too few particles.
         """
@@ -133,10 +127,7 @@ class AutoLocalGaussian(AutoGuide):
                 self._prototype_frames = {f.name: f for frames in self._frames.values() for f in frames}
                 self.prototype_trace = trace
                 self.memo = Sites(layout.size, self._start, self.init_scale)
-                g = self._start[1]
-                self.q = PrecisionCholeskyGaussian(
-                    layout.P, mean=g, scale=self.init_scale, dtype=g.dtype, device=g.device
-                )
+                self.q = PrecisionCholeskyGaussian(layout.P, mean=self._start[1], scale=self.init_scale)
         return self
 
     @property
@@ -151,14 +142,7 @@ class AutoLocalGaussian(AutoGuide):
         return self.q
 
     def visits(self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Visits:
-        """The sites of the guide with the terms of a model, by which it is fitted.
-
-        Args:
-            model: the model of the guide, or one with the same latents.
-            args, kwargs: of the model.
-
-        Returns:
-            What visits members by their index, a batch at a time.
+        """The sites of the guide with the terms of a model, which visit members by their index, a batch at a time.
 
         Raises:
             InputError: as `setup` and `PlateDensity`.
@@ -169,13 +153,7 @@ class AutoLocalGaussian(AutoGuide):
         return Visits(self.memo, density, self.num_particles)
 
     def elbo(self, *args: Any, **kwargs: Any) -> FreshElbo:
-        """Estimate the ELBO over all members in nats, without bias, by one pass on new draws.
-
-        Args:
-            args, kwargs: of the model.
-
-        Returns:
-            The estimate ``elbo`` and its standard ``error``.
+        """Estimate the ELBO over all members in nats, without bias, with its standard error, by one pass on new draws.
 
         Raises:
             InputError: as `visits`.
@@ -192,20 +170,15 @@ class AutoLocalGaussian(AutoGuide):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw the globals, and the locals of a subsample of the plate given them; the values of the sites by name."""
         self.setup(*args, **kwargs)
-        top, memo, layout = self._top(), self.memo, self.layout
-        plates = self._create_plates(*args, **kwargs)
-        name = self._pyro_name
-        g = pyro.sample(
-            f"_{name}_globals",
-            dist.MultivariateNormal(top.mean, precision_matrix=top.root @ top.root.mT),
-            infer={"is_auxiliary": True},
-        )
+        top, memo, layout, name = self._top(), self.memo, self.layout, self._pyro_name
+        plates, mine = self._create_plates(*args, **kwargs), {"is_auxiliary": True}
+        shared = dist.MultivariateNormal(top.mean, precision_matrix=top.root @ top.root.mT)
+        g = pyro.sample(f"_{name}_globals", shared, infer=mine)
         with plates[self.plate] as index:
             shape = (len(index), *(1,) * (-layout.dim_of_plate - 1))
-            kept = (x[index].reshape(*shape, *x.shape[1:]) for x in (memo.centre, memo.slope, memo.precision))
-            c, K, S = kept
+            c, K, S = (x[index].reshape(*shape, *x.shape[1:]) for x in (memo.centre, memo.slope, memo.precision))
             given = dist.MultivariateNormal(c - (g[..., None, :] @ K)[..., 0, :], precision_matrix=S)
-            b = pyro.sample(f"_{name}_locals", given, infer={"is_auxiliary": True})
+            b = pyro.sample(f"_{name}_locals", given, infer=mine)
         sample = g.shape[:1] if g.ndim > 1 else g.shape[:0]  # vectorised particles
         return self._sites_at(plates, b.reshape(*sample, len(index), layout.r), g.reshape(*sample, layout.P))
 
@@ -229,36 +202,19 @@ class AutoLocalGaussian(AutoGuide):
 
     @torch.no_grad()
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The quantiles of each latent, of the locals for all members of the plate.
-
-        Args:
-            quantiles: between 0 and 1.
-            args, kwargs: not read; guides of Pyro take the arguments of the model.
-
-        Returns:
-            For each site one value a quantile, (quantiles, *shape), the plate at its full size.
-        """
+        """The quantiles of each latent at levels between 0 and 1, (levels, *shape), the plate at its full size."""
         top, memo = self._top(), self.memo
         root, _ = small_blocks.cholesky(memo.precision)
         own = small_blocks.inverse(root).square().sum(-2)
         across = torch.linalg.solve_triangular(top.root, memo.slope, upper=False).square().sum(-2)
         mean = memo.centre - top.mean @ memo.slope
-        z = torch.special.ndtri(
-            torch.as_tensor(read_shares("quantiles", quantiles), dtype=mean.dtype, device=mean.device)
-        )
+        z = torch.special.ndtri(torch.as_tensor(read_shares("quantiles", quantiles)).to(mean))
         b = mean + z[:, None, None] * (own + across).sqrt()
         g = top.mean + z[:, None] * torch.cholesky_inverse(top.root).diagonal().sqrt()
         return {site.name: site.transform(self.layout.free(site, b, g)) for site in self.layout.sites}
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The median of each latent, of the locals for all members of the plate.
-
-        Args:
-            args, kwargs: not read.
-
-        Returns:
-            The values by the name of the site.
-        """
+        """The median of each latent, the plate at its full size."""
         return {name: value[0] for name, value in self.quantiles([0.5]).items()}
 
 
@@ -340,8 +296,6 @@ class PassesOverPlate(Steps):
         self.visits.sites.come_to(self._top())
         return super().interrupted(reason, last)
 
-    # -------------------------------------------------------------------------------- where it is
-
     def _top(self) -> Globals:
         assert isinstance(self.q, PrecisionCholeskyGaussian)
         return Globals(self.q.mean.detach().clone(), self.q.precision_tril.detach().clone())
@@ -363,8 +317,6 @@ class PassesOverPlate(Steps):
         """Put both parts of q where `here` was called."""
         self.q.restore(coordinates[0])
         self._put(coordinates[1])
-
-    # -------------------------------------------------------------------------------- checkpoints
 
     def settings(self) -> dict[str, str]:
         """The problem, with the sizes of plate and subsample."""

@@ -30,7 +30,7 @@ that a batch keeps from pass to pass.
 """
 
 import math
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -133,18 +133,13 @@ class Sites(torch.nn.Module):
         self.shared.copy_(precision - self.total)
         self.shared_pull.copy_(precision @ top.mean - self.total_pull)
 
-    def of(
-        self,
-        index: Tensor,  # (B,)
-        mean: Tensor,  # m_g, (P,)
-    ) -> tuple[Locals, Message]:
-        """What is kept of some members; those never visited begin at the mean of all that were."""
+    def of(self, index: Tensor, mean: Tensor) -> tuple[Locals, Message]:
+        """What is kept of some members (B,) at m_g; those never visited begin at the mean of all that were."""
         get = {name: value[index] for name, value in self.named_buffers() if len(value) == len(self.visited)}
-        if bool(self.visited.any()):
+        new = ~get["visited"]
+        if bool(self.visited.any()) and bool(new.any()):
             for name in ("centre", "precision", "slope"):
-                new = ~get["visited"]
-                if bool(new.any()):
-                    get[name][new] = getattr(self, name)[self.visited].mean(0)
+                get[name][new] = getattr(self, name)[self.visited].mean(0)
         at = get["centre"] - (mean @ get["slope"])
         return Locals(at, get["precision"], get["slope"], get["rho"]), Message(get["message"], get["pull"])
 
@@ -159,9 +154,9 @@ class Sites(torch.nn.Module):
         self.visited[index] = True
 
 
-def clique(here: Locals, top: Globals) -> Tensor:
-    """The means of the cliques (b_i, g), (B, r + P)."""
-    return torch.cat([here.mean, top.mean.expand(len(here.mean), -1)], -1)
+def _chosen(mask: Tensor, new: Any, old: Any) -> Any:
+    """The new ones of some members, and the old ones of the others."""
+    return type(new)(*(where(mask, x, y) for x, y in zip(new, old, strict=True)))
 
 
 def covariance(here: Locals, top: Globals) -> Tensor:
@@ -173,16 +168,8 @@ def covariance(here: Locals, top: Globals) -> Tensor:
     return torch.cat([torch.cat([bb, gb.mT], -1), torch.cat([gb, V.expand(len(gb), -1, -1)], -1)], -2)
 
 
-def moved(
-    here: Locals,
-    message: Message,
-    seen: Terms,
-    top: Globals,
-    rate: Tensor,  # (B,)
-) -> tuple[Locals, Message, Tensor]:
-    """Sites (1 - ρ) site + ρ (H, H m - g) of some members, as locals about the same m_g, messages, and where
-    they are.
-    """
+def moved(here: Locals, message: Message, seen: Terms, top: Globals, rate: Tensor) -> tuple[Locals, Message, Tensor]:
+    """Sites (1 - ρ) site + ρ (H, H m - g), ρ (B,), as locals about the same m_g, messages, and where they are."""
     r, rho = here.mean.shape[-1], rate[:, None, None]
     cross = here.slope @ here.precision  # K S
     c = here.mean + top.mean @ here.slope
@@ -190,7 +177,8 @@ def moved(
     SK = torch.lerp(cross, seen.H[:, r:, :r], rho)
     gg = torch.lerp(cross @ here.slope.mT + message.precision, seen.H[:, r:, r:], rho)
     old = torch.cat([(here.precision @ c[..., None])[..., 0], (cross @ c[..., None])[..., 0] + message.shift], -1)
-    new = (seen.H @ clique(here, top)[..., None])[..., 0] - seen.g
+    mean = torch.cat([here.mean, top.mean.expand(len(here.mean), -1)], -1)  # of the cliques (b_i, g)
+    new = (seen.H @ mean[..., None])[..., 0] - seen.g
     shift = torch.lerp(old, new, rate[:, None])
     root, ok = small_blocks.cholesky(S)
 
@@ -275,20 +263,14 @@ class Visits:
     def noise(self, members: int) -> tuple[Tensor, Tensor]:
         """z of the members, (S, B, r), and of the globals, (S, P), in antithetic pairs."""
         layout, like = self.density.layout, self.sites.shared_pull
-        seed = drawn_seed()
-        quasi = Quasi(self.num_particles // 2, seed=seed)
+        quasi = Quasi(self.num_particles // 2, seed=drawn_seed())
         half = quasi(like.new_zeros(members, layout.r)).movedim(0, -1)  # (B, r, S/2)
         root, _ = small_blocks.cholesky(half @ half.mT / half.shape[-1])
         half = small_blocks.solve(root, half).movedim(-1, 0)
         return torch.cat([half, -half]), Antithetic(self.num_particles)(like)
 
-    def visit(
-        self,
-        index: Tensor,  # (B,)
-        rate: float,
-        first: bool = False,
-    ) -> Visit:
-        """Take a step on a batch of members, at the first visit from near the best of its bound with the others."""
+    def visit(self, index: Tensor, rate: float, first: bool = False) -> Visit:
+        """Take a step on some members (B,), at the first visit from near the best of their bound with the others."""
         z = self.noise(len(index))
         at, rho = self._look(index, z), rate
         for _ in range(_ROUNDS if first else 0):
@@ -329,37 +311,32 @@ class Visits:
             buffer.copy_(x)
 
     def settled(
-        self,
-        index: Tensor,  # (B,)
-        here: Locals,
-        top: Globals,
-        z: tuple[Tensor, Tensor],
-        share: float = _NEAR**2,
+        self, index: Tensor, here: Locals, top: Globals, z: tuple[Tensor, Tensor], share: float = _NEAR**2
     ) -> tuple[Locals, Terms, Tensor]:
         """VN for each member alone, q(g) as it is, until all are near or as near as they get."""
-        seen = self.seen(index, here, top, z)
+
+        def look(here: Locals) -> tuple[Terms, Seen, Tensor]:
+            seen = self.seen(index, here, top, z)
+            alone = seen_alone(seen.members, here)
+            return seen, alone, alone.norm2(here.slope, top.root)
+
+        seen, alone, norm2 = look(here)
         silent = Message(torch.zeros_like(top.root).expand(len(index), -1, -1), top.mean.expand(len(index), -1))
-        alone = seen_alone(seen.members, here)
-        norm2 = alone.norm2(here.slope, top.root)
         for _ in range(_MOST):
             far = ~(norm2 <= share)  # NaN is far
             if not bool(far.any()):
                 break
             there, _, _ = moved(here, silent, seen.members, top, here.rho)
-            new = self.seen(index, there, top, z)
-            new_alone = seen_alone(new.members, there)
-            new_norm2 = new_alone.norm2(there.slope, top.root)
+            new, new_alone, new_norm2 = look(there)
             rise = _ROUNDING * alone.value.abs().clamp_min(1.0)
             lower = (new_alone.value <= alone.value + rise) | (alone.value.isnan() & new_alone.value.isfinite())
             better = torch.where(norm2 <= _NEAR**2, new_norm2 < norm2, lower)
             rho = torch.where(better, (_LONGER * here.rho).clamp_max(1.0), _SHORTER * here.rho)
             rho = torch.where(far, rho, here.rho)
             keep = far & better
-            here = Locals(*(where(keep, x, y) for x, y in zip(there, here, strict=True)))._replace(rho=rho)
-            alone = Seen(*(where(keep, x, y) for x, y in zip(new_alone, alone, strict=True)))
-            norm2 = torch.where(keep, new_norm2, norm2)
-            shared = torch.cat([keep, keep.new_zeros(1)])
-            seen = Terms(*(where(shared, x, y) for x, y in zip(new, seen, strict=True)))
+            here = _chosen(keep, there, here)._replace(rho=rho)
+            alone, norm2 = _chosen(keep, new_alone, alone), torch.where(keep, new_norm2, norm2)
+            seen = _chosen(torch.cat([keep, keep.new_zeros(1)]), new, seen)
         return here, seen, norm2
 
     def seen(self, index: Tensor, here: Locals, top: Globals, z: tuple[Tensor, Tensor]) -> Terms:
@@ -368,20 +345,16 @@ class Visits:
 
     def _step(self, at: _Look, rate: float) -> Tensor:
         """Take new sites, with a shorter step where Λ would not be positive definite after all."""
-        sites, here, top, mean = self.sites, at.here, at.top, at.top.mean
-        r = here.mean.shape[-1]
-        H = at.seen.H[-1, r:, r:]
-        pull = H @ mean - at.seen.g[-1, r:]
+        sites, here, mean, P = self.sites, at.here, at.top.mean, len(at.top.mean)
+        H = at.seen.H[-1, -P:, -P:]
+        pull = H @ mean - at.seen.g[-1, -P:]
         for _ in range(_HALVINGS):
             each = torch.full_like(here.rho, rate)
-            there, told, positive = moved(here, at.message, at.seen.members, top, each)
+            there, message, positive = moved(here, at.message, at.seen.members, at.top, each)
             keep = at.ok & positive
-            new = Locals(*(where(keep, x, y) for x, y in zip(there, here, strict=True)))
-            message = Message(*(where(keep, x, y) for x, y in zip(told, at.message, strict=True)))
-            sites.keep(at.batch, mean, new, message)
-            shared, shared_pull, _, _ = sites.sums()
-            shared.lerp_(H, rate)
-            shared_pull.lerp_(pull, rate)
+            sites.keep(at.batch, mean, _chosen(keep, there, here), _chosen(keep, message, at.message))
+            sites.shared.lerp_(H, rate)
+            sites.shared_pull.lerp_(pull, rate)
             if bool(sites.top().root.isfinite().all()):
                 return keep
             self._undo(at)
@@ -398,18 +371,9 @@ class MemoisedBound(TractableTarget):
     def __init__(self, visits: Visits, tolerance: float) -> None:
         self.visits, self.sites, self.tolerance = visits, visits.sites, tolerance
         self.batches: list[tuple[Tensor, Tensor]] = batches_of(visits)
+        self.dim, self.members = visits.density.layout.P, visits.density.layout.size
         self.seed = drawn_seed()
         self.left, self.gradient = 0.0, 1.0  # natural norms of the members and of the globals, as seen last
-
-    @property
-    def dim(self) -> int:
-        """The number P of globals."""
-        return self.visits.density.layout.P
-
-    @property
-    def members(self) -> int:
-        """The number n of members."""
-        return self.visits.density.layout.size
 
     def check(self, q: Posterior) -> None:
         """Check that q is over the globals."""
@@ -442,33 +406,27 @@ class MemoisedBound(TractableTarget):
         self, top: Globals, seed: int, allowed: float, keeps: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, float]:
         """L* + entropy, its slope and curvature, and the norm that the members leave."""
-        sites, P = self.sites, self.dim
-        members = self.members
-        value, g, H = top.mean.new_zeros(()), top.mean.new_zeros(P), top.mean.new_zeros(P, P)
-        left = value.clone()
+        sites, P, share = self.sites, self.dim, 1 / len(self.batches)
+        value, g, H, left = (top.mean.new_zeros(shape) for shape in ((), (P,), (P, P), ()))
         for number, (index, new) in enumerate(self.batches):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed + number)
                 z = self.visits.noise(len(index))
             here, message = sites.of(index, top.mean)
-            here, seen, norm2 = self.visits.settled(index, here, top, z, allowed**2 / members)
+            here, seen, norm2 = self.visits.settled(index, here, top, z, allowed**2 / self.members)
             seen = corrected(seen, here, top, z)
             alone = seen_alone(seen.members, here)
             each_g, each_H = turned(alone, here.slope)
             if keeps:
-                ok = norm2 <= _NEAR**2
                 said = Message(each_H, each_H @ top.mean - each_g)
-                sites.keep(
-                    index, top.mean, here, Message(*(where(ok, x, y) for x, y in zip(said, message, strict=True)))
-                )
-            value = value + alone.value[new].sum()
-            g, H = g + each_g[new].sum(0), H + each_H[new].sum(0)
+                sites.keep(index, top.mean, here, _chosen(norm2 <= _NEAR**2, said, message))
             left = left + norm2[new].sum()
-            share = 1 / len(self.batches)  # of the terms that all share, seen at the draws of each batch
-            value = value + share * seen.value[-1]
-            g, H = g + share * seen.g[-1, -P:], H + share * seen.H[-1, -P:, -P:]
+            # the terms that all share are seen at the draws of each batch
+            value = value + alone.value[new].sum() + share * seen.value[-1]
+            g = g + each_g[new].sum(0) + share * seen.g[-1, -P:]
+            H = H + each_H[new].sum(0) + share * seen.H[-1, -P:, -P:]
         r = self.visits.density.layout.r
-        return value - 0.5 * members * r * math.log(2 * math.pi), g, H, float(left.sqrt())
+        return value - 0.5 * self.members * r * math.log(2 * math.pi), g, H, float(left.sqrt())
 
 
 def batches_of(visits: Visits) -> list[tuple[Tensor, Tensor]]:
