@@ -15,7 +15,7 @@ import pyro.distributions as dist  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, fit_guide, log_joint, structure  # noqa: E402
 from torchngvi.adapters.pyro.batching import draws_at_once  # noqa: E402
-from torchngvi.adapters.pyro.structure import Call  # noqa: E402
+from torchngvi.adapters.pyro.structure import KeptCall  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 QUIET = {"progress": False, "examine": False}
@@ -63,13 +63,13 @@ def test_it_is_tried_again_for_other_data(reads):
 
 def test_a_pickle_is_of_no_call():
     y = torch.zeros(2)
-    call = Call(by_index, (y, 1), {"text": "a"})
+    call = KeptCall(by_index, (y, 1), {"text": "a"})
     assert call.same(by_index, (y, 1), {"text": "a"})
     assert not call.same(by_index, (y, 1), {"text": "b"})
     assert not call.same(by_index, (y, True), {"text": "a"})
     assert not call.same(by_index, (y,), {})
     assert not pickle.loads(pickle.dumps(call)).same(by_index, (y, 1), {"text": "a"})
-    assert not Call(by_index, (object(),), {}).same(by_index, (object(),), {})
+    assert not KeptCall(by_index, (object(),), {}).same(by_index, (object(),), {})
 
 
 def pairs(n):

@@ -15,6 +15,7 @@ from pyro.infer import config_enumerate  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, fit_guide, log_joint  # noqa: E402
 from torchngvi.adapters.pyro.fitting import pass_over_batches, pass_over_plate, subsampled_plate  # noqa: E402
+from torchngvi.adapters.pyro.layout import Call  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 
@@ -55,7 +56,7 @@ class TestTheSum:
         guide = AutoGaussian(subsampled).setup(X, Y)
         plate = subsampled_plate(log_joint(subsampled, X, Y, size))
         assert plate == ("rows", N, size)
-        self.same(pass_over_plate(subsampled, guide, (X, Y, size), {"product": product}, plate))
+        self.same(pass_over_plate(Call(subsampled, (X, Y, size), {"product": product}), guide, plate))
 
     @pytest.mark.parametrize("batches", ["tuples", "dicts", "loader"])
     @pytest.mark.parametrize("num_data", [None, N])  # a plate that does not scale, and one that does
@@ -65,7 +66,7 @@ class TestTheSum:
             rows = [{"X": x, "y": y} for x, y in rows]
         elif batches == "loader":
             rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=6, shuffle=True)
-        self.same(pass_over_batches(full, AutoGaussian(full), rows, (), {"num_data": num_data})[0])
+        self.same(pass_over_batches(Call(full, (), {"num_data": num_data}), AutoGaussian(full), rows)[0])
 
     def test_beside_other_rows(self):
         """What is observed outside the plate counts once."""
@@ -77,7 +78,7 @@ class TestTheSum:
                 pyro.sample("y", dist.Normal((X[index] * w).sum(-1), sigma), obs=Y[index])
 
         guide = AutoGaussian(beside).setup(N)
-        self.same(pass_over_plate(beside, guide, (4,), {}, ("rows", N, 4)), log_joint(beside, N))
+        self.same(pass_over_plate(Call(beside, (4,), {}), guide, ("rows", N, 4)), log_joint(beside, N))
 
     def same(self, target, whole=None):
         theta = torch.randn(5, 4).requires_grad_()

@@ -146,11 +146,8 @@ class _ForEachDraw(TorchFunctionMode):
         return made + self.zero.to(made.dtype) if name in _MAKERS and made.is_floating_point() else made
 
 
-def best_way(
-    runs: Any,
-    points: Tensor,  # (POINTS, D)
-) -> tuple[str, Batched]:
-    """The first way that agrees with the loop, in value and gradient."""
+def best_way(runs: Any, points: Tensor) -> tuple[str, Batched]:
+    """The first way that agrees with the loop, in value and gradient, at points (POINTS, D)."""
     reasons: list[str] = []
     loop = functools.partial(by_loop, runs)
     try:

@@ -125,17 +125,11 @@ class ModelLogJoint(Target):
         """The number D of unconstrained coordinates."""
         return self.layout.dim
 
-    def unpack(
-        self,
-        theta: Tensor,  # (*sample, D)
-    ) -> Values:
+    def unpack(self, theta: Tensor) -> Values:
         """The values of the latent sites at θ (*sample, D): constrained, (*sample, *shape), by the name of the site."""
         return self.layout.constrained(theta)[0]
 
-    def pack(
-        self,
-        values: Mapping[str, Tensor],  # (*sample, *shape) each
-    ) -> Tensor:
+    def pack(self, values: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `unpack`: θ (*sample, D) of constrained values (*sample, *shape).
 
         Raises:
@@ -214,11 +208,7 @@ class ModelLogJoint(Target):
 
     @torch.no_grad()
     def validate(self, where: str, theta: Tensor | None = None) -> None:
-        """Run the model at θ (D,), by default the initial one, under Pyro's own validation.
-
-        Args:
-            where: what θ is, for the message.
-            theta: the point.
+        """Run the model at θ (D,), by default the initial one, under Pyro's own validation; ``where`` is its name.
 
         Raises:
             InputError: what Pyro refuses, see `torchngvi.adapters.pyro.validation`.

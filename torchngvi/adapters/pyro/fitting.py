@@ -17,6 +17,7 @@ from typing import Any, final
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
+from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -24,7 +25,15 @@ from torch.distributions import constraints
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.guide import AutoGaussian
-from torchngvi.adapters.pyro.layout import Layout, coordinate_names, is_subsampled, listed, random_sites, unwrapped
+from torchngvi.adapters.pyro.layout import (
+    Call,
+    Layout,
+    coordinate_names,
+    is_subsampled,
+    listed,
+    random_sites,
+    unwrapped,
+)
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian, fit_locals
 from torchngvi.adapters.pyro.marginal import AutoMarginal, fit_marginal
 from torchngvi.adapters.pyro.product import AutoProduct, fit_product
@@ -94,41 +103,35 @@ def fit_guide(
         read_instance("options", options, Mapping, "are keywords of torchngvi.fit, such as {'tolerance': 0.1}, or None")
     if batches is not None and (isinstance(batches, str | bytes | Tensor) or not isinstance(batches, Iterable)):
         raise InputError(f"batches is a DataLoader or a list, or None; got {shown(batches)}.")
-    _check_options(model, kwargs)
+    call = Call(model, args, kwargs)
+    _check_options(call)
     with ParametersRead() as parameters:
-        result = _fitted(model, guide, args, kwargs, dict(options or {}), batches)
+        result = _fitted(call, guide, dict(options or {}), batches)
     result = _held(result, parameters.found)
-    return result if batches is not None else _validated(result, model, guide, args, kwargs)
+    return result if batches is not None else _validated(result, call, guide)
 
 
-def _check_options(model: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+def _check_options(call: Call) -> None:
     """Refuse keywords that are those of a fit and not of the model."""
     try:
-        inspect.signature(model).bind_partial(**kwargs)
+        inspect.signature(call.model).bind_partial(**call.kwargs)
     except (TypeError, ValueError):
-        astray = sorted(set(kwargs) & set(inspect.signature(fit).parameters))
+        astray = sorted(set(call.kwargs) & set(inspect.signature(fit).parameters))
         if astray:
             raise InputError(
                 f"keywords are those of the model, which has no {listed(astray)}; those of the fit are options: "
-                f"fit_guide(model, guide, *args, options={{{astray[0]!r}: {kwargs[astray[0]]!r}}})."
+                f"fit_guide(model, guide, *args, options={{{astray[0]!r}: {call.kwargs[astray[0]]!r}}})."
             ) from None
 
 
-def _validated(
-    result: FitResult,
-    model: Callable[..., Any],
-    guide: AutoGaussian | AutoLocalGaussian | AutoProduct,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> FitResult:
+def _validated(result: FitResult, call: Call, guide: AutoGuide) -> FitResult:
     """The result, whose reason says at how many draws from q and from the prior Pyro refuses the model."""
-    trace = poutine.trace
 
     def at_guide() -> poutine.Trace:
-        return trace(poutine.replay(model, trace(guide).get_trace(*args, **kwargs))).get_trace(*args, **kwargs)
+        return call._replace(model=poutine.replay(call.model, call._replace(model=guide).trace())).trace()
 
     # a scale that is negative at a share .16 of the prior escapes 24 draws of it in 1.5 % of the models
-    found = refusals({"q": (at_guide, 8), "the prior": (lambda: trace(model).get_trace(*args, **kwargs), 24)})
+    found = refusals({"q": (at_guide, 8), "the prior": (call.trace, 24)})
     if found is None:
         return result
     warnings.warn(
@@ -139,30 +142,25 @@ def _validated(
     return replace(result, reason=f"{result.reason.rstrip('.')}; {found}.")
 
 
-def _fitted(
-    model: Callable[..., Any],
-    guide: AutoGaussian | AutoLocalGaussian | AutoProduct,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: dict[str, Any],
-    batches: Iterable[Any] | None,
-) -> FitResult:
+def _fitted(call: Call, guide: AutoGuide, options: dict[str, Any], batches: Iterable[Any] | None) -> FitResult:
     """The fit of each kind of guide."""
     if isinstance(guide, AutoLocalGaussian):
         if batches is not None:
             raise InputError("AutoLocalGaussian takes its batches from the plate that subsamples; leave batches= out.")
-        return fit_locals(model, guide, args, kwargs, options)
+        return fit_locals(call, guide, options)
     if isinstance(guide, AutoProduct):
         if batches is not None:
             raise InputError("AutoProduct is fitted to all rows at once; leave batches= out.")
-        return fit_product(model, guide, args, kwargs, options)
-    if isinstance(guide, AutoMarginal) and guide.setup(*args, **kwargs).integrates:
+        return fit_product(call, guide, options)
+    check_guide(guide)
+    assert isinstance(guide, AutoGaussian)
+    if isinstance(guide, AutoMarginal) and guide.setup(*call.args, **call.kwargs).integrates:
         if batches is not None or "group" in options:
             raise InputError("AutoMarginal is fitted to all rows in one process; leave batches= and group= out.")
-        return fit_marginal(guide, guide.density(model, args, kwargs), options)
+        return fit_marginal(guide, guide.density(*call), options)
     processes = processes_of(options.pop("group", None))
     with processes.together():
-        target, layout = target_of(model, guide, batches, args, kwargs)
+        target, layout = _target_of(call, guide, batches)
     if guide.structure.forest is None:
         whole: Target = spread(target, guide, processes)
     elif isinstance(target, DataLogJoint):
@@ -175,21 +173,16 @@ def _fitted(
     return advised(result, target) if isinstance(target, ModelLogJoint) else result
 
 
-def target_of(
-    model: Callable[..., Any],
-    guide: AutoGaussian,
-    batches: Iterable[Any] | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+def _target_of(
+    call: Call, guide: AutoGaussian, batches: Iterable[Any] | None
 ) -> tuple[ModelLogJoint | DataLogJoint, Layout]:
     """The log joint of a model in the coordinates of a guide, in passes where its rows come in batches."""
     if batches is not None:
-        check_guide(guide)
-        return pass_over_batches(model, guide, batches, args, kwargs)
-    density = density_of(model, guide, args, kwargs)
+        return pass_over_batches(call, guide, batches)
+    density = guide.setup(*call.args, **call.kwargs).density(*call)
     plate = subsampled_plate(density)
     if plate is not None:
-        return pass_over_plate(model, guide, args, kwargs, plate), density.layout
+        return pass_over_plate(call, guide, plate), density.layout
     density.check_comparable("fit_guide")
     return density, density.layout
 
@@ -201,14 +194,6 @@ def spread(density: ModelLogJoint | DataLogJoint, guide: AutoGaussian, processes
     synchronize(guide.posterior, group=processes)
     processes.same_draws()
     return ShardedDraws(density, processes)
-
-
-def density_of(
-    model: Callable[..., Any], guide: AutoGaussian, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> ModelLogJoint:
-    """The log joint over the latents of the guide, which is set up."""
-    check_guide(guide)
-    return guide.setup(*args, **kwargs).density(model, args, kwargs)
 
 
 def check_guide(guide: object, *, steps: bool = False) -> None:
@@ -335,19 +320,13 @@ def subsampled_plate(density: ModelLogJoint) -> tuple[str, int, int] | None:
     return next(iter(found.values()), None)
 
 
-def pass_over_plate(
-    model: Callable[..., Any],
-    guide: AutoGaussian,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    plate: tuple[str, int, int],
-) -> DataLogJoint:
+def pass_over_plate(call: Call, guide: AutoGaussian, plate: tuple[str, int, int]) -> DataLogJoint:
     """The log joint of all members of a plate that subsamples them, so many at once as it does."""
     name, members, size = plate
-    prior, rows, portion = _portions(model, guide, args, kwargs, name)
+    prior, rows, portion = _portions(call, guide, name)
     batches = torch.randperm(members, generator=torch.Generator().manual_seed(0)).split(size)
     for portion.index in batches:
-        rows.on(*args, **kwargs).validate(f"at its initial point, on some members of the plate {name!r}")
+        rows.on(*call.args, **call.kwargs).validate(f"at its initial point, on some members of the plate {name!r}")
 
     def log_likelihood(theta: Tensor, index: Tensor) -> Tensor:
         portion.index = index
@@ -356,33 +335,27 @@ def pass_over_plate(
     return DataLogJoint(log_likelihood, prior.log_joint, batches, members)
 
 
-def pass_over_batches(
-    model: Callable[..., Any],
-    guide: AutoGaussian,
-    batches: Iterable[Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[DataLogJoint, Layout]:
+def pass_over_batches(call: Call, guide: AutoGaussian, batches: Iterable[Any]) -> tuple[DataLogJoint, Layout]:
     """The log joint of all rows of batches that are arguments of the model."""
     check_batches(batches, 1)
     sizes = [rows_of(batch) for batch in batches]
     check_batches(batches, sum(sizes))
 
-    def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def with_rows(batch: Any) -> Call:
         if isinstance(batch, Mapping):
-            return args, {**batch, **kwargs}
-        return ((*batch, *args) if isinstance(batch, tuple | list) else (batch, *args)), kwargs
+            return call._replace(kwargs={**batch, **call.kwargs})
+        return call._replace(args=(*(batch if isinstance(batch, tuple | list) else (batch,)), *call.args))
 
     def on(batch: Any) -> ModelLogJoint:
-        positional, named = arguments(batch)
-        return rows.on(*positional, **named)
+        _, args, kwargs = with_rows(batch)
+        return rows.on(*args, **kwargs)
 
     def log_likelihood(theta: Tensor, batch: Any) -> Tensor:
         return _without_jacobian(on(batch), theta)
 
     first = next(iter(batches))
-    positional, named = arguments(first)
-    prior, rows, _ = _portions(model, guide.setup(*positional, **named), positional, named, None)
+    whole = with_rows(first)
+    prior, rows, _ = _portions(whole, guide.setup(*whole.args, **whole.kwargs), None)
     for number, batch in enumerate(batches, 1):
         on(batch).validate(f"at its initial point, on batch {number}")
     if sizes[0] > 1:
@@ -390,17 +363,11 @@ def pass_over_batches(
     return DataLogJoint(log_likelihood, prior.log_joint, batches, sum(sizes)), prior.layout
 
 
-def _portions(
-    model: Callable[..., Any],
-    guide: AutoGaussian,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    plate: str | None,
-) -> tuple[ModelLogJoint, ModelLogJoint, Portion]:
+def _portions(call: Call, guide: AutoGaussian, plate: str | None) -> tuple[ModelLogJoint, ModelLogJoint, Portion]:
     """The log joint without rows, that of the rows alone, and the messenger that says which rows."""
     portion = Portion(True, plate)
-    prior = guide.density(Portion(False, plate)(model), args, kwargs)
-    rows = guide.density(portion(model), args, kwargs)
+    prior = guide.density(*call._replace(model=Portion(False, plate)(call.model)))
+    rows = guide.density(*call._replace(model=portion(call.model)))
     _check_not_enumerated(rows)
     for density in (prior, rows):
         density.comparable = True  # every run sees the rows that it is given

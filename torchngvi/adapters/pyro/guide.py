@@ -115,7 +115,12 @@ class AutoGaussian(AutoContinuous):
         read_callable("model", model, "is a function or a module that samples")
         read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")
         init_scale = read_number("init_scale", init_scale, "is a standard deviation in unconstrained space", above=0)
-        check_choice(structure, posterior)
+        read_choice("structure", structure, ("dense", "auto"), 'is "dense", or "auto", that of the plates of the model')
+        if structure == "auto" and posterior not in _STRUCTURED:
+            raise InputError(
+                'structure="auto" gives the precision of a Gaussian the pattern of the model. Leave posterior out, or '
+                f"take PrecisionCholeskyGaussian or NaturalGaussian; got {posterior!r}."
+            )
         self._posterior_class, self.init_scale = posterior, float(init_scale)
         self._automatic = structure == "auto"
         self._bare = (model,)  # without the start
@@ -269,10 +274,7 @@ class AutoGaussian(AutoContinuous):
             raise InputError(_NOT_SET_UP)
         return self._layout
 
-    def gaussian(
-        self,
-        reader: str,  # for the message
-    ) -> Gaussian:
+    def gaussian(self, reader: str) -> Gaussian:
         """The posterior, for a ``reader`` that needs its mean and root and is named in the message.
 
         Raises:
@@ -371,46 +373,26 @@ def check_plates(sites: list[Any]) -> None:
                 )
 
 
-def check_choice(structure: str, posterior: Callable[..., Any]) -> None:
-    """Check what a guide is told of its structure."""
-    read_choice("structure", structure, ("dense", "auto"), 'is "dense", or "auto", that of the plates of the model')
-    if structure == "auto" and posterior not in _STRUCTURED:
-        raise InputError(
-            'structure="auto" gives the precision of a Gaussian the pattern of the model. Leave posterior out, or take '
-            f"PrecisionCholeskyGaussian or NaturalGaussian; got {posterior!r}."
-        )
-
-
-def made(
-    posterior: Callable[..., Any],
-    layout: Layout,
-    mean: Tensor,  # (D,), in the order of the sites
-    scale: float,
-) -> Any:
-    """Make q over a layout."""
-    if layout.forest is None:
-        _check_room(posterior, mean)
-        q = posterior(layout.dim, mean=mean, scale=scale)
-        if not (isinstance(q, Gaussian) or getattr(q, "reparametrised", False)):
-            raise InputError(
-                f"{type(q).__name__} has no map from noise to draws, by which a loss of Pyro reaches q. Take a "
-                "Gaussian or a flow, or fit log_joint(model, *args) itself."
-            )
-        return q
-    mean = mean[layout.order]
-    return _STRUCTURED[posterior](layout.dim, mean=mean, scale=scale, structure=layout.forest)
-
-
-def _check_room(posterior: Callable[..., Any], mean: Tensor) -> None:
-    """Before D² numbers are asked for, twice: a step makes the new beside the old."""
+def made(posterior: Callable[..., Any], layout: Layout, mean: Tensor, scale: float) -> Any:
+    """Make q over a layout, of a mean (D,) in the order of the sites."""
+    if layout.forest is not None:
+        mean = mean[layout.order]
+        return _STRUCTURED[posterior](layout.dim, mean=mean, scale=scale, structure=layout.forest)
     dim, free = len(mean), free_bytes(mean.device)
-    needed = 2.0 * mean.element_size() * dim**2
+    needed = 2.0 * mean.element_size() * dim**2  # twice, since a step makes the new beside the old
     if posterior in _STRUCTURED and needed > free:
         raise InputError(
             f"a Gaussian with all correlations of {dim:,} latents needs {needed / 2**30:.3g} GiB, and "
             f"{free / 2**30:.3g} GiB of {mean.device.type} memory are free. Take posterior=DiagonalGaussian, or "
             'structure="auto" for latents of the members of plates.'
         )
+    q = posterior(dim, mean=mean, scale=scale)
+    if not (isinstance(q, Gaussian) or getattr(q, "reparametrised", False)):
+        raise InputError(
+            f"{type(q).__name__} has no map from noise to draws, by which a loss of Pyro reaches q. Take a "
+            "Gaussian or a flow, or fit log_joint(model, *args) itself."
+        )
+    return q
 
 
 _STRUCTURED: dict[Any, type[Gaussian]] = {  # by what is asked for: only a precision has the pattern of a forest

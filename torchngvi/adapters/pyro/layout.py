@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pyro
 import torch
+from pyro import poutine
 from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
@@ -40,6 +41,18 @@ from torchngvi.structures import Forest
 Values = dict[str, Tensor]  # constrained, by the name of the site
 
 _MOST = 6  # names in a sentence
+
+
+class Call(NamedTuple):
+    """A model with its arguments."""
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def trace(self) -> Trace:
+        """A run of the model as a trace."""
+        return poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
 
 
 def listed(names: Iterable[str]) -> str:

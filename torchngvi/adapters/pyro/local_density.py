@@ -14,7 +14,6 @@ The cost does not depend on the number of members beyond one run of the model, s
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, cast, final
 
 import pyro
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from torchngvi.adapters.pyro.batching import POINTS, best_way
 from torchngvi.adapters.pyro.layout import (
+    Call,
     Conditioned,
     Layout,
     Plate,
@@ -161,16 +161,8 @@ class PlateDensity:
 
     enumerates = False
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        layout: PlateLayout,
-        start: tuple[Tensor, Tensor],
-    ) -> None:
-        self.model, self.args, self.kwargs, self.layout = model, args, kwargs, layout
-        b, g = start
+    def __init__(self, call: Call, layout: PlateLayout, start: tuple[Tensor, Tensor]) -> None:
+        self.call, self.layout, (b, g) = call, layout, start
         self.index, self.nesting = torch.arange(layout.size - layout.members, layout.size, device=g.device), 0
         theta = torch.cat([b.expand(layout.members, -1).flatten(), g])
         generator = torch.Generator().manual_seed(0)
@@ -217,11 +209,8 @@ class PlateDensity:
         for index in torch.arange(layout.size, device=theta.device).split(layout.members):
             index = index if len(index) == layout.members else self.index
 
-            def run(index: Tensor = index) -> poutine.Trace:
-                with poutine.trace() as tracer, Conditioned(values, layout.shapes, {layout.plate: index}):
-                    self.model(*self.args, **self.kwargs)
-                return tracer.trace
-
+            given = Conditioned(values, layout.shapes, {layout.plate: index})
+            run = self.call._replace(model=given(self.call.model)).trace
             validate(run, math.inf, f"at its start, on some members of the plate {layout.plate!r}")
 
     def _check_separate(self, theta: Tensor) -> None:
@@ -250,7 +239,7 @@ class PlateDensity:
 
     def scored(self, values: Values) -> list[Tensor]:
         """The weighted log probabilities of a run of the model at these values."""
-        return list(_Weighted(values, self.layout, self.index).run(self).values())
+        return list(_Weighted(values, self.layout, self.index).run(self.call).values())
 
     def one(self, theta: Tensor) -> Tensor:
         """The weighted log joint of one θ, (D,) -> ()."""

@@ -23,7 +23,7 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor
 
-from torchngvi.adapters.pyro.layout import started
+from torchngvi.adapters.pyro.layout import Call, started
 from torchngvi.adapters.pyro.local_density import PlateDensity, PlateLayout
 from torchngvi.adapters.pyro.local_sites import FreshElbo, Globals, MemoisedBound, Sites, Visits, batches_of, fresh_elbo
 from torchngvi.arguments import read_callable, read_instance, read_number, read_shares, read_size
@@ -149,7 +149,7 @@ class AutoLocalGaussian(AutoGuide):
         """
         self.setup(*args, **kwargs)
         with torch.inference_mode(False):
-            density = PlateDensity(model, args, kwargs, self.layout, self._start)
+            density = PlateDensity(Call(model, args, kwargs), self.layout, self._start)
         return Visits(self.memo, density, self.num_particles)
 
     def elbo(self, *args: Any, **kwargs: Any) -> FreshElbo:
@@ -171,7 +171,7 @@ class AutoLocalGaussian(AutoGuide):
         """Draw the globals, and the locals of a subsample of the plate given them; the values of the sites by name."""
         self.setup(*args, **kwargs)
         top, memo, layout, name = self._top(), self.memo, self.layout, self._pyro_name
-        plates, mine = self._create_plates(*args, **kwargs), {"is_auxiliary": True}
+        plates, mine = self._create_plates(*args, **kwargs), pyro.poutine.runtime.InferDict(is_auxiliary=True)
         shared = dist.MultivariateNormal(top.mean, precision_matrix=top.root @ top.root.mT)
         g = pyro.sample(f"_{name}_globals", shared, infer=mine)
         with plates[self.plate] as index:
@@ -338,20 +338,14 @@ class PassesOverPlate(Steps):
         self._put(self.entered)
 
 
-def fit_locals(
-    model: Callable[..., Any],
-    guide: AutoLocalGaussian,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: dict[str, Any],
-) -> FitResult:
+def fit_locals(call: Call, guide: AutoLocalGaussian, options: dict[str, Any]) -> FitResult:
     """Fit a guide with memoised locals, in place: what `fit_guide` does with one."""
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
         raise InputError(
             f"of the options of fit_guide an AutoLocalGaussian knows {', '.join(_KNOWN)}; got {', '.join(unknown)}."
         )
-    visits = guide.visits(model, args, kwargs)
+    visits = guide.visits(*call)
     layout = visits.density.layout
     dim = layout.size * layout.r + layout.P
     tolerance = options.get("tolerance")

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from torchngvi.adapters.pyro.layout import (
+    Call,
     Scored,
     check_size,
     is_subsampled,
@@ -45,30 +46,26 @@ _REMEDY = (
 )
 
 
-class Call(NamedTuple):
-    """A model with its arguments, and the sites of one run."""
+class Read(NamedTuple):
+    """What was read of a model in one run."""
 
-    model: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    call: Call
     sites: dict[str, Any]  # that have a density
     latents: dict[str, Any]
     reads: dict[str, tuple[str, ...]]  # the latents that the density of a site reads, by site
     nesting: int  # dimensions of the plates, from the right
 
 
-def read(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], init_loc_fn: Callable[..., Tensor]
-) -> Call:
+def read(call: Call, init_loc_fn: Callable[..., Tensor]) -> Read:
     """Run a model once, and follow what its sites read."""
-    met = pyro.poutine.trace(started(model, init_loc_fn))
+    met = pyro.poutine.trace(started(call.model, init_loc_fn))
     with pyro.validation_enabled(False), torch.no_grad():
-        trace = pyro.poutine.block(met.get_trace)(*args, **kwargs)
+        trace: Any = pyro.poutine.block(met.get_trace)(*call.args, **call.kwargs)
         for site in random_sites(trace):
             for frame in site["cond_indep_stack"]:
                 _check_plate(site["name"], frame)
         try:
-            record: Any = get_dependencies(met, args, kwargs)["prior_dependencies"]
+            record: Any = get_dependencies(met, call.args, call.kwargs)["prior_dependencies"]
         except Exception as error:  # whatever a model does with a tensor that is no plain one
             line = str(error).splitlines()[0] if str(error) else ""
             raise InputError(
@@ -80,14 +77,11 @@ def read(
     reads = {name: tuple(one for one in latents if one in record.get(name, ()) or one == name) for name in sites}
     reads = {name: those for name, those in reads.items() if those}
     nesting = max((len(site["fn"].batch_shape) for site in sites.values()), default=0)
-    conditioned = pyro.poutine.condition(model, data={site["name"]: site["value"] for site in random_sites(trace)})
+    values = {site["name"]: site["value"] for site in random_sites(trace)}
+    at_start = call._replace(model=pyro.poutine.condition(call.model, data=values))
     with torch.no_grad():
-        validate(
-            lambda: pyro.poutine.block(pyro.poutine.trace(conditioned).get_trace)(*args, **kwargs),
-            math.inf,
-            "at its start",
-        )
-    return Call(model, args, kwargs, sites, latents, reads, nesting)
+        validate(pyro.poutine.block(at_start.trace), math.inf, "at its start")
+    return Read(call, sites, latents, reads, nesting)
 
 
 def _check_plate(name: str, frame: Any) -> None:
@@ -107,11 +101,11 @@ def _check_plate(name: str, frame: Any) -> None:
 class SiteDensity:
     """The log density of a site as a function of draws of the latents that it reads."""
 
-    def __init__(self, call: Call, name: str) -> None:
-        self.call, self.name, self.sites = call, name, call.reads[name]
-        self.fixed = {other: site["value"] for other, site in call.latents.items()}
-        batch = tuple(call.sites[name]["fn"].batch_shape)
-        self.plates = (1,) * (call.nesting - len(batch)) + batch
+    def __init__(self, found: Read, name: str) -> None:
+        self.call, self.name, self.sites = found.call, name, found.reads[name]
+        self.fixed = {other: site["value"] for other, site in found.latents.items()}
+        batch = tuple(found.sites[name]["fn"].batch_shape)
+        self.plates = (1,) * (found.nesting - len(batch)) + batch
 
     def at(self, values: Mapping[str, Tensor]) -> Tensor:
         """The log densities at values as the model has them."""
@@ -215,21 +209,21 @@ class AutoProduct(AutoGuide):
     def setup(self, *args: Any, **kwargs: Any) -> Self:
         """Run the model with these arguments to find its sites, unless that was done before; returns the guide."""
         if self.prototype_trace is None:
-            call = read(self.model, args, kwargs, self._init_loc_fn)
-            if not call.latents:
+            found = read(Call(self.model, args, kwargs), self._init_loc_fn)
+            if not found.latents:
                 raise InputError("the model has no latent site, so that there is nothing to fit.")
-            unknown = set(self._families) - set(call.latents)
+            unknown = set(self._families) - set(found.latents)
             if unknown:
                 raise InputError(f"families= names {listed(sorted(unknown))}, which the model does not sample.")
-            self._dtypes = {name: site["value"].dtype for name, site in call.latents.items()}
+            self._dtypes = {name: site["value"].dtype for name, site in found.latents.items()}
             kinds = [dtype for dtype in self._dtypes.values() if dtype.is_floating_point]
             dtype = functools.reduce(torch.promote_types, kinds) if kinds else torch.get_default_dtype()
-            q = Product({name: self._made(site, dtype) for name, site in call.latents.items()})
-            for name in call.reads:
-                SiteDensity(call, name).check(q)
-            self._event_dims = {name: len(site["fn"].event_shape) for name, site in call.latents.items()}
+            q = Product({name: self._made(site, dtype) for name, site in found.latents.items()})
+            for name in found.reads:
+                SiteDensity(found, name).check(q)
+            self._event_dims = {name: len(site["fn"].event_shape) for name, site in found.latents.items()}
             self._setup_prototype(*args, **kwargs)
-            self.q = self._with_inverses(call, q)
+            self.q = self._with_inverses(found, q)
         return self
 
     def _made(self, site: Any, dtype: torch.dtype) -> Posterior:
@@ -240,14 +234,14 @@ class AutoProduct(AutoGuide):
             return self._families[name](batch, value)
         return _of_support(name, fn, batch, value)
 
-    def _with_inverses(self, call: Call, q: Product) -> Product:
+    def _with_inverses(self, found: Read, q: Product) -> Product:
         """The product with inverse gamma laws where these are conjugate to all factors and gamma laws are not."""
         for name in q.names:
             if name in self._families or not isinstance(q[name], Gamma):
                 continue
-            own = [site for site, reads in call.reads.items() if name in reads]
+            own = [site for site, reads in found.reads.items() if name in reads]
             other = Product({each: InverseGamma(q[each].vector) if each == name else q[each] for each in q})
-            if not _exact(call, own, q) and _exact(call, own, other):
+            if not _exact(found, own, q) and _exact(found, own, other):
                 q = other
         return q
 
@@ -270,11 +264,11 @@ class AutoProduct(AutoGuide):
         Raises:
             InputError: a model with other latent sites.
         """
-        call = read(model, args, kwargs, self._init_loc_fn)
-        moved = sorted(set(call.latents) ^ set(self.posterior.sites))
+        found = read(Call(model, args, kwargs), self._init_loc_fn)
+        moved = sorted(set(found.latents) ^ set(self.posterior.sites))
         if moved:
             raise InputError(f"the model has other latent sites than the guide was set up with: {listed(moved)}.")
-        return FactorGraph([SiteDensity(call, name).factor() for name in call.reads])
+        return FactorGraph([SiteDensity(found, name).factor() for name in found.reads])
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw the latent sites, with the log density of each, and return them by name."""
@@ -293,21 +287,15 @@ class AutoProduct(AutoGuide):
         return values
 
 
-def fit_product(
-    model: Callable[..., Any],
-    guide: AutoProduct,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: dict[str, Any],
-) -> FitResult:
+def fit_product(call: Call, guide: AutoProduct, options: dict[str, Any]) -> FitResult:
     """Fit a product to a model, in place."""
-    graph = guide.setup(*args, **kwargs).graph(model, args, kwargs)
+    graph = guide.setup(*call.args, **call.kwargs).graph(*call)
     return fit(guide.posterior, graph, **options)
 
 
-def _exact(call: Call, sites: list[str], q: Product) -> bool:
+def _exact(found: Read, sites: list[str], q: Product) -> bool:
     """Whether the densities of these sites are all conjugate."""
-    factors = [SiteDensity(call, name).factor() for name in sites]
+    factors = [SiteDensity(found, name).factor() for name in sites]
     return all(factor.conjugate(q) for factor in factors)
 
 

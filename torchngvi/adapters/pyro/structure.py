@@ -43,11 +43,11 @@ _NONE, _SEVERAL = -1, -2  # in the place of the number of a member
 _NEAR = 0.1  # of the points where terms by member are tried, around the initial θ
 
 
-class Call:
+class KeptCall:
     """A model with its arguments, of which none is kept alive: whether another call is the same.
 
     >>> y = torch.zeros(2)
-    >>> call = Call(print, (y, 3), {})
+    >>> call = KeptCall(print, (y, 3), {})
     >>> call.same(print, (y, 3), {}), call.same(print, (y.clone(), 3), {}), call.same(print, (y.add_(1), 3), {})
     (True, False, False)
     """
@@ -99,7 +99,7 @@ def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
             FactoredLogJoint(ModelLogJoint(model, args, kwargs, trace, layout.order), layout)
         except InputError:
             layout.terms = None
-    layout.call = Call(model, args, kwargs)
+    layout.call = KeptCall(model, args, kwargs)
     return layout
 
 
@@ -434,7 +434,16 @@ class FactoredLogJoint(FactorTarget):
         ]
         terms = [(kind, partial(self._terms, kind)) for kind in range(len(kinds))]
         super().__init__(structure.forest, terms)
-        self._try()
+        try:
+            self._check()
+        except MismatchError:
+            raise
+        except Exception as error:  # whatever a model does that was not written for several members
+            line = str(error).splitlines()[0] if str(error) else ""
+            raise MismatchError(
+                "the model does not broadcast over shared latents that have a value for each member "
+                f"({type(error).__name__}: {line})"
+            ) from error
 
     def unpack(self, theta: Tensor) -> Values:
         """The values of the latent sites at θ (*sample, D), by name."""
@@ -456,19 +465,8 @@ class FactoredLogJoint(FactorTarget):
         return torch.cat(parts, 1).to(theta.dtype).reshape(theta.shape[:-1])
 
     @torch.no_grad()
-    def _try(self) -> None:
-        try:
-            self._check()
-        except MismatchError:
-            raise
-        except Exception as error:  # whatever a model does that was not written for several members
-            line = str(error).splitlines()[0] if str(error) else ""
-            raise MismatchError(
-                "the model does not broadcast over shared latents that have a value for each member "
-                f"({type(error).__name__}: {line})"
-            ) from error
-
     def _check(self) -> None:
+        """Check that the terms of nodes read no others of the level, and add up to the log joint."""
         generator = torch.Generator().manual_seed(0)
 
         def near(shape: torch.Size) -> Tensor:

@@ -40,7 +40,7 @@ from torch import Tensor
 from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian, safe_rule
-from torchngvi.adapters.pyro.fitting import ParametersRead, check_guide, density_of, spread
+from torchngvi.adapters.pyro.fitting import ParametersRead, check_guide, spread
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.layout import listed, random_sites
 from torchngvi.arguments import read_callable
@@ -168,13 +168,9 @@ class NaturalSVI:
         return self._natural
 
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """Take one step; a loss that is not finite moves nothing, with a warning the first time.
+        """Take one step with these arguments of the model, and return an estimate of the loss -ELBO before it.
 
-        Args:
-            args, kwargs: the arguments of the model.
-
-        Returns:
-            An estimate of the loss -ELBO before the step.
+        A loss that is not finite moves nothing, with a warning the first time.
         """
         self.density(args, kwargs)
         q = self.gaussian.gaussian("NaturalSVI")
@@ -205,14 +201,7 @@ class NaturalSVI:
 
     @torch.no_grad()
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
-        """Estimate the loss -ELBO from ``num_particles`` draws, without a step.
-
-        Args:
-            args, kwargs: the arguments of the model.
-
-        Returns:
-            The estimate.
-        """
+        """Estimate the loss -ELBO from ``num_particles`` draws, without a step."""
         self.density(args, kwargs)
         return float(self._loss())
 
@@ -289,20 +278,13 @@ class NaturalSVI:
                 group["lr"] = rate
 
     def density(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelLogJoint:
-        """The log joint of the model with these arguments, with new random subsamples.
-
-        Args:
-            args, kwargs: the arguments of the model.
-
-        Returns:
-            The target, which is one object for all calls.
-        """
+        """The log joint of the model with these arguments, with new random subsamples: one object for all calls."""
         if self._density is None:
             if isinstance(self.guide, AutoGuideList):
                 self._listed = ListedGuides(self.model, self.guide, args, kwargs)
                 self._density = self._listed.density
             else:
-                self._density = density_of(self.model, self.guide, args, kwargs)
+                self._density = self.gaussian.setup(*args, **kwargs).density(self.model, args, kwargs)
             return self._density
         before = (self._density.args, self._density.kwargs)
         density = self._density.on(*args, **kwargs)

@@ -23,32 +23,31 @@ from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
 
+_UNSUITED = (TypeError, RuntimeError, IndexError, AttributeError)  # of observations of another kind
+
 
 def scored(trace: Trace) -> None:
     """Compute the log probabilities of a trace."""
     try:
         trace.compute_log_prob()
-    except (TypeError, RuntimeError, IndexError, AttributeError) as error:
+    except _UNSUITED as error:
         for site in random_sites(trace):
-            if not site["is_observed"] or _is_scored(site):
-                continue
-            value = site["value"]
-            law = type(getattr(site["fn"], "base_dist", site["fn"])).__name__
-            raise InputError(
-                f"the distribution {law} of the site {site['name']!r} cannot take its observations, {shown(value)} "
-                f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a tensor of the dtype of the "
-                "parameters, y.double() or y.float(), or for classes whole numbers from 0."
-            ) from error
+            if site["is_observed"]:
+                _check_observations(site, error)
         raise
 
 
-def _is_scored(site: Any) -> bool:
-    """Whether the log probability of a site can be computed."""
+def _check_observations(site: Any, cause: Exception) -> None:
+    """Check that the distribution of a site can take its observations."""
     try:
         site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
-    except (TypeError, RuntimeError, IndexError, AttributeError):
-        return False
-    return True
+    except _UNSUITED:
+        law = type(getattr(site["fn"], "base_dist", site["fn"])).__name__
+        raise InputError(
+            f"the distribution {law} of the site {site['name']!r} cannot take its observations, {shown(site['value'])} "
+            f"({type(cause).__name__}: {str(cause).splitlines()[0]}). Give a tensor of the dtype of the "
+            "parameters, y.double() or y.float(), or for classes whole numbers from 0."
+        ) from cause
 
 
 def warn_of_sites(trace: Trace, latents: Collection[str], given: bool) -> None:
@@ -64,10 +63,8 @@ def warn_of_sites(trace: Trace, latents: Collection[str], given: bool) -> None:
         )
     for site in seen:
         fn, value = site["fn"], site["value"]
-        base = getattr(fn, "base_dist", fn)
-        if not isinstance(value, torch.Tensor) or isinstance(
-            base, Delta
-        ):  # of pyro.deterministic, which has no density
+        fixed = isinstance(getattr(fn, "base_dist", fn), Delta)  # of pyro.deterministic, which has no density
+        if fixed or not isinstance(value, torch.Tensor):
             continue
         law = getattr(fn, "log_factor", None)
         if law is None and value.numel() == 1:  # one number for all members is a way to write an observation
@@ -88,17 +85,9 @@ def warn_of_sites(trace: Trace, latents: Collection[str], given: bool) -> None:
             )
 
 
-def is_validated() -> bool:
-    """Whether the user's setting asks for any of Pyro's checks."""
-    return checks_distributions() or checks_inference()
-
-
-def refusal(
-    run: Callable[[], Trace],
-    nesting: float,
-) -> str | None:
-    """Run a model once as a loss of Pyro does, and give what Pyro has against it."""
-    if not is_validated():
+def refusal(run: Callable[[], Trace], nesting: float) -> str | None:
+    """Run a model once as a loss of Pyro does, and give what Pyro has against it under the user's setting."""
+    if not (checks_distributions() or checks_inference()):
         return None
     try:
         trace = run()
@@ -113,11 +102,7 @@ def refusal(
     return None
 
 
-def validate(
-    run: Callable[[], Trace],
-    nesting: float,
-    where: str,
-) -> None:
+def validate(run: Callable[[], Trace], nesting: float, where: str) -> None:
     """Check that Pyro's validation passes a model."""
     found = refusal(run, nesting)
     if found is not None:
