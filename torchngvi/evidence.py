@@ -30,12 +30,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 __all__ = ["Evidence", "Round", "prior_by_evidence"]
 
-_MEMORY = 4  # rounds that the acceleration looks back on
 _REACH = math.log(1e8)  # of log τ to either side of the start
-_LONGEST = 3.0  # of an accelerated step in log τ
-_NOTHING = 100.0  # standard error of log τ from which nothing is known of it
-_FAR = 0.1  # of a step in log τ, which ought to change the ELBO
-_DIFFERENCE = 1e-3  # of log τ, for the curvature of the ELBO
 
 
 class Round(NamedTuple):
@@ -154,10 +149,10 @@ def prior_by_evidence(
             continue
         gain = math.inf if best is None else elbo - best[0]
         best, plain = (elbo, x, residual), False
-        past = [*past, (x, residual)][-_MEMORY:]
-        ahead = (x + _accelerated(past).clamp(-_LONGEST, _LONGEST)).clamp(start - _REACH, start + _REACH)
+        past = [*past, (x, residual)][-4:]  # rounds that the acceleration looks back on
+        ahead = (x + _accelerated(past).clamp(-3.0, 3.0)).clamp(start - _REACH, start + _REACH)
         change = float((ahead - x).abs().max())
-        flat = change > _FAR and gain < 1e-8 * (1 + abs(elbo))
+        flat = change > 0.1 and gain < 1e-8 * (1 + abs(elbo))
         if change <= tolerance or flat:
             converged = True
             break
@@ -242,15 +237,15 @@ class _Search:
         slope = -0.5 * sizes * torch.expm1(-residual[:count])
         return torch.cat([slope, 0.5 * float(self.model.weights.sum()) * torch.expm1(residual[count:])])
 
-    def finished(self, x: Tensor, start: Tensor, converged: bool) -> Evidence:
+    def finished(self, x: Tensor, start: Tensor, converged: bool, step: float = 1e-3) -> Evidence:
         """The standard errors of log τ from differences of slopes, and the fit at x."""
         elbos = list(self.curve)
         middle = self.slope(x)
         columns = []
         for k in range(len(x)):
             there = x.clone()
-            there[k] += _DIFFERENCE
-            columns.append((middle - self.slope(there)) / _DIFFERENCE)
+            there[k] += step
+            columns.append((middle - self.slope(there)) / step)
         information = torch.stack(columns, 1)
         inverse, failed = torch.linalg.inv_ex(0.5 * (information + information.mT))
         variance = inverse.diagonal()
@@ -259,7 +254,7 @@ class _Search:
         self.curve = elbos
         count = len(self.groups)
         sds = [math.sqrt(float(v)) if float(v) > 0 and not bool(failed) else math.inf for v in variance[:count]]
-        ends = ((x - start).abs() >= _REACH * (1 - 1e-9))[:count] | (torch.tensor(sds, device="cpu") > _NOTHING)
+        ends = ((x - start).abs() >= _REACH * (1 - 1e-9))[:count] | (torch.tensor(sds, device="cpu") > 100.0)
         last = self.with_logs(x)
         return Evidence(
             tuple(float(value.exp()) for value in x[:count]),

@@ -17,16 +17,9 @@ from torchngvi.solved.leave_one_out import leave_one_out
 
 # Stacking: weights of models in one predictive distribution, by how well they predict rows that were left out
 
-_TOLERANCE = 1e-10  # nats a row from the best weights
-_NOTHING = 1e-9  # a weight below it is 0
-_ITERATIONS = 100
-_INSIDE = 0.99  # of the way to where a weight would be 0
-
 
 @torch.no_grad()
-def stacking_weights(
-    log_density: Any,  # (N, K)
-) -> tuple[Tensor, float]:
+def stacking_weights(log_density: Any) -> tuple[Tensor, float]:
     """Compute the weights of K models whose mixture predicts left-out rows best.
 
     Use them to predict with several models at once: unlike weights by the evidence they do not end at one model
@@ -63,37 +56,35 @@ def stacking_weights(
     count = p.shape[1]
     w = torch.full((count,), 1 / count, dtype=p.dtype, device=p.device)
     z = w.clone()  # the multipliers of w ≥ 0: 1 - ∂_kF at the end
-    for _ in range(_ITERATIONS):
+    for _ in range(100):
         ratio = p / (p @ w)[:, None]
         slope = ratio.mean(0)
-        if float(slope.max() * w.sum()) - 1 <= _TOLERANCE:
+        if float(slope.max() * w.sum()) - 1 <= 1e-10:  # nats a row
             break
         barrier = 0.1 * float(w @ z) / count
         curvature = ratio.mT @ ratio / len(p) + (z / w).diag()
         dw = torch.linalg.solve(curvature, slope - 1 + barrier / w)
         dz = (barrier - z * dw) / w - z
         w, z = w + _step(w, dw) * dw, z + _step(z, dz) * dz
-    w = torch.where(w < _NOTHING * w.sum(), 0.0, w)
+    w = torch.where(w < 1e-9 * w.sum(), 0.0, w)
     w = w / w.sum()
     gap = float((p / (p @ w)[:, None]).mean(0).max()) - 1
     return w.to(log_density.dtype), max(gap, 0.0)
 
 
-def _step(x: Tensor, direction: Tensor) -> Tensor:
-    """The longest step up to 1 that leaves x positive."""
+def _step(x: Tensor, direction: Tensor, inside: float = 0.99) -> Tensor:
+    """The step up to 1 that goes so much of the way to where an x would be 0."""
     towards = torch.where(direction < 0, -x / direction, torch.inf)
-    return (_INSIDE * towards.min()).clamp_max(1.0)
+    return (inside * towards.min()).clamp_max(1.0)
 
 
 _TAKES = (
     "compare_models takes results of fit, or pairs of a Gaussian and its GeneralizedLinear (of regressions and mixed "
     "models of tables it is torchngvi.tables.compare);"
 )
-_FEW = 100  # rows below which standard errors are too small (Sivula, Magnusson and Vehtari 2020)
 _HEAD = ["", "elpd", "se", "p_loo", "difference", "dse", "stacking", "ELBO", "proved to"]
 _WIDTHS = (0, 8, 5, 5, 10, 5, 8, 10, 9)  # at least
-CLOSE = 4.0  # nats of elpd within which models may predict alike (the same)
-_ERRORS = 2.0  # standard errors of the difference within which they do
+CLOSE = 4.0  # nats of elpd within which models may predict alike (Sivula, Magnusson and Vehtari 2020)
 
 
 class Comparison(NamedTuple):
@@ -126,15 +117,15 @@ class Comparison(NamedTuple):
     """
 
     names: tuple[str, ...]
-    elpd: Tensor  # (K,)
-    se: Tensor  # (K,)
-    p_loo: Tensor  # (K,)
-    elpd_diff: Tensor  # (K,)
-    dse: Tensor  # (K,)
-    weight: Tensor  # (K,)
-    pseudo_bma: Tensor  # (K,)
-    elbo: Tensor  # (K,)
-    certificate: Tensor  # (K,)
+    elpd: Tensor
+    se: Tensor
+    p_loo: Tensor
+    elpd_diff: Tensor
+    dse: Tensor
+    weight: Tensor
+    pseudo_bma: Tensor
+    elbo: Tensor
+    certificate: Tensor
     loo: tuple[LeftOut, ...]
 
     def elbo_difference(self, first: str, second: str) -> tuple[float, float]:
@@ -174,14 +165,14 @@ class Comparison(NamedTuple):
     def _cautions(self) -> list[str]:
         found, rows, what = [], len(self.loo[0].density), self.loo[0].parts
         pairs = zip(self.names, self.elpd_diff.tolist(), self.dse.tolist(), strict=True)
-        alike = [name for name, behind, error in pairs if behind < CLOSE and behind <= _ERRORS * error][1:]
+        alike = [name for name, behind, error in pairs if behind < CLOSE and behind <= 2 * error][1:]
         if alike:
             predict = "predicts" if len(alike) == 1 else "predict"
             found.append(
                 f"{', '.join(alike)} {predict} as well as {self.names[0]}, as far as these {what} can tell: less than "
-                f"{CLOSE:g} nats and {_ERRORS:g} standard errors behind."
+                f"{CLOSE:g} nats and 2 standard errors behind."
             )
-        if rows < _FEW:
+        if rows < 100:  # (Sivula, Magnusson and Vehtari 2020)
             found.append(f"With {rows} {what} standard errors are too small: below a hundred, two of them say little.")
         return found
 

@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from torchngvi.arguments import read_number
 from torchngvi.diagnostics import log_expected_likelihood
 from torchngvi.diagnostics.predictive import LeftOut
 from torchngvi.errors import InputError, PairError
-from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Sites
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import read_posterior
@@ -25,6 +24,7 @@ from torchngvi.numerics import linalg, sparse
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.solved.response import check_optimum, fit_again
 
 # The optimum as prior plus sites, and Gaussians from which the sites of some rows are taken out
 #
@@ -41,10 +41,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 # with C the root of the cavity and β_e, β_ee derivatives of β in e.  With H the Hessian of L in (m, C) at q the
 # response is -H⁻¹r, and ν² = rᵀH⁻¹r tells how far it goes.
 
-WIDEST = 60  # coefficients up to which the Hessian is written out
-_AT_OPTIMUM = 1e-3  # natural-gradient norm of q above which its sites are not those of an optimum
-_LOST = 1e-3  # what is inexact of q over what is left of S along some direction, above which nothing is divided out
-_TOLERANCE = 1e-8  # of the fits without rows
+_AT_ONCE = 20_000_000  # numbers
+Moments = tuple[Tensor, Tensor]  # means (G, D) or (D,), roots (G, D, D) or (D, D)
 
 
 class Cavities(NamedTuple):
@@ -55,7 +53,8 @@ class Cavities(NamedTuple):
     left: Tensor  # whether enough is left of S in every direction, (n,)
 
 
-class Optimum(NamedTuple):
+@dataclass(frozen=True)
+class Optimum:
     """The optimum as prior plus sites."""
 
     X: Tensor
@@ -71,6 +70,11 @@ class Optimum(NamedTuple):
     V: Tensor
     inexact: float  # the natural-gradient norm of q, or rounding
     hessian: Tensor | None  # the Cholesky factor of H, (P, P), where it is not too large
+
+    widest: ClassVar[int] = 60  # coefficients up to which it is written out
+    lost: ClassVar[float] = (
+        1e-3  # what is inexact of q over what is left of S along some direction, above which nothing is divided out
+    )
 
     @classmethod
     @torch.no_grad()
@@ -90,24 +94,17 @@ class Optimum(NamedTuple):
         W0 = C.mT @ H @ C
         eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
         norm = math.sqrt(float((C.mT @ g).square().sum() + 0.5 * (W0 - eye).square().sum()))
-        if not norm <= _AT_OPTIMUM:
-            raise InputError(
-                f"leave_one_out takes rows out of an optimum, and the natural-gradient norm of q is {norm:.2g}: fit it "
-                f"to this model first, below {_AT_OPTIMUM:g}{'' if q.dtype == torch.float64 else ', in float64'}."
-            )
+        check_optimum("leave_one_out takes rows out of an optimum", q, norm)
         norm = max(norm, torch.finfo(q.dtype).eps)
         bend, bend2 = (model.weights * part for part in sites.bends(*sites.at))
         bend2 = 2 * bend2  # ∂_v = ½∂_ee
-        factor = None if q.dim > WIDEST else _factor(A, W0, sites.beta, bend, bend2)
+        factor = None if q.dim > cls.widest else _factor(A, W0, sites.beta, bend, bend2)
         e, v = model.predictor(q.mean), A.square().sum(-1)  # of rows of weight 0 too
         return cls(model.X, model.weights, e, v, sites.alpha, sites.beta, bend, bend2, q.mean, C, V, norm, factor)
 
     @torch.no_grad()
-    def without_rows(
-        self,
-        rows: Tensor,  # (n,)
-    ) -> tuple[Cavities, Tensor]:
-        """Take out one row each; the cavities after the response of the others, and ν² (n,).
+    def without_rows(self, rows: Tensor) -> tuple[Cavities, Tensor]:
+        """Take out one row (n,) each; the cavities after the response of the others, and ν² (n,).
 
         With a = Vx_i, s² = x_iᵀa and k = 1/(1 - β_i s²) the cavity has the mean m + kα_i a and the covariance
         V + kβ_i aaᵀ, and along row j de = kα_i V_ji and dv = kβ_i V_ji².
@@ -117,7 +114,7 @@ class Optimum(NamedTuple):
         k = 1 / (1 - beta * (a * x).sum(-1))
         mean = self.mean + (k * alpha)[:, None] * a
         root, info = torch.linalg.cholesky_ex(self.V + (k * beta)[:, None, None] * a[:, :, None] * a[:, None, :])
-        found = self._kept(mean, root, (info == 0) & (k > 0) & (k * self.inexact <= _LOST))
+        found = self._kept(mean, root, (info == 0) & (k > 0) & (k * self.inexact <= self.lost))
         if self.hessian is None:
             return found, torch.where(found.left, self._own_change(rows, k), math.inf)
         across = a @ self.X.mT  # V_ji
@@ -126,11 +123,8 @@ class Optimum(NamedTuple):
         return self._respond(found, (k * alpha)[:, None] * across, (k * beta)[:, None] * across.square(), out)
 
     @torch.no_grad()
-    def without(
-        self,
-        out: Tensor,  # (n, N), bool
-    ) -> tuple[Cavities, Tensor]:
-        """Take out several rows each; the cavities after the response of the others, and ν² (n,)."""
+    def without(self, out: Tensor) -> tuple[Cavities, Tensor]:
+        """Take out several rows each, by masks (n, N); the cavities after the response of the others, and ν² (n,)."""
         found = self.divided(out, -1.0)
         if self.hessian is None:
             return found, torch.full_like(found.mean[:, 0], math.inf)
@@ -139,18 +133,14 @@ class Optimum(NamedTuple):
         return self._respond(found, de, dv, out)
 
     @torch.no_grad()
-    def divided(
-        self,
-        out: Tensor,  # (n, N), bool
-        times: float,  # -1 takes the sites of these rows out, 1 puts them in once more
-    ) -> Cavities:
-        """Multiply q by a power of the sites of some rows, which stand still."""
+    def divided(self, out: Tensor, times: float) -> Cavities:
+        """Multiply q by a power of the sites of some rows, masked (n, N): -1 takes out sites, which stand still."""
         beta, alpha = (torch.where(out, site, 0.0) for site in (self.beta, self.alpha))  # (n, N)
         A = self.X @ self.C
         eye = torch.eye(len(self.C), dtype=A.dtype, device=A.device)
         W = eye + times * ((A.mT * beta[:, None, :]) @ A)  # Cᵀ S_B C
         values, vectors, ok = linalg.eigh(W)
-        left = ok & (values[:, 0] * _LOST >= self.inexact)
+        left = ok & (values[:, 0] * self.lost >= self.inexact)
         inverse = (vectors / values[:, None, :].clamp_min(self.inexact)) @ vectors.mT
         mean = self.mean - times * (inverse @ (alpha @ A)[..., None])[..., 0] @ self.C.mT
         root, info = torch.linalg.cholesky_ex(inverse)
@@ -191,19 +181,13 @@ class Optimum(NamedTuple):
         return ra.square() * v + 0.5 * (rb * v).square()
 
 
-def refit(
-    model: GeneralizedLinear,
-    out: Tensor,  # (n, N), bool
-    mean: Tensor,  # (n, D)
-    root: Tensor,  # (n, D, D)
-) -> tuple[Tensor, Tensor, int]:
-    """Fit q without these rows, each from where it is thought to be: means, roots, and evaluations of the batch."""
+def refit(model: GeneralizedLinear, out: Tensor, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Fit q without the rows of masks (n, N), each from where it is thought to be: means, roots, and evaluations."""
     without = copy.copy(model)
     without.y = model.y.expand(len(out), -1)
     without.weights = torch.where(out, 0.0, model.weights)
     q = CholeskyGaussian(model.dim, (len(out),), mean=mean, scale=root, dtype=mean.dtype).to(mean.device)
-    result = fit(q, without, tolerance=_TOLERANCE if mean.dtype == torch.float64 else None, progress=False)
-    return q.mean, q.scale_tril, result.evaluations
+    return q.mean, q.scale_tril, fit_again(q, without).evaluations
 
 
 def _factor(A: Tensor, W0: Tensor, beta: Tensor, bend: Tensor, bend2: Tensor) -> Tensor:
@@ -230,20 +214,10 @@ def _factor(A: Tensor, W0: Tensor, beta: Tensor, bend: Tensor, bend2: Tensor) ->
 # whose mean is known to be 1, so that w - b(x - 1) with b by regression hardly varies (Owen and Zhou 2000); for normal
 # targets it does not vary at all.  That h has half of its draws from q_0 bounds w by 2 p(y_B | θ).
 
-_DRAWS = 2048  # half of them of each Gaussian
-_SEED = 0
-_AT_ONCE = 20_000_000  # numbers
-Moments = tuple[Tensor, Tensor]  # means (G, D) or (D,), roots (G, D, D) or (D, D)
-
 
 @torch.no_grad()
-def joint_log_density(
-    model: GeneralizedLinear,
-    member: Tensor,  # the group of each row, (N,)
-    out: Moments,
-    there: Moments,
-) -> tuple[Tensor, Tensor]:
-    """Compute log ∫ Π_B p(y_j | θ) q_0(θ) dθ of every group B, with its standard error."""
+def joint_log_density(model: GeneralizedLinear, member: Tensor, out: Moments, there: Moments) -> tuple[Tensor, Tensor]:
+    """Compute log ∫ Π_B p(y_j | θ) q_0(θ) dθ of every group B, with its standard error, by the group of each row."""
     count, dim = int(member.max()) + 1, model.dim
     pairs = [(m.expand(count, dim), C.expand(count, dim, dim)) for m, C in (out, there)]
     z = _normal(dim, model.X)
@@ -260,13 +234,9 @@ def joint_log_density(
 
 
 def _of_some(
-    model: GeneralizedLinear,
-    rows: Tensor,  # (n,)
-    member: Tensor,  # (n,)
-    z: Tensor,  # (S, D)
-    out: Moments,
-    there: Moments,
+    model: GeneralizedLinear, rows: Tensor, member: Tensor, z: Tensor, out: Moments, there: Moments
 ) -> tuple[Tensor, Tensor]:
+    """The same of some rows (n,) with their groups, by normal draws (S, D)."""
     logs, likelihoods = [], []
     for mean, root in (out, there):
         logs.append(torch.stack([_log_prob(mean, root, z, other) for other in (out, there)]))  # (2, G, S)
@@ -308,14 +278,11 @@ def _log_likelihood(
     return total
 
 
-def _normal(dim: int, like: Tensor) -> Tensor:
-    """Scrambled Sobol points as normal draws, each with its opposite, (S/2, D)."""
-    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=_SEED)
-    half = torch.special.ndtri(sobol.draw(_DRAWS // 4, dtype=torch.float64).clamp(1e-12, 1 - 1e-12))
+def _normal(dim: int, like: Tensor, draws: int = 1024) -> Tensor:
+    """Scrambled Sobol points as normal draws, each with its opposite, (S, D)."""
+    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0)
+    half = torch.special.ndtri(sobol.draw(draws // 2, dtype=torch.float64).clamp(1e-12, 1 - 1e-12))
     return torch.cat([half, -half]).to(like)
-
-
-_FLAG = 1e-3  # ν² up to which corrected densities were right to 2e-4 on the problems it was chosen on
 
 
 @dataclass(frozen=True, repr=False)
@@ -348,9 +315,9 @@ class LeaveOneOut(LeftOut):
     elpd -14.72 ± 6.00 nats over 2 groups, p_loo 4.76; 0 of them by a fit without the group.
     """
 
-    response: Tensor  # (N,)
-    shift: Tensor  # (N, D)
-    error: Tensor  # (N,)
+    response: Tensor
+    shift: Tensor
+    error: Tensor
     groups: tuple[Any, ...] | None = None
 
     @property
@@ -363,7 +330,7 @@ class LeaveOneOut(LeftOut):
 def leave_one_out(
     q: Gaussian,
     model: GeneralizedLinear,
-    flag: float = _FLAG,
+    flag: float = 1e-3,
     *,
     groups: Any = None,  # (N,)
 ) -> LeaveOneOut:
@@ -380,7 +347,7 @@ def leave_one_out(
         model: one design with rows of weights that are not negative, at the temperature 1.  Densities are of a row as
             it is, without its weight; a row of weight 0 is one that was left out anyway.
         flag: the ν² above which a row, or group, is fitted again; 0 for all, infinity for none but those that cannot be
-            divided out.
+            divided out. Up to 1e-3 densities were right to 2e-4 on the problems it was chosen on.
         groups: of each row a number or name of its group, to leave out whole groups: then all that is returned is of
             groups, and the density that of all rows of one together.
 
@@ -411,13 +378,9 @@ def leave_one_out(
 
 
 def _of_groups(
-    here: Optimum,
-    model: GeneralizedLinear,
-    flag: float,
-    names: tuple[Any, ...],
-    member: Tensor,  # the group of each row, (N,)
+    here: Optimum, model: GeneralizedLinear, flag: float, names: tuple[Any, ...], member: Tensor
 ) -> LeaveOneOut:
-    """Leave out the rows of each group together."""
+    """Leave out the rows of each group together, by the group of each row, (N,)."""
     groups = torch.arange(len(names), device=member.device)
     size = max(1, _AT_ONCE // here.X.numel())  # whose tables of rows are there at once, of wide designs too
     parts = [here.without(member == chunk[:, None]) for chunk in groups.split(size)]
@@ -479,7 +442,7 @@ def _missing(name: Any) -> bool:
 
 def _size(count: int, dim: int) -> int:
     """How many rows are left out at once."""
-    return max(1, _AT_ONCE // (count * dim if dim <= WIDEST else dim**2))
+    return max(1, _AT_ONCE // (count * dim if dim <= Optimum.widest else dim**2))
 
 
 def _resolve(model: GeneralizedLinear, member: Tensor, resolved: Tensor, mean: Tensor, root: Tensor) -> int:

@@ -15,7 +15,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult, read_result
-from torchngvi.interfaces import AdditiveTractable, Expectation, Frame, Local, TractableTarget
+from torchngvi.interfaces import AdditiveTractable, Expectation, Frame, Local, Target, TractableTarget
 from torchngvi.models import checks
 from torchngvi.models.arguments import read_posterior
 from torchngvi.numerics.versions import tracked
@@ -26,32 +26,40 @@ from torchngvi.structures import FullAlgebra
 # The linear system of everything that responds: H x = u, with H the Hessian of L in (m, C) at an optimum
 
 _PRODUCTS = 300
-_SHARE = 1e-2  # of the tolerance, the relative residual of the system in the metric of its preconditioner
-_LEFT = 100.0  # tolerances, the relative residual above which a solution is refused
+_AT_OPTIMUM = 1e-3  # natural-gradient norm of q above which it is no optimum
+_FINEST = 1e-8  # the same of fits in float64, and the relative residual of a system
+
+
+def check_optimum(what: str, q: Gaussian, norm: float) -> None:
+    """Refuse a q whose natural-gradient norm is that of no optimum."""
+    if not norm <= _AT_OPTIMUM:
+        raise InputError(
+            f"{what}, and the natural-gradient norm of q is {norm:.2g}: fit it to this model first, below "
+            f"{_AT_OPTIMUM:g}{'' if q.dtype == torch.float64 else ', in float64'}."
+        )
+
+
+def fit_again(q: Gaussian, target: Target) -> FitResult:
+    """Fit q in place, in float64 so exactly that it agrees with fits from elsewhere."""
+    return fit(q, target, tolerance=_FINEST if q.dtype == torch.float64 else None, progress=False)
 
 
 @torch.no_grad()
-def response(q: Gaussian, target: TractableTarget, u: Direction, tolerance: float) -> Direction:
-    """Solve H x = u by conjugate gradients, whose products need no expectation, beside one at q.
-
-    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
-    >>> q, model = CholeskyGaussian(1, scale=0.5), GeneralizedLinear(torch.ones(3, 1), [1.0, 2.0, 3.0], "gaussian")
-    >>> response(q, model, Direction(torch.ones(1), torch.ones(1, 1)), 1e-3)  # W is 1: of the root there is γ too
-    Direction(delta=tensor([1.]), T=tensor([[0.5000]]))
-    """
+def response(q: Gaussian, target: TractableTarget, u: Direction, tolerance: float, left: float = 100.0) -> Direction:
+    """Solve H x = u by conjugate gradients, to so many tolerances at least, whose products need no expectation."""
     frame, structure = q.frame(), q.structure
     assert isinstance(structure, FullAlgebra)
     e: Expectation = Quadrature()(q, target)
     local: Local = q.local(e)
     H, M = hessian(e, local, frame, exact=True), still_solved(e, local, frame)
-    x, _ = conjugate_gradients(H, M, u, torch.full_like(e.value, _SHARE * tolerance), structure, _PRODUCTS)
-    left = u.plus(torch.full_like(e.value, -1.0), H(x), structure)
-    size, rest = u.dot(M(u), structure), left.dot(M(left), structure)
+    x, _ = conjugate_gradients(H, M, u, torch.full_like(e.value, 1e-2 * tolerance), structure, _PRODUCTS)
+    beyond = u.plus(torch.full_like(e.value, -1.0), H(x), structure)
+    size, rest = u.dot(M(u), structure), beyond.dot(M(beyond), structure)
     error = float(torch.where(size > 0, rest / size, 0.0).amax().sqrt())
-    if not error <= _LEFT * tolerance:
+    if not error <= left * tolerance:
         raise InputError(
             f"the system of the derivative was solved to a relative residual of {error:.2g} and no further, where "
-            f"{_LEFT * tolerance:.2g} was asked: L is not convex in (m, C) here, or hardly curved in some way. "
+            f"{left * tolerance:.2g} was asked: L is not convex in (m, C) here, or hardly curved in some way. "
             "Give every coefficient a proper prior, or use float64."
         )
     return x
@@ -65,9 +73,6 @@ def response(q: Gaussian, target: TractableTarget, u: Direction, tolerance: floa
 #     H (δ, T) = -γ (CᵀΛ(m - m₀), tril(CᵀΛC))        dm/d log λ = Cδ        dC/d log λ = CT
 #
 # One system serves all conclusions (Giordano, Broderick and Jordan 2018, on covariances and robustness).
-
-_AT_OPTIMUM = 1e-3  # natural-gradient norm of q above which it is no optimum
-_FINEST = 1e-8  # relative residual of the system
 
 
 class Sensitivity(NamedTuple):
@@ -85,10 +90,10 @@ class Sensitivity(NamedTuple):
 -0.28 in a fit. Standard deviations change by -20 % to -10 %.
     """
 
-    shift: Tensor  # (K,)
-    spread: Tensor  # (K,)
-    true_shift: Tensor  # (K,)
-    true_spread: Tensor  # (K,)
+    shift: Tensor
+    spread: Tensor
+    true_shift: Tensor
+    true_spread: Tensor
     names: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -144,7 +149,7 @@ order, by -0.60 in a fit. Standard deviations change by -11 % to -11 %.
     doubled = copy.copy(target)
     doubled.prior = target.prior.scaled(2.0)
     other = copy.deepcopy(q)
-    fit(other, doubled, tolerance=_FINEST if q.dtype == torch.float64 else None, progress=False)
+    fit_again(other, doubled)
     factor = math.log(2)
     return Sensitivity(
         factor * (rows @ mean) / sd,
@@ -189,11 +194,7 @@ def _derivative(q: Gaussian, target: AdditiveTractable) -> tuple[Tensor, Tensor]
     frame, structure = q.frame(), q.structure
     assert isinstance(structure, FullAlgebra)
     norm = float(q.norm2(q.local(Quadrature()(q, target))).sqrt())
-    if not norm <= _AT_OPTIMUM:
-        raise InputError(
-            f"sensitivity is that of an optimum, and the natural-gradient norm of q is {norm:.2g}: fit it to this "
-            f"model first, below {_AT_OPTIMUM:g}{'' if q.dtype == torch.float64 else ', in float64'}."
-        )
+    check_optimum("sensitivity is that of an optimum", q, norm)
     prior = target.prior.scaled(target.temperature)
     u = Direction(-frame.pull(prior.force(q.mean)), structure.tril(-prior.framed(frame)))
     x = response(q, target, u, max(norm, _FINEST) if q.dtype == torch.float64 else _AT_OPTIMUM)
@@ -219,9 +220,6 @@ def _sd(rows: Tensor, covariance: Tensor) -> Tensor:
 # One system is solved by conjugate gradients, whose products need no expectation, and one scalar is differentiated:
 # nothing of the fit is recorded (Blondel et al. 2022, Efficient and modular implicit differentiation).
 
-_TOLERANCE = {torch.float64: 1e-8}  # natural-gradient norm of the fit: derivatives are wrong by about as much
-_COARSE = 1e-3  # of the other dtypes
-
 
 class Solution(NamedTuple):
     """The optimum q*, as tensors in the graph of what the target was made of.
@@ -238,9 +236,9 @@ class Solution(NamedTuple):
     (1.5, 0.25)
     """
 
-    mean: Tensor  # (*batch, D)
-    scale_tril: Tensor  # (*batch, D, D)
-    elbo: Tensor  # (*batch,)
+    mean: Tensor
+    scale_tril: Tensor
+    elbo: Tensor
 
     @property
     def covariance(self) -> Tensor:
@@ -258,11 +256,7 @@ class Solution(NamedTuple):
         return MultivariateNormal(self.mean, scale_tril=self.scale_tril)
 
 
-def solve(
-    q: Gaussian,
-    target: TractableTarget,
-    tolerance: float | None = None,
-) -> Solution:
+def solve(q: Gaussian, target: TractableTarget, tolerance: float | None = None) -> Solution:
     """Fit q to its optimum, and return the optimum as a differentiable function of all that the target was made of.
 
     Use it to choose what a posterior depends on by what comes out: prior scales by a held-out score, a design by
@@ -305,7 +299,8 @@ def solve(
         raise PairError(
             f"solve takes a Gaussian over a structure with all products: dense, diagonal or blocks; got {q!r}."
         )
-    limit = _TOLERANCE.get(q.dtype, _COARSE) if tolerance is None else tolerance
+    default = _FINEST if q.dtype == torch.float64 else _AT_OPTIMUM  # derivatives are wrong by about as much
+    limit = default if tolerance is None else tolerance
     result = fit(q, target, tolerance=limit, progress=False)
     if not result.converged:
         raise InputError(

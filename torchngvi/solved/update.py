@@ -19,7 +19,6 @@ from torch import Tensor
 
 from torchngvi.arguments import read_list
 from torchngvi.errors import InputError, PairError
-from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult, read_result
 from torchngvi.interfaces import AdditiveTractable
 from torchngvi.models import GeneralizedLinear, checks
@@ -29,9 +28,9 @@ from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.solved.response import fit_again
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16)  # of row numbers; bytes may be meant as a mask
-_TOLERANCE = 1e-8  # natural-gradient norm of fits in float64, so that they agree with those from elsewhere
 
 
 class SiteSum(NamedTuple):
@@ -49,8 +48,8 @@ class SiteSum(NamedTuple):
     (tensor([2.]), tensor([[0.]]))
     """
 
-    vector: Tensor  # (D,)
-    precision: Tensor  # (D, D)
+    vector: Tensor
+    precision: Tensor
 
     def __add__(self, other: "SiteSum") -> "SiteSum":  # type: ignore[override]  # not that of tuples
         """What both say."""
@@ -303,4 +302,4 @@ def _fitted(q: Gaussian, start: SiteSum, model: GeneralizedLinear) -> FitResult:
     if mean is None or covariance is None:
         mean, covariance = q.mean, q.covariance
     new = type(q).from_moments(mean.clone(), 0.5 * (covariance + covariance.mT))
-    return fit(new, model, tolerance=_TOLERANCE if q.dtype == torch.float64 else None, progress=False)
+    return fit_again(new, model)
