@@ -5,16 +5,6 @@ near a well-conditioned optimum L/γ is about half its square, in nats, above th
 
 A posterior names its engine by a word, its attribute ``engine``; where that is empty, as for a Gaussian, the target
 names it.  The engine's own module reads the rest of the `Request`, and refuses what it cannot do.
-
-    steps       an optimizer is given, or E_q[ℓ] has a closed form     its steps, `torchngvi.fitting.steps`
-    chunks      a regression                                           the same; of a large batch some members at a time
-    averages    a log joint without an optimizer                       averages that grow
-    mixture     a mixture of Gaussians                                 natural gradients of components and weights
-    flat        a flat posterior without an optimizer                  IFVB, or NGVI of an exponential family, until a
-                                                                       smoothed bound stops rising
-    warped      a warped posterior                                     the Gaussian, then its curves
-    product     a product of posteriors and a `FactorGraph`            coordinate ascent
-    groups      a mixed model in batches of groups                     a pass over the groups for each step
 """
 
 from collections.abc import Callable, Iterable
@@ -50,14 +40,14 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 # the module of each engine, and in it the function that makes of a `Request` the engine and what ends its run
 ENGINES = {
-    "averages": "torchngvi.fitting.sample_average:averages_of",
-    "chunks": "torchngvi.fitting.chunks:chunks_of",
-    "flat": "torchngvi.fitting.smoothed:flat_steps_of",
-    "groups": "torchngvi.fitting.groups:passes_of",
-    "mixture": "torchngvi.fitting.mixtures:mixture_steps_of",
-    "product": "torchngvi.fitting.coordinate_sweeps:sweeps_of",
-    "steps": "torchngvi.fitting.steps:steps_of",
-    "warped": "torchngvi.fitting.warped:warped_averages_of",
+    "averages": "torchngvi.fitting.sample_average:averages_of",  # a log joint without an optimizer
+    "chunks": "torchngvi.fitting.chunks:chunks_of",  # a regression: steps, of a large batch some members at a time
+    "flat": "torchngvi.fitting.smoothed:flat_steps_of",  # a flat posterior: until a smoothed bound stops rising
+    "groups": "torchngvi.fitting.groups:passes_of",  # a mixed model in batches of groups: a pass for each step
+    "mixture": "torchngvi.fitting.mixtures:mixture_steps_of",  # natural gradients of components and weights
+    "product": "torchngvi.fitting.coordinate_sweeps:sweeps_of",  # a product and a `FactorGraph`: coordinate ascent
+    "steps": "torchngvi.fitting.steps:steps_of",  # an optimizer is given, or E_q[ℓ] has a closed form
+    "warped": "torchngvi.fitting.warped:warped_averages_of",  # the Gaussian, then its curves
 }
 
 
@@ -104,9 +94,9 @@ class Request:
         return joined(NormBelow(tolerance) | ends if tolerance else ends, self.stop)
 
 
-def tolerance_of(q: Posterior) -> float:
+def tolerance_of(q: Posterior, double: float = 1e-5, single: float = 1e-2) -> float:
     """Return the usual tolerance on the norm where E_q[ℓ] is known to rounding."""
-    return 1e-5 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-2
+    return double if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else single
 
 
 def tolerance_by_draws(q: Posterior, wide: float = 100, usual: float = 0.1) -> float:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torchngvi.arguments import read_count, read_number, read_seed, read_tensor
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError
+from torchngvi.fitting.fit import tolerance_of
 from torchngvi.interfaces import Congruence, Frame, Framed, Posterior, Target, TractableTarget, where_members
 from torchngvi.mode import find_modes, search_points
 from torchngvi.models import GeneralizedLinear, TractableFactors
@@ -193,8 +194,8 @@ def laplace(
     (True, 3.0, 0.333333333)
     """
     q, target = read_gaussian("laplace", q, target), as_target(target)
-    tolerance = usual_tolerance(q) if tolerance is None else tolerance
-    tolerance = read_number("tolerance", tolerance, "bounds the Newton decrement", above=0)
+    if tolerance is not None:
+        tolerance = read_number("tolerance", tolerance, "bounds the Newton decrement", above=0)
     max_iterations = read_count("max_iterations", max_iterations, "counts Newton steps")
     if not target.temperature > 0:
         raise InputError(
@@ -212,22 +213,17 @@ def laplace(
     return found
 
 
-def usual_tolerance(q: Gaussian) -> float:
-    """The tolerance on the Newton decrement where none is given."""
-    return 1e-8 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-3
-
-
 @tracked
 @torch.no_grad()
 def laplace_within(
     q: Gaussian,
     target: Target,
-    tolerance: float,
+    tolerance: float | None,
     max_iterations: int,
     over: Callable[[int], bool] = lambda passes: False,
 ) -> LaplaceResult:
     """`laplace` of arguments that have been checked, within a budget of passes."""
-    start = q.frame().mean.clone()
+    start, tolerance = q.frame().mean.clone(), tolerance_of(q, 1e-8, 1e-3) if tolerance is None else tolerance
     spectrum: list[Tensor] = []
 
     def at(theta: Tensor) -> tuple[Tensor, Tensor, Curvature]:

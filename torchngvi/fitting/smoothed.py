@@ -272,26 +272,26 @@ class SmoothedSteps(Engine):
 
 
 def flat_steps_of(request: Request) -> tuple[Engine, Criterion]:
-    """Make the engine of a `Request` for a flat posterior, and what ends its run; an optimizer makes its own steps."""
+    """Make the engine of a `Request` for a flat posterior, and what ends its run; an optimizer makes its own steps.
+
+    It is `FamilySteps`, or `IFVB` with ρ_k = (100 + k)^-¾.
+    """
+    q, target, tolerance = request.q, request.target, request.tolerance
     if request.optimizer is not None:
         return request.engine("steps")
-    assert isinstance(request.q, FlatPosterior)
-    engine = usual_steps(request.q, request.target, request.tolerance)
-    return engine, request.until_unimproved(engine.tolerance)
-
-
-def usual_steps(q: FlatPosterior, target: Any, tolerance: float | None = None) -> SmoothedSteps:
-    """Make the engine for a flat posterior without an optimizer: `FamilySteps`, or `IFVB` with ρ_k = (100 + k)^-¾."""
+    assert isinstance(q, FlatPosterior)
     if isinstance(q, ExponentialFamily):
-        return FamilySteps(q, target, tolerance)
-    if tolerance is not None:
+        engine: SmoothedSteps = FamilySteps(q, target, tolerance)
+    elif tolerance is not None:
         raise InputError(
             "tolerance bounds the natural-gradient norm, and that of stochastic gradients does not vanish: "
             f"{type(q).__name__} is fitted until its smoothed bound stops rising. Leave tolerance out, or say when to "
             "end by stop=."
         )
-    optimizer = IFVB(q)
-    return SmoothedSteps(optimizer, target, LambdaLR(optimizer, PowerSchedule(0.75, 100.0)))
+    else:
+        optimizer = IFVB(q)
+        engine = SmoothedSteps(optimizer, target, LambdaLR(optimizer, PowerSchedule(0.75, 100.0)))
+    return engine, request.until_unimproved(engine.tolerance)
 
 
 @final

@@ -12,7 +12,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations.draws import drawn_seed
 from torchngvi.fitting.checkpoints import copied, describe_optimizer, describe_problem
 from torchngvi.fitting.fit import Request, tolerance_of
-from torchngvi.fitting.laplace import has_start, laplace_within, may_be_written_out, start_at_mode, usual_tolerance
+from torchngvi.fitting.laplace import has_start, laplace_within, may_be_written_out, start_at_mode
 from torchngvi.fitting.loop import Engine
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.stopping import Criterion, Rounding, Standing
@@ -136,8 +136,8 @@ class Steps(Engine):
         loss, spent = status.loss, self._counts()
         norm, alive = self._norm(status)
         known, refuted, repeats = self.exact, "", self.engine_settings.repeats
-        small = bool(alive.any() and (norm <= self.tolerance)[alive].all())
-        if not self.exact and self.target.comparable and self.budget - spent[0] >= repeats and small:
+        small = not self.exact and bool(alive.any() and (norm <= self.tolerance)[alive].all())
+        if small and self.target.comparable and self.budget - spent[0] >= repeats:
             # one evaluation is small by chance too, and of a mini-batch says nothing of the other rows
             on_average, known = float(norm[alive].max()), True
             status, *_ = self._seen(self.optimizer.averaged(self.target, repeats))
@@ -203,7 +203,7 @@ class Steps(Engine):
             if self.convex:
                 passes = self._to_the_mode(over)
             else:
-                passes = laplace_within(self.q, target, usual_tolerance(self.q), most, over).iterations + 1
+                passes = laplace_within(self.q, target, None, most, over).iterations + 1
         except InputError:  # not finite at the mean, or no numbers of this dtype
             self.q.restore(here)
             return False
