@@ -77,21 +77,15 @@ def _kept(
     return Fresh(elbo, (scatter / count).sqrt(), share, "", int(failing.sum()), k_hat, len(terms))
 
 
-# ---------------------------------------------------------------- common draws
-
-
 def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> float:
-    """L of q from whitened draws, the same for every q, of a batch the sum; infinite where it is not finite."""
+    """L of q from whitened draws, the same for every q, of a batch the sum; infinite where it is not finite.
+
+    Of one q those draws at which the log joint is NaN are left out, if they are a small share.
+    """
     with torch.no_grad():
-        values = kept_values(q, target, draws, seed, failing)
+        values = target.log_joint(q.push_noise(Fixed(draws, seed=seed)(q.mean_probe.detach())).detach())
+        bad = values.isnan()
+        if not q.batch_shape and 0 < int(bad.sum()) <= max(2 * (failing > 0), failing * draws):
+            values = values[~bad]
         loss = float((-values.mean(0) - target.temperature * q.entropy()).sum())
     return loss if math.isfinite(loss) else math.inf
-
-
-def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: float = FAILING) -> Tensor:
-    """The log joint at whitened draws of q, (S, *batch); of one q without those where it is NaN, if these are few."""
-    theta = q.push_noise(Fixed(draws, seed=seed)(q.mean_probe.detach())).detach()
-    values = target.log_joint(theta)
-    failing = values.isnan()
-    few = not q.batch_shape and 0 < int(failing.sum()) <= max(2 * (share > 0), share * draws)
-    return values[~failing] if few else values
