@@ -27,7 +27,7 @@ from torch import Tensor
 from torchngvi.adapters.pyro import AutoGaussian, ModelLogJoint, fit_guide, log_joint
 
 CHAINS, WARM_UP = 32, 250
-ACCEPTED, LENGTH = 0.8, 5.0  # what the step aims at, and the longest path, in sds
+ACCEPTED, LENGTH, MOST = 0.8, 5.0, 50  # what the step aims at, and the longest path, in sds and in steps
 MIXED, ENOUGH = 1.02, 400  # R-hat above which, and effective draws below which, chains are no truth
 
 
@@ -88,7 +88,8 @@ class Chains:
         momentum = torch.randn_like(self.z)
         before = self.value - 0.5 * momentum.square().sum(-1)
         z, value, slope = self.z, self.value, self.slope
-        for _ in range(max(int(LENGTH * (0.2 + 0.8 * float(torch.rand(()))) / self.step), 1)):
+        steps = LENGTH * (0.2 + 0.8 * float(torch.rand(()))) / self.step
+        for _ in range(int(min(max(steps, 1.0), MOST))):
             momentum = momentum + 0.5 * self.step * slope
             z = z + self.step * momentum
             value, slope = self.at(z)
