@@ -340,18 +340,6 @@ def test_every_damage_is_told(tmp_path):
     assert same_bits(q, make_posterior("cholesky"))
 
 
-@pytest.mark.parametrize("key", ["posterior", "optimizer", "generators"])
-def test_a_state_with_something_missing(tmp_path, key):
-    path, q, model = tmp_path / "run.pt", make_posterior("cholesky"), make_model()
-    written(path, VN)
-    file = file_of(path, q, model, VN(q))
-    state = file.load({})
-    del state[key]
-    file.save(state)
-    why = "generators is missing" if key == "generators" else f"KeyError: '{key}'"
-    refused(path, VN, rf"run\.pt does not hold what this run needs \({why}\)\. Remove it, or name another f")
-
-
 def in_a_whole_file(path, content):
     """With a digest that is right."""
     buffer = io.BytesIO()

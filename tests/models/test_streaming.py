@@ -159,8 +159,7 @@ class TestConjugate:
     @gammas
     def test_rows(self, gamma, size, passes, monkeypatch):
         """One pass is exact, whatever the batch size and the order; the second leaves it there."""
-        set_numbers(monkeypatch, careful=ROWS)
-        set_numbers(monkeypatch, passes=passes)
+        set_numbers(monkeypatch, careful=ROWS, passes=passes)
         model, mean, S = conjugate(gamma)
         for seed in (0, 1):
             q = new(mean=1.0, scale=0.5)
@@ -173,8 +172,7 @@ class TestConjugate:
     @gammas
     def test_batches(self, gamma, size, passes, monkeypatch):
         """Whitened draws are exact for a quadratic log joint."""
-        set_numbers(monkeypatch, careful=ROWS)
-        set_numbers(monkeypatch, passes=passes)
+        set_numbers(monkeypatch, careful=ROWS, passes=passes)
         model, mean, S = conjugate(gamma)
         q = new(mean=1.0, scale=0.5)
         stream_batches(q, black_box(model, size), seed=1)
