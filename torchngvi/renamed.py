@@ -52,6 +52,7 @@ MODULES: dict[str, str] = {
     "torchngvi.fitting.anderson": "torchngvi.fitting.coordinate_sweeps",
     "torchngvi.fitting.bending": "torchngvi.fitting.warped",
     "torchngvi.fitting.callbacks": "torchngvi.fitting.loop",
+    "torchngvi.fitting.chunks": "torchngvi.fitting.steps",
     "torchngvi.fitting.directions": "torchngvi.fitting.warped",
     "torchngvi.fitting.engine": "torchngvi.fitting.loop",
     "torchngvi.fitting.fingerprints": "torchngvi.fitting.checkpoints",

@@ -5,7 +5,7 @@ import torch
 
 from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, NewtonCG, fit
 from torchngvi.errors import InputError
-from torchngvi.fitting import chunks
+from torchngvi.fitting import steps
 from torchngvi.momentum import Adam, ExponentialAverage, NormalizedMomentum
 
 MEMBERS, ROWS, DIM = 6, 20, 3
@@ -61,7 +61,7 @@ def test_members_in_parts(family, optimizer, kind):
 
 def in_chunks_of(size, monkeypatch):
     """So many members of a chunk, or all."""
-    monkeypatch.setattr(chunks.ChunkedSteps, "numbers", 10**9 if size is None else size * ROWS * DIM)
+    monkeypatch.setattr(steps.ChunkedSteps, "numbers", 10**9 if size is None else size * ROWS * DIM)
 
 
 def both(monkeypatch, model, kind=CholeskyGaussian, batch=(MEMBERS,), size=4, **settings):
@@ -70,7 +70,7 @@ def both(monkeypatch, model, kind=CholeskyGaussian, batch=(MEMBERS,), size=4, **
     for chunk in (None, size):
         in_chunks_of(chunk, monkeypatch)
         q = kind(DIM, batch, dtype=torch.float64)
-        assert (chunks.members_at_once(q, model) is None) == (chunk is None)
+        assert (steps.members_at_once(q, model) is None) == (chunk is None)
         found.append((q, fit(q, model, progress=False, **settings)))
     return found
 

@@ -900,4 +900,4 @@ print(*sys.modules)
             [sys.executable, "-c", self.REGRESSION], capture_output=True, text=True, timeout=120, check=True
         )
         modules = {place.split(":")[0] for place in ENGINES.values()} & set(done.stdout.split())
-        assert modules == {"torchngvi.fitting.chunks", "torchngvi.fitting.steps"}
+        assert modules == {"torchngvi.fitting.steps"}

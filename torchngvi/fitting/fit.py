@@ -41,7 +41,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 # the module of each engine, and in it the function that makes of a `Request` the engine and what ends its run
 ENGINES = {
     "averages": "torchngvi.fitting.sample_average:averages_of",  # a log joint without an optimizer
-    "chunks": "torchngvi.fitting.chunks:chunks_of",  # a regression: steps, of a large batch some members at a time
+    "chunks": "torchngvi.fitting.steps:chunks_of",  # a regression: steps, of a large batch some members at a time
     "flat": "torchngvi.fitting.smoothed:flat_steps_of",  # a flat posterior: until a smoothed bound stops rising
     "groups": "torchngvi.fitting.groups:passes_of",  # a mixed model in batches of groups: a pass for each step
     "mixture": "torchngvi.fitting.mixtures:mixture_steps_of",  # natural gradients of components and weights
