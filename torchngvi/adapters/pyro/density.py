@@ -23,6 +23,7 @@ from torch.distributions import biject_to
 
 from torchngvi.adapters.pyro.batching import POINTS, Enumerated, Factors, Largest, best_way, draws_at_once
 from torchngvi.adapters.pyro.layout import (
+    Call,
     Conditioned,
     Layout,
     Scored,
@@ -33,7 +34,6 @@ from torchngvi.adapters.pyro.layout import (
     latents_of,
     listed,
     random_sites,
-    started,
 )
 from torchngvi.adapters.pyro.validation import scored, validate, warn_of_sites
 from torchngvi.arguments import read_callable, read_instance, read_list, shown
@@ -84,9 +84,7 @@ class ModelLogJoint(Target):
             if read_instance("order", order, Tensor, what).ndim != 1 or order.dtype != torch.int64:
                 raise InputError(f"order {what}; got {shown(order)}.")
         with torch.no_grad():
-            if latents is None:
-                with pyro.validation_enabled(False):  # what is wrong is said in our words
-                    latents = poutine.block(poutine.trace(started(model)).get_trace)(*args, **self.kwargs)
+            latents = Call(model, args, self.kwargs).prototype() if latents is None else latents
             self.layout, nodes = Layout(latents, order), cast(Any, latents.nodes)
             values = {site.name: nodes[site.name]["value"] for site in self.layout.sites}
             self.initial = self.layout.unconstrained(values).detach()

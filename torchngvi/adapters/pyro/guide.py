@@ -20,19 +20,8 @@ from typing import Any, Self
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
+from pyro import infer, poutine
 from pyro.distributions import TorchDistribution
-from pyro.infer import (
-    CSIS,
-    ELBO,
-    JitTrace_ELBO,
-    JitTraceEnum_ELBO,
-    JitTraceGraph_ELBO,
-    RenyiELBO,
-    ReweightedWakeSleep,
-    TraceMeanField_ELBO,
-    TraceTailAdaptive_ELBO,
-)
 from pyro.infer.autoguide import AutoContinuous
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.initialization import init_to_median
@@ -52,8 +41,8 @@ from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian, PrecisionCho
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 
-_WEIGHING = (CSIS, RenyiELBO, ReweightedWakeSleep, TraceTailAdaptive_ELBO)
-_COMPILED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO)
+_WEIGHING = (infer.CSIS, infer.RenyiELBO, infer.ReweightedWakeSleep, infer.TraceTailAdaptive_ELBO)
+_COMPILED = (infer.JitTrace_ELBO, infer.JitTraceEnum_ELBO, infer.JitTraceGraph_ELBO)
 
 
 class AutoGaussian(AutoContinuous):
@@ -410,7 +399,7 @@ def check_loss() -> None:
     loss = _loss_in_progress()
     if isinstance(loss, _WEIGHING) and torch.is_grad_enabled():
         why = "it needs the derivative of log q in the coordinates of q, which this guide holds constant"
-    elif isinstance(loss, TraceMeanField_ELBO):
+    elif isinstance(loss, infer.TraceMeanField_ELBO):
         why = "it leaves out the log Jacobians of the supports of the latent sites"
     elif isinstance(loss, _COMPILED):
         why = "torch.jit takes no probes, through which the gradient reaches q"
@@ -422,13 +411,13 @@ def check_loss() -> None:
     )
 
 
-def _loss_in_progress() -> ELBO | CSIS | None:
+def _loss_in_progress() -> infer.ELBO | infer.CSIS | None:
     """The innermost one on the call stack, since Pyro tells its guides nothing of it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("pyro.infer."):
             caller = frame.f_locals.get("self")
-            if isinstance(caller, ELBO | CSIS):
+            if isinstance(caller, infer.ELBO | infer.CSIS):
                 return caller
         frame = frame.f_back
     return None

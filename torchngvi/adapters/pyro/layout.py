@@ -24,15 +24,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import (
-    AffineTransform,
-    ComposeTransform,
-    ExpTransform,
-    Independent,
-    IndependentTransform,
-    Transform,
-    biject_to,
-)
+from torch.distributions import Transform, biject_to
 
 from torchngvi.arguments import read_callable, shown
 from torchngvi.errors import InputError
@@ -54,6 +46,12 @@ class Call(NamedTuple):
         """A run of the model as a trace."""
         return poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
 
+    def prototype(self, init_loc_fn: Callable[..., Any] = init_to_median) -> Trace:
+        """A run at the initial values of the latent sites, unseen by Pyro, and without its checks: we have ours."""
+        begun = self._replace(model=InitMessenger(partial(start, init_loc_fn))(self.model))
+        with torch.inference_mode(False), torch.no_grad(), pyro.validation_enabled(False), poutine.block():
+            return begun.trace()
+
 
 def listed(names: Iterable[str]) -> str:
     """Names for a sentence: the first six, and how many more there are.
@@ -67,12 +65,6 @@ def listed(names: Iterable[str]) -> str:
 
 
 # -------------------------------------------------------------------------------- where the sites begin
-
-
-def started(model: Callable[..., Any], init_loc_fn: Callable[..., Any] = init_to_median) -> Callable[..., Any]:
-    """The model with its latent sites at their initial values."""
-    begun: Callable[..., Any] = InitMessenger(partial(start, init_loc_fn))(model)
-    return begun
 
 
 def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
@@ -235,19 +227,19 @@ def coordinate_names(layout: Layout) -> list[str]:
 
 def _scale(transform: Transform) -> str:
     """On which scale θ is, in a word before the name of the site."""
-    while isinstance(transform, IndependentTransform):
+    while isinstance(transform, torch.distributions.IndependentTransform):
         transform = transform.base_transform
-    parts = transform.parts if isinstance(transform, ComposeTransform) else [transform]
-    parts = [part for part in parts if not _is_identity(part)]
+    parts = transform.parts if isinstance(transform, torch.distributions.ComposeTransform) else [transform]
+    parts = [
+        part for part in parts if not (isinstance(part, torch.distributions.AffineTransform) and _is_identity(part))
+    ]
     if not parts:
         return ""
-    return "log " if len(parts) == 1 and isinstance(parts[0], ExpTransform) else "unconstrained "
+    return "log " if len(parts) == 1 and isinstance(parts[0], torch.distributions.ExpTransform) else "unconstrained "
 
 
-def _is_identity(transform: Transform) -> bool:
+def _is_identity(transform: torch.distributions.AffineTransform) -> bool:
     """Such as the shift of a bound at zero."""
-    if not isinstance(transform, AffineTransform):
-        return False
     return bool((torch.as_tensor(transform.loc) == 0).all() & (torch.as_tensor(transform.scale) == 1).all())
 
 
@@ -483,6 +475,6 @@ def _check_latent(name: str, site: Any, local: str | None) -> None:
 
 def unwrapped(fn: Any) -> Any:
     """The distribution of one element of a site."""
-    while isinstance(fn, Independent):
+    while isinstance(fn, torch.distributions.Independent):
         fn = fn.base_dist
     return fn

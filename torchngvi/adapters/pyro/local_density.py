@@ -259,10 +259,10 @@ class PlateDensity:
     @torch.enable_grad()
     def terms(self, index: Tensor, b: Tensor, g: Tensor) -> Terms:
         """E[ℓ_i] of members (B,), and last E[ℓ_0], over draws b (S, B, r) and g (S, P), with their derivatives."""
-        k = b.shape[-1] + g.shape[-1]
-        t = g.new_zeros(k, requires_grad=True)
-        u, loss = self._loss(index, b + t[: b.shape[-1]], g + t[b.shape[-1] :])
-        small = b.numel() <= _SMALL
+        r, k, small = b.shape[-1], b.shape[-1] + g.shape[-1], b.numel() <= _SMALL
+        t, u = g.new_zeros(k, requires_grad=True), g.new_ones(len(index) + 1, requires_grad=True)
+        self.index, self.layout.weights = index, u
+        loss = -self._batched(torch.cat([(b + t[:r]).flatten(-2), g + t[r:]], -1)).to(g.dtype).mean()
         slope = _slopes(loss, t, graph=True)
         value, gradient = _slopes(loss, u), _jacobian(slope, u, small)
         rows, columns = torch.tril_indices(k, k, device=t.device)
@@ -270,13 +270,6 @@ class PlateDensity:
         H = value.new_zeros(len(value), k, k)
         H[:, rows, columns] = H[:, columns, rows] = curvature.mT
         return Terms(value.detach(), gradient.mT.detach(), H)
-
-    def _loss(self, index: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights u, and L(u, ·)."""
-        self.index = index
-        u = self.layout.weights = g.new_ones(len(index) + 1).requires_grad_()
-        theta = torch.cat([b.flatten(-2), g], -1)
-        return u, -self._batched(theta).to(g.dtype).mean()
 
 
 def _slopes(y: Tensor, x: Tensor, graph: bool = False) -> Tensor:

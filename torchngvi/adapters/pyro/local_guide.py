@@ -17,13 +17,12 @@ from typing import Any, Self, final
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.distributions.util import sum_rightmost
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor
 
-from torchngvi.adapters.pyro.layout import Call, started
+from torchngvi.adapters.pyro.layout import Call
 from torchngvi.adapters.pyro.local_density import PlateDensity, PlateLayout
 from torchngvi.adapters.pyro.local_sites import FreshElbo, Globals, MemoisedBound, Sites, Visits, batches_of, fresh_elbo
 from torchngvi.arguments import read_callable, read_instance, read_number, read_shares, read_size
@@ -112,8 +111,8 @@ class AutoLocalGaussian(AutoGuide):
             InputError: as `PlateLayout`; too few particles.
         """
         if self.prototype_trace is None:
-            with torch.inference_mode(False), torch.no_grad(), pyro.validation_enabled(False):
-                trace = poutine.block(poutine.trace(started(self.model, self._init_loc_fn)).get_trace)(*args, **kwargs)
+            trace: Any = Call(self.model, args, kwargs).prototype(self._init_loc_fn)
+            with torch.inference_mode(False), torch.no_grad():
                 layout = PlateLayout(trace, self.plate)
                 if self.num_particles % 2 or self.num_particles < 2 * (layout.r + 1):
                     raise InputError(

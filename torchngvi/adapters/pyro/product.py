@@ -8,13 +8,14 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoGuide
-from pyro.infer.autoguide.initialization import init_to_median
+from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.infer.inspect import get_dependencies
 from torch import Tensor
 from torch.distributions import constraints
@@ -26,7 +27,7 @@ from torchngvi.adapters.pyro.layout import (
     is_subsampled,
     listed,
     random_sites,
-    started,
+    start,
     unwrapped,
 )
 from torchngvi.adapters.pyro.validation import validate
@@ -58,14 +59,14 @@ class Read(NamedTuple):
 
 def read(call: Call, init_loc_fn: Callable[..., Tensor]) -> Read:
     """Run a model once, and follow what its sites read."""
-    met = pyro.poutine.trace(started(call.model, init_loc_fn))
+    trace = call.prototype(init_loc_fn)
+    begun = InitMessenger(partial(start, init_loc_fn))(call.model)
     with pyro.validation_enabled(False), torch.no_grad():
-        trace: Any = pyro.poutine.block(met.get_trace)(*call.args, **call.kwargs)
         for site in random_sites(trace):
             for frame in site["cond_indep_stack"]:
                 _check_plate(site["name"], frame)
         try:
-            record: Any = get_dependencies(met, call.args, call.kwargs)["prior_dependencies"]
+            record: Any = get_dependencies(begun, call.args, call.kwargs)["prior_dependencies"]
         except Exception as error:  # whatever a model does with a tensor that is no plain one
             line = str(error).splitlines()[0] if str(error) else ""
             raise InputError(
