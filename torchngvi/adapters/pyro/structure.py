@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self, final
+from typing import Any, NamedTuple, Self, cast, final
 
 import torch
 from pyro.poutine.trace_struct import Trace
@@ -94,7 +94,7 @@ def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         layout = Layout(trace)
         layout.reasons = (str(error).rstrip("."),)
         return layout
-    if layout.forest is not None:
+    if layout.terms is not None:
         try:
             FactoredLogJoint(ModelLogJoint(model, args, kwargs, trace, layout.order), layout)
         except InputError:
@@ -495,28 +495,19 @@ class _Term:
         self.density, self.level = density, levels[number]
         sites = {site.name: site for site in layout.sites}
         self.nesting = max([density.nesting, *(site.batch_dims for site in layout.sites)])
-        fixed = layout.constrained(density.initial[None], self.nesting)[0]
-        self.fixed = {name: self._for_members(x) for name, x in fixed.items()}
-        self.names = {name for name, level in (structure.terms or {}).items() if level == number}
-        self.last = number == len(levels) - 1  # which has what depends on no latent
-        self.known = set(structure.terms or {})
+        self.fixed = layout.constrained(density.initial[None], self.nesting)[0]
+        assert structure.terms is not None
+        self.terms, self.number = structure.terms, number
+        self.last = len(levels) - 1  # which has what depends on no latent
         self.places: list[tuple[Site, slice, tuple[Plate, ...]]] = []
-        start, up = 0, number
+        start, up = 0, cast(int | None, number)
         while up is not None:
-            level: Level = levels[up]
+            level = levels[up]
             for name in level.sites:
                 count = math.prod(sites[name].free) // level.nodes
                 self.places.append((sites[name], slice(start, start + count), level.plates))
                 start += count
-            up = level.up  # type: ignore[assignment]
-
-    def _for_members(self, value: Tensor) -> Tensor:
-        """The value of a site, (1, *nesting, *event), as that of each member of the plates of this level."""
-        sizes = [-1] * value.ndim
-        for plate in self.level.plates:
-            if value.shape[axis := 1 + self.nesting + plate.dim] == 1:
-                sizes[axis] = plate.size
-        return value.expand(sizes)
+            up = level.up
 
     def __call__(self, theta: Tensor) -> Tensor:
         """Their sum over sites at θ_c (S, n, k), (S, n)."""
@@ -530,20 +521,18 @@ class _Term:
             values[site.name] = x = site.transform(u)
             if site.name in self.level.sites:
                 terms[f"{site.name} "] = self._by_node(site.transform.log_abs_det_jacobian(u, x), len(theta))
-        for name, log_prob in Scored(values, {}, {}, self._is_mine).run(self.density).items():
-            if name in self.known:
+        wanted = Scored(values, {}, {}, lambda name: self.terms.get(name, self.last) == self.number)
+        for name, log_prob in wanted.run(self.density).items():
+            if name in self.terms:
                 terms[name] = self._by_node(log_prob, len(theta))
             else:
                 terms[name] = (log_prob.sum() / self.level.nodes).expand(theta.shape[:-1])
         return terms
 
-    def _is_mine(self, name: str) -> bool:
-        return name in self.names or (self.last and name not in self.known)
-
     def _laid_out(self, site: Site, part: Tensor, plates: tuple[Plate, ...]) -> Tensor:
         """The unconstrained values (S, n, m) of a site with a value for each node, (S, *nesting, *event)."""
-        mine, lead = self.level.plates, self.nesting - site.batch_dims
-        at = {self.nesting + plate.dim: plate.size for plate in mine}
+        lead = self.nesting - site.batch_dims
+        at = {self.nesting + plate.dim: plate.size for plate in self.level.plates}
         shared = {self.nesting + plate.dim for plate in plates}
         rest = {lead + axis: size for axis, size in enumerate(site.free) if lead + axis not in shared}
         if any(size > 1 and position in at for position, size in rest.items()):
@@ -551,14 +540,10 @@ class _Term:
                 f"the site {site.name!r} has a dimension of its own where the plates of other sites are; give it "
                 ".to_event(1)"
             )
-        rest = {position: size for position, size in rest.items() if position not in at}
-        axes, sizes = [*at, *rest], [*at.values(), *rest.values()]
-        order = sorted(range(len(axes)), key=lambda k: axes[k])
-        full = [1] * (self.nesting + len(site.free) - site.batch_dims)
-        for axis, size in zip(axes, sizes, strict=True):
-            full[axis] = size
-        moved = part.reshape(len(part), *sizes).permute(0, *(1 + k for k in order))
-        return moved.reshape(len(part), *full)
+        sizes = at | {position: size for position, size in rest.items() if position not in at}  # as they stand in part
+        axes = list(sizes)
+        moved = part.reshape(len(part), *sizes.values()).permute(0, *(1 + axes.index(axis) for axis in sorted(axes)))
+        return moved.reshape(len(part), *(sizes.get(axis, 1) for axis in range(lead + len(site.free))))
 
     def _by_node(self, values: Tensor, count: int) -> Tensor:
         """Numbers of the shape of a site, (S, *nesting, ...) or without draws, summed for each node, (S, n)."""
