@@ -7,9 +7,7 @@ guide is used next, q makes a step along the natural gradient that the same back
     ρ = min(-4ℓ, 1),        by iBLR and no further than half a nat,
 
 and ℓ is zero again.  The rate, its schedule, and whether there is a step at all stay with the owner.  Under Adam with
-the rate r a standard deviation σ of Pyro's guides changes by a factor of at most eʳ, and that of a q too narrow grows
-by e²ʳ, since the change of log σ is -ρP/2 and P ≥ -1 where the log joint is concave: twice as fast, for a mean that
-waits until q is wide enough, while Adam moves both at once.
+the rate r a standard deviation of Pyro's guides grows by a factor of at most eʳ, and that of a q too narrow by e²ʳ.
 
 A posterior over a flat vector λ has a parameter p as long, and λ + p in its draws: plain gradients, as Pyro's guides.
 """
@@ -267,23 +265,19 @@ class LatentGaussian(TorchDistribution):
         return LatentGaussian(self.q, batch_shape, self.step)
 
 
-def _written_out(p: LatentGaussian) -> MultivariateNormal:
-    return MultivariateNormal(p.mean, scale_tril=p.scale_tril)
+@register_kl(LatentGaussian, torch.distributions.MultivariateNormal)
+@register_kl(torch.distributions.MultivariateNormal, LatentGaussian)
+def _written_out(p: Any, other: Any) -> Tensor:
+    """The divergence where one of two is no posterior of ours, by full covariances."""
+    p, other = (
+        MultivariateNormal(x.mean, scale_tril=x.scale_tril) if isinstance(x, LatentGaussian) else x for x in (p, other)
+    )
+    return kl_divergence(p, other)
 
 
 @register_kl(LatentGaussian, LatentGaussian)
 def _between(p: LatentGaussian, other: LatentGaussian) -> Tensor:
-    if isinstance(p.q, Gaussian) and isinstance(other.q, Gaussian):
-        with torch.no_grad():
-            return p.q.kl(other.q).expand(torch.broadcast_shapes(p.batch_shape, other.batch_shape))
-    return kl_divergence(_written_out(p), _written_out(other))
-
-
-@register_kl(LatentGaussian, torch.distributions.MultivariateNormal)
-def _from(p: LatentGaussian, other: torch.distributions.MultivariateNormal) -> Tensor:
-    return kl_divergence(_written_out(p), other)
-
-
-@register_kl(torch.distributions.MultivariateNormal, LatentGaussian)
-def _to(p: torch.distributions.MultivariateNormal, other: LatentGaussian) -> Tensor:
-    return kl_divergence(p, _written_out(other))
+    if not (isinstance(p.q, Gaussian) and isinstance(other.q, Gaussian)):
+        return _written_out(p, other)
+    with torch.no_grad():
+        return p.q.kl(other.q).expand(torch.broadcast_shapes(p.batch_shape, other.batch_shape))

@@ -14,14 +14,12 @@ A step on a batch of members takes the expected gradients g_i and Hessians H_i o
 and changes the two sums by the differences of the messages.  With all members in the batch it is the step of VN (Khan
 and Rue 2023, Eq 12) in the arrow; with some of them it costs what these cost, and its fixed point is the same.
 
-The guard.  With sites as they come the precision of q(g) or of a member can stop being positive definite, and the run
-is lost.  Two things keep it:
-
-1. Given q(g) the members are independent.  A member whose natural norm is above 0.3 takes steps of VN alone, judged by
-   its own bound at the draws of the visit, ρ_i times .35 after a failure and doubled after a success.  A member that
-   does not get below 0.7 has no say in this visit: its site stays as it was.  Below 1/√2 an H_ii is positive definite.
-2. The step of the globals is ρ ≤ 0.7/ν, ν their natural norm with the others' messages as they are.  Then ρ|P|_F < 1
-   in the frame of q(g), and the damped sites, whose messages are concave in the sites, keep Λ positive definite.
+The guard keeps the precision of q(g) and of each member positive definite.  Given q(g) the members are independent:
+one whose natural norm is above 0.3 takes steps of VN alone, judged by its own bound at the draws of the visit, ρ_i
+times .35 after a failure and doubled after a success, and one that does not get below 0.7 has no say in this visit
+(below 1/√2 an H_ii is positive definite).  The step of the globals is ρ ≤ 0.7/ν, ν their natural norm with the others'
+messages as they are: then ρ|P|_F < 1 in the frame of q(g), and the damped sites, whose messages are concave in the
+sites, keep Λ positive definite.
 
 At its first visit a batch takes steps until ν < 0.3 that are judged by its own bound with the messages of the others,
 which may then be long: the start can be far.  From there on the bound is a function of q(g) alone, whose derivative is
