@@ -138,7 +138,18 @@ def test_globals_stand_after_the_members_of_a_plate():
     assert str(guide.structure) == "b: 1 coordinate for each member of groups (5)\nmu: 1 coordinate shared by all"
 
 
-def test_a_plate_in_a_plate_is_a_deeper_level():
+def walks(y):
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+    with pyro.plate("groups", 5, dim=-2):
+        a = pyro.sample("a", dist.Normal(mu, 1.0))
+        with pyro.plate("times", 4, dim=-1):
+            e = pyro.sample("e", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(a + e.cumsum(-1), 0.5), obs=y)
+
+
+def test_a_plate_in_a_plate_is_a_deeper_level_unless_a_site_joins_its_members():
+    guide = AutoGaussian(walks, structure="auto").setup(torch.randn(5, 4))
+    assert guide.structure.forest == arrow(groups=5, local=5, globals=1)
     guide = AutoGaussian(classes, structure="auto").setup(torch.randn(4, 3, 2))
     assert guide.structure.forest == nested([0, 1, 0, 1, 0, 1], local=[3, 1], globals=3)
     assert [level.sites for level in guide.structure.levels] == [("b", "c"), ("a",), ("mu", "beta")]
@@ -149,64 +160,6 @@ def test_of_crossed_plates_the_smaller_is_shared():
     guide = AutoGaussian(crossed, structure="auto").setup(torch.randn(6, 3))
     assert guide.structure.forest == arrow(groups=6, local=1, globals=4)
     assert "the site 'y' joins the plates 'columns' and 'rows'; the smaller is shared by all" in str(guide.structure)
-
-
-def walks(y):
-    """A walk in each group."""
-    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
-    with pyro.plate("groups", 5, dim=-2):
-        a = pyro.sample("a", dist.Normal(mu, 1.0))
-        with pyro.plate("times", 4, dim=-1):
-            e = pyro.sample("e", dist.Normal(0.0, 1.0))
-            pyro.sample("y", dist.Normal(a + e.cumsum(-1), 0.5), obs=y)
-
-
-def exams(y):
-    """Pupils and items that cross in each school, which is the outermost plate."""
-    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
-    schools, pupils = pyro.plate("schools", 4, dim=-3), pyro.plate("pupils", 6, dim=-2)
-    items = pyro.plate("items", 3, dim=-1)
-    with schools:
-        a = pyro.sample("a", dist.Normal(mu, 1.0))
-    with schools, pupils:
-        b = pyro.sample("b", dist.Normal(a, 1.0))
-    with schools, items:
-        c = pyro.sample("c", dist.Normal(0.0, 1.0))
-    with schools, pupils, items:
-        pyro.sample("y", dist.Normal(b - c, 1.0), obs=y)
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "sites", "forest", "reason"),
-    [
-        (
-            walks,
-            (5, 4),
-            [("a", "e"), ("mu",)],
-            arrow(groups=5, local=5, globals=1),
-            "the site 'y' joins members of the plate 'times'",
-        ),
-        (
-            exams,
-            (4, 6, 3),
-            [("b",), ("a", "c"), ("mu",)],
-            nested([k // 6 for k in range(24)], local=[1, 4], globals=1),
-            "the site 'y' joins the plates 'items' and 'pupils'; the smaller is shared by all",
-        ),
-    ],
-    ids=["walks", "exams"],
-)
-def test_a_plate_that_is_no_level_leaves_those_around_it(model, shape, sites, forest, reason):
-    y = torch.randn(shape)
-    guide = AutoGaussian(model, structure="auto").setup(y)
-    assert [level.sites for level in guide.structure.levels] == sites
-    assert guide.structure.forest == forest
-    assert guide.structure.reasons == (reason,)
-    (arrowed, one), (dense, two) = both(model, y, tolerance=1e-6)
-    assert type(one.target) is FactoredLogJoint
-    assert abs(one.loss - two.loss) < 1e-7
-    for ours, theirs in zip(moments(arrowed), moments(dense), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-6)
 
 
 def test_members_without_common_latents_are_independent():
@@ -350,7 +303,7 @@ def test_a_term_sees_the_draws_of_its_own_member():
 # -------------------------------------------------------------------------------- fits
 
 
-@pytest.mark.parametrize(("model", "shape"), [(groups, (6,)), (crossed, (6, 3))], ids=["groups", "crossed"])
+@pytest.mark.parametrize(("model", "shape"), [(groups, (6,)), (crossed, (6, 3)), (walks, (5, 4))])
 def test_a_gaussian_posterior_is_that_of_the_dense_guide(model, shape):
     (arrowed, one), (dense, two) = both(model, torch.randn(shape), tolerance=1e-6)
     assert type(one.target) is FactoredLogJoint
