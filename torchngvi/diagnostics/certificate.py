@@ -38,8 +38,6 @@ from torchngvi.structures import FullAlgebra
 from torchngvi.structures.pattern import Structured
 
 _SHARES = (1.0, 0.97, 0.92, 0.85, 0.75, 0.65, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)  # of the rows, whose curvature is kept
-_RULE = 1e-12  # relative error of expectations by row
-_PRODUCTS = 20
 
 
 class Certificate(NamedTuple):
@@ -244,7 +242,7 @@ class _Here(NamedTuple):
         fall = a * (c - best) + 0.5 * lam * (c.square() - best.square()) - gamma * (c / best).log()
         return float(0.5 * (self.g.square() / lam).sum() + 0.5 * (off.square() / lam[:, None]).sum() + fall.sum())
 
-    def decrement2(self, target: TractableTarget, below: Curvature, most: int = _PRODUCTS) -> tuple[float, float]:
+    def decrement2(self, target: TractableTarget, below: Curvature, most: int = 20) -> tuple[float, float]:
         """A bound of ∇ᵀH⁻¹∇ from above, H the Hessian of this target and ∇ the gradient here, and an estimate."""
         q, structure, frame = self.q, self.structure, self.q.frame()
         with torch.no_grad():
@@ -284,7 +282,7 @@ def _by_rows(here: _Here, least: float) -> float:
         K = max(float(K_rows.max()) * (1 + 1e-6), 2 / math.sqrt(gamma))
         if order is None:
             order = torch.where(keep, K_rows, math.inf).argsort()
-        error = _RULE * float((leverage.sqrt() * rows.weights * constants.scale).sum())
+        error = 1e-12 * float((leverage.sqrt() * rows.weights * constants.scale).sum())  # of expectations by row
         nu = math.sqrt(sum(below.squares(here.g, here.slope()))) + error
         best = min(best, local_bound(K, nu))
         if K * least < 1:  # which no ν of a subset is below

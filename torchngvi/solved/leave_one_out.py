@@ -16,15 +16,15 @@ from torch import Tensor
 from torchngvi.arguments import read_number
 from torchngvi.diagnostics import log_expected_likelihood
 from torchngvi.diagnostics.predictive import LeftOut
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.interfaces import Sites
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import read_posterior
-from torchngvi.numerics import linalg, sparse
+from torchngvi.numerics import linalg
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.solved.response import check_optimum, fit_again
+from torchngvi.solved.response import check_optimum, fit_again, read_regression
 
 # The optimum as prior plus sites, and Gaussians from which the sites of some rows are taken out
 #
@@ -72,9 +72,7 @@ class Optimum:
     hessian: Tensor | None  # the Cholesky factor of H, (P, P), where it is not too large
 
     widest: ClassVar[int] = 60  # coefficients up to which it is written out
-    lost: ClassVar[float] = (
-        1e-3  # what is inexact of q over what is left of S along some direction, above which nothing is divided out
-    )
+    lost: ClassVar[float] = 1e-3  # what is inexact of q over what is left of S, above which nothing is divided out
 
     @classmethod
     @torch.no_grad()
@@ -155,10 +153,7 @@ class Optimum:
         """Let the other sites respond; ν² is infinite where the step would leave the cone."""
         assert self.hessian is not None
         mean, root, left = found
-        square = dv + de.square()
-        ra = 0.5 * self.bend * square + 0.5 * self.bend2 * de * (dv + de.square() / 3)
-        rb = self.bend * de + 0.5 * self.bend2 * square
-        ra, rb = torch.where(out, 0.0, ra), torch.where(out, 0.0, rb)
+        ra, rb = (torch.where(out, 0.0, part) for part in _changes(self.bend, self.bend2, de, dv))
         A = self.X @ root  # (n, N, D)
         low = torch.tril_indices(*self.C.shape, device=A.device)
         r = torch.cat([(ra[:, None, :] @ A)[:, 0], ((A * rb[..., None]).mT @ A)[:, low[0], low[1]]], -1)
@@ -175,10 +170,14 @@ class Optimum:
         """The squared change of the row's own site at its cavity, to third order: a second-best flag."""
         v = self.v[rows]
         de, dv = k * self.alpha[rows] * v, k * self.beta[rows] * v.square()
-        square = dv + de.square()
-        ra = 0.5 * self.bend[rows] * square + 0.5 * self.bend2[rows] * de * (dv + de.square() / 3)
-        rb = self.bend[rows] * de + 0.5 * self.bend2[rows] * square
+        ra, rb = _changes(self.bend[rows], self.bend2[rows], de, dv)
         return ra.square() * v + 0.5 * (rb * v).square()
+
+
+def _changes(bend: Tensor, bend2: Tensor, de: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
+    """The changes ra and rb of sites whose predictors are off by de and dv, to third order."""
+    square = dv + de.square()
+    return 0.5 * bend * square + 0.5 * bend2 * de * (dv + de.square() / 3), bend * de + 0.5 * bend2 * square
 
 
 def refit(model: GeneralizedLinear, out: Tensor, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -359,17 +358,18 @@ def leave_one_out(
         InputError: a q of another size or dtype than the model, or not at its optimum, a flag that is negative, groups
             of another number of rows or only one of them.
     """
-    _check(q, model, flag)
+    read_posterior("leave_one_out", q, model)
+    q, model = read_regression("leave_one_out", q, model)
+    model.check(q)
+    read_number("flag", flag, "bounds ν²", at_least=0, infinite=True)
     here, count = Optimum.of(q, model), len(model.X)
     if groups is not None:
         names, member = numbered(groups, count)
         return _of_groups(here, model, flag, names, torch.tensor(member, device=model.X.device))
     rows = torch.arange(count, device=model.X.device)
-    parts = [here.without_rows(chunk) for chunk in rows.split(_size(count, q.dim))]
-    mean, root = (torch.cat([cavity[k] for cavity, _ in parts]) for k in range(2))
-    response = torch.cat([change for _, change in parts])
-    resolved = ((response > flag) | ~response.isfinite()) & (here.weights > 0)
-    evaluations = _resolve(model, rows, resolved, mean, root)
+    size = max(1, _AT_ONCE // (count * q.dim if q.dim <= Optimum.widest else q.dim**2))  # rows left out at once
+    parts = [here.without_rows(chunk) for chunk in rows.split(size)]
+    mean, root, response, resolved, evaluations = _resolve(model, rows, parts, here.weights > 0, flag)
     spread = (root.mT @ here.X[..., None])[..., 0].square().sum(-1)
     density = _log_density(model, rows, (here.X * mean).sum(-1) + model.offset, spread.sqrt())
     inside = _log_density(model, rows, here.e, here.v.sqrt())
@@ -384,11 +384,8 @@ def _of_groups(
     groups = torch.arange(len(names), device=member.device)
     size = max(1, _AT_ONCE // here.X.numel())  # whose tables of rows are there at once, of wide designs too
     parts = [here.without(member == chunk[:, None]) for chunk in groups.split(size)]
-    mean, root = (torch.cat([cavity[k] for cavity, _ in parts]) for k in range(2))
-    response = torch.cat([change for _, change in parts])
-    there = torch.zeros_like(response).index_add(0, member, here.weights) > 0
-    resolved = ((response > flag) | ~response.isfinite()) & there
-    evaluations = _resolve(model, member, resolved, mean, root)
+    there = here.weights.new_zeros(len(names)).index_add(0, member, here.weights) > 0
+    mean, root, response, resolved, evaluations = _resolve(model, member, parts, there, flag)
     density, error = joint_log_density(model, member, (mean, root), (here.mean, here.C))
     twice = [here.divided(member == chunk[:, None], 1.0) for chunk in groups.split(size)]
     seen = tuple(torch.cat([cavity[k] for cavity in twice]) for k in range(2))
@@ -440,40 +437,18 @@ def _missing(name: Any) -> bool:
         return False
 
 
-def _size(count: int, dim: int) -> int:
-    """How many rows are left out at once."""
-    return max(1, _AT_ONCE // (count * dim if dim <= Optimum.widest else dim**2))
-
-
-def _resolve(model: GeneralizedLinear, member: Tensor, resolved: Tensor, mean: Tensor, root: Tensor) -> int:
-    """Fit what is marked without its rows, from where it is thought to be, and write it there."""
-    evaluations = 0
+def _resolve(
+    model: GeneralizedLinear, member: Tensor, parts: list[tuple[Cavities, Tensor]], there: Tensor, flag: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """Means and roots, ν², and what was fitted without its rows, where others respond too much, by evaluations."""
+    mean, root = (torch.cat([cavity[k] for cavity, _ in parts]) for k in range(2))
+    response, evaluations = torch.cat([change for _, change in parts]), 0
+    resolved = ((response > flag) | ~response.isfinite()) & there
     for chunk in resolved.nonzero()[:, 0].split(max(1, _AT_ONCE // (len(member) * mean.shape[1]))):
         if len(chunk):
             mean[chunk], root[chunk], more = refit(model, member == chunk[:, None], mean[chunk], root[chunk])
             evaluations += more
-    return evaluations
-
-
-def _check(q: Gaussian, model: GeneralizedLinear, flag: float) -> None:
-    read_posterior("leave_one_out", q, model)
-    wants = "leave_one_out takes a GeneralizedLinear with one dense design and one y; got"
-    if not isinstance(model, GeneralizedLinear):
-        raise PairError(f"{wants} {type(model).__name__}.")
-    if sparse.is_sparse(model.X) or model.X.ndim > 2 or model.y.ndim > 1:
-        X, y = model.X, model.y
-        raise PairError(f"{wants} X of {tuple(X.shape)}, {X.layout}, and y of {tuple(y.shape)}.")
-    if not isinstance(q, Gaussian) or q.batch_shape or q.structure.widest < q.dim:
-        raise PairError(
-            "leave_one_out divides rows out of one dense Gaussian, since a mean field has no covariances with which "
-            f"the others could respond; got {q!r}."
-        )
-    model.check(q)
-    if model.temperature != 1:
-        raise InputError(
-            f"leave_one_out is of a posterior, at the temperature 1; this model has {model.temperature:g}."
-        )
-    read_number("flag", flag, "bounds ν²", at_least=0, infinite=True)
+    return mean, root, response, resolved, evaluations
 
 
 def _log_density(model: GeneralizedLinear, rows: Tensor, mean: Tensor, sd: Tensor) -> Tensor:

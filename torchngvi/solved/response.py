@@ -16,8 +16,9 @@ from torchngvi.expectations import Quadrature
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult, read_result
 from torchngvi.interfaces import AdditiveTractable, Expectation, Frame, Local, Target, TractableTarget
-from torchngvi.models import checks
+from torchngvi.models import GeneralizedLinear, checks
 from torchngvi.models.arguments import read_posterior
+from torchngvi.numerics import sparse
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules.root_system import Direction, conjugate_gradients, hessian, still_solved
@@ -28,6 +29,31 @@ from torchngvi.structures import FullAlgebra
 _PRODUCTS = 300
 _AT_OPTIMUM = 1e-3  # natural-gradient norm of q above which it is no optimum
 _FINEST = 1e-8  # the same of fits in float64, and the relative residual of a system
+
+
+def read_regression(name: str, q: Any, model: Any) -> tuple[Gaussian, GeneralizedLinear]:
+    """One dense Gaussian and a regression with one dense design, of which sites of rows can be taken."""
+    wants = f"{name} is for a GeneralizedLinear with one dense design and one y; got"
+    if not isinstance(model, GeneralizedLinear):
+        raise PairError(f"{wants} {type(model).__name__}.")
+    X, y = model.X, model.y
+    if sparse.is_sparse(X) or X.ndim > 2 or y.ndim > 1:
+        raise PairError(f"{wants} X of {tuple(X.shape)}, {X.layout}, and y of {tuple(y.shape)}.")
+    if not isinstance(q, Gaussian) or q.batch_shape or q.structure.widest < q.dim:
+        raise PairError(
+            f"{name} is for one dense Gaussian, since a mean field has no covariances with which other rows could "
+            f"respond; got {q!r}."
+        )
+    check_temperature(name, model)
+    return q, model
+
+
+def check_temperature(name: str, model: Target) -> None:
+    """Refuse a model of which q is no posterior."""
+    if model.temperature != 1:
+        raise InputError(
+            f"{name} is of the sites of a posterior, at the temperature 1; this model has {model.temperature:g}."
+        )
 
 
 def check_optimum(what: str, q: Gaussian, norm: float) -> None:

@@ -28,7 +28,7 @@ from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.solved.response import fit_again
+from torchngvi.solved.response import check_temperature, fit_again, read_regression
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16)  # of row numbers; bytes may be meant as a mask
 
@@ -88,7 +88,7 @@ def site_sum(q: Gaussian, model: AdditiveTractable) -> SiteSum:
         )
     if not isinstance(read_posterior("site_sum", q, model), Gaussian) or q.batch_shape:
         raise InputError(f"site_sum is of one Gaussian, without batch dimensions; got {q!r}.")
-    _check_temperature(model)
+    check_temperature("site_sum", model)
     model.check(q)
     g, H = model.data_energy(q.frame())[1].raw()[:2]
     return SiteSum((H @ q.mean) - g, H)
@@ -233,22 +233,7 @@ def _of(result: FitResult, name: str) -> tuple[Gaussian, GeneralizedLinear]:
     q, model = result.posterior, result.target
     if model is None:
         raise PairError(f"{name} needs the model of the result, and this one is a copy or was read from a file: fit q.")
-    if not isinstance(model, GeneralizedLinear) or sparse.is_sparse(model.X) or model.X.ndim > 2 or model.y.ndim > 1:
-        raise PairError(f"{name} is for a GeneralizedLinear with one dense design and one y; got {_named(model)}.")
-    if not isinstance(q, Gaussian) or q.batch_shape or q.structure.widest < q.dim:
-        raise PairError(f"{name} is for one dense Gaussian, of which sites can be taken; got {q!r}. Fit another one.")
-    _check_temperature(model)
-    return q, model
-
-
-def _named(model: object) -> str:
-    shapes = [tuple(getattr(model, name).shape) for name in ("X", "y") if hasattr(model, name)]
-    return type(model).__name__ + (f" with shapes {shapes}" if shapes else "")
-
-
-def _check_temperature(model: Any) -> None:
-    if model.temperature != 1:
-        raise InputError(f"sites are those of a posterior, at the temperature 1; this model has {model.temperature:g}.")
+    return read_regression(name, q, model)
 
 
 def _numbered(rows: Any, count: int, device: torch.device) -> Tensor:
