@@ -128,11 +128,7 @@ class Allowance:
     """A budget from now on."""
 
     def __init__(
-        self,
-        target: Guarded,
-        gradients: int,
-        cost: float = math.inf,
-        over: Callable[[], bool] = lambda: False,
+        self, target: Guarded, gradients: int, cost: float = math.inf, over: Callable[[], bool] = lambda: False
     ) -> None:
         self.target, self.gradients, self.cost, self.over = target, gradients, cost, over
         self._before = target.gradients, target.values
@@ -267,12 +263,7 @@ class _Examination:
         self.climbed = 0  # draws of large weight from which modes were searched for
 
     def run(
-        self,
-        residuals: Residuals | None,
-        modes: Sequence[Mode] | None,
-        around: Tensor | float,
-        *,
-        glance: bool = False,
+        self, residuals: Residuals | None, modes: Sequence[Mode] | None, around: Tensor | float, *, glance: bool = False
     ) -> Verdict:
         """The cheap numbers first; then modes, whose search has an end; then what is left for confirmations."""
         self.target.log_joint(self.frame.mean[None])  # raises as it would alone; later failures are found draw by draw

@@ -43,10 +43,7 @@ class Estimate(NamedTuple):
 
 @torch.no_grad()
 def log_weights(
-    q: Gaussian,
-    target: Target | Callable[[Tensor], Tensor],
-    num_samples: int,
-    generator: torch.Generator | None = None,
+    q: Gaussian, target: Target | Callable[[Tensor], Tensor], num_samples: int, generator: torch.Generator | None = None
 ) -> Tensor:
     """Compute log importance weights (log joint)/γ - log q at draws of q, as `k_hat` takes them.
 
@@ -88,10 +85,7 @@ def _at_draws(
 
 @torch.no_grad()
 def elbo(
-    q: Gaussian,
-    target: Target | Callable[[Tensor], Tensor],
-    num_samples: int,
-    generator: torch.Generator | None = None,
+    q: Gaussian, target: Target | Callable[[Tensor], Tensor], num_samples: int, generator: torch.Generator | None = None
 ) -> Estimate:
     """Estimate the evidence lower bound E_q[log joint] + γ entropy(q) from draws of q.
 
