@@ -9,7 +9,7 @@ from torchngvi import CholeskyGaussian, DataLogJoint, LogJoint, fit
 from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.starts import Origin, Starts
+from torchngvi.fitting.starts import Starts
 from torchngvi.fitting.stopping import Stop
 from torchngvi.models.guarded import Guarded
 
@@ -58,37 +58,37 @@ def test_q_is_never_worse_than_where_it_started():
     q = CholeskyGaussian(14, dtype=torch.float64)
     engine = SampleAverages(q, LogJoint(grouped()[0]), 0.1)
     engine.begin()
-    started, standing = engine.origin.place, engine.advance()
+    started, standing = engine.starts.origin, engine.advance()
     q.initialize_(50.0)
     engine.descent.point = engine.descent.point._replace(loss=torch.tensor(1e20, dtype=torch.float64))
     ending = engine.ending(Stop("because of the test."), standing)
     assert not ending.converged
-    assert ending.loss == engine.origin.loss < 100
+    assert ending.loss == engine.starts.reached < 100
     assert all(torch.equal(a, b) for a, b in zip(q.snapshot(), started, strict=True))
 
 
 def test_its_state():
     q = CholeskyGaussian(14, dtype=torch.float64)
-    first, second = (Origin(Starts(q, Guarded(LogJoint(grouped()[0])), 1, EngineSettings())) for _ in range(2))
+    first, second = (Starts(q, Guarded(LogJoint(grouped()[0])), 1, EngineSettings()) for _ in range(2))
     q.initialize_(1.0, 2.0)
     first.begun()
     second.load_state_dict(first.state_dict())
-    assert torch.equal(second.place.vector, first.place.vector)
-    assert (second.loss, second.wider()) == (first.loss, 0.0)
+    assert torch.equal(second.origin.vector, first.origin.vector)
+    assert (second.reached, second.wider()) == (first.reached, 0.0)
 
 
 def test_what_is_wide_is_measured_by_the_wider_of_two_places():
     """q before the fit and where it has begun, whose standard deviations of e^-20 say nothing."""
     q = CholeskyGaussian(3, dtype=torch.float64, scale=0.5)
-    origin = Origin(Starts(q, Guarded(LogJoint(lambda theta: -theta.square().sum(-1))), 1, EngineSettings()))
+    starts = Starts(q, Guarded(LogJoint(lambda theta: -theta.square().sum(-1))), 1, EngineSettings())
     q.initialize_(0.0, math.exp(-20))
-    origin.begun()
+    starts.begun()
     q.initialize_(0.0, 0.5 * math.exp(14))
-    assert origin.wider() == pytest.approx(14.0)
-    assert not origin.unconfined(0.0)
-    assert origin.unconfined(-1e13)
+    assert starts.wider() == pytest.approx(14.0)
+    assert not starts.unconfined(0.0)
+    assert starts.unconfined(-1e13)
     q.initialize_(0.0, 0.5 * math.exp(16))
-    assert origin.unconfined(0.0)
+    assert starts.unconfined(0.0)
 
 
 def test_a_collapsed_mode_is_no_measure_of_how_wide_q_has_become():

@@ -2,7 +2,7 @@
 
 from torchngvi.fitting.descent import Point
 from torchngvi.fitting.fresh import Fresh
-from torchngvi.fitting.starts import Origin, Starts
+from torchngvi.fitting.starts import Starts
 from torchngvi.models.guarded import Guarded
 
 
@@ -65,18 +65,18 @@ def not_finite(loss: float) -> str:
     )
 
 
-def lost(point: Point, origin: Origin, target: Guarded) -> str:
+def lost(point: Point, starts: Starts, target: Guarded) -> str:
     """Why no step can help at a point, or nothing."""
     loss = float(point.loss.sum())
     if not point.finite:
         return not_finite(loss) + target.failures()
-    return unconfined(loss, origin.wider()) if origin.unconfined(loss) else ""
+    return unconfined(loss, starts.wider()) if starts.unconfined(loss) else ""
 
 
 def unconfined(loss: float, wider: float) -> str:
     """Say that the log joint confines no posterior: the negative ELBO falls without bound."""
     spread = f", and q spreads e^{wider:.0f} times as wide as it started" if wider > 0.5 else ""
-    energy = "" if loss >= -Origin.bounded else " If the function returns -log p, an energy, return its negative."
+    energy = "" if loss >= -Starts.bounded else " If the function returns -log p, an energy, return its negative."
     return (
         f"because the negative ELBO falls without bound, to {loss:.3g}{spread}: the log joint does not confine q. Give "
         f"every parameter a proper prior.{energy}"

@@ -32,7 +32,7 @@ from torchngvi.fitting.fit import Request, tolerance_by_draws
 from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.pool import PoolLoop
 from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.starts import Origin, Starts
+from torchngvi.fitting.starts import Starts
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Target
 from torchngvi.models.arguments import FullPrecision
@@ -40,7 +40,7 @@ from torchngvi.models.guarded import BudgetError, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError, BudgetError)  # whatever fails elsewhere, q is where it was
-_PARTS = ("descent", "pooled", "starts", "origin")  # that have a state of their own
+_PARTS = ("descent", "pooled", "starts")  # that have a state of their own
 
 _T = TypeVar("_T")
 _Path = Generator[Standing, None, _T]  # where it stands after each evaluation
@@ -89,7 +89,7 @@ class SampleAverages(Engine):
         self.seed = seed
         self.starts = Starts(self.gaussian, self.target, seed, self.engine_settings)
         self.descent = Descent(self.gaussian, self.target, seed, self.tolerance, self.engine_settings)
-        self.origin, self.pooled = Origin(self.starts), PoolLoop(self.descent)
+        self.pooled = PoolLoop(self.descent)
         self.starts.over, self.starts.keep = self._over, self.keep
 
     def _over(self) -> bool:
@@ -116,7 +116,7 @@ class SampleAverages(Engine):
     def _begun(self) -> None:
         """From where the starts have led."""
         self.descent.leave(self.starts.first_draws)
-        self.origin.begun()
+        self.starts.begun()
 
     def advance(self) -> Standing | None:
         """Go on to the next evaluation, and return its standing; None at the end."""
@@ -140,7 +140,7 @@ class SampleAverages(Engine):
         return self._or_origin(self.interrupted(stop.reason, last))
 
     def _or_origin(self, ending: Ending) -> Ending:
-        return ending._replace(loss=self.origin.go_back()) if self.origin.better_than(ending.loss) else ending
+        return ending._replace(loss=self.starts.go_back()) if self.starts.better_than(ending.loss) else ending
 
     def counted(self) -> tuple[int, int]:
         """What every call of the log joint has taken."""
@@ -179,7 +179,7 @@ class SampleAverages(Engine):
         """Why no step can help where q stands, or nothing; where the loss falls it must be by more than its error."""
         point = self.descent.point
         sure = point._replace(loss=point.loss + self.pooled.error)
-        return reasons.lost(sure, self.origin, self.target) if sure.finite and self.elsewhere is None else ""
+        return reasons.lost(sure, self.starts, self.target) if sure.finite and self.elsewhere is None else ""
 
     def _by_averages(self) -> _Path[Ending | None]:
         """Minimise; then check, or take more draws, and before they are dear look at other starts."""
@@ -209,7 +209,7 @@ class SampleAverages(Engine):
             if self._spent is not None:  # it was counted
                 descent.evaluations, self.target.gradients = self._spent
                 self._spent = None
-            lost = "" if descent.went_wrong() else reasons.lost(descent.point, self.origin, self.target)
+            lost = "" if descent.went_wrong() else reasons.lost(descent.point, self.starts, self.target)
             yield descent.standing(aside)._replace(lost="" if aside else lost)
             if lost or not descent.step():
                 return

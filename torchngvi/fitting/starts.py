@@ -29,13 +29,16 @@ from torchngvi.models.guarded import Guarded, in_factors
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of
 
+_STATE = ("mean", "evidence", "reached", "first_log_sd", "looked")
+
 
 class Starts:
-    """The first start of a fit and the others.
+    """The first start of a fit and the others, and where a fit can go back to.
 
     The engine sets ``over``, whether a budget is used up, and ``keep``, which takes the best coordinates so far.
     """
 
+    bounded = 1e12  # nats to which the ELBO may rise
     scales = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of that of q, where the first draws fall off the support
 
     def __init__(self, q: Gaussian, target: Guarded, seed: int, settings: EngineSettings) -> None:
@@ -44,6 +47,8 @@ class Starts:
         self.mean = q.frame().mean.clone()  # before the fit; starts are drawn around it
         self.evidence = -math.inf  # Laplace's, of the start; no mode was trusted
         self.reached = math.inf  # the negative ELBO where the start has led, if it is known
+        self.origin: Coordinates | None = None  # there
+        self.first_log_sd = q.stddev.log()  # of q before the fit, or there, whichever is wider
         self.modes: list[Mode] = []  # that were found, of the first start and of the others
         self.refused: tuple[Mode, float] | None = None  # not trusted, and the loss at the best of some scales there
         self.narrowed: Coordinates | None = None  # q before the fit, which has begun with a smaller scale
@@ -268,17 +273,45 @@ class Starts:
             self.keep(self.q.snapshot())
         return loss
 
+    # -------------------------------------------------------------------------------- where it has begun
+
+    def begun(self) -> None:
+        """Remember q where the first start has led."""
+        self.origin = self.q.snapshot()
+        self.first_log_sd = torch.maximum(self.q.stddev.log(), self.first_log_sd)
+
+    def wider(self) -> float:
+        """Log of the factor by which a standard deviation has grown."""
+        return float((self.q.stddev.log() - self.first_log_sd).max())
+
+    def unconfined(self, loss: float, spread: float = 15.0) -> bool:
+        """Whether nothing confines q: its ELBO rises without bound, or the log of its scale has grown by a spread."""
+        return self.wider() > spread or loss < -self.bounded
+
+    def better_than(self, loss: float) -> bool:
+        """Whether a negative ELBO is far above where the fit has started, or not finite."""
+        return self.origin is not None and not loss <= self.reached + self.allowance
+
+    def go_back(self) -> float:
+        """Put q where the start has led; the loss there."""
+        assert self.origin is not None
+        self.q.restore(self.origin)
+        return self.reached
+
     def state_dict(self) -> dict[str, Any]:
         """Return what is known of starts."""
-        return {name: getattr(self, name) for name in ("mean", "evidence", "refused", "narrowed", "modes", "looked")}
+        return {name: getattr(self, name) for name in (*_STATE, "refused", "narrowed", "origin", "modes")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave."""
-        self.mean, self.evidence, self.looked = state["mean"], state["evidence"], state["looked"]
+        for name in _STATE:
+            setattr(self, name, state[name])
         self.modes = [Mode(*values) for values in state["modes"]]
-        refused, narrowed = state["refused"], state["narrowed"]
-        self.narrowed = None if narrowed is None else Coordinates(*narrowed)
+        refused = state["refused"]
         self.refused = None if refused is None else (Mode(*refused[0]), refused[1])
+        self.narrowed, self.origin = (
+            None if state[name] is None else Coordinates(*state[name]) for name in ("narrowed", "origin")
+        )
 
 
 def _near(starts: Starts, tries: int = 20) -> Tensor | None:
@@ -300,50 +333,3 @@ def _out(starts: Starts, tries: int = 20) -> Tensor | None:
     values = starts.target.log_joint(points)
     values = torch.where(values.isfinite(), values, -math.inf)
     return points[values.argmax()] if bool(values.isfinite().any()) else None
-
-
-class Origin:
-    """The place that a fit can go back to: where its first start has led, and what it may not leave.
-
-    A q whose ELBO rises without bound, or that spreads without end, is confined by nothing.
-    """
-
-    bounded = 1e12  # nats to which the ELBO may rise
-
-    def __init__(self, starts: Starts) -> None:
-        self.starts = starts
-        self.place: Coordinates | None = None
-        self.loss = math.inf  # the negative ELBO there, if it is known
-        self.first_log_sd = starts.q.stddev.log()  # of q before the fit, or where it has started, whichever is wider
-
-    def begun(self) -> None:
-        """Remember q where the first start has led."""
-        self.place, self.loss = self.starts.q.snapshot(), self.starts.reached
-        self.first_log_sd = torch.maximum(self.starts.q.stddev.log(), self.first_log_sd)
-
-    def wider(self) -> float:
-        """Log of the factor by which a standard deviation has grown."""
-        return float((self.starts.q.stddev.log() - self.first_log_sd).max())
-
-    def unconfined(self, loss: float, spread: float = 15.0) -> bool:
-        """Whether nothing confines q, so that no other start is of use; the log of its scale may grow by a spread."""
-        return self.wider() > spread or loss < -self.bounded
-
-    def better_than(self, loss: float) -> bool:
-        """Whether a negative ELBO is far above where the fit has started, or not finite."""
-        return self.place is not None and not loss <= self.loss + self.starts.allowance
-
-    def go_back(self) -> float:
-        """Put q where the start has led; the loss there."""
-        assert self.place is not None
-        self.starts.q.restore(self.place)
-        return self.loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the places."""
-        return {name: getattr(self, name) for name in ("place", "loss", "first_log_sd")}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `state_dict` gave."""
-        self.place = None if state["place"] is None else Coordinates(*state["place"])
-        self.loss, self.first_log_sd = state["loss"], state["first_log_sd"]
