@@ -44,7 +44,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of
 
 _STATE = (
-    *("draws", "left_out", "sets", "told", "near", "daring", "open"),
+    *("draws", "left_out", "sets", "set_noises", "near", "daring", "open"),
     *("evaluations", "rejections", "step_taken", "stalled", "first", "before", "previous"),
 )
 
@@ -169,7 +169,7 @@ class Descent:
         self.near, self.daring = False, True  # steps are taken without a trial; no such step has been wrong
         self.open = False  # the minimisation over the present draws has begun and has not ended
         self.sets = 0  # of so many draws that q has seen one step over, where the minima of several are averaged
-        self.told: list[Tensor] = []  # noise² of an average, by each of the sets
+        self.set_noises: list[Tensor] = []  # noise² of an average, by each of the sets
         self.left_out: tuple[int, ...] = ()  # pairs of the present average
         self.optimizer: VN | None = None
         self.objective = SampledObjective(q, target)
@@ -237,8 +237,8 @@ class Descent:
         noise2 = torch.zeros_like(status.norm2) if status.noise2 is None else status.noise2  # of exact factors alone
         norm2, noise2 = status.norm2 / gamma**2, noise2 / gamma**2
         if self.sets:  # all that is left is noise; its error as if of D numbers
-            self.told = [*self.told[: self.sets - 1], norm2 / (1 + 1 / self.sets)]
-            share = torch.minimum(noise2, torch.stack(self.told).mean(0)) / self.sets
+            self.set_noises = [*self.set_noises[: self.sets - 1], norm2 / (1 + 1 / self.sets)]
+            share = torch.minimum(noise2, torch.stack(self.set_noises).mean(0)) / self.sets
             left = torch.maximum(norm2 - noise2, share) + noise2 * math.sqrt(2 / self.q.dim)
             self.point = Point(torch.zeros_like(left), left, status.loss)
         else:

@@ -44,7 +44,7 @@ def examined(
             modes, around = [mode._replace(theta=warped.unbent(mode.theta)) for mode in modes], warped.unbent(around)
             target = stack.enter_context(target.seen_as(lambda inner: WarpedTarget(inner, warped)))
         allowed = Allowance(target, 2**62, min(_SETTINGS.cost_after(target.cost), most - target.cost), over)
-        if over() or allowed.cost < 1025 * VALUE:  # nothing can be told by fewer values
+        if over() or allowed.cost < 1025 * VALUE:  # fewer values say nothing
             return Examined(None, "the budget of the run is used up")
         known = starts.looked and bool(modes)
         stack.enter_context(Generators(q.device).kept())

@@ -113,7 +113,7 @@ class Normal(NamedTuple):
 
 
 class Lot(NamedTuple):
-    """The draws of one Gaussian, mirror images beside each other, with what the log joint is there."""
+    """The draws of one Gaussian, mirror images next to each other, with what the log joint is there."""
 
     place: Normal
     theta: Tensor  # (n, D)
@@ -315,7 +315,7 @@ def _symmetric_solution(G: Tensor, B: Tensor) -> Tensor:
 
 
 def _of_pairs(
-    z: Tensor,  # (N, D), mirror images beside each other
+    z: Tensor,  # (N, D), mirror images next to each other
     e: Tensor,  # weighted residuals, (N, D)
     diagonal: bool = False,
 ) -> Tensor:

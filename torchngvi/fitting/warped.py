@@ -469,9 +469,9 @@ class WarpedAverages(SampleAverages):
         if not self.kept:
             self.gaussian.restore(bending.origin)
             self.straight()
-            told = f"by {gain:.2g} nats" if gain > -torch.inf else "to nothing finite"
-            told = f"A warp changes the ELBO on {after.draws} fresh draws {told}, which is no gain: q is the Gaussian."
-            return self.first._replace(reason=f"{self.first.reason} {told}")
+            change = f"by {gain:.2g} nats" if gain > -torch.inf else "to nothing finite"
+            change = f"A warp changes the ELBO on {after.draws} fresh draws {change}, which is no gain: q is the Gaussian."
+            return self.first._replace(reason=f"{self.first.reason} {change}")
         here = f"natural-gradient norm {bending.total:.2g} with {bending.draws} draws"
         gained = f"the warp gains {gain:.3g} nats: {after}, {after.kept}"
         loss, members = float(-after.elbo), torch.tensor(bending.total <= self.curves, device="cpu")
