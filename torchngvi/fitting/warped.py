@@ -470,8 +470,8 @@ class WarpedAverages(SampleAverages):
             self.gaussian.restore(bending.origin)
             self.straight()
             change = f"by {gain:.2g} nats" if gain > -torch.inf else "to nothing finite"
-            change = f"A warp changes the ELBO on {after.draws} fresh draws {change}, which is no gain: q is the Gaussian."
-            return self.first._replace(reason=f"{self.first.reason} {change}")
+            no_gain = f"A warp changes the ELBO on {after.draws} fresh draws {change}, which is no gain"
+            return self.first._replace(reason=f"{self.first.reason} {no_gain}: q is the Gaussian.")
         here = f"natural-gradient norm {bending.total:.2g} with {bending.draws} draws"
         gained = f"the warp gains {gain:.3g} nats: {after}, {after.kept}"
         loss, members = float(-after.elbo), torch.tensor(bending.total <= self.curves, device="cpu")
