@@ -7,7 +7,6 @@ data (Cook, Gelman and Rubin 2006; Talts, Betancourt, Simpson, Vehtari and Gelma
 """
 
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -441,10 +440,8 @@ def simulation_based_calibration(
     draws = read_size("draws", draws, "counts draws of each posterior")
     seed = read_seed("seed", seed)
     _check(draws, seed, resume)
-    _check_call("prior", read_callable("prior", prior, "is a function of a generator that draws θ"), "generator")
-    _check_call(
-        "simulate", read_callable("simulate", simulate, "is a function of θ and a generator"), "theta, generator"
-    )
+    _check_drawing("prior", prior, "is a function of a generator that draws θ", "generator")
+    _check_drawing("simulate", simulate, "is a function of θ and a generator", "theta, generator")
     read_callable("fit", fit, "is a function of the data that returns a posterior")
     quantities = _checked_quantities(quantities)
     if names is not None:
@@ -506,18 +503,14 @@ def _draw(figure: Any, test: Uniformity, ranks: Tensor, names: Sequence[str], fl
     right.set(xlabel="rank / (L + 1)", ylabel="simulations", title=f"ranks of {names[0]}{worst}")
 
 
-def _check_call(name: str, function: Callable[..., Any], arguments: str) -> None:
-    """Refuse a function that cannot be called as a calibration calls it."""
+def _check_drawing(name: str, function: Any, what: str, arguments: str) -> None:
+    """Refuse what is no function, or takes no generator."""
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some built-in functions it is not known
-        return
-    try:
-        signature.bind(*arguments.split(", "))
-    except TypeError as error:
+        read_callable(name, function, what, arguments=arguments)
+    except InputError as error:
         raise InputError(
-            f"{name} is called as {name}({arguments}), with a torch.Generator to draw from; got a function of "
-            f"{signature}. Add the generator, even if it draws from that of torch, which is seeded too."
+            f"{error} It draws as {name}({arguments}), from a torch.Generator: take it, even if you draw from that of "
+            "torch, which is seeded too."
         ) from error
 
 
