@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, fit, refine
+from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics import Residuals
 from torchngvi.diagnostics.verdict import OtherMode
 from torchngvi.errors import InputError
 from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, RefinementWarning, WarpLayer, WeightedDraws
-from torchngvi.refinement.density import Joint, value_and_gradient
+from torchngvi.refinement.density import Joint
 from torchngvi.refinement.fan import _gains, _warp_gain, fitted, trace
 from torchngvi.refinement.layers import LineDensity, Nodes, Spline, orthogonal
 from torchngvi.refinement.mixture import best_shares
@@ -258,7 +259,7 @@ def test_what_a_layer_would_gain_is_its_share_of_the_third_and_fourth_derivative
         third = 0.5 * beta * x[:, 0] * (he2[:, 1] + he2[:, 2]) + alpha * he3[:, 3] / 6
         return third + kappa * he4[:, 4] / 24 + delta * he3[:, 4] * x[:, 5] / 6
 
-    _, residual = value_and_gradient(rest, z)
+    residual = -energy_and_gradient(LogJoint(rest), z)[1]
     M = torch.diag(vector(beta**2, beta**2, beta**2, 0.5 * alpha**2, 0.0, 0.0))
     by_hand = vector(beta**2 / 2, beta**2 / 4, beta**2 / 4, alpha**2 / 12, kappa**2 / 48 + delta**2 / 12, 0.0)
     assert (_gains(torch.eye(6, dtype=torch.float64), M, Residuals(z, residual)) - by_hand).abs().max() < 2e-3

@@ -8,11 +8,13 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics.importance import Proposal, smoothed, worth
 from torchngvi.diagnostics.linear_response import Residuals, finite_pairs, third_order
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
+from torchngvi.models import LogJoint
 from torchngvi.models.guarded import Guarded
 from torchngvi.numerics.arrays import writable
 from torchngvi.posteriors.gaussian import Gaussian
@@ -135,24 +137,11 @@ class Joint:
         return torch.cat([self.target.log_joint(part) for part in theta.split(4096)]) / self.temperature
 
 
-def value_and_gradient(log_density: LogDensity, points: Tensor, at_once: int = 2048) -> tuple[Tensor, Tensor]:
-    """Evaluate a log density and its gradient at points (N, D): (N,) and (N, D)."""
-    values, gradients = [], []
-    for part in points.split(at_once):
-        with torch.enable_grad():
-            x = part.detach().requires_grad_()
-            value = log_density(x)
-            (gradient,) = torch.autograd.grad(value.sum(), x)
-        values.append(value.detach())
-        gradients.append(gradient)
-    return torch.cat(values), torch.cat(gradients)
-
-
 def residuals_of(log_density: LogDensity, fewest: int, seed: int, like: Tensor) -> Residuals:
     """How far the gradient of a log density is from that of N(0, I), at so many draws or 16 D; less those that fail."""
     z = Fixed(max(fewest, 16 * len(like)), seed=seed)(like)
-    value, gradient = value_and_gradient(log_density, z)
-    return finite_pairs(Residuals(z, torch.where(value.isfinite()[:, None], -gradient - z, torch.nan)))
+    energy, gradient = energy_and_gradient(LogJoint(log_density), z)
+    return finite_pairs(Residuals(z, torch.where(energy.isfinite()[:, None], gradient - z, torch.nan)))
 
 
 def widened(q: Gaussian, log_density: LogDensity, seed: int, fewest: int = 512) -> Proposal:
