@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchngvi import posteriors
-from torchngvi.mode import Mode, find_modes, search_points
+from torchngvi.mode import Mode, distinct, find_modes, search_points
 from torchngvi.models import LogJoint
 from torchngvi.refinement.density import LOG_TAU, Density, Joint
 from torchngvi.refinement.fan import fitted
@@ -130,15 +130,12 @@ def mix(
     return Mixture(shares[large] / shares[large].sum(), mean[large], root[large])
 
 
-def _distinct(
-    modes: list[Mode], own: tuple[Tensor, Tensor], elbo: float, apart: float = 3.0, least: float = 5.0
-) -> list[Mode]:
-    """Those a few sds from one another that are not q's own, with evidence not so many nats below all other."""
+def _distinct(modes: list[Mode], own: tuple[Tensor, Tensor], elbo: float, least: float = 5.0) -> list[Mode]:
+    """Those that are not q's own, each once, with evidence not so many nats below all other."""
     kept: list[Mode] = []
     enough = max([elbo, *(mode.log_evidence for mode in modes)]) - least
     for mode in sorted((mode for mode in modes if mode.log_evidence > enough), key=lambda one: -one.log_evidence):
-        here = mode.theta, mode.root
-        if all(_distance(here, (one.theta, one.root)) > apart for one in kept) and _distance(here, own) > 1:
+        if all(distinct(mode, one) for one in kept) and _distance((mode.theta, mode.root), own) > 1:
             kept.append(mode)
     return kept
 
