@@ -405,20 +405,7 @@ def _terms_by_level(reads: Reads, inner: list[_Group], root: int) -> dict[str, i
 
 @final
 class FactoredLogJoint(FactorTarget):
-    """A `ModelLogJoint` in terms of one node each, for a q over the forest of the model.
-
-    >>> import pyro.distributions as dist
-    >>> from torchngvi.adapters.pyro import AutoGaussian
-    >>> def model():
-    ...     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    ...     with pyro.plate("groups", 3):
-    ...         pyro.sample("x", dist.Normal(mu, 1.0))
-    >>> guide = AutoGaussian(model, structure="auto").setup()
-    >>> target = FactoredLogJoint(guide.density(model), guide.structure)
-    >>> theta = torch.zeros(4)
-    >>> torch.allclose(target.log_joint(theta), target.density.log_joint(theta))
-    True
-    """
+    """A `ModelLogJoint` in terms of one node each, for a q over the forest of the model."""
 
     def __init__(self, density: ModelLogJoint, structure: Layout) -> None:
         assert structure.forest is not None
