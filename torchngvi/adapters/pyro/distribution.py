@@ -183,12 +183,7 @@ class LatentGaussian(TorchDistribution):
     support = constraints.real_vector
     has_rsample = True
 
-    def __init__(
-        self,
-        q: Gaussian | FlatPosterior,
-        batch_shape: Sequence[int] = (),
-        step: Step | None = None,
-    ) -> None:
+    def __init__(self, q: Gaussian | FlatPosterior, batch_shape: Sequence[int] = (), step: Step | None = None) -> None:
         read_instance("q", q, (Gaussian, FlatPosterior), "is a Gaussian or a flat posterior")
         self.q, self.step = q, step
         batch_shape = read_sizes("batch_shape", batch_shape, "is a tuple of integers", at_least=0)

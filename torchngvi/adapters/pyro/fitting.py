@@ -36,7 +36,7 @@ from torchngvi.adapters.pyro.layout import (
 )
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian, fit_locals
 from torchngvi.adapters.pyro.marginal import AutoMarginal, fit_marginal
-from torchngvi.adapters.pyro.product import AutoProduct, fit_product
+from torchngvi.adapters.pyro.product import AutoProduct
 from torchngvi.adapters.pyro.structure import factored
 from torchngvi.adapters.pyro.validation import refusals
 from torchngvi.arguments import read_callable, read_instance, shown
@@ -151,7 +151,8 @@ def _fitted(call: Call, guide: AutoGuide, options: dict[str, Any], batches: Iter
     if isinstance(guide, AutoProduct):
         if batches is not None:
             raise InputError("AutoProduct is fitted to all rows at once; leave batches= out.")
-        return fit_product(call, guide, options)
+        graph = guide.setup(*call.args, **call.kwargs).graph(*call)
+        return fit(guide.posterior, graph, **options)
     check_guide(guide)
     assert isinstance(guide, AutoGaussian)
     if isinstance(guide, AutoMarginal) and guide.setup(*call.args, **call.kwargs).integrates:

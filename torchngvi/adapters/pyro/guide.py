@@ -123,7 +123,14 @@ class AutoGaussian(AutoContinuous):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         # what is wrong is said in our words; tensors made in inference mode could not be moved outside
         with torch.inference_mode(False), torch.no_grad(), pyro.validation_enabled(False):
-            check_plates(latents(poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs)))
+            for site in latents(poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs)):
+                for frame in site["cond_indep_stack"]:
+                    if not frame.vectorized:
+                        raise InputError(
+                            f"the latent site {site['name']!r} is in the loop over the plate {frame.name!r}, which "
+                            "Pyro's automatic guides do not take. Write it as `with pyro.plate(...)`, loop over a "
+                            "range, or fit log_joint(model, *args) itself."
+                        )
             super()._setup_prototype(*args, **kwargs)
             trace: Any = self.prototype_trace
             for name in ("_INPUT", "_RETURN"):  # the data are no part of the guide
@@ -348,18 +355,6 @@ _NOT_SET_UP = (
 
 
 # -------------------------------------------------------------------------------- the posterior
-
-
-def check_plates(sites: list[Any]) -> None:
-    """Latent sites in loops over a plate have no place among those of Pyro's automatic guides."""
-    for site in sites:
-        for frame in site["cond_indep_stack"]:
-            if not frame.vectorized:
-                raise InputError(
-                    f"the latent site {site['name']!r} is in the loop over the plate {frame.name!r}, which Pyro's "
-                    "automatic guides do not take. Write it as `with pyro.plate(...)`, loop over a range, or fit "
-                    "log_joint(model, *args) itself."
-                )
 
 
 def made(posterior: Callable[..., Any], layout: Layout, mean: Tensor, scale: float) -> Any:

@@ -262,14 +262,9 @@ def _alone(u: Tensor, log_jacobian: Tensor, idle: Tensor) -> Tensor:
 
 
 class Conditioned(Messenger):
-    """A messenger that gives latent sites their values; random subsamples are drawn once and kept."""
+    """A messenger that gives latent sites their values, of known shapes; random subsamples are drawn once and kept."""
 
-    def __init__(
-        self,
-        values: Values,
-        shapes: Mapping[str, torch.Size],  # of the sites in θ; of another site the shape is not checked
-        kept: dict[str, Tensor],  # indices, by the name of the plate
-    ) -> None:
+    def __init__(self, values: Values, shapes: Mapping[str, torch.Size], kept: dict[str, Tensor]) -> None:
         super().__init__()
         self.values, self.shapes, self.kept = values, shapes, kept
         self.met: set[str] = set()
@@ -395,13 +390,8 @@ def latents(trace: Trace, local: str | None = None) -> list[Any]:
     return found
 
 
-def _check_shape(
-    name: str,
-    fn: Any,  # the distribution of a latent site in this run
-    value: Tensor,  # (*sample, 1, .., *shape)
-    shape: torch.Size,  # of the site in θ
-) -> None:
-    """Check that a latent site is as large in this run as where θ was laid out."""
+def _check_shape(name: str, fn: Any, value: Tensor, shape: torch.Size) -> None:
+    """Check that a latent site of values (*sample, 1, .., *shape) has the shape of θ under its distribution now."""
     now = fn.shape()
     fits = len(now) <= value.ndim and all(
         mine in (1, its) for mine, its in zip(reversed(now), reversed(value.shape), strict=False)

@@ -33,8 +33,6 @@ from torchngvi.adapters.pyro.layout import (
 from torchngvi.adapters.pyro.validation import validate
 from torchngvi.arguments import read_callable, read_instance
 from torchngvi.errors import InputError
-from torchngvi.fitting.fit import fit
-from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Posterior
 from torchngvi.models import FactorGraph, SiteFactor
 from torchngvi.posteriors import CholeskyGaussian, Product
@@ -240,9 +238,9 @@ class AutoProduct(AutoGuide):
         for name in q.names:
             if name in self._families or not isinstance(q[name], Gamma):
                 continue
-            own = [site for site, reads in found.reads.items() if name in reads]
+            own = [SiteDensity(found, site).factor() for site, reads in found.reads.items() if name in reads]
             other = Product({each: InverseGamma(q[each].vector) if each == name else q[each] for each in q})
-            if not _exact(found, own, q) and _exact(found, own, other):
+            if not all(factor.conjugate(q) for factor in own) and all(factor.conjugate(other) for factor in own):
                 q = other
         return q
 
@@ -286,18 +284,6 @@ class AutoProduct(AutoGuide):
                     stack.enter_context(plates[frame.name])
                 values[name] = pyro.sample(name, law)
         return values
-
-
-def fit_product(call: Call, guide: AutoProduct, options: dict[str, Any]) -> FitResult:
-    """Fit a product to a model, in place."""
-    graph = guide.setup(*call.args, **call.kwargs).graph(*call)
-    return fit(guide.posterior, graph, **options)
-
-
-def _exact(found: Read, sites: list[str], q: Product) -> bool:
-    """Whether the densities of these sites are all conjugate."""
-    factors = [SiteDensity(found, name).factor() for name in sites]
-    return all(factor.conjugate(q) for factor in factors)
 
 
 def _of_support(name: str, fn: Any, batch: torch.Size, value: Tensor) -> Posterior:
