@@ -238,9 +238,11 @@ class AutoProduct(AutoGuide):
         for name in q.names:
             if name in self._families or not isinstance(q[name], Gamma):
                 continue
-            own = [SiteDensity(found, site).factor() for site, reads in found.reads.items() if name in reads]
+            own = [site for site, reads in found.reads.items() if name in reads]
             other = Product({each: InverseGamma(q[each].vector) if each == name else q[each] for each in q})
-            if not all(factor.conjugate(q) for factor in own) and all(factor.conjugate(other) for factor in own):
+            # a factor remembers what it found, so that each product has factors of its own
+            now, then = (all(SiteDensity(found, site).factor().conjugate(p) for site in own) for p in (q, other))
+            if then and not now:
                 q = other
         return q
 
