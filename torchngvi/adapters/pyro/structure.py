@@ -54,32 +54,26 @@ class KeptCall:
 
     def __init__(self, model: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.model = None if model is None else weakref.ref(model)
-        self.arguments = [_mark(each) for each in tree_leaves((args, dict(kwargs)))]
+        self.arguments = [_recognised(each) for each in tree_leaves((args, dict(kwargs)))]
 
     def same(self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call is this one."""
         leaves = tree_leaves((args, dict(kwargs)))
-        same_model = self.model is not None and self.model() is model
-        return same_model and len(leaves) == len(self.arguments) and all(map(_is, self.arguments, leaves))
+        same_model = self.model is not None and self.model() is model and len(leaves) == len(self.arguments)
+        return same_model and all(is_it(each) for is_it, each in zip(self.arguments, leaves, strict=True))
 
     def __reduce__(self) -> tuple[type[Self], tuple[None, tuple[()], dict[str, Any]]]:
         return type(self), (None, (), {})
 
 
-def _mark(each: Any) -> Any:
-    """What is kept of an argument."""
-    if isinstance(each, Tensor):
-        return None if each.is_inference() else (weakref.ref(each), each._version)
-    return (each,) if each is None or isinstance(each, int | float | str) else None
-
-
-def _is(mark: Any, each: Any) -> bool:
-    """Whether an argument is the one of which this was kept."""
-    if mark is None:
-        return False
-    if isinstance(each, Tensor):
-        return len(mark) == 2 and mark[0]() is each and mark[1] == each._version
-    return len(mark) == 1 and type(mark[0]) is type(each) and bool(mark[0] == each)
+def _recognised(each: Any) -> Callable[[Any], bool]:
+    """What tells whether another argument is this one, unchanged."""
+    if isinstance(each, Tensor) and not each.is_inference():
+        ref, version = weakref.ref(each), each._version
+        return lambda other: isinstance(other, Tensor) and ref() is other and other._version == version
+    if each is None or isinstance(each, int | float | str):
+        return lambda other: type(other) is type(each) and bool(other == each)
+    return lambda _: False
 
 
 # -------------------------------------------------------------------------------- for a guide
@@ -197,7 +191,7 @@ def reads_of(density: ModelLogJoint) -> Reads:
     for site in layout.sites:
         by_plates.setdefault(frozenset(plate.name for plate in site.plates), []).append(site)
     generator, start = torch.Generator().manual_seed(0), layout.by_site(density.initial)
-    names = _names(_scores(density, start))
+    names, _ = _terms(density, start)
     seen: dict[frozenset[str], list[Tensor]] = {names: [] for names in by_plates}
     for spread, sign in itertools.product(_SPREADS, (1.0, -1.0)):  # of two members each is the greater once
         if sign > 0:
@@ -205,7 +199,7 @@ def reads_of(density: ModelLogJoint) -> Reads:
             noise = spread * (drawn[:, 1:] + drawn[:, :1])  # of which a part is common: means of many members move too
         theta, other = start + sign * noise[0], start + sign * noise.sum(0)
         try:
-            terms = _terms(density, theta, names)
+            _, terms = _terms(density, theta, names)
             now = {
                 key: [_read(density, plate, sites, theta, other, names, terms) for plate in sites[0].plates]
                 for key, sites in by_plates.items()
@@ -234,21 +228,19 @@ def _read(
     terms: Tensor,
 ) -> Tensor:
     """The number along a plate of the member of some sites that each term reads, (terms,)."""
-    number, several = (torch.zeros(len(terms), dtype=dtype) for dtype in (torch.long, torch.bool))
-    touched = several.clone()
     place, member = torch.cat([site.by_member((plate,)) for site in sites], 1), torch.arange(plate.size, device="cpu")
-    for bit in range((plate.size - 1).bit_length()):
-        one = (member >> bit) % 2 == 1
-        changes = []
-        for moving in (one, ~one):
-            moved, which = theta.clone(), place[moving].flatten().to(theta.device)
-            moved[which] = other[which]
-            now, rtol = _terms(density, moved, names), _ROUNDING * torch.finfo(terms.dtype).eps
-            changes.append(~torch.isclose(now, terms, rtol=rtol, atol=0.0, equal_nan=True).cpu())
-        several |= changes[0] & changes[1]
-        touched |= changes[0] | changes[1]
-        number += changes[0].long() << bit
-    return torch.where(several, _SEVERAL, torch.where(touched, number, _NONE))
+
+    def changed(moving: Tensor) -> Tensor:
+        moved, which = theta.clone(), place[moving].flatten().to(theta.device)
+        moved[which] = other[which]
+        now, rtol = _terms(density, moved, names)[1], _ROUNDING * torch.finfo(terms.dtype).eps
+        return ~torch.isclose(now, terms, rtol=rtol, atol=0.0, equal_nan=True).cpu()
+
+    ones = [(member >> bit) % 2 == 1 for bit in range((plate.size - 1).bit_length())]
+    with_one, with_zero = (torch.stack([changed(moving) for moving in halves]) for halves in (ones, [~x for x in ones]))
+    number = (with_one.long() << torch.arange(len(ones), device="cpu")[:, None]).sum(0)
+    touched = (with_one | with_zero).any(0)
+    return torch.where((with_one & with_zero).any(0), _SEVERAL, torch.where(touched, number, _NONE))
 
 
 def _agreed(trials: list[Tensor]) -> Tensor:
@@ -258,24 +250,15 @@ def _agreed(trials: list[Tensor]) -> Tensor:
     return torch.where(most == least, most, _SEVERAL)
 
 
-def _scores(density: ModelLogJoint, theta: Tensor) -> dict[str, Tensor]:
-    """The log probabilities of one run at θ in the order of the sites."""
+def _terms(density: ModelLogJoint, theta: Tensor, known: list[str] | None = None) -> tuple[list[str], Tensor]:
+    """The terms of one run at θ in the order of the sites, and the site of each; those that are known, if given."""
     order = density.layout.order
     values = density.layout.constrained(theta if order is None else theta[order.to(theta.device)])[0]
-    return Scored(values, density.layout.shapes, {}).run(density)
-
-
-def _names(scores: dict[str, Tensor]) -> list[str]:
-    """The site of each term."""
-    return [name for name, score in scores.items() for _ in range(score.numel())]
-
-
-def _terms(density: ModelLogJoint, theta: Tensor, names: list[str]) -> Tensor:
-    """The terms of one run in one vector, if they are those of the same sites."""
-    scores = _scores(density, theta)
-    if _names(scores) != names:
+    scores = Scored(values, density.layout.shapes, {}).run(density)
+    names = [name for name, score in scores.items() for _ in range(score.numel())]
+    if known is not None and names != known:
         raise MismatchError("the model has other sites, or more or fewer terms in them, at other values of its latents")
-    return torch.cat([score.flatten().to(theta) for score in scores.values()])
+    return names, torch.cat([score.flatten().to(theta) for score in scores.values()])
 
 
 # -------------------------------------------------------------------------------- the forest
