@@ -367,11 +367,10 @@ def _parents_by_plates(levels: tuple[Level, ...]) -> list[int]:
         if level.up is None:
             parents += [-1] * level.nodes
             continue
-        outer = levels[level.up]
-        within = torch.arange(outer.nodes).reshape(
-            [plate.size if plate in outer.plates else 1 for plate in level.plates]
-        )
-        parents += (starts[level.up] + within.expand([plate.size for plate in level.plates]).flatten()).tolist()
+        outer, sizes = levels[level.up], [plate.size for plate in level.plates]
+        shared = {plate.name for plate in outer.plates}
+        within = torch.arange(outer.nodes).reshape([each.size if each.name in shared else 1 for each in level.plates])
+        parents += (starts[level.up] + within.expand(sizes).flatten()).tolist()
     return parents
 
 
@@ -528,11 +527,8 @@ class _Term:
     def check_apart(self, theta: Tensor, other: Tensor) -> None:
         """Check that the term of a node stays as it is where other nodes of the level move."""
         moves, plates = [torch.zeros(len(theta), dtype=torch.bool)], [""]
-        number = torch.arange(len(theta)).reshape([plate.size for plate in self.level.plates])
-        for axis, plate in enumerate(self.level.plates):
-            shape = [1] * number.ndim
-            shape[axis] = plate.size
-            index = torch.arange(plate.size).reshape(shape).expand(number.shape).flatten()
+        members = torch.ones([plate.size for plate in self.level.plates], dtype=torch.bool).nonzero().T
+        for plate, index in zip(self.level.plates, members, strict=True):  # the number of each node along each plate
             for bit in range((plate.size - 1).bit_length()):
                 one = (index >> bit) % 2 == 1
                 moves, plates = [*moves, one, ~one], [*plates, plate.name, plate.name]
