@@ -314,8 +314,6 @@ class AutoGaussian(AutoContinuous):
     def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.posterior.mean, self.posterior.stddev
 
-    # -------------------------------------------------------------------------------- copies
-
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self.settle()
         super()._save_to_state_dict(*args, **kwargs)
