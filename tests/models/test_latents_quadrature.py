@@ -26,7 +26,7 @@ def negative_binomial(theta):
 
 @pytest.fixture
 def target():
-    return MarginalLaplace(counts, 6, torch.zeros(1, dtype=torch.float64), rule=RULE)
+    return MarginalLaplace(counts, 6, torch.zeros(1, dtype=torch.float64)).by_quadrature(RULE)
 
 
 THETA = torch.tensor([[-0.7], [0.0], [0.8]], dtype=torch.float64)
@@ -44,7 +44,7 @@ def test_a_gaussian_is_exact():
         return (-0.5 * (u - theta).square() - 0.5 * (Y - u).square() * theta.exp() + 0.5 * theta).sum(-1)
 
     at = torch.zeros(1, dtype=torch.float64)
-    one, other = MarginalLaplace(joint, 6, at, rule=RULE), MarginalLaplace(joint, 6, at)
+    one, other = MarginalLaplace(joint, 6, at).by_quadrature(RULE), MarginalLaplace(joint, 6, at)
     assert torch.allclose(one.log_joint(THETA), other.log_joint(THETA), atol=1e-4)
 
 
@@ -81,7 +81,7 @@ def test_a_draw_is_nan_where_there_is_no_mode():
     def joint(theta, u):
         return -0.5 * (theta * u.square()).sum(-1)
 
-    target = MarginalLaplace(joint, 2, torch.ones(1, dtype=torch.float64), rule=RULE)
+    target = MarginalLaplace(joint, 2, torch.ones(1, dtype=torch.float64)).by_quadrature(RULE)
     draws = target.draw(torch.tensor([[1.0], [-1.0]], dtype=torch.float64))
     assert draws[0].isfinite().all()
     assert draws[1].isnan().all()
@@ -91,14 +91,14 @@ def test_latents_of_a_bounded_support_take_laplace():
     def joint(theta, u):
         return (1 - u.square()).log().sum(-1) - 0.5 * theta.square().sum(-1)
 
-    assert MarginalLaplace(joint, 3, torch.zeros(1, dtype=torch.float64), rule=RULE).rule is None
+    assert MarginalLaplace(joint, 3, torch.zeros(1, dtype=torch.float64)).by_quadrature(RULE) is None
 
 
 def test_a_rate_that_overflows_is_a_wall():
     def joint(theta, u):
         return (-0.5 * (u / 100).square() - (10 * u).exp() - 0.5 * theta.square()).sum(-1)
 
-    value = MarginalLaplace(joint, 1, torch.zeros(1, dtype=torch.float64), rule=RULE).log_joint(THETA[1:2])
+    value = MarginalLaplace(joint, 1, torch.zeros(1, dtype=torch.float64)).by_quadrature(RULE).log_joint(THETA[1:2])
     assert abs(float(value) - math.log(math.sqrt(math.pi / 2) * 100 - 0.0577)) < 0.05
 
 
@@ -106,7 +106,7 @@ def test_latents_with_pairs_take_laplace():
     def joint(theta, u):
         return -0.5 * (u[..., 1:] - u[..., :-1]).square().sum(-1) - 0.5 * (u - theta).square().sum(-1)
 
-    assert MarginalLaplace(joint, 3, torch.zeros(1, dtype=torch.float64), rule=RULE).rule is None
+    assert MarginalLaplace(joint, 3, torch.zeros(1, dtype=torch.float64)).by_quadrature(RULE) is None
 
 
 def test_half_of_the_nodes_say_what_the_rule_is_worth(target):

@@ -111,9 +111,9 @@ def test_what_a_guide_gives():
 
 def test_quantiles_are_those_of_the_draws():
     """Of the mixture, which is skewed where the scale of the groups is not known."""
-    guide = AutoMarginal(schools, draws=1024)
+    guide = AutoMarginal(schools, draws=8192)
     fit_guide(schools, guide, Y, options=QUIET)
-    drawn = Predictive(schools, guide=guide, num_samples=4000, parallel=True)(Y)["theta"].reshape(4000, 8)
+    drawn = Predictive(schools, guide=guide, num_samples=32_000, parallel=True)(Y)["theta"].reshape(32_000, 8)
     found = guide.quantiles([0.05, 0.5, 0.95])["theta"]
     exact = torch.quantile(drawn, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64), dim=0)
     assert torch.allclose(found, exact, atol=0.15 * float(drawn.std()))
@@ -152,7 +152,7 @@ def test_float32_of_the_model():
     guide = AutoMarginal(model)
     result = fit_guide(model, guide, y, options=QUIET)
     assert result.converged, result.reason
-    assert "the members are integrated by quadrature" in result.reason
+    assert "Laplace's log p(y, theta) is off by" in result.reason
     assert guide.posterior.dim == 4
     assert guide(y)["b"].dtype == torch.float32
     assert torch.allclose(guide.median()["beta"], torch.tensor([1.0, -1.0, 0.0]), atol=0.3)

@@ -8,9 +8,10 @@ the adjoint, see `torchngvi.latents.modes`.
 """
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
@@ -220,15 +221,13 @@ class MarginalLaplace(Target):
         latents: the number D of latents, or where the search for their mode begins, (D,).
         at: a typical θ, (P,).
         pattern: which latents occur together in a term; None to find out, for at most 2,048 latents.
-        rule: of a quadrature in the place of Laplace's approximation, where no two latents occur in one term and
-            each may be any number.
 
     Attributes:
         dim: the number P of hyperparameters.
         latents_dim: the number D of latents.
         start: the mode of u at ``at``, where every other search begins, (D,).
         colours: the number of Hessian-vector products that give the Hessian.
-        rule: of the quadrature; None where latents are integrated out by Laplace's approximation.
+        rule: of a quadrature in the place of Laplace's approximation; None for that itself.
 
     Raises:
         InputError: as `marginal`.
@@ -244,9 +243,7 @@ class MarginalLaplace(Target):
 
     temperature = 1.0
 
-    def __init__(
-        self, log_joint: Joint, latents: int | Tensor, at: Tensor, pattern: Any = None, rule: Rule | None = None
-    ) -> None:
+    def __init__(self, log_joint: Joint, latents: int | Tensor, at: Tensor, pattern: Any = None) -> None:
         if not callable(log_joint) or isinstance(log_joint, type):
             raise InputError(f"marginal takes a function of theta and the latents; got {type(log_joint).__name__}.")
         self.at = _vector("at", at, None)
@@ -274,9 +271,6 @@ class MarginalLaplace(Target):
         self.start = self._first_mode(noise)
         for theta in (self.at, beside):
             check_pattern(self.curvature, theta, self.start, noise)
-        if rule is not None and not len(pairs):
-            modes = self._modes(self.at[None])
-            self.rule = None if Members.at(self.curvature, self.at[None], modes, rule).outside else rule
 
     def __repr__(self) -> str:
         return f"MarginalLaplace({self.dim} hyperparameters, {self.latents_dim} latents in {self.colours} colours)"
@@ -392,6 +386,25 @@ class MarginalLaplace(Target):
         theta = thetas_of(source, self.at, draws, generator)
         z = torch.randn(pairs, self.latents_dim, generator=generator, dtype=theta.dtype, device=theta.device)
         return laplace_error(theta, z, self.curvature, self.modes(theta))
+
+    def by_quadrature(self, rule: Rule) -> Self | None:
+        """The same by quadrature; None where two latents occur in one term, or one of them may not be any number."""
+        at = self.at[None]
+        if len(self.curvature.pairs) or Members.at(self.curvature, at, self._modes(at), rule).outside:
+            return None
+        other = copy.copy(self)
+        other.rule = rule
+        return other
+
+    @torch.no_grad()
+    def error_beside(
+        self,
+        other: Self,  # without the approximation
+        theta: Tensor,  # (S, P)
+    ) -> LaplaceError:
+        """Compare log p(y, θ) with that by quadrature."""
+        error = other.log_joint(theta) - self.log_joint(theta)
+        return LaplaceError(theta, error, torch.zeros_like(error), torch.zeros_like(error) > 0)
 
     def quadrature_error(
         self,

@@ -36,7 +36,11 @@ class Layout:
 
     def __init__(self, parts: list[list[int]], pairs: Tensor, device: torch.device) -> None:
         self.dim, largest = sum(map(len, parts)), len(parts[0])
+        self.parts = len(parts)
         order = torch.tensor([latent for part in parts for latent in part], device="cpu")
+        part_of = torch.empty_like(order)
+        part_of[order] = torch.arange(self.parts, device="cpu").repeat_interleave(torch.tensor([*map(len, parts)]))
+        self.part_of = part_of.to(device)  # the number of the part of each latent
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(self.dim, device="cpu")
         widest = int((inverse[pairs[:, 0]] - inverse[pairs[:, 1]]).abs().max()) if len(pairs) else 1
@@ -542,9 +546,11 @@ def check_pattern(
 
 # The modes of the latents at many values of the hyperparameters, by a guarded Newton's method
 #
-# Newton's step -H⁻¹∇ℓ is halved until ℓ falls by a share of what the step promises.  Where H is not positive definite,
-# λI is added, with λ the first of 10⁻³, 10⁻², .. times the largest entry of the diagonal at which H + λI is; a mode has
-# to be reached without.
+# Newton's step -H⁻¹∇ℓ is halved until ℓ falls by a share of what the step promises.  Latents in unconnected parts have
+# a length each: where the whole step fails, that of a part is quartered until its slope along the step is at most half
+# of what it was, uphill; with one length for all the worst part would hold back the others.  Where H is not positive
+# definite, λI is added, with λ the first of 10⁻³, 10⁻², .. times the largest entry of the diagonal at which H + λI is;
+# a mode has to be reached without.
 
 _STEPS = 100
 _HALVINGS = 40  # of a step
@@ -583,31 +589,44 @@ def find_modes(
     theta: Tensor,  # (S, P)
     start: Tensor,  # (S, D)
 ) -> Modes:
-    """Minimise ℓ(u) for each θ, from a start."""
-    u = start
+    """Minimise ℓ(u) for each θ, from a start; what is found, or lost, takes part in no further step."""
+    u, energy = start.clone(), torch.full_like(start[:, 0], torch.nan)
+    square, before = energy.clone(), torch.full_like(energy, torch.inf)
     found = torch.zeros(len(theta), dtype=torch.bool, device=theta.device)
-    lost = found  # no way on
-    before = u.new_full((len(u),), torch.inf)
+    damped = found.clone()
+    entries = start.new_empty(len(theta), curvature.stored)
+    here = torch.arange(len(theta), device=theta.device)  # those on their way
     eps = torch.finfo(u.dtype).eps
     near = max(_NEAR, 1e3 * eps)
     for steps in range(_STEPS + 1):
-        jet = curvature.jet(theta, u)
-        factor, damped, usable = _definite(layout, jet)
+        jet = curvature.jet(theta[here], u[here])
+        factor, entries[here], damped[here], usable = _definite(layout, jet)
         direction = -factor.solve(jet.gradient)
-        square = -(jet.gradient * direction).sum(-1)
-        lost = lost | ~(usable & square.isfinite())
-        small = (square <= eps**_TIGHT) | ((before <= near) & (square > _ROUNDED * before))
-        found = found | (~damped & ~lost & (square <= near) & small)
-        waiting = ~(found | lost)
-        if steps == _STEPS or not bool(waiting.any()):
+        energy[here], square[here] = jet.energy, -(jet.gradient * direction).sum(-1)
+        ours, last, sound = square[here], before[here], ~damped[here]
+        usable = usable & ours.isfinite()
+        small = (ours <= eps**_TIGHT) | ((last <= near) & (ours > _ROUNDED * last))
+        found[here] = done = sound & usable & (ours <= near) & small
+        on = (usable & ~done).nonzero()[:, 0]
+        if steps == _STEPS or not len(on):
             break
-        u, moved = _moved(curvature, theta, u, jet.energy, direction, square, waiting, ~damped & (square <= near))
-        lost, before = lost | (waiting & ~moved), square
-    return Modes(u, jet.energy, factor, found & ~damped, damped, square, steps)
+        before[here] = ours
+        whole = len(on) == len(here)
+        close = sound & (ours <= near)
+        if not whole:
+            here, jet, direction = here[on], Jet(*(each[on] for each in jet)), direction[on]
+            ours, close = ours[on], close[on]
+        u[here], moved = _moved(curvature, layout, theta[here], u[here], jet, direction, ours, close)
+        here = here[moved]
+        if not len(here):
+            break
+    if len(here) < len(theta):
+        factor = Factor(layout, entries)
+    return Modes(u, energy, factor, found, damped, square, steps)
 
 
-def _definite(layout: Layout, jet: Jet) -> tuple[Factor, Tensor, Tensor]:
-    """A factor of H, or of H + λI where that is not positive definite; where it was damped; and where there is one."""
+def _definite(layout: Layout, jet: Jet) -> tuple[Factor, Tensor, Tensor, Tensor]:
+    """A factor of H, or of H + λI where that is not positive definite; its entries; where it was damped, and exists."""
     usable = jet.energy.isfinite() & jet.gradient.isfinite().all(-1) & jet.entries.isfinite().all(-1)
     eye = torch.zeros_like(jet.entries)
     eye[:, : layout.dim] = 1.0
@@ -621,29 +640,55 @@ def _definite(layout: Layout, jet: Jet) -> tuple[Factor, Tensor, Tensor]:
             break
         size = torch.where(factor.ok, size, 10.0 ** (k - 3) * scale)
         factor = Factor(layout, entries + size[:, None] * eye)
-    return factor, damped, usable & factor.ok
+    return factor, entries + size[:, None] * eye, damped, usable & factor.ok
 
 
 def _moved(
     curvature: Curvature,
+    layout: Layout,
     theta: Tensor,
     u: Tensor,
-    energy: Tensor,
+    jet: Jet,
     direction: Tensor,
     square: Tensor,
-    waiting: Tensor,
     near: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The longest of the steps 1, ½, ¼, .. along which ℓ falls enough, for each θ, near a mode the first; who moved."""
-    result, moved, length = u, torch.zeros_like(waiting), torch.ones_like(energy)
-    rounding = 8 * torch.finfo(u.dtype).eps * energy.abs().clamp_min(1.0)
-    for _ in range(_HALVINGS):
+    result, moved, length = u, torch.zeros_like(near), torch.ones_like(square)
+    rounding = 8 * torch.finfo(u.dtype).eps * jet.energy.abs().clamp_min(1.0)
+    for halvings in range(_HALVINGS):
         trial = u + length[:, None] * direction
-        fallen = energy - curvature.energy(theta, trial)
+        fallen = jet.energy - curvature.energy(theta, trial)
         falls = (fallen >= _ENOUGH * length * square - rounding) | (near & fallen.isfinite())
-        enough = waiting & ~moved & falls
+        enough = ~moved & falls
         result, moved = where_members(enough, trial, result), moved | enough
-        if bool((moved | ~waiting).all()):
+        if bool(moved.all()):
             break
-        length = 0.5 * length
+        if halvings == 0 and layout.parts > 1:
+            direction = where_members(
+                moved, direction, _shortened(curvature, layout, theta, u, jet.gradient, direction)
+            )
+            square = -(jet.gradient * direction).sum(-1)
+        else:
+            length = 0.5 * length
     return result, moved
+
+
+def _shortened(
+    curvature: Curvature, layout: Layout, theta: Tensor, u: Tensor, gradient: Tensor, direction: Tensor
+) -> Tensor:
+    """The direction, that of each part quartered until its slope is at most half of what it was, uphill."""
+
+    def slopes(gradient: Tensor) -> Tensor:
+        start = gradient.new_zeros(len(gradient), layout.parts)
+        return start.index_add(1, layout.part_of, gradient * direction)
+
+    steepest = -0.5 * slopes(gradient)
+    lengths = torch.ones_like(steepest)
+    for _ in range(_HALVINGS):
+        step = lengths[:, layout.part_of] * direction
+        over = ~(slopes(curvature.gradient(theta, u + step)[1]) <= steepest)
+        if not bool(over.any()):
+            break
+        lengths = torch.where(over, 0.25 * lengths, lengths)
+    return step

@@ -1,15 +1,16 @@
 """What is known of the latents, and how far Laplace's approximation of their integral is off."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from torchngvi.arguments import shown
+from torchngvi.diagnostics.verdict import name_of
 from torchngvi.errors import InputError
 from torchngvi.latents.modes import Curvature, Modes
 from torchngvi.latents.quadrature import Members
@@ -45,6 +46,7 @@ class LaplaceError:
         standard_error: of each, (S,); the draws of the latents are common to all θ, so that differences are known
             better.
         expanded: where the latents vary too much for weights and the expansion was used, (S,).
+        names: of the hyperparameters.
 
     >>> error, noise = torch.tensor([0.1, 0.2]), torch.tensor([0.01, 0.01])
     >>> found = LaplaceError(torch.zeros(2, 1), error, noise, torch.zeros(2) > 0)
@@ -56,6 +58,16 @@ class LaplaceError:
     error: Tensor  # (S,)
     standard_error: Tensor  # (S,)
     expanded: Tensor  # (S,)
+    names: tuple[str, ...] = ()
+
+    def named(self, names: Sequence[str]) -> Self:
+        """The same with names for the hyperparameters."""
+        return replace(self, names=tuple(names))
+
+    @property
+    def nats(self) -> float:
+        """KL from the posterior of θ by Laplace's approximation to that without, to second order."""
+        return 0.5 * float(self.error.var())
 
     @property
     def shift(self) -> Tensor:
@@ -73,7 +85,8 @@ class LaplaceError:
         if len(self.theta) < 4 * self.theta.shape[-1]:
             return text
         shift, worst = self.shift, int(self.shift.abs().argmax())
-        return f"{text} That moves the mean of theta[{worst}] by {float(shift[worst]):+.2g} sd, the others less."
+        name = name_of(self.names, worst)
+        return f"{text} That moves the mean of {name} by {float(shift[worst]):+.2g} sd, the others less."
 
 
 @torch.no_grad()
@@ -85,7 +98,8 @@ def laplace_error(
 ) -> LaplaceError:
     """Estimate the error at each θ from the same noise."""
     parts = [_error(Given.at(curvature, part, modes), z) for part, modes in found]
-    return LaplaceError(theta, *(torch.cat(some) for some in zip(*parts, strict=True)))
+    error, noise, expanded = (torch.cat(some) for some in zip(*parts, strict=True))
+    return LaplaceError(theta, error, noise, expanded)
 
 
 class GaussianMembers(NamedTuple):

@@ -3,10 +3,12 @@
 With u the latents of the members and θ what they share, `torchngvi.marginal` takes u out of the log joint by Laplace's
 approximation, q is fitted to what is left, and u is drawn given θ from N(û + w, H⁻¹), the Gaussian at its mode with the
 mean corrected to first order (Tierney and Kadane 1986; Rue, Martino and Chopin 2009).  Members of one latent each are
-integrated by quadrature and drawn from their own distributions.  Where q does not fit, `torchngvi.refine` bends it.
+integrated by quadrature, and drawn from their own distributions, where that changes the posterior of θ.  Where q does
+not fit, `torchngvi.refine` bends it.
 """
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -120,6 +122,7 @@ class AutoMarginal(AutoGaussian):
 
     rounds = 20  # in which draws without a mode are drawn again
     looked = 32  # draws of q at which the error of Laplace's approximation is estimated
+    trusted = 0.005  # nats between q and what it ought to be, up to which that approximation is kept
     _shared = 0  # coordinates of θ; 0 where nothing is integrated out
     _start: Tensor | None = None  # of the members
     _target: MarginalLaplace | None = None
@@ -178,7 +181,7 @@ class AutoMarginal(AutoGaussian):
         q = self.gaussian("AutoMarginal")
         try:
             at = q.mean.detach().clone()
-            return MarginalLaplace(joint, self._start.to(q.mean), at, self.structure.forest, Rule.of())
+            return MarginalLaplace(joint, self._start.to(q.mean), at, self.structure.forest)
         except InputError as error:
             if "misses the pair" not in str(error):
                 raise
@@ -311,28 +314,45 @@ class AutoMarginal(AutoGaussian):
 
 
 def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str, Any]) -> FitResult:
-    """Fit q over the shared latents, bend it where it does not fit, and say how far off the integral may be."""
+    """Fit q over the shared latents, bend it where it does not fit, and say how far off the integral may be.
+
+    Members of one latent each are integrated by quadrature where Laplace's approximation is too far from it.
+    """
     density.check_comparable("fit_guide")
     guide.keep(None)
-    target = guide.integrate(density)
+    target, began = guide.integrate(density), time.monotonic()
     names = coordinate_names(density.layout)[-target.dim :]
-    result = fit(guide.posterior, target, **options).named(names)
-    refined = None
-    if guide.refine and _is_refinable(result, options):
-        result, refined = _refined(result)
-    guide.keep(target, refined)
+    result, refined = fit(guide.posterior, target, **options).named(names), None
+    guide.keep(target)
+    exact = target.by_quadrature(Rule.of())
+    rest = _left(options, result, began)
     try:
         theta = guide.shared(guide.looked)
-        said = str(target.laplace_error(theta)) if target.rule is None else target.quadrature_error(theta)
-    except InputError as error:
-        said = str(error)
+        error = target.laplace_error(theta) if exact is None else target.error_beside(exact, theta)
+        said = str(error.named(names))
+        if exact is not None and rest is not None and not error.nats <= guide.trusted:
+            again = fit(guide.posterior, exact, **rest).named(names)
+            result = replace(again, gradients=again.gradients + result.gradients, values=again.values + result.values)
+            target, rest = exact, _left(options, result, began)
+            guide.keep(target)
+            said = target.quadrature_error(theta)
+    except InputError as failure:
+        said = str(failure)
+    if guide.refine and result.converged and result.verdict.word in (ABOUT, NOT) and rest is not None:
+        result, refined = _refined(result)
+        guide.keep(target, refined)
     return replace(result, reason=f"{result.reason.rstrip('.')}; {said}")
 
 
-def _is_refinable(result: FitResult, options: dict[str, Any]) -> bool:
-    """Whether q converged and is in doubt, and half of the budget of gradients is left."""
-    most = options.get("max_gradients")
-    return result.converged and result.verdict.word in (ABOUT, NOT) and (most is None or 2 * result.gradients <= most)
+def _left(options: dict[str, Any], result: FitResult, began: float) -> dict[str, Any] | None:
+    """The options with what is left of the budgets; None where less than half is, or a file is of the first fit."""
+    left = {**options}
+    for name, used in (("max_gradients", result.gradients), ("max_seconds", time.monotonic() - began)):
+        if options.get(name) is not None:
+            left[name] = options[name] - used
+            if left[name] < used:
+                return None
+    return left if options.get("checkpoint") is None else None
 
 
 def _refined(result: FitResult) -> tuple[FitResult, Density | None]:
