@@ -154,7 +154,6 @@ PARTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "orthogonal": ("pool.antithetic", lambda place, number, seed, near: antithetic(place, number, seed, False)),
     "mode": ("starts.Starts._searched", lambda self, budget=0, farther=0: None),
     "units": ("starts.Starts._in_other_units", lambda self, loss, each=0.0: False),
-    "untried": ("descent.Descent.judge_nearness", lambda self, near=0.0: None),
 }
 
 

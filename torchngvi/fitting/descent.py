@@ -1,8 +1,5 @@
 """Minimising the average of a log joint over one fixed set of draws after another.
 
-Near the optimum two steps are taken as they come, and the second is not evaluated; the first that turns out to be
-wrong is undone, and all later ones are tried.
-
 Where the largest average is still too noisy, in many dimensions, its minimum is averaged with those of other sets of as
 many draws.  A step over a set that is new leads near its minimum, and q goes a share 1/(k + 1) of the way at the k-th.
 It is then about the mean of k + 1 minima, with a noise² as many times smaller, for one evaluation a set (Polyak and
@@ -44,8 +41,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of
 
 _STATE = (
-    *("draws", "left_out", "sets", "set_noises", "near", "daring", "open"),
-    *("evaluations", "rejections", "step_taken", "stalled", "first", "before", "previous"),
+    *("draws", "left_out", "sets", "set_noises", "open"),
+    *("evaluations", "rejections", "step_taken", "stalled", "first"),
 )
 
 
@@ -150,7 +147,6 @@ class Place(NamedTuple):
 
     coordinates: Coordinates
     optimizer: VN | None
-    near: bool
     draws: int
     point: Point
     residuals: Residuals | None  # seen last there
@@ -166,7 +162,6 @@ class Descent:
         self.settings = settings
         self.q, self.target, self.seed, self.tolerance = q, target, seed, tolerance
         self.draws = self.evaluations = self.rejections = 0
-        self.near, self.daring = False, True  # steps are taken without a trial; no such step has been wrong
         self.open = False  # the minimisation over the present draws has begun and has not ended
         self.sets = 0  # of so many draws that q has seen one step over, where the minima of several are averaged
         self.set_noises: list[Tensor] = []  # noise² of an average, by each of the sets
@@ -179,8 +174,6 @@ class Descent:
     def forget_average(self) -> None:
         """Begin to count for another average."""
         self.step_taken, self.stalled, self.first = 0.0, 0, self.evaluations
-        self.before: Coordinates | None = None  # where the last step without a trial began
-        self.previous: Point | None = None  # there
 
     def begin(self) -> None:
         """Begin with the present draws, where q is."""
@@ -201,15 +194,13 @@ class Descent:
             self.optimizer.resample(estimator)
         return self.optimizer
 
-    def evaluate(self, astray: float = 1.0) -> Point:
-        """Evaluate q on the present draws; norm² + noise² above a limit shows that a step without a trial was wrong."""
+    def evaluate(self) -> Point:
+        """Evaluate q on the present draws."""
         first = self.evaluations == self.first
         point = self._evaluated()
         if first and not point.finite and self._replace_failing():
             self._renew()
             point = self._evaluated()
-        if first and self.near and not point.total**2 <= astray:
-            self.near = self.daring = False
         return point
 
     def _replace_failing(self, rounds: int = 6) -> bool:
@@ -256,15 +247,6 @@ class Descent:
         self.evaluations += self.optimizer.evaluations - before
         return result
 
-    def went_wrong(self, rise: float = 0.1, left: float = 0.5) -> bool:
-        """Whether a step without a trial has let the average rise, or has not brought down a norm that is not noise."""
-        point, previous = self.point, self.previous
-        if previous is None:
-            return False
-        fell = point.loss <= previous.loss + rise * previous.noise2
-        nearer = point.norm2 <= torch.maximum(left * previous.norm2, previous.noise2)
-        return not bool((fell & nearer).all())
-
     @property
     def seen(self) -> int:
         """Draws, in all sets."""
@@ -301,32 +283,17 @@ class Descent:
         self._renew()
         return True
 
-    def undo(self) -> None:
-        """Back to where the last step without a trial began; all later ones are tried."""
-        assert self.before is not None
-        assert self.previous is not None
-        self.q.restore(self.before)
-        self.point = self.previous
-        self.near, self.daring, self.optimizer, self.previous = False, False, None, None
-
     def step(self) -> bool:
         """A step from where q was evaluated; False where the minimisation over these draws has ended instead."""
         self.open = self._stepped()
         return self.open
 
-    def _stepped(
-        self, few: int = 30, long: int = 4000, least: float = 0.05, rejected: int = 3, left: float = 0.1
-    ) -> bool:
+    def _stepped(self, few: int = 30, long: int = 4000, least: float = 0.05, rejected: int = 3) -> bool:
         """A step, unless norm² is small enough, or nothing more is to be had on these draws.
 
         An average is given up after a few evaluations, or as many as take so many draws: few draws suffice to see that
         nothing confines q.  Where no more draws are to be taken a least share of tolerance² has to be left for norm².
-        A step without a trial leaves about a tenth of norm².
         """
-        if self.went_wrong():
-            self.undo()
-            self._renew()
-            return True
         assert self.optimizer is not None
         if self.sets:
             return self._next_set()
@@ -338,16 +305,7 @@ class Descent:
         spent = self.evaluations - self.first >= max(few, long // self.draws)
         if bool(done.all()) or self.stalled >= rejected or spent:
             return False
-        if self.near:
-            second = self.previous is not None
-            self.before, self.previous = self.q.snapshot(), point
-            self._count(self.optimizer.step_untried)
-            there = point._replace(norm2=left * point.norm2)
-            if second and there.total > self.tolerance and self.draws < self.most:
-                self.point = there
-                return False
-        else:
-            self._count(self.optimizer.step)
+        self._count(self.optimizer.step)
         assert self.optimizer.last is not None
         self.step_taken = float(self.optimizer.last.rho.min())
         back = ~self.optimizer.last.accepted
@@ -355,16 +313,11 @@ class Descent:
         self.stalled = self.stalled + 1 if bool((back | done).all()) else 0
         return True
 
-    def more_draws(self) -> int:
-        """The number of draws that brings noise² to half of tolerance²; the last one may grow by a larger factor."""
+    def more_draws(self, most: int = 6) -> int:
+        """The number of draws that brings noise² to half of tolerance², at most so many times as many."""
         wanted = float(self.point.noise2.max()) / (0.5 * self.tolerance**2)
-        usual, last = (7, 14) if self.near else (6, 0)
-        factor = min(max(wanted, 2), last if wanted <= last else usual) if math.isfinite(wanted) else 2
+        factor = min(max(wanted, 2), most) if math.isfinite(wanted) else 2
         return min(2 * math.ceil(0.5 * factor * self.draws), self.most)
-
-    def judge_nearness(self, near: float = 0.3) -> None:
-        """Whether steps over the next draws need no trial: where norm² + noise² is small."""
-        self.near = self.daring and self.point.total**2 < near
 
     def standing(self, aside: bool) -> Standing:
         """What a run says of the last evaluation; ``aside`` where it is a trial at another place."""
@@ -392,16 +345,16 @@ class Descent:
 
     def place(self) -> Place:
         """What is needed to come back here, between two sets of draws."""
-        return Place(self.q.snapshot(), self.optimizer, self.near, self.draws, self.point, self.objective.residuals)
+        return Place(self.q.snapshot(), self.optimizer, self.draws, self.point, self.objective.residuals)
 
     def leave(self, draws: int) -> None:
         """Begin from another start with so many draws; nothing is known of the curvature there."""
-        self.optimizer, self.near, self.draws, self.open, self.sets = None, False, draws, False, 0
+        self.optimizer, self.draws, self.open, self.sets = None, draws, False, 0
 
     def come_back(self, place: Place) -> None:
         """Go back to a place, with the optimizer and the draws that it had."""
         self.q.restore(place.coordinates)
-        self.optimizer, self.near, self.draws, self.point, self.objective.residuals = place[1:]
+        self.optimizer, self.draws, self.point, self.objective.residuals = place[1:]
         self.open = False
 
     # -------------------------------------------------------------------------------- checkpoints
@@ -415,8 +368,6 @@ class Descent:
         """Go on from a state that `state_dict` gave, after q has been loaded."""
         for name in _STATE:
             setattr(self, name, state[name])
-        self.before = None if self.before is None else Coordinates(*self.before)
-        self.previous = None if self.previous is None else Point(*self.previous)
         self.optimizer = None
         if state["optimizer"] is not None:
             self._renew().load_state_dict(copied(state["optimizer"]))

@@ -131,8 +131,6 @@ class SampleAverages(Engine):
         assert stop is not None
         if self.elsewhere is not None:
             within(self.gaussian, self._settled)
-        elif self.descent.went_wrong():
-            within(self.gaussian, self.descent.undo)
         return self._or_origin(self.descent.ended(stop.reason))
 
     def cut_short(self, stop: Stop, last: Standing) -> Ending:
@@ -185,7 +183,6 @@ class SampleAverages(Engine):
         """Minimise; then check, or take more draws, and before they are dear look at other starts."""
         descent = self.descent
         yield from self._minimised()
-        descent.judge_nearness()
         if descent.point.total <= self.tolerance:
             return (yield from self._checked())
         more, last = descent.more_draws(), descent.draws == descent.most
@@ -209,7 +206,7 @@ class SampleAverages(Engine):
             if self._spent is not None:  # it was counted
                 descent.evaluations, self.target.gradients = self._spent
                 self._spent = None
-            lost = "" if descent.went_wrong() else reasons.lost(descent.point, self.starts, self.target)
+            lost = reasons.lost(descent.point, self.starts, self.target)
             yield descent.standing(aside)._replace(lost="" if aside else lost)
             if lost or not descent.step():
                 return
