@@ -41,13 +41,7 @@ _MAKERS = ("zeros", "empty", "ones", "full", "clone")  # of tensors that a model
 
 
 class Largest(TorchDispatchMode):
-    """A context that counts the numbers of the largest floating tensor that is made in it, 1 at least.
-
-    >>> with Largest() as largest:
-    ...     _ = torch.ones(3, 1) * torch.ones(4)
-    >>> largest.numbers
-    12
-    """
+    """A context that counts the numbers of the largest floating tensor that is made in it, 1 at least."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,11 +58,7 @@ class Largest(TorchDispatchMode):
 
 
 def draws_at_once(largest: int, like: Tensor, most: int) -> int:
-    """The number of draws in one call of a log joint, so that its largest tensors stay in the cache of a CPU.
-
-    >>> draws_at_once(10_000, torch.zeros((), dtype=torch.float64), 2048)
-    26
-    """
+    """The number of draws in one call of a log joint, so that its largest tensors stay in the cache of a CPU."""
     if like.device.type != "cpu":
         return most
     return min(max(_CACHED // (largest * like.element_size()), _FEWEST), most)

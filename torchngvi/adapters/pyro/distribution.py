@@ -46,14 +46,7 @@ _UNMOVED = (
 
 
 class Step(torch.nn.Module):
-    """The parameter that stands for a step of q: zero but between the step of an optimizer and the next use of q.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> q = CholeskyGaussian(2)
-    >>> step = Step(q)
-    >>> [tuple(parameter.shape) for parameter in step.parameters()]
-    [()]
-    """
+    """The parameter that stands for a step of q: zero but between the step of an optimizer and the next use of q."""
 
     def __init__(self, q: Gaussian | FlatPosterior) -> None:
         super().__init__()
@@ -83,9 +76,7 @@ class Step(torch.nn.Module):
         effectful(lambda: value, type="param")(name=full)
 
     def take(self, q: Gaussian | FlatPosterior) -> None:
-        """Make the step for which an optimizer has asked; where q was moved by others since the draws, it is
-        dropped.
-        """
+        """Make the step for which an optimizer has asked, unless q was moved by others since the draws."""
         seen = self.seen
         if seen is not None and seen != _writes(q):
             self._forget()
@@ -95,7 +86,7 @@ class Step(torch.nn.Module):
 
     @torch.no_grad()
     def _begin(self, q: Gaussian | FlatPosterior) -> None:
-        """Tell the gradients of the next step from what the probes hold, unless the owner adds up several passes."""
+        """Keep apart what the probes hold before the next step, unless the owner adds up several passes."""
         slope, grads = self.length.grad, _gradients(q)
         if isinstance(q, FlatPosterior) or (self.scale.grad is not None and slope is not None and bool(slope.any())):
             return
@@ -135,13 +126,11 @@ class Step(torch.nn.Module):
         self.scale = torch.zeros_like(self.length).requires_grad_()
         return self
 
-    # -------------------------------------------------------------------------------- no part of what is saved
-
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the guide takes the step before."""
+        """Save nothing: the guide takes the step before."""
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing."""
+        """Load nothing."""
 
 
 def _gradients(q: Gaussian | FlatPosterior) -> tuple[Tensor | None, ...]:

@@ -239,16 +239,7 @@ def _held(result: FitResult, found: dict[str, Tensor]) -> FitResult:
 
 
 def location_scale(density: ModelLogJoint) -> list[str]:
-    """Name the latent sites of location-scale families whose location or scale depends on other latents.
-
-    >>> import pyro
-    >>> import pyro.distributions as dist
-    >>> def model():
-    ...     tau = pyro.sample("tau", dist.HalfNormal(1.0))
-    ...     pyro.sample("b", dist.Normal(0.0, tau))
-    >>> location_scale(ModelLogJoint(model))
-    ['b']
-    """
+    """Name the latent sites of location-scale families whose location or scale depends on other latents."""
     with torch.enable_grad():
         values = density.layout.constrained(density.initial)[0]
         trace = density.trace({name: value.detach().clone().requires_grad_() for name, value in values.items()})

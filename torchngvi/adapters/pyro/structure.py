@@ -44,13 +44,7 @@ _NEAR = 0.1  # of the points where terms by member are tried, around the initial
 
 
 class KeptCall:
-    """A model with its arguments, of which none is kept alive: whether another call is the same.
-
-    >>> y = torch.zeros(2)
-    >>> call = KeptCall(print, (y, 3), {})
-    >>> call.same(print, (y, 3), {}), call.same(print, (y.clone(), 3), {}), call.same(print, (y.add_(1), 3), {})
-    (True, False, False)
-    """
+    """A model with its arguments, of which none is kept alive: whether another call is the same."""
 
     def __init__(self, model: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.model = None if model is None else weakref.ref(model)
