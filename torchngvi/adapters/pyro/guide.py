@@ -84,8 +84,6 @@ class AutoGaussian(AutoContinuous):
     torch.Size([])
     """
 
-    _layout: Layout
-
     def __init__(
         self,
         model: Callable[..., Any],
@@ -201,7 +199,7 @@ class AutoGaussian(AutoContinuous):
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> ModelLogJoint:
         """The log joint of a model over the θ of this guide, as a target; the guide has to be set up."""
-        density = ModelLogJoint(model, args, kwargs, self.prototype_trace, self._layout.order)
+        density = ModelLogJoint(model, args, kwargs, self.prototype_trace, self.structure.order)
         density.check(self.posterior)
         return density
 
@@ -268,6 +266,8 @@ class AutoGaussian(AutoContinuous):
         """
         if self.prototype_trace is None:
             raise InputError(_NOT_SET_UP)
+        if "_layout" not in self.__dict__:  # in a pickle of 0.2.0
+            self._layout = Layout(self.prototype_trace).as_found(self.__dict__["_structure"])
         return self._layout
 
     def gaussian(self, reader: str) -> Gaussian:

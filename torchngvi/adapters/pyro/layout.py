@@ -168,6 +168,12 @@ class Layout:
         """Take the coordinates in another order than that of the sites."""
         self.order, self.back = order, None if order is None else torch.argsort(order)
 
+    def as_found(self, other: "Layout") -> "Layout":
+        """Take the order and the levels of another layout of these sites."""
+        self.arrange(other.order)
+        self.levels, self.forest, self.terms, self.reasons = other.levels, other.forest, other.terms, other.reasons
+        return self
+
     def __str__(self) -> str:
         lines = [f"one dense block of {self.dim} coordinates"] if self.forest is None else []
         for level in self.levels:

@@ -70,6 +70,9 @@ def _recognised(each: Any) -> Callable[[Any], bool]:
     return lambda _: False
 
 
+Structure, Call = Layout, KeptCall  # the names of these in the pickles of guides of 0.2.0
+
+
 # -------------------------------------------------------------------------------- for a guide
 
 
