@@ -152,7 +152,7 @@ def classes() -> Model:
     return model
 
 
-@public("pymc.io/projects/examples/en/latest/generalized_linear_models/GLM-ordinal-regression.html", "tau")
+@public("pymc.io/projects/examples/en/latest/generalized_linear_models/GLM-ordinal-regression.html", "tau", "b")
 def ordinal_groups() -> Model:
     group, x = torch.arange(12).repeat_interleave(15), torch.randn(180)
     noise = dist.Logistic(0.0, 1.0).sample((180,))
@@ -725,7 +725,7 @@ def hmm() -> Model:
     return model
 
 
-@public("github.com/pyro-ppl/pyro/issues/1470")
+@public("github.com/pyro-ppl/pyro/issues/1470", non_centred="delta")
 def prophet() -> Model:
     t = torch.linspace(0.0, 1.0, 100)
     knots = torch.linspace(0.05, 0.8, 25)

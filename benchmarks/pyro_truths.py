@@ -170,8 +170,13 @@ def mapped(theta: Tensor, seen: ModelLogJoint, density: ModelLogJoint) -> Tensor
         nodes = poutine.trace(poutine.condition(seen.model, seen.unpack(theta))).get_trace().nodes
         return density.pack({site.name: nodes[site.name]["value"] for site in density.layout.sites})
 
+    every = theta.flatten(0, 1)
     with pyro.validation_enabled(False):
-        return torch.func.vmap(torch.func.vmap(one, randomness="different"), randomness="different")(theta)
+        try:
+            other = torch.func.vmap(one, randomness="different")(every)
+        except RuntimeError:  # a distribution that assigns in place, as OrderedLogistic
+            other = torch.stack([one(each) for each in every])
+    return other.view(theta.shape)
 
 
 # ------------------------------------------------------------------------------------ what is kept
