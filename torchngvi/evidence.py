@@ -26,6 +26,7 @@ from torchngvi.interfaces import Prior
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import read_gaussian
 from torchngvi.models.likelihoods import GaussianNoise
+from torchngvi.numerics.linalg import anderson
 from torchngvi.posteriors.gaussian import Gaussian
 
 __all__ = ["Evidence", "Round", "prior_by_evidence"]
@@ -150,7 +151,8 @@ def prior_by_evidence(
         gain = math.inf if best is None else elbo - best[0]
         best, plain = (elbo, x, residual), False
         past = [*past, (x, residual)][-4:]  # rounds that the acceleration looks back on
-        ahead = (x + _accelerated(past).clamp(-3.0, 3.0)).clamp(start - _REACH, start + _REACH)
+        step = anderson(*zip(*past, strict=True)) - x
+        ahead = (x + step.clamp(-3.0, 3.0)).clamp(start - _REACH, start + _REACH)
         change = float((ahead - x).abs().max())
         flat = change > 0.1 and gain < 1e-8 * (1 + abs(elbo))
         if change <= tolerance or flat:
@@ -266,15 +268,3 @@ class _Search:
             self.result,
             self.fitted,
         )
-
-
-def _accelerated(past: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Anderson's step from the last point: the residual, less its part that earlier differences explain."""
-    x, residual = past[-1]
-    if len(past) < 2:
-        return residual
-    dx = torch.stack([x - other for other, _ in past[:-1]], 1)
-    dr = torch.stack([residual - other for _, other in past[:-1]], 1)
-    weights = torch.linalg.lstsq(dr, residual[:, None], rcond=1e-9, driver="gelsd").solution
-    step = residual - ((dx + dr) @ weights)[:, 0]
-    return step if bool(torch.isfinite(step).all()) else residual

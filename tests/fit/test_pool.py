@@ -179,15 +179,6 @@ class TestRegression:
         assert len(pool.lots) == 2
         assert pool.lots[-1] is last
 
-    def test_a_part_of_the_draws_is_in_whole_pairs(self):
-        view = View(pool_of(lot(normal(1), quartic, 50, 1), lot(normal(2), quartic, 70, 2)), normal(1))
-        part = view.thinned(60)
-        assert len(part) == 60
-        assert len(view) == 240
-        mirrored = view.base.push(part.z).unflatten(0, (-1, 2)).mean(1)
-        for mean in mirrored:
-            assert min(float((mean - normal(k).mean).abs().max()) for k in (1, 2)) < 1e-12
-
 
 class TestMoves:
     def test_natural_coordinates_and_back(self):

@@ -22,7 +22,7 @@ from torchngvi.fitting.records import Record
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Target
 from torchngvi.models.factor_graph import Factor, FactorGraph
-from torchngvi.numerics.linalg import shortest_fit
+from torchngvi.numerics.linalg import anderson
 from torchngvi.posteriors.natural_forms import natural_form
 from torchngvi.posteriors.product import Product
 
@@ -30,15 +30,14 @@ from torchngvi.posteriors.product import Product
 class Anderson:
     """Anderson acceleration of a fixed-point iteration of positive numbers, in their logarithms (Walker and Ni 2011).
 
-    With x = log η and f = G(x) - x the next point is G(x) less the combination of the last changes of G that fits f
-    best, x' = G(x_n) - ΔG c, c = argmin |f_n - ΔF c|.  No entry changes by more than a factor of e from G(x); where the
-    bound has fallen the memory is emptied and the iteration goes back to ``image``, G(x) of the point x that had the
-    smallest loss ``best`` so far.
+    With x = log η the next point is that of `anderson`, but no entry changes by more than a factor of e from G(x).
+    Where the bound has fallen the memory is emptied, and the iteration goes back to ``image``, G(x) of the point x that
+    had the smallest loss ``best`` so far.
     """
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
-        self.points: list[Tensor] = []  # G(x), (n,)
+        self.points: list[Tensor] = []  # x, (n,)
         self.residuals: list[Tensor] = []  # G(x) - x
         self.best = math.inf
         self.image: Tensor | None = None
@@ -51,13 +50,9 @@ class Anderson:
         """Take in an iterate (n,) with its image G(x) and its loss, and return the next iterate."""
         if loss <= self.best:
             self.best, self.image = loss, image
-        self.points = [*self.points, image][-self.memory - 1 :]
+        self.points = [*self.points, x][-self.memory - 1 :]
         self.residuals = [*self.residuals, image - x][-self.memory - 1 :]
-        if len(self.points) < 2:
-            return image
-        changes, images = (torch.stack(each, -1).diff(dim=-1) for each in (self.residuals, self.points))
-        c = shortest_fit(changes, self.residuals[-1][:, None])
-        return image - (images @ c)[:, 0].clamp(-1.0, 1.0)
+        return image + (anderson(self.points, self.residuals) - image).clamp(-1.0, 1.0)
 
 
 def sweeps_of(request: Request) -> tuple["CoordinateSweeps", Criterion]:

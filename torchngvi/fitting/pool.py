@@ -24,7 +24,6 @@ Near an optimum the directions of the draws are orthogonal in blocks of D pairs,
 each draw is exactly N(0, I) and the regression has less noise than by independent ones.
 """
 
-import copy
 import math
 from collections.abc import Callable, Generator
 from functools import cached_property
@@ -41,7 +40,7 @@ from torchngvi.fitting.loop import Engine
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.stopping import Standing
 from torchngvi.interfaces import Target
-from torchngvi.numerics.linalg import eigh, positive_columns, reverse_cholesky, triangular_inverse
+from torchngvi.numerics.linalg import anderson, eigh, positive_columns, reverse_cholesky, triangular_inverse
 
 _STATE = (
     *("runs", "trusted", "patient", "done", "failed", "diagonal", "far", "leaping", "moved", "drawn"),
@@ -186,15 +185,6 @@ class View:
 
     def __len__(self) -> int:
         return len(self.z)
-
-    def thinned(self, most: int) -> "View":
-        """Take about so many of the draws, in whole pairs, the same share of each lot."""
-        pairs = torch.arange(0, len(self) // 2, math.ceil(len(self) / most), device=self.z.device)
-        rows = torch.stack([2 * pairs, 2 * pairs + 1], 1).flatten()
-        thin = copy.copy(self)
-        thin.z, thin.energy, thin.pulled = self.z[rows], self.energy[rows], self.pulled[rows]
-        thin.log_mixture, thin.blocks = self.log_mixture[rows], [(len(rows), 1)]
-        return thin
 
     def fit(self, at: Normal) -> "Fit":
         """Estimate the natural gradient and L at N(μ, K Kᵀ), given in the frame of the base."""
@@ -358,24 +348,17 @@ def from_natural(x: Tensor, dim: int, diagonal: bool) -> Normal | None:
 
 def minimise(view: View, start: Fit, radius: float, settings: EngineSettings) -> Fit:
     """Minimise L over a pool inside KL(q ‖ base) ≤ radius, by Anderson's acceleration of natural-gradient steps."""
-    best, steps, memory = start, settings.steps, settings.steps // 2
-    if len(view) > settings.thin:
-        few = view.thinned(settings.thin)
-        found = view.fit(minimise(few, few.fit(start.at), radius, settings).at)
-        nearer = float(found.norm2) <= float(start.norm2) or float(found.loss) < float(start.loss)
-        taken = nearer and float(found.effective) >= settings.kept * float(start.effective)
-        best = found if taken else start
-        steps = 0 if taken and float(best.norm2) > settings.far * float(best.noise2) else 2  # a valley needs no more
+    best, memory = start, settings.steps // 2
     if float(best.norm2) > max(settings.far * float(best.noise2), 1.0):
         best = _plain(view, best, radius, settings)
     least = settings.kept * float(best.effective)
     xs, fs = list[Tensor](), list[Tensor]()
-    for _ in range(steps):
+    for _ in range(settings.steps):
         if float(best.norm2) <= settings.solved * float(best.noise2):
             break
         x, f = natural_step(best)
         xs, fs = [*xs[-memory:], x], [*fs[-memory:], f]
-        better = _along(view, best, x, _accelerated(xs, fs) - x, radius, least, settings) if len(xs) > 1 else None
+        better = _along(view, best, x, anderson(xs, fs) - x, radius, least, settings) if len(xs) > 1 else None
         if better is None:
             xs, fs = [x], [f]
             better = _along(view, best, x, f, radius, least, settings)
@@ -383,17 +366,6 @@ def minimise(view: View, start: Fit, radius: float, settings: EngineSettings) ->
             break
         best = better
     return best
-
-
-def _accelerated(xs: list[Tensor], fs: list[Tensor]) -> Tensor:
-    """Anderson's (1965) next point of the iteration x → x + f, by the least residual over the last ones."""
-    x, f = (torch.stack(parts, 1) for parts in (xs, fs))
-    dx, df = x.diff(dim=1), f.diff(dim=1)
-    values, basis, _ = eigh(df.mT @ df)  # LAPACK's least squares are not the same bits twice
-    seen = values > torch.finfo(values.dtype).eps ** 0.75 * values[-1]
-    solution = basis @ torch.where(seen, (basis.mT @ (df.mT @ f[:, -1])) / torch.where(seen, values, 1.0), 0.0)
-    aim = x[:, -1] + f[:, -1] - (dx + df) @ solution
-    return torch.where(aim.isfinite().all(), aim, x[:, -1] + f[:, -1])
 
 
 def _along(

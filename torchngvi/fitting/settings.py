@@ -27,7 +27,6 @@ class EngineSettings:
         kept: share of the effective draws that steps must leave.
         share: of the weights, times the mean of a draw, below which a lot is forgotten.
         lots: that are kept, at most.
-        thin: draws that steps look at, before the last of them look at all.
         aim: share of tolerance² that noise² is to have at the end.
         growth: share of the effective draws that a lot has, at most: in a valley, at the end, and where it creeps.
         least: effective draws at the end, unless they say that noise² is a hundredth of what is tolerated.
@@ -55,7 +54,6 @@ class EngineSettings:
     kept: float = 0.5
     share: float = 0.1
     lots: int = 40
-    thin: int = 4096
     aim: float = 0.8
     growth: tuple[float, float, float] = (0.25, 1.0, 0.3)
     least: int = 200

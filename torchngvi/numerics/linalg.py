@@ -5,6 +5,7 @@ There is one policy for failure, and no jitter is ever added.  A factorisation r
 """
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -214,6 +215,30 @@ def shortest_fit(
     inverse = torch.where(s > least, 1 / s, 0.0)
     solution = Vh.mT @ (inverse[..., None] * (U.mT @ right))
     return torch.where(good.mT, solution / size.mT, torch.where(size.mT == 0, 0.0, torch.nan))
+
+
+def anderson(
+    points: Sequence[Tensor],  # x_1 .. x_n, (D,) each
+    residuals: Sequence[Tensor],  # G(x) - x at each, (D,)
+) -> Tensor:  # (D,)
+    """Find the next point of the iteration x → G(x) by Anderson's (1965) acceleration over its last points.
+
+    It is G(x_n) - ΔG c with c = argmin |f_n - ΔF c| over the differences Δ of successive images and residuals f (Walker
+    and Ni 2011); G(x_n) where that is not finite.
+
+    >>> slow = torch.tensor([0.9, 0.5], dtype=torch.float64)  # G(x) = 0.9 x in one coordinate, 0.5 x in the other
+    >>> x = [slow**0, slow, slow**2]
+    >>> bool(anderson(x, [(slow - 1) * point for point in x]).abs().max() < 1e-5)
+    True
+    """
+    x, f = (torch.stack(list(parts), 1) for parts in (points, residuals))
+    df = f.diff(dim=1)
+    values, basis, _ = eigh(df.mT @ df)  # LAPACK's least squares are not the same bits twice
+    seen = values > torch.finfo(values.dtype).eps ** 0.75 * values[-1:]
+    solution = basis @ torch.where(seen, (basis.mT @ (df.mT @ f[:, -1])) / torch.where(seen, values, 1.0), 0.0)
+    image = x[:, -1] + f[:, -1]
+    aim = image - (x.diff(dim=1) + df) @ solution
+    return torch.where(aim.isfinite().all(), aim, image)
 
 
 def column_rank(Z: Tensor) -> int:
