@@ -497,7 +497,7 @@ def test_same_posterior_as_the_plain_route(family):
 
 
 def fitted(family=ngvi.CholeskyGaussian):
-    guide = AutoGaussian(schools, family)
+    guide = AutoGaussian(schools, family, structure="dense")
     fit_guide(schools, guide, SIGMA, EFFECT, options={"tolerance": 0.3, **QUIET})
     return guide
 

@@ -81,7 +81,7 @@ def test_a_gaussian_posterior_is_found():
 
 
 def test_the_scale_of_groups_is_wider_than_in_one_gaussian():
-    marginal, dense = AutoMarginal(schools), AutoGaussian(schools, name="dense")
+    marginal, dense = AutoMarginal(schools), AutoGaussian(schools, structure="dense", name="dense")
     result = fit_guide(schools, marginal, Y, options=QUIET)
     fit_guide(schools, dense, Y, options=QUIET)
     assert result.converged

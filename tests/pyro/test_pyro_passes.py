@@ -156,7 +156,7 @@ class TestMissingRows:
             pyro.sample("y", dist.Normal(mu, 1.0), obs=self.Y, obs_mask=self.SEEN)
 
     def test_the_posterior_and_the_evidence(self):
-        guide = AutoGaussian(self.masked)
+        guide = AutoGaussian(self.masked, structure="dense")
         result = fit_guide(self.masked, guide, options=EXACT)
         assert result.converged
         precision = 1 / 4 + 3

@@ -160,6 +160,8 @@ def _fitted(call: Call, guide: AutoGuide, options: dict[str, Any], batches: Iter
             raise InputError("AutoMarginal is fitted to all rows in one process; leave batches= and group= out.")
         return fit_marginal(guide, guide.density(*call), options)
     processes = processes_of(options.pop("group", None))
+    if batches is None and processes.world == 1:
+        guide.prefer_structure()
     with processes.together():
         target, layout = _target_of(call, guide, batches)
     if guide.structure.forest is None:
@@ -171,7 +173,7 @@ def _fitted(call: Call, guide: AutoGuide, options: dict[str, Any], batches: Iter
     else:
         raise InputError('the draws of a guide with structure="auto" are not spread over processes; leave group= out.')
     result = fit(guide.posterior, whole, **options).named(coordinate_names(layout))
-    return advised(result, target) if isinstance(target, ModelLogJoint) else result
+    return advised(result, target, guide.structure) if isinstance(target, ModelLogJoint) else result
 
 
 def _target_of(
@@ -255,13 +257,22 @@ def location_scale(density: ModelLogJoint) -> list[str]:
     return found
 
 
-def advised(result: FitResult, density: ModelLogJoint) -> FitResult:
-    """Name the sites that `centred` would look at, where a Gaussian does not fit or is about right."""
+def advised(result: FitResult, density: ModelLogJoint, layout: Layout) -> FitResult:
+    """Name the members that `AutoMarginal` integrates out, and the sites that `centred` would look at, where q is in
+    doubt.
+    """
     verdict = result.examination
-    if verdict is None or not verdict.next or verdict.modes or not (names := location_scale(density)):
+    if verdict is None or not verdict.next or verdict.modes:
         return result
-    clause = f"other coordinates of {', '.join(names)}, which torchngvi.adapters.pyro.centred(model, ...) finds"
-    return replace(result, examination=replace(verdict, coordinates=clause))
+    clauses = []
+    if layout.forest is not None and layout.levels[-1].nodes == 1:
+        members = ", ".join(name for level in layout.levels[:-1] for name in level.sites)
+        clauses.append(f"torchngvi.adapters.pyro.AutoMarginal(model), which integrates {members} out")
+    if names := location_scale(density):
+        clauses.append(
+            f"other coordinates of {', '.join(names)}, which torchngvi.adapters.pyro.centred(model, ...) finds"
+        )
+    return replace(result, examination=replace(verdict, coordinates=", or ".join(clauses)))
 
 
 # -------------------------------------------------------------------------------- rows in batches

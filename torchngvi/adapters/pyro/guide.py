@@ -62,7 +62,8 @@ class AutoGaussian(AutoContinuous):
             as `structure` shows it on set-up: blocks for the members of plates and a dense one for what they share, at
             a cost that grows with the number of members. q is then a `PrecisionCholeskyGaussian` unless the posterior
             is a `NaturalGaussian`, and θ has the members before what they share. A model without local latents gives
-            a dense q.
+            a dense q. By default `fit_guide` sets up "auto" where the posterior can have it and all data are seen at
+            once in one process, and every other use "dense".
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
@@ -89,7 +90,7 @@ class AutoGaussian(AutoContinuous):
         model: Callable[..., Any],
         posterior: Callable[..., Gaussian | FlatPosterior] = CholeskyGaussian,
         *,
-        structure: str = "dense",
+        structure: str | None = None,
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
         name: str = "AutoGaussian",
@@ -102,14 +103,16 @@ class AutoGaussian(AutoContinuous):
         read_callable("model", model, "is a function or a module that samples")
         read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")
         init_scale = read_number("init_scale", init_scale, "is a standard deviation in unconstrained space", above=0)
-        read_choice("structure", structure, ("dense", "auto"), 'is "dense", or "auto", that of the plates of the model')
+        if structure is not None:
+            what = 'is "dense", or "auto", that of the plates of the model'
+            read_choice("structure", structure, ("dense", "auto"), what)
         if structure == "auto" and posterior not in _STRUCTURED:
             raise InputError(
                 'structure="auto" gives the precision of a Gaussian the pattern of the model. Leave posterior out, or '
                 f"take PrecisionCholeskyGaussian or NaturalGaussian; got {posterior!r}."
             )
         self._posterior_class, self.init_scale = posterior, float(init_scale)
-        self._automatic = structure == "auto"
+        self._automatic = None if structure is None else structure == "auto"
         self._bare = (model,)  # without the start
         super().__init__(model, init_loc_fn=partial(start, init_loc_fn))
         self._pyro_name = read_instance("name", name, str, "is the name of the guide, a text")
@@ -149,6 +152,11 @@ class AutoGaussian(AutoContinuous):
             self._create_plates(*args, **kwargs)
         store.write(self, self.posterior)
         return self
+
+    def prefer_structure(self) -> None:
+        """Set up the structure of the plates, where that was left open and the posterior can have it."""
+        if self._automatic is None and self._posterior_class in _STRUCTURED:
+            self._automatic = True
 
     def laplace_approximation(self, *args: Any, **kwargs: Any) -> Self:
         """Set q to N(mode, H⁻¹), H the Hessian of the negative log joint, by Newton's method from where q is now.
@@ -318,9 +326,16 @@ class AutoGaussian(AutoContinuous):
         self.settle()
         super()._save_to_state_dict(*args, **kwargs)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         _ = self.posterior  # what the store had before does not come back later
-        super()._load_from_state_dict(*args, **kwargs)
+        theirs = f"{prefix}q.precision_tril" in state_dict
+        ours = isinstance(self._modules.get("q"), PrecisionCholeskyGaussian)
+        if theirs is not ours and self._posterior_class is CholeskyGaussian:
+            other = '"auto", as fit_guide sets it up' if theirs else '"dense"'
+            raise InputError(
+                f"the state_dict is of a guide whose structure is {other}, and this one has another. Make it with that."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def settle(self) -> None:
         """Bring q up to date: take what was put into the parameter store, and the step that an optimizer asked for."""
