@@ -61,9 +61,8 @@ class AutoGaussian(AutoContinuous):
         structure: "dense", every latent correlated with every other; or "auto", the forest of the plates of the model,
             as `structure` shows it on set-up: blocks for the members of plates and a dense one for what they share, at
             a cost that grows with the number of members. q is then a `PrecisionCholeskyGaussian` unless the posterior
-            is a `NaturalGaussian`, and θ has the members before what they share. A model without local latents gives
-            a dense q. By default `fit_guide` sets up "auto" where the posterior can have it and all data are seen at
-            once in one process, and every other use "dense".
+            is a `NaturalGaussian`, and θ has the members before what they share. Without local latents q is dense. By
+            default `fit_guide` sets up "auto" for all data at once in one process, and every other use "dense".
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
@@ -103,9 +102,8 @@ class AutoGaussian(AutoContinuous):
         read_callable("model", model, "is a function or a module that samples")
         read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")
         init_scale = read_number("init_scale", init_scale, "is a standard deviation in unconstrained space", above=0)
-        if structure is not None:
-            what = 'is "dense", or "auto", that of the plates of the model'
-            read_choice("structure", structure, ("dense", "auto"), what)
+        what = 'is "dense", or "auto", that of the plates of the model'
+        read_choice("structure", "dense" if structure is None else structure, ("dense", "auto"), what)
         if structure == "auto" and posterior not in _STRUCTURED:
             raise InputError(
                 'structure="auto" gives the precision of a Gaussian the pattern of the model. Leave posterior out, or '
@@ -152,11 +150,6 @@ class AutoGaussian(AutoContinuous):
             self._create_plates(*args, **kwargs)
         store.write(self, self.posterior)
         return self
-
-    def prefer_structure(self) -> None:
-        """Set up the structure of the plates, where that was left open and the posterior can have it."""
-        if self._automatic is None and self._posterior_class in _STRUCTURED:
-            self._automatic = True
 
     def laplace_approximation(self, *args: Any, **kwargs: Any) -> Self:
         """Set q to N(mode, H⁻¹), H the Hessian of the negative log joint, by Newton's method from where q is now.
@@ -328,13 +321,7 @@ class AutoGaussian(AutoContinuous):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         _ = self.posterior  # what the store had before does not come back later
-        theirs = f"{prefix}q.precision_tril" in state_dict
-        ours = isinstance(self._modules.get("q"), PrecisionCholeskyGaussian)
-        if theirs is not ours and self._posterior_class is CholeskyGaussian:
-            other = '"auto", as fit_guide sets it up' if theirs else '"dense"'
-            raise InputError(
-                f"the state_dict is of a guide whose structure is {other}, and this one has another. Make it with that."
-            )
+        _check_structure(self, f"{prefix}q.precision_tril" in state_dict)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def settle(self) -> None:
@@ -359,6 +346,22 @@ class AutoGaussian(AutoContinuous):
         new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         new.__dict__.update(_model=self._model, _bare=self._bare)
         return new
+
+
+def prefer_structure(guide: AutoGaussian) -> None:
+    """Set up the structure of the plates, where that was left open and the posterior can have it."""
+    if guide._automatic is None and guide._posterior_class in _STRUCTURED:
+        guide._automatic = True
+
+
+def _check_structure(guide: AutoGaussian, theirs: bool) -> None:
+    """Refuse the state of a q with the structure of plates for one without, and the reverse."""
+    ours = isinstance(guide._modules.get("q"), PrecisionCholeskyGaussian)
+    if theirs is not ours and guide._posterior_class is CholeskyGaussian:
+        other = '"auto", as fit_guide sets it up' if theirs else '"dense"'
+        raise InputError(
+            f"the state_dict is of a guide whose structure is {other}, and this one has another. Make it with that."
+        )
 
 
 _NOT_SET_UP = (
