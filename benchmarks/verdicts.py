@@ -24,7 +24,7 @@ import torch
 from benchmarks.truths import targets
 from torchngvi import CholeskyGaussian, fit
 from torchngvi.diagnostics import ExaminationSettings, examine
-from torchngvi.fitting import examined
+from torchngvi.fitting import sample_average
 
 LIMITS = (math.log(1.3), 0.3)  # of a log sd, of a mean in sds
 FAR = (math.log(1.5), 0.5)  # the same where "about right" is a miss too
@@ -147,7 +147,7 @@ def main():
     parser.add_argument("--least", type=float, help="what an examination may cost after a fit that took less")
     options = parser.parse_args()
     if options.least is not None:
-        examined._SETTINGS = ExaminationSettings(least=options.least)
+        sample_average._EXAMINATION = ExaminationSettings(least=options.least)
     torch.set_num_threads(1)
     if options.fits:
         options.fits.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """A rough mode and the curvature there, and the descent from where a log joint is astronomically low."""
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -178,9 +178,7 @@ _FLAT = 1e3  # its ratio to ℓ, where some direction is flat: where ℓ is e^z 
 _WIDE = 0.1  # standard deviations of a difference step
 _APART = 3.0  # standard deviations between two modes
 _KEPT = 5_000_000  # numbers of all roots on a path
-_FEW, _MANY = 4, 16  # points of a search for several modes
-_COLUMNS = 64  # of all their Hessians together, between these
-_NEARBY, _AROUND = 2.0, 6.0  # U(-2, 2) around 0, and so many standard deviations around a mean
+_AROUND = 6.0  # standard deviations within which half of the points lie around a Gaussian
 
 
 class Mode(NamedTuple):
@@ -415,6 +413,18 @@ class _Search:
         return self.finite(self.H) or (yield from self._hessian())
 
 
+def number_of_starts(dim: int, least: int = 2, most: int = 8) -> int:
+    """How many points a search begins from: so many that all their Hessians have 64 columns, within limits."""
+    return min(max(64 // dim, least), most)
+
+
+def uniform_points(count: int, like: Tensor, seed: int) -> Tensor:
+    """Points (count, D) uniform on (-2, 2), in the dtype and on the device of a vector (D,)."""
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(count, len(like), generator=generator, dtype=torch.float64, device="cpu")
+    return (4 * uniform - 2).to(like)
+
+
 def search_points(
     mean: Tensor,  # (D,)
     stddev: Tensor,  # (D,)
@@ -425,12 +435,9 @@ def search_points(
     >>> search_points(torch.zeros(2), torch.ones(2), seed=0).shape
     torch.Size([16, 2])
     """
-    dim = len(mean)
-    number = min(max(_COLUMNS // dim, _FEW), _MANY)
-    generator = torch.Generator().manual_seed(seed)
-    uniform = 2 * torch.rand(number, dim, dtype=torch.float64, generator=generator, device="cpu") - 1
-    uniform = uniform.to(mean)
-    return torch.cat([_NEARBY * uniform[: number // 2], mean + _AROUND * stddev * uniform[number // 2 :]])
+    number = number_of_starts(len(mean), 4, 16)
+    points = uniform_points(number, mean, seed)
+    return torch.cat([points[: number // 2], mean + 0.5 * _AROUND * stddev * points[number // 2 :]])
 
 
 def distinct(first: Mode, second: Mode) -> bool:
@@ -444,3 +451,12 @@ def distinct(first: Mode, second: Mode) -> bool:
     return all(
         float(torch.linalg.solve_triangular(mode.root, apart, upper=False).norm()) > _APART for mode in (first, second)
     )
+
+
+def distinct_modes(modes: Iterable[Mode], least: float) -> list[Mode]:
+    """Those with more than a least log evidence, each once, the one with the most evidence first."""
+    kept: list[Mode] = []
+    for mode in sorted((mode for mode in modes if mode.log_evidence > least), key=lambda one: -one.log_evidence):
+        if all(distinct(mode, one) for one in kept):
+            kept.append(mode)
+    return kept

@@ -240,7 +240,7 @@ def test_an_error_loses_the_examination_only(monkeypatch):
     def fails(*args, **options):
         raise InputError("nothing is as it should be.")
 
-    monkeypatch.setattr("torchngvi.fitting.examined.examine_fitted", fails)
+    monkeypatch.setattr("torchngvi.fitting.sample_average.examine_fitted", fails)
     _, result = run(logistic, 4)
     assert result.converged
     assert str(result).endswith("Whether a Gaussian fits was not examined: nothing is as it should be.")
@@ -252,7 +252,7 @@ def test_an_error_loses_the_examination_only(monkeypatch):
 @pytest.mark.accuracy
 @pytest.mark.parametrize(("function", "dim"), [(logistic, 4), (eight_schools(True), 10), (banana, 2)])
 def test_it_takes_what_the_fit_has_taken_at_most(function, dim, monkeypatch):
-    monkeypatch.setattr("torchngvi.fitting.examined._SETTINGS", ExaminationSettings(least=0.0))
+    monkeypatch.setattr("torchngvi.fitting.sample_average._EXAMINATION", ExaminationSettings(least=0.0))
     plain, counted = Counted(function), Counted(function)
     run(plain, dim, examine=False)
     _, result = run(counted, dim)
@@ -279,7 +279,7 @@ def test_it_takes_more_than_a_short_fit(monkeypatch):
     _, result = run(usual, 4)
     assert fitted < usual.cost - fitted <= ExaminationSettings().least
     assert result.verdict.word == "does not fit"
-    monkeypatch.setattr("torchngvi.fitting.examined._SETTINGS", ExaminationSettings(least=0.0))
+    monkeypatch.setattr("torchngvi.fitting.sample_average._EXAMINATION", ExaminationSettings(least=0.0))
     little = Counted(funnel)
     run(little, 4)
     assert little.cost <= 2 * fitted

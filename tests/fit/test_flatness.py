@@ -12,7 +12,8 @@ from torchngvi.expectations.draws import Antithetic, Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.descent import Descent, Point, SampledObjective
 from torchngvi.fitting.fresh import Fresh
-from torchngvi.fitting.reasons import converged, not_enough
+from torchngvi.fitting.sample_average import why_converged as converged
+from torchngvi.fitting.sample_average import why_not_enough as not_enough
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.models.guarded import Guarded
 from torchngvi.optim import Status

@@ -12,7 +12,7 @@ from torchngvi.diagnostics.importance import smoothed
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
-from torchngvi.fitting import fresh, reasons
+from torchngvi.fitting import fresh, sample_average
 from torchngvi.fitting.descent import Point
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.models.guarded import Guarded
@@ -554,12 +554,12 @@ def test_an_energy_in_the_place_of_a_log_joint(pooled):
 
 def test_how_wide_q_spreads_is_said_where_it_does():
     narrow = "because the negative ELBO falls without bound, to -9.8e+52: the log joint does not confine q. Give every "
-    assert reasons.unconfined(-9.8e52, -28.0).startswith(narrow)
+    assert sample_average.unconfined(-9.8e52, -28.0).startswith(narrow)
     wide = (
         "because the negative ELBO falls without bound, to -28.4, and q spreads e^15 times as wide as it started: the "
     )
-    assert reasons.unconfined(-28.4, 15.0).startswith(wide)
-    assert reasons.unconfined(-28.4, 15.0).endswith("Give every parameter a proper prior.")
+    assert sample_average.unconfined(-28.4, 15.0).startswith(wide)
+    assert sample_average.unconfined(-28.4, 15.0).endswith("Give every parameter a proper prior.")
 
 
 @pytest.mark.parametrize(
@@ -568,7 +568,7 @@ def test_how_wide_q_spreads_is_said_where_it_does():
 )
 def test_a_larger_tolerance_is_advised_near_an_optimum_only(norm2, first):
     point = Point(*(torch.tensor(x, dtype=torch.float64) for x in (norm2, 0.02, 0.0)))
-    assert reasons.advice(point) == f"{first}, or transform the model to be nearer to a Gaussian."
+    assert sample_average.advice(point) == f"{first}, or transform the model to be nearer to a Gaussian."
 
 
 def test_too_few_draws(monkeypatch, pooled):

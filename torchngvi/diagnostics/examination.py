@@ -49,7 +49,7 @@ from torchngvi.diagnostics.verdict import (
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
-from torchngvi.mode import Mode, distinct, find_modes
+from torchngvi.mode import Mode, distinct_modes, find_modes, number_of_starts, uniform_points
 from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
 from torchngvi.models.guarded import FAILING, VALUE, Guarded, in_factors
 from torchngvi.models.log_joint import WarpedTarget, unwarped
@@ -465,12 +465,10 @@ class _Examination:
 
     def search(self, around: Tensor | float) -> list[Mode]:
         """From a few starts in U(-2, 2) around a mean, each with its share of the budget."""
-        dim, at, (least, most) = self.q.dim, self.q.mean, LIMITS.starts
-        starts = min(max(64 // dim, least), most) if dim < LIMITS.searched else 0
-        generator = torch.Generator().manual_seed(self.seed + 5)
-        points = 4 * torch.rand(starts, dim, generator=generator, dtype=torch.float64, device="cpu") - 2
-        points = torch.as_tensor(writable(around), dtype=at.dtype, device=at.device) + points.to(at)
-        found = self._climb(points)
+        dim, at = self.q.dim, self.q.mean
+        starts = number_of_starts(dim, *LIMITS.starts) if dim < LIMITS.searched else 0
+        middle = torch.as_tensor(writable(around), dtype=at.dtype, device=at.device)
+        found = self._climb(middle + uniform_points(starts, at, self.seed + 5))
         if found is None:
             why = str(self.allowed) if starts else f"D = {dim} is not below {LIMITS.searched}"
             self.unexamined.append(f"other modes ({why})")
@@ -504,14 +502,9 @@ class _Examination:
         measured = [(mode, float(q.whiten(mode.theta - q.mean).norm())) for mode in modes]
         if not math.isfinite(elbo):
             elbo = max((mode.log_evidence for mode, apart in measured if apart <= far), default=-math.inf)
-        kept: list[tuple[Mode, float]] = []
-        for mode, apart in sorted(measured, key=lambda each: -each[0].log_evidence):
-            counts = apart > far and mode.log_evidence > elbo - LIMITS.faint
-            if counts and all(distinct(mode, one) for one, _ in kept):
-                kept.append((mode, apart))
-        evidence = torch.tensor([elbo, *(mode.log_evidence for mode, _ in kept)], dtype=torch.float64, device="cpu")
-        shares = evidence.softmax(0)[1:].tolist()
+        kept = distinct_modes((mode for mode, apart in measured if apart > far), elbo - LIMITS.faint)
+        evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64, device="cpu")
         return tuple(
-            OtherMode(mode.theta, mode.log_evidence, apart, share)
-            for (mode, apart), share in zip(kept, shares, strict=True)
+            OtherMode(mode.theta, mode.log_evidence, float(q.whiten(mode.theta - q.mean).norm()), share)
+            for mode, share in zip(kept, evidence.softmax(0)[1:].tolist(), strict=True)
         )

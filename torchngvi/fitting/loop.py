@@ -29,10 +29,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from torchngvi.arguments import read_flag, read_list, shown
+from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.distributed import Ended, Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers, describe
-from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Standing, Stop, gradients_used_up
 from torchngvi.interfaces import Posterior
@@ -61,6 +61,13 @@ class Ending(NamedTuple):
     loss: float  # negative ELBO
     norm: float
     members: Tensor  # converged, (*batch,)
+
+
+class Examined(NamedTuple):
+    """What an engine knows about the family of q when a run is over."""
+
+    verdict: Verdict | None = None
+    why_not: str = ""  # where there is no verdict, as a clause; nothing where the engine never examines
 
 
 class Mark(NamedTuple):

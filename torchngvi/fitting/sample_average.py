@@ -13,33 +13,37 @@ in nats, which the draws themselves tell.  So: find a rough mode, minimise over 
 noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then say whether to believe it.
 
 Parts: `starts`, `pool` (over all draws so far), `descent` (averages over one set of draws after another), `fresh`
-(the check), `reasons` (the words), and here the order of them.
+(the check), and here the order of them, with the words.
 """
 
 import math
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
 
+from torchngvi.diagnostics.examination import Allowance, ExaminationSettings, examine_fitted
 from torchngvi.errors import TorchngviError
 from torchngvi.expectations.draws import drawn_seed
-from torchngvi.fitting import fresh, reasons
-from torchngvi.fitting.checkpoints import describe_problem
-from torchngvi.fitting.descent import Descent, Place
-from torchngvi.fitting.examined import Examined, examined
+from torchngvi.fitting import fresh
+from torchngvi.fitting.checkpoints import Generators, describe_problem
+from torchngvi.fitting.descent import Descent, Place, Point
 from torchngvi.fitting.fit import Request, tolerance_by_draws
-from torchngvi.fitting.loop import Ending, Engine
+from torchngvi.fitting.loop import Ending, Engine, Examined
 from torchngvi.fitting.pool import PoolLoop
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Target
 from torchngvi.models.arguments import FullPrecision
-from torchngvi.models.guarded import BudgetError, Guarded
+from torchngvi.models.guarded import VALUE, BudgetError, Guarded
+from torchngvi.models.log_joint import WarpedTarget
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.warped import Warped
 
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError, BudgetError)  # whatever fails elsewhere, q is where it was
+_EXAMINATION = ExaminationSettings()
 _PARTS = ("descent", "pooled", "starts")  # that have a state of their own
 
 _T = TypeVar("_T")
@@ -177,7 +181,7 @@ class SampleAverages(Engine):
         """Why no step can help where q stands, or nothing; where the loss falls it must be by more than its error."""
         point = self.descent.point
         sure = point._replace(loss=point.loss + self.pooled.error)
-        return reasons.lost(sure, self.starts, self.target) if sure.finite and self.elsewhere is None else ""
+        return why_lost(sure, self.starts, self.target) if sure.finite and self.elsewhere is None else ""
 
     def _by_averages(self) -> _Path[Ending | None]:
         """Minimise; then check, or take more draws, and before they are dear look at other starts."""
@@ -206,7 +210,7 @@ class SampleAverages(Engine):
             if self._spent is not None:  # it was counted
                 descent.evaluations, self.target.gradients = self._spent
                 self._spent = None
-            lost = reasons.lost(descent.point, self.starts, self.target)
+            lost = why_lost(descent.point, self.starts, self.target)
             yield descent.standing(aside)._replace(lost="" if aside else lost)
             if lost or not descent.step():
                 return
@@ -215,11 +219,11 @@ class SampleAverages(Engine):
         """The ending where the most draws are not enough."""
         descent = self.descent
         if not descent.point.finite:
-            return descent.ended(reasons.not_finite(float(descent.point.loss.sum())) + self.target.failures())
+            return descent.ended(not_finite(float(descent.point.loss.sum())) + self.target.failures())
         judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
         if judged.lost:
             return descent.ended(judged.lost)
-        reason = reasons.not_enough(descent.point, descent.objective.growth, descent.seen, self.tolerance, judged)
+        reason = why_not_enough(descent.point, descent.objective.growth, descent.seen, self.tolerance, judged)
         return descent.ended(reason + self._cut(judged))
 
     def _checked(self) -> _Path[Ending | None]:
@@ -237,8 +241,8 @@ class SampleAverages(Engine):
             return None
         if (yield from self._better_start()):
             return None
-        elsewhere = self.unseen or reasons.others(self.starts, self.switched)
-        reason = reasons.converged(descent.point, descent.objective.growth, descent.seen, judged, elsewhere)
+        elsewhere = self.unseen or where_else(self.starts, self.switched)
+        reason = why_converged(descent.point, descent.objective.growth, descent.seen, judged, elsewhere)
         everyone = torch.full(self.q.batch_shape, True, device="cpu")
         return Ending(True, reason + self._cut(judged), float(-judged.elbo.sum()), descent.point.total, everyone)
 
@@ -257,7 +261,7 @@ class SampleAverages(Engine):
 
     def _cut(self, judged: fresh.Fresh) -> str:
         left_out = self.pooled.left_out if self.pooled.runs else 2 * len(self.descent.left_out)
-        return reasons.cut(left_out, judged.dropped) + self.target.failures()
+        return what_is_left_out(left_out, judged.dropped) + self.target.failures()
 
     # -------------------------------------------------------------------------------- other starts
 
@@ -354,3 +358,121 @@ def within(q: Gaussian, do: Callable[[], _T]) -> _T:
     """Without gradients of its own, and in full precision."""
     with torch.no_grad(), FullPrecision(q.device.type):
         return do()
+
+
+def examined(
+    q: Gaussian,
+    target: Guarded,
+    starts: Starts,
+    most: float,  # budget of the whole run, in gradients
+    over: Callable[[], bool],
+    warped: Warped | None = None,
+) -> Examined:
+    """Examine a q that has been fitted from those starts, or what is warped around it, whatever it comes upon.
+
+    It takes from the log joint what the fit has taken at most, or what `ExaminationSettings` allows where that is more,
+    and what the budgets of the run have left; q and the generators of torch stay as they are.
+    """
+    modes, around = starts.modes, starts.mean
+    with ExitStack() as stack:
+        if warped is not None:  # in the space of the base
+            modes, around = [mode._replace(theta=warped.unbent(mode.theta)) for mode in modes], warped.unbent(around)
+            target = stack.enter_context(target.seen_as(lambda inner: WarpedTarget(inner, warped)))
+        allowed = Allowance(target, 2**62, min(_EXAMINATION.cost_after(target.cost), most - target.cost), over)
+        if over() or allowed.cost < 1025 * VALUE:  # fewer values say nothing
+            return Examined(None, "the budget of the run is used up")
+        known = starts.looked and bool(modes)
+        stack.enter_context(Generators(q.device).kept())
+        try:
+            verdict = examine_fitted(
+                q,
+                allowed,
+                modes=modes if known else None,
+                starts=starts.others if known else 0,
+                around=around,
+                seed=starts.seed + 11,
+                settings=_EXAMINATION,
+            )
+        except (TorchngviError, RuntimeError, ArithmeticError) as error:  # the fit is not lost for it
+            return Examined(None, str(error).rstrip("."))
+        return Examined(verdict)
+
+
+# What a fit by sample averages says: sentences, and the parts of sentences that a verdict is made of
+
+
+def _distance(point: Point, growth: float = 1.0, flat: tuple[float, float] = (1.5, 10.0)) -> str:
+    """How far off q is in nats, where that is known: at the minimum of an average that is not all noise.
+
+    It is half the square of the norm, or ``growth`` times more, from the first of ``flat`` on; beyond the second of
+    them words say that it is not known.
+    """
+    small = point.norm2 <= point.noise2.clamp_min(0.01)
+    if not bool((small & (point.noise2 < 1)).all()):
+        return ""
+    if growth > flat[1]:
+        return " (how many nats from the best q is not known: the ELBO is nearly flat in a direction)"
+    times = growth if growth > flat[0] else 1.0
+    return f", typically about {0.5 * times * point.total**2:.1g} nats from the best q"
+
+
+def what_is_left_out(fitted: int, checked: int) -> str:
+    """How many draws were left out of the averages and of the check; nothing where none were."""
+    if not fitted and not checked:
+        return ""
+    return (
+        f" Left out were {fitted} draws of the fit and {checked} of the check at which the log joint fails or is NaN: "
+        "q is fitted to the posterior cut there."
+    )
+
+
+def advice(point: Point) -> str:
+    """What to do where draws are not enough: a larger tolerance is of use only where q is near an optimum."""
+    first = "Raise the tolerance" if _distance(point) else "Start from another mean or a smaller scale (initialize_)"
+    return f"{first}, or transform the model to be nearer to a Gaussian."
+
+
+def why_not_enough(point: Point, growth: float, draws: int, tolerance: float, judged: fresh.Fresh) -> str:
+    """Why the most draws are not enough."""
+    left = f"because {draws} draws leave a natural-gradient norm of {point.total:.2g} against a tolerance of"
+    lost = _distance(point, growth) or ": q is not at an optimum"
+    return f"{left} {tolerance:.2g}{lost}; {judged}. {advice(point)}"
+
+
+def why_converged(point: Point, growth: float, draws: int, judged: fresh.Fresh, elsewhere: str) -> str:
+    """That q is at an optimum, on how many draws, and what was found elsewhere."""
+    reached = f"natural-gradient norm {point.total:.2g} with {draws} draws{_distance(point, growth)}"
+    return f"{reached}; {judged}, {judged.kept}{elsewhere}."
+
+
+def where_else(starts: Starts, switched: bool) -> str:
+    """Where else was looked."""
+    if switched:
+        return "; q is from the best of several starts"
+    return f", and {starts.others} other starts found nothing better" if starts.looked else ""
+
+
+def not_finite(loss: float) -> str:
+    """Say that the log joint is not finite at some of the draws with which an average begins."""
+    return (
+        f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its draws. Start from "
+        "another mean or a smaller scale (initialize_), or transform constrained coordinates."
+    )
+
+
+def why_lost(point: Point, starts: Starts, target: Guarded) -> str:
+    """Why no step can help at a point, or nothing."""
+    loss = float(point.loss.sum())
+    if not point.finite:
+        return not_finite(loss) + target.failures()
+    return unconfined(loss, starts.wider()) if starts.unconfined(loss) else ""
+
+
+def unconfined(loss: float, wider: float) -> str:
+    """Say that the log joint confines no posterior: the negative ELBO falls without bound."""
+    spread = f", and q spreads e^{wider:.0f} times as wide as it started" if wider > 0.5 else ""
+    energy = "" if loss >= -Starts.bounded else " If the function returns -log p, an energy, return its negative."
+    return (
+        f"because the negative ELBO falls without bound, to {loss:.3g}{spread}: the log joint does not confine q. Give "
+        f"every parameter a proper prior.{energy}"
+    )

@@ -24,7 +24,7 @@ from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.streaming import start_in_passes
 from torchngvi.interfaces import Coordinates
-from torchngvi.mode import Mode, find_mode, find_modes
+from torchngvi.mode import Mode, find_mode, find_modes, number_of_starts, uniform_points
 from torchngvi.models.guarded import Guarded, in_factors
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of
@@ -70,8 +70,8 @@ class Starts:
 
     @property
     def others(self) -> int:
-        """How many other starts: more where they are cheap, so that all their Hessians have about 64 columns."""
-        return min(max(64 // self.q.dim, 2), 8)
+        """How many other starts."""
+        return number_of_starts(self.q.dim)
 
     @property
     def first_draws(self) -> int:
@@ -222,7 +222,7 @@ class Starts:
 
     def better(self) -> Mode | None:
         """The mode with the most evidence from the other starts, where it has more than the first by a nat."""
-        starts = self.mean + self.shifts(self.others)
+        starts = self.mean + uniform_points(self.others, self.mean, self.seed)
         modes = [mode for mode in find_modes(self.target, starts, self._budget, over=self.over) if mode is not None]
         self._remember(modes)
         self.looked = True
@@ -248,12 +248,6 @@ class Starts:
     def _remember(self, modes: Sequence[Mode | None], widest: int = 200) -> None:
         """For the question whether a Gaussian fits; each mode has a D x D matrix."""
         self.modes += [mode for mode in modes if mode is not None and mode.found and self.q.dim <= widest]
-
-    def shifts(self, count: int) -> Tensor:
-        """Uniform on (-2, 2), (count, D)."""
-        generator = torch.Generator().manual_seed(self.seed)
-        uniform = torch.rand(count, self.q.dim, generator=generator, dtype=torch.float64, device="cpu")
-        return (4 * uniform - 2).to(self.mean)
 
     @property
     def _unit(self) -> float:
@@ -316,7 +310,7 @@ class Starts:
 
 def _near(starts: Starts, tries: int = 20) -> Tensor | None:
     """The first of some points near the mean with a finite density."""
-    points = starts.mean + starts.shifts(tries)
+    points = starts.mean + uniform_points(tries, starts.mean, starts.seed)
     finite = torch.isfinite(starts.target.log_joint(points)).nonzero()
     return points[finite[0, 0]] if len(finite) else None
 
@@ -324,7 +318,9 @@ def _near(starts: Starts, tries: int = 20) -> Tensor | None:
 def _out(starts: Starts, tries: int = 20) -> Tensor | None:
     """The point of largest density on the ways out of where the log joint overflows; None where none is finite."""
     mean, farther = starts.mean, torch.tensor([1.0, 10.0, 100.0, 1000.0], device="cpu").to(starts.mean)
-    points = torch.cat([mean[None], mean + starts.shifts(tries) * farther.repeat(tries)[:tries, None]])
+    points = torch.cat(
+        [mean[None], mean + uniform_points(tries, starts.mean, starts.seed) * farther.repeat(tries)[:tries, None]]
+    )
     energies, gradients = energy_and_gradient(starts.target, points)
     ways = torch.where(gradients.isinf() & ~energies.isfinite()[:, None], -gradients.sign(), 0.0)
     some = (ways != 0).any(-1)

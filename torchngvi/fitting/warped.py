@@ -20,11 +20,10 @@ from torchngvi.diagnostics.verdict import BENT
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.fitting import fresh
-from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.fit import Request, tolerance_by_draws
-from torchngvi.fitting.loop import Ending
+from torchngvi.fitting.loop import Ending, Examined
 from torchngvi.fitting.records import Record
-from torchngvi.fitting.sample_average import SampleAverages, within
+from torchngvi.fitting.sample_average import SampleAverages, examined, within
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Congruence, Coordinates, Frame, Target
 from torchngvi.models.guarded import FAILING, Guarded
@@ -319,12 +318,9 @@ def rotated_apart(T: Tensor, least: float = 0.0, sweeps: int = 30, still: float 
                 turned[i, j] = True
                 largest = max(largest, abs(angle))
                 c, s = math.cos(angle), math.sin(angle)
-                for axis in range(3):
-                    first, second = T.select(axis, i).clone(), T.select(axis, j).clone()
-                    T.select(axis, i).copy_(c * first + s * second)
-                    T.select(axis, j).copy_(c * second - s * first)
-                first, second = Q[:, i].clone(), Q[:, j].clone()
-                Q[:, i], Q[:, j] = c * first + s * second, c * second - s * first
+                turn = T.new_tensor([[c, s], [-s, c]])
+                for part in (T, T.movedim(1, 0), T.movedim(2, 0), Q.mT):
+                    part[[i, j]] = torch.tensordot(turn, part[[i, j]], 1)
         if largest < still:
             break
     return Q

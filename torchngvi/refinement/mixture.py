@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchngvi import posteriors
-from torchngvi.mode import Mode, distinct, find_modes, search_points
+from torchngvi.mode import distinct_modes, find_modes, search_points
 from torchngvi.models import LogJoint
 from torchngvi.refinement.density import LOG_TAU, Density, Joint
 from torchngvi.refinement.fan import fitted
@@ -109,7 +109,9 @@ def mix(
         points = torch.cat([points, torch.stack(list(known)).to(points)])
     with torch.enable_grad():
         found = find_modes(joint.target, points, 200 + 20 * len(mean))
-    kept = _distinct([mode for mode in found if mode is not None and mode.found], own, elbo)
+    modes = [mode for mode in found if mode is not None and mode.found]
+    least = max([elbo, *(mode.log_evidence for mode in modes)]) - 5.0
+    kept = distinct_modes((mode for mode in modes if _distance((mode.theta, mode.root), own) > 1), least)
     if not kept:
         return None
     mean, root = torch.stack([mode.theta for mode in kept]), torch.stack([mode.root for mode in kept])
@@ -128,16 +130,6 @@ def mix(
     if int(large.sum()) < 2:
         return None
     return Mixture(shares[large] / shares[large].sum(), mean[large], root[large])
-
-
-def _distinct(modes: list[Mode], own: tuple[Tensor, Tensor], elbo: float, least: float = 5.0) -> list[Mode]:
-    """Those that are not q's own, each once, with evidence not so many nats below all other."""
-    kept: list[Mode] = []
-    enough = max([elbo, *(mode.log_evidence for mode in modes)]) - least
-    for mode in sorted((mode for mode in modes if mode.log_evidence > enough), key=lambda one: -one.log_evidence):
-        if all(distinct(mode, one) for one in kept) and _distance((mode.theta, mode.root), own) > 1:
-            kept.append(mode)
-    return kept
 
 
 def _distance(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> float:
