@@ -5,7 +5,7 @@
 Default settings, no learning rate, logistic regression without intercept on LIBSVM sets found under
 $TORCHNGVI_DATA, from covariance roots C = c I with c in {0.01, 1, 100} and means 0 and N(0, 10 I); and
 scikit-learn's breast cancer data (standardised, with intercept, β = 0.1) from m = 0, C = β^-½ I.
-Leukemia (38 rows of 7,129) is fitted in its row space, VN with `SiteNewton` as `RowSpace.fit` has it, and the
+Leukemia (38 rows of 7,129) is fitted in its row space, VN with `SiteNewton`, and the
 starts are those of the row space.  Warnings are errors; an objective that rises by more than rounding is counted.
 """
 

@@ -135,12 +135,3 @@ def test_leukemia_from_afar(seed, libsvm_folder):
     result = fit(q, model, VN(q, metric=SiteNewton(model)), progress=False)
     assert result.converged
     assert result.evaluations <= 100
-
-
-def test_more_rows_than_newton_takes(monkeypatch):
-    model = make()
-    expected, _ = RowSpace(model).fit(tolerance=1e-9, progress=False)
-    monkeypatch.setattr("torchngvi.fitting.row_space.RowSpace._few", 5)
-    found, result = RowSpace(model).fit(tolerance=1e-9, progress=False)
-    assert result.converged
-    torch.testing.assert_close(found.mean, expected.mean, rtol=0, atol=1e-8)

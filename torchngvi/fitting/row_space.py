@@ -25,14 +25,12 @@ from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Prior
-from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import Shape, sizes
-from torchngvi.rules import SiteNewton
 
 __all__ = ["LiftedGaussian", "RowSpace"]
 
@@ -56,7 +54,6 @@ class RowSpace:
     """
 
     _width = 4096  # columns of X at a time, so that memory stays near N x 4096
-    _few = 2000  # rows up to which the N x N solves of SiteNewton cost less than the evaluations they save
 
     def __init__(self, model: GeneralizedLinear) -> None:
         read_instance("model", model, GeneralizedLinear, "is a GeneralizedLinear with few rows")
@@ -114,7 +111,7 @@ class RowSpace:
             yield columns, scale, (part * scale).mT @ self.basis
 
     def fit(self, **options: Any) -> tuple["LiftedGaussian", FitResult]:
-        """Fit the posterior from the prior by `VN`, with `SiteNewton` up to 2,000 rows.
+        """Fit the posterior from the prior.
 
         Args:
             options: keywords of `torchngvi.fit`, such as ``tolerance`` and ``progress``.
@@ -128,8 +125,7 @@ class RowSpace:
         (True, (5,))
         """
         q = CholeskyGaussian.from_prior(self.model.prior)
-        newton = SiteNewton(self.model) if len(self.model.y) <= self._few and self.model.temperature > 0 else None
-        result = fit(q, self.model, VN(q, metric=newton), **options)
+        result = fit(q, self.model, **options)
         return self.lift(q), result
 
     def lift(self, q: Gaussian) -> "LiftedGaussian":

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from torchngvi.posteriors.warps import SinhArcsinh
 from torchngvi.refinement.density import LOG_TAU
 
 # Curves through a few nodes, and the density on a line whose logarithm is such a curve
@@ -345,24 +346,21 @@ class WarpLayer(Layer):
         super().__init__()
         self.register_buffer("settings", torch.zeros(4, dim, dtype=like.dtype, device=like.device))
 
+    @property
+    def _phi(self) -> Tensor:
+        """The parameters (δ ε, log δ) of each curve, (D, 2)."""
+        return torch.stack([self.settings[3].exp() * self.settings[2], self.settings[3]], -1)
+
     def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Warp each coordinate for itself by sinh(δ (asinh x + ε)), shifted and scaled."""
-        shift, log_scale, skew, log_tail = self.settings
-        inner = log_tail.exp() * (torch.asinh(x) + skew)
-        stretch = log_scale + log_tail + _log_cosh(inner) - 0.5 * torch.log1p(x.square())
-        return shift + log_scale.exp() * torch.sinh(inner), stretch.sum(-1)
+        shift, log_scale = self.settings[:2]
+        u, log_slope = SinhArcsinh().curve(x, self._phi)
+        return shift + log_scale.exp() * u, (log_scale + log_slope).sum(-1)
 
     def pull(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Undo the warp of each coordinate."""
-        shift, log_scale, skew, log_tail = self.settings
-        inner = torch.asinh((z - shift) / log_scale.exp())
-        x = torch.sinh(inner / log_tail.exp() - skew)
+        x = SinhArcsinh().curve_inverse((z - self.settings[0]) / self.settings[1].exp(), self._phi)
         return x, -self.push(x)[1]
-
-
-def _log_cosh(x: Tensor) -> Tensor:
-    """log cosh x, for any x."""
-    return x.abs() + torch.nn.functional.softplus(-2 * x.abs()) - math.log(2)
 
 
 def orthogonal(direction: Tensor) -> Tensor:
