@@ -224,7 +224,7 @@ def keep(path: Path, name: str, truth: Truth, density: ModelLogJoint) -> None:
     every = json.loads(path.read_text()) if path.exists() else {}
     sites = {
         site.name: {
-            key: [float(f"{x:.5g}") for x in getattr(truth, key)[site.where].tolist()] for key in ("mean", "sd")
+            key: [float(f"{x:.8g}") for x in getattr(truth, key)[site.where].tolist()] for key in ("mean", "sd")
         }
         for site in density.layout.sites
     }
