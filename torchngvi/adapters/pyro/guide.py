@@ -320,7 +320,6 @@ class AutoGaussian(AutoContinuous):
         super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        _ = self.posterior  # what the store had before does not come back later
         _check_structure(self, f"{prefix}q.precision_tril" in state_dict)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -356,7 +355,7 @@ def prefer_structure(guide: AutoGaussian) -> None:
 
 def _check_structure(guide: AutoGaussian, theirs: bool) -> None:
     """Refuse the state of a q with the structure of plates for one without, and the reverse."""
-    ours = isinstance(guide._modules.get("q"), PrecisionCholeskyGaussian)
+    ours = isinstance(guide.posterior, PrecisionCholeskyGaussian)  # what the store had before does not come back later
     if theirs is not ours and guide._posterior_class is CholeskyGaussian:
         other = '"auto", as fit_guide sets it up' if theirs else '"dense"'
         raise InputError(
