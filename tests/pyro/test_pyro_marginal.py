@@ -175,7 +175,8 @@ def test_a_model_without_members_is_fitted_as_ever():
             pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
     guide = AutoMarginal(model)
-    assert fit_guide(model, guide, Y, options=QUIET).converged
+    with pytest.warns(UserWarning, match="integrates nothing out: no latents are local to the members of a plate"):
+        assert fit_guide(model, guide, Y, options=QUIET).converged
     assert not guide.integrates
     assert guide.median()["mu"].item() == pytest.approx(Y.sum().item() / 9, abs=0.05)
     assert guide.laplace_approximation(Y) is guide
@@ -202,6 +203,19 @@ def test_what_is_refused():
         NaturalSVI(schools, AutoMarginal(schools)).step(Y)
     with pytest.raises(InputError, match="draws counts draws"):
         AutoMarginal(schools, draws=0)
+
+
+def test_members_without_a_prior_of_their_own():
+    """Those that are masked have no mode; the sentence speaks of the guide, not of the function behind it."""
+
+    def masked(y):
+        tau = pyro.sample("tau", dist.LogNormal(number(0.0), 1.0))
+        with pyro.plate("groups", 8), pyro.poutine.mask(mask=torch.arange(8) < 6):
+            b = pyro.sample("b", dist.Normal(number(0.0), tau))
+            pyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+    with pytest.raises(InputError, match="members of plates have no mode or no finite density. Give every latent"):
+        fit_guide(masked, AutoMarginal(masked), Y, options=QUIET)
 
 
 def test_members_without_a_mode():

@@ -148,8 +148,8 @@ class AutoMarginal(AutoGaussian):
         super()._setup_prototype(*args, **kwargs)
         found = self.structure
         if found.forest is None or found.levels[-1].nodes > 1:
-            if found.reasons:
-                warnings.warn(f"AutoMarginal integrates nothing out: {'; '.join(found.reasons)}.", stacklevel=2)
+            why = "; ".join(found.reasons) or "no latents are local to the members of a plate that share others"
+            warnings.warn(f"AutoMarginal integrates nothing out: {why}.", stacklevel=2)
             return
         with torch.inference_mode(False), torch.no_grad(), poutine.block():
             q = self._modules["q"]
@@ -183,12 +183,18 @@ class AutoMarginal(AutoGaussian):
             at = q.mean.detach().clone()
             return MarginalLaplace(joint, self._start.to(q.mean), at, self.structure.forest)
         except InputError as error:
-            if "misses the pair" not in str(error):
-                raise
-            raise InputError(
-                "the guide has members of plates apart that this model or these data have together. Set another guide "
-                "up with them."
-            ) from error
+            if "misses the pair" in str(error):
+                raise InputError(
+                    "the guide has members of plates apart that this model or these data have together. Set another "
+                    "guide up with them."
+                ) from error
+            if "at=" in str(error):  # an argument that a user of the guide does not have
+                raise InputError(
+                    "given the latents that they share, at their start, the members of plates have no mode or no "
+                    "finite density. Give every latent a proper prior and each member data that are not masked, pass "
+                    "another init_loc_fn, or fit the model with an AutoGaussian."
+                ) from error
+            raise
 
     def density(
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
