@@ -7,7 +7,7 @@ from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, 
 from torchngvi.adapters.gpytorch import rounds as rounds_module
 from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.second_start import shorten, telling
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, ScaleWarning
 
 gp = pytest.importorskip("gpytorch")
 kernels = gp.kernels
@@ -85,6 +85,41 @@ class TestWhereItLeadsFurther:
             assert losses == wanted[:rounds]
 
 
+class TestInteractions:
+    """Of two and three inputs, where no input tells anything for itself."""
+
+    def learnt(self, function, inputs=20, rows=600):
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(rows, inputs, generator=generator).double()
+        f = function(x.mT)
+        y = f + 0.2 * f.std() * torch.randn(rows, generator=generator).double()
+        q = NaturalGradientVariationalDistribution(40)
+        model = Model(kernels.ScaleKernel(kernels.MaternKernel(2.5, ard_num_dims=inputs)))
+        model.variational_strategy = gp.variational.VariationalStrategy(model, torch.zeros(40, inputs), q)
+        model, likelihood = model.double(), gp.likelihoods.GaussianLikelihood().double()
+        result = learn(model, likelihood, (x, y))
+        return result, likelihood.noise.item() ** 0.5 / float(f.std())
+
+    @pytest.mark.accuracy
+    @pytest.mark.parametrize(
+        "function",
+        [lambda x: torch.sin(2 * x[0]) * torch.sin(2 * x[1]), lambda x: x[3] + torch.cos(4 * x[5]) * x[1]],
+        ids=["a pair", "a pair beside an input"],
+    )
+    def test_a_function_is_found(self, function):
+        result, noise = self.learnt(function)
+        assert result.found == "function"
+        assert noise < 0.4  # 0.2 is true; 1.0 and 0.6 are what is left to the first start
+
+    def test_a_constant_says_what_to_do(self):
+        """A product of four inputs shows in no three."""
+        with pytest.warns(ScaleWarning, match="no better than that of a constant function"):
+            result, _ = self.learnt(lambda x: x[:4].sign().prod(0), rows=300)
+        assert result.found == "constant"
+        assert "every prediction is near the mean of the targets" in result.reason
+        assert "leave out inputs that do not matter" in result.reason
+
+
 class TestWhereItDoesNot:
     @pytest.mark.accuracy
     def test_everything_is_as_it_was(self, monkeypatch):
@@ -124,6 +159,29 @@ class TestTelling:
         assert telling(left, x).tolist() == [True, False, False, False]
         assert not telling(left - torch.sin(4 * x[:, 0]), x).any()
 
+    @pytest.mark.parametrize(
+        ("function", "found"),
+        [
+            (lambda x: x[1] * x[7], [1, 7]),
+            (lambda x: torch.sign(x[0] * x[2]) + x[5], [0, 2, 5]),
+            (lambda x: x[3] * x[4] * x[8], [3, 4, 8]),
+            (lambda x: x[0] * x[1] + x[3] * x[4] * x[8], [0, 1, 3, 4, 8]),
+            (lambda x: 0.0 * x[0], []),
+        ],
+    )
+    def test_pairs_and_triples(self, function, found):
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            x = torch.randn(1500, 12, generator=generator).double()
+            y = function(x.mT) + 0.2 * torch.randn(1500, generator=generator).double()
+            assert telling(y, x).nonzero().flatten().tolist() == found
+
+    def test_labels_of_a_group(self):
+        """Equal values are one group, in whatever order the rows come."""
+        x = torch.arange(600).div(300, rounding_mode="floor").double()[:, None].repeat(1, 2)
+        x[:, 1] = torch.arange(600) % 2
+        assert telling(torch.arange(600).double(), x).tolist() == [True, False]
+
     def test_too_few_rows_and_a_constant_input(self):
         x, y = data()
         assert not telling(y[:99], x[:99]).any()
@@ -136,7 +194,7 @@ class TestShorten:
 
     def lengths(self, kernel):
         (x, _), model = data(), Model(kernel).double()
-        changed = shorten(model, x, self.told)
+        changed = shorten(model, x, self.told, torch.ones(FEATURES, dtype=torch.bool))
         return changed, [
             k.lengthscale.flatten().tolist() for k in model.modules() if getattr(k, "has_lengthscale", False)
         ]
@@ -146,6 +204,12 @@ class TestShorten:
         assert changed
         for length, sd, times in zip(lengths, data()[0].std(0), (0.5, 5, 5, 5), strict=True):
             assert abs(length - times * sd) < 1e-6
+
+    def test_longest_in_those_of_which_the_targets_tell_nothing(self):
+        (x, _), model = data(), Model(ard()).double()
+        assert shorten(model, x, self.told, torch.tensor([True, True, False, False]))
+        lengths = model.covar_module.base_kernel.lengthscale[0] / x.std(0)
+        torch.testing.assert_close(lengths, torch.tensor([0.5, 5.0, 20.0, 20.0]).double())
 
     def test_one_for_all_inputs(self):
         changed, (lengths,) = self.lengths(kernels.RBFKernel())
@@ -164,7 +228,7 @@ class TestShorten:
         before = kernel.lengthscale.tolist()[0]
         if case == "features of its own":  # of which forward makes two
             (x, _), model = data(), Model(kernel).double()
-            assert not shorten(model, x, self.told)
+            assert not shorten(model, x, self.told, torch.ones(FEATURES, dtype=torch.bool))
         else:
             assert self.lengths(kernel)[0] is False
         assert all(abs(a - b) < 1e-6 for a, b in zip(kernel.lengthscale.tolist()[0], before, strict=True))

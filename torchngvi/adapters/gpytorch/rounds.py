@@ -73,7 +73,7 @@ class Rounds(Engine):
         self.losses: list[float] = []
         self.evaluated = 0
         self.gain = math.inf  # of the last round, per datum; or where one has to follow that forgets
-        self.first: list[Tensor] = []  # the hyper-parameters as they were given, until there was a second start
+        self.first: list[Tensor] = []  # the hyper-parameters as they were given, until a second start led nowhere
         self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
 
     def rows(self, number: int) -> int:
@@ -162,7 +162,7 @@ class Rounds(Engine):
             self.gain = math.inf
 
     def _again(self) -> bool:
-        """A round from a second start, where one input or another still tells something; whether it has led further."""
+        """A round from a second start, where inputs still tell something; whether it has led further."""
         first, self.first = self.first, []
         bound, before = self._part(len(self.losses)), (self.here(), self.losses[:], self.gain)
         if not first or not self._value(bound) < math.inf:
@@ -173,7 +173,7 @@ class Rounds(Engine):
         self._put(first)
         self.optimizer.state.clear()
         try:
-            if shorten(self.model, self.x, told):
+            if shorten(self.model, self.x, told, telling(bound.y, bound.x)):
                 if left_open(self.strategy):
                     choose_inducing_points(self.strategy, self.x)
                 self._round(self._part(len(self.losses)))
@@ -181,7 +181,7 @@ class Rounds(Engine):
             pass
         here, losses, gain = before
         if self.losses[-1] < losses[-1] - _GAIN:
-            self.gain = math.inf
+            self.gain, self.first = math.inf, first  # from there the residuals may tell more
             return True
         self.losses, self.gain = losses, gain
         self.go_back(here)

@@ -56,24 +56,30 @@ def check_start(
         )
 
 
-def is_constant(
+def constant_function(
     likelihood: Likelihood,
     y: Tensor,  # (N,)
     loss: float,
-) -> bool:
-    """Whether a fit is no better than a constant function, with a warning where it is not."""
+) -> str:
+    """Say that a fit is no better than a constant function, with a warning, and what to do; "" where it is better."""
     constant = _of_a_constant(likelihood, y.double())
     if not loss > constant - _NO_BETTER:
-        return False
+        return ""
+    noise = " with noise" if conjugate(likelihood) else ""
+    advice = (
+        "If the inputs tell something about the targets, standardise both, leave out inputs that do not matter "
+        "(active_dims of the kernel), begin with a short length scale in those that do, or use more rows."
+    )
     warnings.warn(
-        f"the negative ELBO per datum, {loss:.4f}, is no better than that of a constant function"
-        f"{' with noise' if conjugate(likelihood) else ''}, {constant:.4f}. If the inputs tell something about the "
-        "targets, the length scale or the output scale began far from the data: standardise inputs and targets, or "
-        "set them first.",
+        f"the negative ELBO per datum, {loss:.4f}, is no better than that of a constant function{noise}, "
+        f"{constant:.4f}. {advice}",
         ScaleWarning,
         stacklevel=3,
     )
-    return True
+    return (
+        f"what was found is no better than a constant function{noise}, so every prediction is near the mean of the "
+        f"targets. {advice}"
+    )
 
 
 def _within_bounds(likelihood: Likelihood, noise: float) -> float:

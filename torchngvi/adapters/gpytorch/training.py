@@ -25,7 +25,7 @@ from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import forget_rows, refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.results import TrainingResult
 from torchngvi.adapters.gpytorch.rounds import Rounds
-from torchngvi.adapters.gpytorch.scales import check_start, is_constant
+from torchngvi.adapters.gpytorch.scales import check_start, constant_function
 from torchngvi.adapters.gpytorch.settings import of_run
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.arguments import read_count, read_flag, read_instance, read_list, shown
@@ -122,9 +122,8 @@ def train_svgp(
         forget(model)
         if trained.interrupted:
             return trained
-        if trained.losses and is_constant(likelihood, y, trained.losses[-1]):
-            reason = f"{trained.reason.rstrip('.')}; what was found is no better than a constant function."
-            trained = replace(trained, found="constant", reason=reason)
+        if trained.losses and (sentence := constant_function(likelihood, y, trained.losses[-1])):
+            trained = replace(trained, found="constant", reason=f"{trained.reason.rstrip('.')}; {sentence}")
         return trained.refined_by(refine_svgp(model, likelihood, [(x, y)], progress=progress))
 
 
