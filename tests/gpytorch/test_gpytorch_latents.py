@@ -15,8 +15,7 @@ from torchngvi.adapters.gpytorch import (
     train_svgp_in_batches,
 )
 from torchngvi.adapters.gpytorch.energies import _draws, conjugate, energy, log_concave
-from torchngvi.adapters.gpytorch.epochs import Epochs
-from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
+from torchngvi.adapters.gpytorch.epochs import Epochs, NaturalSteps
 from torchngvi.errors import InputError, PairError
 from torchngvi.stepsizes import Constant
 

@@ -12,7 +12,7 @@ from test_gpytorch_rounds import OWN, UNWHITENED, M, Model, N, data, learn, like
 
 from torchngvi.adapters.gpytorch import refine_svgp, refinement  # noqa: E402
 from torchngvi.adapters.gpytorch import rounds as rounds_module  # noqa: E402
-from torchngvi.adapters.gpytorch.inducing import choose_inducing_points  # noqa: E402
+from torchngvi.adapters.gpytorch.starts import choose_inducing_points  # noqa: E402
 from torchngvi.errors import InputError, PairError  # noqa: E402
 
 
@@ -97,7 +97,7 @@ class TestInducingPoints:
 
     def test_from_all_over_the_data(self, monkeypatch):
         """In whatever order the rows are, as those with a noise of their own."""
-        monkeypatch.setattr("torchngvi.adapters.gpytorch.inducing._CANDIDATES", 50)
+        monkeypatch.setattr("torchngvi.adapters.gpytorch.starts._CANDIDATES", 50)
         x = torch.linspace(-2, 2, N).double()[:, None]
         strategy = Model(Z=torch.zeros(M, 1)).double().variational_strategy
         choose_inducing_points(strategy, x)

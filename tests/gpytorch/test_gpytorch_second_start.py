@@ -6,7 +6,7 @@ import torch
 from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
 from torchngvi.adapters.gpytorch import rounds as rounds_module
 from torchngvi.adapters.gpytorch.rounds import Rounds
-from torchngvi.adapters.gpytorch.second_start import shorten, telling
+from torchngvi.adapters.gpytorch.starts import shorten, telling
 from torchngvi.errors import InputError, ScaleWarning
 
 gp = pytest.importorskip("gpytorch")

@@ -18,8 +18,7 @@ from torchngvi.adapters.gpytorch import (
     train_svgp_in_batches,
     variational_posteriors,
 )
-from torchngvi.adapters.gpytorch.epochs import Epochs, penalty
-from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
+from torchngvi.adapters.gpytorch.epochs import Epochs, NaturalSteps, penalty
 from torchngvi.adapters.gpytorch.training import TrainingResult
 from torchngvi.errors import CheckpointWarning, InputError, PairError
 from torchngvi.fitting import Evaluations, Seconds, SlopeBelow

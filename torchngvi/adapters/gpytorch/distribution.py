@@ -12,7 +12,7 @@ Hensman, Matthews and Ghahramani (2015) for the bound; Salimbeni, Eleftheriadis 
 gradients of it, here those of Khan and Rue (2023).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gpytorch
@@ -22,24 +22,104 @@ from gpytorch.kernels import Kernel
 from gpytorch.variational import (
     BatchDecoupledVariationalStrategy,
     CholeskyVariationalDistribution,
+    MeanFieldVariationalDistribution,
+    NaturalVariationalDistribution,
+    TrilNaturalVariationalDistribution,
     _VariationalDistribution,
     _VariationalStrategy,
 )
-from linear_operator.operators import DiagLinearOperator, TriangularLinearOperator
+from linear_operator.operators import CholLinearOperator, DiagLinearOperator, TriangularLinearOperator
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from torchngvi.adapters.gpytorch.checkpoints import taken
-from torchngvi.adapters.gpytorch.covariances import DiagonalCovariance, RootCovariance
 from torchngvi.arguments import read_instance, read_number, read_size, read_sizes
 from torchngvi.errors import InputError
-from torchngvi.numerics.linalg import cholesky
+from torchngvi.numerics.linalg import cholesky, positive_columns
 from torchngvi.optim.watching import warn
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _PATIENCE = 100  # passes after which a gradient that nobody uses is told
+FULL = (CholeskyVariationalDistribution, NaturalVariationalDistribution, TrilNaturalVariationalDistribution)
+
+
+@torch.no_grad()
+def taken(
+    state_dict: dict[str, Any], prefix: str, num_inducing_points: int, batch_shape: Sequence[int]
+) -> tuple[Tensor, Tensor] | None:
+    """Take the entries of a distribution of GPyTorch's out of a state dict.
+
+    >>> q = CholeskyVariationalDistribution(2)
+    >>> q.chol_variational_covar.data.copy_(torch.tensor([[-2.0, 9.0], [1.0, 3.0]]))  # 9 is not read
+    tensor([[-2.,  9.],
+            [ 1.,  3.]])
+    >>> mean, root = taken(dict(q.state_dict()), "", 2, ())
+    >>> root.tolist()
+    [[2.0, 0.0], [-1.0, 3.0]]
+    """
+    for kind in (*FULL, MeanFieldVariationalDistribution):
+        q = kind(num_inducing_points, torch.Size(batch_shape))
+        names = [name for name, _ in q.named_parameters()]
+        if not all(prefix + name in state_dict for name in names):
+            continue
+        found = {name: state_dict.pop(prefix + name) for name in names}
+        like = found[names[0]]
+        q = q.to(dtype=like.dtype, device=like.device)
+        q.load_state_dict(found)
+        return moments_of(q)
+    return None
+
+
+@torch.no_grad()
+def moments_of(own: Any) -> tuple[Tensor, Tensor]:
+    """The moments of a Gaussian of GPyTorch's, or of this library."""
+    q = own()
+    # Adam may leave columns of either sign
+    return q.mean, positive_columns(q.lazy_covariance_matrix.cholesky().to_dense().tril())[0]
+
+
+class _Watched:
+    """Of a linear operator: tells how much of its log determinant a loss holds."""
+
+    watch: Callable[[Tensor], None] | None = None  # called in the backward pass, with that weight
+
+    def inv_quad_logdet(self, *arguments: Any, **options: Any) -> tuple[Any, Any]:
+        """GPyTorch's result, with a hook on the gradient that reaches the log determinant."""
+        inv_quad, logdet = super().inv_quad_logdet(*arguments, **options)  # type: ignore[misc]
+        if self.watch is not None and logdet is not None and logdet.requires_grad:
+            logdet.register_hook(self.watch)
+        return inv_quad, logdet
+
+    def _expand_batch(self, batch_shape: Any) -> "_Watched":
+        expanded = super()._expand_batch(batch_shape)  # type: ignore[misc]
+        expanded.watch = self.watch
+        return expanded
+
+
+class DiagonalCovariance(_Watched, DiagLinearOperator):
+    """The covariance diag(c)² of a diagonal root."""
+
+
+class RootCovariance(_Watched, CholLinearOperator):
+    """C Cᵀ for a triangular root, upper or lower, where GPyTorch's own takes every root for a lower one."""
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        """Solve with C Cᵀ by two substitutions."""
+        solved = self.root._transpose_nonbatch().solve(self.root.solve(right_tensor))
+        return solved if left_tensor is None else left_tensor @ solved
+
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
+        return super()._solve(rhs, preconditioner, num_tridiag) if num_tridiag else self.solve(rhs)
+
+    def _cholesky(self, upper: bool = False) -> TriangularLinearOperator:
+        """The lower factor, or its transpose: C, or of an upper C the one with Cᵀ = Q Lᵀ, without forming C Cᵀ."""
+        lower = self.root
+        if lower.upper:
+            R = torch.linalg.qr(lower.to_dense().mT).R
+            signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(R)
+            lower = TriangularLinearOperator(R.mT * signs[..., None, :])
+        return lower._transpose_nonbatch() if upper else lower
 
 
 @CholeskyVariationalDistribution.register  # it has what GPyTorch reads of one to make a fantasy model

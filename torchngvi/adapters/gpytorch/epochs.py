@@ -3,31 +3,130 @@
 What is marked is where an epoch has led, with the state of the generators where it began: the first batch that they
 give tells, by its loss, whether a run that goes on has the same data.
 
-In a float32 model the sums over all data are in float64.
+A stationary run of natural steps ρ on batches is noise about an optimum: one step undoes what the step before took from
+its batch.  With g_t = x_t + ξ_t in the frame of q, x the distance to the optimum and ξ the noise of a batch,
+
+    E⟨g_t, g_t+1⟩ = -½ρ E|g|²            at rest
+    E⟨g_t, g_t+1⟩ > -½ρ E|g|²            where the optimum moves on with the hyper-parameters and q lags behind
+
+so that the cosine c of successive gradients of the mean tells which of the two prevails, and the length follows it,
+
+    log ρ ← log ρ + 0.1 clip(c/ρ + 0.3, -1, 1)        from  min(½, max(B/N, B/(5M))),  within  [B/(10N), ½]
+
+(at most 1/L where L latent functions are mixed, see `latents`).
+
+At rest c/ρ is -½ and ρ falls; at a lag it rises.  -0.3 is where the lag costs about a third of what the noise costs.
+(Kesten 1958 for the sign of successive errors as a signal to the step length.)
 """
 
+import math
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
-from torchngvi.adapters.gpytorch import settings
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
-from torchngvi.adapters.gpytorch.energies import check_labels
-from torchngvi.adapters.gpytorch.memory import kept_modes
-from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
+from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, log_concave
+from torchngvi.adapters.gpytorch.lent import kept_modes
 from torchngvi.adapters.gpytorch.optimizer import check_hyper_optimizer
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.distributed import Processes
-from torchngvi.errors import InputError
-from torchngvi.fitting.checkpoints import Generators, copied
+from torchngvi.errors import InputError, RejectedStepWarning
+from torchngvi.fitting.checkpoints import (
+    Generators,
+    copied,
+    describe,
+    describe_data,
+    describe_tensors,
+    describe_torch_optimizer,
+)
 from torchngvi.fitting.loop import Engine
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.stopping import Standing
+from torchngvi.methods import IBLR, VN, Method
+from torchngvi.optim.watching import warn
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.stepsizes import Constant, KLRadius
+
+_NOISE = 0.05  # nats per datum that the noise of a mini-batch may cost at first
+_CAP = 0.5  # longest natural step on a part of the data
+_RADIUS = 4.0  # nats a step may move q, where the likelihood is not log-concave
+_RATE = 0.1  # largest change of log ρ a step
+_LAG = 0.3  # -c/ρ at which ρ stays
+
+
+class NaturalSteps:
+    """Steps of q on batches, whose length follows the cosine of successive gradients of the mean."""
+
+    def __init__(self, target: SparseGP, num_data: int) -> None:
+        self.q, self.num_data, self.longest = target.posterior, num_data, target.latents.longest
+        self.conjugate = conjugate(target.likelihood)
+        # where curvature may be negative the form that stays positive definite, in short steps
+        self.optimizer: Method = (
+            VN(self.q, lr=1.0, step_size=Constant())
+            if log_concave(target.likelihood)
+            else IBLR(self.q, lr=1.0, step_size=KLRadius(_RADIUS))
+        )
+        self.log_rho: Tensor | None = None
+        self.force: Tensor | None = None  # of the batch before
+
+    def step(self, target: SparseGP, rows: int) -> Tensor:
+        """Take a step of q on a batch.  Where float32 is not enough for the step, q is in float64 from here on."""
+        self.set_length(rows)
+        refused = self.optimizer.rejections if self.q.dtype != torch.float64 else 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RejectedStepWarning)  # there is no learning rate to lower
+            loss = self.optimizer.step(target)
+        if self.q.dtype != torch.float64 and self.optimizer.rejections > refused:
+            warn(
+                f"a natural step could not be taken in {str(self.q.dtype).removeprefix('torch.')}: q is kept in "
+                "float64 for the rest of the training.",
+                RejectedStepWarning,
+            )
+            self.q.double()
+        assert loss is not None
+        return loss
+
+    def set_length(self, rows: int) -> None:
+        """Set ρ of the next step; on all of the data of a Gaussian likelihood it is 1, where that is exact."""
+        if self.log_rho is None:
+            share = rows / self.num_data
+            first = min(_CAP, self.longest, max(share, 4 * _NOISE * rows / self.q.dim))
+            self.log_rho = torch.tensor(first, dtype=torch.float64, device=self.q.device).log()
+        whole = self.conjugate and rows == self.num_data
+        self.optimizer.param_groups[0]["lr"] = self.longest if whole else self.log_rho.exp().to(self.q.dtype)
+
+    def follow(
+        self,
+        force: Tensor,  # gradient of the mean on the batch of the last step, (*batch, M)
+        rows: int,
+    ) -> None:
+        """Let the length follow the cosine of this gradient and the one before, in the frame of q."""
+        assert self.log_rho is not None
+        before, self.force = self.force, force.detach().to(self.q.dtype)
+        if before is None:
+            return
+        a, b = (self.q.frame().pull(g.to(self.q.dtype)).flatten() for g in (before, self.force))
+        cosine = ((a @ b) / (a.norm() * b.norm()).clamp_min(1e-300)).double()
+        change = _RATE * (cosine / self.log_rho.exp() + _LAG).clamp(-1.0, 1.0)
+        lowest = torch.tensor(0.1 * rows / self.num_data, dtype=torch.float64, device=change.device).log()
+        rho = torch.maximum(self.log_rho + change.nan_to_num(0.0), lowest)
+        self.log_rho = rho.clamp_max(math.log(min(_CAP, self.longest)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer, with the length of the steps and the last gradient."""
+        return {"optimizer": self.optimizer.state_dict(), "log_rho": self.log_rho, "force": self.force}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        self.optimizer.load_state_dict(copied(state["optimizer"]))
+        self.log_rho, self.force = state["log_rho"], state["force"]
 
 
 class Epochs(Engine):
@@ -216,7 +315,7 @@ class Epochs(Engine):
     def settings(self) -> dict[str, str]:
         """The settings of the run: model, kernels, likelihood, hyper-optimizer and data in memory."""
         batches = self.batches if self.processes is None else ()  # which are others in each process
-        return settings.of_run(self.model, self.likelihood, batches, self.num_data, self.hyper)
+        return of_run(self.model, self.likelihood, batches, self.num_data, self.hyper)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after an epoch: losses, model, likelihood, both optimizers, and the generators at its start."""
@@ -273,3 +372,42 @@ def check_optimizer(optimizer: torch.optim.Optimizer, q: Gaussian, parameters: l
             "hyper_optimizer holds no parameter of this model or likelihood; was it built over an earlier model? "
             "Build it over [*model.parameters(), *likelihood.parameters()]."
         )
+
+
+def of_run(
+    model: ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Batch],
+    num_data: int,
+    hyper: torch.optim.Optimizer,
+) -> dict[str, str]:
+    """The settings of a run in batches, in words: model, kernels, likelihood, hyper-optimizer, data in memory."""
+    settings = {"method": "train_svgp", "num_data": str(num_data), **of_model(model, likelihood)}
+    if isinstance(batches, DataLoader):
+        size = getattr(batches.batch_sampler, "batch_size", None)
+        settings["batch size"] = describe(size)
+    return settings | describe_torch_optimizer("hyper_optimizer", hyper) | describe_data(_data(batches))
+
+
+def of_model(model: ApproximateGP, likelihood: Likelihood) -> dict[str, str]:
+    """The settings of a model in words: its modules and theirs, its kernels, the shapes of its tensors."""
+    settings: dict[str, str] = {}
+    for name, module in (("model", model), ("likelihood", likelihood)):
+        settings |= {f"{name} {path}".strip(): type(part).__name__ for path, part in module.named_modules()}
+        settings |= describe_tensors(name, module.state_dict())
+    for path, kernel in model.named_modules():
+        if isinstance(kernel, Kernel):  # what is no parameter, such as the smoothness ν of a Matérn kernel
+            settings |= {
+                f"model {path} {name}": describe(value)
+                for name, value in sorted(vars(kernel).items())
+                if not name.startswith("_") and name != "training" and isinstance(value, bool | int | float | str)
+            }
+    return settings
+
+
+def _data(batches: Iterable[Batch]) -> tuple[Tensor, ...]:
+    """The data where they are in memory and have an order."""
+    if isinstance(batches, DataLoader) and isinstance(batches.dataset, TensorDataset):
+        return batches.dataset.tensors
+    pairs = batches if isinstance(batches, list | tuple) else ()
+    return tuple(part for pair in pairs if isinstance(pair, tuple | list) for part in pair if isinstance(part, Tensor))

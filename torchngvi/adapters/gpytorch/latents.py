@@ -15,10 +15,7 @@ from abc import ABC, abstractmethod
 from typing import Any, final
 
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.likelihoods import (
-    Likelihood,
-    SoftmaxLikelihood,
-)
+from gpytorch.likelihoods import Likelihood, SoftmaxLikelihood
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import (
     IndependentMultitaskVariationalStrategy,
@@ -51,15 +48,7 @@ class Latents(ABC):
         mean: Tensor,  # (*batch, B)
         variance: Tensor,  # (*batch, B)
     ) -> MultivariateNormal:
-        """The marginals of the values that the likelihood sees.
-
-        Args:
-            mean: e of the latent functions at the data, (*batch, B).
-            variance: v of the latent functions at the data, (*batch, B).
-
-        Returns:
-            Independent Gaussians, as the likelihood takes them.
-        """
+        """The marginals of the values that the likelihood sees, from e and v of the latent functions at the data."""
 
     def parameters(self) -> list[Tensor]:
         """The parameters of the map from latent functions to values; none, unless the functions are mixed."""
@@ -69,14 +58,7 @@ class Latents(ABC):
         self,
         energy: Tensor,  # (*batch, B), or (B,) of several functions
     ) -> Tensor:
-        """The energy of the data for each batch member of q; several functions share it in equal parts.
-
-        Args:
-            energy: F_n, (*batch, B), or (B,) of several functions.
-
-        Returns:
-            Σ_n F_n, (*batch,).
-        """
+        """The energy of the data for each batch member of q; several functions share it in equal parts."""
         return energy.sum(-1)
 
 

@@ -3,6 +3,9 @@
 The full Gaussians of GPyTorch, `CholeskyVariationalDistribution` and its natural and triangular natural forms, hold the
 same q in other coordinates, for one latent function or for several.  The unwhitened strategy holds it, theirs or ours,
 for u = μ_Z + L v in the place of v, K_ZZ = L Lᵀ.  The model is given back as it was, with the q that was found.
+
+GPyTorch's modules keep values of an older q or kernel in eval mode, until a call of the model, which direct steps do
+without.
 """
 
 import contextlib
@@ -10,26 +13,53 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ApproximateGP
-from gpytorch.variational import (
-    CholeskyVariationalDistribution,
-    NaturalVariationalDistribution,
-    TrilNaturalVariationalDistribution,
-    UnwhitenedVariationalStrategy,
-    VariationalStrategy,
-)
+from gpytorch.variational import UnwhitenedVariationalStrategy, VariationalStrategy
 from linear_operator.operators import CholLinearOperator, TriangularLinearOperator
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.checkpoints import moments_of
-from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
+from torchngvi.adapters.gpytorch.distribution import FULL, NaturalGradientVariationalDistribution, moments_of
 from torchngvi.adapters.gpytorch.kernels import kernels
-from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.numerics.linalg import cholesky
 
-_FULL = (CholeskyVariationalDistribution, NaturalVariationalDistribution, TrilNaturalVariationalDistribution)
+
+def forget(model: torch.nn.Module) -> None:
+    """Clear what strategies and kernels keep, so that the next prediction sees q and the kernels as they are."""
+    for module in model.modules():
+        if isinstance(module, gpytorch.Module):
+            module._clear_cache()
+
+
+def as_in_predictions(model: torch.nn.Module) -> None:
+    """Put the layers of a network within a model in eval mode: without dropout, with the statistics that were kept."""
+    for module in model.modules():
+        if type(module).__module__.startswith("torch.nn."):
+            module.eval()
+
+
+@contextlib.contextmanager
+def kept_modes(*owners: torch.nn.Module) -> Iterator[None]:
+    """A block in which models may be evaluated, in any mode.
+
+    >>> model = torch.nn.Sequential(torch.nn.Dropout().eval())
+    >>> with kept_modes(model):
+    ...     _ = model.eval()
+    >>> model.training, model[0].training
+    (True, False)
+    """
+    modes = [(module, module.training) for owner in owners for module in owner.modules()]
+    for owner in owners:
+        forget(owner)
+    try:
+        yield
+    finally:
+        for module, training in modes:  # a module before its parts, whose own mode comes last
+            module.train(training)
+        for owner in owners:
+            forget(owner)
 
 
 @contextlib.contextmanager
@@ -40,7 +70,7 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
     own: Any = getattr(strategy, "_variational_distribution", None)
     whitened = type(strategy) is not UnwhitenedVariationalStrategy
     # a class of the user's that holds another q, or uses it in another way, has a method of its own
-    theirs = isinstance(own, _FULL) and type(own).forward in {kind.forward for kind in _FULL}
+    theirs = isinstance(own, FULL) and type(own).forward in {kind.forward for kind in FULL}
     ours = isinstance(own, NaturalGradientVariationalDistribution) and not whitened
     ours = ours and own.posterior.framed and own.posterior.structure.widest > 1  # a full Gaussian
     single = outer is strategy
@@ -50,7 +80,13 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
     lent = NaturalGradientVariationalDistribution(own.num_inducing_points, own.batch_shape, mean_init_std=0.0)
     lent.to(dtype=own.dtype, device=own.device)
     begun = strategy.variational_params_initialized
-    stand_in = strategy if whitened else _stand_in(model, strategy, lent)
+    stand_in = strategy
+    if not whitened:  # the whitened strategy over the same inducing points
+        learn = isinstance(strategy.inducing_points, torch.nn.Parameter)
+        stand_in = VariationalStrategy(model, strategy.inducing_points.detach(), lent, learn, strategy.jitter_val)
+        stand_in.inducing_points = strategy.inducing_points
+        stand_in.variational_params_initialized.copy_(begun)
+        stand_in.train(strategy.training)
     if bool(begun):
         _give(own, lent, None if whitened else stand_in)
 
@@ -81,19 +117,6 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
         yield returned
     finally:
         give_back()
-
-
-def _stand_in(
-    model: ApproximateGP,
-    strategy: UnwhitenedVariationalStrategy,
-    lent: NaturalGradientVariationalDistribution,
-) -> VariationalStrategy:
-    """The whitened strategy over the same inducing points."""
-    learn = isinstance(strategy.inducing_points, torch.nn.Parameter)
-    other = VariationalStrategy(model, strategy.inducing_points.detach(), lent, learn, strategy.jitter_val)
-    other.inducing_points = strategy.inducing_points
-    other.variational_params_initialized.copy_(strategy.variational_params_initialized)
-    return other.train(strategy.training)
 
 
 @torch.no_grad()

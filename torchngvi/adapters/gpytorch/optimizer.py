@@ -17,7 +17,7 @@ from torchngvi.adapters.gpytorch.distribution import (
 )
 from torchngvi.adapters.gpytorch.energies import log_concave
 from torchngvi.adapters.gpytorch.latents import one_function
-from torchngvi.adapters.gpytorch.memory import forget
+from torchngvi.adapters.gpytorch.lent import forget
 from torchngvi.arguments import read_tensor
 from torchngvi.errors import InputError, ScaleWarning
 from torchngvi.methods import IBLR, VN

@@ -27,7 +27,7 @@ from torch import Tensor
 from torchngvi.adapters.gpytorch.batches import Batch, count
 from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, energy
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, kernels
-from torchngvi.adapters.gpytorch.memory import forget
+from torchngvi.adapters.gpytorch.lent import forget
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Sites

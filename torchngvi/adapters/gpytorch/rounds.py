@@ -9,8 +9,8 @@ L-BFGS keeps its memory of the curvature from one round to the next: the bounds 
 many are curved alike, and the line search is on the new one.  Where a round with that memory ends before its 25
 iterations and gains nothing, the next one begins without.
 
-Then there may be a round from a second start, see `second_start`; where it ends below the last one, the rounds go on
-from there.
+Then there may be a round from a second start, see `starts`; where it ends below the last one, the rounds go on from
+there, and there may be another.
 
 Kernels, means, noises and inducing points move together, in GPyTorch's raw parameters, so that constraints hold; priors
 and added losses weigh as in GPyTorch's objectives.  What does not require a gradient stays.
@@ -24,12 +24,16 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch import settings
-from torchngvi.adapters.gpytorch.epochs import penalty
-from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
+from torchngvi.adapters.gpytorch.epochs import of_model, penalty
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
-from torchngvi.adapters.gpytorch.scales import check_repeats, lengthen
-from torchngvi.adapters.gpytorch.second_start import shorten, telling
+from torchngvi.adapters.gpytorch.starts import (
+    check_repeats,
+    choose_inducing_points,
+    left_open,
+    lengthen,
+    shorten,
+    telling,
+)
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import copied, describe_data
 from torchngvi.fitting.loop import Ending, Engine
@@ -260,7 +264,7 @@ class Rounds(Engine):
         """The settings of the run: model, kernels, likelihood and data."""
         method = {"method": "train_svgp, hyper-parameters by L-BFGS"}
         noise = () if self.order is not None else (self.likelihood.noise,)  # no part of the state of a likelihood
-        return method | settings.of_model(self.model, self.likelihood) | describe_data((self.x, self.y, *noise))
+        return method | of_model(self.model, self.likelihood) | describe_data((self.x, self.y, *noise))
 
     def state_dict(self) -> dict[str, Any]:
         """The state after a round: losses, model, likelihood, and the memory of L-BFGS."""

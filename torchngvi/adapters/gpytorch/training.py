@@ -17,17 +17,14 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 
 from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_order
-from torchngvi.adapters.gpytorch.epochs import Epochs, check_optimizer
-from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
+from torchngvi.adapters.gpytorch.epochs import Epochs, check_optimizer, of_run
 from torchngvi.adapters.gpytorch.latents import latents_of
-from torchngvi.adapters.gpytorch.lent import lent_posterior
-from torchngvi.adapters.gpytorch.memory import forget, kept_modes
+from torchngvi.adapters.gpytorch.lent import forget, kept_modes, lent_posterior
 from torchngvi.adapters.gpytorch.refinement import forget_rows, refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.results import TrainingResult
 from torchngvi.adapters.gpytorch.rounds import Rounds
-from torchngvi.adapters.gpytorch.scales import check_start, constant_function
-from torchngvi.adapters.gpytorch.settings import of_run
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.adapters.gpytorch.starts import check_start, choose_inducing_points, constant_function, left_open
 from torchngvi.arguments import read_count, read_flag, read_instance, read_list, shown
 from torchngvi.distributed import processes_of, synchronize
 from torchngvi.errors import InputError

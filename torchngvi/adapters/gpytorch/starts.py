@@ -1,0 +1,335 @@
+"""Where `train_svgp` begins: length scales, inducing points, a second start; and what is said of scales.
+
+Targets on another scale are told by the prior: their squared distances from its mean, over its variances, are near 1
+where they are standardised.  Where the fit ends it is compared with a constant function: N(y; ȳ, s²), or the share of
+each class.  Length scales so short that a row is hardly correlated with any other are lengthened: the gradient of the
+bound vanishes there.
+
+Inducing points that are left open are rows of the data, each the one whose latent value is least certain given those
+before it: the pivots of a Cholesky factorisation of the kernel matrix (Fine and Scheinberg 2001; Burt, Rasmussen and
+van der Wilk 2020, who call it greedy variance).  The kernel says what is near, so that inputs need no scaling.
+
+The bound has an optimum at which the length scale of an input is endless, and what depends on that input is noise.
+From the usual start L-BFGS goes there where the function has several periods within the data, or depends on what inputs
+do together: length scales that are equal in all inputs relate few rows, so that the first steps lengthen all of them.
+There the derivatives of the expected log likelihoods in the latent values (for Gaussian noise, the residuals) still
+depend on these inputs, which means over cells of rows show.  The second start is short in them, longer in those of
+which the targets depend as well, and long in the others.
+"""
+
+import math
+import warnings
+from typing import NamedTuple
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, PeriodicKernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.models import ApproximateGP
+from gpytorch.settings import min_variance
+from gpytorch.variational import VariationalStrategy
+from linear_operator.operators import DiagLinearOperator
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch.energies import conjugate, energy
+from torchngvi.adapters.gpytorch.kernels import evaluated
+from torchngvi.errors import InputError, PairError, ScaleWarning
+
+_ROWS = 2048  # that are looked at
+_FAR = 10.0  # times as far from the mean as the prior says, or as near
+_NO_BETTER = 1e-3  # nats a row
+_ALONE = 0.5  # the correlation of a row with the nearest of M others; where it is smaller, the start tells little
+_DOUBLINGS = 30
+
+
+@torch.no_grad()
+def check_start(
+    model: ApproximateGP,
+    likelihood: Likelihood,
+    x: Tensor,  # (N, features)
+    y: Tensor,  # (N,)
+) -> None:
+    """Warn where targets with Gaussian noise are on another scale than the model begins with."""
+    if not conjugate(likelihood) or likelihood.noise.shape[-1] not in (1, len(y)):  # the latter is refused elsewhere
+        return
+    y = y[:_ROWS].double()
+    with evaluated():
+        prior = model.forward(x[:_ROWS])
+        variance = prior.variance.double() + likelihood.noise[..., :_ROWS].double()
+    ratio = float(((y - prior.mean.double()).square() / variance).mean().sqrt())
+    if math.isfinite(ratio) and not 1 / _FAR <= ratio <= _FAR:
+        warnings.warn(
+            f"the targets, of mean {float(y.mean()):.3g} and standard deviation {float(y.std(correction=0)):.3g}, are "
+            f"{ratio:.2g} times as far from the mean of the model as its prior and its noise say: from there the "
+            "hyper-parameters may end at a poor optimum. Standardise the targets, or set the mean, the output scale "
+            "and the noise to their scale first.",
+            ScaleWarning,
+            stacklevel=4,
+        )
+
+
+def constant_function(
+    likelihood: Likelihood,
+    y: Tensor,  # (N,)
+    loss: float,
+) -> str:
+    """Say that a fit is no better than a constant function, with a warning, and what to do; "" where it is better."""
+    constant = _of_a_constant(likelihood, y.double())
+    if not loss > constant - _NO_BETTER:
+        return ""
+    noise = " with noise" if conjugate(likelihood) else ""
+    advice = (
+        "If the inputs tell something about the targets, standardise both, leave out inputs that do not matter "
+        "(active_dims of the kernel), begin with a short length scale in those that do, or use more rows."
+    )
+    warnings.warn(
+        f"the negative ELBO per datum, {loss:.4f}, is no better than that of a constant function{noise}, "
+        f"{constant:.4f}. {advice}",
+        ScaleWarning,
+        stacklevel=3,
+    )
+    return (
+        f"what was found is no better than a constant function{noise}, so every prediction is near the mean of the "
+        f"targets. {advice}"
+    )
+
+
+@torch.no_grad()
+def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
+    """The negative log likelihood per datum of the best constant function; infinite where every target is the same."""
+    if bool((y == y[0]).all()):
+        return math.inf
+    if conjugate(likelihood) and any(p.requires_grad for p in likelihood.parameters()):
+        noise = variance = float(y.var(correction=0))
+        bounds = getattr(getattr(likelihood, "noise_covar", None), "raw_noise_constraint", None)
+        if bounds is not None:
+            noise = min(max(noise, float(bounds.lower_bound.max())), float(bounds.upper_bound.min()))
+        return 0.5 * (math.log(2 * math.pi * noise) + variance / noise)
+    nothing = torch.full_like(y, 2 * min_variance.value(y.dtype))  # the function itself is certain
+
+    def at(value: float) -> float:
+        return float(energy(likelihood, y, MultivariateNormal(value + 0.0 * y, DiagLinearOperator(nothing))).mean())
+
+    reach = 10.0 + float(y.abs().max())
+    found = minimize_scalar(at, bounds=(-reach, reach), method="bounded")
+    return found.fun if math.isfinite(found.fun) else math.inf
+
+
+@torch.no_grad()
+@evaluated()
+def check_repeats(
+    model: ApproximateGP,
+    x: Tensor,  # (N, features)
+) -> None:
+    """Check that ``forward`` gives the same when it is called again, as a line search has to assume."""
+    rows = torch.cat([model.variational_strategy.inducing_points, x[:8]], -2)
+    first, second = (model.forward(rows) for _ in range(2))
+    pairs = zip((first.mean, first.covariance_matrix), (second.mean, second.covariance_matrix), strict=True)
+    if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in pairs):
+        raise PairError(
+            f"{type(model).__name__}.forward gives other values when it is called again with the same inputs, as with "
+            "dropout in training mode, and no line search could follow that. Use train_svgp_in_batches, whose steps "
+            "may be noisy."
+        )
+
+
+@torch.no_grad()
+@evaluated()
+def lengthen(
+    model: ApproximateGP,
+    x: Tensor,  # (N, features)
+) -> bool:
+    """Double the length scales that are learnt, until the prior relates the median row to the nearest of M others."""
+    kernels = [m for m in model.modules() if isinstance(m, Kernel) and m.has_lengthscale]
+    kernels = [kernel for kernel in kernels if kernel.raw_lengthscale.requires_grad]
+    if not kernels or len(x) < 2:
+        return False
+    before = [kernel.raw_lengthscale.clone() for kernel in kernels]
+    size = min(model.variational_strategy.inducing_points.shape[-2], len(x) // 2)
+    rows = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: size + _ROWS // 4].to(x.device)]
+    for doublings in range(_DOUBLINGS):
+        if not _nearest(model, rows, size) < _ALONE:
+            return doublings > 0
+        longer = [2 * kernel.lengthscale for kernel in kernels]
+        free = [kernel.raw_lengthscale_constraint.check(value) for kernel, value in zip(kernels, longer, strict=True)]
+        if not any(free):
+            break
+        for kernel, value, may in zip(kernels, longer, free, strict=True):
+            if may:
+                kernel.lengthscale = value
+    for kernel, value in zip(kernels, before, strict=True):
+        kernel.raw_lengthscale.copy_(value)
+    return False
+
+
+def _nearest(model: ApproximateGP, rows: Tensor, size: int) -> float:
+    """The median, over the rows after the first ``size``, of the largest prior correlation with one of these."""
+    covariance = model.forward(rows).covariance_matrix
+    scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    correlation = covariance / (scale[..., :, None] * scale[..., None, :])
+    return float(correlation[..., size:, :size].abs().amax(-1).median())
+
+
+_CANDIDATES = 2048  # rows that are looked at, or 4M if that is more
+
+
+def left_open(strategy: VariationalStrategy) -> bool:
+    """Whether the inducing points coincide, as those of ``torch.zeros(M, features)``, so that they have to
+    be chosen.
+    """
+    Z = strategy.inducing_points
+    return Z.shape[-2] > 1 and bool((Z[..., :1, :] == Z).all())
+
+
+@torch.no_grad()
+@evaluated()
+def choose_inducing_points(strategy: VariationalStrategy, x: Tensor) -> None:
+    """Put the inducing points on rows of the data, by greedy variance with the kernel as it is."""
+    Z = strategy.inducing_points
+    size = Z.shape[-2]
+    if len(x) < size:
+        raise InputError(
+            f"{size} inducing points cannot be chosen among {len(x)} rows of data: build the model with fewer."
+        )
+    if Z.ndim > 2:
+        raise InputError(
+            f"inducing points of shape {tuple(Z.shape)} coincide and are left open, and points of several latent "
+            "functions cannot be chosen here: build the model with rows of the data."
+        )
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).to(x.device)
+    candidates = x[order[: max(_CANDIDATES, 4 * size)]]
+    covariance = strategy.model.forward(candidates).covariance_matrix.double()
+    Z.copy_(candidates[pivots(covariance, size)].expand_as(Z))
+
+
+def pivots(
+    covariance: Tensor,  # (rows, rows)
+    size: int,
+) -> Tensor:
+    """The pivots of a Cholesky factorisation: each row has the largest variance given those before it.
+
+    >>> pivots(torch.tensor([[4.0, 3.9, 0.0], [3.9, 4.1, 0.0], [0.0, 0.0, 1.0]]), 2).tolist()
+    [1, 2]
+    """
+    variance = covariance.diagonal().clone()
+    least = len(variance) * torch.finfo(variance.dtype).eps * variance.max()
+    factor = covariance.new_zeros(size, len(variance))
+    chosen: list[Tensor] = []
+    for step in range(size):
+        row = variance.argmax()
+        chosen.append(row)
+        column = covariance[row] - factor[:step, row] @ factor[:step]
+        # a row that those before it explain to rounding adds nothing; none is taken twice
+        factor[step] = torch.where(variance[row] > least, column / variance[row].clamp_min(least).sqrt(), 0.0)
+        variance = (variance - factor[step].square()).clamp_min(0.0)
+        variance[torch.stack(chosen)] = -1.0
+    return torch.stack(chosen)
+
+
+class StartSettings(NamedTuple):
+    """Where a second start is looked for, and where it begins; `benchmarks/svgp_interactions.py` chose the numbers."""
+
+    groups: tuple[int, ...] = (32, 8, 4)  # that the values of an input make, alone, in a pair and in a triple
+    inputs: tuple[int, ...] = (10_000, 200, 30)  # at most, of which all, all pairs and all triples are looked at
+    size: int = 20  # rows a group of a single input, at least; with fewer than five groups nothing is found
+    entries: int = 2**22  # rows times combinations of inputs at most, but no fewer than a thousand rows
+    share: float = 0.1  # of the variance that the means over cells explain, beyond chance
+    deviations: float = 2.0  # of that share, above the largest that is expected by chance
+    short: float = 0.5  # standard deviations of an input that shows in the residuals
+    middle: float = 5.0  # of one that shows in the targets only
+    long: float = 20.0  # of the others
+
+
+_SETTINGS = StartSettings()
+
+
+@torch.no_grad()
+def telling(
+    scores: Tensor,  # (N,)
+    x: Tensor,  # (N, features)
+    settings: StartSettings = _SETTINGS,
+) -> Tensor:
+    """Which inputs still tell something about the scores, each for itself, in pairs or in triples.
+
+    >>> x = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    >>> telling(torch.sin(4 * x[:, 0]), x).tolist(), telling(x[:, 1] * x[:, 2], x).tolist()
+    ([True, False, False], [False, True, True])
+    """
+    found = x.new_zeros(x.shape[-1], dtype=torch.bool)
+    if len(x) // settings.size < 5:
+        return found
+    left, largest = scores.double() - scores.double().mean(), x.new_zeros(x.shape[-1], dtype=torch.float64)
+    total, columns = left.square().mean(), x.mT.contiguous()
+    ranks = torch.searchsorted(columns.sort().values, columns).mT  # equal values have one
+    for order, (groups, most) in enumerate(zip(settings.groups, settings.inputs, strict=True), 1):
+        groups = min(groups, len(x) // settings.size)
+        sets = torch.combinations(largest.argsort(descending=True, stable=True)[:most].sort().values, order)
+        if not len(sets):
+            break
+        codes, largest = ranks * groups // len(x), torch.full_like(largest, -math.inf)
+        part = slice(None, None, math.ceil(len(x) / max(1000, settings.entries // len(sets))))
+        chance = math.sqrt(2 * math.log(len(sets))) + settings.deviations
+        for _ in range(len(found)):  # what is found is taken out, and the rest is looked at again
+            shares, deviations = _shares(left[part], codes[part], sets, groups, total)
+            for column in sets.mT:
+                largest.scatter_reduce_(0, column, shares, "amax")
+            excess = shares - (chance * deviations).clamp_min(settings.share)
+            best = sets[excess.argmax()]
+            if not excess.max() > 0:
+                break
+            found[best] = True
+            cells = _cells(codes, best[None], groups)[:, 0]
+            left = left - (torch.bincount(cells, left) / torch.bincount(cells).clamp_min(1))[cells]
+    return found
+
+
+def _cells(codes: Tensor, sets: Tensor, groups: int) -> Tensor:
+    """The cell of each row in the grid of each set of inputs, (N, sets)."""
+    return (codes[:, sets] * groups ** torch.arange(sets.shape[-1], device=sets.device)).sum(-1)
+
+
+def _shares(left: Tensor, codes: Tensor, sets: Tensor, groups: int, total: Tensor) -> tuple[Tensor, Tensor]:
+    """The shares of a variance that means over the cells of each set explain beyond chance, with their deviations."""
+    number, explained, free = groups ** sets.shape[-1], [], []
+    for some in sets.split(512):
+        cells = (_cells(codes, some, groups) + number * torch.arange(len(some), device=sets.device)).flatten()
+        counts = torch.bincount(cells, minlength=number * len(some))
+        sums = torch.bincount(cells, left.repeat_interleave(len(some)), minlength=len(counts))
+        explained.append((sums.square() / counts.clamp_min(1)).reshape(-1, number).sum(-1))
+        free.append((counts > 0).reshape(-1, number).sum(-1) - 1)
+    rows, ratio, freedom = len(left), left.square().mean() / total, torch.cat(free)
+    chance = ratio * freedom / (rows - 1)
+    return torch.cat(explained) / (rows * total) - chance, ratio * (2 * freedom).sqrt() / rows
+
+
+@torch.no_grad()
+@evaluated()
+def shorten(
+    model: ApproximateGP,
+    x: Tensor,  # (N, features)
+    told: Tensor,  # (features,)
+    seen: Tensor,  # (features,)
+    settings: StartSettings = _SETTINGS,
+) -> bool:
+    """Make learnt length scales short in inputs that are told, longer in those that are seen, long in the others."""
+    lengths = torch.where(told, settings.short, torch.where(seen, settings.middle, settings.long)) * x.std(0)
+    changed = False
+    for kernel in model.modules():
+        # the length scale of a periodic kernel is no distance between inputs
+        if not isinstance(kernel, Kernel) or isinstance(kernel, PeriodicKernel) or not kernel.has_lengthscale:
+            continue
+        own = torch.arange(len(told), device=x.device) if kernel.active_dims is None else kernel.active_dims
+        here = told[own] if bool((own < len(told)).all()) else told[:0]
+        if not kernel.raw_lengthscale.requires_grad or not bool(here.any()):
+            continue
+        count = kernel.lengthscale.shape[-1]
+        if count not in (1, len(own)):  # of inputs that forward makes
+            continue
+        value = lengths[own] if count > 1 else lengths[own][here].min()
+        value = value.to(kernel.lengthscale.dtype).expand_as(kernel.lengthscale)
+        if kernel.raw_lengthscale_constraint.check(value):
+            kernel.lengthscale, changed = value, True
+    if changed:
+        lengthen(model, x)
+    return changed
