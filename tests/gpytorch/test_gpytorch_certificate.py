@@ -3,6 +3,7 @@
 import gpytorch
 import pytest
 import torch
+from sparse_models import SparseModel
 
 from torchngvi import CholeskyGaussian, certificate
 from torchngvi.adapters.gpytorch import SparseGP, refine_svgp
@@ -21,15 +22,10 @@ TARGETS = {"normal": F + 0.3 * randn(ROWS), "classes": (F + 0.3 * randn(ROWS) > 
 LIKELIHOODS = {"normal": gpytorch.likelihoods.GaussianLikelihood, "classes": gpytorch.likelihoods.BernoulliLikelihood}
 
 
-class Model(gpytorch.models.ApproximateGP):
+class Model(SparseModel):
     def __init__(self, M=10):
         q = gpytorch.variational.CholeskyVariationalDistribution(M)
-        super().__init__(gpytorch.variational.VariationalStrategy(self, X[:M].clone(), q))
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        super().__init__(q, X[:M].clone())
 
 
 def refined(kind, **settings):

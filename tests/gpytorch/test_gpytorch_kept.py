@@ -9,6 +9,8 @@ import torch
 
 gp = pytest.importorskip("gpytorch")
 
+from sparse_models import SparseModel  # noqa: E402
+
 from torchngvi import NaturalGaussian  # noqa: E402
 from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP, kernels  # noqa: E402
 
@@ -27,16 +29,11 @@ class Buffered(gp.kernels.RBFKernel):
         return self.scale * super().forward(x1, x2, **options) ** self.power
 
 
-class Model(gp.models.ApproximateGP):
+class Model(SparseModel):
     def __init__(self):
         Z = torch.linspace(-1.9, 1.9, M)[:, None]
         q = NaturalGradientVariationalDistribution(M, posterior=NaturalGaussian)
-        super().__init__(gp.variational.VariationalStrategy(self, Z, q))
-        self.mean_module = gp.means.ConstantMean()
-        self.covar_module = gp.kernels.ScaleKernel(Buffered())
-
-    def forward(self, x):
-        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        super().__init__(q, Z, gp.kernels.ScaleKernel(Buffered()))
 
 
 def made():

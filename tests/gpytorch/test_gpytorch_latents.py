@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from sparse_models import SparseModel
 
 from torchngvi import IBLR, VN
 from torchngvi.adapters.gpytorch import (
@@ -63,17 +64,8 @@ def model_of(*arguments):
 
 def single():
     """One latent function."""
-
-    class One(gp.models.ApproximateGP):
-        def __init__(self):
-            own = NaturalGradientVariationalDistribution(M, mean_init_std=0.0)
-            super().__init__(v.VariationalStrategy(self, torch.linspace(-2, 2, M)[:, None], own))
-            self.mean_module = gp.means.ConstantMean()
-            self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
-
-        forward = Several.forward
-
-    return One().double().train()
+    q = NaturalGradientVariationalDistribution(M, mean_init_std=0.0)
+    return SparseModel(q, torch.linspace(-2, 2, M)[:, None]).double().train()
 
 
 def regression():

@@ -9,6 +9,7 @@ import random
 import pytest
 import torch
 import torch.utils.data as tud
+from sparse_models import SparseModel
 
 from torchngvi import VN
 from torchngvi.adapters.gpytorch import (
@@ -35,15 +36,10 @@ def told(result):
     return result.losses, result.rejections, result.refined, result.interrupted, result.reason
 
 
-class Model(gp.models.ApproximateGP):
+class Model(SparseModel):
     def __init__(self, size=M):
         q = NaturalGradientVariationalDistribution(size, mean_init_std=0.0)
-        super().__init__(gp.variational.VariationalStrategy(self, torch.linspace(-2, 2, size)[:, None], q))
-        self.mean_module = gp.means.ConstantMean()
-        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
-
-    def forward(self, x):
-        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        super().__init__(q, torch.linspace(-2, 2, size)[:, None])
 
 
 def data():
