@@ -15,6 +15,7 @@ gpytorch = pytest.importorskip("gpytorch", reason="needs the extra gpytorch: pip
 
 import linear_operator  # noqa: E402
 from helpers import EXACT, IDENTITY, close  # noqa: E402
+from sparse_models import SparseModel  # noqa: E402
 
 from torchngvi import (  # noqa: E402
     IBLR,
@@ -52,19 +53,12 @@ FULL = [CholeskyGaussian, NaturalGaussian, PrecisionCholeskyGaussian]
 M, N = 12, 60
 
 
-class Model(gp.models.ApproximateGP):
+class Model(SparseModel):
     """A sparse GP in one dimension; the distribution and the strategy are the test's."""
 
     def __init__(self, q, strategy=gp.variational.VariationalStrategy, batch=(), wrap=None, **options):
         Z = torch.linspace(-1.9, 1.9, q.num_inducing_points)[:, None]
-        base = strategy(self, Z, q, **options)
-        super().__init__(base if wrap is None else wrap(base))
-        batch = torch.Size(batch)
-        self.mean_module = gp.means.ConstantMean(batch_shape=batch)
-        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=batch), batch_shape=batch)
-
-    def forward(self, x):
-        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        super().__init__(q, Z, strategy=strategy, wrap=wrap, batch=batch, **options)
 
 
 def data(n=N, seed=0):

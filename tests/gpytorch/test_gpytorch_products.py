@@ -5,6 +5,8 @@ import torch
 
 gp = pytest.importorskip("gpytorch")
 
+from sparse_models import SparseModel  # noqa: E402
+
 from torchngvi import CholeskyGaussian, NaturalGaussian  # noqa: E402
 from torchngvi.adapters.gpytorch import (  # noqa: E402
     NaturalGradientVariationalDistribution,
@@ -19,19 +21,12 @@ from torchngvi.structures import Dense, Diagonal  # noqa: E402
 M, N = 10, 50
 
 
-class Model(gp.models.ApproximateGP):
+class Model(SparseModel):
     def __init__(self, posterior, tasks=()):
         q = NaturalGradientVariationalDistribution(M, tasks, posterior=posterior)
         Z = torch.linspace(-1.9, 1.9, M)[:, None].expand(*tasks, M, 1)
-        base = gp.variational.VariationalStrategy(self, Z, q)
         several = gp.variational.IndependentMultitaskVariationalStrategy
-        super().__init__(several(base, num_tasks=tasks[0]) if tasks else base)
-        batch = torch.Size(tasks)
-        self.mean_module = gp.means.ConstantMean(batch_shape=batch)
-        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=batch), batch_shape=batch)
-
-    def forward(self, x):
-        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        super().__init__(q, Z, wrap=(lambda base: several(base, num_tasks=tasks[0])) if tasks else None, batch=tasks)
 
 
 def evaluated(posterior, likelihood, y, tasks=()):

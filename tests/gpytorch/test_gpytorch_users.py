@@ -7,6 +7,8 @@ import torch
 
 gp = pytest.importorskip("gpytorch", reason="needs the extra gpytorch: pip install torchngvi[gpytorch]")
 
+from sparse_models import SparseModel  # noqa: E402
+
 from torchngvi.adapters.gpytorch import refine_svgp, train_svgp, train_svgp_in_batches  # noqa: E402
 from torchngvi.adapters.gpytorch.lent import lent_posterior  # noqa: E402
 from torchngvi.adapters.gpytorch.rounds import Rounds  # noqa: E402
@@ -18,20 +20,16 @@ v = gp.variational
 OWN = [v.CholeskyVariationalDistribution, v.NaturalVariationalDistribution, v.TrilNaturalVariationalDistribution]
 
 
-class Model(gp.models.ApproximateGP):
+class Model(SparseModel):
     """As in GPyTorch's tutorials, with a network in front if there is one."""
 
     def __init__(self, net=None, Z=None):
         Z = torch.linspace(-2, 2, M)[:, None] if Z is None else Z
-        super().__init__(v.VariationalStrategy(self, Z, v.CholeskyVariationalDistribution(len(Z))))
-        self.mean_module = gp.means.ConstantMean()
-        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
+        super().__init__(v.CholeskyVariationalDistribution(len(Z)), Z)
         self.net = net
 
     def forward(self, x):
-        if self.net is not None:
-            x = self.net(x)
-        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        return SparseModel.forward(self, x if self.net is None else self.net(x))
 
 
 class Several(gp.models.ApproximateGP):
