@@ -205,6 +205,11 @@ def test_what_is_refused():
         AutoMarginal(schools, draws=0)
 
 
+def test_the_budget_of_time_is_that_of_all_that_a_fit_looks_at():
+    result = fit_guide(wide_schools, AutoMarginal(wide_schools), Y, options=QUIET | {"max_seconds": 1e-3})
+    assert "the time was used up before Laplace's approximation was looked at" in result.reason
+
+
 def test_members_without_a_prior_of_their_own():
     """Those that are masked have no mode; the sentence speaks of the guide, not of the function behind it."""
 

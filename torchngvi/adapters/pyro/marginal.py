@@ -333,6 +333,8 @@ def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str,
     exact = target.by_quadrature(Rule.of())
     rest = _left(options, result, began)
     try:
+        if time.monotonic() - began >= (options.get("max_seconds") or math.inf):
+            raise InputError("the time was used up before Laplace's approximation was looked at.")
         theta = guide.shared(guide.looked)
         error = target.laplace_error(theta) if exact is None else target.error_beside(exact, theta)
         said = str(error.named(names))
