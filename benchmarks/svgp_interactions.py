@@ -127,7 +127,7 @@ def run(name, seed, inducing):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--log", type=pathlib.Path, help="a file of lines of JSON, which is read first")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--only", choices=["choose", "judge"])
     parser.add_argument("--names", nargs="+", choices=list(FUNCTIONS))
     parser.add_argument("--inducing", type=int, default=100)
