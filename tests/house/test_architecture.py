@@ -14,21 +14,21 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # How large the house may be, in the words of `python benchmarks/house.py`: a change that makes it smaller lowers these
 # to what it reaches, and one that raises a ceiling says in its message what the reader gets for it.
 CEILINGS = {
-    "package lines": 83_332,
-    "package files": 362,
-    "numeric constants at module level": 663,
+    "package lines": 81_041,
+    "package files": 308,
+    "numeric constants at module level": 388,
     "names of the front door": 44,
     "test lines": 76_779,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {
-    "fit(q, GeneralizedLinear)": 48,
-    "fit(q, log_joint)": 65,
+    "fit(q, GeneralizedLinear)": 41,
+    "fit(q, log_joint)": 38,
     "mixed(formula, table)": 26,
-    "train_svgp": 52,
-    "fit_guide": 80,
+    "train_svgp": 45,
+    "fit_guide": 45,
     "attach": 20,
-    "torchngvi fit --data": 37,
+    "torchngvi fit --data": 36,
 }
 
 # a module may import from lower levels, and within its own folder; parts of one level are strangers

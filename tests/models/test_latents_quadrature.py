@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchngvi.latents.laplace import MarginalLaplace
-from torchngvi.latents.quadrature import Members, Rule
+from torchngvi.latents.quadrature import Rule
 
 RULE = Rule.of()
 Y = torch.tensor([0.0, 1.0, 2.0, 7.0, 0.0, 3.0], dtype=torch.float64)
@@ -87,10 +87,16 @@ def test_a_draw_is_nan_where_there_is_no_mode():
     assert draws[1].isnan().all()
 
 
-def test_latents_of_a_bounded_support_take_laplace():
-    def joint(theta, u):
-        return (1 - u.square()).log().sum(-1) - 0.5 * theta.square().sum(-1)
+def bounded(theta, u):
+    return (1 - u.square()).log().sum(-1) - 0.5 * theta.square().sum(-1)
 
+
+def coupled(theta, u):
+    return -0.5 * (u[..., 1:] - u[..., :-1]).square().sum(-1) - 0.5 * (u - theta).square().sum(-1)
+
+
+@pytest.mark.parametrize("joint", [bounded, coupled])
+def test_latents_of_a_bounded_support_or_with_pairs_take_laplace(joint):
     assert MarginalLaplace(joint, 3, torch.zeros(1, dtype=torch.float64)).by_quadrature(RULE) is None
 
 
@@ -102,16 +108,8 @@ def test_a_rate_that_overflows_is_a_wall():
     assert abs(float(value) - math.log(math.sqrt(math.pi / 2) * 100 - 0.0577)) < 0.05
 
 
-def test_latents_with_pairs_take_laplace():
-    def joint(theta, u):
-        return -0.5 * (u[..., 1:] - u[..., :-1]).square().sum(-1) - 0.5 * (u - theta).square().sum(-1)
-
-    assert MarginalLaplace(joint, 3, torch.zeros(1, dtype=torch.float64)).by_quadrature(RULE) is None
-
-
 def test_half_of_the_nodes_say_what_the_rule_is_worth(target):
     ((members),) = target.members(THETA)
-    assert isinstance(members, Members)
     off = (target.log_joint(THETA) - negative_binomial(THETA)).abs()
     assert (members.error().abs() > off).all()
     assert members.error().abs().max() < 0.3

@@ -211,8 +211,6 @@ def test_the_budget_of_time_is_that_of_all_that_a_fit_looks_at():
 
 
 def test_members_without_a_prior_of_their_own():
-    """Those that are masked have no mode; the sentence speaks of the guide, not of the function behind it."""
-
     def masked(y):
         tau = pyro.sample("tau", dist.LogNormal(number(0.0), 1.0))
         with pyro.plate("groups", 8), pyro.poutine.mask(mask=torch.arange(8) < 6):
