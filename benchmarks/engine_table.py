@@ -2,7 +2,7 @@
 
     python -m benchmarks.engine_table --log FILE [--label now] [--seeds 0 1 2] [--groups truths ...] [--only NAMES]
     python -m benchmarks.engine_table --log FILE --off pool other-starts ... --lot 60 --seeds 0
-    python -m benchmarks.engine_table --log FILE --set bold=0.0 thin=1000000 ... --lot 60 --but 1000 --seeds 0
+    python -m benchmarks.engine_table --log FILE --set bold=0.0 far=1e9 ... --lot 60 --but 1000 --seeds 0
     python -m benchmarks.engine_table --log FILE --report [--against before]
 
 Rows are the log joints of `benchmarks.engine` and its held ones, of `benchmarks.tuning_free`, posteriordb,

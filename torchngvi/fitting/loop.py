@@ -210,7 +210,7 @@ class Loop:
         self.callbacks = tuple(callbacks) if processes.leads else ()
         if processes.world > 1:
             settings = {**engine.settings(), "checkpoint": checkpoint, "checkpoint_every": every}
-            processes.agree(**settings, stop=describe(stop))
+            processes.agree(**settings, stop=" | ".join(map(describe, getattr(stop, "parts", [stop]))))
         self.file: Checkpoint | None = None
         if checkpoint is not None:
             device = engine.q.mean_probe.device

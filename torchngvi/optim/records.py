@@ -73,7 +73,9 @@ class Report(NamedTuple):
         rho: the step size ρ, (*batch,); in units of 1/γ where it was found by trial.
         accepted: which members have moved, (*batch,).
 
+    >>> import torch
     >>> from torchngvi import VN, CholeskyGaussian
+    >>> _ = torch.manual_seed(0)
     >>> opt = VN(CholeskyGaussian(1), lr=0.5)
     >>> _ = opt.step(lambda theta: -theta.square().sum(-1))
     >>> opt.last.rho.item(), opt.last.accepted.item()
