@@ -125,7 +125,9 @@ class _Search:
 
     def __init__(self, q: Gaussian, target: Target, coordinate: int, most: float, over: Callable[[], bool]) -> None:
         self.target, self.frame, self.most, self.over, self.spent = target, q.frame(), most, over, 0
-        along = self.frame.pull(torch.nn.functional.one_hot(torch.tensor([coordinate]), q.dim).to(self.frame.mean))[0]
+        along = self.frame.pull(
+            torch.nn.functional.one_hot(torch.tensor([coordinate], device="cpu"), q.dim).to(self.frame.mean)
+        )[0]
         self.unit, self.along = float(along.norm()), along / along.norm()
         self.step = difference_step(along.dtype)
         self.basis: Tensor | None = None  # Q, (D, D)

@@ -39,7 +39,8 @@ class Layout:
         self.parts = len(parts)
         order = torch.tensor([latent for part in parts for latent in part], device="cpu")
         part_of = torch.empty_like(order)
-        part_of[order] = torch.arange(self.parts, device="cpu").repeat_interleave(torch.tensor([*map(len, parts)]))
+        sizes = torch.tensor([*map(len, parts)], device="cpu")
+        part_of[order] = torch.arange(self.parts, device="cpu").repeat_interleave(sizes)
         self.part_of = part_of.to(device)  # the number of the part of each latent
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(self.dim, device="cpu")
