@@ -425,16 +425,10 @@ def test_the_default_is_dense():
     assert str(guide.structure) == "one dense block of 6 coordinates"
 
 
-def test_fit_guide_takes_the_structure_of_the_plates_where_it_was_left_open():
-    """A guide that was set up before stays as it is, and a posterior without structures is dense."""
-    y = torch.randn(5)
-    open_, ready, diagonal = AutoGaussian(groups), AutoGaussian(groups).setup(y), AutoGaussian(groups, DiagonalGaussian)
-    for guide in (open_, ready, diagonal):
-        fit_guide(groups, guide, y, options=QUIET)
-    kinds = [type(guide.posterior) for guide in (open_, ready, diagonal)]
-    assert kinds == [PrecisionCholeskyGaussian, CholeskyGaussian, DiagonalGaussian]
-    for loads, loaded, words in ((ready, open_, '"auto", as fit_guide'), (open_, ready, '"dense"')):
-        with refused(f"the state_dict is of a guide whose structure is {words}"):
+def test_a_state_dict_of_the_other_structure_is_refused():
+    dense, auto = (AutoGaussian(groups, structure=word).setup(torch.randn(5)) for word in ("dense", "auto"))
+    for loads, loaded, word in ((dense, auto, "auto"), (auto, dense, "dense")):
+        with refused(f'the state_dict is of a guide whose structure is "{word}", and this one has another.'):
             loads.load_state_dict(loaded.state_dict())
 
 

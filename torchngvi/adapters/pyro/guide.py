@@ -61,8 +61,7 @@ class AutoGaussian(AutoContinuous):
         structure: "dense", every latent correlated with every other; or "auto", the forest of the plates of the model,
             as `structure` shows it on set-up: blocks for the members of plates and a dense one for what they share, at
             a cost that grows with the number of members. q is then a `PrecisionCholeskyGaussian` unless the posterior
-            is a `NaturalGaussian`, and θ has the members before what they share. Without local latents q is dense. By
-            default `fit_guide` sets up "auto" for all data at once in one process, and every other use "dense".
+            is a `NaturalGaussian`, and θ has the members before what they share. Without local latents q is dense.
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
@@ -89,7 +88,7 @@ class AutoGaussian(AutoContinuous):
         model: Callable[..., Any],
         posterior: Callable[..., Gaussian | FlatPosterior] = CholeskyGaussian,
         *,
-        structure: str | None = None,
+        structure: str = "dense",
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
         name: str = "AutoGaussian",
@@ -103,14 +102,14 @@ class AutoGaussian(AutoContinuous):
         read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")
         init_scale = read_number("init_scale", init_scale, "is a standard deviation in unconstrained space", above=0)
         what = 'is "dense", or "auto", that of the plates of the model'
-        read_choice("structure", "dense" if structure is None else structure, ("dense", "auto"), what)
+        read_choice("structure", structure, ("dense", "auto"), what)
         if structure == "auto" and posterior not in _STRUCTURED:
             raise InputError(
                 'structure="auto" gives the precision of a Gaussian the pattern of the model. Leave posterior out, or '
                 f"take PrecisionCholeskyGaussian or NaturalGaussian; got {posterior!r}."
             )
         self._posterior_class, self.init_scale = posterior, float(init_scale)
-        self._automatic = None if structure is None else structure == "auto"
+        self._automatic = structure == "auto"
         self._bare = (model,)  # without the start
         super().__init__(model, init_loc_fn=partial(start, init_loc_fn))
         self._pyro_name = read_instance("name", name, str, "is the name of the guide, a text")
@@ -347,17 +346,11 @@ class AutoGaussian(AutoContinuous):
         return new
 
 
-def prefer_structure(guide: AutoGaussian) -> None:
-    """Set up the structure of the plates, where that was left open and the posterior can have it."""
-    if guide._automatic is None and guide._posterior_class in _STRUCTURED:
-        guide._automatic = True
-
-
 def _check_structure(guide: AutoGaussian, theirs: bool) -> None:
     """Refuse the state of a q with the structure of plates for one without, and the reverse."""
     ours = isinstance(guide.posterior, PrecisionCholeskyGaussian)  # what the store had before does not come back later
     if theirs is not ours and guide._posterior_class is CholeskyGaussian:
-        other = '"auto", as fit_guide sets it up' if theirs else '"dense"'
+        other = '"auto"' if theirs else '"dense"'
         raise InputError(
             f"the state_dict is of a guide whose structure is {other}, and this one has another. Make it with that."
         )
