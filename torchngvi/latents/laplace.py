@@ -465,11 +465,11 @@ class MarginalLaplace(Target):
             value = members.log_integral()
             if differentiate:
                 gradient = members.gradient(self.curvature, theta)
-            return torch.where(modes.found, value, torch.nan), torch.where(modes.found[:, None], gradient, torch.nan)
-        value = 0.5 * self.latents_dim * math.log(2 * math.pi) - modes.energy - 0.5 * modes.factor.log_det()
-        if differentiate:
-            inverse = modes.factor.selected_inverse()
-            gradient = self.curvature.adjoint(theta, modes.u, inverse, modes.factor.solve)
+        else:
+            value = 0.5 * self.latents_dim * math.log(2 * math.pi) - modes.energy - 0.5 * modes.factor.log_det()
+            if differentiate:
+                inverse = modes.factor.selected_inverse()
+                gradient = self.curvature.adjoint(theta, modes.u, inverse, modes.factor.solve)
         return torch.where(modes.found, value, torch.nan), torch.where(modes.found[:, None], gradient, torch.nan)
 
     # ---------------------------------------------------------------------------- what is checked at the start

@@ -31,6 +31,7 @@ class Rule:
         t: the parameters of the nodes, (K,), the middle one 0.
         bend: c, by which the outer nodes stand further apart.
         smooth: from slopes at the nodes to their integrals over the K - 1 intervals, (K - 1, K).
+        trusted: the share of the trapezium by which the polynomial may differ from it.
 
     >>> rule = Rule.of(12, 0.35, 0.7)
     >>> len(rule.t), round(float(rule.nodes(torch.zeros(1))[-1]), 1)
