@@ -611,7 +611,7 @@ class PoolLoop:
         wild = not float(here.norm2) <= 4 * float(was.norm2) and not gain >= 2 * float(here.error)
         rose = wild or not gain >= (margin if self.leaping else -margin)
         if not self.leaping:
-            if rose or gain < 0.1 * self.hoped:
+            if rose or self.hoped <= 0 or gain < 0.1 * self.hoped:
                 self.radius = max(self.radius / (4 if rose else 2), self._usual_radius / 256)
             elif gain >= 0.5 * self.hoped:
                 self.radius = min(2 * self.radius, max(self._usual_radius, self.descent.settings.bold * gain))
