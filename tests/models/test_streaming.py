@@ -598,6 +598,20 @@ class TestFit:
         assert result.converged, result.reason
         assert 0 <= gap(q, model, lowest_of(model, family)) / gamma < 4 * 0.5 * 0.1**2
 
+    @pytest.mark.parametrize("seed", [0, 2])
+    def test_counts_from_far_away(self, seed):
+        """At N(0, I) the mean of a row is e^20 and more: no step by draws leads from there, and the mode of a batch does."""
+        generator = torch.Generator().manual_seed(3)
+        X = torch.randn(100, 40, generator=generator, dtype=DTYPE)
+        slopes = 0.5 * torch.randn(40, generator=generator, dtype=DTYPE)
+        y = torch.poisson((X @ slopes).clamp(max=8).exp(), generator=generator)
+        model, q = GeneralizedLinear(X, y, "poisson", prior_precision=1.0), new(dim=40)
+        torch.manual_seed(seed)
+        result = quiet(q, black_box(model, 25))
+        assert result.converged, result.reason
+        assert result.gradients <= 20_000
+        assert 0 <= gap(q, model, lowest_of(model)) < 4 * 0.5 * 0.1**2
+
     def test_a_batch_of_posteriors(self):
         """They start where they are."""
         model, q = logistic(), new(dim=4, batch_shape=(2,))

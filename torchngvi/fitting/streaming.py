@@ -25,8 +25,10 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torchngvi.distributed import Processes, synchronize
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.interfaces import FullPrior, Target
 from torchngvi.methods import VN
+from torchngvi.mode import find_mode
 from torchngvi.models import (
     DataLogJoint,
     GeneralizedLinear,
@@ -53,6 +55,8 @@ class StreamSettings:
     norm: float = 0.5  # natural-gradient norm at which the fit to a batch ends, from where a full step can be trusted
     steps: int = 12  # of it, at most
     widest: int = 200  # dimensions up to which mean field is worth the draws of a full covariance
+    gradients: int = 20  # a coordinate, that the search for the mode of a careful visit may take
+    glance: int = 32  # draws that say whether q has the lower loss there
     rows: int = 50_000  # on which a fit in passes begins
     rows_norm: float = 0.1  # at which the steps on them end: what is left is little beside what the others will say
     rows_steps: int = 30  # of them, at most
@@ -157,6 +161,19 @@ def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
         synchronize(q, group=processes)
 
 
+def _put_at_mode(q: CholeskyGaussian, target: Target, seed: int) -> bool:
+    """Put q at the mode of a batch under what is known, where its loss is lower; whether it is."""
+    here, loss = q.snapshot(), sampled_loss(q, target, _SETTINGS.glance, seed)
+    mode = find_mode(target, q.mean, _SETTINGS.gradients * q.dim)
+    if mode is None:
+        return False
+    q.initialize_(mode.theta, mode.root)
+    lower = sampled_loss(q, target, _SETTINGS.glance, seed) < loss
+    if not lower:
+        q.restore(here)
+    return lower
+
+
 def _try_steps(optimizer: VN, target: Target, norm: float, most: int) -> bool:
     """Take steps by trial, until the natural-gradient norm is as small; whether q has moved."""
     moved = False
@@ -193,12 +210,14 @@ def _visit(
             target = part(known)
             if target is None:
                 continue
-            careful = not turn and number < _SETTINGS.careful
-            moved = careful and _try_steps(optimizer(work), target, _SETTINGS.norm, _SETTINGS.steps)
+            placed = moved = False
+            if not turn and number < _SETTINGS.careful:
+                placed = not isinstance(target, GeneralizedLinear) and _put_at_mode(work, target, number)
+                moved = _try_steps(optimizer(work), target, _SETTINGS.norm, _SETTINGS.steps)
             full = optimizer(work)  # whose step no rejection has cut short
             full.step_untried(target)
             assert full.last is not None
-            if not (moved or bool(full.last.accepted)):
+            if not (placed or moved or bool(full.last.accepted)):
                 continue
             total = _natural(work)
             if passes > 1:
