@@ -1,6 +1,7 @@
 """The regression over the draws of many Gaussians, and the loop of `fit` that draws from q and uses every gradient."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -122,7 +123,7 @@ class TestRegression:
 
     @pytest.mark.parametrize("dim", [20])
     def test_noise_of_orthogonal_blocks_is_their_own(self, dim):
-        """Less than that of independent pairs, and told with blocks as the units."""
+        """Less than that of independent pairs, and known with blocks as the units."""
         at, rows = Normal(torch.zeros(dim, dtype=DTYPE), 0.3 * torch.eye(dim, dtype=DTYPE)), randn(60, dim, seed=3)
 
         def poisson(theta):
@@ -430,6 +431,17 @@ def test_a_step_that_leads_up_is_taken_back(astray):
     assert astray[1] < astray[0]
     assert result.converged
     assert torch.allclose(q.mean, MU + 50, atol=0.1)
+
+
+@pytest.mark.parametrize(("hoped", "radius"), [(-3.0, 0.5), (0.0, 0.5), (3.0, 1.0)])
+def test_a_step_that_promises_no_gain_shortens_the_next(hoped, radius):
+    """Few draws say little of many coordinates: where they promise nothing, a small gain is luck."""
+    loop, known = object.__new__(PoolLoop), dict.fromkeys(("norm2", "noise2", "error"), torch.ones(()))
+    loop.descent, loop.q = SimpleNamespace(settings=EngineSettings()), SimpleNamespace(dim=10)
+    loop.leaping, loop.hoped, loop.radius = False, hoped, 1.0
+    here, was = (SimpleNamespace(loss=torch.tensor(loss), **known) for loss in (4.0, 5.0))
+    assert not loop._rose(here, was)
+    assert loop.radius == radius
 
 
 @pytest.mark.usefixtures("no_mode", "astray")

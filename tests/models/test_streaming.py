@@ -600,7 +600,7 @@ class TestFit:
 
     @pytest.mark.parametrize("seed", [0, 2])
     def test_counts_from_far_away(self, seed):
-        """At N(0, I) the mean of a row is e^20 and more: no step by draws leads from there, and the mode of a batch does."""
+        """At N(0, I) rows have means of e^20 and more: no step by draws leads from there, the mode of a batch does."""
         generator = torch.Generator().manual_seed(3)
         X = torch.randn(100, 40, generator=generator, dtype=DTYPE)
         slopes = 0.5 * torch.randn(40, generator=generator, dtype=DTYPE)
