@@ -54,7 +54,7 @@ class StreamSettings:
     careful: int = 10  # batches of the first pass that are fitted; every other visit is a single full step
     norm: float = 0.5  # natural-gradient norm at which the fit to a batch ends, from where a full step can be trusted
     steps: int = 12  # of it, at most
-    widest: int = 200  # dimensions up to which mean field is worth the draws of a full covariance
+    widest: int = 400  # dimensions up to which mean field is worth the draws of a full covariance
     gradients: int = 20  # a coordinate, that the search for the mode of a careful visit may take
     glance: int = 32  # draws that say whether q has the lower loss there
     rows: int = 50_000  # on which a fit in passes begins
