@@ -8,10 +8,9 @@ which input.  Where all hold it returns nothing.  It needs no test runner, takes
 the same result at each call, since what it draws comes from seeds of its own.
 """
 
-from torchngvi.testing.accelerations import check_acceleration
 from torchngvi.testing.estimators import check_estimator
 from torchngvi.testing.flat_posteriors import check_exponential_family, check_flat_posterior
-from torchngvi.testing.metrics import check_metric
+from torchngvi.testing.metrics import check_acceleration, check_metric
 from torchngvi.testing.momenta import check_momentum, check_step_size
 from torchngvi.testing.posteriors import check_posterior
 from torchngvi.testing.regressions import check_likelihood

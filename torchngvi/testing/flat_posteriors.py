@@ -5,17 +5,84 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.distributions import Beta as BetaLaw
+from torch.distributions import Distribution, Independent, MultivariateNormal, Normal, kl_divergence
 
 from torchngvi.errors import PairError
 from torchngvi.interfaces import Coordinates, Tangent
-from torchngvi.posteriors.flat import FlatPosterior
-from torchngvi.posteriors.flat.exponential_family import ExponentialFamily
-from torchngvi.testing.claims import EXACT, IDENTITY, SINGLE, Claim, batch_text, kind, normal
-from torchngvi.testing.flat_problems import several
+from torchngvi.posteriors.flat import (
+    Beta,
+    ExponentialFamily,
+    FlatCholesky,
+    FlatPosterior,
+    MeanFieldGaussian,
+    OrthogonalFlow,
+    RankOneGaussian,
+)
+from torchngvi.testing.claims import BATCHES, DTYPE, EXACT, IDENTITY, SINGLE, Claim, batch_text, kind, normal
+
+# The flat posteriors that metrics and estimators are tried on, with their laws as ``torch.distributions`` has them
+
+
+def _numbers(*entries: object) -> Tensor:
+    return torch.tensor(entries, dtype=DTYPE)
+
+
+FLAT: dict[str, Callable[[], FlatPosterior]] = {
+    "MeanFieldGaussian": lambda: MeanFieldGaussian(_numbers(0.3, -0.2, -1.5, 1.0)),
+    "FlatCholesky": lambda: FlatCholesky(_numbers(0.4, -0.1), _numbers([2.0, 0.2], [0.2, 0.06])),
+    "Beta": lambda: Beta(_numbers(2.5, 12.0)),
+    "RankOneGaussian": lambda: RankOneGaussian(*_numbers([0.2, -0.4, 0.1], [0.6, -0.3, 0.8], [1.0, 0.2, 2.0])),
+    "OrthogonalFlow": lambda: OrthogonalFlow(
+        _numbers(0.3, -0.5), torch.linalg.qr(_numbers([1.0, 0.4], [-0.3, 1.0]))[0], _numbers(0.1, 0.2)
+    ),
+}
+
+
+def _cholesky_law(lam: Tensor) -> Distribution:
+    zero = torch.zeros_like(lam[..., 0])
+    rows = [[lam[..., 2].exp(), zero], [lam[..., 3], lam[..., 4].exp()]]
+    return MultivariateNormal(lam[..., :2], scale_tril=torch.stack([torch.stack(row, -1) for row in rows], -2))
+
+
+def _rank_one_law(lam: Tensor) -> Distribution:
+    mean, b, c = lam.chunk(3, -1)
+    return MultivariateNormal(mean, b[..., :, None] * b[..., None, :] + c.square().diag_embed())
+
+
+LAWS: dict[str, Callable[[Tensor], Distribution]] = {
+    "MeanFieldGaussian": lambda lam: Independent(Normal(lam[..., :2], lam[..., 2:].exp()), 1),
+    "FlatCholesky": _cholesky_law,
+    "Beta": lambda lam: Independent(BetaLaw(lam[..., :1], lam[..., 1:]), 1),
+    "RankOneGaussian": _rank_one_law,
+}
+
+
+def several(q: FlatPosterior, batch: tuple[int, ...], seed: int) -> FlatPosterior:
+    """Make a batch of posteriors near one, on its manifold where there is one."""
+    vector = q.vector.detach()
+    if not batch:
+        return q.at(vector)
+    vector = vector.expand(*batch, q.size).contiguous()
+    change = 0.05 * normal(*batch, q.size, seed=seed).to(vector.dtype)
+    return q.at(q.retracted(vector, q.projected(vector, change)))
+
+
+def fisher(
+    law: Callable[[Tensor], Distribution],
+    vector: Tensor,  # (D,)
+) -> Tensor:  # (D, D)
+    """Compute the Fisher matrix of a law by autograd, as the Hessian of KL(q_λ₀ ‖ q_λ) at λ = λ₀."""
+    there = law(vector.detach())
+
+    def divergence(lam: Tensor) -> Tensor:
+        return kl_divergence(there, law(lam)).sum()
+
+    return torch.autograd.functional.hessian(divergence, vector.detach())
+
 
 # The check of a posterior over a flat vector: draws, density, scores, Fisher matrix, moves and state
 
-BATCHES: list[tuple[int, ...]] = [(), (2, 3)]
 DRAWS = 4000  # of a z-test
 
 
@@ -69,14 +136,10 @@ def _module(claim: Claim, q: FlatPosterior) -> None:
     claim.holds(right, "mean_probe must be a leaf that requires grad, zero in the shape of λ")
     other = copy.deepcopy(q)
     theta = q.sample(2, _seeded())
-    other.assign(Coordinates(q.retracted(q.vector, 0.1 * torch.ones_like(q.vector)), q.no_matrix), _all(q))
+    other.restore(Coordinates(q.retracted(q.vector, 0.1 * torch.ones_like(q.vector)), q.no_matrix))
     claim.holds(not torch.equal(other.log_prob(theta), q.log_prob(theta)), "the density must follow the vector")
     other.load_state_dict(q.state_dict())
     claim.same("load_state_dict must carry q", other.log_prob(theta), q.log_prob(theta))
-
-
-def _all(q: FlatPosterior) -> Tensor:
-    return torch.ones(q.batch_shape, dtype=torch.bool)
 
 
 def _samples(claim: Claim, q: FlatPosterior) -> None:
@@ -181,7 +244,6 @@ def _draws(claim: Claim, q: FlatPosterior) -> None:
 # The check of an exponential family: its log-partition function, parameters, divergences and steps
 
 _TRIGAMMA = 1e-7  # torch's, which autograd takes, is off by 5e-10
-_LENGTHS = (1.0, 30.0, 1000.0)  # of steps that must stay in the domain
 
 
 def check_exponential_family(
@@ -232,7 +294,7 @@ def _parameters(claim: Claim, q: ExponentialFamily) -> None:
     claim.close("exact_fisher_solve must undo fisher_product", back, change, _TRIGAMMA)
     claim.close("natural must undo expectation", q.natural(omega), q.vector, _TRIGAMMA)
     claim.close("with_expectation must make that member", q.with_expectation(omega).vector, q.vector, _TRIGAMMA)
-    theta = q.sample(4, torch.Generator().manual_seed(3))
+    theta = q.sample(4, _seeded())
     size = (4, *q.vector.shape)
     got = tuple(q.statistics(theta).shape)
     claim.holds(got == size, f"statistics must have the shape {size}; got {got}")
@@ -246,13 +308,13 @@ def _steps(claim: Claim, q: ExponentialFamily) -> None:
     claim.close("a short step must follow a straight line", 1e6 * short, direction, 1e-5)
     for seed in range(20):
         direction = q.vector.abs() * normal(*q.vector.shape, seed=seed)
-        for length in _LENGTHS:
+        for length in (1.0, 30.0, 1000.0):
             inside = q.in_domain(q.retracted(q.vector, length * direction))
             claim.holds(bool(inside.all()), f"a step of {length:g} times η must stay in the domain")
 
 
 def _draws_of_family(claim: Claim, q: ExponentialFamily) -> None:
-    theta = q.sample(DRAWS, torch.Generator().manual_seed(3))
+    theta = q.sample(DRAWS, _seeded())
     other = q.at(q.retracted(q.vector, 0.1 * q.vector * normal(*q.vector.shape, seed=23)))
     claim.unbiased("expectation must be the mean of the statistics", q.statistics(theta), q.expectation())
     difference = q.log_prob(theta) - other.log_prob(theta)

@@ -1,8 +1,7 @@
 """The check of a metric: what it makes of gradients in the vector of flat posteriors, and what it remembers of them."""
 
 import copy
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,14 +9,33 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.flat import ClosedForm
-from torchngvi.interfaces import Acceleration, Bent, Local, Metric
+from torchngvi.interfaces import Acceleration, Bent, LinearTarget, Local, Metric, Posterior
+from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.rules import RootGradient
-from torchngvi.testing.claims import DTYPE, EXACT, IDENTITY, SINGLE, Claim, NoReads, batch_text, kind, normal
-from torchngvi.testing.flat_problems import FLAT, LAWS, fisher, several
+from torchngvi.testing.claims import (
+    BATCHES,
+    DIM,
+    DTYPE,
+    EXACT,
+    IDENTITY,
+    POSTERIORS,
+    SINGLE,
+    Claim,
+    NoReads,
+    batch_text,
+    check_members,
+    entries,
+    kind,
+    made,
+    mapped,
+    normal,
+    start,
+    unlike,
+)
+from torchngvi.testing.flat_posteriors import FLAT, LAWS, fisher, several
 
-BATCHES: list[tuple[int, ...]] = [(), (2, 3)]
 STEPS = 3
 _ROUNDER = 2.0  # the least by which a natural metric lowers the condition of the Fisher matrix
 State = dict[str, Any]
@@ -99,44 +117,22 @@ def _run(part: Metric, q: FlatPosterior, gradients: list[Tensor]) -> tuple[list[
     return bents, state
 
 
-def _leaves(state: State, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The entries of nested dicts, by their path."""
-    for name, value in state.items():
-        yield from _leaves(value, f"{prefix}{name}/") if isinstance(value, dict) else [(prefix + name, value)]
-
-
-def _unlike(one: State, two: State) -> str | None:
-    """The first entry in which two states differ, to the last bit."""
-    first, second = dict(_leaves(one)), dict(_leaves(two))
-    for name in first | second:
-        x, y = first.get(name), second.get(name)
-        if isinstance(x, Tensor) and isinstance(y, Tensor):
-            if x.shape != y.shape or not bool(((x == y) | (x.isnan() & y.isnan())).all()):
-                return name
-        elif type(x) is not type(y) or x != y:
-            return name
-    return None
-
-
 def _steps(claim: Claim, part: Metric, q: FlatPosterior) -> None:
     """Shapes, slopes and states of a few steps, each of them tried twice."""
     state, vector = part.init(q), q.vector.clone()
-    for name, value in _leaves(state):
+    for name, value in entries(state):
         kinds = Tensor | int | float | bool | str | None
         claim.holds(isinstance(value, kinds), f"its state {name!r} must be a tensor or a number, which is saved")
     for step, gradient in enumerate(_gradients(q)):
-        given, before = gradient.clone(), copy.deepcopy(state)
-        bent, new = _call(part, q, gradient, state, step)
-        claim.holds(set(new) <= set(state), f"it must hand back state that init has made, {sorted(state)}")
-        changed = _unlike(state, before)
-        sentence = f"it must hand back new state, not write to {changed!r}: the step may not be taken"
-        claim.holds(changed is None, sentence)
+        given = gradient.clone()
+        args = gradient, state, step
+        bent, new = claim.keeps_state(state, lambda args=args: _call(part, q, *args), grows=True)  # type: ignore[misc]
         claim.same("it must not write to the gradient", gradient, given)
         claim.same("it must not move q", q.vector, vector)
         with NoReads():
             again, retried = _call(part, q, gradient, state, step)
         claim.same("a step that is tried again must find the same direction", again.local.a, bent.local.a)
-        claim.holds(_unlike(new, retried) is None, "a step that is tried again must leave the same state")
+        claim.holds(unlike(new, retried) is None, "a step that is tried again must leave the same state")
         _bent(claim, q, gradient, bent)
         if part.natural or step == 0:
             claim.holds((bent.slope > 0).all(), "slope must be positive: the direction goes along the gradient")
@@ -251,7 +247,7 @@ def _single(claim: Claim, factory: Factory, q: FlatPosterior) -> None:
     floats, state = _run(factory(), single.q, [gradient.float() for gradient in gradients])
     for bent, gradient in zip(floats, gradients, strict=True):
         _bent(claim.at(f"{claim.where}, float32"), single.q, gradient.float(), bent)
-    for name, value in _leaves(state):
+    for name, value in entries(state):
         wrong = isinstance(value, Tensor) and value.dtype == torch.float64
         claim.holds(not wrong, f"its state {name!r} must have the dtype of λ, float32")
     if not told.asked:
@@ -272,31 +268,116 @@ def _shapes(claim: Claim, part: Metric, q: FlatPosterior) -> None:
 
 
 def _resume(claim: Claim, factory: Factory, q: FlatPosterior) -> None:
-    """In the optimizer, from a state dict that was written to a file."""
-    bound = _bound(q)
+    goal = q.vector.detach() + 0.3  # where a lower bound is highest
 
     def optimizer(q: FlatPosterior) -> NaturalGradientVI:
         return NaturalGradientVI(q, RootGradient(), lr=1e-3, estimator=ClosedForm(), metric=factory())
 
-    first = copy.deepcopy(q)
-    opt = optimizer(first)
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        opt.step(bound)
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    file.seek(0)
-    second = copy.deepcopy(first)
-    resumed = optimizer(second)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    for each in (opt, resumed):
-        torch.manual_seed(3)
-        each.step(bound)
-    claim.same("a run must resume from the state dict of its optimizer, bit for bit", second.vector, first.vector)
-    claim.holds(not torch.equal(first.vector, q.vector), "a small step along its direction must move q")
+    claim.resumes(q, optimizer, lambda lam: -0.5 * (lam - goal).square().sum(-1))
 
 
-def _bound(q: FlatPosterior) -> Callable[[Tensor], Tensor]:
-    """A lower bound that is highest elsewhere."""
-    goal = q.vector.detach() + 0.3
-    return lambda lam: -0.5 * (lam - goal).square().sum(-1)
+# The check of an acceleration: bent gradients of a small regression, in the metric of q
+
+
+def check_acceleration(
+    factory: Callable[[LinearTarget], Acceleration],
+) -> None:
+    """Check that an acceleration keeps the contract of `Acceleration`, on every posterior that it takes.
+
+    It is given the gradients of a small regression, as a run would meet them, and has to keep these promises.  `slope`
+    is the inner product ⟨∇L, B∇L⟩ = a·a' + ½⟨P, P'⟩ in the metric of q, and is positive.  A zero gradient stays zero.
+    New state is returned and the old is not written to.  `forget` leaves what `init` makes, for the members that it
+    is said of.  Members do not depend on one another.  Posteriors that it refuses by a `PairError` are left out.
+
+    Args:
+        factory: makes the acceleration of a model, or of any: ``lambda model: QuasiNewton()``.
+
+    Raises:
+        AssertionError: a promise is broken; the text says which, by how much, and for which input.
+
+    >>> from torchngvi.rules import QuasiNewton
+    >>> check_acceleration(lambda model: QuasiNewton())
+    """
+    claim = Claim(kind(factory(_model())))
+    claim.holds(isinstance(factory(_model()), Acceleration), "it must be a torchngvi.interfaces.Acceleration")
+    tried = 0
+    for name, posterior in POSTERIORS.items():
+        for batch in BATCHES:
+            at = start(posterior, batch, 5)
+            q, here = made(posterior, at), claim.at(f"{batch_text(batch)}, {name}")
+            with here.works("init, forget or a call"):
+                try:
+                    factory(_model()).init(q)
+                except PairError:
+                    continue
+                tried += 1
+                went = torch.full(batch, 0.3, dtype=DTYPE)  # the ρ of the steps between the gradients
+                if batch:
+                    went[0, 0] = 0.0  # whose steps were rejected
+                given: list[Any] = [*_gradients_in_frame(q), went]
+                _state_of_acceleration(here, factory(_model()), q, given[0])
+                bent, state = _accelerated(here, factory(_model()), q, given)
+                _forget(here, factory(_model()), q, given[0], state, went)
+
+                def run(q: Posterior, given: list[Any], claim: Claim = here) -> tuple[Tensor, ...]:
+                    return _accelerated(claim, factory(_model(q.mean_probe.dtype)), q, given)[0]
+
+                check_members(here, posterior, at, given, run, bent, "gradient")
+    claim.holds(tried > 0, "it refused every posterior")
+
+
+def _model(dtype: torch.dtype = DTYPE) -> LinearTarget:
+    X, y = normal(6, DIM, seed=61, dtype=dtype), torch.tensor([0.0, 1.0, 2.0, 0.0, 1.0, 0.0], dtype=dtype)
+    return GeneralizedLinear(0.3 * X, y, "poisson_log", prior_precision=1.0)
+
+
+def _gradients_in_frame(q: Posterior) -> list[Local]:
+    """Of a model near q's optimum, each a step on from the one before."""
+    batch, structure = tuple(q.batch_shape), q.structure
+    a, X = 0.3 * normal(*batch, q.dim, seed=62), 0.3 * normal(*batch, q.dim, q.dim, seed=63)
+    P = structure.from_dense(0.5 * (X + X.mT))
+    return [Local(f * a, f**2 * P) for f in (0.8**k + 0.02 * k for k in range(4))]
+
+
+def _accelerated(
+    claim: Claim, part: Acceleration, q: Posterior, given: list[Any]
+) -> tuple[tuple[Tensor, Tensor, Tensor], State]:
+    """a, P and slope of the last of the bent gradients, and the state after it."""
+    *gradients, went = given
+    state, before = part.init(q), torch.zeros_like(went)
+    for gradient in gradients:
+        bent, memory = part(q, gradient, before.to(gradient.a), state)
+        for name, x, like in zip("aP", bent.local, gradient, strict=True):
+            right = x.shape == like.shape and x.dtype == like.dtype and bool(x.isfinite().all())
+            claim.holds(right, f"the {name} of the bent gradient must be finite, like that of the gradient")
+        P, other = (q.structure.full(x.P) for x in (gradient, bent.local))
+        inner = (gradient.a * bent.local.a).sum(-1) + 0.5 * (P * other).sum((-2, -1))
+        sentence = "slope must be ⟨∇L, B∇L⟩ in the metric of q, a·a' + ½⟨P, P'⟩"
+        claim.close(sentence, bent.slope, inner, IDENTITY if inner.dtype == DTYPE else SINGLE)
+        claim.holds((bent.slope > 0).all(), "slope must be positive: the bent gradient goes down")
+        state, before = state | memory, went
+    return (*bent.local, bent.slope), state
+
+
+def _state_of_acceleration(claim: Claim, part: Acceleration, q: Posterior, gradient: Local) -> None:
+    state, still = part.init(q), torch.zeros_like(gradient.a[..., 0])
+    claim.keeps_state(state, lambda: part(q, gradient, still, state))
+    bent, _ = part(q, mapped(torch.zeros_like, gradient), still, part.init(q))
+    for x in bent.local:
+        claim.close("where ∇L is zero, so must the bent gradient be", x, torch.zeros_like(x))
+
+
+def _forget(claim: Claim, part: Acceleration, q: Posterior, gradient: Local, state: State, went: Tensor) -> None:
+    """All members, or all but the first."""
+    still = torch.zeros_like(went)
+    fresh, _ = part(q, gradient, still, part.init(q))
+    known, _ = part(q, gradient, went, dict(state))
+    keep = torch.zeros(q.batch_shape, dtype=torch.bool)
+    for masks in (keep, ~keep):
+        emptied = {name: value.clone() for name, value in state.items()}
+        part.forget(masks, emptied)
+        bent, _ = part(q, gradient, torch.where(masks, went, still), emptied)
+        expected = known if bool(masks.any()) else fresh
+        what = "leave what is known of the members of the mask" if bool(masks.any()) else "leave what init makes"
+        for x, y in zip((*bent.local, bent.slope), (*expected.local, expected.slope), strict=True):
+            claim.close(f"forget must {what}", x, y, IDENTITY)

@@ -1,7 +1,6 @@
 """Checks of momenta and of step sizes."""
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,41 +21,35 @@ from torchngvi.interfaces import (
 from torchngvi.models import LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import NaturalGradient
-from torchngvi.testing.claims import IDENTITY, SINGLE, Claim, NoReads, batch_text, kind, normal, root_in, symmetric_in
-from torchngvi.testing.problems import POSTERIORS, made, start
+from torchngvi.testing.claims import (
+    BATCHES,
+    IDENTITY,
+    POSTERIORS,
+    Claim,
+    NoReads,
+    batch_text,
+    check_members,
+    entries,
+    kind,
+    made,
+    mapped,
+    normal,
+    root_in,
+    start,
+    symmetric_in,
+)
 
 # The check of a momentum: averages of made-up changes, in the coordinates of every posterior
 
-BATCHES: list[tuple[int, ...]] = [(), (2, 3)]
 STEPS = 4
 State = dict[str, Tensor]
 
 
 class Changes(NamedTuple):
-    """What the rule would do in one step, as a momentum is told it.
-
-    Attributes:
-        change: -λ̇, that of a step of ρ = 1, in q's own coordinates.
-        norm2: the squared natural norm of λ̇, (*batch,).
-
-    >>> Changes(Coordinates(torch.ones(1), torch.ones(1, 1)), torch.ones(())).times(2.0).change.vector.item()
-    2.0
-    """
+    """What the rule would do in one step, as a momentum is told it: -λ̇ of a step of ρ = 1, and |λ̇|² (*batch,)."""
 
     change: Coordinates
-    norm2: Tensor  # (*batch,)
-
-    def times(self, factor: float) -> "Changes":
-        """Return the changes times a number, beside the same norm."""
-        return Changes(Coordinates(factor * self.change.vector, factor * self.change.matrix), self.norm2)
-
-    def member(self, index: tuple[int, ...]) -> "Changes":
-        """Return the changes of one member of the batch."""
-        return Changes(Coordinates(self.change.vector[index], self.change.matrix[index]), self.norm2[index])
-
-    def float(self) -> "Changes":
-        """Return the changes in single precision."""
-        return Changes(Coordinates(self.change.vector.float(), self.change.matrix.float()), self.norm2.float())
+    norm2: Tensor
 
 
 def check_momentum(
@@ -84,19 +77,18 @@ def check_momentum(
             at = start(posterior, batch, 5)
             q, here = made(posterior, at), claim.at(f"{batch_text(batch)}, {name}")
             with here.works("init or a call"):
-                given = _changes(q)
-                _state(here, factory(), q, given)
-                outs, _ = _run(here, factory(), q, given)
-                _direction(here, factory, q, given, outs)
-                for index in {(0,) * len(batch), tuple(size - 1 for size in batch)} if batch else ():
-                    one = made(posterior, at.member(index))
-                    alone, _ = _run(here, factory(), one, [step.member(index) for step in given])
-                    for part, whole in zip(alone[-1], outs[-1], strict=True):
-                        here.close("batch members must not depend on one another", whole[index], part, IDENTITY)
-                single, _ = _run(here, factory(), made(posterior, at.float()), [step.float() for step in given])
-                for part, whole in zip(single[-1], outs[-1], strict=True):
-                    here.close("its average in float32 must be that of float64", part, whole.float(), SINGLE)
-                _resume(here, factory, q)
+                given, momentum = _changes(q), factory()
+                _state(here, momentum, q, given[0], momentum.init(q))
+
+                def run(q: Posterior, given: list[Changes], claim: Claim = here) -> Coordinates:
+                    return _average(claim, factory(), q, given)
+
+                last = run(q, given)
+                _direction(here, run, q, given, last)
+                check_members(here, posterior, at, given, run, last, "average")
+                if Tangent in q.takes:
+                    opt = here.resumes(q, lambda q: _optimizer(q, factory()), _TARGET)
+                    here.holds(opt.rejections == 0, "a small step along its average must be taken")
 
 
 def _changes(q: Posterior) -> list[Changes]:
@@ -112,75 +104,47 @@ def _changes(q: Posterior) -> list[Changes]:
     ]
 
 
-def _step(momentum: Momentum, q: Posterior, given: Changes, state: State) -> tuple[Coordinates, State]:
-    return momentum(q, given.change, lambda: given.norm2, state)
-
-
-def _run(claim: Claim, momentum: Momentum, q: Posterior, given: list[Changes]) -> tuple[list[Coordinates], State]:
-    """The averages of all steps, and the state after them."""
-    state, outs = momentum.init(q), []
-    for step in given:
-        out, memory = _step(momentum, q, step, state)
-        for name, part, like in zip(("vector", "matrix"), out, step.change, strict=True):
+def _average(claim: Claim, momentum: Momentum, q: Posterior, given: list[Changes]) -> Coordinates:
+    """The average after all steps."""
+    state = momentum.init(q)
+    for change, norm2 in given:
+        out, memory = momentum(q, change, lambda norm2=norm2: norm2, state)  # type: ignore[misc]
+        for name, part, like in zip(("vector", "matrix"), out, change, strict=True):
             right = part.shape == like.shape and part.dtype == like.dtype and bool(part.isfinite().all())
             claim.holds(right, f"the {name} of its average must be finite, like that of the change")
-        outs.append(out)
         state = state | memory
-    return outs, state
+    return out
 
 
-def _state(claim: Claim, momentum: Momentum, q: Posterior, given: list[Changes]) -> None:
-    state, like = momentum.init(q), q.mean_probe
+def _state(claim: Claim, momentum: Momentum, q: Posterior, given: Changes, state: State) -> None:
     for name, value in state.items():
-        right = value.shape[: len(q.batch_shape)] == q.batch_shape and value.dtype == like.dtype
+        right = value.shape[: len(q.batch_shape)] == q.batch_shape and value.dtype == q.mean_probe.dtype
         claim.holds(right, f"its state {name!r} must begin with the batch {tuple(q.batch_shape)}, in the dtype of q")
-    _step(momentum, q, given[0], state)  # indices of the structure are made once, from positions on the host
-    before = {name: value.clone() for name, value in state.items()}
-    with NoReads():
-        _, memory = _step(momentum, q, given[0], state)
-    claim.holds(set(memory) <= set(state), f"it must hand back state that init has made, {sorted(state)}")
-    for name, value in before.items():
-        claim.same(f"it must hand back new state, not write to {name!r}: the step may not be taken", state[name], value)
-        shape = memory.get(name, value).shape
-        claim.holds(shape == value.shape, f"its state {name!r} must keep its shape {tuple(value.shape)}")
+
+    def call() -> tuple[Coordinates, State]:
+        return momentum(q, given.change, lambda: given.norm2, state)
+
+    call()  # indices of the structure are made once, from positions on the host
+    claim.keeps_state(state, call, reads=False)
 
 
-def _direction(
-    claim: Claim, factory: Callable[[], Momentum], q: Posterior, given: list[Changes], outs: list[Coordinates]
-) -> None:
-    opposite, _ = _run(claim, factory(), q, [step.times(-1.0) for step in given])
-    for part, whole in zip(opposite[-1], outs[-1], strict=True):
+def _direction(claim: Claim, run: Any, q: Posterior, given: list[Changes], last: Coordinates) -> None:
+    opposite = run(q, [step._replace(change=mapped(torch.neg, step.change)) for step in given])
+    for part, whole in zip(opposite, last, strict=True):
         claim.close("the average of opposite changes must be the opposite", part, -whole, IDENTITY)
-    still, _ = _run(claim, factory(), q, [Changes(step.times(0.0).change, 0 * step.norm2) for step in given])
-    for part in still[-1]:
+    for part in run(q, mapped(torch.zeros_like, given)):
         claim.close("the average of changes that are zero must be zero", part, torch.zeros_like(part))
-    same, _ = _run(claim, factory(), q, STEPS * given[:1])
-    batch = len(q.batch_shape)
-    along = sum((x * y).flatten(batch).sum(-1) for x, y in zip(same[-1], given[0].change, strict=True))
-    claim.holds((along > 0).all(), "the average of one change, again and again, must go along it")  # type: ignore[union-attr]
+    same, batch = run(q, STEPS * given[:1]), len(q.batch_shape)
+    along = torch.stack([(x * y).flatten(batch).sum(-1) for x, y in zip(same, given[0].change, strict=True)]).sum(0)
+    claim.holds((along > 0).all(), "the average of one change, again and again, must go along it")
 
 
-def _resume(claim: Claim, factory: Callable[[], Momentum], q: Posterior) -> None:
-    """In the optimizer, from its state dict."""
-    if Tangent not in q.takes:
-        return
-    target = LogJoint(lambda theta: -0.5 * theta.square().sum(-1) - 0.1 * (theta**4).sum(-1))
+_TARGET = LogJoint(lambda theta: -0.5 * theta.square().sum(-1) - 0.1 * (theta**4).sum(-1))
 
-    def optimizer(q: Posterior) -> NaturalGradientVI:
-        rule, draws = NaturalGradient(), Stein(Fixed(2 * q.dim))
-        return NaturalGradientVI(q, rule, lr=1e-3, estimator=draws, momentum=factory())
 
-    first = copy.deepcopy(q)
-    opt = optimizer(first)
-    opt.step(target)
-    second = copy.deepcopy(first)
-    resumed = optimizer(second)
-    resumed.load_state_dict(opt.state_dict())
-    for each in (opt, resumed):
-        each.step(target)
-    for one, two in zip(first.coordinates, second.coordinates, strict=True):
-        claim.same("a run must resume from the state dict of its optimizer, bit for bit", one, two)
-    claim.holds(opt.rejections == 0, "a small step along its average must be taken")
+def _optimizer(q: Posterior, momentum: Momentum) -> NaturalGradientVI:
+    draws = Stein(Fixed(2 * q.dim))
+    return NaturalGradientVI(q, NaturalGradient(), lr=1e-3, estimator=draws, momentum=momentum)
 
 
 # The check of a step size: what it proposes along made-up paths, and how it judges made-up trials
@@ -254,14 +218,8 @@ def _propose(claim: Claim, control: StepSize, norm2: Tensor, lr: float | Tensor,
     return rho
 
 
-def _tensors(state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Of nested dicts."""
-    for name, value in state.items():
-        yield from _tensors(value) if isinstance(value, dict) else [(name, value)]
-
-
 def _step_state(claim: Claim, control: StepSize, like: Tensor) -> None:
-    for name, value in _tensors(control.init(like)):
+    for name, value in entries(control.init(like)):
         right = value.shape == like.shape and value.dtype == like.dtype
         claim.holds(right, f"init must give its state {name!r} one entry a member, in their dtype")
 
@@ -299,14 +257,10 @@ def _trial(like: Tensor, after: float, rho: float = 0.25, slack: float = 0.0) ->
 def _judged(
     claim: Claim, control: TrialStepSize, trial: Trial, state: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    before = {name: value.clone() for name, value in state.items()}
-    with NoReads():
-        accept, new = control.judge(trial, state)
+    accept, new = claim.keeps_state(state, lambda: control.judge(trial, state), reads=False)
     right = accept.dtype == torch.bool and accept.shape == trial.before.shape
     claim.holds(right, "judge must give one truth a member")
-    claim.holds(set(new) == set(before), f"judge must give back its state {sorted(before)}; got {sorted(new)}")
-    for name, value in before.items():
-        claim.same(f"judge must give back a new state, not write to {name!r}", state[name], value)
+    claim.holds(set(new) == set(state), f"judge must give back its state {sorted(state)}; got {sorted(new)}")
     return accept, new
 
 

@@ -24,33 +24,37 @@ from torchngvi.interfaces import (
 )
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.testing.claims import (
+    BATCHES,
     DIFFERENCE,
+    DIM,
     DTYPE,
     EXACT,
     IDENTITY,
     SINGLE,
     Claim,
+    Normal,
+    PosteriorFactory,
+    after,
     batch_text,
     definite_in,
     derivative,
     kind,
+    made,
     mask,
     matvec,
+    moments,
     normal,
     root_in,
+    single,
+    start,
     symmetric_in,
 )
-from torchngvi.testing.problems import DIM, Normal, PosteriorFactory, after, made, moments, start
 
 # What a posterior makes of each move that it takes: its definition, and what leaves the cone
 
 
 def check_moves(claim: Claim, q: Posterior) -> None:
-    """Check every move of `takes` against its definition, and each with an entry that is not finite.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> check_moves(Claim("CholeskyGaussian"), CholeskyGaussian(3, dtype=torch.float64))
-    """
+    """Check every move of `takes` against its definition, and each with an entry that is not finite."""
     known: dict[type, Callable[[Claim, Posterior], Move]] = {
         Congruence: _congruence,
         Tangent: _tangent_of_move,
@@ -181,8 +185,6 @@ def _not_finite(claim: Claim, q: Posterior, move: Move) -> None:
 
 # The check of a posterior: frame, probes, densities, natural gradient and state
 
-BATCHES: list[tuple[int, ...]] = [(), (2, 3)]
-
 
 def check_posterior(
     factory: PosteriorFactory,
@@ -222,8 +224,8 @@ def check_posterior(
             _assignment(here, q)
             if isinstance(q, Gaussian):
                 _densities(here, q, start(factory, batch, 8, dim), factory)
-            single = made(factory, at.float())
-            for name, one, two in zip(("mean", "covariance"), moments(single), moments(q), strict=True):
+            floats = moments(made(factory, single(at)))
+            for name, one, two in zip(("mean", "covariance"), floats, moments(q), strict=True):
                 here.close(f"its {name} in float32 must be that of float64", one, two.float(), SINGLE)
 
 

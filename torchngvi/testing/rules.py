@@ -12,16 +12,23 @@ from torchngvi.testing.claims import (
     DIFFERENCE,
     DTYPE,
     IDENTITY,
-    SINGLE,
+    POSTERIORS,
     Claim,
+    Normal,
+    PosteriorFactory,
+    Quadratic,
+    after,
     batch_text,
+    check_members,
     derivative,
     kind,
+    made,
     matvec,
+    quadratic,
     relative_error,
+    start,
     tensors_in,
 )
-from torchngvi.testing.problems import POSTERIORS, PosteriorFactory, Quadratic, after, made, quadratic, start
 
 CASES: list[tuple[tuple[int, ...], float]] = [((), 1.0), ((2, 3), 0.5)]  # batch and temperature
 RHO = 0.03  # a step that every descent stays in the cone with
@@ -81,16 +88,11 @@ def _check_on(claim: Claim, rule: Rule, factory: PosteriorFactory, problem: Quad
         claim.same("it must not write to q or to the packet", now, old)
     claim.holds(q.mean_probe.grad is None and q.root_probe.grad is None, "it must leave no gradient in the probes")
     _start_of_the_path(claim, rule, q, path, problem)
-    for index in {(0,) * len(batch), tuple(size - 1 for size in batch)} if batch else ():
-        one = made(factory, at.member(index))
-        alone, _ = after(one, rule(one, problem.member(index).packet(one)).at(rho[index]))
-        for part, whole in zip(alone, there, strict=True):
-            claim.close("batch members must not depend on one another", whole[index], part, IDENTITY)
-    with claim.works("a call in float32"):
-        single = made(factory, at.float())
-        moved, _ = after(single, rule(single, problem.float().packet(single)).at(rho.float()))
-    for part, whole in zip(moved, there, strict=True):
-        claim.close("a step in float32 must be that of float64", part, whole.float(), SINGLE)
+
+    def run(q: Posterior, given: tuple[Quadratic, Tensor]) -> Normal:
+        return after(q, rule(q, given[0].packet(q)).at(given[1]))[0]
+
+    check_members(claim, factory, at, [problem, rho], run, there, "step")
     return True
 
 
