@@ -2,11 +2,12 @@
 
 import copy
 import math
+import re
 
 import pytest
 import torch
 import torch.utils.data as tud
-from sparse_models import SparseModel
+from sparse_models import SparseModel, tightening
 
 from torchngvi.adapters.gpytorch import (
     NaturalGradientVariationalDistribution,
@@ -76,10 +77,11 @@ def learn(model, likelihood, rows, **options):
 
 
 def loss_of(model, likelihood, x, y):
-    """GPyTorch's own: the negative ELBO per datum with priors."""
+    """GPyTorch's own: the negative ELBO per datum with priors; for Gaussian noise less what the tighter bound adds."""
     model.train()
     likelihood.train()
-    return -gp.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y)
+    elbo = gp.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y)
+    return -elbo - tightening(model, likelihood, x) / len(y)
 
 
 def steepest(model, likelihood, x, y):
@@ -104,6 +106,19 @@ class TestWhereItEnds:
         assert result.reason.startswith("because a round on all rows has raised the bound by less than 0.001 nats a d")
         assert result.converged
         assert str(result).startswith(f"{len(result.losses)} rounds, negative ELBO per datum {result.losses[-1]:.4f}, ")
+
+    @pytest.mark.usefixtures("short")
+    def test_rows_that_the_inducing_points_leave_unexplained(self):
+        """Six points for three far apart stretches of rows, beside a small noise: the reason says what to raise."""
+        x = torch.cat([part + data()[0] for part in (0.0, 20.0, 40.0)])
+        model, likelihood = Model(Z=torch.zeros(6, 1)).double(), likelihood_of()
+        likelihood.noise = 1e-3
+        likelihood.requires_grad_(False)
+        text = (
+            r"; 6 inducing points leave \d+% of the rows unexplained, whose variance given them is more than 10 times t"
+        )
+        assert re.search(text, learn(model, likelihood, (x, torch.sin(x[:, 0]))).reason)
+        assert "inducing points" not in learn(*set_up()).reason
 
     @pytest.mark.accuracy
     def test_the_verdicts_are_on_q(self):
@@ -180,7 +195,8 @@ class TestWhereItEnds:
         # its own bound has no jitter beside k(x, x)
         assert abs(float(loss_of(model, likelihood, *rows).detach()) - result.losses[-1]) < 2e-5
         again = refine_svgp(model, likelihood, [rows], progress=False)
-        assert abs(again.loss / N - result.losses[-1]) < 1e-9
+        added = float(tightening(model, likelihood, rows[0]).detach())
+        assert abs((again.loss - added) / N - result.losses[-1]) < 1e-9
 
     def test_a_q_of_this_library_is_the_one_that_is_trained(self):
         """Nothing is put in its place, though it may be registered as one of GPyTorch's; but for q of u, one of v."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Sites
-from torchngvi.numerics.linalg import triangular_gram, triangular_rows
+from torchngvi.numerics.linalg import gram, triangular_gram, triangular_rows
 from torchngvi.numerics.versions import Versions
 
 
@@ -38,11 +38,11 @@ class Kernels(NamedTuple):
         return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - rows.square().sum(-1))
 
     @torch.no_grad()
-    def pulled(self, sites: Sites, H: Tensor, frame: Frame) -> "Kernels":
+    def pulled(self, sites: Sites, H: Tensor, frame: Frame, slack: Tensor | None = None) -> "Kernels":
         """∂E_q[ℓ] of the data part, from H = Σ β_n a_n a_nᵀ, which the step of q has formed already.
 
         With P = L⁻ᵀ(S - I) and w = L⁻ᵀm: for k(Z, x_n) it is w α_n + P β_n a_n, for L the lower part of
-        -w (Σ α_n a_n)ᵀ - P H.
+        -w (Σ α_n a_n)ᵀ - P H.  A bound whose slope in d_n is ½(β_n - κ_n) adds L⁻ᵀκ_n a_n and -L⁻ᵀ Σ κ_n a_n a_nᵀ.
         """
         S, dtype = covariance(frame), self.factor.dtype
         S.diagonal(dim1=-2, dim2=-1).sub_(1.0)
@@ -51,8 +51,13 @@ class Kernels(NamedTuple):
         w, P = both[..., :1], both[..., 1:]
         cross = P @ (sites.rows * sites.beta[..., None]).mT
         cross = torch.addcmul(cross, w, sites.alpha[..., None, :])
-        factor = -(P @ H + w * (sites.alpha[..., None, :] @ sites.rows)).tril()
-        return Kernels(factor, cross, sites.alpha, 0.5 * sites.beta)
+        factor = P @ H + w * (sites.alpha[..., None, :] @ sites.rows)
+        if slack is None:
+            return Kernels(-factor.tril(), cross, sites.alpha, 0.5 * sites.beta)
+        both = torch.cat([(sites.rows * slack[..., None]).mT, gram(sites.rows, slack)], -1).to(dtype)
+        both = torch.linalg.solve_triangular(self.factor.mT, both, upper=True).to(S.dtype)
+        more, of_factor = both.split([slack.shape[-1], S.shape[-1]], -1)
+        return Kernels(-(factor + of_factor).tril(), cross + more, sites.alpha, 0.5 * (sites.beta - slack))
 
 
 class Projection(NamedTuple):

@@ -2,9 +2,12 @@
 
 The optimal q is the prior times a Gaussian site t_n f_n - ½ c_n f_n² of each datum in f_n = μ_n + a_nᵀv (Adam et al.
 2021).  For a Gaussian likelihood of noise s_n² they are t_n = y_n/s_n² and c_n = 1/s_n², and the function is the
-collapsed bound of Titsias (2009),
+collapsed bound of Titsias (2025),
 
-    log N(y; μ, AᵀA + diag s²) - ½ Σ (k_nn - |a_n|²)/s_n²        A = (a_1, ..., a_N)
+    log N(y; μ, AᵀA + diag s²) - ½ Σ log(1 + d_n/s_n²)        A = (a_1, ..., a_N),  d_n = k_nn + jitter - |a_n|²
+
+It is that of Titsias (2009) plus ½ Σ (δ_n - log(1 + δ_n)), δ_n = d_n/s_n², since not only q(v) but q(f | v) is optimal;
+q(v) is the same.  Of a row with δ_n far above 1 the inducing points say little.
 
 For any other they are found by full natural steps, each of which replaces (t, c) by (β e - α, β) at the q before it;
 a step after which the ELBO is lower is halved.  The first q is that of the model, and then the one that the sites of
@@ -25,7 +28,7 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, count
-from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, energy
+from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, tightened
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, kernels
 from torchngvi.adapters.gpytorch.lent import forget
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
@@ -49,6 +52,7 @@ class _Point(NamedTuple):
     H: Tensor  # Σ c_n a_n a_nᵀ, (M, M)
     e: Tensor  # (B,)
     v: Tensor  # (B,)
+    d: Tensor  # (B,), the variances given the inducing values
     alpha: Tensor  # (B,), weighted
     beta: Tensor  # (B,), weighted
     divergence: float  # KL(q ‖ prior)
@@ -123,9 +127,11 @@ class ProfiledELBO:
         # a trial far off may leave sites from which a search, elsewhere, does not come back
         if point.value <= self._lowest:
             self._lowest, self.sites = point.value, (point.t, point.c)
-        values = self.target.latents.values(point.e, point.v)
-        energies = energy(self.target.likelihood, self.y.to(point.e.dtype), values)  # with the likelihood's parameters
-        loss = self.weight * energies.sum() + point.divergence
+        given_v = point.d if self.conjugate else None
+        with torch.enable_grad():  # with the likelihood's parameters
+            v = point.v.detach().requires_grad_()
+            energies = self.target._energies(self.y.to(v.dtype), point.e, v, self.weight, given_v)
+        loss = energies.sum() + point.divergence
         for tensor, gradient in zip(prior, gradients, strict=True):
             loss = loss + ((tensor - tensor.detach()) * gradient.to(tensor.dtype)).sum()
         return -loss / self.num_data
@@ -135,6 +141,12 @@ class ProfiledELBO:
         """Minus the derivative of each row's expected log likelihood in its latent value, at the last q, weighted."""
         assert self._last is not None
         return self._last.alpha
+
+    @property
+    def ratios(self) -> Tensor:
+        """δ_n of each row at the last evaluation: for Gaussian noise its variance given v over that of the noise."""
+        assert self._last is not None
+        return self._last.beta / self.weight * self._last.d
 
     @torch.no_grad()
     def assign(self) -> None:
@@ -231,7 +243,7 @@ class ProfiledELBO:
         value = float(energies.sum()) + divergence
         if not abs(value) < torch.inf:
             return None
-        return _Point(t, c, mean, inverse, H, e, v, alpha, beta, divergence, value)
+        return _Point(t, c, mean, inverse, H, e, v, projection.variance, alpha, beta, divergence, value)
 
     def _moments(self, e: Tensor, v: Tensor) -> Moments:
         """F_n, α_n and β_n, weighted."""
@@ -242,4 +254,5 @@ class ProfiledELBO:
         frame = Frame(point.mean, point.inverse, Dense(len(point.mean)), upper=True)
         sites = Sites(projection.rows, None, point.alpha, point.beta, None, point.mean)
         H = point.H if self.conjugate else gram(projection.rows, point.beta)
-        return prior.pulled(sites, H, frame)
+        slack = tightened(point.beta, point.d, self.weight)[1] if self.conjugate else None
+        return prior.pulled(sites, H, frame, slack)

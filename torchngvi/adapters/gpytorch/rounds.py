@@ -27,6 +27,7 @@ from torch import Tensor
 from torchngvi.adapters.gpytorch.epochs import of_model, penalty
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.starts import (
+    StartSettings,
     check_repeats,
     choose_inducing_points,
     left_open,
@@ -225,6 +226,19 @@ class Rounds(Engine):
         return loss.detach(), gradients
 
     # -------------------------------------------------------------------------------- what the loop asks
+
+    def remark(self) -> str:
+        """Say of which share of the rows the inducing points say little at the end; "" where that is small."""
+        bound, settings = self._part(len(self.losses)), StartSettings()
+        if not bound.conjugate or not self._value(bound) < math.inf:
+            return ""
+        share = float((bound.ratios > settings.unexplained).double().mean())
+        if share < settings.noticed:
+            return ""
+        return (
+            f"{self.strategy.inducing_points.shape[-2]} inducing points leave {share:.0%} of the rows unexplained, "
+            f"whose variance given them is more than {settings.unexplained:g} times the noise: raise their number."
+        )
 
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """The outcome: where no criterion has ended the run, that the bound has settled."""

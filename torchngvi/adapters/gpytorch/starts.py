@@ -239,6 +239,8 @@ class StartSettings(NamedTuple):
     short: float = 0.5  # standard deviations of an input that shows in the residuals
     middle: float = 5.0  # of one that shows in the targets only
     long: float = 20.0  # of the others
+    unexplained: float = 10.0  # times the noise that a row varies, given the inducing values, which do not explain it
+    noticed: float = 0.01  # share of such rows that is told
 
 
 _SETTINGS = StartSettings()

@@ -50,7 +50,7 @@ def train_svgp(
     """Train a sparse GP without a learning rate: ``train_svgp(model, likelihood, (x, y))``.
 
     All hyper-parameters and the inducing points are learnt by L-BFGS at the optimal q (for a Gaussian likelihood on the
-    collapsed bound of Titsias 2009), in rounds on growing parts of the rows, and q is refined on all rows at the end.
+    collapsed bound of Titsias 2025), in rounds on growing parts of the rows, and q is refined on all rows at the end.
     Inducing points that coincide, as ``torch.zeros(M, features)``, are put on rows of the data first.
 
     Use it for rows that fit into memory and one latent function; for data that come in batches, several latent
@@ -119,6 +119,8 @@ def train_svgp(
         forget(model)
         if trained.interrupted:
             return trained
+        if trained.losses and (remark := engine.remark()):
+            trained = replace(trained, reason=f"{trained.reason.rstrip('.')}; {remark}")
         if trained.losses and (sentence := constant_function(likelihood, y, trained.losses[-1])):
             trained = replace(trained, found="constant", reason=f"{trained.reason.rstrip('.')}; {sentence}")
         return trained.refined_by(refine_svgp(model, likelihood, [(x, y)], progress=progress))
