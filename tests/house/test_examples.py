@@ -74,8 +74,8 @@ def test_the_pictures_of_the_theory(tmp_path, capsys):
 
 
 @pytest.mark.accuracy
-def test_the_page_of_hierarchical_models(tmp_path):
-    """Every snippet of docs/hierarchical.md runs as it stands, in its order, and the pictures are drawn."""
+def test_hierarchical_models(tmp_path):
+    """The three models of examples/hierarchical.py converge, and their pictures are drawn."""
     results = run("hierarchical", "--out", str(tmp_path))
     assert [result.converged for result in results] == [True] * 3
     pictures = sorted(path.name for path in tmp_path.iterdir())

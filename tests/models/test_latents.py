@@ -505,12 +505,13 @@ def test_no_matrix_of_all_latents():
 
 
 def test_the_page_of_latents(capsys):
-    """The snippet of docs/marginal.md runs as it stands, and prints what stands there."""
-    text = (pathlib.Path(__file__).parents[2] / "docs/marginal.md").read_text(encoding="utf-8")
+    """The snippet of latent variables in docs/groups.md runs as it stands, and prints what stands there."""
+    text = (pathlib.Path(__file__).parents[2] / "docs/groups.md").read_text(encoding="utf-8")
+    text = text.partition("\n## Many latent variables\n")[2]
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     torch.manual_seed(0)
     seen = {}
-    exec(compile(snippet, "docs/marginal.md", "exec"), seen)
+    exec(compile(snippet, "docs/groups.md", "exec"), seen)
     assert seen["result"].converged
     assert f"`target.colours` is {seen['target'].colours}," in text
     assert capsys.readouterr().out.startswith("Laplace's log p(y, theta) is off by")
