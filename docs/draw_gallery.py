@@ -20,7 +20,7 @@ DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples"
 WIDTH = 1000  # pixels
 WITHOUT = {  # why an example has no picture of its own
-    "hierarchical": "draws three pictures, one of which is above, of [hierarchies](groups.md#a-hierarchical-model-of-your-own)",
+    "hierarchical": "draws three pictures, one of which is above, of [hierarchical models](groups.md)",
     "theory": "draws the two pictures of [the theory](theory.md), one of which is above",
     "torchrun_logistic": "prints its result, which is the same for any number of processes",
 }
