@@ -24,7 +24,7 @@ from torchngvi.metrics import (
     Recursive,
     Window,
 )
-from torchngvi.models.group_lasso_network import GroupLassoNetwork
+from torchngvi.models.regularized import GroupLassoNetwork
 from torchngvi.optim import Report
 from torchngvi.posteriors.flat import (
     AffineCoupling,

@@ -14,6 +14,15 @@ from typing import Any, NamedTuple
 
 # the old path of a module, and that of the module which holds its content now
 MODULES: dict[str, str] = {
+    "torchngvi.models.group_lasso_network": "torchngvi.models.regularized",
+    "torchngvi.models.mixture_integrand": "torchngvi.models.log_joint",
+    "torchngvi.models.summands": "torchngvi.models.streamed",
+    "torchngvi.models.mixed_summary": "torchngvi.models.mixed",
+    "torchngvi.models.mixed_spread": "torchngvi.models.mixed",
+    "torchngvi.models.mixed_start": "torchngvi.models.mixed_rows",
+    "torchngvi.models.mixed_units": "torchngvi.models.mixed_rows",
+    "torchngvi.models.effects_prior": "torchngvi.models.mixed_prior",
+    "torchngvi.models.scale_priors": "torchngvi.models.mixed_prior",
     "torchngvi.adapters.formula": "torchngvi.tables",
     "torchngvi.adapters.table_checks": "torchngvi.tables.cells",
     "torchngvi.adapters.files.npy": "torchngvi.adapters.files.reader",
@@ -116,7 +125,7 @@ MODULES: dict[str, str] = {
     "torchngvi.metrics.recursion": "torchngvi.metrics.recursive",
     "torchngvi.metrics.site_newton": "torchngvi.metrics.quasi_newton",
     "torchngvi.metrics.window": "torchngvi.metrics.fisher",
-    "torchngvi.models.by_moments": "torchngvi.models.mixed_spread",
+    "torchngvi.models.by_moments": "torchngvi.models.mixed",
     "torchngvi.models.graphs": "torchngvi.models.checks",
     "torchngvi.models.grouped": "torchngvi.models.factors",
     "torchngvi.models.guarded_factors": "torchngvi.models.guarded",

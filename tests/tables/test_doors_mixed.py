@@ -13,7 +13,7 @@ from helpers import DTYPE, close, randn
 
 from torchngvi import MixedModel, fit
 from torchngvi.models import GaussianNoise, HalfT, MixedLogJoint, MixedPrior, NegativeBinomial, StudentT
-from torchngvi.models.scale_priors import ScalesPrior
+from torchngvi.models.mixed_prior import ScalesPrior
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("formulae")

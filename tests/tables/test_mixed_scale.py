@@ -13,7 +13,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import Local
 from torchngvi.metrics import QuasiNewton
 from torchngvi.models import BernoulliLogit, MixedLogJoint, NegativeBinomial, mixed_rows
-from torchngvi.models.mixed_start import row_moments
+from torchngvi.models.mixed_rows import row_moments
 from torchngvi.numerics.logistic import softplus
 from torchngvi.structures import arrow, forest, levels
 

@@ -26,7 +26,7 @@ from torchngvi.fitting.records import Record
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Local, RootTangent, Rule, StepSize, Target
 from torchngvi.models.arguments import FullPrecision
-from torchngvi.models.mixture_integrand import MixtureIntegrand
+from torchngvi.models.log_joint import MixtureIntegrand
 from torchngvi.numerics.arrays import on_host
 from torchngvi.numerics.linalg import finite
 from torchngvi.optim import NaturalGradientVI

@@ -15,13 +15,10 @@ from torchngvi.models.likelihoods import (
     PoissonLog,
     StudentT,
 )
-from torchngvi.models.log_joint import LogJoint, PerDatum, WarpedTarget
-from torchngvi.models.mixed import MixedLogJoint, RandomEffects
-from torchngvi.models.mixed_prior import MixedPrior, Wishart
-from torchngvi.models.mixed_summary import MixedSummary
-from torchngvi.models.mixture_integrand import MixtureIntegrand
+from torchngvi.models.log_joint import LogJoint, MixtureIntegrand, PerDatum, WarpedTarget
+from torchngvi.models.mixed import MixedLogJoint, MixedSummary, RandomEffects
+from torchngvi.models.mixed_prior import Exponential, HalfNormal, HalfT, MixedPrior, Wishart
 from torchngvi.models.regularized import ExpectedPenalty, MeanPenalty, Regularized
-from torchngvi.models.scale_priors import Exponential, HalfNormal, HalfT
 from torchngvi.models.sharded import Sharded, ShardedDraws, ShardedLogJoint, ShardedTractable
 from torchngvi.models.softmax import SoftmaxRegression
 from torchngvi.models.streamed import Streamed

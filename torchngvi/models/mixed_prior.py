@@ -6,9 +6,23 @@ W is lower triangular with the diagonal e^{ω_kk} and the entries ω_lk below it
 
 is made of exponentials times polynomials.  Under a Gaussian, E[e^{cᵀx} f(x)] = e^{cᵀm + ½cᵀVc} E_{N(m + Vc, V)}[f]: the
 exponentials shift the mean, and what is left are moments of fourth order (Isserlis 1918).
+
+Priors of standard deviations and correlations, as densities of the coordinates that a fit moves.
+
+With b ~ N(0, Σ), Σ = diag(τ) R diag(τ) = (W Wᵀ)⁻¹ and ω the entries of W (`torchngvi.models.mixed_prior`),
+
+    log p(ω) = Σ_k log p(τ_k) + log p(R) - r Σ_k log τ_k - 2(r + 1) Σ_k ω_kk + Σ_k (r - k + 2) ω_kk:
+
+the Jacobians of Σ by (τ, R), 2^r Π τ_k^r, of Σ by Ω, |Ω|^-(r+1), and of Ω by ω, 2^r Π W_kk^(r-k+2).
+
+What the prior of the random effects adds to the log joint under q.
+
+Of n groups it is E[½ Σ_i b_iᵀΩb_i - n Σ_k ω_kk - log p(ω)] + (nr/2) log 2π.  The prior of ω is that of a
+Wishart matrix Ω, in closed form, or one of standard deviations and correlations, by Gauss-Hermite quadrature over ω.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +32,7 @@ from torchngvi.arguments import is_number
 from torchngvi.errors import InputError
 from torchngvi.models import checks
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.numerics.special import normal_rule
 from torchngvi.numerics.versions import tracked
 
 
@@ -39,7 +54,7 @@ class Wishart(NamedTuple):
 class MixedPrior(NamedTuple):
     """The priors of a mixed model: of fixed effects, of the covariance of random effects, and of the likelihood.
 
-    What is not given has a default in the units of the data (`torchngvi.models.mixed_units`), so that another unit or
+    What is not given has a default in the units of the data (`torchngvi.models.mixed_rows`), so that another unit or
     another origin of a column changes no prediction. With several grouping factors ``precision``, ``sd`` and
     ``concentration`` are those of each of them, or dicts from their names.
 
@@ -299,15 +314,178 @@ class Precision:
         return half_squares(known).sum(-1)
 
 
-def quadratic_terms(of: Effects, prior: Precision | None) -> Tensor:
-    """Compute what is quadratic in W of the prior: E[½ Σ_i b_iᵀΩb_i + ½ tr(S⁻¹Ω)]."""
-    return half_squares(of).sum(-1) if prior is None else half_squares(of).sum(-1) + prior.expected(of)
-
-
 @tracked
 @torch.enable_grad()
-def derivative(of: Effects, prior: Precision | None) -> Effects:
-    """Differentiate `quadratic_terms` by Bonnet's and Price's theorems, dF = gᵀdm + ½⟨H, dV⟩."""
+def derivative(energy: Callable[[Effects], Tensor], of: Effects) -> Effects:
+    """Differentiate an expectation by Bonnet's and Price's theorems, dF = gᵀdm + ½⟨H, dV⟩."""
     leaves = Effects(*(x.detach().clone().requires_grad_() for x in of))
-    g_b, g_omega, bb, border, omegas = torch.autograd.grad(quadratic_terms(leaves, prior).sum(), list(leaves))
+    g_b, g_omega, bb, border, omegas = torch.autograd.grad(energy(leaves).sum(), list(leaves))
     return Effects(g_b, g_omega, bb + bb.mT, border, omegas + omegas.mT)
+
+
+_NODES = {1: 25, 3: 9, 6: 3}  # in each dimension of ω, of one, two and three random effects
+_POINTS = 512  # of which each has its mirror image, in more dimensions
+
+
+class HalfNormal(NamedTuple):
+    """The prior p(τ) = 2 N(τ; 0, scale²) of a standard deviation τ > 0.
+
+    Attributes:
+        scale: in the units of τ, positive.
+
+    >>> round(HalfNormal(2.0).log_prob(torch.tensor(0.0)).exp().item(), 6)  # 2/(2 √(2π))
+    0.398942
+    """
+
+    scale: float = 1.0
+
+    def log_prob(self, sd: Tensor) -> Tensor:
+        """The log density of each standard deviation."""
+        constant = 0.5 * math.log(2 / math.pi) - math.log(self.scale)
+        return constant - 0.5 * (sd / self.scale).square()
+
+
+class HalfT(NamedTuple):
+    """The prior of |x| where x has Student's t distribution with ``dof`` degrees of freedom and a scale.
+
+    Use it where a standard deviation may be much larger than the scale says: its tail is that of a power.
+
+    Attributes:
+        dof: the degrees of freedom, positive; 1 is the half-Cauchy distribution.
+        scale: in the units of τ, positive.
+
+    >>> round(HalfT(1.0, 1.0).log_prob(torch.tensor(0.0)).exp().item(), 6)  # 2/π
+    0.63662
+    """
+
+    dof: float = 3.0
+    scale: float = 1.0
+
+    def log_prob(self, sd: Tensor) -> Tensor:
+        """The log density of each standard deviation."""
+        half = 0.5 * (self.dof + 1)
+        constant = math.lgamma(half) - math.lgamma(0.5 * self.dof) - 0.5 * math.log(self.dof * math.pi)
+        return constant + math.log(2 / self.scale) - half * torch.log1p((sd / self.scale).square() / self.dof)
+
+
+class Exponential(NamedTuple):
+    """The prior p(τ) = rate · exp(-rate · τ) of a standard deviation τ > 0.
+
+    Attributes:
+        rate: of the units 1/τ, positive; the mean of τ is its inverse.
+
+    >>> Exponential(2.0).log_prob(torch.tensor(0.0)).exp().item()
+    2.0
+    """
+
+    rate: float = 1.0
+
+    def log_prob(self, sd: Tensor) -> Tensor:
+        """The log density of each standard deviation."""
+        return math.log(self.rate) - self.rate * sd
+
+
+ScalePrior = HalfNormal | HalfT | Exponential
+
+
+def checked_scale(what: str, prior: object) -> ScalePrior:
+    """Check the prior of a standard deviation.
+
+    >>> checked_scale("sd", HalfT())
+    HalfT(dof=3.0, scale=1.0)
+    """
+    if not isinstance(prior, ScalePrior):
+        raise InputError(f"{what} is the prior of a standard deviation, HalfNormal, HalfT or Exponential; got {prior}.")
+    if not all(is_positive(x) for x in prior):
+        raise InputError(f"{what} must have positive and finite numbers; got {prior}.")
+    return prior
+
+
+class ScalesPrior:
+    """Independent priors of the standard deviations of random effects, and LKJ of their correlations.
+
+    R has the density |R|^(concentration - 1)/Z (Lewandowski, Kurowicka and Joe 2009).
+
+    >>> prior = ScalesPrior(Exponential(1.0), 1.0, 1)
+    >>> -prior.energy(torch.tensor([0.0])).item()  # τ = 1, and |dτ/dω| = 1
+    -1.0
+    """
+
+    def __init__(self, sd: object, concentration: float, size: int, unit: float | Tensor = 1.0) -> None:
+        given = list(sd) if isinstance(sd, Sequence) and not isinstance(sd, ScalePrior) else [sd] * size
+        if len(given) != size:
+            raise InputError(f"sd must be one prior, or one for each of the {size} random effects; got {len(given)}.")
+        self.sd = [checked_scale("sd", one) for one in given]
+        if not is_positive(concentration):
+            raise InputError(f"concentration is that of the LKJ density, positive and finite; got {concentration!r}.")
+        self.concentration, self.size, self.diagonal = float(concentration), size, starts(size)
+        self.unit = torch.as_tensor(unit, dtype=torch.float64)
+        self.log_normaliser = 0.0  # log Z
+        for k in range(1, size):
+            rest = size - k
+            shape = concentration + 0.5 * (rest - 1)
+            beta = 2 * math.lgamma(shape) - math.lgamma(2 * shape)
+            self.log_normaliser += rest * ((2 * concentration - 2 + rest) * math.log(2) + beta)
+
+    def energy(
+        self,
+        omega: Tensor,  # (*any, *batch, q)
+    ) -> Tensor:
+        """-log p(ω), (*any, *batch)."""
+        (tau, _), unit = scales_of(omega, self.size), self.unit.to(omega)
+        log_tau, diagonal = tau.log().sum(-1), omega[..., self.diagonal]
+        half = diagonal.sum(-1)  # ½ log|Ω|
+        log_R = -2 * (half + log_tau)
+        jacobian = _to_scales(log_tau, diagonal)
+        of_sd = sum(prior.log_prob(tau[..., k] / unit) - unit.log() for k, prior in enumerate(self.sd))
+        return -(of_sd + (self.concentration - 1) * log_R - self.log_normaliser + jacobian)
+
+    def expected_energy(
+        self,
+        mean: Tensor,  # of ω, (*batch, q)
+        covariance: Tensor,  # (*batch, q, q)
+    ) -> Tensor:
+        """Compute E[-log p(ω)] under a Gaussian, (*batch,), by quadrature, differentiable in both."""
+        z, log_w = _rule(mean.shape[-1], mean)
+        omega = mean + torch.einsum("kj,...ij->k...i", z, cholesky(covariance)[0])
+        return torch.einsum("k,k...->...", log_w.exp(), self.energy(omega))
+
+    def settings(self) -> tuple[object, ...]:
+        """Return the numbers of the priors."""
+        unit = tuple(self.unit.flatten().tolist())
+        return (*((type(one).__name__, *one) for one in self.sd), self.concentration, *unit)
+
+
+def _rule(dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and log weights for expectations over ω under a standard normal distribution."""
+    if dim in _NODES:
+        return normal_rule(_NODES[dim], dim, like)
+    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(_POINTS, dtype=torch.float64)
+    z = torch.special.ndtri(sobol.clamp(1e-9, 1 - 1e-9))
+    z = torch.cat([z, -z])
+    z = torch.linalg.solve_triangular(torch.linalg.cholesky(z.mT @ z / len(z)), z.mT, upper=False).mT
+    return z.to(like), torch.full((len(z),), -math.log(len(z)), dtype=like.dtype, device=like.device)
+
+
+def _to_scales(
+    log_tau: Tensor,  # Σ log τ_k, (*any,)
+    diagonal: Tensor,  # ω_kk, (*any, r)
+) -> Tensor:
+    """log |∂(τ, R)/∂ω|, (*any,)."""
+    r = diagonal.shape[-1]
+    powers = torch.arange(r + 1, 1, -1, dtype=diagonal.dtype, device=diagonal.device) - 2 * (r + 1)
+    return -r * log_tau + diagonal @ powers
+
+
+CovariancePrior = Precision | ScalesPrior
+
+
+def expected_energy(of: Effects, prior: CovariancePrior) -> Tensor:
+    """Compute what the effects add to E_q[-log p(y, θ)] but the likelihood, (*batch,)."""
+    n, r = of.b.shape[-2:]
+    constant = 0.5 * n * r * math.log(2 * math.pi)
+    half_log_det = of.omega[..., starts(r)]
+    value = half_squares(of).sum(-1) - n * half_log_det.sum(-1) + constant
+    if isinstance(prior, Precision):
+        return value + prior.expected(of) - half_log_det @ prior.powers + prior.log_normaliser
+    return value + prior.expected_energy(of.omega, of.omega_omega)

@@ -31,7 +31,7 @@ from torchngvi.interfaces import (
 from torchngvi.models.log_joint import LogJoint
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import Precision
-from torchngvi.models.summands import assembled, halved, in_frame, nothing, summands, whole, with_prior
+from torchngvi.models.streamed import assembled, halved, in_frame, nothing, summands, whole, with_prior
 
 # What ranks say of their parts of the data, and what has to be the same on all of them
 

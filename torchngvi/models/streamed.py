@@ -3,6 +3,12 @@
 The data of a generalised linear model add up, E_q[ℓ] = Σ_b E_q[-log p(batch_b | θ)] - γ E_q[log prior], and so do the
 gradients and curvatures.  A pass over the batches gives what one model of all rows would give, to rounding, with one
 batch and a few D x D matrices in memory.
+
+Expectations of parts of the data in a form that adds up: over the batches of a file, and over processes.
+
+A list of tensors: the value (*batch,), the derivative, and where the frame is differentiated the gradient of the value
+in it.  The derivative is (g, H) for a dense q; for any other pattern it is (a, W) in the frame of q, so that nothing is
+larger than q.
 """
 
 import inspect
@@ -15,12 +21,104 @@ from torch import Tensor
 
 from torchngvi.arguments import shown
 from torchngvi.errors import InputError
-from torchngvi.interfaces import AdditiveTractable, Frame, Posterior
+from torchngvi.interfaces import AdditiveTractable, Frame, Framed, Posterior, Raw
 from torchngvi.models.data_log_joint import check_batches, counted, over_a_pass, rows_of, slabs, some_of
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
-from torchngvi.models.summands import assembled, in_frame, summands, with_prior
 from torchngvi.numerics.arrays import writable
+from torchngvi.structures import Dense
+
+
+def in_frame(model: AdditiveTractable, frame: Frame) -> bool:
+    """Say whether the derivatives of a model's data are summed in the frame of q."""
+    return model.prior_alone and not isinstance(frame.structure, Dense)
+
+
+def differentiated(frame: Frame) -> bool:
+    """Say whether a value at this frame is to be differentiable in it."""
+    return torch.is_grad_enabled() and (frame.mean.requires_grad or frame.root.requires_grad)
+
+
+def summands(model: AdditiveTractable, frame: Frame, framed: bool) -> list[Tensor]:
+    """Evaluate the expectation of a model's data as tensors that add up."""
+    if not differentiated(frame):
+        value, derivative = model.data_energy(frame)
+        return [value, *(derivative.framed(frame) if framed else derivative.raw())]
+    mean, root = (part.detach().requires_grad_() for part in (frame.mean, frame.root))
+    inner = Frame(mean, root, frame.structure, frame.upper)
+    value, derivative = model.data_energy(inner)
+    slopes = torch.autograd.grad(value.sum(), (mean, root), retain_graph=True, materialize_grads=True)
+    packet = derivative.framed(inner) if framed else derivative.raw()
+    return [part.detach() for part in (value, *packet, *slopes)]
+
+
+def nothing(frame: Frame, framed: bool) -> list[Tensor]:
+    """Make the summands of no rows: zeros."""
+    mean, dim = frame.mean.detach(), frame.mean.shape[-1]
+    matrix = torch.zeros_like(frame.root) if framed else mean.new_zeros(*mean.shape, dim)
+    zeros = [mean.new_zeros(mean.shape[:-1]), torch.zeros_like(mean), matrix.detach()]
+    return [*zeros, torch.zeros_like(mean), torch.zeros_like(frame.root)] if differentiated(frame) else zeros
+
+
+def halved(parts: list[Tensor], framed: bool) -> list[Tensor]:
+    """Leave out the upper half of the Hessian, which is symmetric."""
+    if framed:
+        return parts
+    H = parts[2]
+    low = torch.tril_indices(H.shape[-1], H.shape[-1], device=H.device)
+    return [*parts[:2], H[..., low[0], low[1]], *parts[3:]]
+
+
+def whole(parts: list[Tensor], framed: bool) -> list[Tensor]:
+    """Undo `halved`: symmetric to the last bit."""
+    if framed:
+        return parts
+    dim, half = parts[1].shape[-1], parts[2]
+    low = torch.tril_indices(dim, dim, device=half.device)
+    H = half.new_empty(*half.shape[:-1], dim, dim)
+    H[..., low[0], low[1]] = half
+    H[..., low[1], low[0]] = half
+    return [*parts[:2], H, *parts[3:]]
+
+
+def assembled(frame: Frame, parts: list[Tensor], framed: bool) -> tuple[Tensor, Raw | Framed]:
+    """Make the value and its derivative of what was summed."""
+    value, first, second, *slopes = parts
+    if slopes:
+        value = _Known.apply(value, slopes[0], slopes[1], frame.mean, frame.root)
+    return value, Framed(first, second) if framed else Raw(first, second)
+
+
+def with_prior(model: AdditiveTractable, frame: Frame, value: Tensor, derivative: Framed) -> tuple[Tensor, Framed]:
+    """Add a Gaussian prior to an expectation of data that is summed in the frame of q."""
+    prior = model.prior.scaled(model.temperature)
+    a, W = derivative.a + frame.pull(prior.force(frame.mean)), derivative.W + prior.framed(frame)
+    return value + model.temperature * model.prior.expected_energy(frame), Framed(a, W)
+
+
+class _Known(torch.autograd.Function):
+    """A value whose gradient in mean and root is known."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, slope: Tensor, turn: Tensor, mean: Tensor, root: Tensor) -> Tensor:
+        ctx.save_for_backward(slope, turn)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, weight: Tensor) -> tuple[None, None, None, Tensor, Tensor]:
+        refuse_second_derivatives()
+        slope, turn = ctx.saved_tensors
+        return None, None, None, *(weight[(...,) + (None,) * (x.ndim - weight.ndim)] * x for x in (slope, turn))
+
+
+def refuse_second_derivatives() -> None:
+    """Raise where a gradient that was summed is to be differentiated again, which would take it for a constant."""
+    if torch.is_grad_enabled():
+        raise InputError(
+            "the gradient of an expectation that is summed over batches or processes is not differentiated again. Use "
+            "Quadrature(), whose curvature is summed too."
+        )
+
 
 _PARTS = 8  # batches from which the rows of a start are taken, where any of them can be read
 

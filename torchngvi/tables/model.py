@@ -12,8 +12,7 @@ from torchngvi.errors import InputError
 from torchngvi.extras import needing
 from torchngvi.messages import listed
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
-from torchngvi.models.mixed_prior import MixedPrior
-from torchngvi.models.scale_priors import ScalePrior
+from torchngvi.models.mixed_prior import MixedPrior, ScalePrior
 from torchngvi.tables import remarks
 from torchngvi.tables.design import Formula, design_of_arrays
 from torchngvi.tables.families import Family, Held, Multinomial, Ordinal, family_of

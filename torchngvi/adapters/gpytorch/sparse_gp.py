@@ -27,7 +27,7 @@ from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget
-from torchngvi.models import summands
+from torchngvi.models import streamed
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.versions import Versions
 from torchngvi.posteriors import NaturalGaussian
@@ -180,12 +180,12 @@ class SparseGP(TractableTarget):
 
         def here() -> list[Tensor]:
             if not self.batches:
-                return summands.halved(summands.nothing(frame, False)[:3], False)
+                return streamed.halved(streamed.nothing(frame, False)[:3], False)
             value, packet = self._summed(frame, torch.zeros_like(own), prior.scaled(0.0))
-            return summands.halved([value, *(packet if isinstance(packet, Raw) else packet.raw())], False)
+            return streamed.halved([value, *(packet if isinstance(packet, Raw) else packet.raw())], False)
 
         assert self.processes is not None
-        value, g, H = summands.whole(self.processes.summed(here, (frame.mean, frame.root)), False)
+        value, g, H = streamed.whole(self.processes.summed(here, (frame.mean, frame.root)), False)
         return own + value, Raw(g, H).with_prior(prior, frame.mean)
 
     def _summed(self, frame: Frame, value: Tensor, prior: Prior) -> tuple[Tensor, Raw | Sites]:
