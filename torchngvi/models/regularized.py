@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torchngvi.arguments import is_number, read_list, read_number, read_sizes, read_tensor, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import AdditiveTractable, Curved, Frame, Raw, Sites, Target
-from torchngvi.models import LogJoint
+from torchngvi.models.log_joint import LogJoint
 from torchngvi.numerics.gaussian_integrals import Moments, saturating_square
 from torchngvi.numerics.versions import settings_of, tensors_of
 
