@@ -20,11 +20,8 @@ ALONE = (
     "black_box",
     "certificate",
     "families",
-    "mixtures",
-    "products",
     "sharp_bits",
     "solved",
-    "warps",
 )  # doctests of the top folder
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 SHOWN = sorted([*TUTORIALS, *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.md" for name in ALONE)])
@@ -32,7 +29,6 @@ NEEDED = {
     "check": ["arviz_either", "formulae"],
     "gaussian_process": ["gpytorch"],
     "pyro_model": ["pyro"],
-    "products": ["pyro"],
     **dict.fromkeys(
         ("mixed_model", "tables", "table", "family", "effects", "prior", "save", "leave_one_out", "compare_models"),
         ["formulae"],
