@@ -18,6 +18,7 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.distributions.multivariate_normal import kl_mvn_mvn
 from gpytorch.kernels import Kernel
 from gpytorch.variational import (
     BatchDecoupledVariationalStrategy,
@@ -79,29 +80,21 @@ def moments_of(own: Any) -> tuple[Tensor, Tensor]:
     return q.mean, positive_columns(q.lazy_covariance_matrix.cholesky().to_dense().tril())[0]
 
 
-class _Watched:
-    """Of a linear operator: tells how much of its log determinant a loss holds."""
+class _Weighed(MultivariateNormal):
+    """A q(u) whose KL divergence tells its weight in a loss."""
 
-    watch: Callable[[Tensor], None] | None = None  # called in the backward pass, with that weight
-
-    def inv_quad_logdet(self, *arguments: Any, **options: Any) -> tuple[Any, Any]:
-        """GPyTorch's result, with a hook on the gradient that reaches the log determinant."""
-        inv_quad, logdet = super().inv_quad_logdet(*arguments, **options)  # type: ignore[misc]
-        if self.watch is not None and logdet is not None and logdet.requires_grad:
-            logdet.register_hook(self.watch)
-        return inv_quad, logdet
-
-    def _expand_batch(self, batch_shape: Any) -> "_Watched":
-        expanded = super()._expand_batch(batch_shape)  # type: ignore[misc]
-        expanded.watch = self.watch
-        return expanded
+    watch: Callable[[Tensor], None] | None = None  # called in the backward pass, with the gradient of the divergence
 
 
-class DiagonalCovariance(_Watched, DiagLinearOperator):
-    """The covariance diag(c)² of a diagonal root."""
+@torch.distributions.kl.register_kl(_Weighed, MultivariateNormal)
+def _divergence(q: _Weighed, prior: MultivariateNormal) -> Tensor:
+    value = kl_mvn_mvn(q, prior)
+    if q.watch is not None and value.requires_grad:
+        value.register_hook(q.watch)
+    return value
 
 
-class RootCovariance(_Watched, CholLinearOperator):
+class RootCovariance(CholLinearOperator):
     """C Cᵀ for a triangular root, upper or lower, where GPyTorch's own takes every root for a lower one."""
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
@@ -171,11 +164,11 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             self.posterior = posterior(num_inducing_points, batch_shape)
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
         self._passes = 0  # with a gradient that no step has used
-        self._entropy_weights: list[tuple[bool, Tensor]] | None = None  # kept while `natural_optimizer` asks
+        self.watch: Callable[[Tensor], None] | None = None  # set while `natural_optimizer` asks for a weight
         self.stepped_with: RemovableHandle | None = None  # the hook of a `natural_optimizer` on a hyper-optimizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "stepped_with": None, "_entropy_weights": None}
+        return {**self.__dict__, "stepped_with": None, "watch": None}
 
     @property
     def device(self) -> torch.device:
@@ -241,10 +234,9 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
                 "the probes of q have to stay zero, and another optimizer has moved them. Give it model.parameters() "
                 "and likelihood.parameters(), which leave q out, not buffers()."
             )
-        mean, covariance = self._moments()
-        if self._entropy_weights is not None:
-            covariance.watch = self._weigh
-        return MultivariateNormal(mean, covariance)
+        q = _Weighed(*self._moments())
+        q.watch = self.watch
+        return q
 
     def _warn_if_idle(self) -> None:
         """A gradient that stays for many passes is one that no optimizer takes."""
@@ -273,7 +265,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
                 "before them under autocast if you like, or use a float64 model, which autocast leaves as it is."
             )
 
-    def _moments(self) -> tuple[Tensor, DiagonalCovariance | RootCovariance]:
+    def _moments(self) -> tuple[Tensor, DiagLinearOperator | RootCovariance]:
         """Mean and covariance in the dtype of the model, differentiable in the probes."""
         if isinstance(self.posterior, FlatGaussian):
             mean, root = self.posterior.moments()
@@ -281,15 +273,8 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         frame = self.posterior.probed()
         mean = frame.mean.to(self.dtype)
         if self._diagonal:
-            return mean, DiagonalCovariance(frame.variance.to(self.dtype))
+            return mean, DiagLinearOperator(frame.variance.to(self.dtype))
         return mean, RootCovariance(TriangularLinearOperator(frame.dense().to(self.dtype), upper=frame.upper))
-
-    def _weigh(self, weight: Tensor) -> None:
-        """Keep the weight of the log determinant in a loss, and whether the probes had no gradient before it."""
-        q = self.posterior
-        gradient = q.root_probe.grad if q.framed else q.mean_probe.grad
-        if self._entropy_weights is not None:
-            self._entropy_weights.append((gradient is None or not bool(gradient.any()), weight.sum()))
 
     @torch.no_grad()
     def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:

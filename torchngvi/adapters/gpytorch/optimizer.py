@@ -117,8 +117,7 @@ def natural_optimizer(
         options = {"step_size": Constant()} | options
     optimizer = method(groups, lr=lr, **options)
     optimizer.zero_grad()  # of passes before it
-    _check_scale_once(optimizer, mll)
-    _check_rows_once(mll)
+    _check_once(optimizer, mll)
     optimizer.register_step_post_hook(lambda *_: forget(mll.model))
     _step_with(hyper_optimizer, optimizer, distributions_of(mll.model))
     return optimizer
@@ -173,39 +172,33 @@ def _check_method(method: Any, options: dict[str, Any]) -> None:
         ) from error
 
 
-def _check_rows_once(mll: _ApproximateMarginalLogLikelihood) -> None:
-    """At the first pass, ask whether the batch has no more rows than the objective says that there are in all."""
-    inner = getattr(mll, "base_mll", mll)
+def _check_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikelihood) -> None:
+    """At the first pass, ask whether the batch is too large; at the first step, for the weight of the KL divergence."""
+    inner, distribution = getattr(mll, "base_mll", mll), distributions_of(mll.model)[0]
+    q, wanted = distribution.posterior, mll.beta / mll.num_data
+    weights: list[tuple[bool, Tensor]] = []  # of each pass, and whether q had no gradient before it
 
-    def checked(approximate_dist_f: Any, target: Any, **options: Any) -> Tensor:
+    def term(approximate_dist_f: Any, target: Any, **options: Any) -> Tensor:
         inner.__dict__.pop("_log_likelihood_term", None)
         check_num_data(mll.num_data, approximate_dist_f.event_shape[0])
         return inner._log_likelihood_term(approximate_dist_f, target, **options)
 
-    inner._log_likelihood_term = checked
-
-
-def _check_scale_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikelihood) -> None:
-    """At the first step, ask whether the KL divergence had the weight β/num_data in the loss."""
-    distributions = distributions_of(mll.model)
-    for distribution in distributions:
-        distribution._entropy_weights = []
+    def weigh(gradient: Tensor) -> None:
+        before = q.root_probe.grad if q.framed else q.mean_probe.grad
+        weights.append((before is None or not bool(before.any()), gradient.sum() / distribution.batch_shape.numel()))
 
     def check(*_: Any) -> None:
         handle.remove()
-        wanted = mll.beta / mll.num_data
-        for distribution in distributions:
-            weights, distribution._entropy_weights = distribution._entropy_weights or [], None
-            # the KL divergence holds -½ log|S| of each posterior; gradients were last empty at one of these
-            starts = [start for start, (empty, _) in enumerate(weights) if empty] or [0]
-            members = distribution.batch_shape.numel()
-            sums = [-2 * float(sum(w for _, w in weights[start:])) / members for start in starts]
-            if weights and not any(abs(weight - wanted) <= _SAME * wanted for weight in sums):
-                raise InputError(
-                    f"the KL divergence has the weight {sums[-1]:.4g} in the loss where the objective has "
-                    f"{wanted:.4g} = beta / num_data (num_data = {mll.num_data}): natural steps would have a wrong "
-                    "size. Use loss = -mll(model(x), y), summed over a batch of models, not averaged, of one batch a "
-                    "step; natural.zero_grad() drops gradients of passes before it."
-                )
+        distribution.watch = None
+        starts = [start for start, (empty, _) in enumerate(weights) if empty] or [0]
+        sums = [float(sum(weight for _, weight in weights[start:])) for start in starts]
+        if weights and not any(abs(weight - wanted) <= _SAME * wanted for weight in sums):
+            raise InputError(
+                f"the KL divergence has the weight {sums[-1]:.4g} in the loss where the objective has "
+                f"{wanted:.4g} = beta / num_data (num_data = {mll.num_data}): natural steps would have a wrong "
+                "size. Use loss = -mll(model(x), y), summed over a batch of models, not averaged, of one batch a "
+                "step; natural.zero_grad() drops gradients of passes before it."
+            )
 
+    inner._log_likelihood_term, distribution.watch = term, weigh
     handle = optimizer.register_step_pre_hook(check)
