@@ -18,7 +18,6 @@ from torchngvi.cli import main
 DOCS = Path(__file__).parents[2] / "docs"
 ALONE = (
     "black_box",
-    "certificate",
     "families",
     "sharp_bits",
     "solved",
@@ -30,7 +29,7 @@ NEEDED = {
     "gaussian_process": ["gpytorch"],
     "pyro_model": ["pyro"],
     **dict.fromkeys(
-        ("mixed_model", "tables", "table", "family", "effects", "prior", "save", "leave_one_out", "compare_models"),
+        ("mixed_model", "tables", "table", "family", "effects", "prior", "save", "compare_models"),
         ["formulae"],
     ),
 }
