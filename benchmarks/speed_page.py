@@ -1,4 +1,4 @@
-"""The table of docs/speed.md: what is fast and what is not, as ratios of CPU time within one run.
+"""The table of docs/appendix/step_measurements.md: what is fast and what is not, as ratios of CPU time within one run.
 
     python -m benchmarks.speed_page [--only newton batched] [--log FILE] [--peers FILE] [--repeats 3]
 
@@ -27,7 +27,7 @@ import torch
 from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, MixedModel, fit
 
 TREE = Path(__file__).resolve().parents[1]
-LOG, PAGE = TREE / "benchmarks" / "speed.json", TREE / "docs" / "speed.md"
+LOG, PAGE = TREE / "benchmarks" / "speed.json", TREE / "docs" / "appendix" / "step_measurements.md"
 BEGIN, END = "<!-- table: python -m benchmarks.speed_page -->", "<!-- end of table -->"
 HEADER = ("what", "beside", "ratio of CPU time", "our time over the floor")
 Row = dict[str, Any]
