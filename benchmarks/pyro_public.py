@@ -73,7 +73,7 @@ def moments(guide: AutoGaussian) -> tuple[Tensor, Tensor]:
         found = draws.mean(0), draws.std(0)
     else:
         found = guide.posterior.mean, guide.posterior.stddev
-    order = guide.structure.order if guide.structure.forest is not None else None
+    order = guide.structure.order
     mean, sd = found if order is None else (each[torch.argsort(order)] for each in found)
     return mean, sd
 

@@ -146,21 +146,41 @@ def test_parts_stand_abreast():
     }
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+CROSSED = torch.cartesian_prod(torch.arange(4), torch.arange(4, 13))
+HUBS = torch.cartesian_prod(torch.arange(40), torch.arange(40, 42))
+
+
+@pytest.mark.parametrize("name", [*GRAPHS, "crossed", "hubs"])
 def test_colours_recover_a_hessian(name):
-    """No row has two entries of one colour, so that the products are the entries of a random Hessian, to rounding."""
-    dim, pattern = GRAPHS[name]
+    """In one of its two rows each entry stands alone, so that the products are the entries of a random Hessian.
+
+    Crossed factors take as many colours as the smaller has levels and one more, hubs one each and one more.
+    """
+    dim, pattern = {**GRAPHS, "crossed": (13, CROSSED), "hubs": (42, HUBS)}[name]
     pairs = pairs_of(pattern, dim)
     around = neighbours(pairs, dim)
     coloured = colours(around)
+    assert 1 + max(coloured) <= {"crossed": 5, "hubs": 3, "lattice": 6, "chain": 3, "dense": 12}.get(name, dim)
     for latent, near in enumerate(around):
-        seen = [coloured[one] for one in [latent, *near]]
-        assert len(set(seen)) == len(seen)
+        assert coloured[latent] not in [coloured[one] for one in near]
     entries = normal(1, dim + len(pairs))
     A = precision(pairs, entries, dim)[0]
     curvature = Curvature(lambda theta, u: -0.5 * ((u @ A) * u).sum(-1), dim, pairs, torch.tensor(coloured))
     found = curvature.jet(torch.zeros(1, 1, dtype=F64), normal(1, dim)).entries
-    torch.testing.assert_close(found, entries, rtol=0, atol=1e-15)
+    torch.testing.assert_close(found, entries, rtol=0, atol=1e-14)
+
+
+def test_where_a_search_begins_changes_rounding_alone():
+    """The start follows the mode to first order: dû/dθ = -H⁻¹ ∇_θ∇_u ℓ, here against differences."""
+    target = marginal(poisson, 25, torch.zeros(3, dtype=F64), pattern=LATTICE)
+    theta, step = 0.3 * normal(6, 3), 1e-5
+    before = target.log_joint(theta)
+    target.begin_at(theta[0])
+    torch.testing.assert_close(target.log_joint(theta), before, rtol=0, atol=1e-10)
+    assert torch.equal(target.at, theta[0])
+    for k, unit in enumerate(step * torch.eye(3, dtype=F64)):
+        (_, up), (_, down) = next(target.modes((theta[0] + unit)[None])), next(target.modes((theta[0] - unit)[None]))
+        torch.testing.assert_close(target.drift[k], (up.u - down.u)[0] / (2 * step), rtol=0, atol=1e-7)
 
 
 PATTERNS = {
@@ -313,7 +333,7 @@ def test_the_terms_of_the_expansion():
     target = marginal(joint, 4, theta[0])
     ((_, modes),) = target.modes(theta)
     z = normal(12000, 4)
-    terms = error._terms(error.Given.at(target.curvature, theta, modes), z)[:, 0]
+    terms = error._terms(error.GaussianMembers.at(target.curvature, theta, modes), z)[:, 0]
 
     def f(u):
         return joint(theta[0], u)

@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
@@ -11,7 +12,10 @@ import torch
 from pyro.infer import SVI, Predictive, Trace_ELBO
 
 from torchngvi.adapters.pyro import AutoGaussian, AutoMarginal, NaturalSVI, fit_guide
+from torchngvi.adapters.pyro.marginal import _judged
+from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import InputError
+from torchngvi.latents import LaplaceError
 
 Y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
 S = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=torch.float64)
@@ -59,6 +63,120 @@ def test_the_target_is_the_marginal_itself_where_that_is_known():
         return total + dist.Normal(0.0, 5.0).log_prob(mu) + dist.Normal(1.0, 1.0).log_prob(log_tau)
 
     assert torch.allclose(target.log_joint(theta), exact(*theta.T), atol=1e-9)
+
+
+ROW, COLUMN = torch.arange(6).repeat_interleave(4), torch.arange(4).repeat(6)
+
+
+def crossed(y, sds=None):
+    """Two factors that cross: members of a plate, and a vector."""
+    mu = pyro.sample("mu", dist.Normal(number(0.0), 2.0))
+    sa, sb = (
+        [pyro.sample(name, dist.LogNormal(number(0.0), 0.5)) for name in ("sa", "sb")] if sds is None else number(sds)
+    )
+    with pyro.plate("rows", 6):
+        a = pyro.sample("a", dist.Normal(number(0.0), sa))
+    b = pyro.sample("b", dist.Normal(torch.zeros(4).double(), sb[..., None]).to_event(1))
+    with pyro.plate("cells", 24):
+        pyro.sample("y", dist.Normal(mu + a[..., ROW] + b[..., COLUMN], 0.5), obs=y)
+
+
+CELLS = torch.randn(24, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def test_crossed_factors_are_integrated_out_exactly():
+    """Given the standard deviations the data are Gaussian: at each theta, and the evidence where they are known."""
+
+    def evidence(sa, sb, wide=0.0):
+        same = [(one[:, None] == one).double() for one in (ROW, COLUMN)]
+        covariance = sa**2 * same[0] + sb**2 * same[1] + 0.25 * torch.eye(24).double() + wide**2
+        return dist.MultivariateNormal(torch.zeros(24).double(), covariance)
+
+    guide = AutoMarginal(crossed).setup(CELLS)
+    target = guide.integrate(guide.density(crossed, (CELLS,)))
+    assert (target.dim, target.latents_dim) == (3, 10)
+    for mu, log_sa, log_sb in torch.randn(5, 3, dtype=torch.float64):
+        theta, sds = torch.stack([mu, log_sa, log_sb]), torch.stack([log_sa, log_sb]).exp()
+        priors = dist.Normal(0.0, 2.0).log_prob(mu) + dist.Normal(0.0, 0.5).log_prob(theta[1:]).sum()
+        assert torch.allclose(target.log_joint(theta), evidence(*sds).log_prob(CELLS - mu) + priors, atol=1e-9)
+    known = functools.partial(crossed, sds=(0.7, 0.4))
+    result = fit_guide(known, AutoMarginal(known), CELLS, options=QUIET)
+    assert -result.loss == pytest.approx(float(evidence(0.7, 0.4, 2.0).log_prob(CELLS)), abs=1e-3)
+
+
+def test_what_a_guide_with_a_field_gives():
+    """Sites in their shapes from draws, medians and quantiles, all of one order."""
+    guide = AutoMarginal(crossed)
+    result = fit_guide(crossed, guide, CELLS, options=QUIET)
+    assert result.converged
+    assert result.names == ("mu", "log sa", "log sb")
+    assert "a, b: 10 coordinates integrated out together" in str(guide.structure)
+    median, drawn = guide.median(), Predictive(crossed, guide=guide, num_samples=4000, parallel=True)(CELLS)
+    low, high = (each for each in zip(*(guide.quantiles([0.05, 0.95])[name] for name in ("a", "b")), strict=True))
+    for name, below, above in zip(("a", "b"), low, high, strict=True):
+        values = drawn[name].reshape(4000, -1)
+        assert torch.allclose(values.median(0).values, median[name], atol=0.15)
+        inside = ((values > below) & (values < above)).double().mean(0)
+        assert torch.allclose(inside, torch.full_like(inside, 0.9), atol=0.04)
+    assert drawn["sa"].shape[0] == 4000
+    again = pickle.loads(pickle.dumps(guide))
+    assert torch.equal(again.posterior.mean, guide.posterior.mean)
+
+
+def pairs(y):
+    """Games of two teams, with a log standard deviation of the user's own, a slope, and a skill of heavy tails."""
+    slope = pyro.sample("slope", dist.Normal(number(0.0), 1.0))
+    log_tau = pyro.sample("log_tau", dist.Normal(torch.zeros(2).double(), 1.0).to_event(1))
+    far = pyro.sample("far", dist.StudentT(3.0, torch.zeros(2).double(), 1.0).to_event(1))
+    first = pyro.sample("first", dist.Normal(far.sum(-1), log_tau[..., 0].exp()))
+    with pyro.plate("teams", 4):
+        skill = pyro.sample("skill", dist.Normal(number(0.0), log_tau[..., 1:].exp()))
+    apart = skill[..., [0, 1, 2, 3, 0]] - skill[..., [1, 2, 3, 0, 2]]
+    with pyro.plate("games", 5):
+        pyro.sample("y", dist.Bernoulli(logits=slope + first + apart), obs=y)
+
+
+def test_which_latents_are_a_field():
+    """Gaussian ones of several numbers or with latents in their priors; no scale of others, no other family."""
+    guide = AutoMarginal(pairs).setup(torch.ones(5).double())
+    assert [level.sites for level in guide.structure.levels] == [("first", "skill"), ("slope", "log_tau", "far")]
+
+
+@pytest.mark.parametrize(("hierarchical", "integrated"), [(True, ("item", "person")), (False, ("person",))])
+def test_members_go_alone_where_what_they_leave_has_no_latents_in_its_prior(hierarchical, integrated):
+    def items(y):
+        scale = pyro.sample("scale", dist.HalfNormal(number(1.0)))
+        with pyro.plate("items", 3, dim=-1):
+            item = pyro.sample("item", dist.Normal(number(0.0), scale if hierarchical else 1.0))
+        with pyro.plate("people", 9, dim=-2):
+            person = pyro.sample("person", dist.Normal(torch.zeros(9, 1).double(), scale))
+            with pyro.plate("answers", 3, dim=-1):
+                pyro.sample("y", dist.Bernoulli(logits=person - item), obs=y)
+
+    guide = AutoMarginal(items).setup(torch.ones(9, 3).double())
+    assert guide.structure.levels[0].sites == integrated
+
+
+def test_a_field_without_a_mode_is_not_integrated_out():
+    def model():
+        scale = pyro.sample("scale", dist.HalfNormal(number(1.0)))
+        x = pyro.sample("x", dist.Normal(torch.zeros(3).double(), 1.0).to_event(1))
+        pyro.factor("far", scale * x.square().sum(-1) + x.square().sum(-1))
+
+    guide = AutoMarginal(model)
+    with pytest.warns(UserWarning, match="AutoMarginal integrates nothing out: .*no mode"):
+        guide.setup()
+    assert guide.posterior.dim == 4
+
+
+@pytest.mark.parametrize(("off", "word"), [(0.1, "fits"), (0.25, "about right"), (0.5, "does not fit")])
+def test_the_verdict_says_where_the_approximation_moves_a_mean(off, word):
+    theta = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(8)[:, None]
+    error = LaplaceError(theta, off * theta[:, 0], torch.zeros(16), torch.zeros(16) > 0, ("log tau",))
+    verdict = _judged(replace(Verdict.none(""), word="fits"), error)
+    assert verdict.word == word
+    expected = (f"log tau: mean off by about {off:.2g} sd by Laplace's approximation",)
+    assert verdict.reasons == (() if word == "fits" else expected)
 
 
 def test_a_gaussian_posterior_is_found():

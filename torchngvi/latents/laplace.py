@@ -10,6 +10,8 @@ the adjoint, see `torchngvi.latents.modes`.
 import contextlib
 import copy
 import math
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Self, final
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Posterior, Target
+from torchngvi.interfaces import Posterior, Target, where_members
 from torchngvi.latents.modes import Curvature, Joint, Layout, Modes, check_pattern, find_modes, probed_pairs
 from torchngvi.latents.quadrature import Members, Rule
 from torchngvi.latents.summary import GaussianMembers, LaplaceError, Latents, laplace_error, thetas_of
@@ -27,9 +29,10 @@ from torchngvi.structures import Pattern
 
 # Which pairs of latents occur in one term of a log joint: as a user declares it, and how it is coloured
 #
-# The Hessian of a sum of terms has an entry (i, j) only where some term sees both latents.  Latents whose rows have no
-# entry in a common column may be differentiated along together: the products of the Hessian with the indicators of such
-# groups are its entries themselves (Curtis, Powell and Reid 1974; Gebremedhin, Manne and Pothen 2005).
+# The Hessian of a sum of terms has an entry (i, j) only where some term sees both latents.  The latents are coloured so
+# that of two neighbours one has no other neighbour of the colour of the other: then the products of the Hessian with
+# the indicators of the colours have each entry alone in one of its two rows (Coleman and Moré 1984; Gebremedhin, Manne
+# and Pothen 2005, section 5).
 
 _FORMS = (
     "a pattern is a table of integers (n, k), each row the latents that one term sees, pairs of neighbours for k = 2; "
@@ -41,13 +44,7 @@ def pairs_of(
     pattern: Any,
     dim: int,
 ) -> Tensor:
-    """Read a pattern: the pairs of different latents that occur together in a term.
-
-    >>> pairs_of([[0, 1], [1, 2]], 3).tolist()
-    [[1, 0], [2, 1]]
-    >>> pairs_of(torch.tensor([[0, 1, 2]]), 3).tolist()
-    [[1, 0], [2, 0], [2, 1]]
-    """
+    """Read a pattern: the pairs of different latents that occur together in a term."""
     found = torch.cat([_pairs(part, dim) for part in _parts(pattern)]).cpu()
     outside = found[(found < 0) | (found >= dim)]
     if len(outside):
@@ -109,11 +106,7 @@ def neighbours(
     pairs: Tensor,  # (E, 2)
     dim: int,
 ) -> list[list[int]]:
-    """List the neighbours of every latent, in rising order.
-
-    >>> neighbours(torch.tensor([[1, 0], [2, 1]]), 3)
-    [[1], [0, 2], [1]]
-    """
+    """List the neighbours of every latent, in rising order."""
     both = torch.cat([pairs, pairs.flip(-1)])
     keys = (both[:, 0] * dim + both[:, 1]).sort().values
     ends = torch.bincount(keys // dim, minlength=dim).cumsum(0).tolist()
@@ -124,33 +117,30 @@ def neighbours(
 def colours(
     around: list[list[int]],
 ) -> list[int]:
-    """Colour the latents so that no two within a distance of two have one colour, greedily.
-
-    >>> colours([[1], [0, 2], [1, 3], [2]])
-    [0, 1, 2, 0]
-    """
+    """Colour the latents so that each entry of the Hessian stands alone in one of its two rows, greedily."""
     found = [-1] * len(around)
-    for latent, near in enumerate(around):
-        taken = {found[other] for one in near for other in around[one]}
-        taken.update(found[one] for one in near)
+    seen = [Counter[int]() for _ in around]  # the colours of the neighbours
+    for latent in sorted(range(len(around)), key=lambda one: -len(around[one])):
+        taken = set[int]()
+        for near in around[latent]:
+            if found[near] < 0:
+                taken.update(seen[near])
+            else:
+                taken.add(found[near])
+                taken.update(found[one] for one in around[near] if seen[one][found[near]] > 1)
         colour = 0
         while colour in taken:
             colour += 1
         found[latent] = colour
+        for near in around[latent]:
+            seen[near][colour] += 1
     return found
 
 
 def in_a_narrow_order(
     around: list[list[int]],
 ) -> list[list[int]]:
-    """Order each connected part so that neighbours stand close together (Cuthill and McKee 1969).
-
-    The search goes outwards from an end of the part, which is found by searching from the last latent of a search as
-    long as that takes more rounds (George and Liu 1979).
-
-    >>> in_a_narrow_order([[2], [2], [0, 1], []])
-    [[0, 2, 1], [3]]
-    """
+    """Order each connected part so that neighbours stand close together (Cuthill and McKee 1969)."""
     degrees = [len(near) for near in around]
     seen = [False] * len(around)
     parts = []
@@ -226,6 +216,7 @@ class MarginalLaplace(Target):
         dim: the number P of hyperparameters.
         latents_dim: the number D of latents.
         start: the mode of u at ``at``, where every other search begins, (D,).
+        drift: the derivative of the mode in θ there, (P, D), along which a search begins if that is nearer.
         colours: the number of Hessian-vector products that give the Hessian.
         rule: of a quadrature in the place of Laplace's approximation; None for that itself.
 
@@ -256,6 +247,7 @@ class MarginalLaplace(Target):
         found = _probed(log_joint, (self.at, beside), start + noise) if pattern is None else pattern
         pairs = pairs_of(found, len(start))
         self.rule: Rule | None = None
+        self.most = sys.maxsize  # values of θ in one call of the log joint, whatever the memory of the latents takes
         around = neighbours(pairs.cpu(), len(start))
         coloured = torch.tensor(colours(around), device=start.device)
         self.colours = int(coloured.max()) + 1
@@ -268,9 +260,11 @@ class MarginalLaplace(Target):
             )
         self.curvature = Curvature(log_joint, len(start), pairs.to(start.device), coloured)
         self.start = start
+        self.drift: Tensor | None = None
         self.start = self._first_mode(noise)
         for theta in (self.at, beside):
             check_pattern(self.curvature, theta, self.start, noise)
+        self.begin_at(self.at)
 
     def __repr__(self) -> str:
         return f"MarginalLaplace({self.dim} hyperparameters, {self.latents_dim} latents in {self.colours} colours)"
@@ -299,6 +293,14 @@ class MarginalLaplace(Target):
         if theta.shape[-1] != self.dim:
             raise InputError(f"theta has {self.dim} hyperparameters, as at= had; got shape {tuple(theta.shape)}.")
         return _Value.apply(theta.reshape(-1, self.dim), self).reshape(theta.shape[:-1])
+
+    def begin_at(self, theta: Tensor) -> None:
+        """Begin every search for a mode from that at another θ (P,), which changes values by rounding alone."""
+        modes = self._modes(theta[None])
+        if bool(modes.found):
+            slopes = self.curvature.slopes_by_theta(theta, modes.u[0])
+            drift = -modes.factor.solve(slopes.mT[None])[0].mT
+            self.at, self.start, self.drift = theta, modes.u[0], drift if bool(drift.isfinite().all()) else None
 
     # ---------------------------------------------------------------------------- what follows a fit
 
@@ -446,11 +448,17 @@ class MarginalLaplace(Target):
         """Split values of θ so that the blocks of all of them fit the memory."""
         nodes = self.colours if self.rule is None else len(self.rule.t)
         each = max(self.layout.numbers, _GRAPH * nodes * self.latents_dim)
-        return theta.split(max(1, _AT_ONCE // each))
+        return theta.split(max(1, min(_AT_ONCE // each, self.most)))
 
-    def _modes(self, theta: Tensor, start: Tensor | None = None) -> Modes:
-        start = (self.start if start is None else start).expand(len(theta), -1)
-        return find_modes(self.curvature, self.layout, theta, start)
+    def _modes(self, theta: Tensor) -> Modes:
+        """The modes, from that at ``at``, or from where it moves to with θ to first order, if the density is larger."""
+        still = self.start.expand(len(theta), -1)
+        if self.drift is None:
+            return find_modes(self.curvature, self.layout, theta, still)
+        moved = still + (theta - self.at) @ self.drift
+        with torch.no_grad():
+            before, after = self.curvature.energy(theta.repeat(2, 1), torch.cat([still, moved])).chunk(2)
+        return find_modes(self.curvature, self.layout, theta, where_members(after < before, moved, still))
 
     def value(
         self,

@@ -27,12 +27,7 @@ _WORTH_A_CALL = 32  # size up to which a block costs no more than the call that 
 
 
 class Layout:
-    """Where the entries of a sparse symmetric matrix stand in chains of blocks: K chains of T blocks of b latents.
-
-    >>> layout = Layout([[0, 1, 2]], torch.tensor([[1, 0], [2, 1]]), torch.device("cpu"))
-    >>> layout.chains, layout.length, layout.block
-    (1, 1, 3)
-    """
+    """Where the entries of a sparse symmetric matrix stand in chains of blocks: K chains of T blocks of b latents."""
 
     def __init__(self, parts: list[list[int]], pairs: Tensor, device: torch.device) -> None:
         self.dim, largest = sum(map(len, parts)), len(parts[0])
@@ -129,22 +124,9 @@ def _packed(sizes: list[int], room: int) -> tuple[list[int], int]:
 
 
 class Factor:
-    """The Cholesky factor of a batch of sparse symmetric positive definite matrices, A = L Lᵀ.
+    """The Cholesky factor of a batch of sparse symmetric positive definite matrices, A = L Lᵀ."""
 
-    Args:
-        layout: where entries stand.
-        values: the entries, (S, D + E).
-
-    Attributes:
-        ok: which of the matrices are positive definite, (S,); the others have no factor that is of use.
-
-    >>> layout = Layout([[0, 1]], torch.tensor([[1, 0]]), torch.device("cpu"))
-    >>> factor = Factor(layout, torch.tensor([[2.0, 3.0, 1.0]]))
-    >>> round(factor.log_det().exp().item(), 4), factor.solve(torch.tensor([[5.0, 5.0]])).tolist()
-    (5.0, [[2.0, 1.0]])
-    """
-
-    def __init__(self, layout: Layout, values: Tensor) -> None:
+    def __init__(self, layout: Layout, values: Tensor) -> None:  # the diagonal and the pairs, (S, D + E)
         self.layout = layout
         pads = layout.empty.to(values.dtype).view(layout.length, layout.chains, layout.block)
         self.diagonal: list[Tensor] = []  # L_t, (S, K, b, b)
@@ -161,7 +143,7 @@ class Factor:
             if t + 1 < layout.length:
                 coupling = layout.between.blocks(layout, values, t)
                 self.below.append(small_blocks.solve(lower, coupling.mT).mT)
-        self.ok = torch.stack(fine).all(0)
+        self.ok = torch.stack(fine).all(0)  # which are positive definite, (S,); the others have no factor of use
 
     def log_det(self) -> Tensor:
         """Compute log|A|, (S,)."""
@@ -245,40 +227,19 @@ _PROBED = 2048  # latents up to which a pattern can be found by differentiating 
 
 
 class Jet(NamedTuple):
-    """ℓ = -log p(y, u, θ) as a function of u.
+    """ℓ = -log p(y, u, θ) as a function of u."""
 
-    Attributes:
-        energy: ℓ, (S,).
-        gradient: ∇ℓ, (S, D).
-        entries: of H = ∇²ℓ, the diagonal and then the pairs of the pattern, (S, D + E).
-    """
-
-    energy: Tensor
-    gradient: Tensor
-    entries: Tensor
+    energy: Tensor  # ℓ, (S,)
+    gradient: Tensor  # ∇ℓ, (S, D)
+    entries: Tensor  # of H = ∇²ℓ, the diagonal and then the pairs of the pattern, (S, D + E)
 
 
 class Curvature:
-    """A log joint with its derivatives in the latents, at many (θ, u) at once.
+    """A log joint with its derivatives in the latents, at many (θ, u) at once."""
 
-    Args:
-        joint: the log joint, (θ (S, P), u (S, D)) -> (S,).
-        dim: the number D of latents.
-        pairs: the pairs of the pattern, (E, 2).
-        colours: of the latents, (D,).
-
-    Attributes:
-        copied: numbers of the latents up to which each colour has a copy of its own, half of the time at 48 latents in
-            6 colours and 8 values of θ, and twice the time at 2,048.
-
-    >>> def joint(theta, u):
-    ...     return -0.5 * u.square().sum(-1) - (u[..., 0] - u[..., 1]).square() * theta[..., 0]
-    >>> curvature = Curvature(joint, 2, torch.tensor([[1, 0]]), torch.tensor([0, 1]))
-    >>> curvature.jet(torch.ones(1, 1), torch.zeros(1, 2)).entries.tolist()
-    [[3.0, 3.0, -2.0]]
-    """
-
-    copied = 2**16
+    # Numbers of the latents up to which each colour has a copy of its own: half of the time at 48 latents in 6 colours
+    # and 8 values of θ, and twice the time at 2,048, as at 30 in 11 and 200.
+    copied = 2**14
 
     def __init__(self, joint: Joint, dim: int, pairs: Tensor, colours: Tensor) -> None:
         self.joint, self.dim, self.pairs = joint, dim, pairs
@@ -286,9 +247,10 @@ class Curvature:
         self.members = [(colours == k).nonzero()[:, 0] for k in range(int(colours.max()) + 1)]
         own = torch.arange(dim, device=pairs.device)[:, None].expand(-1, 2)
         self.places = torch.cat([own, pairs, pairs.flip(-1)])  # row and column of every entry, of both triangles
-        self.seen = (
-            colours[self.places[:, 1]] * dim + self.places[:, 0]
-        )  # the row, in the product of the column's colour
+        rows, columns = self.places.unbind(-1)
+        own, other = colours[columns] * dim + rows, colours[rows] * dim + columns
+        alone = torch.bincount(own)[own] == 1  # in its row, or else in that of the transpose
+        self.seen = torch.where(alone, own, other)  # the place of each entry in the products of the colours
         self.stored = dim + len(pairs)
         self.twice = torch.ones(self.stored, device=pairs.device)
         self.twice[dim:] = 2.0  # an entry and that of the transpose
@@ -298,12 +260,7 @@ class Curvature:
         theta: Tensor,  # (S, P)
         u: Tensor,  # (S, D)
     ) -> Tensor:
-        """Compute ℓ, (S,), after a check of what the function returns.
-
-        Raises:
-            InputError: if the result is no real tensor with one value for each pair of theta and latents, or has fewer
-                digits than these; where the function cannot take so many of them.
-        """
+        """Compute ℓ, (S,), after a check of what the function returns."""
         try:
             value = self.joint(theta, u)
         except (RuntimeError, IndexError) as error:
@@ -360,9 +317,6 @@ class Curvature:
 
         With c as above and w = H⁻¹ ∇_u c, the implicit function theorem has dû/dθ = -H⁻¹ ∇_θ∇_u ℓ, so that the
         gradient is -∇_θ ℓ + ∇_θ c - ∇_θ(wᵀ ∇_u ℓ), w held fixed.
-
-        Returns:
-            The gradient, (S, P).
         """
         with torch.enable_grad():
             theta, u = theta.detach().requires_grad_(), u.detach().requires_grad_()
@@ -407,6 +361,19 @@ class Curvature:
             u = u.detach().requires_grad_()
             energy = self.energy(theta.detach(), u)
             return energy.detach(), _gradients(energy.sum(), (u,))[0]
+
+    def slopes_by_theta(
+        self,
+        theta: Tensor,  # (P,)
+        u: Tensor,  # (D,)
+    ) -> Tensor:
+        """Differentiate ∇_u ℓ in θ, (P, D)."""
+        with torch.enable_grad():
+            theta, u = (x.detach().repeat(len(theta), 1).requires_grad_() for x in (theta, u))
+            _, gradient = self._gradient(theta, u)
+            weights = torch.zeros_like(gradient, requires_grad=True)
+            (slopes,) = _gradients((gradient * weights).sum(), (theta,), create_graph=True)
+            return _gradients(slopes.diagonal().sum(), (weights,))[0]
 
     def product(
         self,
@@ -478,13 +445,7 @@ def probed_pairs(
     theta: Tensor,  # (P,)
     u: Tensor,  # (D,)
 ) -> Tensor:
-    """Find the pairs of latents between which the Hessian has an entry, by a product with each unit vector.
-
-    >>> def joint(theta, u):
-    ...     return -(u[..., 1:] - u[..., :-1]).square().sum(-1)
-    >>> probed_pairs(joint, torch.zeros(1), torch.tensor([0.1, 0.2, 0.4])).tolist()
-    [[1, 0], [2, 1]]
-    """
+    """Find the pairs of latents between which the Hessian has an entry, by a product with each unit vector."""
     dim = len(u)
     if dim > _PROBED:
         raise InputError(
@@ -562,25 +523,15 @@ _ROUNDED = 0.1  # factor by which a step that is near reduces it, unless by roun
 
 
 class Modes(NamedTuple):
-    """Where Newton's method ended.
+    """Where Newton's method ended."""
 
-    Attributes:
-        u: the modes û, (S, D).
-        energy: ℓ there, (S,).
-        factor: of the Hessians there.
-        found: where the curvature is positive definite and the decrement is at the level of rounding, (S,).
-        damped: where the curvature is not positive definite, so that the factor is that of H + λI, (S,).
-        square: the squared decrements gᵀH⁻¹g, (S,): ℓ is about half of it above its minimum.
-        steps: the number of Newton steps, the largest of the S.
-    """
-
-    u: Tensor
-    energy: Tensor
-    factor: Factor
-    found: Tensor
-    damped: Tensor
-    square: Tensor
-    steps: int
+    u: Tensor  # the modes û, (S, D)
+    energy: Tensor  # ℓ there, (S,)
+    factor: Factor  # of the Hessians there
+    found: Tensor  # where the curvature is positive definite and the decrement is at the level of rounding, (S,)
+    damped: Tensor  # where the curvature is not positive definite, so that the factor is that of H + λI, (S,)
+    square: Tensor  # the squared decrements gᵀH⁻¹g, (S,): ℓ is about half of it above its minimum
+    steps: int  # the largest of the S
 
 
 @torch.no_grad()
@@ -617,7 +568,7 @@ def find_modes(
         if not whole:
             here, jet, direction = here[on], Jet(*(each[on] for each in jet)), direction[on]
             ours, close = ours[on], close[on]
-        u[here], moved = _moved(curvature, layout, theta[here], u[here], jet, direction, ours, close)
+        u[here], moved = _moved(curvature, layout, theta[here], u[here], jet, direction, ours, close, len(theta))
         here = here[moved]
         if not len(here):
             break
@@ -653,25 +604,29 @@ def _moved(
     direction: Tensor,
     square: Tensor,
     near: Tensor,
+    most: int,  # latents in one call
 ) -> tuple[Tensor, Tensor]:
     """The longest of the steps 1, ½, ¼, .. along which ℓ falls enough, for each θ, near a mode the first; who moved."""
-    result, moved, length = u, torch.zeros_like(near), torch.ones_like(square)
+    result, moved = u.clone(), torch.zeros_like(near)
     rounding = 8 * torch.finfo(u.dtype).eps * jet.energy.abs().clamp_min(1.0)
-    for halvings in range(_HALVINGS):
-        trial = u + length[:, None] * direction
-        fallen = jet.energy - curvature.energy(theta, trial)
-        falls = (fallen >= _ENOUGH * length * square - rounding) | (near & fallen.isfinite())
-        enough = ~moved & falls
-        result, moved = where_members(enough, trial, result), moved | enough
-        if bool(moved.all()):
-            break
-        if halvings == 0 and layout.parts > 1:
-            direction = where_members(
-                moved, direction, _shortened(curvature, layout, theta, u, jet.gradient, direction)
-            )
+    here, tried, whole = torch.arange(len(u), device=u.device), 0, 1.0  # those that have not moved
+    while len(here) and tried < _HALVINGS:
+        some = min(max(1, most // len(here)), _HALVINGS - tried) if tried else 1  # lengths at once
+        lengths = whole * 0.5 ** torch.arange(some, dtype=u.dtype, device=u.device)[:, None]
+        trial = u[here] + lengths[..., None] * direction[here]
+        energy = curvature.energy(theta[here].repeat(some, 1), trial.flatten(0, 1)).view(some, -1)
+        fallen = jet.energy[here] - energy
+        falls = (fallen >= _ENOUGH * lengths * square[here] - rounding[here]) | (near[here] & fallen.isfinite())
+        longest, enough = falls.to(torch.uint8).argmax(0), falls.any(0).nonzero()[:, 0]
+        result[here[enough]], moved[here[enough]] = trial[longest[enough], enough], True
+        here = here[~falls.any(0)]
+        if len(here) and tried == 0 and layout.parts > 1:
+            direction = direction.clone()
+            direction[here] = _shortened(curvature, layout, theta[here], u[here], jet.gradient[here], direction[here])
             square = -(jet.gradient * direction).sum(-1)
         else:
-            length = 0.5 * length
+            whole *= 0.5**some
+        tried += some
     return result, moved
 
 

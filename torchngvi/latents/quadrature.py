@@ -22,26 +22,12 @@ _FINER = 4  # points of the distribution function between two nodes, by Hermite'
 
 @dataclass(frozen=True)
 class Rule:
-    """Nodes in standard deviations, s = sinh(c t)/c for equally spaced t, and the integration of slopes along t.
+    """Nodes in standard deviations, s = sinh(c t)/c for equally spaced t, and the integration of slopes along t."""
 
-    Between two nodes a slope is integrated by the polynomial through the nodes around them, and by the trapezium where
-    the two differ by more than a share ``trusted``: a slope that explodes, as of a rate exp(u), is no polynomial.
-
-    Attributes:
-        t: the parameters of the nodes, (K,), the middle one 0.
-        bend: c, by which the outer nodes stand further apart.
-        smooth: from slopes at the nodes to their integrals over the K - 1 intervals, (K - 1, K).
-        trusted: the share of the trapezium by which the polynomial may differ from it.
-
-    >>> rule = Rule.of(12, 0.35, 0.7)
-    >>> len(rule.t), round(float(rule.nodes(torch.zeros(1))[-1]), 1)
-    (25, 13.5)
-    """
-
-    t: Tensor
-    bend: float
-    smooth: Tensor
-    trusted: float
+    t: Tensor  # the parameters of the nodes, (K,), the middle one 0
+    bend: float  # c, by which the outer nodes stand further apart
+    smooth: Tensor  # from slopes at the nodes to their integrals over the K - 1 intervals, (K - 1, K)
+    trusted: float  # share of the trapezium by which the polynomial through the nodes around an interval may differ
 
     @classmethod
     def of(cls, half: int = 12, step: float = 0.35, bend: float = 0.7, order: int = 6, trusted: float = 0.5) -> Self:
@@ -98,21 +84,13 @@ class Rule:
 
 
 class Members(NamedTuple):
-    """Independent latents given θ, by the slopes of their log densities along their lines.
-
-    Attributes:
-        rule: the nodes.
-        modes: û and what belongs to it.
-        scale: σ, (S, D).
-        slopes: of the log densities along t, (K, S, D).
-        outside: whether some nodes are outside of the support, where a slope says nothing.
-    """
+    """Independent latents given θ, by the slopes of their log densities along their lines."""
 
     rule: Rule
-    modes: Modes
-    scale: Tensor
-    slopes: Tensor
-    outside: bool
+    modes: Modes  # û and what belongs to it
+    scale: Tensor  # σ, (S, D)
+    slopes: Tensor  # of the log densities along t, (K, S, D)
+    outside: bool  # whether some nodes are outside of the support, where a slope says nothing
 
     @classmethod
     def at(cls, curvature: Curvature, theta: Tensor, modes: Modes, rule: Rule) -> "Members":

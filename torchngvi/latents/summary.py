@@ -76,13 +76,18 @@ class LaplaceError:
         moved = (apart * (self.error - self.error.mean())[:, None]).mean(0)
         return moved / apart.square().mean(0).sqrt().clamp_min(torch.finfo(moved.dtype).tiny)
 
+    @property
+    def shifts_known(self) -> bool:
+        """Whether there are values enough to know `shift`."""
+        return len(self.theta) >= 4 * self.theta.shape[-1]
+
     def __str__(self) -> str:
         low, high, noise = (float(x) for x in (self.error.amin(), self.error.amax(), self.standard_error.amax()))
         off = f"{low:.2g}" if len(self.theta) == 1 else f"{low:.2g} to {high:.2g}"
         where = "1 value" if len(self.theta) == 1 else f"{len(self.theta)} values"
         how = " (by expansion)" if bool(self.expanded.any()) else ""
         text = f"Laplace's log p(y, theta) is off by {off} nats{how}, standard error {noise:.1g}, at {where} of theta."
-        if len(self.theta) < 4 * self.theta.shape[-1]:
+        if not self.shifts_known:
             return text
         shift, worst = self.shift, int(self.shift.abs().argmax())
         name = name_of(self.names, worst)
@@ -97,49 +102,36 @@ def laplace_error(
     found: Iterable[tuple[Tensor, Modes]],
 ) -> LaplaceError:
     """Estimate the error at each θ from the same noise."""
-    parts = [_error(Given.at(curvature, part, modes), z) for part, modes in found]
+    parts = [_error(GaussianMembers.at(curvature, part, modes), z) for part, modes in found]
     error, noise, expanded = (torch.cat(some) for some in zip(*parts, strict=True))
     return LaplaceError(theta, error, noise, expanded)
 
 
 class GaussianMembers(NamedTuple):
-    """The Gaussian of the latents given θ, N(û + w, H⁻¹)."""
-
-    mean: Tensor  # (S, D)
-    variance: Tensor  # (S, D)
-    modes: Modes
-
-    @classmethod
-    def at(cls, curvature: Curvature, theta: Tensor, modes: Modes) -> "GaussianMembers":
-        """With w, the first-order difference of mean and mode."""
-        inverse = modes.factor.selected_inverse()
-        w = modes.factor.solve(curvature.slope(theta, modes.u, inverse))
-        return cls(modes.u + w, inverse[:, : curvature.dim], modes)
-
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Means and variances, (S, D) each."""
-        return self.mean, self.variance
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw n times at each θ, (n, S, D): û + w + L⁻ᵀz, H = L Lᵀ."""
-        z = torch.randn(*self.mean.shape, n, generator=generator, dtype=self.mean.dtype, device=self.mean.device)
-        return self.mean + self.modes.factor.spread(z).movedim(-1, 0)
-
-
-class Given(NamedTuple):
-    """The Gaussian of the latents given θ, and the log joint."""
+    """The Gaussian of the latents given θ, N(û + w, H⁻¹), beside the log joint."""
 
     curvature: Curvature
     theta: Tensor  # (S, P)
     modes: Modes
     slope: Tensor  # ∇c, (S, D)
-    w: Tensor  # H⁻¹∇c, (S, D)
+    w: Tensor  # H⁻¹∇c, the first-order difference of mean and mode, (S, D)
+    variance: Tensor  # (S, D)
 
     @classmethod
-    def at(cls, curvature: Curvature, theta: Tensor, modes: Modes) -> "Given":
+    def at(cls, curvature: Curvature, theta: Tensor, modes: Modes) -> "GaussianMembers":
         """With what follows from the selected inverse."""
-        slope = curvature.slope(theta, modes.u, modes.factor.selected_inverse())
-        return cls(curvature, theta, modes, slope, modes.factor.solve(slope))
+        inverse = modes.factor.selected_inverse()
+        slope = curvature.slope(theta, modes.u, inverse)
+        return cls(curvature, theta, modes, slope, modes.factor.solve(slope), inverse[:, : curvature.dim])
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Means and variances, (S, D) each."""
+        return self.modes.u + self.w, self.variance
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n times at each θ, (n, S, D): û + w + L⁻ᵀz, H = L Lᵀ."""
+        z = torch.randn(*self.w.shape, n, generator=generator, dtype=self.w.dtype, device=self.w.device)
+        return self.modes.u + self.w + self.modes.factor.spread(z).movedim(-1, 0)
 
     def deviations(self, z: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """A few z at a time, (n, D), with L⁻ᵀz, (n, S, D)."""
@@ -153,7 +145,7 @@ class Given(NamedTuple):
         return energy.unflatten(0, u.shape[:2]), gradient.unflatten(0, u.shape[:2])
 
 
-def _error(given: Given, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _error(given: GaussianMembers, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The error at each θ, its standard error, and whether by expansion."""
     r = _log_weights(given, z)
     value = torch.logsumexp(r, (0, 1)) - math.log(2 * len(z))
@@ -166,7 +158,7 @@ def _error(given: Given, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return value, noise, expanded
 
 
-def _log_weights(given: Given, z: Tensor) -> Tensor:
+def _log_weights(given: GaussianMembers, z: Tensor) -> Tensor:
     """r at û + w ± L⁻ᵀz, (2, N, S)."""
     found = []
     for some, apart in given.deviations(z):
@@ -178,7 +170,7 @@ def _log_weights(given: Given, z: Tensor) -> Tensor:
     return torch.cat(found, 1)
 
 
-def _terms(given: Given, z: Tensor) -> Tensor:
+def _terms(given: GaussianMembers, z: Tensor) -> Tensor:
     """What is averaged over z for the next term of the expansion, (N, S)."""
     u, energy, solve = given.modes.u, given.modes.energy, given.modes.factor.solve
     h = torch.finfo(z.dtype).eps ** (1 / 12)
@@ -277,11 +269,7 @@ def thetas_of(
     draws: int,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Take values of the hyperparameters from what a user has.
-
-    >>> thetas_of([1.0, 2.0], torch.zeros(2), 8, None).tolist()
-    [[1.0, 2.0]]
-    """
+    """Take values of the hyperparameters from what a user has."""
     if isinstance(source, type):
         raise InputError(f"theta is a posterior, a result or values; got {shown(source)}.")
     posterior = getattr(source, "posterior", source)

@@ -8,6 +8,7 @@ The model runs once for the first term, with its rows masked, and once a batch f
 masked; the factors N/B by which plates scale a subsample are taken out again.
 """
 
+import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +38,7 @@ from torchngvi.adapters.pyro.layout import (
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian, fit_locals
 from torchngvi.adapters.pyro.marginal import AutoMarginal, fit_marginal
 from torchngvi.adapters.pyro.product import AutoProduct
-from torchngvi.adapters.pyro.structure import factored
+from torchngvi.adapters.pyro.structure import factored, latent_field
 from torchngvi.adapters.pyro.validation import refusals
 from torchngvi.arguments import read_callable, read_instance, shown
 from torchngvi.distributed import Processes, processes_of, synchronize
@@ -262,10 +263,11 @@ def advised(result: FitResult, density: ModelLogJoint, layout: Layout) -> FitRes
     verdict = result.examination
     if verdict is None or not verdict.next or verdict.modes:
         return result
-    clauses = []
-    if layout.forest is not None and layout.levels[-1].nodes == 1:
-        members = ", ".join(name for level in layout.levels[:-1] for name in level.sites)
-        clauses.append(f"torchngvi.adapters.pyro.AutoMarginal(model), which integrates {members} out")
+    clauses, members = [], list[str]()
+    with contextlib.suppress(InputError):
+        members = [site.name for site in latent_field(density, layout)]
+    if members := members or layout.apart:
+        clauses.append(f"torchngvi.adapters.pyro.AutoMarginal(model), which integrates {', '.join(members)} out")
     if names := location_scale(density):
         clauses.append(
             f"other coordinates of {', '.join(names)}, which torchngvi.adapters.pyro.centred(model, ...) finds"

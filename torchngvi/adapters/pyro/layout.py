@@ -6,6 +6,7 @@ Here it is N(0, 1) in unconstrained space, so that the posterior of all else and
 rows alone.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -54,11 +55,7 @@ class Call(NamedTuple):
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a sentence: the first six, and how many more there are.
-
-    >>> listed(["a", "b"]), listed("abcdefghi")
-    ('a, b', 'a, b, c, d, e, f and 3 more')
-    """
+    """Names for a sentence: the first six, and how many more there are."""
     names = list(names)
     rest = len(names) - _MOST
     return ", ".join(names[:_MOST]) + (f" and {rest} more" if rest > 0 else "")
@@ -174,11 +171,32 @@ class Layout:
         self.levels, self.forest, self.terms, self.reasons = other.levels, other.forest, other.terms, other.reasons
         return self
 
+    @property
+    def apart(self) -> list[str]:
+        """The sites of members of plates that the forest has apart, given what all share."""
+        shared = self.forest is not None and self.levels[-1].nodes == 1
+        return [name for level in self.levels[:-1] for name in level.sites] if shared else []
+
+    def with_field(self, field: list[Site]) -> "Layout":
+        """The same sites in two levels: those of a field, and what they share."""
+        other, inside = copy.copy(self), {site.name for site in field}
+        sites = [*field, *(site for site in self.sites if site.name not in inside)]
+        other.arrange(torch.cat([torch.arange(site.where.start, site.where.stop, device="cpu") for site in sites]))
+        size = sum(site.where.stop - site.where.start for site in field)
+        other.forest = other.terms = None
+        other.levels = tuple(
+            Level((), tuple(site.name for site in each), 1, width, None)
+            for each, width in ((field, size), (sites[len(field) :], self.dim - size))
+        )
+        return other
+
     def __str__(self) -> str:
-        lines = [f"one dense block of {self.dim} coordinates"] if self.forest is None else []
+        lines = [] if self.levels else [f"one dense block of {self.dim} coordinates"]
         for level in self.levels:
             plates = " x ".join(f"{plate.name} ({plate.size})" for plate in reversed(level.plates))
-            where = f"for each member of {plates}" if plates else "shared by all"
+            together = self.forest is None and level is not self.levels[-1]
+            alone = "integrated out together" if together else "shared by all"
+            where = f"for each member of {plates}" if plates else alone
             lines.append(f"{', '.join(level.sites)}: {level.size} coordinate{'s'[: level.size - 1]} {where}")
         return "\n".join([*lines, *(f"({reason})" for reason in self.reasons)])
 

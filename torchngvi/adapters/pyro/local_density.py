@@ -117,11 +117,7 @@ class PlateLayout(Layout):
 
 
 def weighted(terms: Tensor, weights: Tensor) -> Tensor:
-    """Terms times their weights; 0 where the weight is 0, even of a term that is not finite.
-
-    >>> weighted(torch.tensor([2.0, -torch.inf]), torch.tensor([0.5, 0.0]))
-    tensor([1., 0.])
-    """
+    """Terms times their weights; 0 where the weight is 0, even of a term that is not finite."""
     return weights * torch.where(weights == 0, 0.0, terms)
 
 

@@ -3,8 +3,9 @@
 With u the latents of the members and θ what they share, `torchngvi.marginal` takes u out of the log joint by Laplace's
 approximation, q is fitted to what is left, and u is drawn given θ from N(û + w, H⁻¹), the Gaussian at its mode with the
 mean corrected to first order (Tierney and Kadane 1986; Rue, Martino and Chopin 2009).  Members of one latent each are
-integrated by quadrature, and drawn from their own distributions, where that changes the posterior of θ.  Where q does
-not fit, `torchngvi.refine` bends it.
+integrated by quadrature, and drawn from their own distributions, where that changes the posterior of θ.  Where plates
+have no members apart, u is the latent field, see `torchngvi.adapters.pyro.structure.latent_field`.  Where q does not
+fit, `torchngvi.refine` bends it.
 """
 
 import math
@@ -25,15 +26,16 @@ from torch import Tensor
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.guide import AutoGaussian, refuse_loss
-from torchngvi.adapters.pyro.layout import coordinate_names
+from torchngvi.adapters.pyro.layout import Layout, coordinate_names
+from torchngvi.adapters.pyro.structure import latent_field
 from torchngvi.arguments import read_flag, read_shares, read_size
-from torchngvi.diagnostics.verdict import ABOUT, FAN, NOT, Effort, Marginals, Verdict
+from torchngvi.diagnostics.verdict import ABOUT, FAN, LIMITS, NOT, WORDS, Effort, Marginals, Verdict, name_of
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.latents.laplace import MarginalLaplace
 from torchngvi.latents.quadrature import Rule
-from torchngvi.latents.summary import Latents
+from torchngvi.latents.summary import LaplaceError, Latents
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.refinement import RefinementWarning, refine
@@ -84,11 +86,13 @@ class AutoMarginal(AutoGaussian):
 
     Use it where the verdict on an `AutoGaussian` is that a standard deviation of groups is too small: the members of a
     plate and the scale that they share are far from jointly Gaussian, and given the shared latents the members are
-    nearly so.  `fit_guide` finds the locals as ``AutoGaussian(structure="auto")`` does, nested plates included; q, and
-    the verdict, are over the shared latents.  The guide draws all sites jointly, for `pyro.infer.Predictive` too.
+    nearly so.  `fit_guide` finds the locals as ``AutoGaussian(structure="auto")`` does, nested plates included.  Where
+    terms join them, as factors that cross, pairs, walks and vectors, it takes all latents of several numbers that are
+    Gaussian a priori given the others, and are no scale of others, together.  q, and the verdict, are over the shared
+    latents.  The guide draws all sites jointly, for `pyro.infer.Predictive` too.
     Where a Gaussian of the shared latents does not fit, `torchngvi.refine` lays a fan over it: `refined` is then what
-    the guide draws from, and the verdict is on it.
-    A model without locals, or with nothing that they share, is fitted as by `AutoGaussian`.
+    the guide draws from, and the verdict is on it.  Where Laplace's approximation moves a mean the verdict says so.
+    A model without such latents, or with nothing that they share, is fitted as by `AutoGaussian`.
 
     Args:
         model: a Pyro model, all of whose latents are continuous and that does not subsample.
@@ -146,24 +150,39 @@ class AutoMarginal(AutoGaussian):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
-        found = self.structure
-        if found.forest is None or found.levels[-1].nodes > 1:
-            why = "; ".join(found.reasons) or "no latents are local to the members of a plate that share others"
-            warnings.warn(f"AutoMarginal integrates nothing out: {why}.", stacklevel=2)
-            return
+        found, why = self.structure, list(self.structure.reasons)
         with torch.inference_mode(False), torch.no_grad(), poutine.block():
             q = self._modules["q"]
             assert isinstance(q, Gaussian)
-            start, density = q.mean.double(), self.density(self._bare[0], args, kwargs)
+            mean = found.by_site(q.mean.double())
+            density = ModelLogJoint(self._bare[0], args, kwargs, self.prototype_trace)
             try:
-                density.log_joint(start[None])
+                density.log_joint(mean[None])
             except RuntimeError:  # products of tensors of two dtypes
-                start = start.to(q.mean)
-            self._shared = found.levels[-1].size
-            self._start = start[: -self._shared].clone()
-            self.q = self._posterior_class(
-                self._shared, mean=start[-self._shared :], scale=self.init_scale, dtype=start.dtype
-            )
+                mean = mean.to(q.mean)
+            try:
+                field = latent_field(density, found)
+                if field:
+                    self._share(found.with_field(field), mean)
+                    self.integrate(self.density(self._bare[0], args, kwargs))
+                    return
+            except InputError as error:
+                why.append(str(error).rstrip("."))
+            self._shared, self._layout, self.q = 0, found, q
+            if found.apart:
+                self._share(found, mean)
+                return
+            why = why or ["no latents are local to the members of a plate that share others"]
+            warnings.warn(f"AutoMarginal integrates nothing out: {'; '.join(dict.fromkeys(why))}.", stacklevel=2)
+
+    def _share(self, layout: Layout, mean: Tensor) -> None:
+        """Make q over the last level of a layout alone, of a mean (D,) in the order of the sites."""
+        mean = mean if layout.order is None else mean[layout.order.to(mean.device)]
+        self._layout, self._shared = layout, layout.levels[-1].size
+        self._start = mean[: -self._shared].clone()
+        self.q = self._posterior_class(
+            self._shared, mean=mean[-self._shared :], scale=self.init_scale, dtype=mean.dtype
+        )
 
     @property
     def integrates(self) -> bool:
@@ -173,7 +192,6 @@ class AutoMarginal(AutoGaussian):
     def integrate(self, density: ModelLogJoint) -> MarginalLaplace:
         """The log joint of the shared latents."""
         assert self._start is not None
-        assert self.structure.forest is not None
 
         def joint(theta: Tensor, members: Tensor) -> Tensor:
             return density.log_joint(torch.cat([members, theta], -1))
@@ -181,7 +199,9 @@ class AutoMarginal(AutoGaussian):
         q = self.gaussian("AutoMarginal")
         try:
             at = q.mean.detach().clone()
-            return MarginalLaplace(joint, self._start.to(q.mean), at, self.structure.forest)
+            target = MarginalLaplace(joint, self._start.to(q.mean), at, self.structure.forest)
+            target.most = density.draws_at_once
+            return target
         except InputError as error:
             if "misses the pair" in str(error):
                 raise InputError(
@@ -328,28 +348,42 @@ def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str,
     guide.keep(None)
     target, began = guide.integrate(density), time.monotonic()
     names = coordinate_names(density.layout)[-target.dim :]
-    result, refined = fit(guide.posterior, target, **options).named(names), None
+    result, refined, error = fit(guide.posterior, target, **options).named(names), None, None
     guide.keep(target)
+    target.begin_at(guide.gaussian("AutoMarginal").mean.detach().clone())
     exact = target.by_quadrature(Rule.of())
     rest = _left(options, result, began)
     try:
         if time.monotonic() - began >= (options.get("max_seconds") or math.inf):
             raise InputError("the time was used up before Laplace's approximation was looked at.")
         theta = guide.shared(guide.looked)
-        error = target.laplace_error(theta) if exact is None else target.error_beside(exact, theta)
-        said = str(error.named(names))
+        error = (target.laplace_error(theta) if exact is None else target.error_beside(exact, theta)).named(names)
+        said = str(error)
         if exact is not None and rest is not None and not error.nats <= guide.trusted:
             again = fit(guide.posterior, exact, **rest).named(names)
             result = replace(again, gradients=again.gradients + result.gradients, values=again.values + result.values)
             target, rest = exact, _left(options, result, began)
             guide.keep(target)
-            said = target.quadrature_error(theta)
+            error, said = None, target.quadrature_error(theta)
     except InputError as failure:
         said = str(failure)
     if guide.refine and result.converged and result.verdict.word in (ABOUT, NOT) and rest is not None:
         result, refined = _refined(result)
         guide.keep(target, refined)
-    return replace(result, reason=f"{result.reason.rstrip('.')}; {said}")
+    examination = result.examination if error is None else _judged(result.verdict, error)
+    return replace(result, examination=examination, reason=f"{result.reason.rstrip('.')}; {said}")
+
+
+def _judged(verdict: Verdict, error: LaplaceError) -> Verdict:
+    """The verdict with the error of Laplace's approximation, by the limits of a mean that is off."""
+    shift = error.shift.abs()
+    worst = int(shift.argmax())
+    off, known = float(shift[worst]), error.shifts_known and verdict.word in WORDS
+    word = NOT if off >= LIMITS.off[1] else ABOUT
+    if not known or off < LIMITS.off[0] or WORDS.index(word) <= WORDS.index(verdict.word):
+        return verdict
+    clause = f"{name_of(error.names, worst)}: mean off by about {off:.2g} sd by Laplace's approximation"
+    return replace(verdict, word=word, reasons=(clause, *verdict.reasons))
 
 
 def _left(options: dict[str, Any], result: FitResult, began: float) -> dict[str, Any] | None:

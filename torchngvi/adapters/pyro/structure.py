@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.layout import Layout, Level, Plate, Scored, Site, Values, random_sites
+from torchngvi.adapters.pyro.layout import Layout, Level, Plate, Scored, Site, Values, random_sites, unwrapped
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models import FactorTarget
@@ -40,6 +40,7 @@ from torchngvi.structures import Forest
 _SPREADS = (0.1, 1.0, 3.0)  # of the points where members are moved, around the initial θ: a term may be flat
 _ROUNDING = 4  # units of the last place in which a term may differ: beside large data in float32 a member moves few
 _NONE, _SEVERAL = -1, -2  # in the place of the number of a member
+_GAUSSIAN = (torch.distributions.Normal, torch.distributions.MultivariateNormal)
 _NEAR = 0.1  # of the points where terms by member are tried, around the initial θ
 
 
@@ -124,6 +125,47 @@ def _fixed(density: ModelLogJoint) -> ModelLogJoint:
     except InputError as error:
         raise MismatchError("the model has other values at the same latents in each run: it draws") from error
     return density
+
+
+# -------------------------------------------------------------------------------- what is Gaussian given the others
+
+
+def latent_field(density: ModelLogJoint, layout: Layout) -> list[Site]:
+    """Find the sites of a latent Gaussian model that `AutoMarginal` integrates out together, in a forest or not.
+
+    They are the members that the forest has apart, and every site that is Gaussian a priori given the others and is of
+    several numbers, or has latents among the parameters of its prior, unless another prior has it for a parameter
+    other than its location (Rue, Martino and Chopin 2009, section 1.2).  None where the forest has apart all sites of
+    several numbers whose priors have latents for parameters: what it leaves is cheaper shared.
+    """
+    _fixed(density)
+    with torch.enable_grad():
+        values = {name: x.detach().clone().requires_grad_() for name, x in density.unpack(density.initial).items()}
+        nodes: Any = density.trace(values).nodes
+        priors = {name: unwrapped(nodes[name]["fn"]) for name in values}
+        locations, others = dict[str, set[str]](), dict[str, set[str]]()
+        for name, prior in priors.items():
+            parts = {part: getattr(prior, part) for part in prior.arg_constraints}
+            locations[name] = _ancestors(parts.pop("loc", None), values)
+            others[name] = set[str]().union(*(_ancestors(part, values) for part in parts.values()))
+    scales = set[str]().union(*others.values())
+    apart = set(layout.apart)
+    found, left = list[Site](), False
+    for site in layout.sites:
+        several, varies = math.prod(site.free) > 1, bool(locations[site.name] | others[site.name])
+        gaussian = isinstance(priors[site.name], _GAUSSIAN) and site.name not in scales
+        if site.name in apart or (gaussian and (several or varies)):
+            found.append(site)
+            left = left or (site.name not in apart and several and (varies or not apart))
+    return found if left and len(found) < len(layout.sites) else []
+
+
+def _ancestors(number: Any, values: Values) -> set[str]:
+    """The latents that a parameter of a prior is computed from."""
+    if not isinstance(number, Tensor) or not number.requires_grad:
+        return set()
+    slopes = torch.autograd.grad(number.sum(), list(values.values()), retain_graph=True, allow_unused=True)
+    return {name for name, slope in zip(values, slopes, strict=True) if slope is not None}
 
 
 # -------------------------------------------------------------------------------- what terms read
