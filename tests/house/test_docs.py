@@ -25,11 +25,10 @@ ALONE = (
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 SHOWN = sorted([*TUTORIALS, *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.md" for name in ALONE)])
 NEEDED = {
-    "check": ["arviz_either", "formulae"],
     "gaussian_process": ["gpytorch"],
     "pyro_model": ["pyro"],
     **dict.fromkeys(
-        ("mixed_model", "tables", "table", "family", "effects", "prior", "save", "compare_models"),
+        ("mixed_model", "tables", "table", "family", "effects", "prior", "save", "compare_models", "check"),
         ["formulae"],
     ),
 }
@@ -87,7 +86,6 @@ def test_pages_are_run(page, tmp_path, monkeypatch, capsys):
 
 # of the other pages: what is replaced so that a test has time for it
 SHORTENED = {
-    "calibration": {"runs=100": "runs=8"},
     "expectations": {},
     "groups": {"n = 100 ": "n = 12 ", "480": "240"},
     "scaling": {'torch.distributed.init_process_group("gloo")\n': "", '"cuda"': '"cpu"'},  # one process, no GPU
