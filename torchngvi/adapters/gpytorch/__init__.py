@@ -9,18 +9,19 @@ factor of the covariance (`SparseGP`, `train_svgp`, `train_svgp_in_batches`, `re
 from torchngvi.extras import needing
 
 with needing("torchngvi.adapters.gpytorch", "gpytorch"):
+    from torchngvi.adapters.gpytorch.conditioning import predict_with_neighbours
     from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, variational_posteriors
     from torchngvi.adapters.gpytorch.optimizer import natural_optimizer
     from torchngvi.adapters.gpytorch.refinement import refine_svgp
-    from torchngvi.adapters.gpytorch.results import TrainingResult
     from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
-    from torchngvi.adapters.gpytorch.training import train_svgp, train_svgp_in_batches
+    from torchngvi.adapters.gpytorch.training import TrainingResult, train_svgp, train_svgp_in_batches
 
 __all__ = [
     "NaturalGradientVariationalDistribution",
     "SparseGP",
     "TrainingResult",
     "natural_optimizer",
+    "predict_with_neighbours",
     "refine_svgp",
     "train_svgp",
     "train_svgp_in_batches",

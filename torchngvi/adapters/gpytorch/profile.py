@@ -31,7 +31,7 @@ from torchngvi.adapters.gpytorch.batches import Batch, count
 from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, tightened
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, kernels
 from torchngvi.adapters.gpytorch.lent import forget
-from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.adapters.gpytorch.sparse_gp import SparseGP, energies_of
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Sites
 from torchngvi.numerics.gaussian_integrals import Moments
@@ -130,7 +130,7 @@ class ProfiledELBO:
         given_v = point.d if self.conjugate else None
         with torch.enable_grad():  # with the likelihood's parameters
             v = point.v.detach().requires_grad_()
-            energies = self.target._energies(self.y.to(v.dtype), point.e, v, self.weight, given_v)
+            energies = energies_of(self.target, self.y.to(v.dtype), point.e, v, self.weight, given_v)
         loss = energies.sum() + point.divergence
         for tensor, gradient in zip(prior, gradients, strict=True):
             loss = loss + ((tensor - tensor.detach()) * gradient.to(tensor.dtype)).sum()

@@ -323,14 +323,6 @@ class SparseGP(TractableTarget):
         """Those that no kernel has: of the likelihood, and of the map from latent functions to values."""
         return [*self.likelihood.parameters(), *self.latents.parameters()]
 
-    def _energies(self, y: Tensor, mean: Tensor, variance: Tensor, share: float, given_v: Tensor | None) -> Tensor:
-        """F_n at latent moments; with the variances given v, less what the tighter bound of Gaussian noise adds."""
-        energies = share * energy(self.likelihood, y, self.latents.values(mean, variance))
-        if given_v is None:
-            return energies
-        half = torch.autograd.grad(energies.sum(), variance, create_graph=True)[0]
-        return energies - tightened(2 * half, given_v, share)[0]
-
     def _moments(
         self, y: Tensor, mean: Tensor, variance: Tensor, share: float, given_v: Tensor | None = None
     ) -> Moments:
@@ -338,11 +330,22 @@ class SparseGP(TractableTarget):
         learnt = [p for p in self._energy_parameters() if p.requires_grad] if self.learn else []
         with torch.enable_grad():
             mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
-            energies = self._energies(y, mean, variance, share, given_v)
+            energies = energies_of(self, y, mean, variance, share, given_v)
             alpha, half, *rest = torch.autograd.grad(energies.sum(), (mean, variance, *learnt), materialize_grads=True)
         old = self._energy_gradients or [torch.zeros_like(gradient) for gradient in rest]
         self._energy_gradients = [a + b for a, b in zip(old, rest, strict=True)]
         return Moments(energies.detach(), alpha, 2 * half)
+
+
+def energies_of(
+    target: SparseGP, y: Tensor, mean: Tensor, variance: Tensor, share: float, given_v: Tensor | None
+) -> Tensor:
+    """F_n at latent moments; with the variances given v, less what the tighter bound of Gaussian noise adds."""
+    energies = share * energy(target.likelihood, y, target.latents.values(mean, variance))
+    if given_v is None:
+        return energies
+    half = torch.autograd.grad(energies.sum(), variance, create_graph=True)[0]
+    return energies - tightened(2 * half, given_v, share)[0]
 
 
 def _quadratic(target: SparseGP, y: Tensor, projection: Projection, frame: Frame) -> tuple[Tensor, Raw]:
