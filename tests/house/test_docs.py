@@ -86,7 +86,6 @@ def test_pages_are_run(page, tmp_path, monkeypatch, capsys):
 
 # of the other pages: what is replaced so that a test has time for it
 SHORTENED = {
-    "expectations": {},
     "groups": {"n = 100 ": "n = 12 ", "480": "240"},
     "scaling": {'torch.distributed.init_process_group("gloo")\n': "", '"cuda"': '"cpu"'},  # one process, no GPU
 }
