@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_sizes
-from torchngvi.structures.blocks import Dense, EqualBlocks, FullAlgebra
+from torchngvi.structures.blocks import Dense, EqualBlocks, FullAlgebra, verb
 from torchngvi.structures.diagonal import Diagonal
 from torchngvi.structures.pattern import Structured
 
@@ -43,6 +43,26 @@ def block_diagonal(
     if len(set(sizes)) == 1:
         return EqualBlocks(len(sizes), sizes[0])
     return UnequalBlocks(sizes)
+
+
+def _of_vectors(name: str) -> Any:
+    """The verb of that name from a matrix and vectors to vectors, part by part."""
+    return verb(name, lambda self, A, x: self._vector(self._each(name, self._matrices(A), self._vectors(x))))
+
+
+def _of_matrices(name: str) -> Any:
+    """The verb of that name from matrices to a matrix, part by part."""
+    return verb(name, lambda self, *given: self._matrix(self._each(name, *map(self._matrices, given))))
+
+
+def _factored(name: str) -> Any:
+    """The factorisation of that name, part by part, and for which members that of every part exists."""
+
+    def factored(self: "UnequalBlocks", symmetric: Structured) -> tuple[Structured, Tensor]:
+        factors, ok = zip(*self._each(name, self._matrices(symmetric)), strict=True)
+        return self._matrix(factors), torch.stack(ok).all(0)
+
+    return verb(name, factored)
 
 
 class UnequalBlocks(FullAlgebra):
@@ -114,69 +134,10 @@ class UnequalBlocks(FullAlgebra):
 
     # ---------------------------------------------------------------------------- the verbs, part by part
 
-    def mv(self, root: Structured, x: Tensor) -> Tensor:
-        """Multiply vectors by any block-diagonal matrix: A x."""
-        return self._vector(self._each("mv", self._matrices(root), self._vectors(x)))
-
-    def tmv(self, root: Structured, x: Tensor) -> Tensor:
-        """Multiply vectors by the transpose of any block-diagonal matrix: Aᵀ x."""
-        return self._vector(self._each("tmv", self._matrices(root), self._vectors(x)))
-
-    def solve(self, root: Structured, x: Tensor) -> Tensor:
-        """Solve L y = x, one substitution for each size of blocks."""
-        return self._vector(self._each("solve", self._matrices(root), self._vectors(x)))
-
-    def tsolve(self, root: Structured, x: Tensor) -> Tensor:
-        """Solve Lᵀ y = x, one substitution for each size of blocks."""
-        return self._vector(self._each("tsolve", self._matrices(root), self._vectors(x)))
-
-    def _map(self, name: str, *matrices: Structured) -> Structured:
-        """A verb from matrices to a matrix."""
-        return self._matrix(self._each(name, *(self._matrices(matrix) for matrix in matrices)))
-
-    def matmul(self, left: Structured, right: Structured) -> Structured:
-        """Multiply any two block-diagonal matrices: A B."""
-        return self._map("matmul", left, right)
-
-    def tmatmul(self, root: Structured, symmetric: Structured) -> Structured:
-        """Compute the entries of Lᵀ A on and below the diagonal, with zeros above it."""
-        return self._map("tmatmul", root, symmetric)
-
-    def inverse(self, root: Structured) -> Structured:
-        """Invert a root block by block: L⁻¹."""
-        return self._map("inverse", root)
-
-    def congruence(self, root: Structured, symmetric: Structured) -> Structured:
-        """Compute L A Lᵀ block by block."""
-        return self._map("congruence", root, symmetric)
-
-    def transpose(self, matrix: Structured) -> Structured:
-        """Transpose every block of the matrix."""
-        return self._map("transpose", matrix)
-
-    def exp(self, symmetric: Structured) -> Structured:
-        """Compute the matrix exponential of every block."""
-        return self._map("exp", symmetric)
-
-    def right_solve(self, matrix: Structured, root: Structured) -> Structured:
-        """Divide any block-diagonal matrix by a root from the right: A L⁻¹."""
-        return self._map("right_solve", matrix, root)
-
-    def lower_root(self, matrix: Structured) -> Structured:
-        """Find a lower-triangular L with L Lᵀ = A Aᵀ, block by block."""
-        return self._map("lower_root", matrix)
-
-    def cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
-        """Factor A = L Lᵀ, and say for which members the factor of every block exists."""
-        return self._factored("cholesky", symmetric)
-
-    def reverse_cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
-        """Factor A = Lᵀ L, and say for which members the factor of every block exists."""
-        return self._factored("reverse_cholesky", symmetric)
-
-    def _factored(self, name: str, symmetric: Structured) -> tuple[Structured, Tensor]:
-        factors, ok = zip(*self._each(name, self._matrices(symmetric)), strict=True)
-        return self._matrix(factors), torch.stack(ok).all(0)
+    mv, tmv, solve, tsolve = map(_of_vectors, ("mv", "tmv", "solve", "tsolve"))
+    matmul, tmatmul, congruence, right_solve = map(_of_matrices, ("matmul", "tmatmul", "congruence", "right_solve"))
+    inverse, transpose, exp, lower_root = map(_of_matrices, ("inverse", "transpose", "exp", "lower_root"))
+    cholesky, reverse_cholesky = map(_factored, ("cholesky", "reverse_cholesky"))
 
     def lower(self, left: Tensor, right: Tensor) -> Structured:
         """Keep the blocks of Σ_n left_n right_nᵀ."""

@@ -3,7 +3,9 @@
 import functools
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +66,11 @@ class FullAlgebra(Pattern):
         """Take a vector and a matrix out of the frame of C = L: L⁻ᵀ a and L⁻ᵀ W L⁻¹."""
 
 
+def verb(name: str, function: Callable[..., Any]) -> Any:
+    """Take a function for a verb of `FullAlgebra`, with the signature and the docstring of the contract."""
+    return functools.update_wrapper(function, getattr(FullAlgebra, name), updated=())
+
+
 class Squares(FullAlgebra):
     """Equal squares along the diagonal, as torch's batched matrices: abstract, see `Dense` and `EqualBlocks`."""
 
@@ -82,71 +89,37 @@ class Squares(FullAlgebra):
     def _join_rows(self, rows: Tensor) -> Tensor:
         return rows
 
-    def mv(self, root: Structured, x: Tensor) -> Tensor:
-        """Multiply vectors by any matrix of squares: A x."""
-        return self.join(_mv(root, self.split(x)))
+    def _members(self, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """A factor, and whether that of every square of a member exists."""
+        return result
 
-    def tmv(self, root: Structured, x: Tensor) -> Tensor:
-        """Multiply vectors by the transpose of any matrix of squares: Aᵀ x."""
-        return self.join(_mv(root.mT, self.split(x)))
+    # vectors
+    mv = verb("mv", lambda self, root, x: self.join(_mv(root, self.split(x))))
+    tmv = verb("tmv", lambda self, root, x: self.join(_mv(root.mT, self.split(x))))
+    smv = verb("smv", lambda self, symmetric, x: self.mv(symmetric, x))
+    solve = verb("solve", lambda self, root, x: self.join(_solve(root, self.split(x), upper=False)))
+    tsolve = verb("tsolve", lambda self, root, x: self.join(_solve(root.mT, self.split(x), upper=True)))
 
-    def smv(self, symmetric: Structured, x: Tensor) -> Tensor:
-        """Multiply vectors by a symmetric matrix, which is stored whole: A x."""
-        return self.mv(symmetric, x)
+    def neighbours(self, x: Tensor) -> Tensor:
+        """Sum over the square that each coordinate stands in."""
+        squares = self.split(x)
+        return self.join(squares.sum(-1, keepdim=True).expand_as(squares))
 
-    def solve(self, root: Structured, x: Tensor) -> Tensor:
-        """Solve L y = x square by square, in one batched substitution."""
-        return self.join(_solve(root, self.split(x), upper=False))
-
-    def tsolve(self, root: Structured, x: Tensor) -> Tensor:
-        """Solve Lᵀ y = x square by square, in one batched substitution."""
-        return self.join(_solve(root.mT, self.split(x), upper=True))
-
-    def matmul(self, left: Structured, right: Structured) -> Structured:
-        """Multiply any two matrices of squares: A B."""
-        return left @ right
-
-    def tmatmul(self, root: Structured, symmetric: Structured) -> Structured:
-        """Compute the entries of Lᵀ A on and below the diagonal, with zeros above it."""
-        return (root.mT @ symmetric).tril()
-
-    def inverse(self, root: Structured) -> Structured:
-        """Invert a root square by square: L⁻¹."""
-        return triangular_inverse(root)
-
-    def cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
-        """Factor A = L Lᵀ, and say for which members the factor of every square exists."""
-        return self._members(cholesky(symmetric))
+    # matrices
+    matmul = verb("matmul", lambda self, left, right: left @ right)
+    tmatmul = verb("tmatmul", lambda self, root, symmetric: (root.mT @ symmetric).tril())
+    congruence = verb("congruence", lambda self, root, symmetric: root @ symmetric @ root.mT)
+    transpose = verb("transpose", lambda self, matrix: matrix.mT)
+    inverse = verb("inverse", lambda self, root: triangular_inverse(root))
+    exp = verb("exp", lambda self, symmetric: torch.linalg.matrix_exp(symmetric.contiguous()))  # it views its argument
+    cholesky = verb("cholesky", lambda self, symmetric: self._members(cholesky(symmetric)))
+    positive_root = verb("positive_root", lambda self, root: self._members(positive_columns(root)))
+    scale_columns = verb("scale_columns", lambda self, root, factors: root * self.split(factors)[..., None, :])
 
     def reverse_cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
         """Factor A = Lᵀ L, and say for which members the factor of every square exists."""
         upper, ok = self._members(reverse_cholesky(symmetric))
         return upper.mT, ok
-
-    def _members(self, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """A factor, and whether that of every square of a member exists."""
-        return result
-
-    def congruence(self, root: Structured, symmetric: Structured) -> Structured:
-        """Compute A W Aᵀ for any matrix of squares A."""
-        return root @ symmetric @ root.mT
-
-    def lower(self, left: Tensor, right: Tensor) -> Structured:
-        """Keep the squares of Σ_n left_n right_nᵀ, both triangles of them."""
-        return self._split_rows(left).mT @ self._split_rows(right)
-
-    def sym_lower(self, left: Tensor, right: Tensor) -> Structured:
-        """Keep the squares of Σ_n ½(left_n right_nᵀ + right_n left_nᵀ), from one product."""
-        product = self.lower(left, right)
-        return 0.5 * (product + product.mT)
-
-    def transpose(self, matrix: Structured) -> Structured:
-        """Transpose every square of the matrix."""
-        return matrix.mT
-
-    def exp(self, symmetric: Structured) -> Structured:
-        """Compute the matrix exponential of every square."""
-        return torch.linalg.matrix_exp(symmetric.contiguous())  # it views its argument
 
     def right_solve(self, matrix: Structured, root: Structured) -> Structured:
         """Divide any matrix of squares by a root from the right: A L⁻¹."""
@@ -162,24 +135,21 @@ class Squares(FullAlgebra):
         half = torch.linalg.solve_triangular(root.mT, joint, upper=True)
         return self.join(half[..., 0]), self.right_solve(half[..., 1:], root)
 
-    # what the pattern derives, without an index
+    # entries and metric, without an index
+    diagonal = verb("diagonal", lambda self, matrix: self.join(matrix.diagonal(dim1=-2, dim2=-1)))
+    tril = verb("tril", lambda self, matrix: matrix.tril())
+    tril_half = verb("tril_half", lambda self, symmetric: tril_half(symmetric))
+    norm2 = verb("norm2", lambda self, symmetric: self.total(symmetric.square().flatten(-self.rank).sum(-1)))
+
+    @property
+    def parameters(self) -> int:
+        """The number of free entries of a root, those of the triangles of all squares."""
+        return self.dim * (self.shape[-1] + 1) // 2
 
     def eye(self, like: Tensor) -> Structured:
         """Make the identity, with the batch, the dtype and the device of ``like``."""
         eye = torch.eye(self.shape[-1], dtype=like.dtype, device=like.device)
         return eye.expand(*like.shape[:-1], *self.shape)
-
-    def diagonal(self, matrix: Structured) -> Tensor:
-        """Take the diagonal out of a matrix, (*batch, D)."""
-        return self.join(matrix.diagonal(dim1=-2, dim2=-1))
-
-    def tril(self, matrix: Structured) -> Structured:
-        """Keep the entries on and below the diagonal, with zeros above it."""
-        return matrix.tril()
-
-    def tril_half(self, symmetric: Structured) -> Structured:
-        """Halve a symmetric matrix, square by square: tril½[A]."""
-        return tril_half(symmetric)
 
     def one_sided(self, matrix: Structured) -> Structured:
         """Make the symmetric matrix that has these entries on and below the diagonal."""
@@ -191,12 +161,6 @@ class Squares(FullAlgebra):
         replaced = matrix.clone()
         replaced.diagonal(dim1=-2, dim2=-1).copy_(self.split(new))
         return replaced
-
-    @property
-    def parameters(self) -> int:
-        """The number of free entries of a root, those of the triangles of all squares."""
-        size = self.shape[-1]
-        return self.dim * (size + 1) // 2
 
     def flat(self, symmetric: Structured) -> Tensor:
         """Make a vector (*batch, `parameters`) of A, isometrically: its dot product with that of A' is ½⟨A, A'⟩_F."""
@@ -211,9 +175,13 @@ class Squares(FullAlgebra):
         vector = vector.unflatten(-1, (*self.shape[:-2], -1)) if self.rank > 2 else vector
         return (_taken(vector, spread) * unshares).unflatten(-1, (size, size))
 
-    def norm2(self, symmetric: Structured) -> Tensor:
-        """Compute the squared Frobenius norm of any matrix of squares, (*batch,)."""
-        return self.total(symmetric.square().flatten(-self.rank).sum(-1))
+    # what the data bring
+    lower = verb("lower", lambda self, left, right: self._split_rows(left).mT @ self._split_rows(right))
+
+    def sym_lower(self, left: Tensor, right: Tensor) -> Structured:
+        """Keep the squares of Σ_n ½(left_n right_nᵀ + right_n left_nᵀ), from one product."""
+        product = self.lower(left, right)
+        return 0.5 * (product + product.mT)
 
     def rows(self, rows: Tensor, root: Structured, transposed: bool = False) -> Tensor:
         """Multiply a design by a root, X L, or X Lᵀ where ``transposed``, (*batch, N, D)."""
@@ -222,19 +190,6 @@ class Squares(FullAlgebra):
     def row_norms(self, root: Structured, transposed: bool = False) -> Tensor:
         """Compute diag(L Lᵀ), or diag(Lᵀ L) where ``transposed``, (*batch, D)."""
         return self.join(root.square().sum(-2 if transposed else -1))
-
-    def neighbours(self, x: Tensor) -> Tensor:
-        """Sum over the square that each coordinate stands in."""
-        squares = self.split(x)
-        return self.join(squares.sum(-1, keepdim=True).expand_as(squares))
-
-    def scale_columns(self, root: Structured, factors: Tensor) -> Structured:
-        """Multiply each column by a factor of its own: L diag(s)."""
-        return root * self.split(factors)[..., None, :]
-
-    def positive_root(self, root: Structured) -> tuple[Structured, Tensor]:
-        """Turn columns until the diagonal is positive, and say where every square is finite and regular."""
-        return self._members(positive_columns(root))
 
     def gram(self, root: Structured, weights: Tensor, transposed: bool = False) -> Structured:
         """Compute Cᵀ diag(w) C for C = L, or for C = Lᵀ where ``transposed``."""
@@ -279,17 +234,10 @@ class Dense(Squares):
         place = torch.arange(self.dim, device="cpu")
         return place[:, None].expand(self.shape), place.expand(self.shape)
 
-    def from_dense(self, matrix: Tensor) -> Structured:
-        """Return the matrix itself, which is stored whole."""
-        return matrix
-
-    def to_dense(self, root: Structured) -> Tensor:
-        """Return the matrix itself, which is stored whole."""
-        return root
-
-    def full(self, symmetric: Structured) -> Tensor:
-        """Return the matrix itself, which has both triangles."""
-        return symmetric
+    # the matrix itself, which is stored whole
+    from_dense = verb("from_dense", lambda self, matrix: matrix)
+    to_dense = verb("to_dense", lambda self, root: root)
+    full = verb("full", lambda self, symmetric: symmetric)
 
     def sparse_gram(self, root: Structured, rows: Tensor, weights: Tensor, transposed: bool = False) -> Structured:
         """Compute Cᵀ Xᵀ diag(b) X C, with Xᵀ diag(b) X from a product of sparse matrices."""
