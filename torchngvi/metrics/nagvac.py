@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchngvi.errors import PairError
 from torchngvi.metrics.preconditioner import Preconditioner, State
+from torchngvi.posteriors.flat.flat_gaussian import RankOneGaussian
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
-from torchngvi.posteriors.flat.low_rank import RankOneGaussian
 
 
 def _rank_one(q: FlatPosterior) -> RankOneGaussian:

@@ -20,7 +20,7 @@ from torchngvi.networks.likelihoods import OutputLikelihood
 from torchngvi.networks.predictions import Predictive, Read, drawn_outputs, mean_density, warn_of_no_data
 from torchngvi.networks.weights import TEMPERATURE, refuse_replaced
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
-from torchngvi.posteriors.covariance_root import CovarianceRoot
+from torchngvi.posteriors.gaussian import CovarianceRoot
 from torchngvi.structures import block_diagonal
 
 

@@ -96,7 +96,6 @@ def energy(x: Tensor) -> Tensor:
 _FROM = 12  # where the asymptotic series begin
 # of 1/x³, 1/x⁵, ... after 1/(2x²): the Bernoulli numbers B_2, B_4, ...
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
-_HALVINGS = 200  # of the bracket of a root, which ends at neighbouring numbers before
 
 
 def trigamma_excess(x: Tensor) -> Tensor:
@@ -160,16 +159,16 @@ def inverse_digamma(y: Tensor) -> Tensor:
 
 def increasing_root(
     function: Callable[[Tensor], Tensor],  # (*batch,) -> (*batch,), increasing in each entry
-    low: Tensor,  # (*batch,)
-    high: Tensor,  # (*batch,)
+    like: Tensor,  # (*batch,)
+    reach: float = 45.0,  # of logarithms: from e^-45 to e^45
 ) -> Tensor:
-    """Find where an increasing function is zero, by halving a bracket until its ends are neighbours.
+    """Find where an increasing function is zero, by halving [-reach, reach] until its ends are neighbours.
 
-    >>> zero = torch.zeros((), dtype=torch.float64)
-    >>> increasing_root(lambda x: x**3 - 8, zero, zero + 10).item()
+    >>> increasing_root(lambda x: x**3 - 8, torch.zeros((), dtype=torch.float64), 4.0).item()
     2.0
     """
-    for _ in range(_HALVINGS):
+    low, high = torch.full_like(like, -reach), torch.full_like(like, reach)
+    for _ in range(200):  # neighbours come before
         middle = 0.5 * (low + high)
         if middle.device.type == "cpu" and bool(((middle == low) | (middle == high)).all()):
             break

@@ -9,7 +9,7 @@ Posteriors that are not Gaussians in such coordinates, Beta distributions and no
 `torchngvi.posteriors.flat`.
 """
 
-from torchngvi.posteriors.covariance_root import CholeskyGaussian, DiagonalGaussian
+from torchngvi.posteriors.gaussian import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.mixture import Mixture
 from torchngvi.posteriors.precision import NaturalGaussian, PrecisionCholeskyGaussian, clique_marginals
 from torchngvi.posteriors.product import Product

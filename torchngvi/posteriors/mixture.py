@@ -19,14 +19,18 @@ from torch import Tensor
 
 from torchngvi.arguments import read_generator, read_tensor
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Coordinates, Expectation, Move, Posterior
+from torchngvi.interfaces import Coordinates, Posterior
 from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.numerics.versions import tracked
-from torchngvi.posteriors.covariance_root import CholeskyGaussian
-from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.shapes import Shape, sizes
-from torchngvi.structures.pattern import NoMatrix, Structured
+from torchngvi.posteriors.gaussian import CholeskyGaussian, Gaussian
+from torchngvi.posteriors.shapes import Shape, refused, sizes
+from torchngvi.structures.pattern import NoMatrix
+
+_REFUSAL = (
+    "a Mixture has no mean with one root, and no step of its own. Its components have: use q.components, with "
+    "MixtureIntegrand(q, log_joint) of torchngvi.models as their target; or torchngvi.fit(q, log_joint)."
+)
 
 # The state of a mixture of Gaussians: K components as one batch, their weights, and what such a posterior refuses
 
@@ -125,24 +129,10 @@ class WeightedGaussians(Posterior):
 
     def _refuse(self, *_: Any) -> NoReturn:
         """Refuse what only one Gaussian has."""
-        raise PairError(
-            "a Mixture has no mean with one root, and no step of its own. Its components have: use q.components, with "
-            "MixtureIntegrand(q, log_joint) of torchngvi.models as their target; or torchngvi.fit(q, log_joint)."
-        )
+        raise PairError(_REFUSAL)
 
     frame = probed = _refuse
-
-    def unframe(self, a: Tensor, W: Structured) -> tuple[Tensor, Structured]:
-        """Refuse, since there is no frame."""
-        self._refuse()
-
-    def tangent(self, e: Expectation) -> Coordinates:
-        """Refuse: the components and the weights have natural gradients of their own."""
-        self._refuse()
-
-    def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """Refuse: the components move, and `reweigh_` moves the weights."""
-        self._refuse()
+    unframe, tangent, moved = refused(_REFUSAL, "unframe", "tangent", "moved")
 
     def entropy(self) -> Tensor:
         """Refuse, since the entropy of a mixture is not known in closed form.
@@ -179,10 +169,6 @@ def _checked(weights: Any, like: Tensor) -> Tensor:
     if not right:
         raise InputError(f"weights are {len(like)} positive numbers with the sum 1; got {weights}.")
     return given / given.sum()
-
-
-_SAME = 0.95  # overlap from which two components are one
-_TRUST = 0.7  # Fisher length of a step of the weights
 
 
 class FoundMode(Protocol):
@@ -278,7 +264,7 @@ class Mixture(WeightedGaussians):
         return cls(components, values.softmax(0))
 
     @classmethod
-    def of_modes(cls, modes: Sequence[FoundMode], overlap: float = _SAME) -> Self:
+    def of_modes(cls, modes: Sequence[FoundMode], overlap: float = 0.95) -> Self:
         """Make the mixture of Laplace's Gaussians at modes, with the weights softmax(log evidence).
 
         Modes whose Gaussians overlap by more than ``overlap`` are one mode that was found several times.
@@ -433,7 +419,7 @@ class Mixture(WeightedGaussians):
         self,
         gains: Tensor,  # E_k h, (K,)
         lr: float = 1.0,
-        trust: float = _TRUST,
+        trust: float = 0.7,
     ) -> Tensor:
         """Take a natural-gradient step of the weights, log π_k' = log π_k + ρ E_k h + const.
 

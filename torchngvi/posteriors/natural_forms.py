@@ -8,8 +8,7 @@ for a change δ = (u, vech D), so that η are what a `NaturalGaussian` stores; o
 products.  The base measure is constant.  The families are their own form.
 """
 
-from abc import ABC, abstractmethod
-from typing import final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,63 +22,51 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Dense
 
 
-class NaturalForm(ABC):
-    """A posterior by its natural parameters η, (*batch, p): abstract, made by `natural_form`.
+class NaturalForm:
+    """A posterior by its natural parameters η, (*batch, p), here a family, which is its own form: see `natural_form`.
 
     >>> from torchngvi import CholeskyGaussian
     >>> natural_form(CholeskyGaussian(1, scale=0.5)).natural().tolist()
     [0.0, 4.0]
     """
 
-    size: int  # p
+    def __init__(self, q: Any) -> None:
+        self.q, self.size = q, q.size
 
-    @abstractmethod
-    def statistics(
-        self,
-        x: Tensor,  # (*sample, *batch, d)
-    ) -> Tensor:  # (*sample, *batch, p)
-        """Compute the sufficient statistics T(x)."""
+    def statistics(self, x: Tensor) -> Tensor:
+        """Compute the sufficient statistics T(x), (*sample, *batch, p), of x, (*sample, *batch, d)."""
+        return self.q.statistics(x)
 
-    @abstractmethod
-    def base(self) -> Tensor:  # (p,)
-        """Return b with log h(x) = ⟨b, T(x)⟩ up to a constant."""
+    def base(self) -> Tensor:
+        """Return b, (p,), with log h(x) = ⟨b, T(x)⟩ up to a constant."""
+        return self.q.base_coefficients()
 
-    @abstractmethod
-    def natural(self) -> Tensor:  # (*batch, p)
-        """Return η."""
+    def natural(self) -> Tensor:
+        """Return η, (*batch, p)."""
+        return self.q.vector
 
-    @abstractmethod
-    def expectation(self) -> Tensor:  # (*batch, p)
-        """Compute ω = E T."""
+    def expectation(self) -> Tensor:
+        """Compute ω = E T, (*batch, p)."""
+        return self.q.expectation()
 
-    @abstractmethod
-    def norm2(
-        self,
-        change: Tensor,  # (*batch, p)
-    ) -> Tensor:  # (*batch,)
-        """Compute the squared Fisher length δᵀFδ of a change of η."""
+    def norm2(self, change: Tensor) -> Tensor:
+        """Compute the squared Fisher length δᵀFδ of a change of η, (*batch,)."""
+        return (change * self.q.fisher_product(change)).sum(-1).clamp_min(0.0)
 
-    @abstractmethod
-    def put(
-        self,
-        eta: Tensor,  # (*batch, p)
-    ) -> Tensor:  # ()
+    def put(self, eta: Tensor) -> Tensor:
         """Move the posterior to η, in place; False, and nothing done, where that is outside of the domain."""
+        ok = self.q.in_domain(eta).all()
+        if bool(ok):
+            self.q.vector.copy_(eta)
+        return ok
 
-    @abstractmethod
-    def retracted(
-        self,
-        change: Tensor,  # (*batch, p)
-    ) -> Tensor:
+    def retracted(self, change: Tensor) -> Tensor:
         """Add a change to η, kept inside where the family knows how."""
+        return self.q.retracted(self.q.vector, change)
 
-    @abstractmethod
-    def reference(
-        self,
-        number: int,
-        generator: torch.Generator,
-    ) -> Tensor:  # (n, d)
-        """Draw points in float64 on the CPU from a member around 0 or 1, wherever the posterior itself is."""
+    def reference(self, number: int, generator: torch.Generator) -> Tensor:
+        """Draw points (n, d) in float64 on the CPU from a member around 0 or 1, wherever the posterior itself is."""
+        return self.q.at(self.q.reference_vector().double().cpu()).sample(number, generator)
 
 
 def natural_form(q: Posterior) -> NaturalForm:
@@ -90,7 +77,7 @@ def natural_form(q: Posterior) -> NaturalForm:
     [3.0, 2.0]
     """
     if isinstance(q, ExponentialFamily):
-        return _Family(q)
+        return NaturalForm(q)
     if isinstance(q, Gaussian) and (isinstance(q.structure, Dense) or q.structure.widest == 1):
         return _GaussianForm(q)
     raise PairError(
@@ -99,42 +86,6 @@ def natural_form(q: Posterior) -> NaturalForm:
     )
 
 
-@final
-class _Family(NaturalForm):
-    """The family itself."""
-
-    def __init__(self, q: ExponentialFamily) -> None:
-        self.q, self.size = q, q.size
-
-    def statistics(self, x: Tensor) -> Tensor:
-        return self.q.statistics(x)
-
-    def base(self) -> Tensor:
-        return self.q.base_coefficients()
-
-    def natural(self) -> Tensor:
-        return self.q.vector
-
-    def expectation(self) -> Tensor:
-        return self.q.expectation()
-
-    def norm2(self, change: Tensor) -> Tensor:
-        return (change * self.q.fisher_product(change)).sum(-1).clamp_min(0.0)
-
-    def put(self, eta: Tensor) -> Tensor:
-        ok = self.q.in_domain(eta).all()
-        if bool(ok):
-            self.q.vector.copy_(eta)
-        return ok
-
-    def retracted(self, change: Tensor) -> Tensor:
-        return self.q.retracted(self.q.vector, change)
-
-    def reference(self, number: int, generator: torch.Generator) -> Tensor:
-        return self.q.at(self.q.reference_vector().double().cpu()).sample(number, generator)
-
-
-@final
 class _GaussianForm(NaturalForm):
     """Mean and precision."""
 

@@ -14,13 +14,17 @@ from torch import Tensor
 
 from torchngvi.arguments import read_instance
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Coordinates, Expectation, Frame, Move, Posterior
+from torchngvi.interfaces import Coordinates, Posterior
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.shapes import Shape
-from torchngvi.structures.pattern import NoMatrix, Structured
+from torchngvi.posteriors.shapes import Shape, refused
+from torchngvi.structures.pattern import NoMatrix
 
 Values = dict[str, Tensor]
+_REFUSAL = (
+    "a Product has no mean vector and no root: its sites are moved one by one. Fit it by fit(q, FactorGraph(factors)), "
+    "or step an optimizer over one site, q['name']."
+)
 
 
 @final
@@ -167,7 +171,7 @@ class Product(Posterior):
 
     def entropy(self) -> Tensor:
         """Compute the entropy in nats, (), the sum over sites and members."""
-        parts = [q.entropy().sum() for q in self._posteriors()]
+        parts = [q.entropy().sum() for _, q in self._items()]
         return sum(parts[1:], parts[0])
 
     def kl(self, other: "Product") -> Tensor:
@@ -188,9 +192,6 @@ class Product(Posterior):
         parts = [q.kl(other.sites[name]).sum() for name, q in self._items()]
         return sum(parts[1:], parts[0])
 
-    def _posteriors(self) -> list[Any]:
-        return list(self.sites.values())
-
     # ------------------------------------------------------------------------ as every posterior
 
     def snapshot(self) -> Any:
@@ -204,58 +205,20 @@ class Product(Posterior):
 
     def drop_gradients(self) -> None:
         """Empty the gradients of the probes of each site."""
-        for q in self._posteriors():
+        for _, q in self._items():
             q.drop_gradients()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        for q in self._posteriors():
+        for q in self.sites.values():
             q._apply(fn)
         return super()._apply(fn, recurse)
-
-    def _refused(self) -> PairError:
-        return PairError(
-            "a Product has no mean vector and no root: its sites are moved one by one. Fit it by "
-            "fit(q, FactorGraph(factors)), or step an optimizer over one site, q['name']."
-        )
 
     @property
     def coordinates(self) -> Coordinates:
         """Refuse; each site has its own."""
-        raise self._refused()
+        raise PairError(_REFUSAL)
 
-    def frame(self) -> Frame:
-        """Refuse.
-
-        Raises:
-            PairError: always.
-        """
-        raise self._refused()
-
-    probed = frame
-
-    def unframe(self, a: Tensor, W: Structured) -> tuple[Tensor, Structured]:
-        """Refuse.
-
-        Raises:
-            PairError: always.
-        """
-        raise self._refused()
-
-    def tangent(self, e: Expectation) -> Coordinates:
-        """Refuse.
-
-        Raises:
-            PairError: always.
-        """
-        raise self._refused()
-
-    def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """Refuse.
-
-        Raises:
-            PairError: always.
-        """
-        raise self._refused()
+    frame, probed, unframe, tangent, moved = refused(_REFUSAL, "frame", "probed", "unframe", "tangent", "moved")
 
 
 def _summed(log_prob: Tensor, q: Posterior) -> Tensor:

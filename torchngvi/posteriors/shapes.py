@@ -1,12 +1,15 @@
-"""Shapes of samples: a number of draws, or sizes."""
+"""Shapes of samples, a number of draws or sizes, and what a posterior refuses that has no frame."""
 
+import functools
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from torchngvi.arguments import is_size, read_generator, read_size, read_sizes, shown
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import Posterior
 
 Shape = int | Sequence[int]  # of a sample: a number of draws, or their shape
 
@@ -26,20 +29,13 @@ def sizes(shape: Shape) -> tuple[int, ...]:
 
 
 def normal(shape: Shape, own: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw standard normal noise.
-
-    >>> normal(3, (2,), torch.zeros(1), None).shape
-    torch.Size([3, 2])
-    """
+    """Draw standard normal noise (*shape, *own)."""
     generator = read_generator("generator", generator, like.device)
     return torch.randn((*sizes(shape), *own), dtype=like.dtype, device=like.device, generator=generator)
 
 
 def check_points(theta: object, dim: int, like: Tensor) -> None:
-    """Check that points are a tensor of real numbers, (*sample, *batch, D), where the posterior is.
-
-    >>> check_points(torch.zeros(5, 2), 2, torch.zeros(2))
-    """
+    """Check that points are a tensor of real numbers, (*sample, *batch, D), where the posterior is."""
     if not isinstance(theta, Tensor) or theta.is_complex():
         raise InputError(f"theta must be a tensor of real numbers that ends in D = {dim}; got {shown(theta)}.")
     if not theta.ndim or theta.shape[-1] != dim:
@@ -54,9 +50,19 @@ def check_points(theta: object, dim: int, like: Tensor) -> None:
 
 
 def number_of_draws(n: int) -> int:
-    """A number of draws, after a check that it is one.
-
-    >>> number_of_draws(3)
-    3
-    """
+    """Read a number of draws."""
     return read_size("n", n, "is a number of draws")
+
+
+def refused(sentence: str, *names: str) -> list[Any]:
+    """Methods of these names for a class that lacks them: each raises a PairError with a sentence."""
+
+    def refuse(name: str) -> Any:
+        def method(self: Posterior, *_: Any) -> NoReturn:
+            raise PairError(sentence)
+
+        method = functools.update_wrapper(method, getattr(Posterior, name), updated=())
+        method.__doc__ = "Refuse, with a PairError that says what to use."
+        return method
+
+    return [refuse(name) for name in names]

@@ -26,8 +26,7 @@ from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.conversions import ConvertibleGaussian
 from torchngvi.posteriors.shapes import Shape, normal
-from torchngvi.posteriors.warps import SinhArcsinh, Warp
-from torchngvi.posteriors.warps.warp import normal_nodes
+from torchngvi.posteriors.warps import SinhArcsinh, Warp, normal_nodes
 
 _TERMS = 32  # of the series of a correlation
 _QUANTILE_DRAWS = 65_536

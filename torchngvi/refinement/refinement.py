@@ -16,8 +16,7 @@ from torchngvi.interfaces import Posterior, Target
 from torchngvi.models.arguments import FullPrecision, as_target, read_posterior
 from torchngvi.numerics.versions import tracked
 from torchngvi.optim.watching import warn
-from torchngvi.posteriors.covariance_root import CholeskyGaussian
-from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.gaussian import CholeskyGaussian, Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
 from torchngvi.posteriors.warped import Warped
 from torchngvi.refinement.density import DRAWS, Density, Joint, Quality, quality, weighted_draws, widened

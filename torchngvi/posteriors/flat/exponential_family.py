@@ -11,13 +11,16 @@ conjugate log joint f is linear in T, and the step η' = (1 - γ)η + γη̂ of 
 """
 
 from abc import abstractmethod
-from typing import Self
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import read_generator
 from torchngvi.errors import InputError, PairError
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start
+from torchngvi.numerics.special import increasing_root, inverse_digamma, trigamma, trigamma_excess
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start, gammas, solve_symmetric
+from torchngvi.posteriors.shapes import Shape, sizes
 
 
 class ExponentialFamily(FlatPosterior):
@@ -168,6 +171,25 @@ class ExponentialFamily(FlatPosterior):
         return self.at(self.natural(omega))
 
 
+class PositiveFamily(ExponentialFamily):
+    """A family whose natural parameters are positive numbers: abstract."""
+
+    def reference_vector(self) -> Tensor:
+        """Return 2 for each parameter."""
+        return torch.full_like(self.vector.detach().reshape(-1, self.size)[0], 2.0)
+
+    def in_domain(self, at: Tensor | None = None) -> Tensor:
+        """Say where all parameters are positive and finite."""
+        eta = self.point(at)
+        return (eta.isfinite() & (eta > 0)).all(-1)
+
+    def retracted(self, at: Tensor, change: Tensor) -> Tensor:
+        """Add the change; where a member would leave the domain, each of its entries moves by `shrunk`."""
+        straight = at + change
+        inside = (straight > 0).all(-1, keepdim=True)
+        return torch.where(inside, straight, at * shrunk(change / at))
+
+
 def shrunk(
     relative: Tensor,  # x, change over value
 ) -> Tensor:
@@ -181,15 +203,394 @@ def shrunk(
     return torch.where(relative >= -0.5, 1 + relative, -0.25 / relative.clamp_max(-0.5))
 
 
-def retracted_positive(
-    at: Tensor,  # (*batch, D), positive
-    change: Tensor,  # (*batch, D)
-) -> Tensor:
-    """Add a change to positive numbers; where a member would leave them, each of its entries moves by `shrunk`.
+# What Dirichlet and beta laws share, over η = α: A, ω = ∇A and F = ∇²A
+#
+# A = Σ lnΓ(α_k) - lnΓ(α_0), α_0 = Σ α_k      ω_k = ψ(α_k) - ψ(α_0)      F = diag(ψ'(α)) - ψ'(α_0) 11ᵀ
 
-    >>> retracted_positive(torch.tensor([2.0, 1.0]), torch.tensor([1.0, -0.9])).tolist()
-    [3.0, 0.10000002384185791]
+
+class Concentrations(PositiveFamily):
+    """The laws of shares that sum to 1, over their concentrations α: abstract.
+
+    Args:
+        vector: α, positive, (*batch, K) with K ≥ 2.
+        dim: d, the number of entries of θ.
+        size: K, where the law has one.
+
+    Raises:
+        InputError: a start that is not positive and finite, or of another length.
+
+    >>> from torchngvi.posteriors.flat import Beta
+    >>> isinstance(Beta(torch.ones(2)), Concentrations)
+    True
     """
-    straight = at + change
-    inside = (straight > 0).all(-1, keepdim=True)
-    return torch.where(inside, straight, at * shrunk(change / at))
+
+    domain = "the concentrations are positive"
+
+    def base_coefficients(self) -> Tensor:
+        """Return -1 for each class."""
+        return -torch.ones(self.size, dtype=self.dtype, device=self.device)
+
+    def log_partition(self, at: Tensor | None = None) -> Tensor:
+        """Compute Σ lnΓ(α_k) - lnΓ(α_0)."""
+        alpha = self.point(at)
+        return torch.lgamma(alpha).sum(-1) - torch.lgamma(alpha.sum(-1))
+
+    def expectation(self, at: Tensor | None = None) -> Tensor:
+        """Compute ψ(α_k) - ψ(α_0)."""
+        alpha = self.point(at)
+        return torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
+
+    def natural(self, omega: Tensor) -> Tensor:
+        """Find α_0: the sum of ψ⁻¹(ω_k + ψ(s)) is above s below it, and below s above it."""
+
+        def below(log_s: Tensor) -> Tensor:
+            s = log_s.exp()
+            return s - inverse_digamma(omega + torch.digamma(s)[..., None]).sum(-1)
+
+        s = increasing_root(below, omega[..., 0]).exp()
+        return inverse_digamma(omega + torch.digamma(s)[..., None])
+
+    def fisher_product(self, change: Tensor, at: Tensor | None = None) -> Tensor:
+        """Compute ψ'(α_k) x_k - ψ'(α_0) Σ x."""
+        alpha = self.point(at)
+        return trigamma(alpha) * change - (trigamma(alpha.sum(-1)) * change.sum(-1))[..., None]
+
+    def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
+        """Solve by Sherman and Morrison, whose denominator is a sum of what 1/ψ'(α) lacks of α: nothing cancels."""
+        alpha = self.point(at)
+        scaled = gradient / trigamma(alpha)
+        apart = _lack(alpha).sum(-1) - _lack(alpha.sum(-1))  # 1/ψ'(α_0) - Σ 1/ψ'(α_k)
+        return scaled + (scaled.sum(-1) / apart)[..., None] / trigamma(alpha)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances m(1 - m)/(α_0 + 1) of θ, m its mean, (*batch, d)."""
+        return self.mean * (1 - self.mean) / (self.vector.sum(-1, keepdim=True) + 1)
+
+
+def _lack(alpha: Tensor) -> Tensor:
+    """α - 1/ψ'(α), which tends to ½."""
+    over = alpha * trigamma_excess(alpha)
+    return alpha * over / (1 + over)
+
+
+# Beta(a, b) over λ = (a, b), for a probability θ (Godichon-Baggioni, Nguyen and Tran 2023, Example 1)
+#
+# As an exponential family its natural parameters are (a, b), with T = (log θ, log(1 - θ)) and h = 1/(θ(1 - θ)):
+#
+# score = (ψ(a+b) - ψ(a) + log θ, ψ(a+b) - ψ(b) + log(1 - θ))
+# I_F = [[t(a) - t(a+b), -t(a+b)], [-t(a+b), t(b) - t(a+b)]]        t the trigamma function
+
+
+@final
+class Beta(Concentrations):
+    """Beta(a, b) over λ = (a, b), for one probability θ in (0, 1).
+
+    Its Fisher matrix is known, so that `NaturalGradient` follows the exact natural gradient.  A step is clamped at
+    a, b ≥ 0.01.
+
+    Args:
+        vector: (a, b), positive, (*batch, 2).
+
+    Raises:
+        InputError: a start that is not positive and finite.
+
+    >>> q = Beta(torch.tensor([58.0, 144.0], dtype=torch.float64))
+    >>> q.fisher()[0, 0].round(decimals=7).item()
+    0.0124281
+    """
+
+    domain = "a and b are positive"
+
+    def __init__(
+        self,
+        vector: Tensor,  # (*batch, 2)
+    ) -> None:
+        super().__init__(vector, 1, size=2)
+
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """Draw X/(X + Y) of two gamma variables, kept off 0 and 1 by a rounding error."""
+        both = gammas(shape, self.point(at), generator)
+        theta = both[..., :1] / both.sum(-1, keepdim=True)
+        info = torch.finfo(theta.dtype)
+        return theta.clamp(info.tiny, 1 - info.eps)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean a/(a + b) of θ, (*batch, 1)."""
+        return self.vector[..., :1] / self.vector.sum(-1, keepdim=True)
+
+    def statistics(self, theta: Tensor) -> Tensor:
+        """Compute (log θ, log(1 - θ))."""
+        return torch.cat([theta.log(), torch.log1p(-theta)], -1)
+
+    def fisher(self, at: Tensor | None = None) -> Tensor:  # (*batch, 2, 2)
+        """Compute I_F, which is the covariance of (log θ, log(1 - θ)), (*batch, 2, 2)."""
+        lam = self.point(at)
+        together = torch.polygamma(1, lam.sum(-1))  # as autograd has it: gradients of a bound have the same errors
+        return torch.polygamma(1, lam).diag_embed() - together[..., None, None]
+
+    def fisher_product(self, change: Tensor, at: Tensor | None = None) -> Tensor:
+        """Multiply by the 2 x 2 Fisher matrix."""
+        return (self.fisher(at) @ change[..., None])[..., 0]
+
+    def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
+        """Solve with the 2 x 2 Fisher matrix by Cholesky."""
+        return solve_symmetric(self.fisher(at), gradient)
+
+    def retracted(self, at: Tensor, change: Tensor) -> Tensor:
+        """Add the change to λ, and clamp the result at 0.01."""
+        return (at + change).clamp_min(0.01)
+
+
+# Dirichlet(α) over η = α, for the shares x of K classes: T = (log x_k), h = Π 1/x_k
+
+
+@final
+class Dirichlet(Concentrations):
+    """Dirichlet(α), for the shares x of K classes, which are positive and sum to 1.
+
+    Use it for the shares of topics in a document, of components in a mixture or of answers in a group; it is
+    conjugate to counts.
+
+    Args:
+        vector: α, positive, (*batch, K) with K ≥ 2.
+
+    Raises:
+        InputError: a start that is not positive and finite, or of one class.
+
+    >>> q = Dirichlet(torch.tensor([2.0, 3.0, 5.0]))
+    >>> [round(share, 4) for share in q.mean.tolist()]
+    [0.2, 0.3, 0.5]
+    """
+
+    def __init__(
+        self,
+        vector: Tensor,  # (*batch, K)
+    ) -> None:
+        classes = vector.shape[-1] if isinstance(vector, Tensor) and vector.ndim else 0
+        super().__init__(vector, classes)
+        if classes < 2:
+            raise InputError(f"Dirichlet has a concentration for each of two classes at least; got {classes}.")
+
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """Draw X_k/ΣX of gamma variables, kept off 0 by the smallest normal number."""
+        draws = gammas(shape, self.point(at), generator)
+        return (draws / draws.sum(-1, keepdim=True)).clamp_min(torch.finfo(draws.dtype).tiny)
+
+    def statistics(self, theta: Tensor) -> Tensor:
+        """Compute log x."""
+        return theta.log()
+
+    @property
+    def mean(self) -> Tensor:
+        """The means α_k/α_0 of x, (*batch, K)."""
+        return self.vector / self.vector.sum(-1, keepdim=True)
+
+
+# A categorical law over η_k = log(p_k/p_K), k < K, for one of K classes: T = (1[x = k])_{k<K}, h = 1
+#
+# A = log(1 + Σ e^η)      ω_k = p_k      F = diag(ω) - ωωᵀ      F⁻¹g = g/ω + (Σ g) / p_K
+
+
+@final
+class Categorical(ExponentialFamily):
+    """The law of a class x out of K, the number 0 to K - 1 as a floating-point number: p_k over log(p_k/p_K).
+
+    Use it for discrete latent variables.  Their values are few, so that `points` returns all of them and
+    the natural gradient has no noise: for L = Σ p_k f_k it is f_k - f_K.
+
+    Args:
+        vector: log(p_k/p_K) of all classes but the last, (*batch, K - 1).
+
+    Raises:
+        InputError: a start that is not finite.
+
+    >>> q = Categorical(torch.tensor([0.0, 0.0], dtype=torch.float64))
+    >>> [round(p, 6) for p in q.probabilities.tolist()]
+    [0.333333, 0.333333, 0.333333]
+    """
+
+    def __init__(
+        self,
+        vector: Tensor,  # (*batch, K - 1)
+    ) -> None:
+        super().__init__(vector, 1)
+
+    @classmethod
+    def of(
+        cls,
+        probabilities: Tensor,  # (*batch, K)
+    ) -> Self:
+        """Make the law with these probabilities, up to a factor.
+
+        Args:
+            probabilities: positive, (*batch, K).
+
+        Returns:
+            The posterior.
+
+        Raises:
+            InputError: a probability that is not positive.
+
+        >>> q = Categorical.of(torch.tensor([1.0, 3.0], dtype=torch.float64))
+        >>> [round(p, 6) for p in q.probabilities.tolist()]
+        [0.25, 0.75]
+        """
+        if not bool((probabilities > 0).all()):
+            raise InputError(f"probabilities are positive; got {probabilities.tolist()}.")
+        logits = probabilities.log()
+        return cls(logits[..., :-1] - logits[..., -1:])
+
+    @property
+    def classes(self) -> int:
+        """The number K of classes."""
+        return self.size + 1
+
+    def _log_probabilities(self, at: Tensor | None) -> Tensor:  # (*batch, K)
+        return torch.log_softmax(torch.nn.functional.pad(self.point(at), (0, 1)), -1)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """The probabilities p of the K classes, (*batch, K)."""
+        return self._log_probabilities(self.vector).exp()
+
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """Draw classes, by the largest of log p + Gumbel noise."""
+        logits = self._log_probabilities(at).detach()
+        size = (*sizes(shape), *logits.shape)
+        generator = read_generator("generator", generator, self.device)
+        noise = torch.empty(size, dtype=self.dtype, device=self.device).exponential_(generator=generator)
+        return (logits - noise.log()).argmax(-1, keepdim=True).to(self.dtype)
+
+    def points(self, number: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Return every class with its probability: (K, *batch, 1) and (K, *batch)."""
+        every = torch.arange(self.classes, dtype=self.dtype, device=self.device)
+        theta = every.reshape(-1, *(1 for _ in self.batch_shape), 1).expand(-1, *self.batch_shape, 1)
+        return theta.contiguous(), self.probabilities.movedim(-1, 0)
+
+    def statistics(self, theta: Tensor) -> Tensor:
+        """Compute 1[x = k] for all classes but the last."""
+        return (theta == torch.arange(self.size, dtype=self.dtype, device=self.device)).to(self.dtype)
+
+    def base_coefficients(self) -> Tensor:
+        """Return zeros."""
+        return torch.zeros(self.size, dtype=self.dtype, device=self.device)
+
+    def reference_vector(self) -> Tensor:
+        """Return zeros: all classes are as probable."""
+        return torch.zeros_like(self.vector.detach().reshape(-1, self.size)[0])
+
+    def log_partition(self, at: Tensor | None = None) -> Tensor:
+        """Compute log(1 + Σ e^η)."""
+        return -self._log_probabilities(at)[..., -1]
+
+    def expectation(self, at: Tensor | None = None) -> Tensor:
+        """Return p_k for all classes but the last."""
+        return self._log_probabilities(at)[..., :-1].exp()
+
+    def natural(self, omega: Tensor) -> Tensor:
+        """Compute log(ω_k/(1 - Σω))."""
+        return omega.log() - torch.log1p(-omega.sum(-1, keepdim=True))
+
+    def fisher_product(self, change: Tensor, at: Tensor | None = None) -> Tensor:
+        """Compute ω_k(x_k - Σ ω x)."""
+        omega = self.expectation(at)
+        return omega * (change - (omega * change).sum(-1, keepdim=True))
+
+    def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
+        """Compute g_k/ω_k + Σg/p_K."""
+        p = self._log_probabilities(at).exp()
+        return gradient / p[..., :-1] + gradient.sum(-1, keepdim=True) / p[..., -1:]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean Σ k p_k of the number of the class, (*batch, 1)."""
+        return (self.probabilities * torch.arange(self.classes, device=self.device)).sum(-1, keepdim=True)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of the number of the class, (*batch, 1)."""
+        away = torch.arange(self.classes, device=self.device) - self.mean
+        return (self.probabilities * away.square()).sum(-1, keepdim=True)
+
+
+# Poisson(λ) over η = log λ, for a count x: T = x, h = 1/x!, A = e^η
+
+
+@final
+class Poisson(ExponentialFamily):
+    """Poisson(λ), for a count x that was not observed, over log λ.
+
+    Use it for latent counts, such as those that a detector has missed.
+
+    Args:
+        vector: log λ, (*batch, 1).
+
+    Raises:
+        InputError: a start that is not finite, or of another length.
+
+    >>> round(Poisson(torch.zeros(1)).log_prob(torch.tensor([2.0])).exp().item(), 4)  # e⁻¹/2
+    0.1839
+    """
+
+    def __init__(
+        self,
+        vector: Tensor,  # (*batch, 1)
+    ) -> None:
+        super().__init__(vector, 1, size=1)
+
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """Draw counts, as floating-point numbers."""
+        rate = self.point(at).detach().exp()
+        generator = read_generator("generator", generator, rate.device)
+        return torch.poisson(rate.expand((*sizes(shape), *rate.shape)).contiguous(), generator=generator)
+
+    def statistics(self, theta: Tensor) -> Tensor:
+        """Return x."""
+        return theta
+
+    def base_coefficients(self) -> Tensor:
+        """Refuse, since log x! is no combination of the statistics.
+
+        Raises:
+            PairError: always.
+        """
+        raise PairError(
+            "the base measure 1/x! of Poisson is no combination of its statistics, and its entropy has no closed form. "
+            "Take it from draws: -q.log_prob(q.sample(10000)).mean(0)."
+        )
+
+    def log_base(self, theta: Tensor) -> Tensor:
+        """Compute -log x!."""
+        return -torch.lgamma(theta[..., 0] + 1)
+
+    def log_partition(self, at: Tensor | None = None) -> Tensor:
+        """Compute e^η."""
+        return self.point(at)[..., 0].exp()
+
+    def expectation(self, at: Tensor | None = None) -> Tensor:
+        """Compute e^η."""
+        return self.point(at).exp()
+
+    def natural(self, omega: Tensor) -> Tensor:
+        """Compute log ω."""
+        return omega.log()
+
+    def fisher_product(self, change: Tensor, at: Tensor | None = None) -> Tensor:
+        """Compute e^η x."""
+        return self.point(at).exp() * change
+
+    def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
+        """Compute e^-η g."""
+        return gradient * (-self.point(at)).exp()
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean λ, (*batch, 1)."""
+        return self.vector.exp()
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance λ, (*batch, 1)."""
+        return self.vector.exp()

@@ -172,11 +172,12 @@ class FlatPosterior(Posterior):
 
     # -------------------------------------------------------------------------------- what a posterior must say
 
-    @abstractmethod
     def sample(
         self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None
     ) -> Tensor:  # (*shape, *batch, d)
         """Draw θ without a gradient, (*shape, *batch, d), where a number of draws n stands for the shape (n,)."""
+        with torch.no_grad():
+            return self.rsample(shape, generator, at)
 
     @abstractmethod
     def log_prob(

@@ -133,11 +133,6 @@ class ModuleFlow(FlatPosterior):
         named = {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
         return torch.func.functional_call(self._flow[0], named, (x, inverse))
 
-    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """Draw θ = T(ε) without a gradient."""
-        with torch.no_grad():
-            return self.rsample(shape, generator, at)
-
     def rsample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = T(ε), differentiable in λ."""
         lam = self.point(at)
@@ -250,10 +245,6 @@ class OrthogonalFlow(FlatPosterior):
         """Take λ apart into b₁, W₂ and b₂."""
         lam, d = self.point(at), self.dim
         return lam[..., :d], lam[..., d:-d].unflatten(-1, (d, d)), lam[..., -d:]
-
-    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """Draw θ = W₂ h(W₁ε + b₁) + b₂ without a gradient."""
-        return self.rsample(shape, generator, self.point(at).detach())
 
     def rsample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = W₂ h(W₁ε + b₁) + b₂, differentiable in λ."""

@@ -11,7 +11,7 @@ from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky, eigh
 from torchngvi.numerics.special import increasing_root, log_minus_digamma, trigamma, trigamma_excess
-from torchngvi.posteriors.flat.exponential_family import ExponentialFamily, retracted_positive, shrunk
+from torchngvi.posteriors.flat.exponential_family import ExponentialFamily, PositiveFamily, shrunk
 from torchngvi.posteriors.flat.flat_posterior import (
     FlatPosterior,
     check_start,
@@ -29,10 +29,8 @@ from torchngvi.posteriors.shapes import Shape
 # A = lnΓ(a) - a log b      ω = (ψ(a) - log b, -a/b)
 # F = [[ψ'(a), -1/b], [-1/b, a/b²]], whose determinant is (a ψ'(a) - 1)/b²
 
-_WIDE = 45.0  # log a lies between minus this and this
 
-
-class ShapeRate(ExponentialFamily):
+class ShapeRate(PositiveFamily):
     """The laws of which a positive number u ~ Gamma(a, b) is a part, over the shape a and the rate b: abstract.
 
     Args:
@@ -72,10 +70,6 @@ class ShapeRate(ExponentialFamily):
         u = self.as_gamma(theta)
         return torch.cat([u.log(), -u], -1)
 
-    def reference_vector(self) -> Tensor:
-        """Return a = b = 2."""
-        return torch.full_like(self.vector.detach().reshape(-1, 2)[0], 2.0)
-
     def log_partition(self, at: Tensor | None = None) -> Tensor:
         """Compute lnΓ(a) - a log b."""
         a, b = self.point(at).unbind(-1)
@@ -89,8 +83,7 @@ class ShapeRate(ExponentialFamily):
     def natural(self, omega: Tensor) -> Tensor:
         """Find a with log a - ψ(a) = log(-ω₂) - ω₁, and b = -a/ω₂."""
         gap = (-omega[..., 1]).log() - omega[..., 0]
-        wide = torch.full_like(gap, _WIDE)
-        a = increasing_root(lambda log_a: gap - log_minus_digamma(log_a.exp()), -wide, wide).exp()
+        a = increasing_root(lambda log_a: gap - log_minus_digamma(log_a.exp()), gap).exp()
         return torch.stack([a, -a / omega[..., 1]], -1)
 
     def fisher_product(self, change: Tensor, at: Tensor | None = None) -> Tensor:
@@ -103,15 +96,6 @@ class ShapeRate(ExponentialFamily):
         (a, b), (first, second) = self.point(at).unbind(-1), gradient.unbind(-1)
         u = (first + b * second / a) / trigamma_excess(a)
         return torch.stack([u, b * (b * second + u) / a], -1)
-
-    def in_domain(self, at: Tensor | None = None) -> Tensor:
-        """Say where a and b are positive and finite."""
-        lam = self.point(at)
-        return (lam.isfinite() & (lam > 0)).all(-1)
-
-    def retracted(self, at: Tensor, change: Tensor) -> Tensor:
-        """Add the change; where that leaves the domain, what shrinks by more than half does so by a factor."""
-        return retracted_positive(at, change)
 
 
 # Gamma(a, b) over η = (a, b), for a positive number x: T = (log x, -x), h = 1/x
@@ -418,8 +402,7 @@ class Wishart(ExponentialFamily):
             a = (log_excess.exp() + least)[..., None]
             return (torch.log1p(-half / a) - log_minus_digamma(a - half)).sum(-1) - goal
 
-        wide = torch.full_like(goal, _WIDE)
-        a = least + increasing_root(function, -wide, wide).exp()
+        a = least + increasing_root(function, goal).exp()
         return torch.cat([a[..., None], lower_entries(a[..., None, None] * torch.linalg.inv(M))], -1)
 
     def fisher_product(self, change: Tensor, at: Tensor | None = None) -> Tensor:

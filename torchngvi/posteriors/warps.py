@@ -18,6 +18,8 @@ from torch import Tensor
 
 from torchngvi.numerics.linalg import eigh
 
+__all__ = ["SinhArcsinh", "Warp", "YeoJohnson"]
+
 _HALF, _END = 56, 10.0  # nodes on each side of 0, and where they end
 
 
