@@ -16,12 +16,7 @@ def energy_and_gradient(
     target: Target,
     theta: Tensor,  # (S, *batch, D)
 ) -> tuple[Tensor, Tensor]:
-    """Evaluate ℓ = -log joint and its gradient at many θ, in calls of at most ``target.draws_at_once`` of them.
-
-    >>> from torchngvi import LogJoint
-    >>> energy_and_gradient(LogJoint(lambda theta: -theta.square().sum(-1)), torch.ones(1, 2))
-    (tensor([2.]), tensor([[2., 2.]]))
-    """
+    """Evaluate ℓ = -log joint and its gradient at many θ, in calls of at most ``target.draws_at_once`` of them."""
     parts = [_energy_and_gradient(target, part) for part in theta.split(target.draws_at_once)]
     energies, gradients = zip(*parts, strict=True)
     return torch.cat(energies), torch.cat(gradients)
@@ -42,13 +37,7 @@ def mean_hessian_products(
     directions: Tensor,  # v, (K, *batch, D)
     chunk: int,
 ) -> Tensor:
-    """The products of the mean Hessian of ℓ with given directions, mean_s ∇²ℓ(θ_s) v_k, without forming a Hessian.
-
-    >>> from torchngvi import LogJoint
-    >>> target = LogJoint(lambda theta: -theta.pow(3).sum(-1))
-    >>> mean_hessian_products(target, torch.ones(1, 2), torch.eye(2), chunk=64).tolist()
-    [[6.0, 0.0], [0.0, 6.0]]
-    """
+    """The products of the mean Hessian of ℓ with given directions, mean_s ∇²ℓ(θ_s) v_k, without forming a Hessian."""
     parts: list[Tensor] = []
     for some in directions.split(max(1, chunk // len(theta))):
         sums = [_products(target, draws, some) for draws in theta.split(chunk)]
@@ -61,12 +50,7 @@ def mean_hessian(
     theta: Tensor,  # (S, *batch, D)
     chunk: int,
 ) -> Tensor:
-    """The mean Hessian of ℓ, mean_s ∇²ℓ(θ_s), from `mean_hessian_products` with the unit vectors.
-
-    >>> from torchngvi import LogJoint
-    >>> mean_hessian(LogJoint(lambda theta: -theta.prod(-1)), torch.ones(1, 2), chunk=64).tolist()
-    [[0.0, 1.0], [1.0, 0.0]]
-    """
+    """The mean Hessian of ℓ, mean_s ∇²ℓ(θ_s), from `mean_hessian_products` with the unit vectors."""
     dim = theta.shape[-1]
     eye = torch.eye(dim, dtype=theta.dtype, device=theta.device)
     eye = eye.reshape(dim, *(1,) * (theta.ndim - 2), dim).expand(dim, *theta.shape[1:])

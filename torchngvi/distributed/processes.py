@@ -70,26 +70,14 @@ def same_on_ranks_(tensors: list[torch.Tensor]) -> None:
 
 
 class Row(NamedTuple):
-    """What a rank says in the header of a meeting, in numbers that are exact in float64.
+    """What a rank says in the header of a meeting, in numbers that are exact in float64."""
 
-    Attributes:
-        failed: whether an error was raised there.
-        print: the fingerprint of q, or of the draws, which has to be that of all ranks.
-        stop: whether the run is to end, by a callback or the keyboard.
-        seconds: the clock of that process; the leader's is everyone's.
-        kind: a sum of numbers, or an exchange of objects.
-        size: how many numbers are to be summed.
-
-    >>> different([Row(0, 1, 0, 0, 1, 3), Row(0, 1, 0, 0, 1, 3)]) is None
-    True
-    """
-
-    failed: float
-    print: float
-    stop: float
-    seconds: float
-    kind: float
-    size: float
+    failed: float  # whether an error was raised there
+    print: float  # the fingerprint of q, or of the draws, which has to be that of all ranks
+    stop: float  # whether the run is to end, by a callback or the keyboard
+    seconds: float  # the clock of that process; the leader's is everyone's
+    kind: float  # a sum of numbers, or an exchange of objects
+    size: float  # how many numbers are to be summed
 
 
 class Ended(KeyboardInterrupt):

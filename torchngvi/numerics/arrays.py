@@ -69,12 +69,7 @@ def array_of(table: Any) -> Any:
 
 
 def on_host(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Bring tensors to the CPU in one transfer; on the CPU they are what they were.
-
-    >>> loss, accepted = on_host(torch.tensor(2.0), torch.tensor([True, False]))
-    >>> loss.item(), accepted.tolist()
-    (2.0, [True, False])
-    """
+    """Bring tensors to the CPU in one transfer; on the CPU they are what they were."""
     if all(tensor.is_cpu for tensor in tensors):
         return tensors
     flat = torch.cat([tensor.detach().flatten().to(tensors[0].dtype) for tensor in tensors]).cpu()
@@ -83,11 +78,7 @@ def on_host(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 class Fetched:
-    """Numbers on their way from a device, which are read when they have arrived, without a wait for it.
-
-    >>> Fetched(torch.ones(2)).read()
-    [1.0, 1.0]
-    """
+    """Numbers on their way from a device, which are read when they have arrived, without a wait for it."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._event: Any = None

@@ -20,16 +20,7 @@ _REACH = 8.2  # standard deviations that carry the mass
 
 
 class Moments(NamedTuple):
-    """F = E[f(x)] under N(e, v), with α = ∂F/∂e and β = 2 ∂F/∂v, which is E[f''] (Price 1958).
-
-    Attributes:
-        value: F, (*batch, N).
-        slope: α, (*batch, N).
-        curvature: β, (*batch, N).
-
-    >>> Moments(*torch.ones(3, 2)).slope.tolist()
-    [1.0, 1.0]
-    """
+    """F = E[f(x)] under N(e, v), with α = ∂F/∂e and β = 2 ∂F/∂v, which is E[f''] (Price 1958)."""
 
     value: Tensor  # (*batch, N)
     slope: Tensor  # (*batch, N)

@@ -16,23 +16,14 @@ _LARGE = 256  # D from which a triangular product by blocks is faster
 
 
 def finite(x: Tensor) -> Tensor:
-    """Say which real entries are finite, with half of the kernels of `torch.isfinite`.
-
-    >>> finite(torch.tensor([1.0, -torch.inf, torch.nan])).tolist()
-    [True, False, False]
-    """
+    """Say which real entries are finite, with half of the kernels of `torch.isfinite`."""
     return x.abs() < torch.inf
 
 
 def cholesky(
     matrix: Tensor,  # (*batch, D, D), symmetric
 ) -> tuple[Tensor, Tensor]:
-    """Factor A = L Lᵀ with L lower triangular, and say for which members that worked.
-
-    >>> factor, ok = cholesky(torch.tensor([[[4.0]], [[-1.0]]]))
-    >>> factor[0].item(), ok.tolist()
-    (2.0, [True, False])
-    """
+    """Factor A = L Lᵀ with L lower triangular, and say for which members that worked."""
     factor, info = torch.linalg.cholesky_ex(matrix, check_errors=False)
     # a NaN or an infinity anywhere reaches the diagonal
     return factor, (info == 0) & finite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)
@@ -41,12 +32,7 @@ def cholesky(
 def reverse_cholesky(
     matrix: Tensor,  # (*batch, D, D), symmetric
 ) -> tuple[Tensor, Tensor]:
-    """Factor A = U Uᵀ with U upper triangular, by a Cholesky factorisation of A with rows and columns reversed.
-
-    >>> upper, _ = reverse_cholesky(torch.tensor([[5.0, 2.0], [2.0, 1.0]]))
-    >>> upper.tolist()
-    [[1.0, 2.0], [0.0, 1.0]]
-    """
+    """Factor A = U Uᵀ with U upper triangular, by a Cholesky factorisation of A with rows and columns reversed."""
     factor, ok = cholesky(matrix.flip(-2, -1))
     return factor.flip(-2, -1), ok
 
@@ -54,12 +40,7 @@ def reverse_cholesky(
 def eigh(
     matrix: Tensor,  # (*batch, D, D), symmetric
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Decompose A = Q diag(λ) Qᵀ, and say for which members that worked; torch's own raises where one fails.
-
-    >>> values, _, ok = eigh(torch.tensor([[[2.0]], [[torch.nan]]]))
-    >>> values[:, 0].tolist(), ok.tolist()
-    ([2.0, 1.0], [True, False])
-    """
+    """Decompose A = Q diag(λ) Qᵀ, and say for which members that worked; torch's own raises where one fails."""
     ok = torch.isfinite(matrix).flatten(-2).all(-1)
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     matrix = torch.where(ok[..., None, None], matrix, eye)
@@ -80,10 +61,7 @@ def triangular_inverse(
 ) -> Tensor:
     """Invert a lower triangular matrix by substitution in blocks.
 
-        [A 0; B D]⁻¹ = [A⁻¹ 0; -D⁻¹ B A⁻¹ D⁻¹]
-
-    >>> triangular_inverse(torch.tensor([[1.0, 0.0], [2.0, 1.0]])).tolist()
-    [[1.0, 0.0], [-2.0, 1.0]]
+    [A 0; B D]⁻¹ = [A⁻¹ 0; -D⁻¹ B A⁻¹ D⁻¹]
     """
     size = lower.shape[-1]
     if size <= _SMALL or lower.device.type != "cpu":
@@ -101,11 +79,7 @@ def gram(
     rows: Tensor,  # X, (N, D) or (*batch, N, D)
     weights: Tensor,  # w, (*batch, N)
 ) -> Tensor:
-    """Compute the weighted Gram matrix Xᵀ diag(w) X; of a large one only the blocks on and below the diagonal.
-
-    >>> gram(torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])).tolist()
-    [[3.0, 6.0], [6.0, 12.0]]
-    """
+    """Compute the weighted Gram matrix Xᵀ diag(w) X; of a large one only the blocks on and below the diagonal."""
     weighted, size = rows * weights[..., None], rows.shape[-1]
     if size <= 2 * _SMALL or rows.device.type != "cpu":
         return rows.mT @ weighted
@@ -120,11 +94,7 @@ def triangular_rows(
     lower: Tensor,  # L, (*batch, D, D), lower triangular
     transposed: bool = False,
 ) -> Tensor:
-    """Multiply a design by a triangular root, X L or X Lᵀ; by a large one on a CPU block by block, without its zeros.
-
-    >>> triangular_rows(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0], [2.0, 3.0]])).tolist()
-    [[3.0, 3.0]]
-    """
+    """Multiply a design by a triangular root, X L or X Lᵀ; a large one on a CPU block by block, without its zeros."""
     turned, size = lower if transposed else lower.mT, lower.shape[-1]
     if size < _LARGE or rows.device.type != "cpu":
         return rows @ turned.mT
@@ -140,11 +110,7 @@ def triangular_gram(
     lower: Tensor,  # L, (*batch, D, D), lower triangular
     transposed: bool = False,
 ) -> Tensor:
-    """Compute C Cᵀ of a triangular root, C = L or C = Lᵀ; of a large one on a CPU 5/16 of the multiplications.
-
-    >>> triangular_gram(torch.tensor([[1.0, 0.0], [2.0, 3.0]])).tolist()
-    [[1.0, 2.0], [2.0, 13.0]]
-    """
+    """Compute C Cᵀ of a triangular root, C = L or C = Lᵀ; of a large one on a CPU 5/16 of the multiplications."""
     root, size = lower.mT if transposed else lower, lower.shape[-1]
     if size < _LARGE or lower.device.type != "cpu":
         return root @ root.mT
@@ -172,9 +138,6 @@ def tril_half(
     """Take the strictly lower part of a matrix and half of its diagonal, tril½[A].
 
     For a symmetric A, tril½[A] + tril½[A]ᵀ = A (Kumar et al. 2025, Eq 13; the double bar of Tan 2025).
-
-    >>> tril_half(torch.tensor([[2.0, 5.0], [3.0, 4.0]])).tolist()
-    [[1.0, 0.0], [3.0, 2.0]]
     """
     lower = matrix.tril()
     lower.diagonal(dim1=-2, dim2=-1).mul_(0.5)
@@ -184,11 +147,7 @@ def tril_half(
 def positive_columns(
     lower: Tensor,  # (*batch, D, D), lower triangular
 ) -> tuple[Tensor, Tensor]:
-    """Turn the columns of a root whose diagonal entry is negative; V = C Cᵀ does not change.
-
-    >>> positive_columns(torch.tensor([[-2.0, 0.0], [3.0, 1.0]]))[0].tolist()
-    [[2.0, 0.0], [-3.0, 1.0]]
-    """
+    """Turn the columns of a root whose diagonal entry is negative; V = C Cᵀ does not change."""
     diagonal = lower.diagonal(dim1=-2, dim2=-1)
     ok = (diagonal != 0).all(-1) & finite(lower).flatten(-2).all(-1)
     return lower * diagonal.sign()[..., None, :], ok

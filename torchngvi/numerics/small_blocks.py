@@ -15,12 +15,7 @@ _UNROLLED = 4  # the size up to which a factorisation is written out
 def cholesky(
     matrix: Tensor,  # (*batch, r, r), symmetric
 ) -> tuple[Tensor, Tensor]:
-    """Factor A = L Lᵀ, and say for which members that worked, as :func:`torchngvi.numerics.linalg.cholesky`.
-
-    >>> factor, ok = cholesky(torch.tensor([[[4.0]], [[-1.0]]]))
-    >>> factor[0].item(), ok.tolist()
-    (2.0, [True, False])
-    """
+    """Factor A = L Lᵀ, and say for which members that worked, as :func:`torchngvi.numerics.linalg.cholesky`."""
     size = matrix.shape[-1]
     if size > _UNROLLED:
         return linalg.cholesky(matrix)
@@ -45,18 +40,7 @@ def solve(
     lower: Tensor,  # L, (*batch, r, r)
     columns: Tensor,  # B, (*batch, r, S)
 ) -> Tensor:
-    """Solve L X = B for many small lower-triangular L.
-
-    Args:
-        lower: L, (*batch, r, r).
-        columns: B, (*batch, r, S).
-
-    Returns:
-        L⁻¹ B, (*batch, r, S).
-
-    >>> solve(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), torch.tensor([[2.0], [3.0]])).tolist()
-    [[1.0], [2.0]]
-    """
+    """Solve L X = B for many small lower-triangular L."""
     size = lower.shape[-1]
     if size > _UNROLLED:
         return torch.linalg.solve_triangular(lower, columns, upper=False)
@@ -75,11 +59,7 @@ def tsolve(
     lower: Tensor,  # L, (*batch, r, r)
     columns: Tensor,  # B, (*batch, r, S)
 ) -> Tensor:
-    """Solve Lᵀ X = B for many small lower-triangular L.
-
-    >>> tsolve(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), torch.tensor([[4.0], [2.0]])).tolist()
-    [[1.0], [2.0]]
-    """
+    """Solve Lᵀ X = B for many small lower-triangular L."""
     if lower.shape[-1] > _UNROLLED:
         return torch.linalg.solve_triangular(lower.mT, columns, upper=True)
     return solve(lower.mT.flip(-2, -1), columns.flip(-2)).flip(-2)
@@ -88,11 +68,7 @@ def tsolve(
 def inverse(
     lower: Tensor,  # L, (*batch, r, r)
 ) -> Tensor:
-    """Invert many small lower-triangular matrices.
-
-    >>> inverse(torch.tensor([[2.0, 0.0], [1.0, 1.0]])).tolist()
-    [[0.5, 0.0], [-0.5, 1.0]]
-    """
+    """Invert many small lower-triangular matrices."""
     size = lower.shape[-1]
     if size > _UNROLLED:
         return linalg.triangular_inverse(lower)
@@ -103,9 +79,5 @@ def product(
     left: Tensor,  # (*batch, a, b)
     right: Tensor,  # (*batch, b, c)
 ) -> Tensor:
-    """Multiply many small matrices, with b = 1 elementwise.
-
-    >>> product(torch.tensor([[2.0]]), torch.tensor([[3.0, 4.0]])).tolist()
-    [[6.0, 8.0]]
-    """
+    """Multiply many small matrices, with b = 1 elementwise."""
     return left * right if left.shape[-1] == 1 else left @ right

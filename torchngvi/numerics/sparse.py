@@ -10,21 +10,12 @@ from torch import Tensor
 
 
 def is_sparse(X: Tensor) -> bool:
-    """Say whether X is stored as compressed rows.
-
-    >>> is_sparse(torch.eye(2))
-    False
-    """
+    """Say whether X is stored as compressed rows."""
     return X.layout == torch.sparse_csr
 
 
 def compressed(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Make a CSR matrix, without torch's note that CSR is in beta.
-
-    >>> X = compressed(torch.tensor([0, 1, 2]), torch.tensor([1, 0]), torch.tensor([2.0, 3.0]), (2, 2))
-    >>> X.to_dense().tolist()
-    [[0.0, 2.0], [3.0, 0.0]]
-    """
+    """Make a CSR matrix, without torch's note that CSR is in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(pointers, columns, values, shape, check_invariants=False)
@@ -53,12 +44,7 @@ def by_column(X: Tensor) -> Tensor:
 
 
 def square(X: Tensor) -> Tensor:
-    """Square every entry of a sparse matrix: X ∘ X.
-
-    >>> X = compressed(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([3.0]), (1, 2))
-    >>> square(X).to_dense().tolist()
-    [[0.0, 9.0]]
-    """
+    """Square every entry of a sparse matrix: X ∘ X."""
     return with_values(X, X.values().square())
 
 
@@ -66,12 +52,7 @@ def gram(
     X: Tensor,  # (N, D) sparse CSR
     weights: Tensor,  # b, (N,)
 ) -> Tensor:
-    """Compute the weighted Gram matrix Xᵀ diag(b) X, by a product of sparse matrices.
-
-    >>> X = compressed(torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.tensor([2.0, 3.0]), (2, 2))
-    >>> gram(X, torch.tensor([1.0, 10.0])).tolist()
-    [[4.0, 0.0], [0.0, 90.0]]
-    """
+    """Compute the weighted Gram matrix Xᵀ diag(b) X, by a product of sparse matrices."""
     counts = X.crow_indices().diff()
     weighted = with_values(X, X.values() * weights.repeat_interleave(counts))
     # COO products need no vendor library

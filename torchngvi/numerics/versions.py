@@ -44,13 +44,7 @@ _SMALL = 65_536  # entries up to which a copy of a tensor is kept, to know it by
 
 
 class Versions:
-    """A memory of which tensors there were, how often torch had counted a write to each, and what they held.
-
-    >>> x = torch.zeros(2)
-    >>> versions = Versions([x])
-    >>> versions.hold([x]), versions.hold([x.add_(1)])
-    (True, False)
-    """
+    """A memory of which tensors there were, how often torch had counted a write to each, and what they held."""
 
     def __init__(self, tensors: Iterable[Tensor], before: "Versions | None" = None) -> None:
         if torch.compiler.is_compiling():  # a graph counts no writes: nothing is known

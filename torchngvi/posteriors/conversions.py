@@ -29,13 +29,7 @@ from torchngvi.structures.pattern import Structured
 
 
 def kept_covariance(structure: Pattern, scale_tril: Tensor) -> Tensor:
-    """Keep the marginal distributions of the blocks of a pattern, as the nearest q in KL(p‖q) does.
-
-    >>> import torch
-    >>> from torchngvi.structures import Diagonal
-    >>> kept_covariance(Diagonal(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]])).tolist()
-    [[1.0, 0.0], [0.0, 5.0]]
-    """
+    """Keep the marginal distributions of the blocks of a pattern, as the nearest q in KL(p‖q) does."""
     if structure.widest == structure.dim or not structure.closed:
         return scale_tril
     root, _ = structure.cholesky(structure.from_dense(scale_tril @ scale_tril.mT))
@@ -47,18 +41,7 @@ def tangent_moved(
     here: Coordinates,  # m and a triangular root Λ
     move: Move,
 ) -> tuple[Coordinates, Tensor]:
-    """Move mean and root along a tangent: Λ + change, the diagonal by its logarithm where the move is a `LogTangent`.
-
-    >>> import torch
-    >>> from torchngvi.structures import Dense
-    >>> here = Coordinates(torch.zeros(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
-    >>> change = Coordinates(torch.ones(2), torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
-    >>> new, positive = tangent_moved(Dense(2), here, LogTangent(change))
-    >>> new.matrix.tolist(), positive.item()
-    ([[1.0, 0.0], [4.0, 4.0]], True)
-    >>> tangent_moved(Dense(2), here, Tangent(Coordinates(torch.ones(2), -2 * torch.eye(2))))[1].item()
-    False
-    """
+    """Move mean and root along a tangent: Λ + change, the diagonal by its logarithm where the move says so."""
     match move:
         case LogTangent((vector, matrix)):
             diagonal = structure.diagonal(here.matrix) * structure.diagonal(matrix).exp()
@@ -74,13 +57,7 @@ def root_of_inverse(
     structure: Pattern,
     root: Structured,  # A, lower triangular
 ) -> Structured:
-    """Find the lower root of (A Aᵀ)⁻¹, by a QR factorisation of A⁻ᵀ.
-
-    >>> import torch
-    >>> from torchngvi.structures import Dense
-    >>> root_of_inverse(Dense(1), torch.tensor([[4.0]])).item()
-    0.25
-    """
+    """Find the lower root of (A Aᵀ)⁻¹, by a QR factorisation of A⁻ᵀ."""
     assert isinstance(structure, FullAlgebra)  # it is closed: for the type alone
     return structure.positive_root(structure.lower_root(structure.transpose(structure.inverse(root))))[0]
 
@@ -89,12 +66,7 @@ def root_of_inverse(
 
 
 class Tested(Coordinates):
-    """Coordinates after a move, with what the test of the cone has computed from them on the way.
-
-    >>> new = Tested.of(torch.zeros(1), torch.ones(1, 1), root=torch.ones(1, 1))
-    >>> new.known["root"].item()
-    1.0
-    """
+    """Coordinates after a move, with what the test of the cone has computed from them on the way."""
 
     known: dict[str, Tensor]  # (*batch, ...), by the names under which they are remembered
 
@@ -395,13 +367,7 @@ class StartedGaussian(RememberingPosterior):
 
 
 class ConvertibleGaussian(StartedGaussian):
-    """q = N(m, V) with its moments, and made from those of others: abstract, the ground of `Gaussian`.
-
-    >>> from torchngvi import CholeskyGaussian, DiagonalGaussian
-    >>> q = CholeskyGaussian.from_moments(torch.zeros(2), torch.tensor([[4.0, 1.0], [1.0, 9.0]]))
-    >>> DiagonalGaussian.from_posterior(q).stddev.round(decimals=5)  # the marginals
-    tensor([2., 3.])
-    """
+    """q = N(m, V) with its moments, and made from those of others: abstract, the ground of `Gaussian`."""
 
     @property
     def covariance(self) -> Tensor:

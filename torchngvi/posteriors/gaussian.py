@@ -39,13 +39,7 @@ from torchngvi.structures.pattern import Structured
 
 
 class Gaussian(ConvertibleGaussian):
-    """q = N(m, V) over (*batch, D): abstract, see `CholeskyGaussian`, `NaturalGaussian`, `DiagonalGaussian`.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> q = CholeskyGaussian(2)
-    >>> isinstance(q, Gaussian), q.sample((4,)).shape
-    (True, torch.Size([4, 2]))
-    """
+    """q = N(m, V) over (*batch, D): abstract, see `CholeskyGaussian`, `NaturalGaussian`, `DiagonalGaussian`."""
 
     engine = ""  # the target names it
 
@@ -306,12 +300,7 @@ class _PushNoise(torch.autograd.Function):
 
 
 class CovarianceRoot(Gaussian):
-    """N(m, C Cᵀ) with C in the pattern of a structure: abstract, see `CholeskyGaussian` and `DiagonalGaussian`.
-
-    >>> q = DiagonalGaussian(2, scale=2.0)
-    >>> isinstance(q, CovarianceRoot), q.coordinates.matrix.tolist()
-    (True, [2.0, 2.0])
-    """
+    """N(m, C Cᵀ) with C in the pattern of a structure: abstract, see `CholeskyGaussian` and `DiagonalGaussian`."""
 
     takes = frozenset({Congruence, Tangent, RootTangent, LogTangent, Affine, Root})
     structure: FullAlgebra

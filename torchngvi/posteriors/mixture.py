@@ -46,15 +46,6 @@ class WeightedGaussians(Posterior):
 
     There is no mean with one root, so no frame and no move: `torchngvi.optim` moves the components, a batch of
     Gaussians.
-
-    Raises:
-        InputError: components of another batch shape, or weights that are none.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> from torchngvi.posteriors import Mixture
-    >>> q = Mixture(CholeskyGaussian(1, (2,)))
-    >>> isinstance(q, WeightedGaussians), len(q), sorted(q.state_dict())
-    (True, 2, ['components.mean', 'components.scale_tril', 'log_weights'])
     """
 
     takes = frozenset()  # of its components, not of the mixture
@@ -148,12 +139,7 @@ class WeightedGaussians(Posterior):
 
 @torch.no_grad()
 def overlaps(components: Gaussian) -> Tensor:
-    """The overlaps ∫√(N_j N_k) of all pairs of Gaussians (Bhattacharyya's coefficients), 1 for two that are the same.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> round(overlaps(CholeskyGaussian(1, (2,), mean=torch.tensor([[0.0], [2.0]])))[0, 1].item(), 4)  # exp(-½)
-    0.6065
-    """
+    """Compute ∫√(N_j N_k) of all pairs of Gaussians (Bhattacharyya's coefficients), 1 for two that are the same."""
     mean, V = components.frame().mean, components.covariance
     between, _ = cholesky(0.5 * (V[:, None] + V))
     apart = torch.linalg.solve_triangular(between, (mean[:, None] - mean)[..., None], upper=False)

@@ -23,12 +23,7 @@ from torchngvi.structures import Dense
 
 
 class NaturalForm:
-    """A posterior by its natural parameters η, (*batch, p), here a family, which is its own form: see `natural_form`.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> natural_form(CholeskyGaussian(1, scale=0.5)).natural().tolist()
-    [0.0, 4.0]
-    """
+    """A posterior by its natural parameters η, (*batch, p), here a family, which is its own form."""
 
     def __init__(self, q: Any) -> None:
         self.q, self.size = q, q.size

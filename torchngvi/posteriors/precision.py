@@ -32,12 +32,7 @@ from torchngvi.structures.pattern import Structured, is_whole
 
 
 class PrecisionGaussian(Gaussian):
-    """N(m, (T Tᵀ)⁻¹): abstract, see `PrecisionCholeskyGaussian`, which stores T, and `NaturalGaussian`, which stores S.
-
-    >>> from torchngvi import NaturalGaussian, PrecisionCholeskyGaussian
-    >>> NaturalGaussian(1, scale=0.5).factor().item(), PrecisionCholeskyGaussian(1, scale=0.5).factor().item()
-    (2.0, 2.0)
-    """
+    """N(m, (T Tᵀ)⁻¹): abstract; `PrecisionCholeskyGaussian` stores T, and `NaturalGaussian` stores S."""
 
     upper = True
 

@@ -15,11 +15,7 @@ Shape = int | Sequence[int]  # of a sample: a number of draws, or their shape
 
 
 def sizes(shape: Shape) -> tuple[int, ...]:
-    """Read the shape of a sample, in which a number of draws n stands for (n,).
-
-    >>> sizes(3), sizes((2, 5)), sizes(())
-    ((3,), (2, 5), ())
-    """
+    """Read the shape of a sample, in which a number of draws n stands for (n,)."""
     what = "is of a number of draws or of a shape, such as 10 or (2, 5)"
     if is_size(shape, at_least=0):
         return (int(shape),)  # type: ignore[arg-type]

@@ -53,15 +53,7 @@ def placed(
     pattern: Stored,
     X: Tensor,  # (N, D) sparse CSR
 ) -> list[Placed] | None:
-    """Find for each row of a sparse design the clique that its columns lie in: a node and its ancestors.
-
-    >>> from torchngvi.numerics.sparse import compressed
-    >>> from torchngvi.structures import arrow
-    >>> X = compressed(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), torch.ones(3), (2, 3))
-    >>> groups, root = placed(arrow(groups=2, local=1, globals=1), X)
-    >>> groups.clique.tolist(), groups.rows.tolist(), len(root.rows)
-    ([0, 1], [0, 1], 0)
-    """
+    """Find for each row of a sparse design the clique that its columns lie in: a node and its ancestors."""
     known: dict[Stored, list[Placed] | None] = _KNOWN.setdefault(X, {})
     if pattern not in known:
         with torch.inference_mode(False), torch.no_grad():

@@ -35,12 +35,7 @@ def kinds_of(
     parents: Sequence[int],  # of each node, a later node; -1 of a root
     sizes: Sequence[int],
 ) -> list[Kind]:
-    """Sort the nodes of a forest into kinds: nodes of one size whose parents are of one kind.
-
-    >>> groups, root = kinds_of([2, 2, -1], [1, 1, 3])
-    >>> groups.nodes, groups.size, groups.above, root.nodes
-    (2, 1, 3, 1)
-    """
+    """Sort the nodes of a forest into kinds: nodes of one size whose parents are of one kind."""
     if (root := len(sizes) - 1) and parents[-1] == -1 and set(parents[:-1]) == {root} and len(set(sizes[:-1])) == 1:
         return _arrow(root, sizes[0], sizes[-1])
     keys: dict[tuple[int, int], int] = {}  # size and kind of the parent, roots first
@@ -86,12 +81,7 @@ def inherited(
     kind: Kind,
     values: Tensor,  # (*batch, m, a, b), of the parents
 ) -> Tensor:
-    """Give each node the values of its parent.
-
-    >>> kind, _ = kinds_of([2, 3, -1, -1], [1, 1, 1, 1])
-    >>> inherited(kind, torch.tensor([5.0, 7.0])[:, None, None]).flatten().tolist()
-    [5.0, 7.0]
-    """
+    """Give each node the values of its parent."""
     return values if kind.mothers == 1 else values.index_select(-3, kind.parents)
 
 
@@ -100,12 +90,7 @@ def below(
     values: Tensor,  # A, (*batch, m, a, b), of the parents
     own: Tensor,  # B, (*batch, n, b, c)
 ) -> Tensor:
-    """Multiply the parent's matrix by each node's own.
-
-    >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
-    >>> below(kind, torch.tensor([[[2.0]]]), torch.tensor([[[3.0]], [[4.0]]])).flatten().tolist()
-    [6.0, 8.0]
-    """
+    """Multiply the parent's matrix by each node's own."""
     if kind.mothers == 1:
         return torch.einsum("...ab,...nbc->...nac", values[..., 0, :, :], own)
     return inherited(kind, values) @ own
@@ -115,12 +100,7 @@ def summed(
     kind: Kind,
     values: Tensor,  # (*batch, n, a, b)
 ) -> Tensor:
-    """Sum the values of siblings.
-
-    >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
-    >>> summed(kind, torch.tensor([[[3.0]], [[4.0]]])).flatten().tolist()
-    [7.0]
-    """
+    """Sum the values of siblings."""
     if kind.mothers == 1:
         return values.sum(-3, keepdim=True)
     zeros = values.new_zeros(*values.shape[:-3], kind.mothers, *values.shape[-2:])
@@ -132,13 +112,7 @@ def summed_product(
     left: Tensor,  # A, (*batch, n, a, b)
     right: Tensor,  # B, (*batch, n, b, c)
 ) -> Tensor:
-    """Sum the products A B of siblings.
-
-    >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
-    >>> A = torch.tensor([[[3.0]], [[4.0]]])
-    >>> summed_product(kind, A, A).flatten().tolist()
-    [25.0]
-    """
+    """Sum the products A B of siblings."""
     if kind.mothers > 1:
         return summed(kind, left @ right)
     at_once = max(1, _AT_ONCE * left.shape[-3] // max(left.numel(), right.numel(), 1))  # the sum makes copies of both
@@ -151,12 +125,7 @@ def stacked(
     rows: Tensor,  # (*batch, n, a, b), of the nodes
     of_parents: Tensor | None,  # (*batch, m, c, b)
 ) -> Tensor:
-    """Stack the rows of each node on those of its ancestors.
-
-    >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
-    >>> stacked(kind, torch.tensor([[[3.0]], [[4.0]]]), torch.tensor([[[9.0]]]))[..., 0].tolist()
-    [[3.0, 9.0], [4.0, 9.0]]
-    """
+    """Stack the rows of each node on those of its ancestors."""
     if of_parents is None:
         return rows
     upper = inherited(kind, of_parents)
@@ -164,11 +133,7 @@ def stacked(
 
 
 class Handed:
-    """A matrix that each node with children keeps for them, from the roots downwards: see `Rows` and `Chains`.
-
-    Args:
-        kinds: of the forest, children first.
-    """
+    """A matrix that each node with children keeps for them, from the roots downwards: see `Rows` and `Chains`."""
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self._kinds = kinds

@@ -37,12 +37,7 @@ class Positioned(Protocol):
 
 
 class Index(NamedTuple):
-    """Where the stored entries of a pattern stand, as flat tensors with one number an entry, (E,), unless noted.
-
-    >>> from torchngvi.structures import Dense
-    >>> index_of(Dense(2), torch.device("cpu")).lower.tolist()  # of (0, 0), (0, 1), (1, 0), (1, 1)
-    [0, 2, 3]
-    """
+    """Where the stored entries of a pattern stand, as flat tensors with one number an entry, (E,), unless noted."""
 
     rows: Tensor
     columns: Tensor
@@ -58,12 +53,7 @@ class Index(NamedTuple):
 @functools.lru_cache(maxsize=256)
 @torch.inference_mode(False)  # kept for later calls, which may be differentiated
 def index_of(pattern: Positioned, device: torch.device) -> Index:
-    """Make the indices of a pattern on a device, or return those that were made for it before.
-
-    >>> from torchngvi.structures import Dense
-    >>> index_of(Dense(2), torch.device("cpu")).diagonal.tolist()
-    [0, 3]
-    """
+    """Make the indices of a pattern on a device, or return those that were made for it before."""
     rows, columns = (x.flatten() for x in pattern.positions())
     place = rows * pattern.dim + columns
     order = torch.argsort(place)
@@ -390,12 +380,7 @@ class Pattern(ABC):
 
 
 def is_whole(pattern: Pattern) -> bool:
-    """Say whether one process has all coordinates of a pattern, so that `Pattern.total` has nothing to add.
-
-    >>> from torchngvi.structures import Dense
-    >>> is_whole(Dense(2))
-    True
-    """
+    """Say whether one process has all coordinates of a pattern, so that `Pattern.total` has nothing to add."""
     return type(pattern).total is Pattern.total
 
 

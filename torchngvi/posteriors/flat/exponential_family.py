@@ -209,20 +209,7 @@ def shrunk(
 
 
 class Concentrations(PositiveFamily):
-    """The laws of shares that sum to 1, over their concentrations α: abstract.
-
-    Args:
-        vector: α, positive, (*batch, K) with K ≥ 2.
-        dim: d, the number of entries of θ.
-        size: K, where the law has one.
-
-    Raises:
-        InputError: a start that is not positive and finite, or of another length.
-
-    >>> from torchngvi.posteriors.flat import Beta
-    >>> isinstance(Beta(torch.ones(2)), Concentrations)
-    True
-    """
+    """The laws of shares that sum to 1, over their concentrations α: abstract."""
 
     domain = "the concentrations are positive"
 

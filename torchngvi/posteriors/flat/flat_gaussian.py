@@ -36,11 +36,7 @@ def mean_and_scale(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> tuple[Tensor, Tensor]:
-    """Write out the mean and the standard deviations of a standard start, each (*batch, d).
-
-    >>> [x.tolist() for x in mean_and_scale(2, (), 0.0, 3.0, None, None)]
-    [[0.0, 0.0], [3.0, 3.0]]
-    """
+    """Write out the mean and the standard deviations of a standard start, each (*batch, d)."""
     dim = read_size("dim", dim, "is the number of coordinates of theta")
     batch_shape = read_sizes(
         "batch_shape", batch_shape, "must be a tuple of integers of at least 1, () for one posterior"
@@ -60,11 +56,7 @@ def mean_and_scale(
 
 
 class Sized(FlatPosterior):
-    """A Gaussian that can be made from sizes, as the posteriors that no vector holds are: abstract.
-
-    >>> issubclass(FlatGaussian, Sized)
-    True
-    """
+    """A Gaussian that can be made from sizes, as the posteriors that no vector holds are: abstract."""
 
     @classmethod
     @abstractmethod
@@ -112,12 +104,7 @@ class Sized(FlatPosterior):
 
 
 class FlatGaussian(Sized):
-    """N(μ, Σ) over some vector of its parameters: abstract, see `FlatCholesky` and `MeanFieldGaussian`.
-
-    >>> from torchngvi.posteriors.flat import MeanFieldGaussian
-    >>> MeanFieldGaussian.standard(2, scale=3.0).covariance.round().tolist()
-    [[9.0, 0.0], [0.0, 9.0]]
-    """
+    """N(μ, Σ) over some vector of its parameters: abstract, see `FlatCholesky` and `MeanFieldGaussian`."""
 
     reparametrised = True
 

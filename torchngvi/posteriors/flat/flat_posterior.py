@@ -342,11 +342,7 @@ def solve_symmetric(
     matrix: Tensor,  # (*batch, D, D)
     right: Tensor,  # (*batch, D)
 ) -> Tensor:
-    """Solve A y = x by Cholesky, (*batch, D); NaN for members that are not positive definite.
-
-    >>> solve_symmetric(2 * torch.eye(2), torch.ones(2)).tolist()
-    [0.5, 0.5]
-    """
+    """Solve A y = x by Cholesky, (*batch, D); NaN for members that are not positive definite."""
     factor, ok = cholesky(matrix)
     solved = torch.cholesky_solve(right[..., None], factor)[..., 0]
     return torch.where(ok[..., None], solved, torch.nan)
@@ -360,11 +356,7 @@ def symmetric(matrix: Tensor) -> Tensor:
 def lower_entries(
     matrix: Tensor,  # (*batch, d, d)
 ) -> Tensor:  # (*batch, d (d + 1)/2)
-    """Take the entries on and below the diagonal, row after row: vech of a symmetric matrix.
-
-    >>> lower_entries(torch.tensor([[1.0, 0.0], [2.0, 3.0]])).tolist()
-    [1.0, 2.0, 3.0]
-    """
+    """Take the entries on and below the diagonal, row after row: vech of a symmetric matrix."""
     rows, columns = torch.tril_indices(*matrix.shape[-2:], device=matrix.device)
     return matrix[..., rows, columns]
 
@@ -373,11 +365,7 @@ def lower_triangle(
     entries: Tensor,  # (*batch, d (d + 1)/2)
     dim: int,
 ) -> Tensor:  # (*batch, d, d)
-    """Make the lower triangular matrix with these entries: the inverse of `lower_entries`.
-
-    >>> lower_triangle(torch.tensor([1.0, 2.0, 3.0]), 2).tolist()
-    [[1.0, 0.0], [2.0, 3.0]]
-    """
+    """Make the lower triangular matrix with these entries: the inverse of `lower_entries`."""
     rows, columns = torch.tril_indices(dim, dim, device=entries.device)
     where = torch.full((dim, dim), entries.shape[-1], device=entries.device)  # one past the end: a zero
     where[rows, columns] = torch.arange(entries.shape[-1], device=entries.device)

@@ -182,12 +182,7 @@ _REACH, _NODES = 9.0, 145  # of the rule for the moments, in standard deviations
 
 
 class AmbientScore(NamedTuple):
-    """The derivatives of log q as if W₁ and W₂ were free matrices, before any projection.
-
-    >>> q = OrthogonalFlow(torch.zeros(2), torch.eye(2), torch.zeros(2))
-    >>> q.ambient_score(q.sample(9)).W2.shape
-    torch.Size([9, 2, 2])
-    """
+    """The derivatives of log q as if W₁ and W₂ were free matrices, before any projection."""
 
     W1: Tensor  # (n, *batch, d, d)
     b1: Tensor  # (n, *batch, d)

@@ -31,18 +31,7 @@ from torchngvi.posteriors.shapes import Shape
 
 
 class ShapeRate(PositiveFamily):
-    """The laws of which a positive number u ~ Gamma(a, b) is a part, over the shape a and the rate b: abstract.
-
-    Args:
-        vector: (a, b), positive, (*batch, 2).
-
-    Raises:
-        InputError: a start that is not positive and finite, or of another length.
-
-    >>> from torchngvi.posteriors.flat import InverseGamma
-    >>> isinstance(InverseGamma(torch.ones(2)), ShapeRate)
-    True
-    """
+    """The laws of which a positive number u ~ Gamma(a, b) is a part, over the shape a and the rate b: abstract."""
 
     domain = "a and b are positive"
 
