@@ -224,8 +224,6 @@ class Meetings:
 
 # Fingerprints: whether two processes hold the same numbers, without sending them
 
-_BITS = 2**50  # a whole number below it is exact in float64
-_SHORT = 8  # entries up to which a tensor is written out
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an entry
 
 
@@ -246,10 +244,10 @@ def fingerprint(tensors: Iterable[Tensor]) -> Tensor:
         # the high bits go in too: products wrap around modulo 2⁶⁴
         part = (bits * weights).sum() + 31 * ((bits >> 20) * weights).sum() + bits.numel()
         total = part if total is None else 1_000_003 * total + part
-    return torch.zeros((), dtype=torch.float64) if total is None else (total % _BITS).double()
+    return torch.zeros((), dtype=torch.float64) if total is None else (total % 2**50).double()  # exact in float64
 
 
-def shown(value: object) -> str:
+def shown(value: object, short: int = 8) -> str:
     """Write a value in a few words; of a large tensor its shape and its first entries.
 
     >>> shown(torch.tensor(2.0)), shown(torch.zeros(3, 3)), shown((0.0, 1.0))
@@ -257,7 +255,7 @@ def shown(value: object) -> str:
     """
     if not isinstance(value, Tensor):
         return str(value)
-    if value.numel() <= _SHORT:
+    if value.numel() <= short:
         return str(value.tolist())
     return f"{tuple(value.shape)} entries, the first {float(value.flatten()[0])}"
 

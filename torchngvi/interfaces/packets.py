@@ -301,8 +301,6 @@ def clique_frames(frame: Frame) -> list[Frame]:
 # estimator returns whichever costs it least; each can be turned into a and W by ``framed``.  A `Curved` is a `Raw` that
 # knows how it changes with q, as `Sites` do.
 
-_WIDE = 128  # D from which half of a symmetric product is left out
-_LARGE = 2**16  # numbers of XC from which products with a direction, wanted to a few digits, are in single precision
 
 Change = Callable[[Tensor, Structured], tuple[Tensor, Structured]]
 """A map from a move (δ, K) in the frame, m' = m + Cδ and L' = L(I + K) of the stored root, to the changes of a and W
@@ -517,7 +515,7 @@ class Sites(NamedTuple):
         A, prior, structure = self.projected, self.prior, frame.structure
         if A is None or self.at is None or self.bends is None or self.weights is None:
             return None
-        dtype = torch.float32 if A.numel() > _LARGE and not exact else A.dtype
+        dtype = torch.float32 if A.numel() > 2**16 and not exact else A.dtype
         parts = (A, self.beta, *(self.weights * part for part in self.bends(*self.at)))
         A, beta, beta_e, beta_v = (part.to(dtype) for part in parts)
 
@@ -547,9 +545,9 @@ class Sites(NamedTuple):
         )
 
 
-def _outer(structure: Pattern, rows: Tensor, weights: Tensor) -> Structured:
+def _outer(structure: Pattern, rows: Tensor, weights: Tensor, wide: int = 128) -> Structured:
     """Keep the stored entries of Σ_n w_n x_n x_nᵀ; of a large dense matrix only one triangle is multiplied out."""
-    if isinstance(structure, Dense) and structure.dim > _WIDE:
+    if isinstance(structure, Dense) and structure.dim > wide:
         return gram(rows, weights)
     return structure.lower(rows * weights[..., None], rows)
 
@@ -600,9 +598,7 @@ class Expectation(NamedTuple):
     temperature: float  # γ
     comparable: bool  # deterministic, and the derivative is that of `value`: decrease may be tested
     cost: Cost
-    noise2: Tensor | None = (
-        None  # |standard error of the derivative|²_F⁻¹ (*batch,), where it is one of `value` up to that
-    )
+    noise2: Tensor | None = None  # |standard error of the derivative|²_F⁻¹ (*batch,), where it is known
     learned: Mapping[str, Tensor] | None = None  # what the estimator wants to be told at its next call
 
 

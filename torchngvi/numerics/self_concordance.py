@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_TAIL = 10.0  # standard deviations
 _BANDS = (2.0, 4.0, 8.0, 16.0, 30.0)  # of the standard deviation of a predictor; a row above has no constants
-_AT_ONCE = 1_000_000  # nodes
 _PAIRS = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
 
 
@@ -48,7 +46,7 @@ def row_constants(likelihood: Any, mean: Tensor, sd: Tensor, y: Tensor, weights:
         z = _nodes(upper, mean)
         normal = torch.exp(-0.5 * z.square()) * ((z[1] - z[0]) / math.sqrt(2 * math.pi))
         band = ((sd > lower) & (sd <= upper) & (weights > 0)).nonzero()[:, 0]
-        for here in band.split(max(1, _AT_ONCE // len(z))):
+        for here in band.split(max(1, 1_000_000 // len(z))):
             curvature, slope[here] = _derivatives(likelihood, mean[here] + sd[here] * z[:, None], y[here])
             for k in range(5):
                 moments[k, here] = (normal * z**k) @ curvature
@@ -60,9 +58,9 @@ def row_constants(likelihood: Any, mean: Tensor, sd: Tensor, y: Tensor, weights:
     return _constants(safe, known, torch.maximum(slope.abs(), moments[0] * sd))
 
 
-def _nodes(sd: float, like: Tensor) -> Tensor:
+def _nodes(sd: float, like: Tensor, tail: float = 10.0) -> Tensor:
     """Nodes of the trapezoidal rule in z: half a unit of the predictor apart, and a quarter of z."""
-    reach = _TAIL + min(sd, _TAIL)
+    reach = tail + min(sd, tail)  # in standard deviations
     count = math.ceil(2 * reach / min(0.25, 0.5 / max(sd, 1e-9)))
     return torch.linspace(-reach, reach, count + 1, dtype=like.dtype, device=like.device)
 

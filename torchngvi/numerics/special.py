@@ -93,18 +93,23 @@ def energy(x: Tensor) -> Tensor:
 # of their sums, where ψ'(x) - 1/x and log x - ψ(x) lose one digit for each digit of x.  The trigamma function of
 # PyTorch has a relative error of 5e-10 near 1; this one has rounding alone.
 
-_FROM = 12  # where the asymptotic series begin
 # of 1/x³, 1/x⁵, ... after 1/(2x²): the Bernoulli numbers B_2, B_4, ...
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
+def _shifted(x: Tensor, term: Callable[[Tensor], Tensor], start: int = 12) -> tuple[Tensor, Tensor]:
+    """Sum a term over x, x + 1, .. below where the asymptotic series begin, and return the first number beyond."""
+    total, far = torch.zeros_like(x), x
+    for _ in range(start):
+        near = far < start
+        total = torch.where(near, total + term(far), total)
+        far = torch.where(near, far + 1, far)
+    return total, far
+
+
 def trigamma_excess(x: Tensor) -> Tensor:
     """Compute ψ'(x) - 1/x for x > 0, without cancellation."""
-    total, far = torch.zeros_like(x), x
-    for _ in range(_FROM):
-        near = far < _FROM
-        total = torch.where(near, total + 1 / (far.square() * (far + 1)), total)
-        far = torch.where(near, far + 1, far)
+    total, far = _shifted(x, lambda y: 1 / (y.square() * (y + 1)))
     inverse2 = far.reciprocal().square()
     series = torch.zeros_like(x)
     for number in reversed(_BERNOULLI):
@@ -127,11 +132,7 @@ def log_minus_digamma(x: Tensor) -> Tensor:
     >>> round(log_minus_digamma(torch.tensor(1.0, dtype=torch.float64)).item(), 12)  # Euler's constant
     0.577215664902
     """
-    total, far = torch.zeros_like(x), x
-    for _ in range(_FROM):
-        near = far < _FROM
-        total = torch.where(near, total + (1 / far - torch.log1p(1 / far)), total)
-        far = torch.where(near, far + 1, far)
+    total, far = _shifted(x, lambda y: 1 / y - torch.log1p(1 / y))
     inverse2 = far.reciprocal().square()
     series = torch.zeros_like(x)
     for order, number in reversed(list(enumerate(_BERNOULLI, 1))):

@@ -75,8 +75,6 @@ class PrecisionGaussian(Gaussian):
 # VN: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g (Khan and Rue 2023; Kumar et al. 2025, Eq 7), without
 # a factor of V or a product of D x D matrices.
 
-_SMALL = 64  # D up to which an inverse costs no more than to know that it is not needed
-
 
 class NaturalGaussian(PrecisionGaussian):
     """N(m, S⁻¹), in the buffers ``precision_mean`` (S m) and ``precision`` (S).
@@ -183,10 +181,10 @@ class NaturalGaussian(PrecisionGaussian):
             new, proper = Tested.of(vector, matrix, mean=mean, factor=factor, root=root), self._proper(mean, root)
         return new, self.structure.everywhere(ok & proper)
 
-    def _bounded(self, matrix: Structured, factor: Structured) -> bool:
-        """Whether all variances are known to be finite and positive without an inverse of T; of a large q only."""
+    def _bounded(self, matrix: Structured, factor: Structured, small: int = 64) -> bool:
+        """Whether all variances are known to be finite and positive without an inverse of T, which a small D has."""
         structure, others = self.structure, self.dim - 1
-        if self.dim <= _SMALL or not matrix.is_cpu or not is_whole(structure):
+        if self.dim <= small or not matrix.is_cpu or not is_whole(structure):
             return False
         trace, log_det = structure.diagonal(matrix).sum(-1), 2 * structure.log_det(factor)
         range_ = 0.5 * math.log(torch.finfo(matrix.dtype).max)

@@ -28,9 +28,6 @@ from torchngvi.posteriors.conversions import ConvertibleGaussian
 from torchngvi.posteriors.shapes import Shape, normal
 from torchngvi.posteriors.warps import SinhArcsinh, Warp, normal_nodes
 
-_TERMS = 32  # of the series of a correlation
-_QUANTILE_DRAWS = 65_536
-
 
 class Warped(Posterior):
     """A Gaussian posterior with a curve around each coordinate: for skewed margins and tails unlike normal ones.
@@ -144,7 +141,7 @@ class Warped(Posterior):
         rho = whole / (sd[..., None] * sd[..., None, :])
         total, power = torch.zeros_like(rho), torch.ones_like(rho)
         before, here = torch.zeros_like(xi), torch.ones_like(xi)
-        for k in range(_TERMS):
+        for k in range(32):
             c = (here.reshape(shape) * w).sum(0)
             total = total + c[..., None] * c[..., None, :] * power
             power = power * rho
@@ -173,7 +170,7 @@ class Warped(Posterior):
         if not bool(((at > 0) & (at < 1)).all()):
             raise InputError(f"levels are probabilities between 0 and 1; got {at.tolist()}.")
         if self.inside:
-            draws = self.sample(_QUANTILE_DRAWS, torch.Generator(self.device).manual_seed(0))
+            draws = self.sample(65_536, torch.Generator(self.device).manual_seed(0))
             return torch.quantile(draws, at, 0)
         xi = torch.special.ndtri(at).reshape(-1, *(1,) * (self.phi.ndim - 1)).expand(-1, *self.phi.shape[:-1])
         return self.mean + self.stddev * self.warp.forward(xi, self.phi)

@@ -6,8 +6,7 @@ has.
 """
 
 from torchngvi.structures.block_diagonal import UnequalBlocks, block_diagonal
-from torchngvi.structures.blocks import Dense, EqualBlocks, FullAlgebra
-from torchngvi.structures.diagonal import Diagonal
+from torchngvi.structures.blocks import Dense, Diagonal, EqualBlocks, FullAlgebra
 from torchngvi.structures.forest import Forest, arrow, forest, nested
 from torchngvi.structures.pattern import Pattern
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_sizes
-from torchngvi.structures.blocks import Dense, EqualBlocks, FullAlgebra, verb
-from torchngvi.structures.diagonal import Diagonal
+from torchngvi.structures.blocks import Dense, Diagonal, EqualBlocks, FullAlgebra, verb
 from torchngvi.structures.pattern import Structured
 
 

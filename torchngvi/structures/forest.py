@@ -20,9 +20,8 @@ from torchngvi.numerics import small_blocks
 from torchngvi.numerics.small_blocks import product
 from torchngvi.structures.block_diagonal import block_diagonal
 from torchngvi.structures.blocks import FullAlgebra
-from torchngvi.structures.levels import Chains, Inbox, Kind, Rows, below, inherited
 from torchngvi.structures.pattern import Structured
-from torchngvi.structures.storage import Part, Stored
+from torchngvi.structures.storage import Chains, Inbox, Kind, Part, Rows, Stored, below, inherited
 
 # Rows of a sparse design on the cliques of a forest: each row's columns lie in one node and its ancestors
 #

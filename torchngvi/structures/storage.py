@@ -1,7 +1,7 @@
-"""How the matrices of a forest are stored: squares and borders of equal nodes together, in one tensor."""
+"""The nodes of a forest by kinds, what passes between them, and how the matrices of a forest are stored."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,8 +10,232 @@ from torch import Tensor
 from torchngvi.arguments import read_sizes, shown
 from torchngvi.errors import InputError
 from torchngvi.structures.blocks import EqualBlocks
-from torchngvi.structures.levels import Kind, Rows, kinds_of, stacked
 from torchngvi.structures.pattern import Pattern, Structured
+
+
+# The nodes of a forest by kinds: nodes of one size whose parents are of one kind, worked on as one batch
+#
+# What passes between a node and its ancestors goes kind by kind: up from the leaves as sums over siblings, down from
+# the roots as the values of the parent.
+
+
+class Kind(NamedTuple):
+    """The nodes of one kind: n of them with r entries each, whose ancestors have p entries together."""
+
+    nodes: int  # n
+    size: int  # r
+    above: int  # p
+    up: int | None  # the kind of the parents, later in the order; of roots none
+    mothers: int  # m, the nodes of that kind
+    parents: Tensor  # (n,), where in its kind each parent stands
+    place: Tensor  # (n, r), the coordinates of θ
+    start: int | None  # of the first coordinate, where the others follow it in the order of θ
+    inner: bool  # some of the nodes have children
+
+    def on(self, device: torch.device) -> "Kind":
+        """Return the same kind with its tables on a device."""
+        return self._replace(parents=self.parents.to(device), place=self.place.to(device))
+
+
+def kinds_of(
+    parents: Sequence[int],  # of each node, a later node; -1 of a root
+    sizes: Sequence[int],
+) -> list[Kind]:
+    """Sort the nodes of a forest into kinds: nodes of one size whose parents are of one kind."""
+    if (root := len(sizes) - 1) and parents[-1] == -1 and set(parents[:-1]) == {root} and len(set(sizes[:-1])) == 1:
+        return _arrow(root, sizes[0], sizes[-1])
+    keys: dict[tuple[int, int], int] = {}  # size and kind of the parent, roots first
+    members: list[list[int]] = []
+    kind, rank = [0] * len(sizes), [0] * len(sizes)
+    for node in reversed(range(len(sizes))):
+        key = (sizes[node], kind[parents[node]] if parents[node] >= 0 else -1)
+        kind[node] = keys.setdefault(key, len(keys))
+        if kind[node] == len(members):
+            members.append([])
+        rank[node] = len(members[kind[node]])
+        members[kind[node]].append(node)
+    starts = torch.cumsum(torch.tensor([0, *sizes[:-1]], device="cpu"), 0)
+    made: list[Kind] = []
+    for size, up in keys:
+        nodes = members[len(made)][::-1]  # they were met from the last to the first
+        place = starts[nodes][:, None] + torch.arange(size, device="cpu")
+        start = int(place[0, 0])
+        contiguous = torch.equal(place.flatten(), torch.arange(start, start + place.numel(), device="cpu"))
+        above = mothers = 0
+        places = torch.zeros(len(nodes), dtype=torch.long, device="cpu")
+        if up >= 0:
+            above, mothers = made[up].above + made[up].size, made[up].nodes
+            places = mothers - 1 - torch.tensor([rank[parents[node]] for node in nodes], device="cpu")
+        later, inner = (None if up < 0 else len(keys) - 1 - up), any(key[1] == len(made) for key in keys)
+        first = start if contiguous else None
+        made.append(Kind(len(nodes), size, above, later, mothers, places, place, first, inner))
+    return made[::-1]
+
+
+def _arrow(groups: int, size: int, root: int) -> list[Kind]:
+    """The kinds of equal groups below one root, at once: there may be millions of them."""
+    end = groups * size
+    place = torch.arange(end + root, device="cpu")
+    zeros = torch.zeros(groups, dtype=torch.long, device="cpu")
+    return [
+        Kind(groups, size, root, 1, 1, zeros, place[:end].unflatten(0, (groups, size)), 0, False),
+        Kind(1, root, 0, None, 0, zeros[:1], place[None, end:], end, True),
+    ]
+
+
+def inherited(
+    kind: Kind,
+    values: Tensor,  # (*batch, m, a, b), of the parents
+) -> Tensor:
+    """Give each node the values of its parent."""
+    return values if kind.mothers == 1 else values.index_select(-3, kind.parents)
+
+
+def below(
+    kind: Kind,
+    values: Tensor,  # A, (*batch, m, a, b), of the parents
+    own: Tensor,  # B, (*batch, n, b, c)
+) -> Tensor:
+    """Multiply the parent's matrix by each node's own."""
+    if kind.mothers == 1:
+        return torch.einsum("...ab,...nbc->...nac", values[..., 0, :, :], own)
+    return inherited(kind, values) @ own
+
+
+def summed(
+    kind: Kind,
+    values: Tensor,  # (*batch, n, a, b)
+) -> Tensor:
+    """Sum the values of siblings."""
+    if kind.mothers == 1:
+        return values.sum(-3, keepdim=True)
+    zeros = values.new_zeros(*values.shape[:-3], kind.mothers, *values.shape[-2:])
+    return zeros.index_add(-3, kind.parents, values)
+
+
+def summed_product(
+    kind: Kind,
+    left: Tensor,  # A, (*batch, n, a, b)
+    right: Tensor,  # B, (*batch, n, b, c)
+    entries: int = 1_000_000,  # of a factor in one sum over siblings
+) -> Tensor:
+    """Sum the products A B of siblings."""
+    if kind.mothers > 1:
+        return summed(kind, left @ right)
+    at_once = max(1, entries * left.shape[-3] // max(left.numel(), right.numel(), 1))  # the sum makes copies of both
+    parts = zip(left.split(at_once, -3), right.split(at_once, -3), strict=True)
+    return sum(torch.einsum("...nab,...nbc->...ac", a, b) for a, b in parts)[..., None, :, :]  # type: ignore[index]
+
+
+def stacked(
+    kind: Kind,
+    rows: Tensor,  # (*batch, n, a, b), of the nodes
+    of_parents: Tensor | None,  # (*batch, m, c, b)
+) -> Tensor:
+    """Stack the rows of each node on those of its ancestors."""
+    if of_parents is None:
+        return rows
+    upper = inherited(kind, of_parents)
+    return torch.cat([rows, upper.expand(*upper.shape[:-3], kind.nodes, *upper.shape[-2:])], -2)
+
+
+class Handed:
+    """A matrix that each node with children keeps for them, from the roots downwards: see `Rows` and `Chains`."""
+
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        self._kinds = kinds
+        self._kept: dict[int, Tensor] = {}
+
+    def of_parents(self, k: int) -> Tensor | None:
+        """Return what the parents of kind k keep, (*batch, m, p, c); None for roots."""
+        up = self._kinds[k].up
+        return None if up is None else self._kept[up]
+
+
+class Rows(Handed):
+    """What ancestors hand downwards: for each node a matrix whose rows are its own, then those of its ancestors."""
+
+    def keep(self, k: int, own: Tensor) -> None:
+        """Hand down the rows of the nodes of a kind, (*batch, n, r, c)."""
+        if self._kinds[k].inner:
+            self._kept[k] = stacked(self._kinds[k], own, self.of_parents(k))
+
+    def seen(self, k: int, border: Tensor) -> Tensor | None:
+        """Borderᵀ times the rows of the ancestors, (*batch, n, r, c)."""
+        above = self.of_parents(k)
+        return None if above is None else below(self._kinds[k], above.mT, border).mT
+
+
+class Chains(Handed):
+    """A root restricted to each node with children and its ancestors, (*batch, n, r + p, r + p), to be handed down."""
+
+    def restricted(self, k: int, square: Tensor, border: Tensor) -> Tensor:
+        """That of the nodes of a kind, lower triangular, (*batch, n, r + p, r + p)."""
+        above = self.of_parents(k)
+        if above is None:
+            return square
+        left = torch.cat([square, border], -2)
+        return torch.cat([left, stacked(self._kinds[k], torch.zeros_like(border.mT), above)], -1)
+
+    def keep(self, k: int, square: Tensor, border: Tensor) -> None:
+        """Hand it down to the children."""
+        if self._kinds[k].inner:
+            self._kept[k] = self.restricted(k, square, border)
+
+
+class Inbox:
+    """What descendants send upwards: for each node a matrix whose rows are its own, then those of its ancestors."""
+
+    def __init__(self, kinds: Sequence[Kind], symmetric: bool = False) -> None:
+        self._kinds, self._symmetric = kinds, symmetric
+        self._letters: list[Tensor | None] = [None] * len(kinds)
+
+    def own(self, k: int, x: Tensor, sign: int = 1) -> Tensor:
+        """The rows of the nodes, (*batch, n, r, c), and what they received added, or taken away."""
+        letter, kind = self._letters[k], self._kinds[k]
+        return x if letter is None else x + sign * letter[..., : kind.size, : x.shape[-1]]
+
+    def border(self, k: int, x: Tensor, sign: int = 1) -> Tensor:
+        """Add what has come for the rows of the ancestors to x, (*batch, n, p, r)."""
+        letter, kind = self._letters[k], self._kinds[k]
+        return x if letter is None else x + sign * letter[..., kind.size :, : kind.size]
+
+    def post(
+        self,
+        k: int,
+        *factors: Tensor,  # A, (*batch, n, p, b), and B, (*batch, n, b, c), once or twice
+    ) -> None:
+        """Send A B, or the sum of such products, to the ancestors, with what was received for them."""
+        if self._kinds[k].up is not None:
+            pairs = zip(factors[::2], factors[1::2], strict=True)
+            products = [summed_product(self._kinds[k], left, right) for left, right in pairs]
+            self._forward(k, products[0] if len(products) == 1 else products[0] + products[1])
+
+    def deliver(
+        self,
+        k: int,
+        letter: Tensor,  # (*batch, n, r + p, c)
+    ) -> None:
+        """Add to what the nodes have received, and what they forward."""
+        old = self._letters[k]
+        self._letters[k] = letter if old is None else old + letter
+
+    def forward(self, k: int) -> None:
+        """Send what was received for the ancestors, and nothing more."""
+        if self._kinds[k].up is not None and self._letters[k] is not None:
+            self._forward(k, None)
+
+    def _forward(self, k: int, sent: Tensor | None) -> None:
+        kind, letter = self._kinds[k], self._letters[k]
+        assert kind.up is not None
+        if letter is not None:
+            rest = summed(kind, letter[..., kind.size :, kind.size if self._symmetric else 0 :])
+            sent = rest if sent is None else sent + rest
+        if sent is not None:
+            self.deliver(kind.up, sent)
+
+
+# How the matrices are stored: squares and borders of equal nodes together, in one tensor
 
 
 class Part(NamedTuple):

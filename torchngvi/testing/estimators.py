@@ -158,7 +158,6 @@ def _others(claim: Claim, estimator: Estimator, q: FlatPosterior, case: Known) -
 
 LOOPS = 40  # estimates of a z-test, one by one
 OVER_GROUPS = {"PrecisionCholeskyGaussian over groups": over(PrecisionCholeskyGaussian, lambda dim: GROUPS)}
-_ERRORS = 5.0  # standard errors by which a derivative may be off where its noise is told
 
 
 def check_estimator(
@@ -293,7 +292,7 @@ def _comparable(
         length = (x.square().sum() + 0.5 * (R + R.mT).square().sum()).sqrt()
         rounding = DIFFERENCE * found.abs().clamp_min(1.0)  # where no noise is told, as for a quadratic
         errors = float(((told - found).abs() - rounding).clamp_min(0.0) / (length * e.noise2.sqrt()))
-        claim.holds(errors <= _ERRORS, f"{sentence}; it is off by {errors:.1f} of the standard errors of noise2")
+        claim.holds(errors <= 5, f"{sentence}; it is off by {errors:.1f} of the standard errors of noise2")
     batch = (2, DIM)
     several = Normal(at.mean + 0.2 * normal(*batch, DIM, seed=43), at.covariance.expand(*batch, DIM, DIM).contiguous())
     q = made(posterior, several)

@@ -41,7 +41,6 @@ from torchngvi.testing.claims import (
 
 # The check of a momentum: averages of made-up changes, in the coordinates of every posterior
 
-STEPS = 4
 State = dict[str, Tensor]
 
 
@@ -100,7 +99,7 @@ def _changes(q: Posterior) -> list[Changes]:
             Coordinates(normal(*batch, q.dim, seed=60 + k), structure.from_dense(dense(structure, batch, 70 + k))),
             normal(*batch, seed=80 + k).exp(),
         )
-        for k in range(STEPS)
+        for k in range(4)
     ]
 
 
@@ -134,7 +133,7 @@ def _direction(claim: Claim, run: Any, q: Posterior, given: list[Changes], last:
         claim.close("the average of opposite changes must be the opposite", part, -whole, IDENTITY)
     for part in run(q, mapped(torch.zeros_like, given)):
         claim.close("the average of changes that are zero must be zero", part, torch.zeros_like(part))
-    same, batch = run(q, STEPS * given[:1]), len(q.batch_shape)
+    same, batch = run(q, 4 * given[:1]), len(q.batch_shape)
     along = torch.stack([(x * y).flatten(batch).sum(-1) for x, y in zip(same, given[0].change, strict=True)]).sum(0)
     claim.holds((along > 0).all(), "the average of one change, again and again, must go along it")
 
@@ -149,7 +148,6 @@ def _optimizer(q: Posterior, momentum: Momentum) -> NaturalGradientVI:
 
 # The check of a step size: what it proposes along made-up paths, and how it judges made-up trials
 
-STEP_BATCHES: list[tuple[int, ...]] = [(), (3,), (2, 3)]
 LR = 0.5  # in [0, 1], for steps that are convex combinations
 
 
@@ -175,7 +173,7 @@ def check_step_size(
     control = factory()
     claim = Claim(kind(control))
     claim.holds(isinstance(control, StepSize), "a step size must be a torchngvi.interfaces.StepSize")
-    for batch in STEP_BATCHES:
+    for batch in ((), (3,), (2, 3)):
         for dtype in (torch.float64, torch.float32):
             here = claim.at(f"{batch_text(batch)} in {str(dtype).removeprefix('torch.')}")
             like = torch.zeros(batch, dtype=dtype)

@@ -9,6 +9,7 @@ from torchngvi.errors import PairError
 from torchngvi.interfaces import Path, Posterior, Rule
 from torchngvi.structures import FullAlgebra
 from torchngvi.testing.claims import (
+    BATCHES,
     DIFFERENCE,
     DTYPE,
     IDENTITY,
@@ -30,7 +31,6 @@ from torchngvi.testing.claims import (
     tensors_in,
 )
 
-CASES: list[tuple[tuple[int, ...], float]] = [((), 1.0), ((2, 3), 0.5)]  # batch and temperature
 RHO = 0.03  # a step that every descent stays in the cone with
 
 
@@ -63,7 +63,7 @@ def check_rule(
         q = posterior(3)
         if rule.emits not in q.takes or (rule.full_algebra and not isinstance(q.structure, FullAlgebra)):
             continue
-        for batch, temperature in CASES:
+        for batch, temperature in zip(BATCHES, (1.0, 0.5), strict=True):
             here = claim.at(f"{batch_text(batch)}, {name}, temperature {temperature:g}")
             tried += _check_on(here, rule, posterior, quadratic(batch, temperature, 11), batch)
     claim.holds(tried > 0, f"no posterior takes its moves, {rule.emits.__name__}; `takes` must name them")

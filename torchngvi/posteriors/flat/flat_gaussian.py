@@ -468,14 +468,13 @@ class MeanFieldGaussian(FlatGaussian):
 # With u = Σ⁻¹(θ - μ) the score is (u, u(uᵀB) - Σ⁻¹B, c (u² - diag Σ⁻¹)), O(d K²) by Woodbury.  B and BQ are
 # one q for orthogonal Q: I_F is singular for K > 1, as it is for every factor model.
 
-_SHARE = 0.1  # of the standard deviations at a standard start, that the factors have
-
 
 class FactorGaussian(FlatPosterior):
     """q = N(μ, BBᵀ + diag(c²)) over λ = (μ, vec B, c): abstract, see `LowRankGaussian` and `RankOneGaussian`."""
 
     domain = "no entry of c is zero"
     reparametrised = True
+    _share = 0.1  # of the standard deviations at a standard start, that the factors have
 
     def _parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """μ, B and c."""
@@ -578,8 +577,8 @@ class LowRankGaussian(FactorGaussian):
         place = torch.arange(dim, dtype=location.dtype, device=location.device)[:, None] + 0.5
         rank = read_size("rank", rank, "is the number of factors")
         waves = torch.cos(math.pi / dim * place * torch.arange(rank, dtype=place.dtype, device=place.device))
-        factors = _SHARE / math.sqrt(rank) * spread[..., None] * torch.where(waves < 0, -1.0, 1.0).to(place.dtype)
-        return cls(location, factors, math.sqrt(1 - _SHARE**2) * spread)
+        factors = cls._share / math.sqrt(rank) * spread[..., None] * torch.where(waves < 0, -1.0, 1.0).to(place.dtype)
+        return cls(location, factors, math.sqrt(1 - cls._share**2) * spread)
 
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Take λ apart into μ, B and c."""
@@ -628,8 +627,6 @@ class LowRankGaussian(FactorGaussian):
 #
 # F_μμ = Σ⁻¹, and μ does not mix with (b, c).  I_F is singular unless three entries of b differ from 0.
 # NAGVAC (Tran, Nguyen, Nott and Kohn 2020) drops F_bc.
-
-_SINGULAR = 1e-10  # of the terms of a determinant that cancel
 
 
 class _Constants(NamedTuple):
@@ -693,7 +690,7 @@ class RankOneGaussian(FactorGaussian, Sized):
     @classmethod
     def _of_standard(cls, mean: Tensor, stddev: Tensor) -> Self:
         """Its factor has a tenth of each standard deviation."""
-        return cls(mean, _SHARE * stddev, math.sqrt(1 - _SHARE**2) * stddev)
+        return cls(mean, cls._share * stddev, math.sqrt(1 - cls._share**2) * stddev)
 
     def _constants(self, at: Tensor | None) -> tuple[Tensor, _Constants]:
         mean, b, c = self.point(at).chunk(3, -1)
@@ -767,6 +764,7 @@ def _diagonal_plus_outer(
     x: Tensor,  # (*batch, d)
     q: Tensor,  # (*batch, d)
     r: Tensor,  # (*batch, d), largest where g may not be positive
+    least: float = 1e-10,  # of the terms of a determinant that cancel
 ) -> Tensor:
     """(diag(g) + e xxᵀ)⁻¹ q, also where the entry of g with the largest r is 0 or negative; NaN if singular.
 
@@ -783,7 +781,7 @@ def _diagonal_plus_outer(
     B = torch.where(last, 0.0, x * q / others).sum(-1, keepdim=True)
     det = g_i * (1 + e * A) + e * x_i.square()
     size = (g_i * (1 + e * A)).abs() + e * x_i.square()
-    det = torch.where(det.abs() > _SINGULAR * size, det, torch.nan)
+    det = torch.where(det.abs() > least * size, det, torch.nan)
     s = (x_i * q_i + g_i * B) / det
     y_i = (q_i * (1 + e * A) - e * x_i * B) / det
     return torch.where(last, y_i, (q - e * x * s) / others)

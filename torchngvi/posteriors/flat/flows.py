@@ -177,9 +177,6 @@ class ModuleFlow(FlatPosterior):
 #
 # The support is a rotated unit cube shifted by b₂: no standard deviation can exceed ½.
 
-_NOT_ORTHOGONAL = 1e-6
-_REACH, _NODES = 9.0, 145  # of the rule for the moments, in standard deviations
-
 
 class AmbientScore(NamedTuple):
     """The derivatives of log q as if W₁ and W₂ were free matrices, before any projection."""
@@ -231,7 +228,7 @@ class OrthogonalFlow(FlatPosterior):
         shapes = {"W2": (W2, (*b1.shape, d)), "b2": (b2, b1.shape), "W1": (W1, (d, d))}
         check_shapes(type(self).__name__, b1, **shapes)
         for name, matrix in (("W1", W1), ("W2", W2)):
-            if not bool(((matrix.mT @ matrix - eye).abs() < _NOT_ORTHOGONAL).all()):
+            if not bool(((matrix.mT @ matrix - eye).abs() < 1e-6).all()):
                 raise InputError(f"{name} must be orthogonal, W'W = I. Take the Q of torch.linalg.qr({name}).")
         super().__init__(torch.cat([b1, W2.flatten(-2), b2], -1), d)
         self.register_buffer("W1", W1.detach().clone())
@@ -247,10 +244,10 @@ class OrthogonalFlow(FlatPosterior):
         t = (self.W1 @ normal(shape, b1, self.dim, generator)[..., None])[..., 0] + b1
         return (W2 @ torch.sigmoid(t)[..., None])[..., 0] + b2
 
-    def _moments_of_the_cube(self) -> tuple[Tensor, Tensor]:
+    def _moments_of_the_cube(self, reach: float = 9.0, nodes: int = 145) -> tuple[Tensor, Tensor]:
         """Mean and variance of h(b₁ + ε), ε ~ N(0, 1), by the trapezoidal rule, whose error is a rounding error."""
         b1, _, _ = self.parts(self.vector)
-        node = torch.linspace(-_REACH, _REACH, _NODES, dtype=b1.dtype, device=b1.device)
+        node = torch.linspace(-reach, reach, nodes, dtype=b1.dtype, device=b1.device)
         weight = torch.softmax(-0.5 * node.square(), -1)
         z = torch.sigmoid(b1[..., None] + node)
         mean = (weight * z).sum(-1)

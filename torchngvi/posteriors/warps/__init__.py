@@ -20,8 +20,6 @@ from torchngvi.numerics.linalg import eigh
 
 __all__ = ["SinhArcsinh", "Warp", "YeoJohnson"]
 
-_HALF, _END = 56, 10.0  # nodes on each side of 0, and where they end
-
 
 class Warp(ABC):
     """A family of increasing curves w(ξ; φ), with E w = 0 and Var w = 1 under N(0, 1), the identity at φ = 0: abstract.
@@ -154,12 +152,12 @@ def normal_nodes(like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @functools.cache
-def _halves() -> tuple[Tensor, Tensor]:
-    """By the rule of Gauss and Legendre on either side of 0, in float64 (Golub and Welsch 1969)."""
-    k = torch.arange(1, _HALF, dtype=torch.float64, device="cpu")
+def _halves(half: int = 56, end: float = 10.0) -> tuple[Tensor, Tensor]:
+    """By the rule of Gauss and Legendre on [-end, 0] and [0, end], in float64 (Golub and Welsch 1969)."""
+    k = torch.arange(1, half, dtype=torch.float64, device="cpu")
     beside = k / (4 * k.square() - 1).sqrt()
     nodes, vectors, _ = eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
-    right, weights = 0.5 * _END * (1 + nodes), _END * vectors[0].square()
+    right, weights = 0.5 * end * (1 + nodes), end * vectors[0].square()
     density = weights * (-0.5 * right.square()).exp()
     both = torch.cat([density.flip(0), density])
     return torch.cat([-right.flip(0), right]), both / both.sum()
