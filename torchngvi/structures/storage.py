@@ -12,7 +12,6 @@ from torchngvi.errors import InputError
 from torchngvi.structures.blocks import EqualBlocks
 from torchngvi.structures.pattern import Pattern, Structured
 
-
 # The nodes of a forest by kinds: nodes of one size whose parents are of one kind, worked on as one batch
 #
 # What passes between a node and its ancestors goes kind by kind: up from the leaves as sums over siblings, down from
