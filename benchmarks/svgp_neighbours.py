@@ -1,11 +1,12 @@
 """Predictions of a sparse GP corrected by the training rows near each test row, beside the usual and the exact ones.
 
     TORCHNGVI_DATA=... python benchmarks/svgp_neighbours.py [--sets airfoil bike] [--seeds 0 1] [--inducing 64]
-        [--rows 1000]
+        [--rows 1000] [--auto]
 
 `train_svgp` with a Matérn 5/2 kernel, one length scale an input, on standardised data; then the negative log predictive
 density, the root mean squared error and the coverage of 95 % intervals on up to 1,000 other rows, of ``model(x)``, of
-`predict_with_neighbours` with 4, 8 and 16 rows, and of the exact GP at the same hyper-parameters.
+`predict_with_neighbours` with 4, 8 and 16 rows, and of the exact GP at the same hyper-parameters.  With --auto the
+number of inducing points doubles from the one that is given.
 """
 
 import argparse
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--inducing", type=int, default=64)
     parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--auto", action="store_true")
     chosen = parser.parse_args()
     print("set, seed: prediction             NLPD   rmse  within     s")
     for name in chosen.sets:
@@ -77,8 +79,10 @@ def main() -> None:
             model = Model(chosen.inducing, x.shape[1]).double()
             model.covar_module.base_kernel.lengthscale = math.sqrt(x.shape[1])
             likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-            result = train_svgp(model, likelihood, (x, y), progress=False)
-            print(f"{name}, {seed}: {result.losses[-1]:.4f} after {len(result.losses)} rounds; {result.reason}")
+            start, inducing = time.process_time(), "auto" if chosen.auto else "given"
+            result = train_svgp(model, likelihood, (x, y), inducing=inducing, progress=False)
+            print(f"{name}, {seed}: {result.losses[-1]:.4f}, {time.process_time() - start:.1f} s; {result.reason}")
+            print(f"  {result.inducing} inducing points, gap {result.gap:.4f}, last doubling {result.doubling:.4f}")
             noise = likelihood.noise.detach()
             for number in (0, 4, 8, 16):
                 start = time.process_time()

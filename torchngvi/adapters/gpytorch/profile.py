@@ -146,7 +146,13 @@ class ProfiledELBO:
     def ratios(self) -> Tensor:
         """δ_n of each row at the last evaluation: for Gaussian noise its variance given v over that of the noise."""
         assert self._last is not None
-        return self._last.beta / self.weight * self._last.d
+        return self._last.d / self.noise
+
+    @property
+    def noise(self) -> Tensor:
+        """The variance of the noise of each row at the last evaluation, where that is Gaussian."""
+        assert self._last is not None
+        return self.weight / self._last.beta
 
     @torch.no_grad()
     def assign(self) -> None:

@@ -120,6 +120,14 @@ class Rounds(Engine):
         self.mark()
         return self._standing(told=False)
 
+    def one_round(self) -> None:
+        """Learn for a round on the first part of the rows."""
+        self._round(self._part(0))
+
+    def allows(self, size: int) -> bool:
+        """Whether a round with so many inducing points has four rows for each of them."""
+        return 4 * size**2 <= _ENTRIES
+
     def _standing(self, told: bool) -> Standing:
         """The standing after the last round."""
         rounds, last = len(self.losses), self.losses[-1]
@@ -226,6 +234,19 @@ class Rounds(Engine):
         return loss.detach(), gradients
 
     # -------------------------------------------------------------------------------- what the loop asks
+
+    @torch.no_grad()
+    def gap(self) -> float:
+        """The exact log evidence of some rows less the bound on them, in nats a row, for Gaussian noise; else NaN."""
+        most = StartSettings().exact
+        part = slice(None) if self.order is None else self.order[:most]
+        x, y = self.x[part], self.y[part].double()
+        bound = ProfiledELBO(self.model, self.likelihood, (x, self.y[part]))
+        if not bound.conjugate or len(y) > most:
+            return math.nan
+        value, prior = float(bound()), self.model.forward(x)
+        K = prior.covariance_matrix.double() + (bound.noise + self.strategy.jitter_val).diag_embed()
+        return float(torch.distributions.MultivariateNormal(prior.mean.double(), K).log_prob(y)) / len(y) - value
 
     def remark(self) -> str:
         """Say of which share of the rows the inducing points say little at the end; "" where that is small."""

@@ -32,8 +32,9 @@ from linear_operator.operators import DiagLinearOperator
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
 from torchngvi.adapters.gpytorch.energies import conjugate, energy
-from torchngvi.adapters.gpytorch.kernels import evaluated
+from torchngvi.adapters.gpytorch.kernels import evaluated, kernels
 from torchngvi.errors import InputError, PairError, ScaleWarning
 
 _ROWS = 2048  # that are looked at
@@ -141,24 +142,24 @@ def lengthen(
     x: Tensor,  # (N, features)
 ) -> bool:
     """Double the length scales that are learnt, until the prior relates the median row to the nearest of M others."""
-    kernels = [m for m in model.modules() if isinstance(m, Kernel) and m.has_lengthscale]
-    kernels = [kernel for kernel in kernels if kernel.raw_lengthscale.requires_grad]
-    if not kernels or len(x) < 2:
+    scaled = [m for m in model.modules() if isinstance(m, Kernel) and m.has_lengthscale]
+    scaled = [kernel for kernel in scaled if kernel.raw_lengthscale.requires_grad]
+    if not scaled or len(x) < 2:
         return False
-    before = [kernel.raw_lengthscale.clone() for kernel in kernels]
+    before = [kernel.raw_lengthscale.clone() for kernel in scaled]
     size = min(model.variational_strategy.inducing_points.shape[-2], len(x) // 2)
     rows = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: size + _ROWS // 4].to(x.device)]
     for doublings in range(_DOUBLINGS):
         if not _nearest(model, rows, size) < _ALONE:
             return doublings > 0
-        longer = [2 * kernel.lengthscale for kernel in kernels]
-        free = [kernel.raw_lengthscale_constraint.check(value) for kernel, value in zip(kernels, longer, strict=True)]
+        longer = [2 * kernel.lengthscale for kernel in scaled]
+        free = [kernel.raw_lengthscale_constraint.check(value) for kernel, value in zip(scaled, longer, strict=True)]
         if not any(free):
             break
-        for kernel, value, may in zip(kernels, longer, free, strict=True):
+        for kernel, value, may in zip(scaled, longer, free, strict=True):
             if may:
                 kernel.lengthscale = value
-    for kernel, value in zip(kernels, before, strict=True):
+    for kernel, value in zip(scaled, before, strict=True):
         kernel.raw_lengthscale.copy_(value)
     return False
 
@@ -197,10 +198,33 @@ def choose_inducing_points(strategy: VariationalStrategy, x: Tensor) -> None:
             f"inducing points of shape {tuple(Z.shape)} coincide and are left open, and points of several latent "
             "functions cannot be chosen here: build the model with rows of the data."
         )
+    Z.copy_(_greedy(strategy, x, beside=False).expand_as(Z))
+
+
+def _greedy(strategy: VariationalStrategy, x: Tensor, beside: bool) -> Tensor:
+    """Choose a row for each inducing point, the least certain one after another, beside these or in their place."""
+    size = strategy.inducing_points.shape[-2]
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).to(x.device)
     candidates = x[order[: max(_CANDIDATES, 4 * size)]]
     covariance = strategy.model.forward(candidates).covariance_matrix.double()
-    Z.copy_(candidates[pivots(covariance, size)].expand_as(Z))
+    if beside:
+        rows = kernels(strategy, candidates).projection(torch.float64).rows
+        covariance = covariance - rows @ rows.mT
+    return candidates[pivots(covariance, size)]
+
+
+@torch.no_grad()
+@evaluated()
+def double_inducing_points(strategy: VariationalStrategy, x: Tensor) -> None:
+    """Put as many inducing points again beside those that there are, by greedy variance; q begins at the prior."""
+    Z, own = strategy.inducing_points, strategy._variational_distribution
+    both = torch.cat([Z, _greedy(strategy, x, beside=True).to(Z)])
+    learnt = isinstance(Z, torch.nn.Parameter)
+    strategy.inducing_points = torch.nn.Parameter(both, requires_grad=Z.requires_grad) if learnt else both
+    options = {"posterior": type(own.posterior)} if isinstance(own, NaturalGradientVariationalDistribution) else {}
+    q = type(own)(len(both), batch_shape=own.batch_shape, mean_init_std=own.mean_init_std, **options)
+    strategy._variational_distribution = q.to(dtype=own.dtype, device=own.device)
+    strategy.variational_params_initialized.fill_(0)
 
 
 def pivots(
@@ -228,7 +252,10 @@ def pivots(
 
 
 class StartSettings(NamedTuple):
-    """Where a second start is looked for, and where it begins; `benchmarks/svgp_interactions.py` chose the numbers."""
+    """Where a second start is looked for and begins, by `benchmarks/svgp_interactions.py`; and when points are few.
+
+    `benchmarks/svgp_neighbours.py --auto` shows what the last four lead to.
+    """
 
     groups: tuple[int, ...] = (32, 8, 4)  # that the values of an input make, alone, in a pair and in a triple
     inputs: tuple[int, ...] = (10_000, 200, 30)  # at most, of which all, all pairs and all triples are looked at
@@ -241,6 +268,8 @@ class StartSettings(NamedTuple):
     long: float = 20.0  # of the others
     unexplained: float = 10.0  # times the noise that a row varies, given the inducing values, which do not explain it
     noticed: float = 0.01  # share of such rows that is told
+    doubling: float = 0.01  # nats a row that twice as many inducing points have to bring, for inducing="auto"
+    exact: int = 1500  # rows at most on which the bound is compared with the exact log evidence
 
 
 _SETTINGS = StartSettings()

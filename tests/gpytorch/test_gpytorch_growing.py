@@ -1,0 +1,101 @@
+"""The number of inducing points doubles while that raises the bound: train_svgp(..., inducing="auto")."""
+
+import math
+
+import pytest
+import torch
+from sparse_models import SparseModel
+
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+from torchngvi.adapters.gpytorch import rounds as rounds_module
+from torchngvi.adapters.gpytorch.starts import double_inducing_points
+from torchngvi.errors import InputError
+from torchngvi.posteriors import NaturalGaussian
+
+gp = pytest.importorskip("gpytorch")
+CHOLESKY = gp.variational.CholeskyVariationalDistribution
+
+
+class Model(SparseModel):
+    def __init__(self, size=4, kind=CHOLESKY, **options):
+        super().__init__(kind(size), torch.zeros(size, 1), **options)
+
+
+def data(periods=6, rows=300, name="gaussian"):
+    generator = torch.Generator().manual_seed(0)
+    x = 4 * torch.rand(rows, 1, generator=generator).double() - 2
+    y = torch.sin(periods * x[:, 0]) + 0.2 * torch.randn(rows, generator=generator).double()
+    return x, y if name == "gaussian" else (y > 0).double()
+
+
+def learn(model, rows, likelihood=None, **options):
+    likelihood = (likelihood or gp.likelihoods.GaussianLikelihood()).double()
+    return train_svgp(model.double(), likelihood, rows, inducing="auto", progress=False, **options)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Rounds of few iterations."""
+    monkeypatch.setattr(rounds_module, "_ITERATIONS", 8)
+
+
+@pytest.mark.parametrize("strategy", [gp.variational.VariationalStrategy, gp.variational.UnwhitenedVariationalStrategy])
+@pytest.mark.parametrize("kind", [CHOLESKY, NaturalGradientVariationalDistribution])
+def test_it_grows_until_that_brings_little(kind, strategy):
+    """With the exact evidence near; model and strategy stay the same objects, and predict."""
+    model = Model(kind=kind, strategy=strategy)
+    own, rows = model.variational_strategy, data()
+    result = learn(model, rows)
+    assert result.inducing in (16, 32)
+    assert result.inducing == len(own.inducing_points) == own._variational_distribution.num_inducing_points
+    assert model.variational_strategy is own
+    assert isinstance(own._variational_distribution, kind)
+    assert result.doubling < 0.01
+    assert 0 < result.gap < 0.02
+    assert "last doubling" not in result.reason
+    assert result.refined.converged
+    with torch.no_grad():
+        assert float((model.eval()(rows[0]).mean - torch.sin(6 * rows[0][:, 0])).abs().mean()) < 0.1
+
+
+def test_what_ends_it():
+    """The budget of rounds, which the reason says, and half of the rows."""
+    result = learn(Model(), data(), rounds=4)
+    assert result.inducing == 8
+    assert result.doubling > 0.01
+    assert "the bound still rose by" in result.reason
+    assert learn(Model(), data(3, rows=24)).inducing <= 12
+    result = learn(Model(), data(), rounds=1)
+    assert result.inducing == 4
+    assert math.isnan(result.doubling)
+    plain = train_svgp(Model().double(), gp.likelihoods.GaussianLikelihood().double(), data(), progress=False)
+    assert plain.inducing == 0
+
+
+def test_another_likelihood():
+    result = learn(Model(), data(3, name="bernoulli"), gp.likelihoods.BernoulliLikelihood())
+    assert result.inducing >= 8
+    assert math.isnan(result.gap)
+
+
+def test_doubling_keeps_what_is_there():
+    """The old points stay first, q has the class and dtype that it had, and what is not learned stays so."""
+    x, _ = data()
+    kind = NaturalGradientVariationalDistribution(4, posterior=NaturalGaussian)
+    model = SparseModel(kind, x[:4].clone(), learn_inducing_locations=False).double()
+    strategy = model.variational_strategy
+    double_inducing_points(strategy, x)
+    assert bool((strategy.inducing_points[:4] == x[:4]).all())
+    assert len(strategy.inducing_points.unique(dim=0)) == 8
+    assert not isinstance(strategy.inducing_points, torch.nn.Parameter)
+    q = strategy._variational_distribution
+    assert isinstance(q.posterior, NaturalGaussian)
+    assert q.dtype == torch.float64
+    assert q.num_inducing_points == 8
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(InputError, match="a checkpoint holds a run with the inducing points that the model has"):
+        learn(Model(), data(), checkpoint=tmp_path / "run.pt")
+    with pytest.raises(InputError, match="inducing is one of given, auto; got 'aut'. Did you mean 'auto'?"):
+        train_svgp(Model(), gp.likelihoods.GaussianLikelihood(), data(), inducing="aut")
