@@ -144,7 +144,7 @@ class TestProducts:
         y = (randn(30, seed=3) > 0).to(DTYPE)
         y = 2 * y - 1 if likelihood.two_classes else y
         curvature = likelihood.expected(e, v, y).curvature
-        slope, bend = bends(likelihood.expected, likelihood.of_softplus, e, v, y)
+        slope, bend = bends(likelihood.expected, e, v, y)
         if family == "gaussian":
             assert not slope.any()
             assert not bend.any()
@@ -160,7 +160,7 @@ class TestProducts:
         likelihood = regression(FAMILIES[family]).likelihood
         e, v = torch.linspace(-4, 4, 5, dtype=DTYPE), torch.full((5,), sd * sd, dtype=DTYPE)
         y = torch.ones(5, dtype=DTYPE)
-        slope, bend = bends(likelihood.expected, likelihood.of_softplus, e, v, y)
+        slope, bend = bends(likelihood.expected, e, v, y)
         for found, de, dv in ((slope, 1e-4 * sd, 0.0), (bend, 0.0, 1e-4 * sd**2)):
             above, below = (likelihood.expected(e + s * de, v + s * dv, y).curvature for s in (1, -1))
             difference = (above - below) / (2 * (de + dv))

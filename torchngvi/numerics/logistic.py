@@ -1,39 +1,59 @@
-"""The expectation of log(1 + eˣ) under N(e, v) with its derivatives, exact in both tails.
+"""The expectation of log(1 + eˣ) under N(e, v) with its derivatives, one formula for every mean and variance.
 
-Rows of the right tail are those of the left one turned round: with m = -|e|, F(e) = F(m) + e and α(e) = 1 - α(m) for
-e > 0, and β is even.  The rules for m are in `torchngvi.numerics.logistic_rules`.  On the CPU each row takes the rule
-it needs, by the compiled kernel of `torchngvi.numerics.kernels` where there is one; on a device every rule is computed
-for all rows and one of them is chosen, so that nothing waits for the device.
+On either side of zero the softplus and its derivatives are polynomials in u = e^-|x| of J = 20 terms, up to relative
+errors below 1e-13: for x < 0 they are log(1 + u) = Σ f_j uʲ, u/(1 + u) = Σ a_j uʲ and u/(1 + u)² = Σ b_j uʲ.  Their
+expectations under N(-a, v), a = |e|, follow from those of the powers of u: with s = √v and D = ½ e^(-a²/2v),
+
+    R_j = E[e^-jx; x > 0] = D erfcx((jv + a)/(s√2))
+    L_j = E[e^jx; x < 0] = D erfcx((jv - a)/(s√2)), and e^(j(jv/2 - a)) - D erfcx((a - jv)/(s√2)) where jv < a
+
+    F = Σ f_j (L_j + R_j) - a R_0 + s D √(2/π)        α = R_0 + Σ a_j (L_j - R_j)        β = Σ b_j (L_j + R_j)
+
+and for e > 0 they are F + a, 1 - α and β.  Integrands and powers are positive, so that a relative error of a polynomial
+is one of its expectation, however far in the tail a row is.  Sums over further coefficients are the expectations of
+higher derivatives, of alternating symmetry, and E[f⁽ᵏ⁾] changes by E[f⁽ᵏ⁺¹⁾] with e and by ½ E[f⁽ᵏ⁺²⁾] with v.
+The compiled body on the CPU is in `torchngvi.numerics.kernels`.
 """
 
-from collections.abc import Callable, Iterator
+import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchngvi.numerics import kernels, logistic_mixture, logistic_rules
+from torchngvi.numerics import kernels
 from torchngvi.numerics.gaussian_integrals import Moments
-from torchngvi.numerics.logistic_rules import (
-    BAND,
-    BODY,
-    COARSE,
-    COARSE_STEP,
-    FINE,
-    FINE_STEP,
-    HERMITE,
-    NARROW,
-    STEP,
-    TAIL,
-    WIDE,
-    WIDE_BODY,
-)
 
-_FEW = 512  # rows up to which one rule for the body is cheaper than a choice by s
-_MANY = 8192  # rows from which a choice by s is cheaper where s is above that of Gauss and Hermite
-_DEVICE_ROWS = 65_536  # of a block on a device: 200 nodes a row
+# Coefficients of u, u², .., u²⁰ in the softplus and its first four derivatives for x < 0: minimax on (0, 1] by Remez'
+# exchange at 60 digits, of the first three relative to the function and of the others relative to u.  The errors are
+# 5.5e-17, 9.8e-16, 2.0e-14, 1.6e-13 and 2.3e-12; a term more divides them by 3 + √8, since the pole is at u = -1.
+COEFFICIENTS = (
+    (1.0, -0.4999999999999548, 0.33333333332719595, -0.24999999966798236, 0.19999999046356864, -0.16666649851674917,
+     0.14285515754962114, -0.12498338082877497, 0.11100845336021926, -0.09951824205453973, 0.08915318948638098,
+     -0.07827514654887553, 0.06523384027854473, -0.04944413896282332, 0.03246327061536586, -0.017527624324716634,
+     0.007341538308951026, -0.0022107508216038085, 0.0004224667667738276, -3.827787065571578e-05),
+    (0.999999999999999, -0.9999999999992172, 0.9999999998952386, -0.9999999944051654, 0.9999998410752647,
+     -0.9999972242449597, 0.9999674875369491, -0.9997295938728633, 0.9983379159379616, -0.9922254481454524,
+     0.9717004247158688, -0.9183886755481192, 0.8106062261437558, -0.640807413543651, 0.4332755314768562,
+     -0.23862493864179354, 0.10127068966543885, -0.030757278426240712, 0.00590969541814232, -0.0005372450380129382),
+    (0.9999999999999801, -1.999999999984641, 2.999999998011535, -3.999999896846094, 4.99999714363336,
+     -5.999951214808215, 6.999439627888616, -7.99541727018315, 8.972229697520875, -9.871590342004549,
+     10.536573111828021, -10.670392952514312, 9.917189859298315, -8.126784362209973, 5.62506160228907,
+     -3.1425001593205475, 1.344282975663567, -0.4097857229715154, 0.0788049794686784, -0.007157074759027332),
+    (0.9999999999998437, -3.9999999998691322, 8.99999998177009, -15.999998990330592, 24.999970342698656,
+     -35.999465578526866, 48.99355261869174, -63.944830472933035, 80.65128475659567, -98.32226140038036,
+     114.71156993592498, -125.28370314433272, 123.99758430781567, -107.02903458522701, 77.35023613233038,
+     -44.817847420314806, 19.784221141511363, -6.199850255589069, 1.222069619555372, -0.11349698939033577),
+    (0.9999999999977432, -7.999999998104964, 26.999999735298605, -63.99998529756363, 124.99956681953294,
+     -215.99216784073877, 342.905151535807, -511.18481255660373, 723.8203383887818, -974.9200878860712,
+     1236.2432016072012, -1443.0748910587897, 1502.6715576634215, -1346.6090350856389, 1000.109889015839,
+     -591.0934868544444, 264.7694845690484, -83.88473448596291, 16.67369248254516, -1.55868075355737),
+)  # fmt: skip
+_TERMS = len(COEFFICIENTS[0])
+_BLOCK_ROWS = {True: 1024, False: 65_536}  # of plain operators, on the CPU, where they stay in the cache, and elsewhere
 _ROUNDING = -1e-12  # variances above are those of a difference that should be zero
-_Rule = Callable[[Tensor, Tensor], Tensor]
+_KNOWN = 4  # a + 2b of the derivatives ∂ᵃ⁺ᵇ/∂eᵃ∂vᵇ of a moment that all modes of torch see
 
 
 def softplus(
@@ -42,11 +62,11 @@ def softplus(
 ) -> Moments:
     """Compute E[log(1 + eˣ)] under N(e, v), with the expectations of the logistic function and of its derivative.
 
-    In float64 the relative error of each is below 1e-12 for every standard deviation, wherever the moment is not
-    below the smallest number: also at e = -700, where all three are e^(e + v/2).  Autograd and ``torch.func`` take the
-    moments for what they are: ∂F/∂e = α, ∂F/∂v = ½β, ∂α/∂e = β, and so on.  In traces of ``torch.jit``, in forward
-    mode, and where ``torch.func`` transforms within a compiled graph, they are a mixture of normals in plain operators,
-    whose error is 1e-13 max(1, F), absolutely.
+    The relative error of each is below 1e-12 for every standard deviation, wherever the moment is not below the
+    smallest number: also at e = -700, where all three are e^(e + v/2).  Every dtype is computed in double precision.
+    Autograd takes the moments for what they are: ∂F/∂e = α, ∂F/∂v = ½β, ∂α/∂e = β, and so on.  Forward mode,
+    ``torch.func`` and graphs that are traced or compiled know the derivatives ∂ᵃ⁺ᵇ/∂eᵃ∂vᵇ of each moment with a + 2b up
+    to four.
 
     >>> moments = softplus(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
     >>> [round(float(m), 12) for m in moments]  # log 2, 1/2, 1/4
@@ -58,266 +78,158 @@ def softplus(
         dtype = torch.promote_types(mean.dtype, variance.dtype)
         dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
         mean, variance = mean.to(dtype), variance.to(dtype)
-    transformed = torch._C._are_functorch_transforms_active()
-    if _is_of_operators_alone(mean, transformed):
-        return Moments(*logistic_mixture.mixture(mean, variance))
-    if torch.compiler.is_compiling() or type(mean) not in (Tensor, torch.nn.Parameter):  # which only know operators
-        return Moments(*_moments(mean, variance))
-    if transformed or (torch.is_grad_enabled() and (mean.requires_grad or variance.requires_grad)):
-        return Moments(*_Differentiable.apply(mean, variance))
-    return Moments(*_evaluated(mean, variance))
+    differentiated = torch.is_grad_enabled() and (mean.requires_grad or variance.requires_grad)
+    if _needs_operators() or (differentiated and torch.compiler.is_compiling()):
+        return _expanded(mean, variance)
+    return Moments(*(_Differentiable.apply if differentiated else _expectations)(mean, variance, 0))
 
 
-def _is_of_operators_alone(mean: Tensor, transformed: bool) -> bool:
-    """Whether what is not an operator of torch would not be seen: by a trace, a transform in a graph, forward mode."""
-    if torch.compiler.is_compiling():  # where an operator of our own has derivatives, but no forward mode
-        return transformed
-    if torch.jit.is_tracing():
+def _needs_operators() -> bool:
+    """Whether a transform, a trace or forward mode would not see what is no operator of torch."""
+    if torch._C._are_functorch_transforms_active() or torch.jit.is_tracing():
         return True
-    return torch.autograd.forward_ad._current_level >= 0 and not transformed
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
-def _evaluated(mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-    """The three moments of the shape of the mean, without their derivatives."""
-    dtype = torch.float64 if mean.is_cpu else torch.promote_types(mean.dtype, torch.float32)
+# ------------------------------------------------------------------------------------------ values
+
+
+def _expectations(mean: Tensor, variance: Tensor, order: int, count: int = 3) -> tuple[Tensor, ...]:
+    """E[f⁽ᵏ⁾] for ``count`` derivatives of the softplus from an order on, without their own derivatives."""
+    dtype = torch.float32 if mean.device.type == "mps" else torch.float64
     if mean.dtype is dtype and mean.ndim == 1:  # each call of torch counts where the rows are few
-        e, v = mean.detach(), variance.detach()
-    else:
-        e, v = mean.detach().reshape(-1).to(dtype), variance.detach().reshape(-1).to(dtype)
-    parts = _on_cpu(e, v) if mean.is_cpu else _on_device(e, v)
-    if mean.dtype is dtype and mean.ndim == 1:
-        return parts
-    return tuple(part.to(mean.dtype).reshape(mean.shape) for part in parts)
+        return _rows(mean.detach(), variance.detach(), order, count)
+    e, v = mean.detach().reshape(-1).to(dtype), variance.detach().reshape(-1).to(dtype)
+    return tuple(part.to(mean.dtype).reshape(mean.shape) for part in _rows(e, v, order, count))
 
 
-# ------------------------------------------------------------------------------------- on the CPU
-
-
-def _on_cpu(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Rows (n,), those that are not finite by their limits."""
-    if e.numel() == 0:
-        return torch.empty_like(e), torch.empty_like(e), torch.empty_like(e)
-    kernel = kernels.logistic(e.numel(), _eager) if v.is_cpu else None  # an address elsewhere would end the process
-    if kernel is not None:
-        parts = kernel(e, v)
-        if parts is not None:
-            return parts
-    elif float(v.amin()) >= 0 and bool(torch.isfinite(e.sum() + v.sum())):
-        return _eager(e, v)
-    usual = torch.isfinite(e) & torch.isfinite(v) & (v >= _ROUNDING)
-    known = torch.where(usual, e, 0.0), torch.where(usual, v, 0.0).clamp_min(0.0)
-    parts = (None if kernel is None else kernel(*known)) or _eager(*known)
-    return tuple(torch.where(usual, part, other) for part, other in zip(parts, _unusual(e, v), strict=True))
-
-
-def _unusual(e: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Moments of rows with an infinite mean or variance; NaN of all others."""
-    infinite = e.isinf() & (v >= _ROUNDING) & ~v.isinf()
-    spread = (v == torch.inf) & e.isfinite()
-    nan = torch.full_like(e, torch.nan)
-    value = torch.where((infinite & (e > 0)) | spread, torch.inf, nan)
-    slope = torch.where(infinite, (e > 0).to(e.dtype), torch.where(spread, 0.5, nan))
-    return value, slope, torch.where(infinite | spread, 0.0, nan)
-
-
-def _eager(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Rows (n,), finite, each by the rule it needs."""
-    mean, out = -e.abs(), e.new_empty(3, len(e))
-    for index, rule, rows in _chosen(mean, v):
-        if index is None:  # all of them
-            for k in range(0, len(e), rows):
-                out[:, k : k + rows] = rule(mean[k : k + rows], v[k : k + rows])
-        else:
-            for part in index.split(rows):
-                out.index_copy_(1, part, rule(mean[part], v[part]))
-    return _unfolded(e, out)
-
-
-def _unfolded(e: Tensor, out: Tensor) -> tuple[Tensor, ...]:
-    """From the moments of -|e| to those of e."""
-    value, slope, curvature = out
-    return value + e.clamp_min(0), torch.where(e > 0, 1 - slope, slope), curvature.clone()
-
-
-def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int]]:
-    """Which rows (None for all of them) take which rule, and how many of them at a time stay in the cache."""
-    s = v.sqrt()
-    low, high = (float(x) for x in s.aminmax())
-    if len(mean) <= _FEW:
-        if high < NARROW:
-            yield None, _hermite(HERMITE[-1][1]), _FEW
-        else:
-            yield from _beyond(None, mean, s)
-        return
-    below = 0.0
-    for bound, nodes in HERMITE:
-        if low < bound and high >= below:
-            alone = low >= below and high < bound
-            index = None if alone else _where((s >= below) & (s < bound))
-            if index is None or len(index):
-                yield index, _hermite(nodes), 16_384 // nodes
-        below = bound
-    if high >= below:
-        rest = None if low >= below else _where(s >= below)
-        yield from _beyond(rest, *((mean, s) if rest is None else (mean[rest], s[rest])))
-
-
-def _beyond(index: Tensor | None, mean: Tensor, s: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int]]:
-    """Rows of which some are too wide for the rule of Gauss and Hermite."""
-    few, v = len(mean) <= _MANY, s * s
-    body = mean + BODY[0] * (v + BODY[1]).sqrt() > 0 if few else torch.zeros_like(s, dtype=torch.bool)
-    if bool(body.all()):
-        yield index, *_rule(3, mean, s)
-        return
-    centre, (from_there, reach) = mean + v, WIDE_BODY
-    tail = centre + TAIL * s < 0
-    if few:
-        tail |= s < NARROW
-    tail &= ~body
-    wide = ((s > WIDE) | ((s > from_there) & (mean > -reach * s))) & ~(tail | body)
-    left = ~(tail | wide | body)
-    kinds = [left, tail, wide, body]
-    if not few:
-        broad, fine = left & (s > COARSE[0]), (s < FINE) | (centre + BAND * s < 0)
-        coarse, left = broad & (mean > -COARSE[1] * s), left & ~broad
-        kinds = [broad & ~coarse, tail, wide, body, left & ~fine, left & fine, coarse]
-    for number, kind in enumerate(kinds):
-        here = _where(kind)
-        if len(here) == len(mean):
-            yield index, *_rule(number, mean, s)
-        elif len(here):
-            yield here if index is None else index[here], *_rule(number, mean[here], s[here])
-
-
-def _rule(number: int, mean: Tensor, s: Tensor) -> tuple[_Rule, int]:
-    """The rule of some rows, and how many of them at a time stay in the cache."""
-    if number == 1:
-        return logistic_rules.tail, 512
-    if number == 2:
-        return logistic_rules.wide, 8192
-    if number == 3:
-        return _mixture, 1024
-    step = {4: STEP, 6: COARSE_STEP}.get(number, FINE_STEP)
-    table = logistic_rules.table(step, mean.dtype, mean.device)
-    low, high = logistic_rules.window(mean.float(), s.float().square())  # a node more at either end
-    ends = torch.stack([low.amin(), high.amax()]).div_(logistic_rules.REACH).asinh_().div_(step)
-    first, last = (int(x) - table.low for x in ends.tolist())  # of the nodes that some row needs
-    nodes, weights = (part[max(first - 1, 0) : last + 2] for part in (table.nodes, table.weights))
-    if number == 0:
-        return lambda mean, v: logistic_rules.between(mean, v, nodes, weights), 256
-    return lambda mean, v: logistic_rules.near(mean, v, nodes, weights), 2048
-
-
-def _mixture(mean: Tensor, v: Tensor) -> Tensor:
-    return torch.stack(logistic_mixture.mixture(mean, v))
-
-
-def _where(mask: Tensor) -> Tensor:
-    return mask.nonzero()[:, 0]
-
-
-def _hermite(nodes: int) -> _Rule:
-    return lambda mean, v: logistic_rules.hermite(mean, v, nodes)
-
-
-# ------------------------------------------------------------------------------------ on a device
-
-
-def _on_device(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Rows (n,), by all rules."""
-    if len(e) > _DEVICE_ROWS:
-        blocks = [_on_device(*block) for block in zip(e.split(_DEVICE_ROWS), v.split(_DEVICE_ROWS), strict=True)]
-        return tuple(torch.cat(part) for part in zip(*blocks, strict=True))
-    usual = torch.isfinite(e) & torch.isfinite(v) & (v >= _ROUNDING)
-    mean, variance = -torch.where(usual, e, 0.0).abs(), torch.where(usual, v, 0.0).clamp_min(0.0)
-    s = variance.sqrt()
-    far = mean + variance + TAIL * s < 0
-    out = logistic_rules.hermite(mean, variance.clamp_max(NARROW**2), HERMITE[-1][1])
-    middle = variance.clamp(NARROW**2, WIDE**2)
-    # the finer steps do for the coarser ones
-    table = logistic_rules.table(FINE_STEP, e.dtype, e.device)
-    body = logistic_rules.between(mean, middle, table.nodes, table.weights)
-    for where, other in (
-        (s >= NARROW, body),
-        (s > WIDE, logistic_rules.wide(mean, variance.clamp_min(WIDE**2))),
-        (far & (s >= NARROW), logistic_rules.tail(torch.where(far, mean, -1e3), torch.where(far, variance, 1.0))),
-    ):
-        out = torch.where(where, other, out)
-    parts = _unfolded(torch.where(usual, e, 0.0), out)
-    return tuple(torch.where(usual, part, other) for part, other in zip(parts, _unusual(e, v), strict=True))
-
-
-# ----------------------------------------------------------------------------------- derivatives
-
-
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, *output[1:])
-
-
-def _derivatives(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Of a sum of the moments, by e and v; each can be differentiated again."""
-    mean, variance, slope, curvature = ctx.saved_tensors
-    by_value, by_slope, by_curvature = grads
-    by_mean = by_variance = torch.zeros_like(mean)
-    if by_value is not None:
-        by_mean, by_variance = by_mean + by_value * slope, by_variance + 0.5 * by_value * curvature
-    if by_slope is None and by_curvature is None:
-        return by_mean, by_variance
-    bend, spread = logistic_mixture.bends(mean, variance)
-    if by_slope is not None:
-        by_mean, by_variance = by_mean + by_slope * curvature, by_variance + 0.5 * by_slope * bend
-    if by_curvature is not None:
-        by_mean, by_variance = by_mean + by_curvature * bend, by_variance + by_curvature * spread
-    return by_mean, by_variance
-
-
-class _Differentiable(torch.autograd.Function):
-    """The moments as functions of e and v, for autograd and for the transforms of torch.func."""
-
-    @staticmethod
-    def forward(mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.clone() for part in _evaluated(mean, variance))  # no views, which autograd would follow
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-        _remember(ctx, inputs, output)
-        ctx.save_for_forward(*inputs, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor]:
-        return _derivatives(ctx, *grads)
-
-    @staticmethod
-    def jvp(ctx: Any, by_mean: Tensor | None, by_variance: Tensor | None) -> tuple[Tensor, ...]:
-        mean, variance, slope, curvature = ctx.saved_tensors
-        de = torch.zeros_like(mean) if by_mean is None else by_mean
-        half = torch.zeros_like(mean) if by_variance is None else 0.5 * by_variance
-        bend, spread = logistic_mixture.bends(mean, variance)
-        return (
-            slope * de + curvature * half,
-            curvature * de + bend * half,
-            bend * de + 2 * spread * half,
-        )
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, int | None], mean: Tensor, variance: Tensor) -> Any:
-        parts = [
-            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            for x, dim in zip((mean, variance), in_dims, strict=True)
-        ]
-        return tuple(softplus(*parts)), (0, 0, 0)
+def _rows(e: Tensor, v: Tensor, order: int, count: int) -> tuple[Tensor, ...]:
+    """Rows (n,), by the compiled body where there is one."""
+    known = order == 0 and count <= len(COEFFICIENTS)  # to the compiled body
+    if _needs_operators():
+        return _formula(e, v, order, count)
+    if torch.compiler.is_compiling():
+        return _operator(e, v, count).unbind() if known and e.is_cpu else _formula(e, v, order, count)
+    if known and e.is_cpu and v.is_cpu and type(e) is type(v) is Tensor:  # other addresses would end the process
+        kernel = kernels.logistic(len(e), COEFFICIENTS, _formula)
+        if kernel is not None:
+            return kernel(e, v, count)
+    rows = _BLOCK_ROWS[e.is_cpu]
+    if len(e) <= rows:
+        return _formula(e, v, order, count)
+    blocks = [_formula(*block, order, count) for block in zip(e.split(rows), v.split(rows), strict=True)]
+    return tuple(torch.cat(part) for part in zip(*blocks, strict=True))
 
 
 @torch.library.custom_op("torchngvi::logistic_moments", mutates_args=())
-def _moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    value, slope, curvature = (part.clone() for part in _evaluated(mean, variance))
-    return value, slope, curvature
+def _operator(e: Tensor, v: Tensor, count: int) -> Tensor:
+    """The rows of a graph on the CPU, (count, n)."""
+    return torch.stack(_rows(e, v, 0, count))
 
 
-@_moments.register_fake
-def _(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(torch.empty(mean.shape, dtype=mean.dtype, device=mean.device) for _ in range(3))  # type: ignore[return-value]
+@_operator.register_fake
+def _(e: Tensor, v: Tensor, count: int) -> Tensor:
+    return e.new_empty(count, len(e))
 
 
-_moments.register_autograd(_derivatives, setup_context=_remember)
+def _formula(e: Tensor, v: Tensor, order: int, count: int) -> tuple[Tensor, ...]:
+    """Rows (n,) in plain operators; NaN and infinities follow from those of the arithmetic."""
+    make = _constants if torch.compiler.is_compiling() or _needs_operators() else _kept_constants
+    sign, step, decay, growth, near_weights, far_weights, log_half = make(order, count, e.dtype, e.device)
+    limits = torch.finfo(e.dtype)
+    a = e.abs().clamp_max(limits.max)
+    v = torch.threshold(v, _ROUNDING, math.nan).clamp_min(16 * limits.tiny)
+    s = v.sqrt()
+    bounded = s.clamp_max(math.sqrt(limits.max))
+    center = a / bounded
+    half_density = torch.exp(torch.addcmul(log_half, center, center, value=-0.5))  # D
+    x = torch.addcmul(sign * center, step, bounded)  # (2J + 1, n): for L_j, j from 1, and R_j, j from 0
+    scaled = half_density * torch.special.erfcx(x.abs())
+    near, far = scaled[:_TERMS], scaled[_TERMS:]
+    whole = torch.exp(torch.addcmul(decay * a, growth, v).clamp_max(0))  # used where the exponent is negative
+    near = torch.where(x[:_TERMS] < 0, whole - near, near)
+    parts = list((near_weights @ near + far_weights @ far).unbind())
+    if order == 0:
+        parts[0] = parts[0].addcmul(s, half_density, value=math.sqrt(2 / math.pi)).addcmul(a, far[0], value=-1)
+    positive = e > 0
+    for k, part in enumerate(parts):
+        if k + order == 0:
+            parts[k] = part + torch.where(positive, e, 0 * e)
+        elif k + order == 1:
+            parts[k] = torch.where(positive, 1 - part, part)
+        else:
+            parts[k] = torch.where(positive, -part, part) if (k + order) % 2 else part.clone()
+    return tuple(parts)
+
+
+def _constants(order: int, count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """What multiplies a/s and s in x, and a and v in the exponents, (.., 1); coefficients, (count, ..); log ½."""
+    root, j = math.sqrt(0.5), range(1, _TERMS + 1)
+    near, far = [], []
+    for k in range(order, order + count):  # derivatives beyond the table are those of its last polynomial
+        row = [c * i ** max(k - 4, 0) for i, c in zip(j, COEFFICIENTS[min(k, 4)], strict=True)]
+        near.append(row)
+        far.append([float(k == 1), *((-1) ** k * c for c in row)])
+    columns = (
+        [-root] * _TERMS + [root] * (_TERMS + 1),
+        [i * root for i in (*j, 0, *j)],
+        [-float(i) for i in j],
+        [0.5 * i * i for i in j],
+    )
+    with torch.inference_mode(False):
+        made = [torch.tensor(x, dtype=torch.float64, device="cpu")[:, None] for x in columns]
+        made += [torch.tensor(x, dtype=torch.float64, device="cpu") for x in (near, far, math.log(0.5))]
+        return tuple(x.to(device, dtype) for x in made)
+
+
+_kept_constants = functools.cache(_constants)  # what is made in a graph or a transform belongs to it
+
+
+# ------------------------------------------------------------------------------------- derivatives
+
+
+class _Differentiable(torch.autograd.Function):
+    """Three moments as functions of e and v, for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, ...]:
+        parts = _expectations(mean, variance, order, 5)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(mean, variance, *parts[1:])
+        ctx.order = order
+        return parts[:3]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        mean, variance, *higher = ctx.saved_tensors
+        curved = grads[1] is not None or grads[2] is not None
+        if curved and torch.is_grad_enabled():  # saved ones are constants
+            higher[2:] = _Differentiable.apply(mean, variance, ctx.order + 3)[:2]
+        by_mean = by_variance = None
+        for k, grad in enumerate(grads):
+            if grad is not None:
+                change, spread = grad * higher[k], 0.5 * grad * higher[k + 1]
+                by_mean = change if by_mean is None else by_mean + change
+                by_variance = spread if by_variance is None else by_variance + spread
+        return by_mean, by_variance, None
+
+
+def _expanded(mean: Tensor, variance: Tensor) -> Moments:
+    """The moments as polynomials of changes that are zero: every mode of torch can differentiate them.
+
+    Σ_k p_k(δe, δv) E[f⁽ᵏ⁾] with the heat polynomials p_k = (δe p_(k-1) + δv p_(k-2))/k is Taylor's, since
+    ∂/∂v is ½ ∂²/∂e².
+    """
+    e, v = mean.detach(), variance.detach()
+    parts = _expectations(e, v, 0, 3 + _KNOWN)
+    by_mean, by_variance = (torch.where(x.isinf(), 0.0, y - x) for x, y in ((e, mean), (v, variance)))
+    powers = [torch.ones_like(by_mean), by_mean]
+    for k in range(2, _KNOWN + 1):
+        powers.append((by_mean * powers[-1] + by_variance * powers[-2]) / k)
+    moments = []
+    for order in range(3):
+        moment = parts[order]
+        for k in range(1, _KNOWN + 1):
+            moment = torch.addcmul(moment, parts[order + k], powers[k])
+        moments.append(moment)
+    return Moments(*moments)
