@@ -14,7 +14,6 @@ from torchngvi.interfaces import (
     FullPrior,
     LogTangent,
     Move,
-    Posterior,
     Prior,
     Tangent,
     known_everywhere,
@@ -22,6 +21,7 @@ from torchngvi.interfaces import (
 )
 from torchngvi.numerics.linalg import cholesky, eigh
 from torchngvi.numerics.versions import Versions, tracked
+from torchngvi.posteriors.shapes import ProbedPosterior
 from torchngvi.structures import Dense, Diagonal, FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
 
@@ -91,7 +91,7 @@ class Memory:
         self.values, self.of = {}, None
 
 
-class RememberingPosterior(Posterior):
+class RememberingPosterior(ProbedPosterior):
     """A posterior that computes factors, roots and means from its coordinates only once: abstract.
 
     A class has a method ``_compute_<name>`` for each such thing, and asks for it by ``_computed(name)``.  Whether the
@@ -242,24 +242,13 @@ class StartedGaussian(RememberingPosterior):
         """Take two tensors as the buffers, with probes beside them."""
         for name, buffer in zip(self.coordinate_names, (vector, matrix), strict=True):
             self._buffers[name] = buffer  # a property of the class may write the same matrix out
-        for name, like in zip(("mean_probe", "root_probe"), (vector, matrix), strict=True):
-            self.register_buffer(name, torch.zeros_like(like, requires_grad=True), persistent=False)
+        self._add_probes(vector, matrix)
 
     @property
     def coordinates(self) -> Coordinates:
         """The two buffers, a vector and a matrix."""
         vector, matrix = self.coordinate_names
         return Coordinates(self._buffers[vector], self._buffers[matrix])  # type: ignore[arg-type]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the coordinates, which is that of the mean."""
-        return self.mean_probe.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the coordinates are on."""
-        return self.mean_probe.device
 
     def _of_stddev(
         self,
@@ -379,11 +368,6 @@ class ConvertibleGaussian(StartedGaussian):
     def variance(self) -> Tensor:
         """The marginal variances diag(V), (*batch, D)."""
         return self.frame().variance
-
-    @property
-    def stddev(self) -> Tensor:
-        """The marginal standard deviations √diag(V), (*batch, D), in the units of θ."""
-        return self.variance.sqrt()
 
     def whitener(self) -> Structured:
         """Return C⁻¹ where C is lower triangular, and its transpose where C is upper triangular."""

@@ -109,7 +109,7 @@ class Gaussian(ConvertibleGaussian):
         >>> tuple(q.mean_probe.grad.shape), tuple(q.root_probe.grad.shape)
         ((2,), (2, 2))
         """
-        return self.push_noise(normal(shape, (*self.batch_shape, self.dim), self.mean_probe, generator))
+        return self.push_noise(normal(shape, self.mean_probe, self.dim, generator))
 
     def push_noise(
         self,

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from torchngvi.arguments import read_generator, read_tensor
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Coordinates, Posterior
+from torchngvi.interfaces import Coordinates
 from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import CholeskyGaussian, Gaussian
-from torchngvi.posteriors.shapes import Shape, refused, sizes
+from torchngvi.posteriors.shapes import ProbedPosterior, Shape, refused, sizes
 from torchngvi.structures.pattern import NoMatrix
 
 _REFUSAL = (
@@ -41,7 +41,7 @@ class Placed(Coordinates):
     components: Coordinates
 
 
-class WeightedGaussians(Posterior):
+class WeightedGaussians(ProbedPosterior):
     """K Gaussians with weights, in buffers: abstract, the ground of `Mixture`.
 
     There is no mean with one root, so no frame and no move: `torchngvi.optim` moves the components, a batch of
@@ -73,24 +73,12 @@ class WeightedGaussians(Posterior):
         like = components.mean_probe.detach()[..., 0]
         log_weights = torch.full_like(like, -math.log(number)) if weights is None else _checked(weights, like).log()
         self.register_buffer("log_weights", log_weights)
-        probe = torch.zeros(self.dim, dtype=like.dtype, device=like.device)
-        self.register_buffer("no_matrix", probe[:0].clone(), persistent=False)
-        self.register_buffer("mean_probe", probe.requires_grad_(), persistent=False)
-        self.register_buffer("root_probe", torch.zeros_like(self.no_matrix, requires_grad=True), persistent=False)
+        self.register_buffer("no_matrix", like.new_zeros(0), persistent=False)
+        self._add_probes(like.new_zeros(self.dim), self.no_matrix)
 
     def __len__(self) -> int:
         """The number K of components."""
         return len(self.log_weights)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights and of the components."""
-        return self.log_weights.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the weights and the components are on."""
-        return self.log_weights.device
 
     @property
     def weights(self) -> Tensor:
@@ -392,11 +380,6 @@ class Mixture(WeightedGaussians):
         """The marginal variances, (D,)."""
         apart = self.components.frame().mean - self.mean
         return self.weights @ (self.components.variance + apart.square())
-
-    @property
-    def stddev(self) -> Tensor:
-        """The marginal standard deviations, (D,), in the units of θ."""
-        return self.variance.sqrt()
 
     # -------------------------------------------------------------------------------- steps
 

@@ -17,7 +17,7 @@ from torchngvi.errors import PairError
 from torchngvi.interfaces import Posterior
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.exponential_family import ExponentialFamily
-from torchngvi.posteriors.flat.flat_posterior import lower_entries, lower_triangle
+from torchngvi.posteriors.flat.flat_posterior import dual_entries, lower_entries, symmetric_matrix
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Dense
 
@@ -92,19 +92,14 @@ class _GaussianForm(NaturalForm):
     def statistics(self, x: Tensor) -> Tensor:
         if self.alone:
             return torch.cat([x, -0.5 * x.square()], -1)
-        return torch.cat([x, self._dual(x[..., :, None] * x[..., None, :])], -1)
-
-    def _dual(self, matrix: Tensor) -> Tensor:
-        """The entries y with ⟨y, vech W⟩ = -½ tr(MW)."""
-        return lower_entries(0.5 * matrix.diagonal(dim1=-2, dim2=-1).diag_embed() - matrix)
+        return torch.cat([x, -0.5 * dual_entries(x[..., :, None] * x[..., None, :])], -1)
 
     def _parts(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """The vector, and the symmetric matrix or its diagonal."""
         vector, entries = eta[..., : self.dim], eta[..., self.dim :]
         if self.alone:
             return vector, entries
-        lower = lower_triangle(entries, self.dim)
-        return vector, lower + lower.tril(-1).mT
+        return vector, symmetric_matrix(entries, self.dim)
 
     def base(self) -> Tensor:
         return torch.zeros(self.size, dtype=self.q.dtype, device=self.q.device)
@@ -122,7 +117,7 @@ class _GaussianForm(NaturalForm):
         if self.alone:
             return torch.cat([mean, -0.5 * (self.q.variance + mean.square())], -1)
         second = self.q.covariance + mean[..., :, None] * mean[..., None, :]
-        return torch.cat([mean, self._dual(second)], -1)
+        return torch.cat([mean, -0.5 * dual_entries(second)], -1)
 
     def norm2(self, change: Tensor) -> Tensor:
         (vector, D), mean = self._parts(change), self.q.mean

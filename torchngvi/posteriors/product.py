@@ -17,7 +17,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Posterior
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.shapes import Shape, refused
+from torchngvi.posteriors.shapes import ProbedPosterior, Shape, refused
 from torchngvi.structures.pattern import NoMatrix
 
 Values = dict[str, Tensor]
@@ -28,7 +28,7 @@ _REFUSAL = (
 
 
 @final
-class Product(Posterior):
+class Product(ProbedPosterior):
     """A product of named posteriors, whose log densities, divergences and entropies add up.
 
     Use it where the unknowns are of several kinds: shares, rates, precisions, means, classes.  It is fitted by
@@ -78,8 +78,7 @@ class Product(Posterior):
         self.dim = sum(q.batch_shape.numel() * q.dim for q in given.values())
         self.structure = NoMatrix(0)
         like = next(iter(given.values())).mean_probe
-        self.register_buffer("mean_probe", like.new_zeros(0).requires_grad_(), persistent=False)
-        self.register_buffer("root_probe", like.new_zeros(0).requires_grad_(), persistent=False)
+        self._add_probes(like.new_zeros(0), like.new_zeros(0))
 
     # ------------------------------------------------------------------------ the sites
 
@@ -103,16 +102,6 @@ class Product(Posterior):
 
     def __repr__(self) -> str:
         return f"Product({self.extra_repr()})"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of all sites."""
-        return self.mean_probe.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the sites are on."""
-        return self.mean_probe.device
 
     def _items(self) -> list[tuple[str, Any]]:
         return list(self.sites.items())

@@ -1,4 +1,4 @@
-"""Shapes of samples, a number of draws or sizes, and what a posterior refuses that has no frame."""
+"""What all posteriors share: probes, dtype and device, shapes of samples, and how one refuses what it lacks."""
 
 import functools
 from collections.abc import Sequence
@@ -24,10 +24,11 @@ def sizes(shape: Shape) -> tuple[int, ...]:
     return read_sizes("a sample", shape, what, at_least=0)
 
 
-def normal(shape: Shape, own: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw standard normal noise (*shape, *own)."""
+def normal(shape: Shape, like: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:
+    """Draw standard normal noise (*shape, *batch, dim) for a batch of vectors, in their dtype and on their device."""
     generator = read_generator("generator", generator, like.device)
-    return torch.randn((*sizes(shape), *own), dtype=like.dtype, device=like.device, generator=generator)
+    size = (*sizes(shape), *like.shape[:-1], dim)
+    return torch.randn(size, dtype=like.dtype, device=like.device, generator=generator)
 
 
 def check_points(theta: object, dim: int, like: Tensor) -> None:
@@ -62,3 +63,29 @@ def refused(sentence: str, *names: str) -> list[Any]:
         return method
 
     return [refuse(name) for name in names]
+
+
+class ProbedPosterior(Posterior):
+    """A posterior whose buffers are where its probes are: abstract."""
+
+    variance: Any
+
+    def _add_probes(self, vector: Tensor, matrix: Tensor) -> None:
+        """Make the two probes, zeros like these tensors."""
+        for name, like in (("mean_probe", vector), ("root_probe", matrix)):
+            self.register_buffer(name, torch.zeros_like(like, requires_grad=True), persistent=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the coordinates."""
+        return self.mean_probe.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the coordinates are on."""
+        return self.mean_probe.device
+
+    @property
+    def stddev(self) -> Any:
+        """The marginal standard deviations of θ, (*batch, D), in the units of θ."""
+        return self.variance.sqrt()

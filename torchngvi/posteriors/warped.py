@@ -21,15 +21,15 @@ from torch import Tensor
 
 from torchngvi.arguments import read_flag
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Coordinates, Posterior
+from torchngvi.interfaces import Coordinates
 from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.conversions import ConvertibleGaussian
-from torchngvi.posteriors.shapes import Shape, normal
+from torchngvi.posteriors.shapes import ProbedPosterior, Shape, normal
 from torchngvi.posteriors.warps import SinhArcsinh, Warp, normal_nodes
 
 
-class Warped(Posterior):
+class Warped(ProbedPosterior):
     """A Gaussian posterior with a curve around each coordinate: for skewed margins and tails unlike normal ones.
 
         log q(θ) = log N(x; m, C Cᵀ) - Σ_i log w'(ξ_i; φ_i)
@@ -94,20 +94,9 @@ class Warped(Posterior):
         self.register_buffer("phi", like.new_zeros(*like.shape, warp.parameters))
         if inside:
             self.register_buffer("turn", torch.eye(base.dim, dtype=like.dtype, device=like.device))
-        self.register_buffer("mean_probe", torch.zeros_like(like, requires_grad=True), persistent=False)
-        self.register_buffer("root_probe", torch.zeros_like(base.root_probe, requires_grad=True), persistent=False)
+        self._add_probes(like, base.root_probe.detach())
 
     # -------------------------------------------------------------------------------- moments and quantiles
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the coordinates."""
-        return self.phi.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the coordinates are on."""
-        return self.phi.device
 
     @property
     def mean(self) -> Tensor:
@@ -118,11 +107,6 @@ class Warped(Posterior):
     def variance(self) -> Tensor:
         """The variances of θ, (*batch, D), which are those of the base."""
         return self.base.variance
-
-    @property
-    def stddev(self) -> Tensor:
-        """The standard deviations of θ, (*batch, D), which are those of the base."""
-        return self.base.stddev
 
     @property
     @torch.no_grad()
@@ -226,7 +210,7 @@ class Warped(Posterior):
         torch.Size([4, 3, 2])
         """
         frame = self.base.frame()
-        z = normal(shape, (*self.batch_shape, self.dim), self.base.mean_probe, generator)
+        z = normal(shape, self.base.mean_probe, self.dim, generator)
         return self.bent(frame.mean + frame.push(z))[0]
 
     def log_prob(

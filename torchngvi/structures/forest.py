@@ -101,64 +101,51 @@ class Forest(Stored):
 
     # ---------------------------------------------------------------------------- vectors
 
-    def _by_columns(self, verb: Callable[[list[Part], Tensor], Tensor], root: Structured, x: Tensor) -> Tensor:
+    def _by_columns(self, verb: Callable[..., Tensor], root: Structured, x: Tensor, solving: bool) -> Tensor:
         """A verb for columns (*batch, D, S), of a vector with samples on the left of the batch."""
         extra, parts = x.ndim - root.ndim, self.parts(root)
         if extra <= 0:
-            return verb(parts, x[..., None])[..., 0]
+            return verb(parts, x[..., None], solving)[..., 0]
         columns = x.flatten(0, extra - 1).movedim(0, -1)
-        return verb(parts, columns).movedim(-1, 0).unflatten(0, x.shape[:extra])
+        return verb(parts, columns, solving).movedim(-1, 0).unflatten(0, x.shape[:extra])
+
+    def _upwards(self, parts: list[Part], columns: Tensor, solving: bool) -> Tensor:
+        """L x, or L⁻¹ x, from the leaves upwards."""
+        inbox, out = Inbox(self.on(columns)), []
+        for k, ((square, border), x) in enumerate(zip(parts, self.split(columns), strict=True)):
+            own = small_blocks.solve(square, inbox.own(k, x, -1)) if solving else inbox.own(k, product(square, x))
+            out.append(own)
+            inbox.post(k, border, own if solving else x)
+        return self.join(out)
+
+    def _downwards(self, parts: list[Part], columns: Tensor, solving: bool) -> Tensor:
+        """Lᵀ x, or L⁻ᵀ x, from the roots downwards."""
+        rows, out = Rows(self.on(columns)), self.split(columns)
+        for k, (square, border) in reversed(list(enumerate(parts))):
+            x, above = out[k], rows.seen(k, border)
+            if solving:
+                out[k] = small_blocks.tsolve(square, x if above is None else x - above)
+            else:
+                own = product(square.mT, x)
+                out[k] = own if above is None else own + above
+            rows.keep(k, out[k] if solving else x)
+        return self.join(out)
 
     def mv(self, root: Structured, x: Tensor) -> Tensor:
         """Compute L x from the leaves upwards."""
-
-        def verb(parts: list[Part], columns: Tensor) -> Tensor:
-            inbox, out = Inbox(self.on(columns)), []
-            for k, ((square, border), x) in enumerate(zip(parts, self.split(columns), strict=True)):
-                out.append(inbox.own(k, product(square, x)))
-                inbox.post(k, border, x)
-            return self.join(out)
-
-        return self._by_columns(verb, root, x)
+        return self._by_columns(self._upwards, root, x, False)
 
     def solve(self, root: Structured, x: Tensor) -> Tensor:
         """Compute L⁻¹ x from the leaves upwards."""
-
-        def verb(parts: list[Part], columns: Tensor) -> Tensor:
-            inbox, out = Inbox(self.on(columns)), []
-            for k, ((square, border), x) in enumerate(zip(parts, self.split(columns), strict=True)):
-                out.append(small_blocks.solve(square, inbox.own(k, x, -1)))
-                inbox.post(k, border, out[k])
-            return self.join(out)
-
-        return self._by_columns(verb, root, x)
+        return self._by_columns(self._upwards, root, x, True)
 
     def tmv(self, root: Structured, x: Tensor) -> Tensor:
         """Compute Lᵀ x from the roots downwards."""
-
-        def verb(parts: list[Part], columns: Tensor) -> Tensor:
-            rows, out = Rows(self.on(columns)), self.split(columns)
-            for k, (square, border) in reversed(list(enumerate(parts))):
-                x, above = out[k], rows.seen(k, border)
-                rows.keep(k, x)
-                own = product(square.mT, x)
-                out[k] = own if above is None else own + above
-            return self.join(out)
-
-        return self._by_columns(verb, root, x)
+        return self._by_columns(self._downwards, root, x, False)
 
     def tsolve(self, root: Structured, x: Tensor) -> Tensor:
         """Compute L⁻ᵀ x from the roots downwards."""
-
-        def verb(parts: list[Part], columns: Tensor) -> Tensor:
-            rows, out = Rows(self.on(columns)), self.split(columns)
-            for k, (square, border) in reversed(list(enumerate(parts))):
-                above = rows.seen(k, border)
-                out[k] = small_blocks.tsolve(square, out[k] if above is None else out[k] - above)
-                rows.keep(k, out[k])
-            return self.join(out)
-
-        return self._by_columns(verb, root, x)
+        return self._by_columns(self._downwards, root, x, True)
 
     def row_norms(self, root: Structured, transposed: bool = False) -> Tensor:
         """diag(L Lᵀ), or diag(Lᵀ L), (*batch, D)."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.ifvb import FlatPosterior, OrthogonalFlow
-from torchngvi.posteriors.flat.flat_posterior import Shape, normal
+from torchngvi.posteriors.shapes import Shape, normal
 
 
 class TwoRotations(FlatPosterior):

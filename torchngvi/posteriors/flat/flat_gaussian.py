@@ -15,12 +15,13 @@ from torchngvi.posteriors.flat.flat_posterior import (
     FlatPosterior,
     check_shapes,
     check_start,
+    dual_entries,
     lower_entries,
     lower_triangle,
-    normal,
     symmetric,
+    symmetric_matrix,
 )
-from torchngvi.posteriors.shapes import Shape
+from torchngvi.posteriors.shapes import Shape, normal
 
 # Gaussians over a flat vector: what a host needs to take one for a Gaussian, and a standard start
 #
@@ -384,14 +385,12 @@ class VechGaussian(CovarianceGaussian):
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Take λ apart into μ and Σ."""
         lam = self.point(at)
-        lower = lower_triangle(lam[..., self.dim :], self.dim)
-        return lam[..., : self.dim], lower + lower.tril(-1).mT
+        return lam[..., : self.dim], symmetric_matrix(lam[..., self.dim :], self.dim)
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute u = Σ⁻¹(θ - μ), and vech of uuᵀ - Σ⁻¹ with its diagonal halved."""
         u, matrix = _scores(*self.parts(at), theta)
-        both = 2 * matrix - matrix.diagonal(dim1=-2, dim2=-1).diag_embed()
-        return torch.cat([u, lower_entries(both)], -1)
+        return torch.cat([u, dual_entries(matrix)], -1)
 
     def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute the natural gradient (Σ g_μ, vech(2 Σ G Σ))."""

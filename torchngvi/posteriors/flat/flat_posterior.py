@@ -10,7 +10,6 @@ where another point is asked for: the average of the iterates, or a trial.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Self
 
@@ -19,32 +18,13 @@ from torch import Tensor
 
 from torchngvi.arguments import read_generator, shown
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Coordinates, Expectation, Frame, Framed, Local, Move, Posterior, RootTangent, Tangent
+from torchngvi.interfaces import Coordinates, Expectation, Frame, Framed, Local, Move, RootTangent, Tangent
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.numerics.versions import tracked
-from torchngvi.posteriors import shapes
-from torchngvi.posteriors.shapes import Shape, sizes
+from torchngvi.posteriors.shapes import ProbedPosterior, Shape, sizes
 from torchngvi.structures.pattern import NoMatrix, Structured
 
-# What flat posteriors draw, and the scores of what is drawn: noise for a batch of vectors λ, in shapes of any kind
-
-
-def scores_by_autograd(
-    log_prob: Callable[[Tensor, Tensor], Tensor],  # θ (1, d), λ (D,) -> (1,)
-    theta: Tensor,  # (n, d)
-    vector: Tensor,  # (D,)
-) -> Tensor:  # (n, D)
-    """Compute scores (n, D) by one gradient a draw, vectorised by `torch.func.vmap`."""
-
-    def one(vector: Tensor, theta: Tensor) -> Tensor:
-        return log_prob(theta[None], vector)[0]
-
-    return torch.func.vmap(torch.func.grad(one), (None, 0))(vector.detach(), theta)
-
-
-def normal(shape: Shape, like: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:  # (*shape, *batch, dim)
-    """Draw standard normal noise (*shape, *batch, dim) for a batch of λ, in its dtype and on its device."""
-    return shapes.normal(shape, (*like.shape[:-1], dim), like, generator)
+# What flat posteriors draw, and the checks of their starts
 
 
 def gammas(
@@ -84,7 +64,7 @@ def check_shapes(posterior: str, mean: Tensor, **shapes: tuple[Tensor, tuple[int
             )
 
 
-class FlatPosterior(Posterior):
+class FlatPosterior(ProbedPosterior):
     """A distribution q_λ(θ) with its density, draws and scores, over one flat vector λ: abstract.
 
     λ may have batch dimensions: many runs side by side, each with draws of its own.  It is a buffer behind a probe, as
@@ -138,8 +118,7 @@ class FlatPosterior(Posterior):
         self.structure = NoMatrix(vector.shape[-1])
         self.register_buffer("vector", vector)
         self.register_buffer("no_matrix", vector.new_zeros(*self.batch_shape, 0), persistent=False)
-        self.register_buffer("mean_probe", torch.zeros_like(vector, requires_grad=True), persistent=False)
-        self.register_buffer("root_probe", torch.zeros_like(self.no_matrix, requires_grad=True), persistent=False)
+        self._add_probes(vector, self.no_matrix)
 
     def extra_repr(self) -> str:
         """Describe the posterior for ``repr``: the length of its vector, its batch, its dtype.
@@ -242,16 +221,6 @@ class FlatPosterior(Posterior):
     # -------------------------------------------------------------------------------- as every posterior
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the vector λ of parameters."""
-        return self.vector.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the vector λ is on."""
-        return self.vector.device
-
-    @property
     def mean(self) -> Tensor:  # (*batch, d)
         """The mean of θ under q, (*batch, d), where it is known; PairError elsewhere."""
         raise PairError(f"the mean of {type(self).__name__} is not known. Take it from draws, q.sample(10000).mean(0).")
@@ -262,11 +231,6 @@ class FlatPosterior(Posterior):
         raise PairError(
             f"the variance of {type(self).__name__} is not known. Take it from draws, q.sample(10000).var(0)."
         )
-
-    @property
-    def stddev(self) -> Tensor:  # (*batch, d)
-        """The marginal standard deviations of θ under q, (*batch, d), where they are known; PairError elsewhere."""
-        return self.variance.sqrt()
 
     @property
     def coordinates(self) -> Coordinates:
@@ -370,3 +334,19 @@ def lower_triangle(
     where = torch.full((dim, dim), entries.shape[-1], device=entries.device)  # one past the end: a zero
     where[rows, columns] = torch.arange(entries.shape[-1], device=entries.device)
     return torch.nn.functional.pad(entries, (0, 1))[..., where]
+
+
+def symmetric_matrix(
+    entries: Tensor,  # (*batch, d (d + 1)/2)
+    dim: int,
+) -> Tensor:  # (*batch, d, d)
+    """Make the symmetric matrix W with these entries vech W."""
+    lower = lower_triangle(entries, dim)
+    return lower + lower.tril(-1).mT
+
+
+def dual_entries(
+    matrix: Tensor,  # M, (*batch, d, d), symmetric
+) -> Tensor:  # (*batch, d (d + 1)/2)
+    """Take the entries y with ⟨y, vech W⟩ = tr(MW) for every symmetric W."""
+    return lower_entries(2 * matrix - matrix.diagonal(dim1=-2, dim2=-1).diag_embed())

@@ -8,14 +8,8 @@ from torch import Tensor, nn
 
 from torchngvi.arguments import read_instance, read_number, read_size
 from torchngvi.errors import InputError
-from torchngvi.posteriors.flat.flat_posterior import (
-    FlatPosterior,
-    check_shapes,
-    check_start,
-    normal,
-    scores_by_autograd,
-)
-from torchngvi.posteriors.shapes import Shape
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_shapes, check_start
+from torchngvi.posteriors.shapes import Shape, normal
 
 # Any normalising flow written as a module, and one that is in use today: affine coupling layers
 #
@@ -146,11 +140,15 @@ class ModuleFlow(FlatPosterior):
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute the scores by autograd, one gradient a draw."""
         lam = self.point(at).detach()
+
+        def log_density(lam: Tensor, theta: Tensor) -> Tensor:
+            return self.log_prob(theta[None], lam)[0]
+
+        scores_of = torch.func.vmap(torch.func.grad(log_density), (None, 0))
         if lam.ndim == 1:
-            scores = scores_by_autograd(self.log_prob, theta.reshape(-1, self.dim), lam)
+            scores = scores_of(lam, theta.reshape(-1, self.dim))
         else:
-            flat = self._by_draw(theta, lam), lam.flatten(0, -2)
-            scores = torch.func.vmap(lambda theta, lam: scores_by_autograd(self.log_prob, theta, lam), (1, 0), 1)(*flat)
+            scores = torch.func.vmap(scores_of, (0, 1), 1)(lam.flatten(0, -2), self._by_draw(theta, lam))
         return scores.reshape(*theta.shape[:-1], self.size)
 
     def _by_draw(self, x: Tensor, at: Tensor) -> Tensor:

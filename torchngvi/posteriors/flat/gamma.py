@@ -15,14 +15,15 @@ from torchngvi.posteriors.flat.exponential_family import ExponentialFamily, Posi
 from torchngvi.posteriors.flat.flat_posterior import (
     FlatPosterior,
     check_start,
+    dual_entries,
     gammas,
     lower_entries,
     lower_triangle,
-    normal,
     solve_symmetric,
     symmetric,
+    symmetric_matrix,
 )
-from torchngvi.posteriors.shapes import Shape
+from torchngvi.posteriors.shapes import Shape, normal
 
 # What the gamma law and the law of its reciprocal share, over η = (a, b): A, ω = ∇A and F = ∇²A
 #
@@ -323,22 +324,14 @@ class Wishart(ExponentialFamily):
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:  # (*batch,), (*batch, d, d)
         """Take η apart into a and the symmetric matrix B."""
         eta = self.point(at)
-        return eta[..., 0], self._matrix(eta[..., 1:])
-
-    def _matrix(self, entries: Tensor) -> Tensor:
-        lower = lower_triangle(entries, self.rows)
-        return lower + lower.tril(-1).mT
+        return eta[..., 0], symmetric_matrix(eta[..., 1:], self.rows)
 
     def _log_det(self, matrix: Tensor) -> Tensor:
         return 2 * cholesky(matrix)[0].diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
-    def _dual(self, matrix: Tensor) -> Tensor:
-        """The entries y with ⟨y, vech W⟩ = tr(MW)."""
-        return lower_entries(2 * matrix - matrix.diagonal(dim1=-2, dim2=-1).diag_embed())
-
     def _primal(self, entries: Tensor) -> Tensor:
         """The symmetric M with these entries as its dual."""
-        matrix = self._matrix(entries)
+        matrix = symmetric_matrix(entries, self.rows)
         return 0.5 * (matrix + matrix.diagonal(dim1=-2, dim2=-1).diag_embed())
 
     def _halves(self, a: Tensor) -> Tensor:  # (*batch, d)
@@ -360,8 +353,8 @@ class Wishart(ExponentialFamily):
 
     def statistics(self, theta: Tensor) -> Tensor:
         """Compute (log|X|, -X_ii, -2X_ij)."""
-        X = self._matrix(theta)
-        return torch.cat([self._log_det(X)[..., None], -self._dual(X)], -1)
+        X = symmetric_matrix(theta, self.rows)
+        return torch.cat([self._log_det(X)[..., None], -dual_entries(X)], -1)
 
     def base_coefficients(self) -> Tensor:
         """Return (-(d + 1)/2, 0)."""
@@ -379,7 +372,7 @@ class Wishart(ExponentialFamily):
         """Compute (ψ_d(a) - log|B|, -aB⁻¹)."""
         a, B = self.parts(at)
         first = torch.digamma(self._halves(a)).sum(-1) - self._log_det(B)
-        return torch.cat([first[..., None], -self._dual(a[..., None, None] * torch.linalg.inv(B))], -1)
+        return torch.cat([first[..., None], -dual_entries(a[..., None, None] * torch.linalg.inv(B))], -1)
 
     def natural(self, omega: Tensor) -> Tensor:
         """Find a with ψ_d(a) - d log a = ω₁ - log|M|, M = E X, and B = aM⁻¹."""
@@ -397,10 +390,10 @@ class Wishart(ExponentialFamily):
     def fisher_product(self, change: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute (ψ'_d(a)u - tr B⁻¹W, -uB⁻¹ + aB⁻¹WB⁻¹) of a change (u, vech W)."""
         a, B = self.parts(at)
-        inverse, u, W = torch.linalg.inv(B), change[..., 0], self._matrix(change[..., 1:])
+        inverse, u, W = torch.linalg.inv(B), change[..., 0], symmetric_matrix(change[..., 1:], self.rows)
         first = trigamma(self._halves(a)).sum(-1) * u - (inverse * W).sum((-2, -1))
         second = a[..., None, None] * inverse @ W @ inverse - u[..., None, None] * inverse
-        return torch.cat([first[..., None], self._dual(second)], -1)
+        return torch.cat([first[..., None], dual_entries(second)], -1)
 
     def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute (u, (BGB + uB)/a), with ψ'_d(a) - d/a as one sum."""
@@ -423,7 +416,7 @@ class Wishart(ExponentialFamily):
         least = 0.5 * (self.rows - 1)
         a, B = self.parts(at)
         root = cholesky(B)[0]
-        half = torch.linalg.solve_triangular(root, self._matrix(change[..., 1:]), upper=False)
+        half = torch.linalg.solve_triangular(root, symmetric_matrix(change[..., 1:], self.rows), upper=False)
         relative, axes, _ = eigh(symmetric(torch.linalg.solve_triangular(root, half.mT, upper=False)))
         bent_root = root @ axes * shrunk(relative).sqrt()[..., None, :]
         bent_a = least + (a - least) * shrunk(change[..., 0] / (a - least))
