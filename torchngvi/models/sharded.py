@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_count, read_instance
-from torchngvi.distributed import Processes
-from torchngvi.distributed.processes import shown
+from torchngvi.distributed import Processes, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import (
     Additive,

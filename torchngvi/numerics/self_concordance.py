@@ -11,6 +11,7 @@ and q̄ min(1, κ̄ℓ), κ̄ the largest eigenvalue.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -84,33 +85,17 @@ def _constants(moments: Tensor, known: Tensor, scale: Tensor) -> RowConstants:
         k, el = (sum(part) for part in zip(*powers, strict=True))
         return m[k] * normal[el]
 
+    def table(entry: Callable[[int, int], Tensor], size: int) -> Tensor:
+        return torch.stack([torch.stack([entry(i, j) for j in range(size)], -1) for i in range(size)], -2)
+
     of = ((0, 0), (1, 0), (0, 1))  # powers of 1, z, w
     zero = torch.zeros_like(m[0])
-    B = torch.stack([torch.stack([expected(of[i], of[j]) if (i < 2) == (j < 2) else zero for j in range(3)], -1)
-                     for i in range(3)], -2)  # fmt: skip
     root2 = [1.0, 1.0, 1.0, *[math.sqrt(2.0)] * 3]
-    Q = torch.stack(
-        [
-            torch.stack(
-                [root2[a] * root2[b] * expected(of[p[0]], of[p[1]], of[r[0]], of[r[1]]) for b, r in enumerate(_PAIRS)],
-                -1,
-            )
-            for a, p in enumerate(_PAIRS)
-        ],
-        -2,
-    )
+    B = table(lambda i, j: expected(of[i], of[j]) if (i < 2) == (j < 2) else zero, 3)
+    Q = table(lambda a, b: root2[a] * root2[b] * expected(*(of[k] for k in (*_PAIRS[a], *_PAIRS[b]))), 6)
     eigenvalues = torch.linalg.eigvalsh(B)
     A = torch.linalg.inv(torch.linalg.cholesky(B))  # whitens v
-    S = torch.stack(
-        [
-            torch.stack(
-                [root2[a] / root2[b] * _coefficient(A, p, r) for b, r in enumerate(_PAIRS)],
-                -1,
-            )
-            for a, p in enumerate(_PAIRS)
-        ],
-        -2,
-    )
+    S = table(lambda a, b: root2[a] / root2[b] * _coefficient(A, _PAIRS[a], _PAIRS[b]), 6)
     white = torch.linalg.eigvalsh(S @ Q @ S.mT)[..., -1]
     return RowConstants(
         known, eigenvalues[..., 0], eigenvalues[..., -1], torch.linalg.eigvalsh(Q)[..., -1], white, scale

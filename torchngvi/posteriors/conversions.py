@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_device, read_dtype, read_size, read_sizes, read_tensor
+from torchngvi.arguments import read_size, read_sizes, read_tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import (
     Coordinates,
@@ -21,7 +21,7 @@ from torchngvi.interfaces import (
 )
 from torchngvi.numerics.linalg import cholesky, eigh
 from torchngvi.numerics.versions import Versions, tracked
-from torchngvi.posteriors.shapes import ProbedPosterior
+from torchngvi.posteriors.shapes import ProbedPosterior, fits, zeros_for
 from torchngvi.structures import Dense, Diagonal, FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
 
@@ -225,12 +225,8 @@ class StartedGaussian(RememberingPosterior):
         device: torch.device | str | None,
     ) -> None:
         """Create the two buffers and the probes, and write the start into them."""
-        given = [x for x in (mean, scale) if isinstance(x, Tensor)]
-        usual = given[0].dtype if given else torch.get_default_dtype()
-        dtype = read_dtype("dtype", usual if dtype is None else dtype)
-        device = read_device("device", device if device is not None or not given else given[0].device)
-        vector = torch.zeros(*self.batch_shape, self.dim, dtype=dtype, device=device)
-        matrix = torch.zeros(*self.batch_shape, *self.structure.shape, dtype=dtype, device=device)
+        vector = zeros_for((*self.batch_shape, self.dim), mean, scale, dtype, device)
+        matrix = vector.new_zeros(*self.batch_shape, *self.structure.shape)
         self._hold(vector, matrix)
         self.initialize_(mean, scale)
 
@@ -304,12 +300,7 @@ class StartedGaussian(RememberingPosterior):
         full = (*self.batch_shape, self.dim)
         is_matrix = factor.ndim >= 2 and factor.shape == (*full, self.dim)
         for name, value, shape in (("mean", start, full), ("scale", factor, (*full, self.dim) if is_matrix else full)):
-            try:
-                torch.broadcast_shapes(value.shape, shape)
-                fits = value.ndim <= len(shape) and torch.broadcast_shapes(value.shape, shape) == shape
-            except RuntimeError:
-                fits = False
-            if not fits:
+            if not fits(value, shape):
                 wanted = f"a scalar or {tuple(full)}" + (f" or {(*full, self.dim)}" if name == "scale" else "")
                 raise InputError(f"{name} must be {wanted} for this posterior; got shape {tuple(value.shape)}.")
         if is_matrix and bool((factor.triu(1) != 0).any()):

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import is_size, read_generator, read_size, read_sizes, shown
+from torchngvi.arguments import is_size, read_device, read_dtype, read_generator, read_size, read_sizes, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Posterior
 
@@ -29,6 +29,26 @@ def normal(shape: Shape, like: Tensor, dim: int, generator: torch.Generator | No
     generator = read_generator("generator", generator, like.device)
     size = (*sizes(shape), *like.shape[:-1], dim)
     return torch.randn(size, dtype=like.dtype, device=like.device, generator=generator)
+
+
+def zeros_for(
+    shape: Sequence[int],
+    mean: object,
+    scale: object,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+) -> Tensor:
+    """Make zeros for a start, in the dtype and on the device that are asked for, or those of its tensors."""
+    given = [x for x in (mean, scale) if isinstance(x, Tensor)]
+    usual = given[0].dtype if given else torch.get_default_dtype()
+    dtype = read_dtype("dtype", usual if dtype is None else dtype)
+    device = read_device("device", device if device is not None or not given else given[0].device)
+    return torch.zeros(*shape, dtype=dtype, device=device)
+
+
+def fits(value: Tensor, shape: Sequence[int]) -> bool:
+    """Whether a tensor broadcasts to a shape."""
+    return value.ndim <= len(shape) and all(n in (1, m) for n, m in zip(value.shape[::-1], shape[::-1], strict=False))
 
 
 def check_points(theta: object, dim: int, like: Tensor) -> None:

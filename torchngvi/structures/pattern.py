@@ -17,23 +17,12 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 # Where the stored entries of a pattern stand, as flat indices, which are made once for each pattern and device
-
-
-class Positioned(Protocol):
-    """Anything that knows the place of each of its entries, and is compared and hashed by its sizes."""
-
-    @property
-    def dim(self) -> int:
-        """The number D of its coordinates."""
-
-    def positions(self) -> tuple[Tensor, Tensor]:
-        """Return row and column of every stored entry."""
 
 
 class Index(NamedTuple):
@@ -52,7 +41,7 @@ class Index(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 @torch.inference_mode(False)  # kept for later calls, which may be differentiated
-def index_of(pattern: Positioned, device: torch.device) -> Index:
+def index_of(pattern: "Pattern", device: torch.device) -> Index:
     """Make the indices of a pattern on a device, or return those that were made for it before."""
     rows, columns = (x.flatten() for x in pattern.positions())
     place = rows * pattern.dim + columns

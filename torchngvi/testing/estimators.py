@@ -110,35 +110,32 @@ def _check_flat(claim: Claim, factory: Callable[[], Estimator], q: FlatPosterior
             sentence = f"its cost must count what it evaluates, {sum(passes)} times; it says {tuple(e.cost)}"
             here.holds(counted == sum(passes), sentence)
         if estimator.comparable:
-            _exact(here, there, e, case)
+            _compare(here, e, there, case, unbiased=False)
             again = estimator(there, target)
             sentence = "`comparable` is said, so two evaluations at the same q must agree"
             here.same(sentence, again.value, e.value)
     if not estimator.comparable:
         many = q.at(q.vector.expand(REPEATS, q.size))
         first = estimator(many, target)
-        _unbiased(claim, first, q, case)
+        _compare(claim, first, q, case, unbiased=True)
         if first.learned:  # what the draws of one call tell is used for those of the next
             told = claim.at(f"{claim.where}, told what it has learned")
-            _unbiased(told, estimator.recalling(first.learned)(many, target), q, case)
+            _compare(told, estimator.recalling(first.learned)(many, target), q, case, unbiased=True)
         _others(claim, estimator, q, case)
     floats = q.at(q.vector)
     floats.float()
     _packet(claim.at(f"{claim.where}, float32"), estimator, floats, estimator(floats, target), target)
 
 
-def _exact(claim: Claim, q: FlatPosterior, e: Expectation, case: Known) -> None:
+def _compare(claim: Claim, e: Expectation, q: FlatPosterior, case: Known, unbiased: bool) -> None:
     value, gradient = case.exact(q.vector)
     assert isinstance(e.derivative, Framed)
-    claim.close("its value must be L", e.value, value, IDENTITY)
-    claim.close("its derivative must be ∇L", e.derivative.a, gradient, IDENTITY)
-
-
-def _unbiased(claim: Claim, e: Expectation, q: FlatPosterior, case: Known) -> None:
-    value, gradient = case.exact(q.vector)
-    assert isinstance(e.derivative, Framed)
-    claim.unbiased("its value must be unbiased for L", e.value, value)
-    claim.unbiased("its derivative must be unbiased for ∇L", e.derivative.a, gradient)
+    for name, actual, expected in (("value", e.value, value), ("derivative", e.derivative.a, gradient)):
+        what = "L" if name == "value" else "∇L"
+        if unbiased:
+            claim.unbiased(f"its {name} must be unbiased for {what}", actual, expected)
+        else:
+            claim.close(f"its {name} must be {what}", actual, expected, IDENTITY)
 
 
 def _others(claim: Claim, estimator: Estimator, q: FlatPosterior, case: Known) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self, final
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_device, read_dtype, read_size, read_sizes, read_tensor, shown
+from torchngvi.arguments import read_size, read_sizes, read_tensor, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.numerics.linalg import cholesky, tril_half
 from torchngvi.posteriors.flat.flat_posterior import (
@@ -21,7 +21,7 @@ from torchngvi.posteriors.flat.flat_posterior import (
     symmetric,
     symmetric_matrix,
 )
-from torchngvi.posteriors.shapes import Shape, normal
+from torchngvi.posteriors.shapes import Shape, fits, normal, zeros_for
 
 # Gaussians over a flat vector: what a host needs to take one for a Gaussian, and a standard start
 #
@@ -42,14 +42,10 @@ def mean_and_scale(
     batch_shape = read_sizes(
         "batch_shape", batch_shape, "must be a tuple of integers of at least 1, () for one posterior"
     )
-    given = [x for x in (mean, scale) if isinstance(x, Tensor)]
-    like = given[0] if given else torch.empty(0)
-    dtype = read_dtype("dtype", like.dtype if dtype is None else dtype)
-    zero = torch.zeros(*batch_shape, dim, dtype=dtype, device=read_device("device", device) or like.device)
+    zero = zeros_for((*batch_shape, dim), mean, scale, dtype, device)
     start = read_tensor("mean", mean, like=zero), read_tensor("scale", scale, like=zero)
     for name, value in zip(("mean", "scale"), start, strict=True):
-        sizes = zip(value.shape[::-1], zero.shape[::-1], strict=False)
-        if value.ndim > zero.ndim or any(n not in (1, m) for n, m in sizes):
+        if not fits(value, zero.shape):
             raise InputError(f"{name} must be a scalar or {tuple(zero.shape)}; got shape {tuple(value.shape)}.")
     if not bool((start[1] > 0).all()):
         raise InputError(f"scale holds standard deviations and must be positive; got {shown(scale)}.")
