@@ -30,11 +30,7 @@ _TESTS = ("_linalg_check_errors", "_unique2", "masked_select")
 
 
 class Far(torch.Tensor):
-    """A tensor on the CPU that says it is not, and counts what reads it, by line of the library.
-
-    >>> torch.zeros(2).as_subclass(Far).is_cpu
-    False
-    """
+    """A tensor on the CPU that says it is not, and counts what reads it, by line of the library."""
 
     lines: collections.Counter[str] = collections.Counter()
 
@@ -61,12 +57,7 @@ class _Tests(TorchDispatchMode):
 
 
 def far(part: Any) -> Any:
-    """Make the tensors of a posterior or of a model pass for those of a device, in place.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> far(CholeskyGaussian(1)).mean.is_cpu
-    False
-    """
+    """Make the tensors of a posterior or of a model pass for those of a device, in place."""
     held: dict[str, Any] = part._buffers if isinstance(part, torch.nn.Module) else vars(part)
     for name, value in list(held.items()):
         if isinstance(value, Tensor):
@@ -77,12 +68,7 @@ def far(part: Any) -> Any:
 
 
 def reads(do: Callable[[], _T]) -> tuple[_T, collections.Counter[str]]:
-    """Call a function, and count how often that would wait for the device.
-
-    >>> total, lines = reads(lambda: float(torch.ones(2).as_subclass(Far).sum()))
-    >>> total, sum(lines.values())
-    (2.0, 1)
-    """
+    """Call a function, and count how often that would wait for the device."""
     Far.lines = collections.Counter()
     with _Tests():
         result = do()
