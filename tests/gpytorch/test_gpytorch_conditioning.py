@@ -1,4 +1,6 @@
-"""Rows beside a q that was found: predictions corrected by those near them."""
+"""Rows beside a q that was found: added to it, taken from it, or near to those that are predicted."""
+
+import copy
 
 import pytest
 import torch
@@ -6,6 +8,9 @@ from sparse_models import SparseModel
 
 from torchngvi.adapters.gpytorch import (
     NaturalGradientVariationalDistribution,
+    condition,
+    fantasize,
+    forget,
     predict_with_neighbours,
     refine_svgp,
 )
@@ -18,7 +23,7 @@ SPANS = {"nothing": torch.linspace(90, 99, 4), "something": torch.linspace(-2, 2
 
 class Model(SparseModel):
     def __init__(self, Z, kind=NaturalGradientVariationalDistribution, **options):
-        super().__init__(kind(len(Z)), Z[:, None], jitter_val=JITTER, **options)
+        super().__init__(kind(len(Z), torch.Size(options.get("batch", ()))), Z[:, None], jitter_val=JITTER, **options)
 
 
 def problem(Z=SPANS["something"], likelihood=None, **options):
@@ -93,3 +98,105 @@ class TestNeighbours:
             predict_with_neighbours(model, likelihood, x.expand(-1, 2), x, y)
         with pytest.raises(InputError, match="neighbours counts training rows"):
             predict_with_neighbours(model, likelihood, x, x, y, -1)
+
+
+KINDS = [NaturalGradientVariationalDistribution, gp.variational.CholeskyVariationalDistribution]
+STRATEGIES = [gp.variational.VariationalStrategy, gp.variational.UnwhitenedVariationalStrategy]
+OTHERS = {
+    "bernoulli": (gp.likelihoods.BernoulliLikelihood, lambda y: (y > 0).double()),
+    "poisson": (gp.likelihoods.PoissonLikelihood, lambda y: y.exp().round()),
+    "student": (gp.likelihoods.StudentTLikelihood, lambda y: y),
+}
+
+
+def moments(model, x):
+    with torch.no_grad():
+        found = model.eval()(x)
+    return torch.stack([found.mean, found.stddev])
+
+
+def apart(a, b, x):
+    return float((moments(a, x) - moments(b, x)).abs().max())
+
+
+class TestConditioning:
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_gaussian_rows_are_as_a_refit_on_all(self, kind, strategy):
+        """In whatever order they come; forgotten, they leave q as it was."""
+        model, likelihood, x, y = problem(kind=kind, strategy=strategy)
+        everything, other = copy.deepcopy(model), copy.deepcopy(model)
+        refine_svgp(everything, likelihood, [(x, y)], progress=False)
+        refine_svgp(model, likelihood, [(x[:30], y[:30])], progress=False)
+        before = copy.deepcopy(model)
+        assert condition(model, likelihood, x[30:], y[30:]) is model
+        assert apart(model, everything, x) < 1e-10
+        for part in torch.arange(N).flip(0).split(7):
+            condition(other, likelihood, x[part], y[part])
+        assert apart(other, everything, x) < 1e-10
+        forget(model, likelihood, x[30:], y[30:])
+        assert apart(model, before, x) < 1e-9
+
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_other_likelihoods(self, name):
+        """Nearly as a refit on all rows, and far nearer than before; forgotten again."""
+        kind, targets = OTHERS[name]
+        model, likelihood, x, y = problem(likelihood=kind().double())
+        y, everything = targets(y), copy.deepcopy(model)
+        refine_svgp(everything, likelihood, [(x, y)], progress=False)
+        refine_svgp(model, likelihood, [(x[:40], y[:40])], progress=False)
+        before = copy.deepcopy(model)
+        condition(model, likelihood, x[40:], y[40:])
+        assert apart(model, everything, x) < 0.05 * apart(before, everything, x)
+        forget(model, likelihood, x[40:], y[40:])
+        assert apart(model, before, x) < 1e-3
+
+    def test_a_noise_for_each_row(self):
+        noise = torch.linspace(0.01, 0.3, N).double()
+        model, _, x, y = problem()
+        everything = copy.deepcopy(model)
+        refine_svgp(everything, gp.likelihoods.FixedNoiseGaussianLikelihood(noise), [(x, y)], progress=False)
+        for part in (slice(20), slice(20, N)):
+            condition(model, gp.likelihoods.FixedNoiseGaussianLikelihood(noise[part]), x[part], y[part])
+        assert apart(model, everything, x) < 1e-10
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("name", ["gaussian", *OTHERS])
+    def test_a_batch_of_fantasies(self, name, strategy):
+        """Each is the model conditioned on its targets; the model stays as it was.
+
+        The copy has the whitened strategy, which has the jitter beside k(x, x) too.
+        """
+        own = None if name == "gaussian" else OTHERS[name][0]().double()
+        model, likelihood, x, y = problem(likelihood=own, strategy=strategy)
+        y = y if name == "gaussian" else OTHERS[name][1](y)
+        condition(model, likelihood, x, y)
+        before, new = moments(model, x), torch.tensor([[-1.5], [2.5]]).double()
+        y = y[torch.arange(12)].reshape(3, 2, 2)
+        fantasy = fantasize(model, likelihood, new, y)
+        found = moments(fantasy, x)
+        assert found.shape == (2, 3, 2, N)
+        assert torch.equal(moments(model, x), before)
+        for i in range(3):
+            for j in range(2):
+                one = condition(copy.deepcopy(model), likelihood, new, y[i, j])
+                mean, sd = moments(one, x)
+                sd = sd if strategy is STRATEGIES[0] else (sd.square() + JITTER).sqrt()
+                assert float((mean - found[0, i, j]).abs().max()) < 1e-8
+                assert float((sd - found[1, i, j]).abs().max()) < 1e-8
+
+    def test_refusals(self):
+        model, likelihood, x, y = problem()
+        with pytest.raises(InputError, match="q knows less than these 60 rows say: it was found for other rows"):
+            forget(model, likelihood, x, y)
+        with pytest.raises(PairError, match="rows are added to q and taken from it for one latent function"):
+            condition(Model(SPANS["something"], batch=(2,)).double(), likelihood, x, y)
+        with pytest.raises(InputError, match="takes the labels 0 and 1"):
+            condition(model, gp.likelihoods.BernoulliLikelihood(), x, y)
+
+    def test_refining_on_new_rows_alone_is_told(self):
+        """What was conditioned on counts as rows that q was found for."""
+        model, likelihood, x, y = problem()
+        condition(model, likelihood, x[:30], y[:30])
+        with pytest.warns(UserWarning, match="what the others said is forgotten. .* condition"):
+            refine_svgp(model, likelihood, [(x[30:], y[30:])], progress=False)

@@ -9,7 +9,7 @@ factor of the covariance (`SparseGP`, `train_svgp`, `train_svgp_in_batches`, `re
 from torchngvi.extras import needing
 
 with needing("torchngvi.adapters.gpytorch", "gpytorch"):
-    from torchngvi.adapters.gpytorch.conditioning import predict_with_neighbours
+    from torchngvi.adapters.gpytorch.conditioning import condition, fantasize, forget, predict_with_neighbours
     from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, variational_posteriors
     from torchngvi.adapters.gpytorch.optimizer import natural_optimizer
     from torchngvi.adapters.gpytorch.refinement import refine_svgp
@@ -20,6 +20,9 @@ __all__ = [
     "NaturalGradientVariationalDistribution",
     "SparseGP",
     "TrainingResult",
+    "condition",
+    "fantasize",
+    "forget",
     "natural_optimizer",
     "predict_with_neighbours",
     "refine_svgp",

@@ -1,7 +1,12 @@
-"""What rows say beside a q that was found: predictions corrected by the rows near them.
+"""Rows beside a q that was found: added to it, taken from it, or near to those that are predicted.
 
-Given v the rows are not independent: with rows a_n, D = K - AᵀA and C = D_JJ + diag s_J² of k rows J near a test row,
-b = D_J*, the joint site N(y_J; μ_J + A_Jᵀv, C) in the place of theirs moves q by E = C⁻¹ - diag s_J⁻², and
+At fixed hyper-parameters and inducing points q = N(m, C Cᵀ) is the prior of further rows: with v = m + C w and w ~
+N(0, I) their a_n become Cᵀa_n and their μ_n become e_n, and the sites of these rows alone are iterated, as in
+`profile`.  To forget rows is to take away their sites at q.
+
+To predict a row from those near it more than q is needed, for given v the rows are not independent: with rows a_n,
+D = K - AᵀA and C = D_JJ + diag s_J² of k rows J near a test row, b = D_J*, the joint site N(y_J; μ_J + A_Jᵀv, C) in
+the place of theirs moves q by E = C⁻¹ - diag s_J⁻², and
 
     f* | v, y_J  ~  N(μ* + a*ᵀv + bᵀC⁻¹(y_J - μ_J - A_Jᵀv),  d* - bᵀC⁻¹b)
 
@@ -9,24 +14,182 @@ b = D_J*, the joint site N(y_J; μ_J + A_Jᵀv, C) in the place of theirs moves 
 all rows it is the exact Gaussian process whatever the inducing points, and with none the prediction of q.
 """
 
+import copy
+from collections.abc import Callable
+
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
+from gpytorch.variational import VariationalStrategy
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import all_rows
+from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
 from torchngvi.adapters.gpytorch.energies import conjugate
 from torchngvi.adapters.gpytorch.kernels import Projection, evaluated, kernels
+from torchngvi.adapters.gpytorch.latents import Latents, latents_of
 from torchngvi.adapters.gpytorch.lent import as_in_predictions, kept_modes, lent_posterior
+from torchngvi.adapters.gpytorch.profile import Point, ProfiledELBO
+from torchngvi.adapters.gpytorch.refinement import remember_rows
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.arguments import read_count
-from torchngvi.errors import PairError
+from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame
+from torchngvi.numerics.linalg import cholesky
 from torchngvi.structures import Dense
 
 _ENTRIES = 2**24  # of the matrices of a piece of the test rows
+
+
+@torch.no_grad()
+def condition(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor) -> ApproximateGP:
+    """Add rows to q, at fixed hyper-parameters and inducing points, without the rows that it was found for.
+
+    For Gaussian noise q is afterwards that of all rows, in whatever order they come; for other likelihoods nearly so.
+
+    Args:
+        model: as `train_svgp` takes it, of one latent function.
+        likelihood: see `SparseGP`; a `FixedNoiseGaussianLikelihood` of the noises of these rows.
+        x: inputs (rows, features).
+        y: targets (rows,).
+
+    Returns:
+        The model itself, with the new q.
+
+    Raises:
+        InputError: rows that fit neither the model nor one another, or at which the ELBO is not finite.
+        PairError: a model or a likelihood that it cannot serve.
+
+    >>> import gpytorch
+    >>> class Model(gpytorch.models.ApproximateGP):
+    ...     def __init__(self, Z):
+    ...         q = gpytorch.variational.CholeskyVariationalDistribution(len(Z))
+    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
+    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+    ...     def forward(self, x):
+    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    >>> x = torch.linspace(-2, 2, 50).double()[:, None]
+    >>> model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.BernoulliLikelihood()
+    >>> for part in x.split(10):  # a stream of rows
+    ...     _ = condition(model, likelihood, part, (part[:, 0] > 0).double())
+    >>> likelihood(model.eval()(x)).mean[[0, -1]].round(decimals=1).tolist()
+    [0.1, 0.9]
+    """
+    return _moved(model, likelihood, x, y, _Given.added)
+
+
+@torch.no_grad()
+def forget(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor) -> ApproximateGP:
+    """Take rows that q was found for away from it again, the opposite of `condition`.
+
+    Args:
+        model, likelihood, x, y: see `condition`.
+
+    Returns:
+        The model itself, with the new q.
+
+    Raises:
+        InputError: rows of which q knows less than they say, so that it was not found for them.
+        PairError: see `condition`.
+    """
+    return _moved(model, likelihood, x, y, _Given.taken)
+
+
+@torch.no_grad()
+def fantasize(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor) -> ApproximateGP:
+    """Copy a model once for each of several sets of targets, as one batch, each conditioned on its own.
+
+    Args:
+        model, likelihood, x: see `condition`.
+        y: targets (*batch, rows), as ``likelihood(model(x)).sample((64,))``.
+
+    Returns:
+        A copy of the model, whose predictions have the batch shape of y; its inducing points are not learned.
+
+    Raises:
+        InputError, PairError: see `condition`.
+    """
+    fantasy = copy.deepcopy(model)
+    with lent_posterior(fantasy), kept_modes(fantasy, likelihood):
+        given = _Given(fantasy, likelihood, x, y.reshape(-1, y.shape[-1])[0])
+        moments = [given.added(each) for each in y.reshape(-1, y.shape[-1])]
+        strategy = given.strategy
+    q = NaturalGradientVariationalDistribution(strategy.inducing_points.shape[-2], y.shape[:-1], 0.0)
+    fantasy.variational_strategy = VariationalStrategy(
+        fantasy, strategy.inducing_points.detach(), q, False, strategy.jitter_val
+    )
+    q.to(dtype=strategy.inducing_points.dtype, device=y.device)
+    mean, root = (torch.stack(part).unflatten(0, y.shape[:-1]).to(q.dtype) for part in zip(*moments, strict=True))
+    q.posterior.initialize_(mean, q.posterior.kept_covariance(root))
+    fantasy.variational_strategy.variational_params_initialized.fill_(1)
+    return fantasy.train(model.training)
+
+
+class _Given:
+    """q as the prior of further rows."""
+
+    def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor) -> None:
+        begun = getattr(getattr(model, "variational_strategy", None), "variational_params_initialized", True)
+        fresh = not bool(begun)
+        latents = _alone(latents_of(model, likelihood), "rows are added to q and taken from it")
+        self.strategy, self.bound = latents.strategy, ProfiledELBO(model, likelihood, all_rows((x, y), latents))
+        as_in_predictions(model)
+        bound = self.bound
+        if fresh:  # the prior, without the noise that a training begins with
+            bound.target.posterior.initialize_(0.0, 1.0)
+        q, given = bound.target.posterior, kernels(self.strategy, bound.x).projection(torch.float64)
+        self.mean, self.root = q.mean.double(), q.scale_tril.double()
+        e = given.mean + given.rows @ self.mean
+        self.projection = Projection(given.rows @ self.root, e, given.variance)
+
+    def added(self, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean and root of q with the rows, whose targets may be others."""
+        self.bound.y = self.bound.y if y is None else y
+        nothing = torch.zeros_like(self.projection.mean)
+        self.bound.sites = nothing, nothing
+        return self._moments(self.bound._optimum(self.projection))
+
+    def taken(self) -> tuple[Tensor, Tensor]:
+        """Mean and root of q without the rows."""
+        e, v = self.projection.mean, self.projection.variance + self.projection.rows.square().sum(-1)
+        _, alpha, beta = self.bound._moments(e, v)
+        point = self.bound._at(self.projection, alpha - beta * e, -beta)
+        if point is None:
+            raise InputError(
+                f"q knows less than these {len(e)} rows say: it was found for other rows, or for these with another "
+                "noise. Forget rows that it was conditioned on, at the hyper-parameters of that time."
+            )
+        return self._moments(point)
+
+    def _moments(self, point: Point) -> tuple[Tensor, Tensor]:
+        root, _ = cholesky(self.root @ point.inverse.mT @ point.inverse @ self.root.mT)
+        return self.mean + self.root @ point.mean, root
+
+
+def _moved(
+    model: ApproximateGP,
+    likelihood: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    move: Callable[[_Given], tuple[Tensor, Tensor]],
+) -> ApproximateGP:
+    with lent_posterior(model), kept_modes(model, likelihood):
+        given = _Given(model, likelihood, x, y)
+        q = given.bound.target.posterior
+        mean, root = move(given)
+        q.initialize_(mean.to(q.dtype), q.kept_covariance(root.to(q.dtype)))
+        if move is _Given.added:
+            remember_rows(given.strategy, [given.bound.x])
+    return model
+
+
+def _alone(latents: Latents, what: str) -> Latents:
+    """Check that there is one latent function."""
+    if latents.coupled or latents.strategy._variational_distribution.batch_shape:
+        raise PairError(f"{what} for one latent function; the model has several.")
+    return latents
 
 
 @torch.no_grad()
@@ -85,8 +248,7 @@ def predict_with_neighbours(
     with lent_posterior(model), kept_modes(model, likelihood):
         as_in_predictions(model)
         target = SparseGP(model, likelihood, [(train_x, train_y)])
-        if target.coupled or target.posterior.batch_shape:
-            raise PairError("predictions are corrected by rows near them for one latent function; the model has more.")
+        _alone(target.latents, "predictions are corrected by rows near them")
         (train_x, train_y), (x, _) = all_rows(target.batches, target.latents), all_rows((x, x[..., 0]), target.latents)
         near = _Near(target, train_x, train_y, min(neighbours, len(train_y)))
         size = max(1, _ENTRIES // (len(train_y) + (neighbours + 1) * (neighbours + target.posterior.dim)))

@@ -42,7 +42,7 @@ _STEPS = 50  # of that search
 _SHORTEST = 1e-3  # step by which the sites still move
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
     """The q that some sites make, and the negative ELBO there."""
 
     t: Tensor  # (B,)
@@ -114,7 +114,7 @@ class ProfiledELBO:
         self.conjugate, self.tolerance = conjugate(likelihood), tolerance
         self.sites: tuple[Tensor, Tensor] | None = None  # t_n and c_n of the lowest value so far
         self._lowest = math.inf
-        self._last: _Point | None = None
+        self._last: Point | None = None
 
     def __call__(self) -> Tensor:
         """Evaluate the bound per datum at the present hyper-parameters."""
@@ -165,7 +165,7 @@ class ProfiledELBO:
 
     # -------------------------------------------------------------------------------- the optimal q
 
-    def _optimum(self, projection: Projection) -> _Point:
+    def _optimum(self, projection: Projection) -> Point:
         """The optimal q: at once where its sites do not depend on it, by full steps elsewhere."""
         nothing = torch.zeros_like(projection.mean)
         if self.conjugate:
@@ -214,7 +214,7 @@ class ProfiledELBO:
             "of those that were looked at; move such targets into the support of the likelihood, or leave them out"
         )
 
-    def _stepped(self, projection: Projection, point: _Point) -> _Point | None:
+    def _stepped(self, projection: Projection, point: Point) -> Point | None:
         """The q after a natural step, the longest of 1, ½, ¼, ... at which the ELBO is not lower."""
         t, c = point.beta * point.e - point.alpha, point.beta
         rho = 1.0
@@ -225,7 +225,7 @@ class ProfiledELBO:
             rho *= 0.5
         return None
 
-    def _at(self, projection: Projection, t: Tensor, c: Tensor) -> _Point | None:
+    def _at(self, projection: Projection, t: Tensor, c: Tensor) -> Point | None:
         """The q that the sites make; None where they make none, or the ELBO is not finite."""
         rows = projection.rows
         H = gram(rows, c)
@@ -249,13 +249,13 @@ class ProfiledELBO:
         value = float(energies.sum()) + divergence
         if not abs(value) < torch.inf:
             return None
-        return _Point(t, c, mean, inverse, H, e, v, projection.variance, alpha, beta, divergence, value)
+        return Point(t, c, mean, inverse, H, e, v, projection.variance, alpha, beta, divergence, value)
 
     def _moments(self, e: Tensor, v: Tensor) -> Moments:
         """F_n, α_n and β_n, weighted."""
         return self.target._moments(self.y.to(e.dtype), e, v, self.weight)
 
-    def _pulled(self, prior: Kernels, projection: Projection, point: _Point) -> Kernels:
+    def _pulled(self, prior: Kernels, projection: Projection, point: Point) -> Kernels:
         """The gradient of the negative ELBO at fixed q in what the kernels give."""
         frame = Frame(point.mean, point.inverse, Dense(len(point.mean)), upper=True)
         sites = Sites(projection.rows, None, point.alpha, point.beta, None, point.mean)

@@ -120,14 +120,21 @@ def forget_rows(strategy: VariationalStrategy) -> None:
     _fitted.pop(strategy, None)
 
 
+def remember_rows(strategy: VariationalStrategy, parts: list[Tensor]) -> None:
+    """Keep some of the rows for which q was found, beside those that are kept already."""
+    total = sum(len(x) for x in parts)
+    some = torch.cat([x[:: -(-total // _REMEMBERED)] for x in parts]).clone()
+    _fitted[strategy] = torch.cat([_fitted[strategy].to(some), some]) if strategy in _fitted else some
+
+
 def _forgotten(target: SparseGP) -> str:
     """Say where rows for which q was found before are not among those that are given now; keep some of these."""
     assert isinstance(target.batches, list)
     if not target.batches or target.batches[0][0].ndim != 2:
         return ""
-    before, parts = _fitted.get(target.strategy), [x for x, _ in target.batches]
+    before, parts = _fitted.pop(target.strategy, None), [x for x, _ in target.batches]
+    remember_rows(target.strategy, parts)
     total = sum(len(x) for x in parts)
-    _fitted[target.strategy] = torch.cat([x[:: -(-total // _REMEMBERED)] for x in parts]).clone()
     if before is None or before.shape[-1] != parts[0].shape[-1]:
         return ""
     short = min(before.dtype, parts[0].dtype, key=lambda dtype: torch.finfo(dtype).bits)  # rows may be converted
@@ -138,7 +145,7 @@ def _forgotten(target: SparseGP) -> str:
     return (
         f"q was found for other rows before, of which {lost / len(before):.0%} are not among the {total} rows given "
         "now: q is for the rows of this call alone, and what the others said is forgotten. Give the old rows and the "
-        "new ones together"
+        "new ones together, or add the new ones by condition(model, likelihood, x, y)"
     )
 
 
