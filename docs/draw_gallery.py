@@ -88,7 +88,7 @@ def written():
         tree = ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"))
         first = (ast.get_docstring(tree) or "").splitlines()[0]
         note = f"{NOTES[name]} " if name in NOTES else ""
-        parts.append(f"| ![{first}](gallery/{name}.png) | {first} {note}`python examples/{name}.py` |\n")
+        parts.append(f"| ![](gallery/{name}.png) | {first} {note}`python examples/{name}.py` |\n")
     parts.append("\n## Without a picture of their own\n\n")
     parts += [f"- `examples/{name}.py` {why}.\n" for name, why in WITHOUT.items()]
     return "".join(parts)
