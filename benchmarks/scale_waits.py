@@ -8,11 +8,10 @@ those of the log joint included, and how many of them bring a number to the host
 """
 
 import argparse
-from collections import Counter
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.launches import Launches
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit
 from torchngvi.testing.waits import far, reads
 
@@ -57,33 +56,6 @@ def black_box():
     return lines, result.gradients
 
 
-class Kernels(TorchDispatchMode):
-    """Counts the operations that are no views."""
-
-    VIEWS = {
-        *(
-            "_reshape_alias",
-            "_unsafe_view",
-            "alias",
-            "as_strided",
-            "detach",
-            "diagonal",
-            "expand",
-            "lift_fresh",
-            "permute",
-        ),
-        *("select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view"),
-    }
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.counts[function._overloadpacket.__name__] += 1
-        return function(*arguments, **(keywords or {}))
-
-
 def kernels(name):
     """Print what a fit of one row launches and reads."""
     from benchmarks.engine import HELD, models, problems
@@ -91,10 +63,10 @@ def kernels(name):
     problem = {**problems(), **models(HELD)}[name]
     dim, log_joint = problem() if callable(problem) else problem
     torch.manual_seed(0)
-    with Kernels() as counter:
+    with Launches() as launches:
         result = fit(CholeskyGaussian(dim, dtype=torch.float64), log_joint, progress=False)
-    launched = sum(count for each, count in counter.counts.items() if each not in Kernels.VIEWS)
-    read, gradients = counter.counts["_local_scalar_dense"], result.gradients
+    launched = sum(launches.counts.values())
+    read, gradients = launches.counts["_local_scalar_dense"], result.gradients
     print(
         f"{name}: D = {dim}, {gradients} gradients, {result.evaluations} evaluations; "
         f"{launched / gradients:.1f} kernels and {read / gradients:.2f} reads a gradient"

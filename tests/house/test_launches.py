@@ -1,0 +1,24 @@
+"""How many operations of torch a step takes: each is a launch on a device, and half its time where rows are few."""
+
+import pytest
+
+pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
+
+from benchmarks import launches  # noqa: E402
+
+CEILINGS = {
+    "moments of logistic rows": 34,
+    "evaluation": 69,
+    "step of VN, by trial": 335,
+    "step of VN, lr = 0.5": 175,
+    "step of SRVN, lr = 0.5": 182,
+    "step of NGVI, lr = 0.5": 163,
+    "step of IFVB, lr = 0.1": 197,
+}
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_a_step_takes_no_more_launches(name):
+    counts = launches.TABLE[name]()
+    assert sum(counts.values()) <= CEILINGS[name], counts.most_common()
+    assert not counts["_local_scalar_dense"]
