@@ -95,7 +95,7 @@ def rows_of(place: Place) -> list[int]:
 
 def written_on(place: Place) -> tuple[str, str]:
     """The version and the day of the last change of the tables of a section, on whichever page they stood then."""
-    command = ["git", "blame", "-C", "--ignore-revs-file", ".git-blame-ignore-revs", "--line-porcelain"]
+    command = ["git", "blame", "-C", "--ignore-revs-file", "benchmarks/unmeasured_commits.txt", "--line-porcelain"]
     command += ["-L", f"{place.first},{place.last}", "--", place.page]
     told = subprocess.run(command, cwd=TREE, capture_output=True, text=True, check=True).stdout  # noqa: S603
     heads = re.findall(r"^([0-9a-f]{40}) \d+ (\d+)|^author-time (\d+)", told, re.MULTILINE)
