@@ -8,9 +8,8 @@ import torch
 from simulated import epilepsy, model, simulated, toenail
 
 from torchngvi.errors import InputError
-from torchngvi.tables.closed import Closed
 from torchngvi.tables.globals import FitSettings, Frame, Grid, Mixture, integrate, search
-from torchngvi.tables.integrated import Integrated
+from torchngvi.tables.integrated import Closed, Integrated
 from torchngvi.tables.priors import StudentT
 
 SETTINGS = FitSettings()

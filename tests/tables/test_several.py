@@ -7,13 +7,12 @@ import torch
 
 from torchngvi.errors import InputError
 from torchngvi.numerics.special import normal_rule
-from torchngvi.tables.arranged import MOST_ENTRIES, Arranged
 from torchngvi.tables.families import family_of
 from torchngvi.tables.globals import FitSettings, Frame, Mixture
 from torchngvi.tables.integrated import Integrated
 from torchngvi.tables.parts import Coordinates, Design, Factor, covariance_root
 from torchngvi.tables.priors import settle
-from torchngvi.tables.several import ByLaplace, Correction, Mirrored, integrate_several
+from torchngvi.tables.several import MOST_ENTRIES, Arranged, ByLaplace, Correction, Mirrored, integrate_several
 
 SETTINGS = FitSettings()
 

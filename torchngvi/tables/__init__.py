@@ -2,8 +2,8 @@
 
 `torchngvi.tables.model` is the door, `regression` and `mixed` by a formula and `MixedModel` by arrays.  `design` makes
 the rows of a formula, `families` and `priors` say what is assumed, `globals` finds the posterior of the parameters that
-all rows share, with the random effects of one grouping factor integrated out (`integrated`, `closed`), `several` that
-of several factors (`arranged`), and `many` those of thousands of outcomes at once.  `result` is what a person reads,
+all rows share, with the random effects of one grouping factor integrated out (`integrated`), `several` that of several
+factors, and `many` those of thousands of outcomes at once.  `result` is what a person reads,
 with `effects` of columns, what was left out (`left_out`), and the same in a file (`saved`).
 """
 

@@ -10,6 +10,15 @@ is adaptive Gauss-Hermite quadrature (Liu and Pierce 1994; Pinheiro and Bates 19
 where the nodes are, so that its gradient is that of the integrand at nodes that are held, up to the error of the rule.
 Without a factor each row is a group of its own that has no effects, r = 0, and there is nothing to integrate.
 
+With Gaussian noise and normal priors of coefficients these are integrated out as well, in closed form.  What is left
+are the coordinates ρ = (ξ, φ) of the scales, three of a random intercept however many columns there are.  With Σ =
+σ² W⁻¹ + Z C Cᵀ Zᵀ, prior mean m and precision P of the coefficients, and e = y - offset - X m,
+
+    Q = XᵀΣ⁻¹X + P,  h = XᵀΣ⁻¹e,  a | y, ρ ~ N(m + Q⁻¹h, Q⁻¹),
+    log p(y, ρ) = log p(ρ) + log N(e; 0, Σ) + ½ log|P| - ½ log|Q| + ½ hᵀQ⁻¹h,
+
+all of it from sums over the rows of each group that are taken once (Woodbury in each group, Lindley and Smith 1972).
+
 Tensors have the groups or the rows first, (n, S, ..), for S values of the globals.  The rows of a group are one axis,
 of m rows, where groups of fewer rows are filled up by rows of weight 0: sums over rows, and effects of rows, are then
 plain sums and broadcasts, 2 to 4 times faster than with indices.
@@ -25,11 +34,18 @@ import torch
 from torch import Tensor
 
 from torchngvi.numerics import small_blocks
-from torchngvi.numerics.linalg import eigh
+from torchngvi.numerics.linalg import cholesky, eigh
 from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import Family, Multinomial
-from torchngvi.tables.parts import Coordinates, Design, covariance_root
-from torchngvi.tables.priors import Priors
+from torchngvi.tables.parts import (
+    Coordinates,
+    Design,
+    covariance_root,
+    normal_draws,
+    replaced_where,
+    uniform_draws,
+)
+from torchngvi.tables.priors import Normal, Priors
 
 
 @dataclass(frozen=True)
@@ -75,35 +91,24 @@ class Integration:
 
 
 class Valued(NamedTuple):
-    """The log joint at S values of the globals.
+    """The log joint at S values of the globals."""
 
-    Attributes:
-        value: log p(y, θ), (S,); -inf where it is not finite.
-        gradient: (S, dim); None where none was asked for.
-        modes: whatever the next evaluation begins from, (n, S, r).
-        of_groups: log p(y_i | θ), (n, S).
-    """
-
-    value: Tensor
-    gradient: Tensor | None
-    modes: Tensor
-    of_groups: Tensor
+    value: Tensor  # log p(y, θ), (S,); -inf where it is not finite
+    gradient: Tensor  # (S, dim); zeros where none was asked for
+    modes: Tensor  # what the next evaluation begins from, (n, S, r)
+    of_groups: Tensor  # log p(y_i | θ), (n, S)
 
 
 class LogJoint(ABC):
     """A log joint of the globals that carries modes of the effects from one value to the next: abstract.
 
     `torchngvi.tables.globals.search` finds the mode of any of them.
-
-    Attributes:
-        scales: the place from which on coordinates are logarithms of scales, or others of their like.
-        together: draws that are evaluated in one call, so that tables of modes are not large.
-        gradients: how many were computed, one for each value of the globals.
     """
 
-    scales: int
-    together: int
-    gradients: int
+    scales: int  # the place from which on coordinates are logarithms of scales, or others of their like
+    together: int  # draws that are evaluated in one call, so that tables of modes are not large
+    gradients: int  # that were computed, one for each value of the globals
+    difference: Tensor  # by which each coordinate is moved for second differences, (dim,)
     newton = False  # whether the curvature is exact, so that steps are those of Newton's method
 
     def refine(self, theta: Tensor, stuck: bool) -> bool:
@@ -138,13 +143,38 @@ class LogJoint(ABC):
         """Draw what else has been integrated out of the globals, and return all of them."""
         return theta
 
-    @abstractmethod
     def curvature(
         self,
         theta: Tensor,  # (dim,)
         modes: Tensor,  # of θ, (n, 1, r)
     ) -> Tensor:
-        """About the Hessian of -log p(y, θ), (dim, dim), symmetric; a search begins from it."""
+        """About the Hessian of -log p(y, θ), (dim, dim), symmetric, by central differences of gradients."""
+        columns = self.differenced(theta, modes, self.difference.diag(), self.difference)
+        return 0.5 * (columns + columns.mT)
+
+    def differenced(self, theta: Tensor, modes: Tensor, moves: Tensor, lengths: Tensor) -> Tensor:
+        """Central differences of gradients over moves (m, dim) of some lengths (m,), of -log p(y, θ), (m, dim)."""
+        around, count = torch.cat([theta + moves, theta - moves]), len(moves)
+        gradient = self.with_gradient(around, modes.expand(-1, 2 * count, -1)).gradient
+        return (gradient[count:] - gradient[:count]) / (2 * lengths[:, None])
+
+
+def start_of(design: Design, family: Family, coordinates: Coordinates) -> tuple[Tensor, Tensor]:
+    """No effect of any column, the intercept at the link of the mean, log τ = -.7 in units of y, and that unit."""
+    c = coordinates
+    location, phi = family.start(design.y, design.offset, design.weights)
+    unit = c.X.new_ones(())
+    if family.link == "identity":  # of the standard deviation of y less the offset
+        share = design.weights / design.weights.sum()
+        y = design.y[0].to(share) - design.offset
+        sd = (share @ (y - share @ y).square()).sqrt()
+        unit = torch.where(sd > 0, sd, 1.0)
+    locations = [float(location)]
+    if isinstance(family, Multinomial):
+        locations = family.levels(design.y, design.weights)
+    level = c.X.new_zeros(c.p) if c.thresholds else c.level(*locations).to(c.X)
+    xis = [torch.cat([unit.log() - 0.7 + c.X.new_zeros(r), c.X.new_zeros(r * (r - 1) // 2)]) for r in c.sizes]
+    return torch.cat([level, *xis, torch.as_tensor(phi, device=c.X.device).to(c.X).reshape(-1)]), unit
 
 
 class _Block(NamedTuple):
@@ -165,37 +195,8 @@ class _Block(NamedTuple):
 class Integrated(LogJoint):
     """log p(y, θ) of a design with no factor or one, all constants included, by adaptive Gauss-Hermite quadrature.
 
-    Use it through `torchngvi.tables.globals.integrate`. It costs (nodes)ʳ evaluations of the likelihood of every row
-    for each value of θ. With Gaussian noise the integrand is a Gaussian: one node gives its value exactly, and two give
-    the gradient.
-
-    Args:
-        design: the rows; those of weight 0 are left out.
-        family: the density of y given η.
-        coordinates: of the globals.
-        priors: of the globals.
-        settings: of the quadrature.
-
-    Attributes:
-        r: the number of effects of a group, 0 without a factor.
-        n: the number of groups, of rows without a factor.
-        exact: whether the integrand over u is Gaussian.
-        nodes: of the rule with which gradients are taken, in each of the r dimensions.
-        draw_nodes: of the rule for draws.
-        gradients: how many were computed, one for each value of the globals.
-        jets: tables of two derivatives of the likelihood, one for each value of the globals and step.
-        energies: evaluations of the likelihood of all rows, one for each value of the globals and node.
-
-    >>> from torchngvi.tables.families import family_of
-    >>> from torchngvi.tables.parts import Factor
-    >>> from torchngvi.tables.priors import settle
-    >>> one, y = torch.ones(4, 1, dtype=torch.float64), torch.tensor([1.0, 2.0, 0.0, 1.0], dtype=torch.float64)
-    >>> factor = Factor("g", ("Intercept",), ("a", "b"), one, torch.tensor([0, 0, 1, 1]))
-    >>> design = Design(one, ("Intercept",), (factor,), 0 * y, (y,), one[:, 0])
-    >>> coordinates, family = Coordinates(design, 0), family_of("poisson")
-    >>> joint = Integrated(design, family, coordinates, settle(design, family, coordinates, None))
-    >>> joint.with_gradient(*(part if part.ndim == 3 else part[None] for part in joint.start())).value.shape
-    torch.Size([1])
+    It costs (nodes)ʳ evaluations of the likelihood of every row for each value of θ. With Gaussian noise the integrand
+    is a Gaussian: one node gives its value exactly, and two give the gradient.
     """
 
     def __init__(
@@ -208,13 +209,15 @@ class Integrated(LogJoint):
     ) -> None:
         self.design, self.family, self.coordinates, self.priors = design, family, coordinates, priors
         self.settings = Integration() if settings is None else settings
-        self.r = coordinates.sizes[0] if coordinates.sizes else 0
+        self.r = coordinates.sizes[0] if coordinates.sizes else 0  # effects of a group
         self.scales = coordinates.p
-        self.exact = self.r > 0 and family.name == "gaussian"
-        self.newton, self.nodes, self.draw_nodes = self.r == 0, 1, 1
+        self.difference = coordinates.X.new_full((coordinates.dim,), self.settings.difference)
+        self.exact = self.r > 0 and family.name == "gaussian"  # the integrand over u is Gaussian
+        self.newton, self.nodes, self.draw_nodes = self.r == 0, 1, 1  # nodes of gradients and of draws, each dimension
         if self.r:
             self.nodes = 2 if self.exact else self._nodes_of(self.settings.search_nodes)
             self.draw_nodes = 1 if self.exact else self.nodes
+        # for each value of the globals: gradients; derivatives of the likelihood, by step; evaluations of it, by node
         self.gradients = self.jets = self.energies = 0
         self.blocks, self.order = self._arranged()
         self.n = len(self.order)
@@ -274,19 +277,8 @@ class Integrated(LogJoint):
     # ---------------------------------------------------------------------------- what the search asks for
 
     def start(self) -> tuple[Tensor, Tensor]:
-        """No effect of any column, the intercept at the link of the mean, log τ = -.7 in units of y."""
-        c, design = self.coordinates, self.design
-        location, phi = self.family.start(design.y, design.offset, design.weights)
-        unit = design.X.new_ones(())
-        if self.family.link == "identity":
-            sd = self._spread()
-            unit = torch.where(sd > 0, sd, 1.0)
-        locations = [float(location)]
-        if isinstance(self.family, Multinomial):
-            locations = self.family.levels(design.y, design.weights)
-        level = c.level(*locations).to(c.X) if not c.thresholds else c.X.new_zeros(c.p)
-        xis = [torch.cat([unit.log() - 0.7 + c.X.new_zeros(r), c.X.new_zeros(r * (r - 1) // 2)]) for r in c.sizes]
-        theta = torch.cat([level, *xis, torch.as_tensor(phi, device=c.X.device).to(c.X).reshape(-1)])
+        """Where a search begins: see `start_of`."""
+        theta = start_of(self.design, self.family, self.coordinates)[0]
         return theta, theta.new_zeros(self.n, 1, self.r)
 
     def refine(self, theta: Tensor, stuck: bool) -> bool:
@@ -302,12 +294,6 @@ class Integrated(LogJoint):
     def _nodes_of(self, by_effects: tuple[int, ...]) -> int:
         """The number for so many effects a group."""
         return by_effects[min(max(self.r, 1), len(by_effects)) - 1]
-
-    def _spread(self) -> Tensor:
-        """The standard deviation of y less the offset."""
-        share = self.design.weights / self.design.weights.sum()
-        y = self.design.y[0].to(share) - self.design.offset
-        return (share @ (y - share @ y).square()).sqrt()
 
     def with_gradient(self, theta: Tensor, modes: Tensor) -> Valued:
         """Evaluate the log joint and its gradient, with modes found to their end."""
@@ -335,19 +321,19 @@ class Integrated(LogJoint):
         self.gradients += len(theta) * gradient
         self.energies += len(theta) * len(z)
         found, of_groups = torch.empty_like(modes), theta.new_empty(self.n, len(theta))
-        slope = torch.zeros_like(theta) if gradient else None
+        slope = torch.zeros_like(theta)
         for block, part in self._pieces(len(theta), nodes):
             here = theta[part]
             u, spread, volume = self._nodes(block, here, modes[block.part, part], z, one_step)
             with torch.set_grad_enabled(gradient):
                 here.requires_grad_(gradient)
                 data = torch.logsumexp(self._integrand(block, here, u[..., None, :] + spread) + base, -1) + volume
-                if slope is not None:
+                if gradient:
                     slope[part] += torch.autograd.grad(data.sum(), here)[0].nan_to_num(0.0, 0.0, 0.0)
             found[block.part, part], of_groups[block.part, part] = u, data.detach()
         with torch.set_grad_enabled(gradient):
             prior = self.priors.log_prob(theta.requires_grad_(gradient))
-            if slope is not None:
+            if gradient:
                 slope = slope + torch.autograd.grad(prior.sum(), theta)[0]
         value = finite(of_groups.sum(0) + prior.detach())
         return Valued(value, slope, found, of_groups)
@@ -410,10 +396,8 @@ class Integrated(LogJoint):
                 break
             new = u - size[..., None] * small_blocks.tsolve(root, half)[..., 0]
             there = self._quadratic(block, new, fixed, C, phi)
-            slack = 1e-12 * value.abs()  # what rounding leaves
-            better = there[0] <= value + slack
-            u, gradient = (torch.where(better[..., None], a, b) for a, b in ((new, u), (there[1], gradient)))
-            value, root = torch.where(better, there[0], value), torch.where(better[..., None, None], there[2], root)
+            better = there[0] <= value + 1e-12 * value.abs()  # what rounding leaves
+            u, value, gradient, root = replaced_where(better, (new, *there), (u, value, gradient, root))
             size = torch.where(better, (2 * size).clamp_max(1.0), 0.5 * size)
         return u, root
 
@@ -448,21 +432,12 @@ class Integrated(LogJoint):
     # ---------------------------------------------------------------------------- curvature
 
     def curvature(self, theta: Tensor, modes: Tensor) -> Tensor:
-        """About the Hessian of -log p(y, θ), (dim, dim).
-
-        That of the coefficients is XᵀWX - Σ_i B_iᵀ H_i⁻¹ B_i + prior, B_i = (Z C)ᵀWX of a group and H_i the Hessian
-        over its effects, which is exact without a factor; the rows and columns of the other coordinates are central
-        differences of gradients.
-        """
+        """About the Hessian of -log p(y, θ), (dim, dim), that of other coordinates than coefficients by differences."""
         p, rest = self.coordinates.p, self.coordinates.dim - self.coordinates.p
         H = -self.of_prior(theta)
         H[:p, :p] += self._of_coefficients(theta[None], modes)
         if rest:
-            shift = self.settings.difference * torch.eye(rest + p, dtype=theta.dtype, device=theta.device)[p:]
-            around = torch.cat([theta + shift, theta - shift])
-            gradient = self.with_gradient(around, modes.expand(-1, 2 * rest, -1)).gradient
-            assert gradient is not None
-            columns = (gradient[rest:] - gradient[:rest]) / (2 * self.settings.difference)
+            columns = self.differenced(theta, modes, self.difference.diag()[p:], self.difference[p:])
             H[p:], H[:, p:] = columns, columns.mT
             H[p:, p:] = 0.5 * (columns[:, p:] + columns[:, p:].mT)
         return H
@@ -479,7 +454,10 @@ class Integrated(LogJoint):
 
     @torch.no_grad()
     def _of_coefficients(self, theta: Tensor, modes: Tensor) -> Tensor:
-        """The Hessian of -log p(y | θ) in the coefficients, (p, p), effects integrated out by Laplace."""
+        """The Hessian of -log p(y | θ) in the coefficients, (p, p), effects integrated out by Laplace.
+
+        It is XᵀWX - Σ_i B_iᵀ H_i⁻¹ B_i, B_i = (Z C)ᵀWX of a group and H_i the Hessian over its effects.
+        """
         total = theta.new_zeros(self.coordinates.p, self.coordinates.p)
         for block in self.blocks:
             fixed, C, phi = self._predictor(block, theta)
@@ -503,22 +481,18 @@ class Integrated(LogJoint):
     def nearest(self, theta: Tensor, root: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """The mean and a root of the covariance of the Gaussian nearest to a posterior without effects.
 
-        Natural-gradient steps, here those of Newton's method with expectations in the place of values (Opper and
-        Archambeau 2009), with the other coordinates as they are at the mode: H = XᵀE[W]X + prior and m ← m - H⁻¹ E[∇],
-        each with half of the rate before where a step promises more than the one before.
-
-        Args:
-            theta: the mode, (dim,).
-            root: a root of the inverse of the Hessian there, (dim, dim).
-            generator: of draws for the expectations where each category has a linear predictor.
+        Natural-gradient steps from the mode and a root of the inverse of the Hessian there, which are those of Newton's
+        method with expectations in the place of values (Opper and Archambeau 2009), with the other coordinates as they
+        are at the mode: H = XᵀE[W]X + prior and m ← m - H⁻¹ E[∇], each with half of the rate before where a step
+        promises more than the one before.
         """
         p, settings = self.coordinates.p, self.settings
         z, log_w = normal_rule(settings.nearest_nodes, 1, theta)
         H = self.curvature(theta, self.start()[1])
         fixed = H[:p, :p] - self._of_coefficients(theta[None], self.start()[1])  # the prior, at the mode
         begin, rate, promised = theta, 1.0, math.inf
-        size = (settings.nearest_draws // 2 if self.coordinates.categories else 0, p)
-        half = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu").to(theta)
+        pairs = settings.nearest_draws // 2 if self.coordinates.categories else 0
+        half = normal_draws(pairs, p, generator=generator, like=theta)
         for _ in range(settings.nearest_steps):
             slope, curvature = fixed @ (theta - begin)[:p], fixed.clone()
             slope = slope - self._prior_slope(begin)[:p]
@@ -587,16 +561,13 @@ class Integrated(LogJoint):
         lattice = _lattice(candidates, self.r).to(modes)
         for block, part in self._pieces(len(theta), candidates):
             u, root = self._modes(block, theta[part], modes[block.part, part], False)
-            shift = torch.rand(*u.shape[:2], 1, self.r + 1, generator=generator, dtype=torch.float64, device="cpu").to(
-                u
-            )
+            shift = uniform_draws(*u.shape[:2], 1, self.r + 1, generator=generator, like=u)
             z = torch.special.ndtri((lattice + shift[..., :-1]).frac().clamp(1e-12, 1 - 1e-12))
             points = u[..., None, :] + wider * small_blocks.tsolve(root, z.mT).mT
             if candidates > 1:
                 log_weights = self._integrand(block, theta[part], points) + 0.5 * z.square().sum(-1)
-                share = finite(log_weights).softmax(-1).nan_to_num(1.0).cumsum(-1)
-                chosen = (share < shift[..., 0, -1:] * share[..., -1:]).sum(-1).clamp_max(candidates - 1)
-                points = points.gather(-2, chosen[..., None, None].expand(*chosen.shape, 1, self.r))
+                best = chosen(log_weights, shift[..., 0, -1])
+                points = points.gather(-2, best[..., None, None].expand(*best.shape, 1, self.r))
             drawn[block.part, part] = points[..., 0, :]
         return drawn
 
@@ -613,6 +584,15 @@ class Integrated(LogJoint):
 def finite(values: Tensor) -> Tensor:
     """Values, -inf in the place of whatever is not finite."""
     return torch.where(values.isfinite(), values, -torch.inf)
+
+
+def chosen(
+    log_weights: Tensor,  # (..., K)
+    uniform: Tensor,  # (...)
+) -> Tensor:
+    """Choose one of K candidates with a probability in proportion to its weight, (...)."""
+    share = finite(log_weights).softmax(-1).nan_to_num(1.0).cumsum(-1)
+    return (share < uniform[..., None] * share[..., -1:]).sum(-1).clamp_max(share.shape[-1] - 1)
 
 
 def _of_categories(
@@ -653,14 +633,106 @@ def _lattice(count: int, dim: int) -> Tensor:
 def inverse_root(
     hessian: Tensor,  # (dim, dim), symmetric
 ) -> Tensor:
-    """A root C of the inverse of a Hessian, C Cᵀ = H⁻¹, with the sizes of eigenvalues that are negative.
-
-    >>> C = inverse_root(torch.tensor([[4.0, 0.0], [0.0, -9.0]]))
-    >>> (C @ C.mT).diagonal().mul(36).round().tolist()
-    [9.0, 4.0]
-    """
+    """A root C of the inverse of a Hessian, C Cᵀ = H⁻¹, with the sizes of eigenvalues that are negative."""
     diagonal = hessian.diagonal().abs()
     scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
     values, vectors, _ = eigh(scale[:, None] * hessian * scale)
     least = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
     return scale[:, None] * vectors * values.abs().clamp_min(least.clamp_min(torch.finfo(least.dtype).tiny)).rsqrt()
+
+
+# ------------------------------------------------------------------------------------ coefficients integrated out
+
+
+class Closed(LogJoint):
+    """log p(y, ρ) of a model with Gaussian noise and at most one factor, effects and coefficients integrated out."""
+
+    scales = 0
+
+    def __init__(self, joint: Integrated) -> None:
+        self.joint, self.p, self.gradients = joint, joint.coordinates.p, 0
+        p, r = self.p, joint.r
+        self.begin = joint.start()[0]
+        self.difference = joint.difference[p:]
+        self.location = joint.priors.location.to(self.begin)
+        self.precision = -joint.of_prior(torch.cat([self.location, self.begin[p:]]))[:p, :p]
+        self.of_rows = self.begin.new_zeros(p + 1, p + 1)
+        inner, cross = [], []
+        self.log_weight = self.begin.new_zeros(())
+        for block in joint.blocks:
+            apart = block.y[0].reshape(block.offset.shape) - block.offset - block.X @ self.location
+            V = torch.cat([block.X, apart[..., None]], -1)
+            WV, WZ = block.weighted(V), block.weighted(block.Z)
+            self.of_rows += V.flatten(0, 1).mT @ WV.flatten(0, 1)
+            self.log_weight += block.weighted(torch.ones_like(apart)).sum()
+            inner.append(block.Z.mT @ WZ)
+            cross.append(block.Z.mT @ WV)
+        self.inner, self.cross = torch.cat(inner), torch.cat(cross)  # (n, r, r), (n, r, p + 1)
+        self.together = self.most = max(
+            1, joint.settings.at_once // ((p + 1) ** 2 + (len(self.inner) * r * (p + 1) if r else 0))
+        )
+
+    @classmethod
+    def fits(cls, joint: Integrated) -> bool:
+        """Whether noise is Gaussian, with a standard deviation that is learned, and priors of coefficients normal."""
+        normal = all(isinstance(prior, Normal) for prior in joint.priors.coefficients)
+        return joint.family.name == "gaussian" and len(joint.family.parameters) == 1 and normal
+
+    def start(self) -> tuple[Tensor, Tensor]:
+        """Where the scales of the log joint of all globals begin."""
+        return self.begin[self.p :], self.begin.new_zeros(0, 1, 0)
+
+    def with_gradient(self, theta: Tensor, modes: Tensor) -> Valued:
+        """Evaluate the log joint and its gradient by automatic differentiation."""
+        self.gradients += len(theta)
+        parts = []
+        for part in theta.detach().split(self.most):
+            with torch.enable_grad():
+                value = self._value(part.requires_grad_())
+                parts.append((value.detach(), torch.autograd.grad(value.sum(), part)[0].nan_to_num(0.0, 0.0, 0.0)))
+        value, gradient = (torch.cat(some) for some in zip(*parts, strict=True))
+        return Valued(finite(value), gradient, modes, value[None])
+
+    @torch.no_grad()
+    def log_joint(self, theta: Tensor, modes: Tensor) -> Tensor:
+        """Evaluate the log joint, (S,)."""
+        return finite(torch.cat([self._value(part) for part in theta.split(self.most)]))
+
+    @torch.no_grad()
+    def completed(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the coefficients given the scales, θ = (a, ρ), (S, dim)."""
+        parts = []
+        for part in theta.split(self.most):
+            _, root, half, _ = self._solved(part)
+            z = normal_draws(len(part), self.p, generator=generator, like=part)
+            apart = torch.linalg.solve_triangular(root.mT, half + z[..., None], upper=True)[..., 0]
+            parts.append(torch.cat([self.location + apart, part], -1))
+        return torch.cat(parts)
+
+    def _value(self, theta: Tensor) -> Tensor:
+        """log p(y, ρ), (S,)."""
+        log_noise, root, half, rest = self._solved(theta)
+        prior = self.joint.priors.log_prob(torch.cat([self.location.expand(len(theta), -1), theta], -1))
+        volume = root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        data = -self.log_weight * (0.5 * math.log(2 * math.pi) + log_noise) + rest + 0.5 * half.square().sum((-2, -1))
+        return prior + data - volume + 0.5 * self.p * math.log(2 * math.pi)
+
+    def _solved(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """log σ (S,), the root L of Q (S, p, p), L⁻¹h (S, p, 1), and what groups and e alone add to log N(e; 0, Σ)."""
+        p, r = self.p, self.joint.r
+        log_noise = theta[:, -1]
+        scale = (-2 * log_noise).exp()[:, None, None]
+        G, log_det = scale * self.of_rows, torch.zeros_like(log_noise)
+        if r:
+            C = covariance_root(theta[:, :-1], r)
+            eye = torch.eye(r, dtype=theta.dtype, device=theta.device)
+            inner = small_blocks.product(C.mT, small_blocks.product(self.inner[:, None], C))
+            factor, _ = small_blocks.cholesky(eye + scale * inner)  # (n, S, r, r)
+            half = small_blocks.solve(factor, scale * small_blocks.product(C.mT, self.cross[:, None]))
+            half = half.transpose(0, 1).flatten(1, 2)  # (S, n r, p + 1)
+            G = G - half.mT @ half
+            log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum((0, -1))
+        root, ok = cholesky(G[:, :p, :p] + self.precision)
+        root = torch.where(ok[:, None, None], root, math.nan)
+        half = torch.linalg.solve_triangular(root, G[:, :p, p:], upper=False)
+        return log_noise, root, half, -0.5 * G[:, p, p] - log_det

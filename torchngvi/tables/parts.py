@@ -13,7 +13,7 @@ its own, a = (a_1, .., a_{C-1}).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,20 +61,20 @@ class Design(NamedTuple):
     weights: Tensor
 
 
+def rows_of(design: Design, here: Tensor) -> Design:
+    """Take some of the rows of a design, by a mask (N,)."""
+    factors = tuple(of._replace(Z=of.Z[here], groups=of.groups[here]) for of in design.factors)
+    y = tuple(part[here] for part in design.y)
+    return Design(design.X[here], design.names, factors, design.offset[here], y, design.weights[here])
+
+
 class Globals(NamedTuple):
-    """Draws of the globals in the units of the user.
+    """Draws of the globals in the units of the user."""
 
-    Attributes:
-        coefficients: of the columns of X, (S, p), the intercept at X = 0; of categories one after the other.
-        sd: standard deviations of the effects of each factor, (S, r).
-        correlation: their correlations, (S, r, r).
-        phi: unconstrained coordinates of the likelihood, (S, nphi).
-    """
-
-    coefficients: Tensor
-    sd: tuple[Tensor, ...]
-    correlation: tuple[Tensor, ...]
-    phi: Tensor
+    coefficients: Tensor  # of the columns of X, (S, p), the intercept at X = 0; of categories one after the other
+    sd: tuple[Tensor, ...]  # standard deviations of the effects of each factor, (S, r)
+    correlation: tuple[Tensor, ...]  # of each factor, (S, r, r)
+    phi: Tensor  # unconstrained coordinates of the likelihood, (S, nphi)
 
 
 class Coordinates:
@@ -207,20 +207,29 @@ def covariance_root(
     return tau[..., None] * torch.stack(rows, -2)
 
 
+def normal_draws(*shape: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
+    """Draw standard normal numbers, on the CPU in float64 so that they are the same on every device."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(like)
+
+
+def uniform_draws(*shape: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
+    """Draw uniform numbers, on the CPU in float64 so that they are the same on every device."""
+    return torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu").to(like)
+
+
+def replaced_where(mask: Tensor, new: Iterable[Tensor], old: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Take the new one of two tensors where a mask of their first dimensions is true, for each pair."""
+    for one, other in zip(new, old, strict=True):
+        yield torch.where(mask.reshape(*mask.shape, *[1] * (other.ndim - mask.ndim)), one, other)
+
+
 class Weighted(NamedTuple):
-    """Draws of the globals with normalised importance weights.
+    """Draws of the globals with normalised importance weights."""
 
-    Attributes:
-        theta: (S, dim).
-        weights: (S,).
-        k_hat: of the weights.
-        effective: the effective number of draws.
-    """
-
-    theta: Tensor
-    weights: Tensor
-    k_hat: float
-    effective: float
+    theta: Tensor  # (S, dim)
+    weights: Tensor  # (S,)
+    k_hat: float  # of the weights
+    effective: float  # the effective number of draws
 
     def resampled(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Take equally likely draws, (count, dim), by systematic resampling in random order."""
@@ -232,25 +241,15 @@ class Weighted(NamedTuple):
 
 
 class Posterior(ABC):
-    """The posterior of the globals of one model, and the random effects given them.
-
-    Attributes:
-        coordinates: of the globals.
-        weighted: draws of the globals with weights.
-        log_evidence: log p(y); None where it is not known.
-        converged: whether the search for the mode of the globals has ended well.
-        reason: why it ended, one sentence.
-        method: what was computed, one sentence.
-        gradients: how many gradients of the log joint of the globals the search took.
-    """
+    """The posterior of the globals of one model, and the random effects given them."""
 
     coordinates: Coordinates
-    weighted: Weighted
-    log_evidence: float | None
-    converged: bool
-    reason: str
-    method: str
-    gradients: int
+    weighted: Weighted  # draws of the globals
+    log_evidence: float | None  # log p(y); None where it is not known
+    converged: bool  # whether the search for the mode of the globals has ended well
+    reason: str  # why it ended, one sentence
+    method: str  # what was computed, one sentence
+    gradients: int  # of the log joint of the globals that the search took
 
     @abstractmethod
     def effects(

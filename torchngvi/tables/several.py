@@ -6,7 +6,7 @@ the designs Z_k C_k, W the curvatures of -log p(y | η, φ) there, and H = I + A
     log p(y | θ) ≈ log p(y | û, θ) - ½|û|² - ½ log|H|
 
 is Laplace's approximation (Tierney and Kadane 1986; Bates and others 2015 for the sparse factor H = T Tᵀ, which has the
-pattern of the forest of `torchngvi.tables.arranged`).  Its gradient follows û: with λ = ½ H⁻¹ ∂log|H|/∂u,
+pattern of a forest).  Its gradient follows û: with λ = ½ H⁻¹ ∂log|H|/∂u,
 
     d/dθ = ∂/∂θ [log p(y | û, θ) - ½ log|H| + λᵀ ∂log p(y, u | θ)/∂u],
 
@@ -18,10 +18,16 @@ the groups of the largest, which are then independent, are integrated by nodes (
 
 without a bias up to that of the nodes (Durbin and Koopman 1997).  The M normal draws, in pairs z and -z, are the same
 for all θ, so that differences between values of θ have little noise.  With Gaussian noise M = 1 with one node is exact.
+
+A row couples one group of each factor, so that its groups must lie on one path from a leaf to the root of the forest.
+Factors within which others are nested, as schools hold classes, make a chain: the groups of the innermost are leaves,
+and each group is below the one that holds it.  The effects of all other factors, which are crossed with these, stand in
+the root: u = (those of the leaves, of the next level, ..., of the crossed factors).  Matrices Σ_i w_i a_i a_iᵀ over
+rows whose entries are the designs of their groups have the pattern of the forest, and so have their Cholesky factors.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -31,14 +37,33 @@ from torch import Tensor
 from torchngvi.diagnostics.importance import USELESS
 from torchngvi.errors import InputError
 from torchngvi.numerics import small_blocks
-from torchngvi.numerics.linalg import cholesky
 from torchngvi.numerics.special import normal_rule
+from torchngvi.structures.forest import Forest
 from torchngvi.structures.pattern import Structured
-from torchngvi.tables.arranged import Arranged
 from torchngvi.tables.families import Family
-from torchngvi.tables.globals import FitSettings, Found, Frame, Mixture, Weigher, Weighing, enough_nodes, search
-from torchngvi.tables.integrated import Integration, LogJoint, Valued
-from torchngvi.tables.parts import Coordinates, Design, Posterior, covariance_root
+from torchngvi.tables.globals import (
+    FitSettings,
+    Found,
+    Frame,
+    Mixture,
+    Weigher,
+    Weighing,
+    enough_nodes,
+    moments,
+    search,
+)
+from torchngvi.tables.integrated import Integration, LogJoint, Valued, chosen, finite, start_of
+from torchngvi.tables.parts import (
+    Coordinates,
+    Design,
+    Factor,
+    Posterior,
+    covariance_root,
+    normal_draws,
+    replaced_where,
+    rows_of,
+    uniform_draws,
+)
 from torchngvi.tables.priors import Priors
 
 
@@ -71,6 +96,187 @@ class Correction:
     candidates: int = 16
 
 
+LARGEST_ROOT = 4_000  # crossed effects, whose matrix is dense: a factor of it takes about a second
+MOST_ENTRIES = 2**27  # of a matrix in the pattern: one gigabyte
+
+
+class _Pair(NamedTuple):
+    """The block of two factors in the stored matrix: where the entries of each row stand."""
+
+    left: int  # the factor of the rows of the block
+    right: int  # of its columns
+    places: Tensor  # (N · r_left · r_right,)
+
+
+def holds(
+    inner: Tensor,  # (N,)
+    outer: Tensor,  # (N,)
+) -> bool:
+    """Whether all rows of each inner group are of one outer group."""
+    of = outer.new_zeros(int(inner.max()) + 1)
+    of[inner] = outer
+    return bool((of[inner] == outer).all())
+
+
+def chain_of(factors: Sequence[Factor]) -> tuple[int, ...]:
+    """Find the chain of nested factors, leaves first, that leaves the fewest effects in the root.
+
+    >>> one = torch.ones(4, 1)
+    >>> groups = {"school": [0, 0, 1, 1], "class": [0, 1, 2, 3], "teacher": [0, 1, 0, 1]}
+    >>> factors = [Factor(k, ("1",), tuple(map(str, set(g))), one, torch.tensor(g)) for k, g in groups.items()]
+    >>> chain_of(factors)
+    (1, 0)
+    """
+    sizes = [len(of.levels) * of.Z.shape[1] for of in factors]
+    order = sorted(range(len(factors)), key=lambda k: -len(factors[k].levels))
+    chains = []
+    for leaf in order:
+        chain = [leaf]
+        for k in order:
+            if k not in chain and holds(factors[chain[-1]].groups, factors[k].groups):
+                chain.append(k)
+        chains.append(tuple(chain))
+    return max(chains, key=lambda chain: sum(sizes[k] for k in chain))
+
+
+class Arranged:
+    """The effects u of all groups of K ≥ 1 factors, as the coordinates of a forest.
+
+    >>> one = torch.ones(4, 1)
+    >>> subject, item = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 0, 1])
+    >>> of = Arranged([Factor("s", ("1",), ("a", "b", "c"), one, subject), Factor("i", ("1",), ("d", "e"), one, item)])
+    >>> of.structure, of.chain, of.crossed
+    (Forest(3 of 1 below 2, 1 of 2), (0,), (1,))
+    """
+
+    def __init__(self, factors: Sequence[Factor]) -> None:
+        self.groups = [of.groups for of in factors]
+        self.n, self.r = [len(of.levels) for of in factors], [of.Z.shape[1] for of in factors]
+        self.chain = chain_of(factors)  # the factors that make the levels of the forest, leaves first
+        self.crossed = tuple(k for k in range(len(factors)) if k not in self.chain)  # those in its root
+        self.places = [slice(0)] * len(factors)  # of the effects of each factor in u
+        start = 0
+        for k in (*self.chain, *self.crossed):
+            self.places[k] = slice(start, start + self.n[k] * self.r[k])
+            start = self.places[k].stop
+        self.dim, self.root = start, sum(self.n[k] * self.r[k] for k in self.crossed)
+        self._check_size()
+        sizes = [self.r[k] for k in self.chain for _ in range(self.n[k])]
+        self.structure = Forest(self._parents(), (*sizes, self.root) if self.root else tuple(sizes))
+        self.pairs = self._pairs()
+
+    def predictor(
+        self,
+        designs: Sequence[Tensor],  # of each factor, (*batch, N, r)
+        u: Tensor,  # (*batch, dim)
+    ) -> Tensor:
+        """Compute Σ_k a_kᵀu_k[group], (*batch, N)."""
+        total = designs[0].new_zeros(())
+        for a, at, groups, r in zip(designs, self.places, self.groups, self.r, strict=True):
+            total = total + (u[..., at].unflatten(-1, (-1, r)).index_select(-2, groups) * a).sum(-1)
+        return total
+
+    def gathered(
+        self,
+        designs: Sequence[Tensor],  # (S, N, r)
+        slope: Tensor,  # (S, N)
+    ) -> Tensor:
+        """Sum slope · a over the rows, (S, dim)."""
+        S = len(slope)
+        out = slope.new_zeros(S, self.dim)
+        for a, at, groups, r in zip(designs, self.places, self.groups, self.r, strict=True):
+            index = (groups[:, None] * r + torch.arange(r, device=groups.device) + at.start).flatten()
+            out = out.scatter_add(-1, index.expand(S, -1), (slope[..., None] * a).flatten(-2))
+        return out
+
+    def gram(
+        self,
+        designs: Sequence[Tensor],  # (S, N, r)
+        weights: Tensor,  # (S, N)
+    ) -> Structured:
+        """Sum weight · a aᵀ over the rows, (S, E), of squares at least the lower triangles."""
+        S = len(weights)
+        out = weights.new_zeros(S, *self.structure.shape)
+        for pair in self.pairs:
+            left, right = weights[..., None] * designs[pair.left], designs[pair.right]
+            entries = (left[..., :, None] * right[..., None, :]).flatten(-3)
+            out.scatter_add_(-1, pair.places.expand(S, -1), entries)
+        return out
+
+    def variances(
+        self,
+        designs: Sequence[Tensor],  # (S, N, r)
+        V: Structured,  # (S, E), symmetric squares
+    ) -> Tensor:
+        """Compute aᵀVa of each row, (S, N), differentiable in the designs."""
+        total = V.new_zeros(())
+        for pair in self.pairs:
+            left, right = designs[pair.left], designs[pair.right]
+            block = V[:, pair.places].unflatten(-1, (-1, left.shape[-1], right.shape[-1]))
+            term = ((block * right[..., None, :]).sum(-1) * left).sum(-1)
+            total = total + (term if pair.left == pair.right else 2 * term)
+        return total
+
+    def _pairs(self) -> list[_Pair]:
+        """The blocks on and below the diagonal that a row touches."""
+        kinds, starts, end = self.structure.kinds, [], 0
+        for kind in kinds:
+            starts.append((end, end + kind.nodes * kind.size**2))
+            end += kind.nodes * kind.size * (kind.size + kind.above)
+        origin = self.dim - self.root
+        pairs = []
+        for level, k in enumerate(self.chain):
+            r, groups, (square, border) = self.r[k], self.groups[k], starts[level]
+            pairs.append(self._pair(k, k, square + groups * r * r, r))
+            row = border + groups * kinds[level].above * r  # of the first ancestor
+            for above in self.chain[level + 1 :]:
+                pairs.append(self._pair(above, k, row, r))
+                row = row + self.r[above] * r
+            for c in self.crossed:
+                inside = self.places[c].start - origin + self.groups[c] * self.r[c]
+                pairs.append(self._pair(c, k, row + inside * r, r))
+        for i, left in enumerate(self.crossed):
+            for right in self.crossed[: i + 1]:
+                row, column = (self.places[k].start - origin + self.groups[k] * self.r[k] for k in (left, right))
+                pairs.append(self._pair(left, right, starts[-1][0] + row * self.root + column, self.root))
+        return pairs
+
+    def _pair(self, left: int, right: int, base: Tensor, stride: int) -> _Pair:
+        """The block whose first entries stand at ``base`` (N,), its rows ``stride`` apart."""
+        i, j = (torch.arange(self.r[k], device=base.device) for k in (left, right))
+        return _Pair(left, right, (base[:, None, None] + i[:, None] * stride + j).flatten())
+
+    def _parents(self) -> tuple[int, ...]:
+        """The parent of each node: of a group the one that holds it, of the last level the root, if there is one."""
+        parents: list[int] = []
+        end = 0
+        for level, k in enumerate(self.chain):
+            end += self.n[k]
+            if level + 1 == len(self.chain):
+                parents += [end if self.root else -1] * self.n[k]
+                continue
+            held = self.groups[k].new_zeros(self.n[k])
+            held[self.groups[k]] = self.groups[self.chain[level + 1]]
+            parents += (end + held).tolist()
+        return (*parents, -1) if self.root else tuple(parents)
+
+    def _check_size(self) -> None:
+        """Refuse what would not fit into the memory."""
+        above, entries = self.root, self.root**2
+        for k in reversed(self.chain):
+            entries += self.n[k] * self.r[k] * (self.r[k] + above)
+            above += self.r[k]
+        if self.root > LARGEST_ROOT or entries > MOST_ENTRIES:
+            raise InputError(
+                f"crossed factors need a dense matrix of their effects, of at most {LARGEST_ROOT} rows, and at most "
+                f"{MOST_ENTRIES} numbers with its borders to the groups of the largest factor; got {self.root} rows "
+                f"and {entries} numbers. Leave out a factor, or group its levels more coarsely."
+            )
+
+
+# ------------------------------------------------------------------------------------------------- the log joint
+
+
 class _Linear(NamedTuple):
     """The linear predictor as a function of u at S values of the globals."""
 
@@ -82,37 +288,7 @@ class _Linear(NamedTuple):
 class ByLaplace(LogJoint):
     """log p(y, θ) of a design with K ≥ 1 factors, all constants included, by Laplace's approximation or corrected.
 
-    Use it through `integrate_several`. A value costs one factorisation of a matrix in the pattern of the forest.
-
-    Args:
-        design: the rows; those of weight 0 are left out.
-        family: the density of y given η.
-        coordinates: of the globals.
-        priors: of the globals.
-        settings: of Newton's method, and how much is done at once.
-        correction: of Laplace's approximation.
-
-    Attributes:
-        arranged: the effects in the forest.
-        leaf: the largest factor, or the innermost of nested ones, whose groups are integrated by nodes.
-        r: the number of effects of its groups.
-        others: whether there are effects of other factors.
-        exact: whether log p(y, u) is a parabola in u.
-        gradients: how many were computed, one for each value of the globals.
-        factorisations: how many, in the same way.
-
-    >>> from torchngvi.tables.families import family_of
-    >>> from torchngvi.tables.parts import Factor
-    >>> from torchngvi.tables.priors import settle
-    >>> one, y = torch.ones(4, 1, dtype=torch.float64), torch.tensor([1.0, 2.0, 0.0, 1.0], dtype=torch.float64)
-    >>> groups = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
-    >>> factors = tuple(Factor(name, ("Intercept",), ("a", "b"), one, of) for name, of in zip("gh", groups))
-    >>> design = Design(one, ("Intercept",), factors, 0 * y, (y,), one[:, 0])
-    >>> coordinates, family = Coordinates(design, 0), family_of("poisson")
-    >>> joint = ByLaplace(design, family, coordinates, settle(design, family, coordinates, None))
-    >>> theta, modes = joint.start()
-    >>> joint.with_gradient(theta[None], modes).gradient.shape
-    torch.Size([1, 3])
+    A value costs one factorisation of a matrix in the pattern of the forest.
     """
 
     def __init__(
@@ -127,19 +303,20 @@ class ByLaplace(LogJoint):
         self.family, self.coordinates, self.priors = family, coordinates, priors
         self.settings = Integration() if settings is None else settings
         self.correction = Correction() if correction is None else correction
-        here = design.weights > 0
-        self.factors = [
-            of._replace(Z=Z[here], groups=of.groups[here]) for of, Z in zip(design.factors, coordinates.Z, strict=True)
-        ]
-        self.X, self.offset, self.weights = coordinates.X[here], design.offset[here], design.weights[here]
-        self.y = tuple(part[here] for part in design.y)
-        self.arranged = Arranged(self.factors)
+        pairs = zip(design.factors, coordinates.Z, strict=True)
+        scaled = design._replace(X=coordinates.X, factors=tuple(of._replace(Z=Z) for of, Z in pairs))
+        self.rows = rows_of(scaled, design.weights > 0)
+        self.X, self.offset, self.weights, self.y = self.rows.X, self.rows.offset, self.rows.weights, self.rows.y
+        self.arranged = Arranged(self.rows.factors)
         self.forest = self.arranged.structure
-        self.leaf = self.arranged.chain[0]
+        self.leaf = self.arranged.chain[0]  # the largest factor, or the innermost of nested ones, integrated by nodes
         self.r, self.others = self.arranged.r[self.leaf], self.arranged.dim > self.arranged.places[self.leaf].stop
-        self.exact = family.name == "gaussian"
-        self.gradients = self.factorisations = 0
+        self.exact = family.name == "gaussian"  # log p(y, u) is a parabola in u
+        self.gradients = self.factorisations = 0  # one for each value of the globals
         self.scales = coordinates.p
+        self.begin, unit = start_of(self.rows, family, coordinates)
+        self.difference = torch.full_like(self.begin, self.settings.difference)
+        self.difference[: self.scales] *= unit
         self.together = max(1, 10 * self.settings.at_once // self.arranged.dim)
         self.nodes = 1
         self.z: Tensor | None = None
@@ -147,33 +324,8 @@ class ByLaplace(LogJoint):
     # ---------------------------------------------------------------------------- what the search asks for
 
     def start(self) -> tuple[Tensor, Tensor]:
-        """No effect of any column, the intercept at the link of the mean, log τ = -.7 in units of y."""
-        c = self.coordinates
-        location, phi = self.family.start(self.y, self.offset, self.weights)
-        level = c.columns.level(float(location)).to(c.X) if not c.thresholds else c.X.new_zeros(c.p)
-        xis = [
-            torch.cat([self._unit().log() - 0.7 + c.X.new_zeros(r), c.X.new_zeros(r * (r - 1) // 2)]) for r in c.sizes
-        ]
-        theta = torch.cat([level, *xis, torch.as_tensor(phi, device=c.X.device).to(c.X).reshape(-1)])
-        return theta, theta.new_zeros(self.arranged.dim, 1, 1)
-
-    def _unit(self) -> Tensor:
-        """The unit of the linear predictor: for the identity link the standard deviation of y less the offset."""
-        if self.family.link != "identity":
-            return self.X.new_ones(())
-        share, y = self.weights / self.weights.sum(), self.y[0].to(self.X) - self.offset
-        sd = (share @ (y - share @ y).square()).sqrt()
-        return torch.where(sd > 0, sd, 1.0)
-
-    def curvature(self, theta: Tensor, modes: Tensor) -> Tensor:
-        """The Hessian of -log p(y, θ) by central differences of gradients, (dim, dim)."""
-        dim, move = len(theta), torch.full_like(theta, self.settings.difference)
-        move[: self.coordinates.p] *= self._unit()
-        around = torch.cat([theta + move.diag(), theta - move.diag()])
-        gradient = self.with_gradient(around, modes.expand(-1, 2 * dim, -1)).gradient
-        assert gradient is not None
-        H = (gradient[dim:] - gradient[:dim]) / (2 * move[:, None])
-        return 0.5 * (H + H.mT)
+        """Where a search begins: see `start_of`."""
+        return self.begin, self.begin.new_zeros(self.arranged.dim, 1, 1)
 
     @torch.no_grad()
     def with_gradient(self, theta: Tensor, modes: Tensor) -> Valued:
@@ -185,7 +337,7 @@ class ByLaplace(LogJoint):
             u = self._modes(self._linear(theta[part]), modes[:, part, 0].mT, self.correction.end)[0]
             value[part], slope[part] = self._laplace(theta[part], u)
             found[:, part, 0] = u.mT
-        value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+        value = finite(value)
         return Valued(value, slope.nan_to_num(0.0, 0.0, 0.0), found, value[None])
 
     def _laplace(
@@ -222,7 +374,7 @@ class ByLaplace(LogJoint):
     def _linear(self, theta: Tensor) -> _Linear:
         """The linear predictor at values of the globals."""
         a, xis, phi = self.coordinates.split(theta)
-        pairs = zip(self.factors, xis, strict=True)
+        pairs = zip(self.rows.factors, xis, strict=True)
         designs = [small_blocks.product(of.Z, covariance_root(xi, of.Z.shape[1])) for of, xi in pairs]
         return _Linear(designs, a @ self.X.mT + self.offset, phi)
 
@@ -264,10 +416,7 @@ class ByLaplace(LogJoint):
             new = u - size[:, None] * step
             there = self._quadratic(of, new)
             better = there[0] <= value + 1e-12 * value.abs()  # what rounding leaves
-            u, gradient, root = (
-                torch.where(better[:, None], a, b) for a, b in zip((new, *there[1:]), (u, gradient, root), strict=True)
-            )
-            value = torch.where(better, there[0], value)
+            u, value, gradient, root = replaced_where(better, (new, *there), (u, value, gradient, root))
             size = torch.where(better, (2 * size).clamp_max(1.0), 0.5 * size)
         return u, root
 
@@ -302,8 +451,8 @@ class ByLaplace(LogJoint):
                 drawn = self._of_draws(of, u, root, torch.cat([torch.zeros_like(z[:1]), z]).expand(-1, len(u), -1), few)
                 value[part] += drawn[1:].logsumexp(0) - math.log(len(z)) - drawn[0]
             found[:, part, 0] = u.mT
-        value = (value + self.priors.log_prob(theta)).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
-        return Valued(value, None, found, value[None])
+        value = finite(value + self.priors.log_prob(theta))
+        return Valued(value, torch.zeros_like(theta), found, value[None])
 
     def _of_draws(
         self,
@@ -365,30 +514,23 @@ class ByLaplace(LogJoint):
         count = 1 if self.exact else self.correction.candidates
         drawn = theta.new_empty(len(theta), D)
 
-        def noise(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(theta)
-
-        def chosen(log_weights: Tensor) -> Tensor:  # along the last axis
-            share = log_weights.nan_to_num(nan=-torch.inf).softmax(-1).nan_to_num(1.0).cumsum(-1)
-            at = torch.rand(share.shape[:-1], generator=generator, dtype=torch.float64, device="cpu").to(share)[
-                ..., None
-            ]
-            return (share < at * share[..., -1:]).sum(-1).clamp_max(share.shape[-1] - 1)
+        def best_of(log_weights: Tensor) -> Tensor:
+            return chosen(log_weights, uniform_draws(*log_weights.shape[:-1], generator=generator, like=theta))
 
         for part in self._parts(len(theta), len(self.X) * count * self.nodes**r):
             of = self._linear(theta[part])
             u, root = self._modes(of, modes[:, part, 0].mT, self.correction.end)
-            z = noise(count, len(u), D)
+            z = normal_draws(count, len(u), D, generator=generator, like=theta)
             if self.others and count > 1:
-                best = chosen(self._of_draws(of, u, root, z, min(self.correction.few, self.nodes)).mT)
+                best = best_of(self._of_draws(of, u, root, z, min(self.correction.few, self.nodes)).mT)
                 z = z.gather(0, best[None, :, None].expand(1, -1, D))
             else:
                 z = z[:1]
             z[..., self.arranged.places[leaf]] = 0.0
             points = u + self.forest.tsolve(root, z)
-            own = noise(len(u), 1, n, count, r)
+            own = normal_draws(len(u), 1, n, count, r, generator=generator, like=theta)
             integrand, w = self._of_leaves(of, points, root, own)
-            best = chosen(integrand[:, :, 0] + 0.5 * own[:, 0].square().sum(-1).transpose(0, 1))  # (n, S)
+            best = best_of(integrand[:, :, 0] + 0.5 * own[:, 0].square().sum(-1).transpose(0, 1))  # (n, S)
             w = w[:, :, 0].gather(2, best[..., None, None].expand(-1, -1, 1, r))[:, :, 0]
             drawn[part] = points[0]
             drawn[part, self.arranged.places[leaf]] = w.transpose(0, 1).flatten(1)
@@ -403,11 +545,7 @@ class ByLaplace(LogJoint):
 
 
 class Mirrored(NamedTuple):
-    """A proposal for standard deviations that may be 0: a mixture in τ in the place of log τ, mirrored at 0.
-
-    The density of τ is flat towards 0, where that of log τ has an exponential tail. With x the globals, τ itself for
-    some of its coordinates, draws are |x| there, and their density is the sum of those of all signs.
-    """
+    """A proposal for standard deviations that may be 0, whose density is flat there: in τ itself, mirrored at 0."""
 
     inner: Mixture  # of x
     scales: Tensor  # which coordinates of θ are log τ of these, (k,)
@@ -415,13 +553,11 @@ class Mirrored(NamedTuple):
     @classmethod
     def of(cls, before: Weighing, scales: Tensor, frame: Frame, settings: FitSettings) -> Self | None:
         """The proposal with the moments of weighted draws; None where they have no covariance."""
-        weights, x = before.weighted.weights, before.theta.clone()
+        x = before.theta.clone()
         x[:, scales] = x[:, scales].exp()
-        mean = weights @ x
-        apart = x - mean
-        root, ok = cholesky(apart.mT @ (weights[:, None] * apart))
-        even = torch.ones_like(root[:2])
-        return cls(Mixture(mean, root, even, frame, settings.wider, settings.dof), scales) if bool(ok) else None
+        mean, root = moments(x, before.weighted.weights)
+        even = torch.ones_like(x[:1]).expand(2, -1)
+        return None if root is None else cls(Mixture(mean, root, even, frame, settings.wider, settings.dof), scales)
 
     def again(self, draws: Weighing, settings: FitSettings) -> Self | None:
         """The same with the moments of other draws."""
@@ -451,14 +587,7 @@ class Mirrored(NamedTuple):
 
 
 class SeveralPosterior(Posterior):
-    """The posterior of the globals of a model with K ≥ 1 factors.
-
-    Attributes:
-        joint: the log joint of the globals.
-        mode: of the globals by Laplace's approximation, (dim,).
-        frame: the globals about their mode.
-        agreed: whether other normal draws would give nearly the same weights.
-    """
+    """The posterior of the globals of a model with K ≥ 1 factors."""
 
     def __init__(
         self, joint: ByLaplace, found: Found, frame: Frame, settings: FitSettings, seed: int, progress: bool
@@ -469,7 +598,7 @@ class SeveralPosterior(Posterior):
         generator = torch.Generator().manual_seed(seed)
         weigher = Weigher(joint, frame, float(found.at.value[0]), settings, generator)
         mirrored = self._mirrored(weigher)
-        self.agreed = self._refined(generator)
+        self.agreed = self._refined(generator)  # whether other normal draws would give nearly the same weights
         weigher.value = float(joint.log_joint(frame.theta[None], frame.effects))
         best, how = self._weighted(weigher, mirrored)
         if found.converged and best.weighted.k_hat <= USELESS:
@@ -496,15 +625,10 @@ class SeveralPosterior(Posterior):
         joint.nodes = enough_nodes(joint, frame, settings, generator)  # type: ignore[arg-type]  # it asks for r and values
         if joint.exact or not joint.others:
             return True
-        far = torch.randn(settings.looked, len(frame.theta), generator=generator, dtype=torch.float64, device="cpu").to(
-            frame.theta
-        )
-        theta = frame.theta + settings.far * far @ frame.root.mT
+        theta = frame.around_mode(settings, generator)
         modes = joint.values(theta, frame.modes(theta), 1).modes
         for pairs in joint.correction.pairs:
-            z = torch.randn(2, pairs, 1, joint.arranged.dim, generator=generator, dtype=torch.float64, device="cpu").to(
-                theta
-            )
+            z = normal_draws(2, pairs, 1, joint.arranged.dim, generator=generator, like=theta)
             joint.z, other = (torch.cat([half, -half]) for half in z)
             one, two = (joint.values(theta, modes, joint.nodes, True, half).value for half in (joint.z, other))
             if float((one - two).std()) < joint.correction.agreed:
@@ -532,9 +656,9 @@ class SeveralPosterior(Posterior):
         if joint.exact:
             by = "in closed form"
         else:
-            leaf = joint.factors[joint.leaf].name
+            leaf = joint.rows.factors[joint.leaf].name
             by = f"by Laplace's approximation, corrected by {joint.nodes} nodes for each group of {leaf}"
-            if len(joint.factors) > 1:
+            if len(joint.rows.factors) > 1:
                 by += f" and {0 if joint.z is None else len(joint.z)} draws of the other effects"
                 by += "" if self.agreed else ", with which other draws do not quite agree"
         return f"Random effects are integrated out {by}; draws of {how} are weighted to the posterior."
@@ -546,11 +670,7 @@ class SeveralPosterior(Posterior):
         return tuple(torch.cat(of) for of in zip(*drawn, strict=True))
 
     def of_groups(self, theta: Tensor) -> Tensor:
-        """Refuse: with several factors the rows of a group depend on those of others.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse: with several factors the rows of a group depend on those of others."""
         raise InputError("the log density of a group is for models of one grouping factor; this one has several.")
 
 
@@ -564,44 +684,7 @@ def integrate_several(
     progress: bool,
     correction: Correction | None = None,
 ) -> SeveralPosterior:
-    """Find the posterior of the globals of a design with several grouping factors, nested or crossed.
-
-    Use it for pupils in classes in schools, for answers of subjects to items, and other rows that belong to groups of
-    several kinds. With one factor it gives what `torchngvi.tables.globals.integrate` gives, by the same quadrature.
-    The formulas are those of `torchngvi.tables.several`.
-
-    Args:
-        design: the rows, with K ≥ 1 factors.
-        family: the density of y given the linear predictor.
-        coordinates: of the globals.
-        priors: of the globals.
-        settings: all numbers of the fit.
-        seed: of all draws.
-        progress: show a bar where draws are doubled.
-        correction: the numbers that several factors need; None for those of `Correction`.
-
-    Returns:
-        The posterior. Where the search has found no mode, ``converged`` is False, and ``reason`` says why; where other
-        normal draws would give other weights, ``agreed`` is False, and ``method`` says so.
-
-    Raises:
-        InputError: crossed factors of more effects than a dense matrix of them has room for.
-
-    >>> from torchngvi.tables.design import design_of_arrays
-    >>> from torchngvi.tables.families import family_of
-    >>> from torchngvi.tables.priors import settle
-    >>> subject, item = torch.arange(60) // 6, torch.arange(60) % 6
-    >>> one = torch.ones(60, 1, dtype=torch.float64)
-    >>> y = ((subject * item + subject) % 3).double()
-    >>> design = design_of_arrays(one, y, {"subject": (one, subject), "item": (one, item)})
-    >>> coordinates, family = Coordinates(design, 0), family_of("poisson")
-    >>> priors = settle(design, family, coordinates, None)
-    >>> found = integrate_several(design, family, coordinates, priors, FitSettings(), 0, False)
-    >>> found.converged, found.weighted.k_hat < 0.7
-    (True, True)
-    >>> [effects.shape for effects in found.effects(found.weighted.theta[:3], torch.Generator())]
-    [torch.Size([3, 10, 1]), torch.Size([3, 6, 1])]
-    """
+    """Find the posterior of the globals of a design with several grouping factors, nested or crossed."""
     joint = ByLaplace(design, family, coordinates, priors, settings.integration, correction)
     found = search(joint, settings)
     frame = Frame.around(joint, found, settings.apart)
