@@ -19,6 +19,7 @@ import numpy as np
 from torchngvi.errors import InputError
 from torchngvi.messages import hint, listed
 from torchngvi.solved.comparison import CLOSE
+from torchngvi.tables.families import MOST_CATEGORIES
 
 try:
     import pandas as pd
@@ -27,7 +28,6 @@ except ImportError:  # arrays need none
 
 Array = np.ndarray[Any, Any]
 
-MOST_LEVELS = 50  # of a column of texts: more are names, not categories
 _LARGEST = 1e140  # entry of a column, whose square is still a number
 _GAPS = 10  # numbers of a range for each that is there, in a numbering with gaps
 _NINES = re.compile(r"-9|-?99+")  # numbers that are used as codes for missing values
@@ -476,19 +476,19 @@ def of_levels(name: str, levels: int, door: Door, *, chosen: bool) -> list[str]:
     >>> of_levels("note", 60, COMMAND, chosen=False)[0][:50]
     "text column 'note' has 60 different values, more t"
     """
-    if levels <= MOST_LEVELS:
+    if levels <= MOST_CATEGORIES:
         return []
     groups = f'model it as groups that are alike, {"--formula " if door is COMMAND else ""}"... + (1 | {name})".'
     leave_out = door.to_leave_out(name).replace("the column", "it")
     leave_out = leave_out[0].upper() + leave_out[1:]
     if chosen:
         return [
-            f"column {name!r} has {levels} different values, more than the {MOST_LEVELS} of a category at most. "
+            f"column {name!r} has {levels} different values, more than the {MOST_CATEGORIES} of a category at most. "
             f"{leave_out}, or {groups}"
         ]
     return [
-        f"text column {name!r} has {levels} different values, more than {MOST_LEVELS}: it looks like names or dates, "
-        f"not categories. {leave_out}, or {groups}"
+        f"text column {name!r} has {levels} different values, more than {MOST_CATEGORIES}: it looks like names or "
+        f"dates, not categories. {leave_out}, or {groups}"
     ]
 
 

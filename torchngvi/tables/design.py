@@ -8,7 +8,7 @@ import contextlib
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,9 @@ from torchngvi.messages import hint, listed
 from torchngvi.models import checks
 from torchngvi.numerics.linalg import column_rank
 from torchngvi.tables import formulas
+from torchngvi.tables.families import MOST_CATEGORIES, Family
 from torchngvi.tables.formulas import OF_SURVIVAL, OF_TRIALS, Block, Sides, described, designs_of
 from torchngvi.tables.parts import Design, Factor
-
-if TYPE_CHECKING:
-    from torchngvi.tables.families import Family
 
 try:
     import numpy as np
@@ -290,7 +288,7 @@ class Formula:
         self,
         formula: str,
         frame: Any,
-        family: "Family | None" = None,
+        family: Family | None = None,
         *,
         weights: str | Any = None,
         positive: Any = None,
@@ -471,7 +469,7 @@ class Formula:
         }
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], family: "Family | None" = None) -> "Formula":
+    def of_state(cls, state: Mapping[str, Any], family: Family | None = None) -> "Formula":
         """Make a formula of what `state` has returned."""
         table = pd.DataFrame({name: _restored(column) for name, column in state["columns"].items()})
         return cls(state["formula"], table, family, weights=state["weights"], positive=state["positive"])
@@ -687,7 +685,7 @@ def _taken_apart(left: str) -> tuple[str, list[str]]:
 class _Response:
     """The left-hand side of a formula, which makes y of tables."""
 
-    def __init__(self, formula: str, left: str, family: "Family | None", positive: Any) -> None:
+    def __init__(self, formula: str, left: str, family: Family | None, positive: Any) -> None:
         self.formula, self.left, self.family, self.positive = formula, left, family, positive
         self.beside, texts = _taken_apart(left)
         if self.beside:
@@ -806,10 +804,10 @@ class _Response:
             self._levels = _levels_of(column)
             if len(self._levels) < 2:
                 raise InputError(f"The response has two categories or more; {name} is {self._levels[0]} in all rows.")
-            if len(self._levels) > cells.MOST_LEVELS:
+            if len(self._levels) > MOST_CATEGORIES:
                 raise InputError(
                     f"The response has categories; {name} has {len(self._levels)} different values, more than "
-                    f"{cells.MOST_LEVELS}. Put rare ones together, or take a family of numbers, such as gaussian."
+                    f"{MOST_CATEGORIES}. Put rare ones together, or take a family of numbers, such as gaussian."
                 )
             self.outcomes = tuple(cells.as_levels(pd.Series(self._levels)))
             texts = not isinstance(column.dtype, pd.CategoricalDtype) and not is_number(column)

@@ -9,7 +9,6 @@ from torch import Tensor
 from torchngvi.extras import needing
 from torchngvi.tables.families import Held
 from torchngvi.tables.parts import Design
-from torchngvi.tables.priors import Prior
 
 FORMAT = 1  # of the content of a file
 
@@ -45,20 +44,11 @@ SAID = {"converged": bool, "reason": str, "method": str, "k_hat": float, "effect
 
 
 def state_of(result: Any) -> dict[str, Any]:
-    """Return all that `result_of` makes the same result of, in tensors, numbers and texts.
-
-    Args:
-        result: the result.
-
-    Returns:
-        A dict that ``torch.save`` writes and ``torch.load`` with ``weights_only`` reads.
-    """
+    """Return all that `result_of` makes the same result of, in tensors, numbers and texts."""
     fitted, design, family = result.fitted, result.design, result.family
     generator, weighted = torch.Generator().manual_seed(0), fitted.weighted
     theta = weighted.resampled(len(result.draws().theta), generator)  # those of result.draws()
     drawn = fitted.effects(theta, generator) if design.factors else ()
-    priors = result.settled
-    named = dict(zip((name for name, _ in priors.table()), _texts(priors), strict=True))
     made = result.formula.state() if result.formula is not None else _arrays(design)
     held = family.values if isinstance(family, Held) else {}
     return {
@@ -67,25 +57,13 @@ def state_of(result: Any) -> dict[str, Any]:
         "family": family.name,
         "held": dict(held),
         "outcomes": None if family.outcomes is None else list(family.outcomes),
-        "priors": {name: text for name, text in named.items() if text},
+        "priors": {name: repr(prior) for name, prior in result.settled.rows() if name in result.settled.named},
         "weighted": [weighted.theta, weighted.weights],
         "theta": theta,
         "effects": list(drawn),
         "log_evidence": None if fitted.log_evidence is None else float(fitted.log_evidence),
         **{name: kind(getattr(result, name, getattr(fitted, name, None))) for name, kind in SAID.items()},
     }
-
-
-def _texts(priors: Any) -> list[str]:
-    """Of each row of the table of priors a text that makes it again; nothing where it is a default."""
-    named = set(priors.named)
-    rows: list[tuple[str, Prior]] = list(zip(priors.names, priors.coefficients, strict=True))
-    for (factor, effects), sds, cor in zip(priors.factors, priors.sds, priors.correlations, strict=True):
-        names = (f"{'1' if effect == 'Intercept' else effect}|{factor}" for effect in effects)
-        rows += zip(names, sds, strict=True)
-        rows += [(f"cor|{factor}", cor)] * (len(effects) > 1)
-    rows += zip(priors.family.parameters, priors.parameters, strict=True)
-    return [repr(prior) if name in named else "" for name, prior in rows]
 
 
 def _arrays(design: Design) -> dict[str, Any]:

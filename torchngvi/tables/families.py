@@ -26,15 +26,13 @@ from torchngvi.numerics import special
 from torchngvi.tables import priors
 
 _DOF = 4.0  # of Student's t noise: heavy tails that still have a variance
-_PRIOR_DOF = 3.0  # of default priors, as in brms
 _START = (0.1, 100.0)  # where a size, a precision or a shape begins, from the moments of y: where its prior has mass
 _LINEAR = 0.85  # of the largest logarithm: from there on exponentials go on linearly, e⁶⁰³ in float64, and stay finite
 _STIRLING = 10.0  # from where on the series of log Γ to 1/x⁹ has rounding alone
 _SMALL = -2.3  # log of the t below which log((1 - e⁻ᵗ)/t) is its series to t⁶, which has rounding alone there
 _NARROW, _TILT = 3e-3, 0.3  # a category of the probit link is narrow if its width, and that times its place, are less
 _PROPORTION = 1e-3  # of a success: how far a proportion times its trials may be from a whole number
-_OF_ROOT = priors.Power(priors.HalfT(_PRIOR_DOF, 1.0), -0.5)  # of a size: its 1/√r is the sd of a factor of mean 1
-_CATEGORIES = 50  # at most: each threshold is a parameter, and a column with more values is a number as a rule
+MOST_CATEGORIES = 50  # each threshold is a parameter, and a column with more values is a number or a name as a rule
 _COUNT = 2.0**52  # the largest count that is drawn, up to which each whole number is one of float64
 
 
@@ -173,9 +171,9 @@ class Family(ABC):
         A positive one has half-t(3, 2.5), a share the uniform distribution, another number t(3, 0, 2.5).
         """
         usual = {
-            "log": priors.HalfT(_PRIOR_DOF, WIDTH),
+            "log": priors.HalfT(scale=WIDTH),
             "logit": priors.Beta(1.0, 1.0),
-            "identity": priors.StudentT(_PRIOR_DOF, 0.0, WIDTH),
+            "identity": priors.StudentT(sd=WIDTH),
         }
         return tuple(usual[scale] for scale in self.ways)
 
@@ -342,7 +340,30 @@ def _moments(y: Tensor, weights: Tensor) -> tuple[float, float]:
     return float(mean), float((share * (y - mean).square()).sum())
 
 
-class Gaussian(Family):
+class _OfLink(Family):
+    """A family whose mean is the inverse of its link at η."""
+
+    own_priors: tuple[priors.Prior, ...] = ()  # of its parameters, where they are not the usual ones
+
+    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
+        """Return the inverse of the link at η."""
+        return _INVERSES[self.link](eta).expand(_full(eta, phi))
+
+    def parameter_prior(self) -> tuple[priors.Prior, ...]:
+        """Return the priors of the family, or the usual ones."""
+        return self.own_priors or super().parameter_prior()
+
+
+_INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": torch.positive,
+    "log": torch.exp,
+    "logit": torch.sigmoid,
+    "probit": torch.special.ndtr,
+}
+_OF_ROOT = (priors.Power(priors.HalfT(), -0.5),)  # half-t(3, 1) of 1/√φ, which is 0 where there is no such noise
+
+
+class Gaussian(_OfLink):
     """Real outcomes with normal noise, y ~ N(η, sd²); φ = log sd.
 
     For outcomes that vary about their mean symmetrically and without outliers.
@@ -357,11 +378,7 @@ class Gaussian(Family):
     unit = 1.0
 
     def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
-        """Return the family that knows the sd of y, the unit of its default prior.
-
-        Raises:
-            InputError: if y is the same in all rows.
-        """
+        """Return the family that knows the sd of y, the unit of its default prior."""
         left = (y[0] - offset)[weights > 0]
         if len(left) > 1 and bool((left == left[0]).all()):
             raise InputError(
@@ -382,10 +399,6 @@ class Gaussian(Family):
         value, precision = -self.log_prob(eta, y, phi), torch.exp(-2 * phi[..., 0])
         return value, (eta - y[0]) * precision, precision.expand(value.shape)
 
-    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
-        """Return η."""
-        return eta.expand(_full(eta, phi))
-
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw η and noise."""
         return eta + phi[..., 0].exp() * _normal(_full(eta, phi), eta, generator)
@@ -395,7 +408,7 @@ class Gaussian(Family):
 
     def parameter_prior(self) -> tuple[priors.Prior, ...]:
         """Return half-t of three degrees of freedom, 2.5 sds of y wide."""
-        return (priors.HalfT(_PRIOR_DOF, WIDTH * self.unit),)
+        return (priors.HalfT(scale=WIDTH * self.unit),)
 
 
 class StudentT(Gaussian):
@@ -434,7 +447,7 @@ class StudentT(Gaussian):
         return [super()._start_phi(y, offset, weights)[0] + 0.5 * math.log((_DOF - 2) / _DOF)]
 
 
-class Bernoulli(Family):
+class Bernoulli(_OfLink):
     """Two classes with the logistic link, p(y = 1 | η) = 1/(1 + e^{-η}); the class that sorts last is the success.
 
     For yes and no; e^coefficient is an odds ratio.
@@ -469,11 +482,7 @@ class Bernoulli(Family):
         return values[0], values[1]
 
     def checked(self, y: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the two classes as 0 and 1.
-
-        Raises:
-            InputError: if there are other values.
-        """
+        """Return the two classes as 0 and 1."""
         low, high = self.classes or self._classes(y[0])
         _refuse(self.name, f"the classes {low:g} and {high:g}", y[0], (y[0] != low) & (y[0] != high))
         return ((y[0] == high).to(y[0].dtype),)
@@ -487,10 +496,6 @@ class Bernoulli(Family):
         sign = 2 * y[0] - 1
         other = torch.sigmoid(-sign * eta)
         return -self.log_prob(eta, y, phi), -sign * other, other * torch.sigmoid(sign * eta)
-
-    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
-        """Return the probability of the success."""
-        return torch.sigmoid(eta).expand(_full(eta, phi))
 
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw 0 or 1."""
@@ -517,12 +522,8 @@ class Probit(Bernoulli):
         value, slope, curvature = special.negative_log_ndtr(sign * eta)
         return value, sign * slope, curvature
 
-    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
-        """Return the probability of the success."""
-        return torch.special.ndtr(eta).expand(_full(eta, phi))
 
-
-class Poisson(Family):
+class Poisson(_OfLink):
     """Counts with the logarithmic link, y ~ Poisson(e^η); e^coefficient is a rate ratio.
 
     For counts of events that come independently of one another; with exposure add ``offset(log(exposure))``.
@@ -544,10 +545,6 @@ class Poisson(Family):
         rate = eta.exp()
         return rate - y[0] * eta + torch.lgamma(y[0] + 1), rate - y[0], rate
 
-    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
-        """Return the rate."""
-        return eta.exp().expand(_full(eta, phi))
-
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw counts."""
         return _poisson(eta.exp().expand(_full(eta, phi)), generator)
@@ -564,7 +561,7 @@ def _trials(extra: tuple[Tensor, ...], name: str) -> Tensor:
     return extra[0]
 
 
-class Binomial(Family):
+class Binomial(_OfLink):
     """Successes of trials with the logistic link, y ~ Binomial(n, 1/(1 + e^{-η})); y = (successes, n).
 
     For counts out of a known number; proportions are taken where the trials are there as well.  e^coefficient is an
@@ -582,11 +579,7 @@ class Binomial(Family):
     bounds = (0.0, math.inf)
 
     def checked(self, y: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return successes and trials; numbers between 0 and 1, not all of them whole, are proportions of the trials.
-
-        Raises:
-            InputError: if there are successes that are no counts, or more of them than trials.
-        """
+        """Return successes and trials; numbers between 0 and 1, not all of them whole, are proportions of these."""
         self._columns(y)
         successes, trials = y
         _refuse(self.name, "trials 0, 1, 2, ..", trials, (trials < 0) | (trials != trials.round()))
@@ -610,10 +603,6 @@ class Binomial(Family):
         k, n = y
         p, q = torch.sigmoid(eta), torch.sigmoid(-eta)
         return -self.log_prob(eta, y, phi), (n - k) * p - k * q, n * p * q
-
-    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
-        """Return the probability of a success in one trial."""
-        return torch.sigmoid(eta).expand(_full(eta, phi))
 
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw the number of successes."""
@@ -641,7 +630,7 @@ class BetaBinomial(Binomial):
     """
 
     name, concave = "beta_binomial", False
-    parameters = ("precision",)
+    parameters, own_priors = ("precision",), _OF_ROOT
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
         """Return log C(n, y) B(y + μψ, n - y + (1 - μ)ψ)/B(μψ, (1 - μ)ψ)."""
@@ -649,18 +638,12 @@ class BetaBinomial(Binomial):
         ones, zeros = log_precision + logsigmoid(eta), log_precision + logsigmoid(-eta)
         return _rising(ones, k) + _rising(zeros, n - k) - _rising(log_precision, n) + _log_choose(n, k)
 
-    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return those by autograd."""
-        return Family.jet(self, eta, y, phi)
+    jet = Family.jet  # by autograd
 
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw the number of successes."""
         p = _beta_draws(eta, phi[..., 0], generator)
         return torch.binomial(_trials(extra, self.name).to(p).expand(p.shape).contiguous(), p, generator)
-
-    def parameter_prior(self) -> tuple[priors.Prior, ...]:
-        """Return half-t(3, 1) of 1/√ψ, which is 0 where trials are independent."""
-        return (_OF_ROOT,)
 
 
 class NegativeBinomial(Poisson):
@@ -674,7 +657,7 @@ class NegativeBinomial(Poisson):
     0.25
     """
 
-    name, parameters = "negative_binomial", ("size",)
+    name, parameters, own_priors = "negative_binomial", ("size",), _OF_ROOT  # 1/√r: the sd of a factor of the rates
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
         """Return the log density."""
@@ -688,10 +671,6 @@ class NegativeBinomial(Poisson):
         p, q = torch.sigmoid(delta), torch.sigmoid(-delta)
         return -self.log_prob(eta, y, phi), size * p - y[0] * q, (y[0] + size) * p * q
 
-    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
-        """Return e^η."""
-        return eta.exp().expand(_full(eta, phi))
-
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw counts whose rates have gamma distributions."""
         size = phi[..., 0].exp().expand(_full(eta, phi))
@@ -700,10 +679,6 @@ class NegativeBinomial(Poisson):
     def _start_phi(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> list[float]:
         mean, variance = _moments(y[0], weights)
         return [_between(mean * mean / max(variance - mean, mean * mean / _START[1]))] if mean > 0 else [0.0]
-
-    def parameter_prior(self) -> tuple[priors.Prior, ...]:
-        """Return half-t(3, 1) of 1/√r, the sd of a factor of the rates."""
-        return (_OF_ROOT,)
 
 
 class _Zeros(Family):
@@ -850,9 +825,9 @@ class _Categories(Family):
     def _named(self, labels: Sequence[object] | None) -> None:
         self.outcomes = None if labels is None else tuple(map(str, labels))
         count = 2 if self.outcomes is None else len(self.outcomes)
-        if not 2 <= count <= _CATEGORIES:
+        if not 2 <= count <= MOST_CATEGORIES:
             raise InputError(
-                f"the {self.name} family needs 2 to {_CATEGORIES} categories; got {listed(self.outcomes or ())}. "
+                f"the {self.name} family needs 2 to {MOST_CATEGORIES} categories; got {listed(self.outcomes or ())}. "
                 "Check the column, put categories together, or choose a family of numbers, such as gaussian."
             )
         self.bounds = (0.0, math.inf if labels is None else count - 1.0)
@@ -867,11 +842,7 @@ class _Categories(Family):
         return family
 
     def checked(self, y: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the number of the category of each row, from 0 on.
-
-        Raises:
-            InputError: if there are values that are no categories.
-        """
+        """Return the number of the category of each row, from 0 on."""
         self._columns(y)
         _refuse(self.name, "categories", y[0], torch.zeros_like(y[0], dtype=torch.bool))
         known = self.values or (torch.unique(y[0]).tolist() if self.outcomes is None else range(len(self.outcomes)))
@@ -986,9 +957,7 @@ class OrdinalProbit(Ordinal):
         flat = log_gap - 0.5 * math.log(2 * math.pi) - 0.5 * square + bent
         return torch.where(narrow, flat, torch.where(wide, between, 0.0) - nearer)
 
-    def jet(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return those by autograd."""
-        return Family.jet(self, eta, y, phi)
+    jet = Family.jet  # by autograd
 
     def _noise(self, shape: torch.Size, like: Tensor, generator: torch.Generator) -> Tensor:
         return _normal(shape, like, generator)
@@ -1013,11 +982,7 @@ class Multinomial(_Categories):
     name, link, ratio, nominal = "multinomial", "logit", "odds ratio", True
 
     def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
-        """Return the family that knows its categories.
-
-        Raises:
-            InputError: if there is an offset.
-        """
+        """Return the family that knows its categories."""
         if bool(offset.any()):
             raise InputError(
                 f"the {self.name} family takes no offset, since each category but the reference has a linear predictor "
@@ -1069,7 +1034,7 @@ class Multinomial(_Categories):
         return found
 
 
-class Beta(Family):
+class Beta(_OfLink):
     """Shares strictly between 0 and 1, y ~ Beta(μψ, (1 - μ)ψ), μ = 1/(1 + e^{-η}); φ = log ψ, the precision.
 
     For proportions without a number of trials (Ferrari and Cribari-Neto 2004); the variance is μ(1 - μ)/(1 + ψ).
@@ -1081,7 +1046,7 @@ class Beta(Family):
     """
 
     name, link, ratio, discrete = "beta", "logit", "odds ratio", False
-    parameters = ("precision",)
+    parameters, own_priors = ("precision",), _OF_ROOT  # 1/√ψ: nearly the sd of y in units of √(μ(1 - μ))
     bounds = (0.0, 1.0)
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
@@ -1092,10 +1057,6 @@ class Beta(Family):
         constant = torch.lgamma(log_precision.exp()) + ones - torch.lgamma(a + 1) + zeros - torch.lgamma(b + 1)
         return constant + (a - 1) * y[0].log() + (b - 1) * torch.log1p(-y[0])
 
-    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
-        """Return μ."""
-        return torch.sigmoid(eta).expand(_full(eta, phi))
-
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw shares."""
         return _beta_draws(eta, phi[..., 0], generator)
@@ -1104,12 +1065,8 @@ class Beta(Family):
         mean, variance = _moments(y[0], weights)
         return [_between(mean * (1 - mean) / max(variance, torch.finfo(torch.float64).tiny) - 1)]
 
-    def parameter_prior(self) -> tuple[priors.Prior, ...]:
-        """Return half-t(3, 1) of 1/√ψ, nearly the sd of y in units of √(μ(1 - μ))."""
-        return (_OF_ROOT,)
 
-
-class Gamma(Family):
+class Gamma(_OfLink):
     """Positive outcomes whose sd is a share of their mean, y ~ Gamma(k, k/μ), μ = e^η; φ = log k, the shape.
 
     For costs, durations and amounts; 1/√k is the coefficient of variation, and e^coefficient a ratio of means.
@@ -1120,7 +1077,7 @@ class Gamma(Family):
     """
 
     name, link, ratio, discrete, concave = "gamma", "log", "ratio of means", False, True
-    parameters = ("shape",)
+    parameters, own_priors = ("shape",), _OF_ROOT  # 1/√k: the coefficient of variation
     bounds = (0.0, math.inf)
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
@@ -1134,10 +1091,6 @@ class Gamma(Family):
         shape, x = phi[..., 0].exp(), y[0].log() - eta
         return -self.log_prob(eta, y, phi), -shape * _expm1(x), shape * _exp(x)
 
-    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
-        """Return e^η."""
-        return eta.exp().expand(_full(eta, phi))
-
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw positive numbers."""
         shape = phi[..., 0].exp().expand(_full(eta, phi))
@@ -1147,12 +1100,8 @@ class Gamma(Family):
         mean, variance = _moments(y[0] * torch.exp(-offset), weights)
         return [_between(mean * mean / max(variance, mean * mean / _START[1]))]
 
-    def parameter_prior(self) -> tuple[priors.Prior, ...]:
-        """Return half-t(3, 1) of 1/√k, the coefficient of variation."""
-        return (_OF_ROOT,)
 
-
-class _Survival(Family):
+class _Survival(_OfLink):
     """Times to an event, y = (time, whether the event was seen), censored on the right where it was not."""
 
     link, ratio, discrete, concave = "log", "time ratio", False, True
@@ -1160,11 +1109,7 @@ class _Survival(Family):
     bounds = (0.0, math.inf)
 
     def checked(self, y: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return times and 0 or 1.
-
-        Raises:
-            InputError: if there are times that are not positive, or events that are not 0 or 1.
-        """
+        """Return times and 0 or 1."""
         y = super().checked(y)
         _refuse(self.name, "events that are 1 (seen) or 0 (censored)", y[1], (y[1] != 0) & (y[1] != 1))
         return y
@@ -1183,6 +1128,7 @@ class Weibull(_Survival):
     """
 
     name, parameters = "weibull", ("shape",)
+    own_priors = (priors.Power(priors.HalfT(scale=WIDTH), -1.0),)  # half-t(3, 2.5) of 1/k, the scale of log times
 
     def log_prob(self, eta: Tensor, y: tuple[Tensor, ...], phi: Tensor) -> Tensor:
         """Return event · (log k - log t + z) - e^z, z = k (log t - log λ)."""
@@ -1199,10 +1145,6 @@ class Weibull(_Survival):
         """The logarithm of the cumulative hazard, z."""
         return log_shape.exp() * (time.log() + torch.lgamma(1 + torch.exp(-log_shape)) - eta)
 
-    def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
-        """Return the mean time, e^η."""
-        return eta.exp().expand(_full(eta, phi))
-
     def draw(self, eta: Tensor, phi: Tensor, generator: torch.Generator, extra: tuple[Tensor, ...] = ()) -> Tensor:
         """Draw times of the event."""
         log_scale, noise = eta - torch.lgamma(1 + torch.exp(-phi[..., 0])), _uniform(_full(eta, phi), eta, generator)
@@ -1214,10 +1156,6 @@ class Weibull(_Survival):
         events = (weights * event).sum().clamp_min(0.5 * float(weights.mean()))
         total = (weights * time * torch.exp(-offset)).sum()
         return float((total / events).log()), total.new_zeros(1, dtype=torch.float64)
-
-    def parameter_prior(self) -> tuple[priors.Prior, ...]:
-        """Return half-t(3, 2.5) of 1/k, the scale of log times."""
-        return (priors.Power(priors.HalfT(_PRIOR_DOF, WIDTH), -1.0),)
 
 
 class Lognormal(_Survival):

@@ -23,12 +23,12 @@ from torchngvi.diagnostics.importance import USELESS, smoothed
 from torchngvi.diagnostics.predictive import LeftOut
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
+from torchngvi.solved.comparison import CLOSE
 from torchngvi.tables.parts import Factor
 from torchngvi.tables.prediction import AT_ONCE, Predictor
 
 TableResult = Any  # of torchngvi.tables.result, which imports this module
 
-CLOSE = 4.0  # nats of elpd within which two models may predict alike (Sivula, Magnusson and Vehtari 2020)
 ERRORS = 2.0  # standard errors of the difference within which they do
 FEW = 100  # rows or groups below which standard errors are too small (the same)
 

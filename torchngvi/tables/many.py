@@ -29,13 +29,14 @@ from tqdm import tqdm
 from torchngvi.arguments import read_instance, read_seed, read_size, read_tensor
 from torchngvi.diagnostics.importance import USELESS, Smoothed, smoothed
 from torchngvi.errors import InputError
-from torchngvi.models.standardize import mean_and_sd
 from torchngvi.numerics import linalg, small_blocks
 from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import Family, family_of
+from torchngvi.tables.globals import half_normal_half_t
 from torchngvi.tables.model import TableModel
-from torchngvi.tables.parts import Coordinates, Design, Globals, Weighted, covariance_root
-from torchngvi.tables.priors import Priors, settle
+from torchngvi.tables.parts import Coordinates, Design, Globals, Weighted, covariance_root, replaced_where, rows_of
+from torchngvi.tables.priors import Priors, locations_and_unit, settle
+from torchngvi.tables.table import Marginals
 
 
 @dataclass(frozen=True)
@@ -100,24 +101,6 @@ class ManySettings:
     effective: float = 0.5
     again: int = 2
     ridge: float = 0.02
-
-
-class Marginals(NamedTuple):
-    """Estimates of some globals of all members.
-
-    Attributes:
-        names: of the k globals.
-        mean: posterior means, (G, k).
-        sd: posterior standard deviations, (G, k).
-        low: lower ends of 95 % intervals, (G, k).
-        high: upper ends, (G, k).
-    """
-
-    names: tuple[str, ...]
-    mean: Tensor
-    sd: Tensor
-    low: Tensor
-    high: Tensor
 
 
 class ManyResult:
@@ -251,11 +234,8 @@ class ManyResult:
 
 
 def _quantile(x: Tensor, w: Tensor, p: float) -> Tensor:
-    """Weighted quantiles along the draws of (G, S, k), (G, k), linear between draws at their expected shares.
-
-    Those are k/(S + 1) where weights are equal: the draws between the quantiles of .025 and .975 then have the
-    probability .95; with (k - ½)/S the intervals of 100 draws had .942.
-    """
+    """Weighted quantiles along the draws of (G, S, k), (G, k), linear between draws at their expected shares."""
+    # of equal weights k/(S + 1): with (k - ½)/S the 95 % intervals of 100 draws had the probability .942
     x, order = x.sort(1)
     w, each = w.gather(1, order), 1 / x.shape[1]
     middle = (w.cumsum(1) - 0.5 * w + 0.5 * each) / (1 + each)
@@ -350,13 +330,7 @@ def _joint(
             "Fit the outcomes one by one, as TableModel(design._replace(y=(y,)), family).fit()."
         )
     G, N = len(read), int(here.sum())
-    design = design._replace(
-        X=design.X[here],
-        factors=tuple(one._replace(Z=one.Z[here], groups=one.groups[here]) for one in design.factors),
-        offset=design.offset[here],
-        y=tuple(one[here] for one in design.y),
-        weights=design.weights[here],
-    )
+    design = rows_of(design, here)
     of_all = tuple(one.expand(G, N).flatten() for one in (read[:, here], *design.y[1:], design.offset, design.weights))
     try:
         y = kind.checked(of_all[:-2])
@@ -383,7 +357,9 @@ class _Units(NamedTuple):
     @classmethod
     def of(cls, design: Design, family: Family, coordinates: Coordinates, Y: Tensor, priors: Priors) -> Self:
         """Find location and unit of each member."""
-        location, unit = _location_and_unit(design, family, coordinates, Y)
+        each = (design._replace(y=(y, *design.y[1:])) for y in Y.unbind(1))
+        found = [locations_and_unit(of_member, family, coordinates.columns) for of_member in each]
+        location, unit = Y.new_tensor([[level[0], size] for level, size in found]).unbind(1)
         p, P = coordinates.p, coordinates.dim
         logs = torch.zeros(P, dtype=Y.dtype, device=Y.device)
         place = p
@@ -418,26 +394,6 @@ class _Units(NamedTuple):
         usual = self.usual[0] + self.usual[1] * psi
         ratio = torch.where(self.own, 1.0, self.usual[1] / self.scale[members]).log().sum(-1, keepdim=True)
         return self.priors.log_prob(torch.where(self.own, self.theta(psi, members), usual)) + ratio
-
-
-def _location_and_unit(design: Design, family: Family, coordinates: Coordinates, Y: Tensor) -> tuple[Tensor, Tensor]:
-    """g(ȳ) and s_y of each member, (G,), as `torchngvi.models.standardize.TargetSummary` has them of one."""
-    weights, offset, rows = design.weights, design.offset, torch.full_like(Y[0], len(Y))
-    if "trials" in family.extra:
-        Y, weights = Y / design.y[1].clamp_min(1)[:, None], weights * design.y[1]
-        rows = weights.sum().round().clamp_min(1).expand(Y.shape[1])
-    mean, sd = (x.to(Y) for x in mean_and_sd(Y - offset[:, None] if family.link == "identity" else Y, weights))
-    one, least, share = torch.ones_like(mean), 0.5 / (rows + 1), weights / weights.sum()
-    if family.link == "identity":
-        through_0 = family.intercept and coordinates.columns.constant is None
-        unit = torch.hypot(mean, sd) if through_0 else sd
-        return mean, torch.where(unit > 0, unit, torch.where(mean != 0, mean.abs(), one))
-    if family.link == "log":
-        return mean.clamp_min(least).log() - torch.logsumexp(offset + share.log(), 0), one
-    if family.link not in ("logit", "probit"):
-        return torch.zeros_like(mean), one
-    p = torch.minimum(mean.clamp_min(least), 1 - least)
-    return (torch.logit(p) if family.link == "logit" else torch.special.ndtri(p)) - (share * offset).sum(), one
 
 
 class _Joint:
@@ -540,7 +496,7 @@ class _Joint:
             energy, g, new = self._quadratic(fixed, C, phi, u, y)
             rounding = 1e-9 * (1 + torch.where(best.isfinite(), best.abs(), 0.0))
             took = (energy <= best + rounding) & ~done
-            at, H, best = (torch.where(_like(took, b), a, b) for a, b in ((u, at), (new, H), (energy, best)))
+            at, H, best = replaced_where(took, (u, new, energy), (at, H, best))
             step = torch.where(took[..., None], _newton(g, new), torch.where(done[..., None], step, 0.5 * step))
             done = done | (took & (g.abs().amax(-1) < self.settings.mode))
             u = at + step
@@ -661,8 +617,8 @@ class _Mode(NamedTuple):
 def _search(joint: _Joint, psi: Tensor, u: Tensor, nodes: int) -> _Mode:
     """Find the modes of members by quasi-Newton steps, with a shift and with acceptance in each of them.
 
-    The Hessian begins with differences of gradients and is updated as BFGS does. Where a step promises less than the
-    end, or none is taken any more, it is replaced by differences, and if the promise stands the member is done.
+    Where a step promises less than the end, or none is taken any more, the Hessian is replaced by differences of
+    gradients, and if the promise stands the member is done.
     """
     s = joint.settings
     energy, slope, u = (x[:, 0] if x.ndim < 4 else x for x in joint.energy(psi[:, None], u[:, None], nodes))
@@ -714,9 +670,8 @@ def _stepped(joint: _Joint, at: _Mode, nodes: int) -> _Mode:
         change[:, :, None] * (change / along[:, None])[:, None] - told[:, :, None] * (told / before[:, None])[:, None]
     )
     shift = torch.where(took, torch.where(at.shift > 1e-2, 0.1 * at.shift, 0.0), (10 * at.shift).clamp_min(0.1))
-    pairs = ((new, at.psi), (energy, at.energy), (slope, at.slope))
-    psi, energy, slope = (torch.where(_like(took, b), a, b) for a, b in pairs)
-    H, u = torch.where(_like(good, at.H), at.H + outer, at.H), torch.where(_like(took, u), u, at.u)
+    psi, energy, slope, u = replaced_where(took, (new, energy, slope, u), (at.psi, at.energy, at.slope, at.u))
+    (H,) = replaced_where(good, (at.H + outer,), (at.H,))
     return _Mode(psi, energy, slope, H, u, at.follows, at.promise, shift)
 
 
@@ -878,11 +833,7 @@ def _weighed(
     tail = 0.5 * torch.where(to_left, share / edge, (1 - share) / (1 - edge))
     z = -torch.special.ndtri(tail.clamp(1e-12, 0.5)) * points.factor  # |z|
     psi = centre[:, None] + torch.where(to_left, -left, right) * z @ root.mT
-    square = z.square().sum(-1)
-    normal = -0.5 * square - 0.5 * P * math.log(2 * math.pi)
-    constant = math.lgamma(0.5 * (s.dof + P)) - math.lgamma(0.5 * s.dof) - 0.5 * P * math.log(s.dof * math.pi)
-    t = constant - P * math.log(s.wider) - 0.5 * (s.dof + P) * torch.log1p(square / (s.dof * s.wider**2))
     log_det = root.diagonal(dim1=-2, dim2=-1).log().sum(-1) + (0.5 * reach.sum(1)).log().sum(-1)
-    log_q = torch.logaddexp(normal, t) - math.log(2) - log_det[:, None]
+    log_q = half_normal_half_t(z.square().sum(-1), P, s.wider, s.dof) - log_det[:, None]
     log_p = joint.values(psi, mode, nodes).nan_to_num(nan=-torch.inf)
     return psi, smoothed((log_p - log_q).mT)

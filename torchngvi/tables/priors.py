@@ -35,8 +35,6 @@ from torchngvi.tables.remarks import products_far_from_0
 
 Family = Any  # of torchngvi.tables.families, which imports this module
 
-_DOF = 3.0  # of the default prior of a standard deviation: as brms
-
 
 class Prior(ABC):
     """The density of one number, whose parameters are numbers, or tensors of as many numbers as it is asked for.
@@ -162,7 +160,7 @@ class HalfT(Prior):
     word = "half-t"
     support = "positive"
     positive = ("dof", "scale")
-    dof: Any = _DOF
+    dof: Any = 3.0
     scale: Any = 1.0
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -415,22 +413,7 @@ class _Stacked(NamedTuple):
 
 
 class Priors:
-    """The priors of a model: the log density of its coordinates θ, and what to say of them.
-
-    `settle` makes them; they print as one line.
-
-    Attributes:
-        coefficients: the prior of each column of X in the units of the user, that of the intercept, or of a full set of
-            indicators, at the means of the other columns.
-        sds: of each factor, the prior of the standard deviation of each effect in the units of the user, that of an
-            intercept at the means of the other columns.
-        correlations: of each factor.
-        parameters: of the natural-scale parameters of the family.
-        location: the coordinates a at the prior mean, (p,).
-        unit: s_y.
-        names: of the columns of X.
-        factors: the name of each factor, and the names of its effects.
-        named: the names in `table` of the priors that the user chose.
+    """The priors of a model, see `_Chosen`: the log density of its coordinates θ, and what to say of them.
 
     >>> from torchngvi.tables.parts import Factor
     >>> one = torch.ones(4, 1, dtype=torch.float64)
@@ -454,13 +437,14 @@ class Priors:
         self.names, self.family, self.lengths = coordinates.names, family, coordinates.lengths
         self.coefficients, self.sds, self.correlations, self.parameters, self.named, self.parts = chosen
         self.factors = tuple((factor.name, factor.effects) for factor in design.factors)
+        # the unit is s_y
         self.unit, self.columns, self.within = unit, coordinates.columns, coordinates.within
         self.scales = coordinates.scales
         pairs = zip(self.coefficients, self.scales.tolist(), strict=True)
         within = [prior.scaled(s) for prior, s in pairs]
         self._a = _Stacked.of(within, design.X)
         means = [float(getattr(prior, "mean", 0.0)) for prior in within]
-        self.location = torch.tensor(means, dtype=design.X.dtype, device=design.X.device)
+        self.location = torch.tensor(means, dtype=design.X.dtype, device=design.X.device)  # a at the prior mean, (p,)
         ordered = family.outcomes is not None and len(set(self.parameters)) == 1
         # thresholds are in one of all the orders, of which their priors know nothing
         self._orders = math.lgamma(len(self.parameters) + 1) if ordered else 0.0
@@ -488,14 +472,17 @@ class Priors:
         own = [prior.log_prob(natural[..., k]) for k, prior in enumerate(self.parameters)]
         return total + (torch.stack(own).sum(0) + self.family.log_jacobian(flat)).reshape(phi.shape[:-1]) + self._orders
 
-    def table(self) -> tuple[tuple[str, str], ...]:
-        """List the name and the prior of every global in the units of the user, by the names that ``priors=`` takes."""
-        rows = [(name, str(prior)) for name, prior in zip(self.names, self.coefficients, strict=True)]
+    def rows(self) -> list[tuple[str, Prior]]:
+        """The name and the prior of every global in the units of the user, by the names that ``priors=`` takes."""
+        rows: list[tuple[str, Prior]] = list(zip(self.names, self.coefficients, strict=True))
         for (factor, effects), sds, cor in zip(self.factors, self.sds, self.correlations, strict=True):
-            rows += [(_of_sd(effect, factor), str(prior)) for effect, prior in zip(effects, sds, strict=True)]
-            rows += [(f"cor|{factor}", str(cor))] * (len(effects) > 1)
-        rows += [(name, str(prior)) for name, prior in zip(self.family.parameters, self.parameters, strict=True)]
-        return tuple(rows)
+            rows += [(_of_sd(effect, factor), prior) for effect, prior in zip(effects, sds, strict=True)]
+            rows += [(f"cor|{factor}", cor)] * (len(effects) > 1)
+        return [*rows, *zip(self.family.parameters, self.parameters, strict=True)]
+
+    def table(self) -> tuple[tuple[str, str], ...]:
+        """The same with the priors as they are printed."""
+        return tuple((name, str(prior)) for name, prior in self.rows())
 
     def describe(self) -> str:
         """Say the priors in one line: defaults per standard deviation of a column, then those that were named."""
@@ -541,13 +528,13 @@ class Priors:
 
 
 class _Chosen(NamedTuple):
-    """The prior of each global, and the names of those that the user chose."""
+    """The prior of each global, in the units of the user, and the names of those that the user chose."""
 
-    coefficients: tuple[Prior, ...]
-    sds: tuple[tuple[Prior, ...], ...]
-    correlations: tuple[LKJ, ...]
-    parameters: tuple[Any, ...]
-    named: tuple[str, ...]
+    coefficients: tuple[Prior, ...]  # that of the intercept, or of a full set of indicators, at the means
+    sds: tuple[tuple[Prior, ...], ...]  # of each factor those of its effects, that of an intercept at the means
+    correlations: tuple[LKJ, ...]  # of each factor
+    parameters: tuple[Any, ...]  # of the natural-scale parameters of the family
+    named: tuple[str, ...]  # as `Priors.table` names them
     parts: tuple[float, ...]  # of each column that its default prior is per sd of, see `products_far_from_0`
 
 
@@ -577,22 +564,11 @@ def settle(
 ) -> Priors:
     """Settle the priors of a model: the defaults in the units of its data, and those that a user names.
 
-    Args:
-        design: the rows of the fit.
-        family: the likelihood, settled.
-        coordinates: of the globals.
-        priors: "default" or None for the defaults; "flat" for priors of coefficients and standard deviations that are
-            4,000 times wider, which say nothing; or a mapping from names to priors, or texts such as "normal(0, 1)", in
-            the units of the user. Names are those of the coefficients ("Intercept" at the means of the columns; of
-            categories "label: column", or the column for all of them), "b" for all coefficients but the intercept,
-            "1|g" and "x|g" for standard deviations over groups, "sd" for all of them, "cor|g" and "cor" for
-            correlations, and the parameters of the family, such as "residual sd". The more particular name counts.
-
-    Returns:
-        The priors.
-
-    Raises:
-        InputError: a name that the model has not, or a prior of other numbers, as a normal one of a standard deviation.
+    "flat" is for priors of coefficients and standard deviations that are 4,000 times wider, which say nothing. Names
+    are those of the coefficients ("Intercept" at the means of the columns; of categories "label: column", or the column
+    for all of them), "b" for all coefficients but the intercept, "1|g" and "x|g" for standard deviations over groups,
+    "sd" for all of them, "cor|g" and "cor" for correlations, and the parameters of the family, such as "residual sd".
+    The more particular name counts.
 
     >>> one = torch.ones(3, 1, dtype=torch.float64)
     >>> X = torch.cat([one, torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)], 1)
@@ -602,7 +578,7 @@ def settle(
     (('Intercept', 'N(0.693, 2.5^2)'), ('x', 'N(0, 1^2)'))
     """
     given = _read(priors)
-    locations, unit = _locations_and_unit(design, family, coordinates.columns)
+    locations, unit = locations_and_unit(design, family, coordinates.columns)
     width = WIDTHS["flat" if isinstance(priors, str) and priors == "flat" else "default"] * unit
     asked = _Asked(given, WIDTHS["flat"] * unit)
     levels = coordinates.level(*locations) / coordinates.scales  # in the units of the user
@@ -643,7 +619,7 @@ def _read(priors: object) -> dict[str, "Prior | str"]:
     return {str(name): one if isinstance(one, Prior) else parse_prior(one) for name, one in priors.items()}
 
 
-def _locations_and_unit(design: Design, family: Family, columns: Standardization) -> tuple[list[float], float]:
+def locations_and_unit(design: Design, family: Family, columns: Standardization) -> tuple[list[float], float]:
     """g(ȳ), of each category against the reference, and s_y, of trials by the share of successes of all."""
     if family.nominal:
         return family.levels(design.y, design.weights.double()), 1.0
@@ -689,7 +665,7 @@ class _Asked:
         own = (f"Intercept{name[1:]}",) if name.startswith("1|") else ()
         prior = self.prior(name, *own, "sd")
         if isinstance(prior, str):
-            return HalfT(_DOF, self.flat / scale if prior == "flat" else width)
+            return HalfT(scale=self.flat / scale if prior == "flat" else width)
         return _of_support(name, "a standard deviation", prior, "positive", "HalfT(3, 1)")
 
     def correlation(self, factor: str, effects: int) -> LKJ:

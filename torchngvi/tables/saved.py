@@ -85,19 +85,7 @@ def load(path: str | os.PathLike[str], family: Family | None = None) -> TableRes
 
 
 def result_of(state: Any, family: Family | None = None, name: str = "the file") -> TableResult:
-    """Make the result of what `state_of` has returned; each part is checked.
-
-    Args:
-        state: the dict.
-        family: the family, where it is one of your own.
-        name: of the file, for messages.
-
-    Returns:
-        The result.
-
-    Raises:
-        InputError: what `state_of` has not returned.
-    """
+    """Make the result of what `state_of` has returned; each part is checked."""
     try:
         return _result(state, family)
     except InputError as error:
