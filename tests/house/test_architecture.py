@@ -231,7 +231,6 @@ LARGER = {
     "tables/integrated.py: Integrated": "one log joint: nodes, modes, gradients and draws share the blocks of its rows",
     "tables/model.py: MixedModel.__init__": "X, y, groups and the keywords that every package for such models has",
     "tables/result.py: TableResult": "what a person asks of a fit: short methods, most of their lines say what they do",
-    "tables/several.py: ByLaplace": "one log joint: its mode, its gradient and its correction share a factorisation",
     "adapters/gpytorch/training.py: train_svgp_in_batches": (
         "keywords that stand alone, as those of fit, with the processes"
     ),

@@ -122,13 +122,6 @@ class TestAYear:
             9 * float(summary.fixed[1]), abs=0.03
         )  # of draws
 
-    def test_scikit_learn(self, years):
-        sklearn = pytest.importorskip("torchngvi.adapters.sklearn")
-        model = sklearn.BayesianMixedRegressor(groups="g").fit(years[["year", "g"]], years.y)
-        assert float(model.coef_[0]) == pytest.approx(within_groups(years), abs=0.005)
-        draws = model.sample_posterior(400, random_state=0)
-        assert abs(draws[:, 0].mean() - within_groups(years)) < 0.01
-
     def test_the_command_line(self, years, tmp_path, capsys):
         years.to_csv(tmp_path / "years.csv", index=False)
         main(["fit", "--data", f"{tmp_path}/years.csv", "--formula", FORMULAS[0], "--out", f"{tmp_path}/run"])
@@ -276,17 +269,6 @@ class TestInvariance:
         other = table.assign(kind=table.kind.map({"a": "z", "b": "b", "c": "c"}))
         ours, theirs = (predicted(some, f"{y} ~ x + kind + (1 | g)", family)[0] for some in (table, other))
         assert float(((ours.mean - theirs.mean) / ours.sd).abs().max()) < 0.1 + 3 / math.sqrt(400)
-
-    def test_scikit_learn(self):
-        sklearn = pytest.importorskip("torchngvi.adapters.sklearn")
-        table = visits()
-        ours, theirs = (
-            sklearn.BayesianMixedRegressor(groups="g", slopes=["x"], draws=400)
-            .fit(some[["x", "g"]], some.y)
-            .predict(some[["x", "g"]])
-            for some in (table, table.assign(x=1e-9 * table.x + 1e-3))
-        )
-        assert np.abs(ours - theirs).max() < 1e-3
 
     @pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e6, 1e12])
     def test_the_unit_of_y(self, scale):
