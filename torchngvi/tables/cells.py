@@ -53,18 +53,13 @@ def refuse(faults: Sequence[str]) -> None:
 class Door(NamedTuple):
     """The words by which a user of one door leaves a column out, or takes it as categories.
 
-    Attributes:
-        leave_out: with "{name}" for the column, and "{quoted}" for its name as an argument of a shell.
-        as_categories: the same; an empty text where that is not offered.
-        keeps_texts: whether texts that are plain numbers stay texts, as they come in a table of Python.
-
     >>> COMMAND.to_leave_out("Customer ID")
     "leave the column out (--drop 'Customer ID')"
     """
 
-    leave_out: str
-    as_categories: str
-    keeps_texts: bool = False
+    leave_out: str  # with "{name}" for the column, and "{quoted}" for its name as an argument of a shell
+    as_categories: str  # the same; an empty text where that is not offered
+    keeps_texts: bool = False  # whether texts that are plain numbers stay texts, as they come in a table of Python
 
     def to_leave_out(self, name: str) -> str:
         """How to leave a column out."""
@@ -147,21 +142,13 @@ _UNITS = frozenset(_UNIT_WORDS.split())
 
 
 class Look(NamedTuple):
-    """What the texts of a column are.
+    """What the texts of a column are."""
 
-    Attributes:
-        kind: "numbers" as they are, "styled" numbers, "dates", "units", "mixed" numbers and texts, or "texts".
-        example: one of the cells that say so.
-        style: of styled numbers.
-        bad: rows that hold no number, of a mixed column.
-        rows: all of them.
-    """
-
-    kind: str
-    example: str = ""
-    style: Style | None = None
-    bad: int = 0
-    rows: int = 0
+    kind: str  # "numbers" as they are, "styled" numbers, "dates", "units", "mixed" numbers and texts, or "texts"
+    example: str = ""  # one of the cells that say so
+    style: Style | None = None  # of styled numbers
+    bad: int = 0  # rows that hold no number, of a mixed column
+    rows: int = 0  # all of them
 
 
 def look_at(counts: Mapping[str, int], *, comma: bool = False) -> Look:
@@ -234,17 +221,11 @@ def _have_units(texts: set[str], others: int) -> bool:
 
 
 class Cleaned(NamedTuple):
-    """A table whose cells have been looked at.
+    """A table whose cells have been looked at."""
 
-    Attributes:
-        frame: with numbers where cells stand for numbers.
-        notes: what was read in a way that one may not expect.
-        faults: sentences about the columns that cannot be used, for `refuse`.
-    """
-
-    frame: Any
-    notes: tuple[str, ...]
-    faults: tuple[str, ...]
+    frame: Any  # with numbers where cells stand for numbers
+    notes: tuple[str, ...]  # what was read in a way that one may not expect
+    faults: tuple[str, ...]  # sentences about the columns that cannot be used, for `refuse`
 
 
 def cleaned(
@@ -701,10 +682,7 @@ def offset_alone(formula: str) -> str | None:
 
 
 def check_finite(name: str, values: Array) -> None:
-    """Check that a term of a formula is finite, which the logarithm of a negative number is not.
-
-    >>> check_finite("log(x)", np.ones((3, 1)))
-    """
+    """Check that a term of a formula is finite, which the logarithm of a negative number is not."""
     bad = np.asarray(~np.isfinite(values.reshape(len(values), math.prod(values.shape[1:]))).all(1))
     if bad.any():
         raise InputError(

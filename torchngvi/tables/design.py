@@ -8,6 +8,7 @@ import contextlib
 import copy
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -346,7 +347,8 @@ class Formula:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What formulae has made holds modules, and is made again from the columns of the table."""
-        return _again, (self.formula, self.table, self.family, self.weights, self.positive)
+        again = partial(Formula, weights=self.weights, positive=self.positive)
+        return again, (self.formula, self.table, self.family)
 
     def of(
         self,
@@ -475,10 +477,6 @@ class Formula:
         return cls(state["formula"], table, family, weights=state["weights"], positive=state["positive"])
 
 
-def _again(formula: str, table: Any, family: Any, weights: Any, positive: Any) -> Formula:
-    return Formula(formula, table, family, weights=weights, positive=positive)
-
-
 def _of_several(frame: Any, names: Sequence[str]) -> list[str]:
     """What is wrong with columns whose cells are lists or the like: sentences."""
     faults = []
@@ -518,15 +516,13 @@ def _of_kinds(frame: Any, names: Sequence[str]) -> list[str]:
 
 
 def _in_order(frame: Any) -> Any:
-    """The table with ordered categories, of which formulae keeps the order, and with numbers of 64 bits.
-
-    An 8-bit x of 5 would make I(x - 10) 251, and a 32-bit one log(x) of seven digits.
-    """
+    """The table with ordered categories, of which formulae keeps the order, and with numbers of 64 bits."""
     found = {}
     for name, column in frame.items():
         kind = getattr(column.dtype, "kind", "O")
         if str(column.dtype) == "category":
             found[name] = column.cat.as_ordered()
+        # an 8-bit x of 5 would make I(x - 10) 251, and a 32-bit one log(x) of seven digits
         elif kind in "iuf" and getattr(column.dtype, "itemsize", 8) < 8 and not column.isna().any():
             found[name] = column.astype("float64" if kind == "f" else "int64")
     return frame.assign(**found) if found else frame

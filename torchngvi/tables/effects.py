@@ -87,17 +87,9 @@ class EffectTable:
 
 
 class Asked:
-    """What is asked of a fit: over which rows, of which groups, and what of the outcome.
+    """What is asked of a fit: over which rows, of which groups, and what of the outcome, see `TableResult`.
 
-    Args:
-        result: the fit.
-        at: for some columns the values that all rows are given.
-        by: columns, of whose values each has an average over its own rows.
-        new: a table of rows to average over; None for that of the fit, whose rows count by their weights.
-        kind: "mean" or "linear".
-        population: see `TableResult.predict`.
-        interval: the probability of the intervals.
-        seed: of the draws, the same for all averages, so that their differences have no noise of their own.
+    All averages are of the same draws, so that their differences have no noise of their own.
     """
 
     def __init__(
@@ -370,10 +362,7 @@ def along(result: TableResult, x: str, points: int) -> list[Any]:
 
 
 def grid(result: TableResult, values: Mapping[str, Any]) -> tuple[Any, bool]:
-    """A table of all combinations of values, other columns at their means or most frequent levels.
-
-    Columns of groups that no value is given of are left out; whether there is any of them is said.
-    """
+    """A table of all combinations of values, others at their means or commonest levels; whether groups are named."""
     import pandas
 
     table = table_of(result)

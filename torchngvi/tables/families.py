@@ -612,10 +612,7 @@ class Binomial(_OfLink):
     def start(self, y: tuple[Tensor, ...], offset: Tensor, weights: Tensor) -> tuple[float, Tensor]:
         """Return the link of the share of successes of all trials, and φ."""
         k, n = y
-        share = k / n.clamp_min(1)
-        phi = self._start_phi((share,), offset, weights * n)
-        location = TargetSummary.of(share, self.link, offset, weights * n).location_and_unit(self.link)[0]
-        return location, share.new_tensor(phi, dtype=torch.float64)
+        return super().start((k / n.clamp_min(1),), offset, weights * n)
 
 
 class BetaBinomial(Binomial):

@@ -5,6 +5,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.distributions import Transform, biject_to, constraints
 
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
@@ -189,11 +190,13 @@ class _Check:
         """The trapezoid rule over the real line that the bounds are mapped to."""
         low, high = self.family.bounds
         at = eta.expand(1_001)
-        z = _to_line(self._call("draw", at, self.phi[0], self.generator, self._beside(at)), low, high)
+        line = _line(low, high)
+        z = line.inv(self._call("draw", at, self.phi[0], self.generator, self._beside(at)))
         quarter, centre, last = torch.quantile(z, z.new_tensor([0.25, 0.5, 0.75]))
         t = torch.linspace(-_END, _END, _POINTS, dtype=torch.float64, device="cpu")
-        y, slope = _from_line(centre + (last - quarter) * t.sinh(), low, high)
-        slope = slope * (last - quarter) * t.cosh()
+        x = centre + (last - quarter) * t.sinh()
+        y = line(x)
+        slope = line.log_abs_det_jacobian(x, y).exp() * (last - quarter) * t.cosh()
         inside = (y > low) & (y < high) & slope.isfinite()
         heights = self._density(eta, y[inside]) * slope[inside]
         return heights.sum() * (2 * _END / (_POINTS - 1))
@@ -300,21 +303,8 @@ class _Check:
             raise self._wrong("start of {} must be finite:", f"a number, and φ of the shape ({count},).")
 
 
-def _to_line(y: Tensor, low: float, high: float) -> Tensor:
-    """Map numbers between the bounds to the real line."""
-    if math.isinf(low) and math.isinf(high):
-        return y
-    if math.isinf(high):
-        return (y - low).log()
-    return torch.logit((y - low) / (high - low)) if not math.isinf(low) else -(high - y).log()
-
-
-def _from_line(z: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Map the real line to the numbers between the bounds, with the slope of the map."""
-    if math.isinf(low) and math.isinf(high):
-        return z, torch.ones_like(z)
-    if math.isinf(high):
-        return low + z.exp(), z.exp()
+def _line(low: float, high: float) -> Transform:
+    """The map from the real line to the numbers between the bounds."""
     if math.isinf(low):
-        return high - (-z).exp(), (-z).exp()
-    return low + (high - low) * z.sigmoid(), (high - low) * z.sigmoid() * (-z).sigmoid()
+        return biject_to(constraints.real if math.isinf(high) else constraints.less_than(high))
+    return biject_to(constraints.greater_than(low) if math.isinf(high) else constraints.interval(low, high))

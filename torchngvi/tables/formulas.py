@@ -86,25 +86,15 @@ class Block(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """A formula, taken apart.
+    """A formula, taken apart."""
 
-    Attributes:
-        left: the text of its response.
-        terms: those of the fixed effects, of formulae.
-        blocks: the effects that vary over groups.
-    """
-
-    left: str
-    terms: tuple[Any, ...]
-    blocks: tuple[Block, ...]
+    left: str  # the text of its response
+    terms: tuple[Any, ...]  # those of the fixed effects, of formulae
+    blocks: tuple[Block, ...]  # the effects that vary over groups
 
     @classmethod
     def of(cls, formula: Any) -> "Sides":
         """Take a formula apart, without a table.
-
-        Raises:
-            ImportError: without formulae.
-            InputError: a text that is no formula, or a part that formulas here have not, by its name.
 
         >>> sides = Sides.of("y[yes] ~ log(x) + (1 + t | school/room)")
         >>> sides.left, [term_name(term) for term in sides.terms], [block.name for block in sides.blocks]

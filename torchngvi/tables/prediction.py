@@ -9,7 +9,7 @@ from torchngvi.arguments import read_choice
 from torchngvi.errors import InputError
 from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import Family
-from torchngvi.tables.parts import Coordinates, Design, covariance_root
+from torchngvi.tables.parts import Coordinates, Design, covariance_root, normal_draws
 from torchngvi.tables.table import ByFactor, ends_of
 
 KINDS = ("mean", "linear", "response", "probability")
@@ -108,14 +108,6 @@ class Predictor:
     The effects of a group that the fit did not have, a negative number in `Factor.groups`, are drawn from N(0, Σ) once
     for each draw, the same for all rows of that number.  Averaged over new groups, what the effects add to the
     predictor of a row is N(0, s²) with s² = Σ_k z_kᵀΣ_k z_k, so that one rule in one dimension averages over them all.
-
-    Args:
-        family: of the likelihood.
-        coordinates: of the globals.
-        rows: to predict.
-        draws: of the posterior.
-        population: "" for the groups of the rows, "typical" or "average".
-        generator: of new effects, and of responses.
     """
 
     def __init__(
@@ -124,8 +116,8 @@ class Predictor:
         coordinates: Coordinates,
         rows: Design,
         draws: TableDraws,
-        population: str,
-        generator: torch.Generator,
+        population: str,  # "" for the groups of the rows, "typical" or "average"
+        generator: torch.Generator,  # of new effects, and of responses
     ) -> None:
         self.family, self.rows, self.draws, self.generator = family, rows, draws, generator
         self.coordinates = coordinates
@@ -142,17 +134,12 @@ class Predictor:
             labels, place = factor.groups[new].unique(return_inverse=True)
             index = factor.groups.clone()
             index[new] = b.shape[1] + place
-            z = torch.randn(
-                len(b), len(labels), b.shape[-1], generator=generator, dtype=torch.float64, device="cpu"
-            ).to(b)
+            z = normal_draws(len(b), len(labels), b.shape[-1], generator=generator, like=b)
             self.effects.append(torch.cat([b, z @ root.mT], 1) if len(labels) else b)
             self.index.append(index)
 
     def linear(self, at: slice) -> tuple[Tensor, Tensor | None]:
-        """The linear predictors of some rows, (S, m), and the sd s of what new groups add where these are averaged.
-
-        Those of a nominal outcome are (S, m, C - 1).
-        """
+        """The linear predictors of rows, (S, m) or (S, m, C - 1), and the sd s of what new groups add if averaged."""
         rows = self.rows
         eta = self.coordinates.linear(rows.X[at], self.draws.fixed, rows.offset[at]).transpose(0, 1)
         if self.population == "typical":
@@ -175,9 +162,7 @@ class Predictor:
         phi = self.draws.phi[:, None]
         if kind == "response":
             if s is not None:
-                eta = eta + s * torch.randn(eta.shape, generator=self.generator, dtype=torch.float64, device="cpu").to(
-                    eta
-                )
+                eta = eta + s * normal_draws(*eta.shape, generator=self.generator, like=eta)
             generator, many = self.generator, len(self.family.extra)
             if eta.device.type != "cpu":
                 seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))

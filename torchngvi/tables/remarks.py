@@ -187,13 +187,11 @@ def of_dispersion(
 ) -> list[str]:
     """A sentence about counts that vary more about their means than those of a Poisson distribution.
 
-    By Pearson's χ² over N - tr H, where the effective number of coefficients is tr H = Σ μ Var(η), with the posterior
-    variance of each linear predictor: an effect that is shrunk to its mean counts as less than one.
-
     >>> of_dispersion(torch.zeros(9, 40), torch.tensor([0.0, 6.0] * 20), torch.ones(40))[0][:49]
     'The counts vary 13 times as much about their mean'
     """
     mean, variance = eta.exp().mean(0), eta.var(0)
+    # Pearson's χ² over N - tr H, tr H = Σ μ Var(η): an effect that is shrunk to its mean counts as less than one
     freedom = float(weights.sum() - (weights * mean * variance).sum())
     if freedom <= 0:
         return []

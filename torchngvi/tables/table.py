@@ -75,11 +75,7 @@ class ByFactor(dict[str, Of]):
 
 
 def probability(interval: float) -> float:
-    """The probability of an interval, after a check that it is one.
-
-    >>> probability(0.95)
-    0.95
-    """
+    """The probability of an interval, after a check that it is one."""
     return read_number("interval", interval, "is the probability of an interval", above=0, below=1)
 
 
@@ -114,15 +110,10 @@ def weighted_quantile(
 
 
 class FactorTable(NamedTuple):
-    """The covariance of the random effects of one grouping factor.
+    """The covariance of the random effects of one grouping factor."""
 
-    Attributes:
-        sd: the standard deviations of its random effects.
-        correlation: their correlations, each pair once.
-    """
-
-    sd: Marginals
-    correlation: Marginals
+    sd: Marginals  # the standard deviations of its random effects
+    correlation: Marginals  # each pair once
 
 
 @dataclass(frozen=True)

@@ -96,10 +96,7 @@ def check_numbers(name: str, value: Any, *, masked: bool = False) -> None:
 
 
 def check_sd(name: str, value: Any) -> None:
-    """Check the standard deviation of a prior.
-
-    >>> check_sd("prior_sd", None)
-    """
+    """Check the standard deviation of a prior."""
     if value is not None and not is_number(value, above=0):
         raise InputError(f"{name} is a standard deviation, positive, or None; got {value!r}.")
     if value is not None and not 0 < float(value) * float(value) < math.inf:

@@ -250,12 +250,7 @@ class BayesianLinear(Sampled):
 
 
 def with_intercept(X: Array, there: bool) -> Array:
-    """The design, with a column of ones at its end where there is an intercept.
-
-    >>> with_intercept(np.zeros((2, 1)), True)
-    array([[0., 1.],
-           [0., 1.]])
-    """
+    """The design, with a column of ones at its end where there is an intercept."""
     return np.column_stack([X, np.ones(len(X))]) if there else np.ascontiguousarray(X)
 
 
