@@ -19,7 +19,7 @@ from torchngvi.diagnostics.importance import USELESS, smoothed
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.tables.families import Family
 from torchngvi.tables.integrated import Closed, Integrated, Integration, LogJoint, Valued, finite, inverse_root
-from torchngvi.tables.parts import Coordinates, Design, Posterior, Weighted, normal_draws, uniform_draws
+from torchngvi.tables.parts import Coordinates, Design, Posterior, Weighted, draw_normal, draw_uniform
 from torchngvi.tables.priors import Priors
 
 _ROUNDING = 64  # units of rounding of a log joint, below which nothing is said of its changes
@@ -268,9 +268,9 @@ class Frame(NamedTuple):
         slopes = _inverse(C).mT @ along
         return cls(found.theta, C @ inverse_root(inner), found.at.modes, slopes)
 
-    def around_mode(self, settings: FitSettings, generator: torch.Generator) -> Tensor:
+    def draw_near(self, settings: FitSettings, generator: torch.Generator) -> Tensor:
         """Values of the globals near their mode, at which the number of nodes is looked at, (S, dim)."""
-        z = normal_draws(settings.looked, len(self.theta), generator=generator, like=self.theta)
+        z = draw_normal(settings.looked, len(self.theta), generator=generator, like=self.theta)
         return self.theta + settings.far * z @ self.root.mT
 
     def modes(self, theta: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ class Mixture(NamedTuple):
         z, dim = (theta - self.mean) @ _inverse(self.root).mT, len(self.mean)
         square = (z / torch.where(z > 0, self.sides[1], self.sides[0])).square().sum(-1)
         volume = torch.linalg.slogdet(self.root).logabsdet + self.sides.mean(0).log().sum()
-        return half_normal_half_t(square, dim, self.wider, self.dof) - volume
+        return mixture_log_density(square, dim, self.wider, self.dof) - volume
 
     def modes(self, theta: Tensor) -> Tensor:
         """About the modes of the effects, (n, S, r)."""
@@ -336,7 +336,7 @@ def _stretch(count: int, dof: float, generator: torch.Generator) -> Tensor:
     return (0.5 * dof / gamma).sqrt()
 
 
-def half_normal_half_t(square: Tensor, dim: int, wider: float, dof: float) -> Tensor:
+def mixture_log_density(square: Tensor, dim: int, wider: float, dof: float) -> Tensor:
     """The log density of ½ N(0, I) + ½ t, so much wider, at a squared length."""
     gaussian = -0.5 * square - 0.5 * dim * math.log(2 * math.pi)
     return torch.logaddexp(gaussian, _student(square / wider**2, dim, dof) - dim * math.log(wider)) - math.log(2)
@@ -454,12 +454,12 @@ class Grid:
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw θ, (count, dim), in random order."""
         order = torch.arange(count, dtype=torch.float64, device="cpu")
-        places = (order + uniform_draws(count, generator=generator, like=order)) / count
+        places = (order + draw_uniform(count, generator=generator, like=order)) / count
         places = places[torch.randperm(count, generator=generator, device="cpu")].to(self.t) * self.cumulative[-1]
         cell = (torch.searchsorted(self.cumulative, places) - 1).clamp(0, len(self.log_cell) - 1)
         inner = (places - self.cumulative[cell]) / (self.cumulative[cell + 1] - self.cumulative[cell]).clamp_min(1e-300)
         t = self.edges[cell] + self.width * inner.clamp(0, 1)
-        z = normal_draws(count, self.dim, generator=generator, like=order)
+        z = draw_normal(count, self.dim, generator=generator, like=order)
         z = (z * _stretch(count, self.settings.grid_dof, generator)[:, None]).to(t)
         theta = t.new_empty(count, self.dim + 1)
         theta[:, self.place] = t
@@ -613,7 +613,7 @@ def enough_nodes(joint: Integrated, frame: Frame, settings: FitSettings, generat
         return settings.nodes
     if joint.exact or not joint.r:
         return 1
-    theta = frame.around_mode(settings, generator)
+    theta = frame.draw_near(settings, generator)
     orders = [order for order in settings.orders if order**joint.r <= settings.most_nodes]
     modes, found = frame.modes(theta), list[Tensor]()
     for place, order in enumerate(orders[:-1]):

@@ -41,9 +41,9 @@ from torchngvi.tables.parts import (
     Coordinates,
     Design,
     covariance_root,
-    normal_draws,
-    replaced_where,
-    uniform_draws,
+    draw_normal,
+    draw_uniform,
+    replace_where,
 )
 from torchngvi.tables.priors import Normal, Priors
 
@@ -149,17 +149,17 @@ class LogJoint(ABC):
         modes: Tensor,  # of θ, (n, 1, r)
     ) -> Tensor:
         """About the Hessian of -log p(y, θ), (dim, dim), symmetric, by central differences of gradients."""
-        columns = self.differenced(theta, modes, self.difference.diag(), self.difference)
+        columns = self.difference_gradients(theta, modes, self.difference.diag(), self.difference)
         return 0.5 * (columns + columns.mT)
 
-    def differenced(self, theta: Tensor, modes: Tensor, moves: Tensor, lengths: Tensor) -> Tensor:
+    def difference_gradients(self, theta: Tensor, modes: Tensor, moves: Tensor, lengths: Tensor) -> Tensor:
         """Central differences of gradients over moves (m, dim) of some lengths (m,), of -log p(y, θ), (m, dim)."""
         around, count = torch.cat([theta + moves, theta - moves]), len(moves)
         gradient = self.with_gradient(around, modes.expand(-1, 2 * count, -1)).gradient
         return (gradient[count:] - gradient[:count]) / (2 * lengths[:, None])
 
 
-def start_of(design: Design, family: Family, coordinates: Coordinates) -> tuple[Tensor, Tensor]:
+def find_start(design: Design, family: Family, coordinates: Coordinates) -> tuple[Tensor, Tensor]:
     """No effect of any column, the intercept at the link of the mean, log τ = -.7 in units of y, and that unit."""
     c = coordinates
     location, phi = family.start(design.y, design.offset, design.weights)
@@ -277,8 +277,8 @@ class Integrated(LogJoint):
     # ---------------------------------------------------------------------------- what the search asks for
 
     def start(self) -> tuple[Tensor, Tensor]:
-        """Where a search begins: see `start_of`."""
-        theta = start_of(self.design, self.family, self.coordinates)[0]
+        """Where a search begins: see `find_start`."""
+        theta = find_start(self.design, self.family, self.coordinates)[0]
         return theta, theta.new_zeros(self.n, 1, self.r)
 
     def refine(self, theta: Tensor, stuck: bool) -> bool:
@@ -397,7 +397,7 @@ class Integrated(LogJoint):
             new = u - size[..., None] * small_blocks.tsolve(root, half)[..., 0]
             there = self._quadratic(block, new, fixed, C, phi)
             better = there[0] <= value + 1e-12 * value.abs()  # what rounding leaves
-            u, value, gradient, root = replaced_where(better, (new, *there), (u, value, gradient, root))
+            u, value, gradient, root = replace_where(better, (new, *there), (u, value, gradient, root))
             size = torch.where(better, (2 * size).clamp_max(1.0), 0.5 * size)
         return u, root
 
@@ -437,7 +437,7 @@ class Integrated(LogJoint):
         H = -self.of_prior(theta)
         H[:p, :p] += self._of_coefficients(theta[None], modes)
         if rest:
-            columns = self.differenced(theta, modes, self.difference.diag()[p:], self.difference[p:])
+            columns = self.difference_gradients(theta, modes, self.difference.diag()[p:], self.difference[p:])
             H[p:], H[:, p:] = columns, columns.mT
             H[p:, p:] = 0.5 * (columns[:, p:] + columns[:, p:].mT)
         return H
@@ -492,7 +492,7 @@ class Integrated(LogJoint):
         fixed = H[:p, :p] - self._of_coefficients(theta[None], self.start()[1])  # the prior, at the mode
         begin, rate, promised = theta, 1.0, math.inf
         pairs = settings.nearest_draws // 2 if self.coordinates.categories else 0
-        half = normal_draws(pairs, p, generator=generator, like=theta)
+        half = draw_normal(pairs, p, generator=generator, like=theta)
         for _ in range(settings.nearest_steps):
             slope, curvature = fixed @ (theta - begin)[:p], fixed.clone()
             slope = slope - self._prior_slope(begin)[:p]
@@ -561,12 +561,12 @@ class Integrated(LogJoint):
         lattice = _lattice(candidates, self.r).to(modes)
         for block, part in self._pieces(len(theta), candidates):
             u, root = self._modes(block, theta[part], modes[block.part, part], False)
-            shift = uniform_draws(*u.shape[:2], 1, self.r + 1, generator=generator, like=u)
+            shift = draw_uniform(*u.shape[:2], 1, self.r + 1, generator=generator, like=u)
             z = torch.special.ndtri((lattice + shift[..., :-1]).frac().clamp(1e-12, 1 - 1e-12))
             points = u[..., None, :] + wider * small_blocks.tsolve(root, z.mT).mT
             if candidates > 1:
                 log_weights = self._integrand(block, theta[part], points) + 0.5 * z.square().sum(-1)
-                best = chosen(log_weights, shift[..., 0, -1])
+                best = choose(log_weights, shift[..., 0, -1])
                 points = points.gather(-2, best[..., None, None].expand(*best.shape, 1, self.r))
             drawn[block.part, part] = points[..., 0, :]
         return drawn
@@ -586,7 +586,7 @@ def finite(values: Tensor) -> Tensor:
     return torch.where(values.isfinite(), values, -torch.inf)
 
 
-def chosen(
+def choose(
     log_weights: Tensor,  # (..., K)
     uniform: Tensor,  # (...)
 ) -> Tensor:
@@ -704,7 +704,7 @@ class Closed(LogJoint):
         parts = []
         for part in theta.split(self.most):
             _, root, half, _ = self._solved(part)
-            z = normal_draws(len(part), self.p, generator=generator, like=part)
+            z = draw_normal(len(part), self.p, generator=generator, like=part)
             apart = torch.linalg.solve_triangular(root.mT, half + z[..., None], upper=True)[..., 0]
             parts.append(torch.cat([self.location + apart, part], -1))
         return torch.cat(parts)

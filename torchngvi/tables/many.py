@@ -32,9 +32,9 @@ from torchngvi.errors import InputError
 from torchngvi.numerics import linalg, small_blocks
 from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import Family, family_of
-from torchngvi.tables.globals import half_normal_half_t
+from torchngvi.tables.globals import mixture_log_density
 from torchngvi.tables.model import TableModel
-from torchngvi.tables.parts import Coordinates, Design, Globals, Weighted, covariance_root, replaced_where, rows_of
+from torchngvi.tables.parts import Coordinates, Design, Globals, Weighted, covariance_root, replace_where, take_rows
 from torchngvi.tables.priors import Priors, locations_and_unit, settle
 from torchngvi.tables.table import Marginals
 
@@ -330,7 +330,7 @@ def _joint(
             "Fit the outcomes one by one, as TableModel(design._replace(y=(y,)), family).fit()."
         )
     G, N = len(read), int(here.sum())
-    design = rows_of(design, here)
+    design = take_rows(design, here)
     of_all = tuple(one.expand(G, N).flatten() for one in (read[:, here], *design.y[1:], design.offset, design.weights))
     try:
         y = kind.checked(of_all[:-2])
@@ -496,7 +496,7 @@ class _Joint:
             energy, g, new = self._quadratic(fixed, C, phi, u, y)
             rounding = 1e-9 * (1 + torch.where(best.isfinite(), best.abs(), 0.0))
             took = (energy <= best + rounding) & ~done
-            at, H, best = replaced_where(took, (u, new, energy), (at, H, best))
+            at, H, best = replace_where(took, (u, new, energy), (at, H, best))
             step = torch.where(took[..., None], _newton(g, new), torch.where(done[..., None], step, 0.5 * step))
             done = done | (took & (g.abs().amax(-1) < self.settings.mode))
             u = at + step
@@ -663,15 +663,14 @@ def _stepped(joint: _Joint, at: _Mode, nodes: int) -> _Mode:
     gains = ((at.slope + slope) * step).sum(-1) < 0  # by the trapezoid rule
     took = (energy <= at.energy) | (gains & (energy < at.energy + s.noise))
     took = took & energy.isfinite() & slope.isfinite().all(-1)
-    change, told = slope - at.slope, (at.H @ step[..., None])[..., 0]
-    along, before = (change * step).sum(-1), (told * step).sum(-1)
+    change, expected = slope - at.slope, (at.H @ step[..., None])[..., 0]
+    along, before = (change * step).sum(-1), (expected * step).sum(-1)
     good = took & (along > s.convex * before)  # where the curvature along the step is that of a minimum
-    outer = (
-        change[:, :, None] * (change / along[:, None])[:, None] - told[:, :, None] * (told / before[:, None])[:, None]
-    )
+    pairs = ((change, along), (expected, before))
+    gained, lost = (x[:, :, None] * (x / size[:, None])[:, None] for x, size in pairs)
     shift = torch.where(took, torch.where(at.shift > 1e-2, 0.1 * at.shift, 0.0), (10 * at.shift).clamp_min(0.1))
-    psi, energy, slope, u = replaced_where(took, (new, energy, slope, u), (at.psi, at.energy, at.slope, at.u))
-    (H,) = replaced_where(good, (at.H + outer,), (at.H,))
+    psi, energy, slope, u = replace_where(took, (new, energy, slope, u), (at.psi, at.energy, at.slope, at.u))
+    (H,) = replace_where(good, (at.H + (gained - lost),), (at.H,))
     return _Mode(psi, energy, slope, H, u, at.follows, at.promise, shift)
 
 
@@ -834,6 +833,6 @@ def _weighed(
     z = -torch.special.ndtri(tail.clamp(1e-12, 0.5)) * points.factor  # |z|
     psi = centre[:, None] + torch.where(to_left, -left, right) * z @ root.mT
     log_det = root.diagonal(dim1=-2, dim2=-1).log().sum(-1) + (0.5 * reach.sum(1)).log().sum(-1)
-    log_q = half_normal_half_t(z.square().sum(-1), P, s.wider, s.dof) - log_det[:, None]
+    log_q = mixture_log_density(z.square().sum(-1), P, s.wider, s.dof) - log_det[:, None]
     log_p = joint.values(psi, mode, nodes).nan_to_num(nan=-torch.inf)
     return psi, smoothed((log_p - log_q).mT)

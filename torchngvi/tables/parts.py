@@ -61,7 +61,7 @@ class Design(NamedTuple):
     weights: Tensor
 
 
-def rows_of(design: Design, here: Tensor) -> Design:
+def take_rows(design: Design, here: Tensor) -> Design:
     """Take some of the rows of a design, by a mask (N,)."""
     factors = tuple(of._replace(Z=of.Z[here], groups=of.groups[here]) for of in design.factors)
     y = tuple(part[here] for part in design.y)
@@ -207,17 +207,17 @@ def covariance_root(
     return tau[..., None] * torch.stack(rows, -2)
 
 
-def normal_draws(*shape: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
+def draw_normal(*shape: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
     """Draw standard normal numbers, on the CPU in float64 so that they are the same on every device."""
     return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(like)
 
 
-def uniform_draws(*shape: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
+def draw_uniform(*shape: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
     """Draw uniform numbers, on the CPU in float64 so that they are the same on every device."""
     return torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu").to(like)
 
 
-def replaced_where(mask: Tensor, new: Iterable[Tensor], old: Iterable[Tensor]) -> Iterator[Tensor]:
+def replace_where(mask: Tensor, new: Iterable[Tensor], old: Iterable[Tensor]) -> Iterator[Tensor]:
     """Take the new one of two tensors where a mask of their first dimensions is true, for each pair."""
     for one, other in zip(new, old, strict=True):
         yield torch.where(mask.reshape(*mask.shape, *[1] * (other.ndim - mask.ndim)), one, other)

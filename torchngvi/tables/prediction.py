@@ -9,7 +9,7 @@ from torchngvi.arguments import read_choice
 from torchngvi.errors import InputError
 from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import Family
-from torchngvi.tables.parts import Coordinates, Design, covariance_root, normal_draws
+from torchngvi.tables.parts import Coordinates, Design, covariance_root, draw_normal
 from torchngvi.tables.table import ByFactor, ends_of
 
 KINDS = ("mean", "linear", "response", "probability")
@@ -134,7 +134,7 @@ class Predictor:
             labels, place = factor.groups[new].unique(return_inverse=True)
             index = factor.groups.clone()
             index[new] = b.shape[1] + place
-            z = normal_draws(len(b), len(labels), b.shape[-1], generator=generator, like=b)
+            z = draw_normal(len(b), len(labels), b.shape[-1], generator=generator, like=b)
             self.effects.append(torch.cat([b, z @ root.mT], 1) if len(labels) else b)
             self.index.append(index)
 
@@ -162,7 +162,7 @@ class Predictor:
         phi = self.draws.phi[:, None]
         if kind == "response":
             if s is not None:
-                eta = eta + s * normal_draws(*eta.shape, generator=self.generator, like=eta)
+                eta = eta + s * draw_normal(*eta.shape, generator=self.generator, like=eta)
             generator, many = self.generator, len(self.family.extra)
             if eta.device.type != "cpu":
                 seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))

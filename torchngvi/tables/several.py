@@ -52,17 +52,17 @@ from torchngvi.tables.globals import (
     moments,
     search,
 )
-from torchngvi.tables.integrated import Integration, LogJoint, Valued, chosen, finite, start_of
+from torchngvi.tables.integrated import Integration, LogJoint, Valued, choose, find_start, finite
 from torchngvi.tables.parts import (
     Coordinates,
     Design,
     Factor,
     Posterior,
     covariance_root,
-    normal_draws,
-    replaced_where,
-    rows_of,
-    uniform_draws,
+    draw_normal,
+    draw_uniform,
+    replace_where,
+    take_rows,
 )
 from torchngvi.tables.priors import Priors
 
@@ -305,16 +305,16 @@ class ByLaplace(LogJoint):
         self.correction = Correction() if correction is None else correction
         pairs = zip(design.factors, coordinates.Z, strict=True)
         scaled = design._replace(X=coordinates.X, factors=tuple(of._replace(Z=Z) for of, Z in pairs))
-        self.rows = rows_of(scaled, design.weights > 0)
+        self.rows = take_rows(scaled, design.weights > 0)
         self.X, self.offset, self.weights, self.y = self.rows.X, self.rows.offset, self.rows.weights, self.rows.y
         self.arranged = Arranged(self.rows.factors)
         self.forest = self.arranged.structure
         self.leaf = self.arranged.chain[0]  # the largest factor, or the innermost of nested ones, integrated by nodes
         self.r, self.others = self.arranged.r[self.leaf], self.arranged.dim > self.arranged.places[self.leaf].stop
         self.exact = family.name == "gaussian"  # log p(y, u) is a parabola in u
-        self.gradients = self.factorisations = 0  # one for each value of the globals
+        self.gradients = 0
         self.scales = coordinates.p
-        self.begin, unit = start_of(self.rows, family, coordinates)
+        self.begin, unit = find_start(self.rows, family, coordinates)
         self.difference = torch.full_like(self.begin, self.settings.difference)
         self.difference[: self.scales] *= unit
         self.together = max(1, 10 * self.settings.at_once // self.arranged.dim)
@@ -324,7 +324,7 @@ class ByLaplace(LogJoint):
     # ---------------------------------------------------------------------------- what the search asks for
 
     def start(self) -> tuple[Tensor, Tensor]:
-        """Where a search begins: see `start_of`."""
+        """Where a search begins: see `find_start`."""
         return self.begin, self.begin.new_zeros(self.arranged.dim, 1, 1)
 
     @torch.no_grad()
@@ -386,7 +386,6 @@ class ByLaplace(LogJoint):
 
     def _factored(self, of: _Linear, curvature: Tensor) -> tuple[Structured, Structured]:
         """The roots of H with curvatures clamped to ≥ 0, and of H as it is where that is positive definite."""
-        self.factorisations += len(curvature)
 
         def factor(weights: Tensor) -> tuple[Structured, Tensor]:
             H = self.arranged.gram(of.designs, weights)
@@ -416,7 +415,7 @@ class ByLaplace(LogJoint):
             new = u - size[:, None] * step
             there = self._quadratic(of, new)
             better = there[0] <= value + 1e-12 * value.abs()  # what rounding leaves
-            u, value, gradient, root = replaced_where(better, (new, *there), (u, value, gradient, root))
+            u, value, gradient, root = replace_where(better, (new, *there), (u, value, gradient, root))
             size = torch.where(better, (2 * size).clamp_max(1.0), 0.5 * size)
         return u, root
 
@@ -515,12 +514,12 @@ class ByLaplace(LogJoint):
         drawn = theta.new_empty(len(theta), D)
 
         def best_of(log_weights: Tensor) -> Tensor:
-            return chosen(log_weights, uniform_draws(*log_weights.shape[:-1], generator=generator, like=theta))
+            return choose(log_weights, draw_uniform(*log_weights.shape[:-1], generator=generator, like=theta))
 
         for part in self._parts(len(theta), len(self.X) * count * self.nodes**r):
             of = self._linear(theta[part])
             u, root = self._modes(of, modes[:, part, 0].mT, self.correction.end)
-            z = normal_draws(count, len(u), D, generator=generator, like=theta)
+            z = draw_normal(count, len(u), D, generator=generator, like=theta)
             if self.others and count > 1:
                 best = best_of(self._of_draws(of, u, root, z, min(self.correction.few, self.nodes)).mT)
                 z = z.gather(0, best[None, :, None].expand(1, -1, D))
@@ -528,7 +527,7 @@ class ByLaplace(LogJoint):
                 z = z[:1]
             z[..., self.arranged.places[leaf]] = 0.0
             points = u + self.forest.tsolve(root, z)
-            own = normal_draws(len(u), 1, n, count, r, generator=generator, like=theta)
+            own = draw_normal(len(u), 1, n, count, r, generator=generator, like=theta)
             integrand, w = self._of_leaves(of, points, root, own)
             best = best_of(integrand[:, :, 0] + 0.5 * own[:, 0].square().sum(-1).transpose(0, 1))  # (n, S)
             w = w[:, :, 0].gather(2, best[..., None, None].expand(-1, -1, 1, r))[:, :, 0]
@@ -625,10 +624,10 @@ class SeveralPosterior(Posterior):
         joint.nodes = enough_nodes(joint, frame, settings, generator)  # type: ignore[arg-type]  # it asks for r and values
         if joint.exact or not joint.others:
             return True
-        theta = frame.around_mode(settings, generator)
+        theta = frame.draw_near(settings, generator)
         modes = joint.values(theta, frame.modes(theta), 1).modes
         for pairs in joint.correction.pairs:
-            z = normal_draws(2, pairs, 1, joint.arranged.dim, generator=generator, like=theta)
+            z = draw_normal(2, pairs, 1, joint.arranged.dim, generator=generator, like=theta)
             joint.z, other = (torch.cat([half, -half]) for half in z)
             one, two = (joint.values(theta, modes, joint.nodes, True, half).value for half in (joint.z, other))
             if float((one - two).std()) < joint.correction.agreed:
