@@ -11,7 +11,7 @@ from typing import Any
 
 from scipy.optimize import minimize_scalar
 
-from torchngvi.app import prepare, report, scores
+from torchngvi.app import prepare, report
 from torchngvi.app.outputs import OutputFolder, write_content
 from torchngvi.app.prepare import Columns, Prepared
 from torchngvi.app.readers import read_table
@@ -46,12 +46,12 @@ def run(s: Settings, overwrite: bool) -> TableResult:
         if draws is None and not model.design.factors:
             draws = min(max(_DENSITIES // len(model.design.X), _DRAWS[0]), _DRAWS[1])
         result = model.fit(draws=draws, seed=s.seed, progress=s.progress)
-        held_out = scores.held_out(result, s, made)
+        held_out = report.held_out(result, s, made)
         marginal = {column: result.marginal_effects(column) for column in s.marginal}
     told = dict.fromkeys(str(w.message).rstrip(".") for w in caught if not issubclass(w.category, DeprecationWarning))
     asked = [text for text in told if text.startswith("Did you mean")]
     notes = [*made.notes, *(f"{text[0].lower()}{text[1:]}" for text in told if text not in asked), *note]
-    found = (*asked, *scores.cautions(result, s, read))
+    found = (*asked, *report.cautions(result, s, read))
     outcome = Outcome(s, made, result, held_out, tuple(notes), found, marginal, priors or result.priors)
     folder = None
     try:
@@ -146,7 +146,7 @@ def _write(outcome: Outcome, place: Path) -> None:
 def _summary(outcome: Outcome) -> dict[str, Any]:
     """The run as plain numbers and texts; numbers that are not finite become None."""
     result, pair = outcome.result, report.classes(outcome.result)
-    own, base = outcome.held_out or (scores.HeldOut(), scores.HeldOut())
+    own, base = outcome.held_out or (report.HeldOut(), report.HeldOut())
     found = {
         "formula": outcome.prepared.columns.formula,
         "family": result.family.name,

@@ -17,9 +17,8 @@ from torchngvi.errors import InputError
 from torchngvi.messages import listed
 from torchngvi.models import checks
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.tables import effects, left_out, plots, remarks
+from torchngvi.tables import effects, exports, left_out, remarks
 from torchngvi.tables.effects import Asked, EffectTable
-from torchngvi.tables.exports import inference_data, state_of
 from torchngvi.tables.families import Family
 from torchngvi.tables.left_out import GroupsLeftOut, RowsLeftOut
 from torchngvi.tables.parts import Design, Factor, Posterior
@@ -527,7 +526,7 @@ class TableResult:
         Raises:
             InputError: a table with cells that are no texts and no numbers.
         """
-        torch.save(state_of(self), path)
+        torch.save(exports.state_of(self), path)
 
     def to_arviz(self, seed: int = 0) -> Any:
         """Export the joint draws for ArviZ, with what its checks of a model need: ``arviz.loo``, ``arviz.plot_ppc``.
@@ -562,7 +561,7 @@ class TableResult:
         eta = predictor.linear(slice(None))[0]
         log_p = self.design.weights * self.family.log_prob(eta, self.design.y, draws.phi[:, None])
         new = predictor.all("response")
-        return inference_data(values, coords, dims, log_p, new, self.design.y[0], here)
+        return exports.inference_data(values, coords, dims, log_p, new, self.design.y[0], here)
 
     def plot(self, interval: float = 0.95, per_sd: bool = True, ax: Any = None) -> Any:
         """Draw the fixed effects but the intercept, with intervals, on matplotlib's axes, or on new ones.
@@ -578,7 +577,7 @@ class TableResult:
         fixed = self.summary(interval).fixed
         scales = self.fitted.coordinates.scales.to(fixed.mean) if per_sd else torch.ones_like(fixed.mean)
         scaled = fixed._replace(**{end: getattr(fixed, end) * scales for end in ("mean", "sd", "low", "high")})
-        return plots.coefficients(scaled, f"coefficient, per {'sd' if per_sd else 'unit'} of its column", ax)
+        return exports.coefficients(scaled, f"coefficient, per {'sd' if per_sd else 'unit'} of its column", ax)
 
     def plot_effects(
         self, factor: str | int | None = None, effect: int | str = 0, interval: float = 0.95, ax: Any = None
@@ -609,7 +608,7 @@ class TableResult:
                 f"{', '.join(names)}; got {effect!r}."
             )
         label = names[place] if len(known) == 1 else f"{factor}: {names[place]}"
-        return plots.caterpillar(self.effects(interval)[str(factor)][place], label, ax)
+        return exports.caterpillar(self.effects(interval)[str(factor)][place], label, ax)
 
     def plot_marginal(self, x: str, points: int = 50, interval: float = 0.95, ax: Any = None, **asked: Any) -> Any:
         """Draw the average prediction over rows along one column, all else in a row as it is.
@@ -625,7 +624,7 @@ class TableResult:
             The axes.
         """
         at = effects.along(self, x, points)
-        return plots.marginal(self.predictions(at={x: at}, interval=interval, **asked), x, self.response, ax)
+        return exports.marginal(self.predictions(at={x: at}, interval=interval, **asked), x, self.response, ax)
 
     def plot_predictive(self, draws: int = 50, seed: int = 0, ax: Any = None) -> Any:
         """Draw a posterior predictive check: the outcomes of the fit, and those that the model draws for its rows.
@@ -642,7 +641,7 @@ class TableResult:
         """
         here = self.design.weights > 0
         drawn = self.predictor(self.design, "", seed).all("response")[: read_size("draws", draws), here]
-        return plots.predictive(self.design.y[0][here], drawn, self.family.discrete, self.response, ax)
+        return exports.predictive(self.design.y[0][here], drawn, self.family.discrete, self.response, ax)
 
     # ---------------------------------------------------------------------------- lines of the table
 
