@@ -549,59 +549,44 @@ def without_unnamed(frame: Any) -> tuple[Any, tuple[str, ...]]:
 
 def of_unusable(
     columns: Mapping[str, Array],
-    named: Mapping[str, str] | None,  # the columns that have a role; None where columns have no names
+    roles: Mapping[str, str],  # to the columns that have one
     *,
     impute: bool = False,
 ) -> list[str]:
     """Find columns with missing or infinite entries, or with one whose square overflows.
 
-    >>> of_unusable({"x": np.array([1.0, np.nan])}, None)
-    ["column 'x' has missing or infinite entries in 1 of 2 rows. Drop or impute those rows."]
+    >>> of_unusable({"x": np.array([1.0, np.nan])}, {})[0][:59]
+    "column 'x' has missing or infinite entries in 1 of 2 rows. "
     """
-    bad, found, roles = {}, [], set((named or {}).values())
+    bad, found = {}, []
+    instead = {name: COMMAND.to_leave_out(name) for name in columns}
+    instead |= {name: f"name another column (--{role})" for role, name in roles.items()}
     for name, column in columns.items():
-        missing, sizes = _missing_and_sizes(column)
-        if impute and name not in roles:
+        sizes = np.abs(column) if column.dtype.kind == "f" else np.zeros(0)
+        missing = ~np.isfinite(column) if column.dtype.kind == "f" else pd.isna(column)
+        if impute and name not in roles.values():
             missing = missing if missing.all() else sizes == np.inf
         if missing.any():
             bad[name] = int(missing.sum())
         elif len(sizes) and (size := float(np.nanmax(sizes))) > _LARGEST:
             found.append(
                 f"column {name!r} has entries of size {size:.3g}; sums of squares overflow from {_LARGEST:g} on. "
-                f"{', or '.join(filter(None, ['Divide it by a constant', _instead(name, named)]))}."
+                f"Divide it by a constant, or {instead[name]}."
             )
     if not bad:
         return found
     first = max(bad, key=lambda name: bad[name])
     others = [f"{count} of {name!r}" for name, count in bad.items() if name != first]
     more = f" (and {listed(others)})" if others else ""
-    rows = len(next(iter(columns.values())))
-    fill = named is not None and first not in roles and not impute
+    rows, fill = len(columns[first]), first not in roles.values() and not impute
     advice = "fill them in (--impute median), drop those rows" if fill else "drop or impute those rows"
-    instead = _instead(first, named)
-    if instead:
-        empty = bad[first] == rows  # with nothing to fill in from, and no row to keep
-        advice = instead if empty else f"{advice}, or {instead}"
+    # of an empty column there is nothing to fill in from, and no row to keep
+    advice = instead[first] if bad[first] == rows else f"{advice}, or {instead[first]}"
     found.append(
         f"column {first!r} has missing or infinite entries in {bad[first]} of {rows} rows{more}. "
         f"{advice[0].upper()}{advice[1:]}."
     )
     return found
-
-
-def _instead(name: str, named: Mapping[str, str] | None) -> str:
-    """What to do without a column; nothing where columns cannot be named."""
-    if named is None:
-        return ""
-    role = next((role for role, column in named.items() if column == name), None)
-    return COMMAND.to_leave_out(name) if role is None else f"name another column (--{role})"
-
-
-def _missing_and_sizes(column: Array) -> tuple[Array, Array]:
-    """Which entries are missing or infinite, and the absolute values of numbers with a fraction."""
-    if column.dtype.kind != "f":
-        return pd.isna(column), np.zeros(0)
-    return ~np.isfinite(column), np.abs(column)
 
 
 # ------------------------------------------------------------------------------------ formulas
@@ -629,12 +614,6 @@ def of_missing(frame: Any, names: Sequence[str]) -> list[str]:
     counts = {name: int(frame[name].isna().sum()) for name in names}
     found = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
     return [f"The table misses values: {found}. Leave those rows out, table.dropna(), or impute them."] if found else []
-
-
-def complete(frame: Any, names: Sequence[str], asking: str = "The formula") -> None:
-    """Check that a table has columns, each once, without missing values."""
-    check_there(frame, names, asking)
-    refuse(of_missing(frame, names))
 
 
 _CODED = re.compile(r"\b[CST]\(\s*`?([^`,()]+?)`?\s*[,)]")  # the column of C(ward), C(ward, Sum)

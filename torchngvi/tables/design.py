@@ -385,7 +385,7 @@ class Formula:
         cells.refuse(_of_several(frame, known))
         frame = cells.stripped(frame[known], known)[0]
         frame = cells.as_numbers(frame, [name for name in needed if is_number(self.table[name])])
-        cells.complete(frame, [name for name in known if name in needed or name in groups])
+        cells.refuse(cells.of_missing(frame, [name for name in known if name in needed or name in groups]))
         frame = _in_order(cells.used(frame))
         parts = [self._common, *(grouping.within for grouping in self._groupings)]
         with formulas.computed(f"The new rows do not fit {self.formula!r}"):

@@ -298,7 +298,7 @@ class Mixture(NamedTuple):
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw θ, (count, dim); noise is drawn on the CPU in float64, the same on every device."""
         half = count // 2
-        share = torch.cat([_even(some, len(self.mean), generator) for some in (half, count - half)])
+        share = torch.cat([spread_evenly(some, len(self.mean), generator) for some in (half, count - half)])
         below, above = self.sides.double().cpu()
         apart = share - below / (below + above)  # a share of each side, from which a half of the normal one is read
         part = apart.abs() / torch.where(apart > 0, above, below) * (below + above)
@@ -318,7 +318,7 @@ class Mixture(NamedTuple):
         return self.frame.modes(theta)
 
 
-def _even(count: int, dim: int, generator: torch.Generator) -> Tensor:
+def spread_evenly(count: int, dim: int, generator: torch.Generator) -> Tensor:
     """Points of the unit cube that are spread evenly, (count, dim): Sobol's, scrambled by the generator."""
     sobol, seed = torch.quasirandom.SobolEngine, int(torch.randint(2**31, (), generator=generator, device="cpu"))
     if dim > sobol.MAXDIM:

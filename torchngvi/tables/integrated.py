@@ -297,7 +297,7 @@ class Integrated(LogJoint):
 
     def with_gradient(self, theta: Tensor, modes: Tensor) -> Valued:
         """Evaluate the log joint and its gradient, with modes found to their end."""
-        return self._evaluate(theta, modes, self.nodes, True, False)
+        return self.values(theta, modes, self.nodes, gradient=True)
 
     def log_joint(self, theta: Tensor, modes: Tensor) -> Tensor:
         """Evaluate the log joint of draws, with one step from where the modes are to be expected, (S,)."""
@@ -309,12 +309,9 @@ class Integrated(LogJoint):
         modes: Tensor,  # near the modes, (n, S, r)
         nodes: int,
         one_step: bool = False,
+        gradient: bool = False,
     ) -> Valued:
         """Evaluate the log joint with a number of nodes, about modes, or about where one step towards them leads."""
-        return self._evaluate(theta, modes, nodes, False, one_step)
-
-    def _evaluate(self, theta: Tensor, modes: Tensor, nodes: int, gradient: bool, one_step: bool) -> Valued:
-        """Go over blocks of rows and values."""
         theta = theta.detach()
         z, log_w = normal_rule(nodes, max(1, self.r), theta)
         z, base = z[:, : self.r], log_w + 0.5 * z[:, : self.r].square().sum(-1)

@@ -12,7 +12,7 @@ Psychometrika 84).  Where the k-hat of these weights says that they are of no us
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -97,11 +97,9 @@ def leave_one_out(result: TableResult, worst: float, count: int | None, seed: in
         log_p = _log_p(without.predictor(rows, "", seed), slice(row, row + 1))
         return log_p.logsumexp(0)[0] - math.log(len(log_p))
 
-    here = rows.weights > 0
-    bad = here & (~(k_hat <= worst) | (worst == 0))
-    resolved, gradients = _resolve(result, bad, torch.arange(len(bad), device=bad.device), density, again)
-    names = tuple(str(k) for k in here.nonzero()[:, 0].tolist())
-    return RowsLeftOut(density[here], inside[here], resolved[here], gradients, k_hat[here], names)
+    names = tuple(map(str, range(len(rows.X))))
+    member = torch.arange(len(rows.X), device=rows.weights.device)
+    return RowsLeftOut(*_resolved(result, density, inside, k_hat, worst, member, names, again))
 
 
 @torch.no_grad()
@@ -129,12 +127,7 @@ def leave_one_group_out(result: TableResult, worst: float, groups: Factor | None
         there = weights > 0  # where a draw has no weight, its density may be no number
         return (weights[there].log() + of_groups(theta[there])[:, group]).logsumexp(0)
 
-    total = result.design.weights.new_zeros(count).index_add(0, member, result.design.weights)
-    here = total > 0  # a group of no weight says nothing, and is not counted
-    bad = here & (~(k_hat <= worst) | (worst == 0))
-    resolved, gradients = _resolve(result, bad, member, density, again)
-    names = tuple(factors[0].levels[k] for k in here.nonzero()[:, 0].tolist())
-    return GroupsLeftOut(density[here], inside[here], resolved[here], gradients, k_hat[here], names)
+    return GroupsLeftOut(*_resolved(result, density, inside, k_hat, worst, member, factors[0].levels, again))
 
 
 def _log_p(predictor: Predictor, at: slice) -> Tensor:
@@ -143,21 +136,28 @@ def _log_p(predictor: Predictor, at: slice) -> Tensor:
     return predictor.family.log_prob(predictor.linear(at)[0], y, phi)
 
 
-def _resolve(
+def _resolved(
     result: TableResult,
-    bad: Tensor,  # (n,)
-    member: Tensor,  # which part each row is in, (N,)
     density: Tensor,  # (n,)
+    inside: Tensor,  # (n,)
+    k_hat: Tensor,  # (n,)
+    worst: float,
+    member: Tensor,  # which part each row is in, (N,)
+    names: Sequence[str],
     again: Callable[[int, TableResult], Tensor],
-) -> tuple[Tensor, int]:
-    """Write the densities of bad parts by fits without them, if there are such; which were resolved, and gradients."""
+) -> tuple[Tensor, Tensor, Tensor, int, Tensor, tuple[str, ...]]:
+    """The fields of `PartsLeftOut` for parts of positive weight, bad ones by fits without them if there are such."""
+    weights = result.design.weights
+    here = weights.new_zeros(len(names)).index_add(0, member, weights) > 0
+    bad = here & (~(k_hat <= worst) | (worst == 0))
     resolved, gradients = torch.zeros_like(bad), 0
     for part in bad.nonzero()[:, 0].tolist() if result.refit is not None else ():
-        fitted = result.refit(torch.where(member == part, 0.0, result.design.weights))
+        fitted = result.refit(torch.where(member == part, 0.0, weights))
         density[part] = again(part, replace(result, fitted=fitted, _kept={}))
         resolved[part] = fitted.converged
         gradients += fitted.gradients
-    return resolved, gradients
+    named = tuple(names[k] for k in here.nonzero()[:, 0].tolist())
+    return density[here], inside[here], resolved[here], gradients, k_hat[here], named
 
 
 def _divided(

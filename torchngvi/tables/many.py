@@ -32,7 +32,7 @@ from torchngvi.errors import InputError
 from torchngvi.numerics import linalg, small_blocks
 from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import Family, family_of
-from torchngvi.tables.globals import mixture_log_density
+from torchngvi.tables.globals import mixture_log_density, spread_evenly
 from torchngvi.tables.model import TableModel
 from torchngvi.tables.parts import Coordinates, Design, Globals, Weighted, covariance_root, replace_where, take_rows
 from torchngvi.tables.priors import Priors, locations_and_unit, settle
@@ -759,10 +759,7 @@ class _Points(NamedTuple):
     def of(cls, s: ManySettings, seed: int, like: Tensor) -> "_Points":
         """Draw them for members (G, P); the squared lengths of the t half are stratified too."""
         generator, half = torch.Generator().manual_seed(seed), s.draws // 2
-        seeds = torch.randint(2**31, (2,), generator=generator, device="cpu").tolist()
-        halves = zip(seeds, (half, s.draws - half), strict=True)
-        engine = torch.quasirandom.SobolEngine
-        share = [engine(like.shape[1], True, k).draw(n, dtype=torch.float64) for k, n in halves]
+        share = [spread_evenly(n, like.shape[1], generator) for n in (half, s.draws - half)]
         wide = torch._standard_gamma(
             torch.full((64 * (s.draws - half),), 0.5 * s.dof, dtype=torch.float64, device="cpu"), generator
         )
