@@ -326,7 +326,7 @@ class Formula:
             raise InputError(f"A model has at least one fixed effect; {formula!r} has none: leave out the 0.")
         self._common = designs_of(formula, sides.terms, None, frame, self._thresholds).common
         self._groupings = [_Grouping(block, formula, frame) for block in sides.blocks]
-        y = self._response.fit(frame)
+        y = self._response.of(frame, True)
         self.outcomes, self.success = self._response.outcomes, self._response.success
         self.failure, self.why = self._response.failure, self._response.why
         within = [grouping.common for grouping in self._groupings]
@@ -704,14 +704,6 @@ class _Response:
         self._categorical = family is None or not family.intercept or family.nominal
         self._two = binary or (family is not None and "trials" in family.extra and not self.beside)
 
-    def fit(self, frame: Any) -> tuple[Tensor, ...]:
-        """The outcome of the table of the fit, whose levels are those from now on."""
-        return self._y(frame, True)
-
-    def of(self, frame: Any) -> tuple[Tensor, ...]:
-        """The outcome of new rows."""
-        return self._y(frame, False)
-
     def trials(self, frame: Any, lacking: set[str]) -> tuple[Tensor, ...]:
         """The trials alone of new rows whose successes cannot be read; nothing of other outcomes, or without them."""
         if self.family is None or "trials" not in self.family.extra:
@@ -724,7 +716,8 @@ class _Response:
             torch.tensor(self._plain(self.parts[1].text, self.parts[1].of(frame)), dtype=torch.float64, device="cpu"),
         )
 
-    def _y(self, frame: Any, first: bool) -> tuple[Tensor, ...]:
+    def of(self, frame: Any, first: bool = False) -> tuple[Tensor, ...]:
+        """The outcome of new rows, or of those of the fit, the first, whose levels are those from then on."""
         values, *others = (part.of(frame, first) for part in self.parts)
         y = [self._outcome(values, first)]
         if self.family is not None and "trials" in self.family.extra:

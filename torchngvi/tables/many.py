@@ -15,6 +15,7 @@ member sees another: random numbers are the same for all, and whatever decides s
 Tensors have members before values of the globals: θ (M, C, P), rows (N, M, C), effects (n, M, C, r), nodes last.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -147,10 +148,7 @@ class ManyResult:
     @cached_property
     def globals(self) -> Globals:
         """Draws of the globals in the units of the user: the fields of `Globals`, each (G, S, ...)."""
-        G, S, _ = self.theta.shape
-        flat = self.coordinates.to_user(self.theta.flatten(0, 1))
-        sd, correlation = (tuple(x.unflatten(0, (G, S)) for x in some) for some in (flat.sd, flat.correlation))
-        return Globals(flat.coefficients.unflatten(0, (G, S)), sd, correlation, flat.phi.unflatten(0, (G, S)))
+        return self.coordinates.to_user(self.theta)
 
     @cached_property
     def coefficients(self) -> Marginals:
@@ -420,8 +418,7 @@ class _Joint:
 
     def of(self, index: Tensor) -> "_Joint":
         """Of some of the members."""
-        new = object.__new__(_Joint)
-        new.__dict__.update(self.__dict__)
+        new = copy.copy(self)
         new.Y, new.members = self.Y[:, index], self.members[index]
         return new
 

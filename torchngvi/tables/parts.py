@@ -146,7 +146,7 @@ class Coordinates:
 
     def to_user(
         self,
-        theta: Tensor,  # (S, dim)
+        theta: Tensor,  # (..., dim)
     ) -> Globals:
         """Map draws of θ to the units of the user."""
         a, xis, phi = self.split(theta)
