@@ -113,15 +113,16 @@ def fantasize(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor
     """
     fantasy = copy.deepcopy(model)
     with lent_posterior(fantasy), kept_modes(fantasy, likelihood):
-        given = _Given(fantasy, likelihood, x, y.reshape(-1, y.shape[-1])[0])
-        moments = [given.added(each) for each in y.reshape(-1, y.shape[-1])]
-        strategy = given.strategy
+        targets = y.reshape(-1, y.shape[-1])
+        given = _Given(fantasy, likelihood, x, targets[0])
+        strategy, moments = given.strategy, given.added_each(targets)
     q = NaturalGradientVariationalDistribution(strategy.inducing_points.shape[-2], y.shape[:-1], 0.0)
     fantasy.variational_strategy = VariationalStrategy(
         fantasy, strategy.inducing_points.detach(), q, False, strategy.jitter_val
     )
     q.to(dtype=strategy.inducing_points.dtype, device=y.device)
-    mean, root = (torch.stack(part).unflatten(0, y.shape[:-1]).to(q.dtype) for part in zip(*moments, strict=True))
+    found = (torch.stack(part).to(q.dtype) for part in zip(*moments, strict=True))
+    mean, root = (part.reshape(*y.shape[:-1], *part.shape[1:]) for part in found)
     q.posterior.initialize_(mean, q.posterior.kept_covariance(root))
     fantasy.variational_strategy.variational_params_initialized.fill_(1)
     return fantasy.train(model.training)
@@ -140,16 +141,28 @@ class _Given:
         if fresh:  # the prior, without the noise that a training begins with
             bound.target.posterior.initialize_(0.0, 1.0)
         q, given = bound.target.posterior, kernels(self.strategy, bound.x).projection(torch.float64)
-        self.mean, self.root = q.mean.double(), q.scale_tril.double()
+        self.given, self.mean, self.root = given, q.mean.double(), q.scale_tril.double()
         e = given.mean + given.rows @ self.mean
         self.projection = Projection(given.rows @ self.root, e, given.variance)
 
-    def added(self, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Mean and root of q with the rows, whose targets may be others."""
-        self.bound.y = self.bound.y if y is None else y
+    def added(self) -> tuple[Tensor, Tensor]:
+        """Mean and root of q with the rows."""
         nothing = torch.zeros_like(self.projection.mean)
         self.bound.sites = nothing, nothing
         return self._moments(self.bound._optimum(self.projection))
+
+    def added_each(self, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The same for each of several sets of targets, (sets, rows); for Gaussian noise they have one covariance."""
+        found: list[tuple[Tensor, Tensor]] = []
+        precision = self.bound._moments(self.projection.mean, self.projection.variance).curvature  # of the noise
+        for y in targets:
+            if found and self.bound.conjugate:
+                (mean, root), shift = found[0], (precision * (y - targets[0])) @ self.given.rows
+                found.append((mean + root @ (root.mT @ shift), root))
+                continue
+            self.bound.y = y
+            found.append(self.added())
+        return found
 
     def taken(self) -> tuple[Tensor, Tensor]:
         """Mean and root of q without the rows."""

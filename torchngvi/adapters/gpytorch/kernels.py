@@ -46,18 +46,20 @@ class Kernels(NamedTuple):
         """
         S, dtype = covariance(frame), self.factor.dtype
         S.diagonal(dim1=-2, dim2=-1).sub_(1.0)
-        both = torch.cat([frame.mean[..., None], S], -1).to(dtype)
-        both = torch.linalg.solve_triangular(self.factor.mT, both, upper=True).to(S.dtype)
-        w, P = both[..., :1], both[..., 1:]
-        cross = P @ (sites.rows * sites.beta[..., None]).mT
-        cross = torch.addcmul(cross, w, sites.alpha[..., None, :])
-        factor = P @ H + w * (sites.alpha[..., None, :] @ sites.rows)
-        if slack is None:
-            return Kernels(-factor.tril(), cross, sites.alpha, 0.5 * sites.beta)
-        both = torch.cat([(sites.rows * slack[..., None]).mT, gram(sites.rows, slack)], -1).to(dtype)
-        both = torch.linalg.solve_triangular(self.factor.mT, both, upper=True).to(S.dtype)
-        more, of_factor = both.split([slack.shape[-1], S.shape[-1]], -1)
-        return Kernels(-(factor + of_factor).tril(), cross + more, sites.alpha, 0.5 * (sites.beta - slack))
+        mean, weighted = frame.mean[..., None, :], sites.rows * sites.beta[..., None]
+        first = sites.alpha[..., None, :] @ sites.rows
+        if slack is not None:  # all of it before one substitution, from the right as in `projection`
+            inner = (weighted @ S).addcmul_(sites.rows, slack[..., None]).addcmul_(sites.alpha[..., None], mean)
+            total = (H @ S + gram(sites.rows, slack)).addcmul_(first.mT, mean)
+            cross, factor = (
+                torch.linalg.solve_triangular(self.factor, part.to(dtype), upper=False, left=False).to(S.dtype).mT
+                for part in (inner, total)
+            )
+            return Kernels(-factor.tril(), cross, sites.alpha, 0.5 * (sites.beta - slack))
+        both = torch.linalg.solve_triangular(self.factor.mT, torch.cat([mean.mT, S], -1).to(dtype), upper=True)
+        w, P = both[..., :1].to(S.dtype), both[..., 1:].to(S.dtype)
+        cross = torch.addcmul(P @ weighted.mT, w, sites.alpha[..., None, :])
+        return Kernels(-(P @ H + w * first).tril(), cross, sites.alpha, 0.5 * sites.beta)
 
 
 class Projection(NamedTuple):

@@ -42,14 +42,7 @@ def as_in_predictions(model: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def kept_modes(*owners: torch.nn.Module) -> Iterator[None]:
-    """A block in which models may be evaluated, in any mode.
-
-    >>> model = torch.nn.Sequential(torch.nn.Dropout().eval())
-    >>> with kept_modes(model):
-    ...     _ = model.eval()
-    >>> model.training, model[0].training
-    (True, False)
-    """
+    """A block in which models may be evaluated, in any mode."""
     modes = [(module, module.training) for owner in owners for module in owner.modules()]
     for owner in owners:
         forget(owner)

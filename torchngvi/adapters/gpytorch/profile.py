@@ -61,23 +61,7 @@ class Point(NamedTuple):
 
 @final
 class ProfiledELBO:
-    """The largest ELBO over q at the present hyper-parameters, of rows that weigh as much as the whole data.
-
-    >>> import gpytorch
-    >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
-    >>> class Model(gpytorch.models.ApproximateGP):
-    ...     def __init__(self, Z):
-    ...         q = NaturalGradientVariationalDistribution(len(Z))
-    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
-    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
-    ...     def forward(self, x):
-    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-    >>> x = torch.linspace(-2, 2, 50).double()[:, None]
-    >>> model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.GaussianLikelihood().double()
-    >>> bound = ProfiledELBO(model, likelihood, (x, torch.sin(3 * x[:, 0])))
-    >>> bound().requires_grad, bound().item() < 0
-    (True, True)
-    """
+    """The largest ELBO over q at the present hyper-parameters, of rows that weigh as much as the whole data."""
 
     def __init__(
         self,

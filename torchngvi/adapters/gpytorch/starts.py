@@ -231,11 +231,7 @@ def pivots(
     covariance: Tensor,  # (rows, rows)
     size: int,
 ) -> Tensor:
-    """The pivots of a Cholesky factorisation: each row has the largest variance given those before it.
-
-    >>> pivots(torch.tensor([[4.0, 3.9, 0.0], [3.9, 4.1, 0.0], [0.0, 0.0, 1.0]]), 2).tolist()
-    [1, 2]
-    """
+    """The pivots of a Cholesky factorisation: each row has the largest variance given those before it."""
     variance = covariance.diagonal().clone()
     least = len(variance) * torch.finfo(variance.dtype).eps * variance.max()
     factor = covariance.new_zeros(size, len(variance))
@@ -281,12 +277,7 @@ def telling(
     x: Tensor,  # (N, features)
     settings: StartSettings = _SETTINGS,
 ) -> Tensor:
-    """Which inputs still tell something about the scores, each for itself, in pairs or in triples.
-
-    >>> x = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
-    >>> telling(torch.sin(4 * x[:, 0]), x).tolist(), telling(x[:, 1] * x[:, 2], x).tolist()
-    ([True, False, False], [False, True, True])
-    """
+    """Which inputs still tell something about the scores, each for itself, in pairs or in triples."""
     found = x.new_zeros(x.shape[-1], dtype=torch.bool)
     if len(x) // settings.size < 5:
         return found
