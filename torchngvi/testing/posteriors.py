@@ -23,6 +23,7 @@ from torchngvi.interfaces import (
     Tangent,
 )
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import Dense
 from torchngvi.testing.claims import (
     BATCHES,
     DIFFERENCE,
@@ -277,7 +278,7 @@ def _frame(claim: Claim, q: Posterior) -> None:
 def _probes(claim: Claim, q: Posterior) -> None:
     """The gradient in the probes is a, and the lower triangle of W; that of the entropy is I."""
     batch, structure = tuple(q.batch_shape), q.structure
-    g, H = normal(*batch, q.dim, seed=23), _symmetric(q, 24)
+    g, H = normal(*batch, q.dim, seed=23), symmetric_in(Dense(q.dim), batch, 24)
     frame = q.probed()
     claim.same("probed() must be the frame where the probes are zero", frame.root, q.frame().root)
     C = frame.dense()
@@ -301,11 +302,6 @@ def _probes(claim: Claim, q: Posterior) -> None:
     claim.close("norm2() must be |a|² + ½‖P‖²", q.norm2(local), expected, IDENTITY)
 
 
-def _symmetric(q: Posterior, seed: int) -> Tensor:
-    x = normal(*q.batch_shape, q.dim, q.dim, seed=seed)
-    return 0.5 * (x + x.mT)
-
-
 def _packet(q: Posterior, g: Tensor, H: Tensor, temperature: float) -> Expectation:
     value = torch.zeros(q.batch_shape, dtype=DTYPE)
     return Expectation(value, Raw(g, H), temperature, True, Cost(1, 1))
@@ -314,7 +310,7 @@ def _packet(q: Posterior, g: Tensor, H: Tensor, temperature: float) -> Expectati
 def _natural_gradient(claim: Claim, q: Posterior) -> None:
     """The tangent against F⁻¹∇L in (p, R), Fisher matrix and gradient by autograd; member by member."""
     temperature, batch, structure = 0.5, tuple(q.batch_shape), q.structure
-    g, H = normal(*batch, q.dim, seed=25), _symmetric(q, 26)
+    g, H = normal(*batch, q.dim, seed=25), symmetric_in(Dense(q.dim), batch, 26)
     e = _packet(q, g, H, temperature)
     (mean, V), frame = moments(q), q.frame()
     C = frame.dense()
@@ -326,7 +322,7 @@ def _natural_gradient(claim: Claim, q: Posterior) -> None:
     change = q.tangent(e)
 
     def moved(rho: float, part: int) -> Tensor:
-        return after(q, _tangent(q, -rho * change.vector, -rho * change.matrix))[0][part]
+        return after(q, Tangent(Coordinates(-rho * change.vector, -rho * change.matrix)))[0][part]
 
     for part, name in enumerate(("the mean", "the covariance")):
         velocity = derivative(lambda rho, part=part: moved(rho, part))  # type: ignore[misc]
@@ -343,10 +339,6 @@ def _natural_gradient(claim: Claim, q: Posterior) -> None:
 
     pairing = (slope.vector * vector).sum(-1) + (slope.matrix * matrix).flatten(len(batch)).sum(-1)
     claim.close("euclidean() must be the gradient in its coordinates", pairing, derivative(objective), DIFFERENCE)
-
-
-def _tangent(q: Posterior, vector: Tensor, matrix: Tensor) -> Tangent:
-    return Tangent(Coordinates(vector, matrix))
 
 
 def _fisher_solve(mean: Tensor, C: Tensor, g: Tensor, G: Tensor, kept: Tensor, upper: bool) -> tuple[Tensor, ...]:
