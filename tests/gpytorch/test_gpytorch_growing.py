@@ -65,6 +65,7 @@ def test_what_ends_it():
     assert result.doubling > 0.01
     assert "the bound still rose by" in result.reason
     assert learn(Model(), data(3, rows=24)).inducing <= 12
+    assert learn(Model(), iter([data(3, rows=24)])).inducing <= 12
     result = learn(Model(), data(), rounds=1)
     assert result.inducing == 4
     assert math.isnan(result.doubling)

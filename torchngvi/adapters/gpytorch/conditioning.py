@@ -103,7 +103,7 @@ def fantasize(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor
 
     Args:
         model, likelihood, x: see `condition`.
-        y: targets (*batch, rows), as ``likelihood(model(x)).sample((64,))``.
+        y: targets (*batch, rows), as ``likelihood(model(x)).sample(torch.Size([64]))``.
 
     Returns:
         A copy of the model, whose predictions have the batch shape of y; its inducing points are not learned.

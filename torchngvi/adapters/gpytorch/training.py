@@ -182,7 +182,7 @@ def train_svgp(
         )
     learns = any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters()))
     if grows and learns and rounds > 1:
-        doubling, taken = _grown(model, likelihood, data, rounds // 2)
+        data, doubling, taken = _grown(model, likelihood, data, rounds // 2)
     rounds -= taken
     with lent_posterior(model) as returned:
         model.train()
@@ -321,23 +321,21 @@ def train_svgp_in_batches(
     return trained.refined_by(refine_svgp(model, likelihood, batches, progress=progress))
 
 
-def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -> tuple[float, int]:
-    """Double the inducing points for as long as that pays; the gain of the last doubling, and the rounds it took."""
+def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -> tuple[Batch, float, int]:
+    """Double the inducing points for as long as that pays; the rows, the gain of the last doubling, and its rounds."""
     losses: list[float] = []
     while True:
         with lent_posterior(model):
-            x, y = all_rows(data, latents_of(model, likelihood))
+            x, y = data = all_rows(data, latents_of(model, likelihood))
             engine = Rounds(model, likelihood, x, y, 1)
             if not losses:
                 engine.begin()
             engine.one_round()
             losses += engine.losses
-        size, gain = (
-            len(model.variational_strategy.inducing_points),
-            math.inf if len(losses) < 2 else losses[-2] - losses[-1],
-        )
+        size = len(model.variational_strategy.inducing_points)
+        gain = losses[-2] - losses[-1] if len(losses) > 1 else math.nan
         if len(losses) == most or gain < StartSettings().doubling or 4 * size > len(y) or not engine.allows(2 * size):
-            return gain if len(losses) > 1 else math.nan, len(losses)
+            return data, gain, len(losses)
         double_inducing_points(model.variational_strategy, x)
 
 
