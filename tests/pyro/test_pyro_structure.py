@@ -14,7 +14,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations import Fixed, PerFactor, Stein
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import LocalExponential
-from torchngvi.structures import arrow, nested
+from torchngvi.structures import Forest, arrow, nested
 
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
 
@@ -23,7 +23,7 @@ from pyro import poutine  # noqa: E402
 from pyro.infer import Predictive, Trace_ELBO, config_enumerate  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide  # noqa: E402
+from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide, log_joint  # noqa: E402
 from torchngvi.adapters.pyro.structure import FactoredLogJoint  # noqa: E402
 
 pytestmark = [
@@ -110,10 +110,9 @@ def both(model, *args, tolerance=None):
 
 
 def moments(guide):
-    """Mean and covariance in the order of the sites."""
-    q, order = guide.get_posterior(), guide.structure.order
-    back = slice(None) if order is None else torch.argsort(order)
-    return q.mean[back], q.covariance_matrix[back][:, back]
+    """Mean and covariance."""
+    q = guide.get_posterior()
+    return q.mean, q.covariance_matrix
 
 
 def bound(guide, density):
@@ -131,10 +130,24 @@ def bound(guide, density):
 # -------------------------------------------------------------------------------- what is found
 
 
-def test_globals_stand_after_the_members_of_a_plate():
+@pytest.mark.parametrize(("model", "shape"), [("groups", (5,)), ("crossed", (6, 3)), ("walks", (5, 4))])
+@pytest.mark.parametrize("structure", ["dense", "auto"])
+def test_theta_has_the_order_of_the_sites(structure, model, shape):
+    """A draw of q is a point of `log_joint` of the model, which is that of the model at the latents of the guide."""
+    model, y = globals()[model], torch.randn(shape)
+    guide = AutoGaussian(model, structure=structure).setup(y)
+    assert (guide.structure.order is None) == (structure == "dense")
+    theta = guide.posterior.sample()
+    values = {site["name"]: value for site, value in guide._unpack_latent(theta)}  # their supports are the real line
+    trace = pyro.poutine.trace(pyro.condition(model, values)).get_trace(y)
+    assert torch.allclose(log_joint(model, y)(theta), trace.log_prob_sum(), rtol=1e-12)
+
+
+def test_the_members_of_a_plate_are_nodes_below_what_they_share():
     guide = AutoGaussian(groups, structure="auto").setup(torch.randn(5))
     assert isinstance(guide.posterior, PrecisionCholeskyGaussian)
-    assert guide.posterior.structure == guide.structure.forest == arrow(groups=5, local=1, globals=1)
+    assert guide.structure.forest == arrow(groups=5, local=1, globals=1)
+    assert guide.posterior.structure == Forest((5,) * 5 + (-1,), (1,) * 6, (1, 2, 3, 4, 5, 0))
     assert str(guide.structure) == "b: 1 coordinate for each member of groups (5)\nmu: 1 coordinate shared by all"
 
 
@@ -272,7 +285,7 @@ def test_the_terms_of_members_add_up_to_the_log_joint_with_its_derivatives(model
     theta = torch.randn(3, 2, density.dim).requires_grad_()
     ours, theirs = (
         target(theta),
-        AutoGaussian(model).setup(*args).density(model, args)(theta[..., torch.argsort(guide.structure.order)]),
+        AutoGaussian(model).setup(*args).density(model, args)(theta),
     )
     assert ours.shape == (3, 2)
     assert torch.allclose(ours, theirs, rtol=1e-12)
@@ -312,7 +325,7 @@ def test_a_gaussian_posterior_is_that_of_the_dense_guide(model, shape):
         assert torch.allclose(ours, theirs, atol=1e-8)
     theta = torch.randn(4, arrowed.posterior.dim)
     ours = arrowed.get_posterior().log_prob(theta)
-    theirs = dense.get_posterior().log_prob(theta[:, torch.argsort(arrowed.structure.order)])
+    theirs = dense.get_posterior().log_prob(theta)
     assert torch.allclose(ours, theirs, rtol=1e-8)
 
 
@@ -410,19 +423,24 @@ def test_newton_starts_a_guide_with_a_structure():
 def test_coordinates_are_named_in_the_order_of_q():
     guide = AutoGaussian(groups, structure="auto")
     result = fit_guide(groups, guide, torch.randn(3), options={"progress": False})
-    assert result.names == ("b[0]", "b[1]", "b[2]", "mu")
+    assert result.names == ("mu", "b[0]", "b[1]", "b[2]")
 
 
 def test_natural_coordinates_take_the_structure_too():
     guide = AutoGaussian(groups, NaturalGaussian, structure="auto").setup(torch.randn(5))
     assert isinstance(guide.posterior, NaturalGaussian)
-    assert guide.posterior.structure == guide.structure.forest
+    assert guide.posterior.structure == guide.structure.pattern
 
 
-def test_the_default_is_dense():
-    guide = AutoGaussian(groups).setup(torch.randn(5))
-    assert type(guide.posterior) is CholeskyGaussian
-    assert str(guide.structure) == "one dense block of 6 coordinates"
+def test_fit_guide_takes_the_structure_of_the_plates_where_it_was_left_open():
+    """A guide that was set up before stays as it is, and a posterior without structures is dense."""
+    y = torch.randn(5)
+    open_, ready, diagonal = AutoGaussian(groups), AutoGaussian(groups).setup(y), AutoGaussian(groups, DiagonalGaussian)
+    assert str(ready.structure) == "one dense block of 6 coordinates"
+    for guide in (open_, ready, diagonal):
+        fit_guide(groups, guide, y, options=QUIET)
+    kinds = [type(guide.posterior) for guide in (open_, ready, diagonal)]
+    assert kinds == [PrecisionCholeskyGaussian, CholeskyGaussian, DiagonalGaussian]
 
 
 def test_a_state_dict_of_the_other_structure_is_refused():

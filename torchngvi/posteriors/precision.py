@@ -49,7 +49,8 @@ class PrecisionGaussian(Gaussian):
         structure, factor = self.structure, self.factor()
         if structure.closed:
             return structure.to_dense(root_of_inverse(structure, factor))
-        return root_of_inverse(Dense(self.dim), structure.to_dense(factor))
+        dense = Dense(self.dim)  # where T is lower triangular in another order than that of θ
+        return dense.positive_root(dense.lower_root(structure.to_dense(structure.inverse(factor)).mT))[0]
 
     def whiten(self, x: Tensor) -> Tensor:
         """Divide vectors by the root of the frame: C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""

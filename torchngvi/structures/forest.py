@@ -92,7 +92,9 @@ class Forest(Stored):
 
     Args:
         parents: of each node, the number of a later node; -1 for a root.
-        sizes: of the nodes, in the order of θ.
+        sizes: of the nodes.
+        order: the coordinates of θ at which the nodes have their entries, one node after another; by default 0, 1, ....
+            In another order a root is lower triangular once its rows and columns are taken in that order.
 
     >>> tree = Forest((2, 2, -1), (1, 1, 1))
     >>> tree.to_dense(torch.arange(1.0, 6.0)).tolist()

@@ -31,6 +31,13 @@ class Kind(NamedTuple):
     start: int | None  # of the first coordinate, where the others follow it in the order of θ
     inner: bool  # some of the nodes have children
 
+    def at(self, places: Tensor) -> "Kind":
+        """Return the same kind with its coordinates elsewhere in θ, (D,)."""
+        place = places[self.place]
+        first = int(place[0, 0])
+        together = torch.equal(place.flatten(), torch.arange(first, first + place.numel(), device="cpu"))
+        return self._replace(place=place, start=first if together else None)
+
     def on(self, device: torch.device) -> "Kind":
         """Return the same kind with its tables on a device."""
         return self._replace(parents=self.parents.to(device), place=self.place.to(device))
@@ -251,10 +258,13 @@ class Stored(Pattern):
 
     Args:
         parents: of each node, the number of a later node; -1 for a root.
-        sizes: of the nodes, in the order of θ.
+        sizes: of the nodes.
+        order: the coordinates of θ at which the nodes have their entries, one node after another; by default 0, 1, ....
     """
 
-    def __init__(self, parents: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    order: tuple[int, ...] | None = None  # in pickles of 0.2.0 too
+
+    def __init__(self, parents: tuple[int, ...], sizes: tuple[int, ...], order: tuple[int, ...] | None = None) -> None:
         what = "are positive integers, one a node, and parents the numbers of later nodes, or -1"
         sizes = read_sizes("sizes", sizes, what, none=False)
         parents = read_sizes("parents", parents, what, at_least=-1)
@@ -262,8 +272,13 @@ class Stored(Pattern):
         if len(parents) != len(sizes) or not later:
             raise InputError(f"sizes {what}; got sizes={shown(sizes)} and parents={shown(parents)}.")
         self.parents, self.sizes = parents, sizes
-        self._hash = hash((parents, sizes))
         self.kinds = tuple(kinds_of(parents, sizes))
+        if order is not None and list(order) != [*range(sum(sizes))]:
+            if sorted(order) != [*range(sum(sizes))]:
+                raise InputError(f"order has each of the {sum(sizes)} coordinates once; got {shown(order)}.")
+            self.order, places = tuple(order), torch.tensor(order, device="cpu")
+            self.kinds = tuple(kind.at(places) for kind in self.kinds)
+        self._hash = hash((parents, sizes, self.order))
         self._blocks = [EqualBlocks(kind.nodes, kind.size) for kind in self.kinds]
         self._entries = [kind.nodes * kind.size * rows for kind in self.kinds for rows in (kind.size, kind.above)]
         order = torch.cat([kind.place.flatten() for kind in self.kinds])
@@ -275,7 +290,9 @@ class Stored(Pattern):
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, Stored) and (self.parents, self.sizes) == (other.parents, other.sizes)
+        if not isinstance(other, Stored):
+            return False
+        return (self.parents, self.sizes, self.order) == (other.parents, other.sizes, other.order)
 
     def __hash__(self) -> int:
         return self._hash

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.guide import AutoGaussian, prefer_structure
 from torchngvi.adapters.pyro.layout import (
     Call,
     Layout,
@@ -161,6 +161,8 @@ def _fitted(call: Call, guide: AutoGuide, options: dict[str, Any], batches: Iter
             raise InputError("AutoMarginal is fitted to all rows in one process; leave batches= and group= out.")
         return fit_marginal(guide, guide.density(*call), options)
     processes = processes_of(options.pop("group", None))
+    if batches is None and processes.world == 1:
+        prefer_structure(guide)
     with processes.together():
         target, layout = _target_of(call, guide, batches)
     if guide.structure.forest is None:

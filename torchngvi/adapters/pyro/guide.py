@@ -61,7 +61,8 @@ class AutoGaussian(AutoContinuous):
         structure: "dense", every latent correlated with every other; or "auto", the forest of the plates of the model,
             as `structure` shows it on set-up: blocks for the members of plates and a dense one for what they share, at
             a cost that grows with the number of members. q is then a `PrecisionCholeskyGaussian` unless the posterior
-            is a `NaturalGaussian`, and θ has the members before what they share. Without local latents q is dense.
+            is a `NaturalGaussian`. θ has the order of the sites in either. Without local latents q is dense. By
+            default `fit_guide` sets up "auto" for all data at once in one process, and every other use "dense".
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
@@ -88,7 +89,7 @@ class AutoGaussian(AutoContinuous):
         model: Callable[..., Any],
         posterior: Callable[..., Gaussian | FlatPosterior] = CholeskyGaussian,
         *,
-        structure: str = "dense",
+        structure: str | None = None,
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
         name: str = "AutoGaussian",
@@ -102,14 +103,14 @@ class AutoGaussian(AutoContinuous):
         read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")
         init_scale = read_number("init_scale", init_scale, "is a standard deviation in unconstrained space", above=0)
         what = 'is "dense", or "auto", that of the plates of the model'
-        read_choice("structure", structure, ("dense", "auto"), what)
+        read_choice("structure", "dense" if structure is None else structure, ("dense", "auto"), what)
         if structure == "auto" and posterior not in _STRUCTURED:
             raise InputError(
                 'structure="auto" gives the precision of a Gaussian the pattern of the model. Leave posterior out, or '
                 f"take PrecisionCholeskyGaussian or NaturalGaussian; got {posterior!r}."
             )
         self._posterior_class, self.init_scale = posterior, float(init_scale)
-        self._automatic = structure == "auto"
+        self._automatic = None if structure is None else structure == "auto"
         self._bare = (model,)  # without the start
         super().__init__(model, init_loc_fn=partial(start, init_loc_fn))
         self._pyro_name = read_instance("name", name, str, "is the name of the guide, a text")
@@ -199,7 +200,7 @@ class AutoGaussian(AutoContinuous):
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> ModelLogJoint:
         """The log joint of a model over the θ of this guide, as a target; the guide has to be set up."""
-        density = ModelLogJoint(model, args, kwargs, self.prototype_trace, self.structure.order)
+        density = ModelLogJoint(model, args, kwargs, self.prototype_trace)
         density.check(self.posterior)
         return density
 
@@ -307,10 +308,6 @@ class AutoGaussian(AutoContinuous):
         q = self.get_posterior()
         return dist.transforms.LowerCholeskyAffine(q.loc, scale_tril=q.scale_tril)
 
-    def _unpack_latent(self, latent: Tensor) -> Any:
-        """The unconstrained value of each site, from θ in the order of q."""
-        return super()._unpack_latent(self.structure.by_site(latent))
-
     def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.posterior.mean, self.posterior.stddev
 
@@ -346,6 +343,12 @@ class AutoGaussian(AutoContinuous):
         return new
 
 
+def prefer_structure(guide: AutoGaussian) -> None:
+    """Set up the structure of the plates, where that was left open and the posterior can have it."""
+    if guide._automatic is None and guide._posterior_class in _STRUCTURED:
+        guide._automatic = True
+
+
 def _check_structure(guide: AutoGaussian, theirs: bool) -> None:
     """Refuse the state of a q with the structure of plates for one without, and the reverse."""
     ours = isinstance(guide.posterior, PrecisionCholeskyGaussian)  # what the store had before does not come back later
@@ -366,10 +369,9 @@ _NOT_SET_UP = (
 
 
 def made(posterior: Callable[..., Any], layout: Layout, mean: Tensor, scale: float) -> Any:
-    """Make q over a layout, of a mean (D,) in the order of the sites."""
+    """Make q over a layout, of a mean (D,)."""
     if layout.forest is not None:
-        mean = mean[layout.order]
-        return _STRUCTURED[posterior](layout.dim, mean=mean, scale=scale, structure=layout.forest)
+        return _STRUCTURED[posterior](layout.dim, mean=mean, scale=scale, structure=layout.pattern)
     dim, free = len(mean), free_bytes(mean.device)
     needed = 2.0 * mean.element_size() * dim**2  # twice, since a step makes the new beside the old
     if posterior in _STRUCTURED and needed > free:

@@ -135,8 +135,8 @@ class Level(NamedTuple):
 class Layout:
     """The places of the latent sites in θ: one after another, in the order of the trace, as AutoContinuous has them.
 
-    Where latents are local to members of plates, θ has the members of each level one after another, those that have the
-    most members first.  Printed, a line for each level, and why there are not more.
+    ``order`` has the places of the nodes of the forest, one after another, or another order of θ.  Printed, a line for
+    each level, and why there are not more.
     """
 
     levels: tuple[Level, ...] = ()
@@ -170,6 +170,13 @@ class Layout:
         self.arrange(other.order)
         self.levels, self.forest, self.terms, self.reasons = other.levels, other.forest, other.terms, other.reasons
         return self
+
+    @property
+    def pattern(self) -> Forest:
+        """The forest with its nodes at their places in the order of the sites."""
+        assert self.forest is not None
+        assert self.order is not None
+        return Forest(self.forest.parents, self.forest.sizes, tuple(self.order.tolist()))
 
     @property
     def apart(self) -> list[str]:

@@ -154,8 +154,7 @@ class AutoMarginal(AutoGaussian):
         with torch.inference_mode(False), torch.no_grad(), poutine.block():
             q = self._modules["q"]
             assert isinstance(q, Gaussian)
-            mean = found.by_site(q.mean.double())
-            density = ModelLogJoint(self._bare[0], args, kwargs, self.prototype_trace)
+            mean, density = q.mean.double(), self.density(self._bare[0], args, kwargs)
             try:
                 density.log_joint(mean[None])
             except RuntimeError:  # products of tensors of two dtypes
@@ -164,7 +163,7 @@ class AutoMarginal(AutoGaussian):
                 field = latent_field(density, found)
                 if field:
                     self._share(found.with_field(field), mean)
-                    self.integrate(self.density(self._bare[0], args, kwargs))
+                    self.integrate(density)
                     return
             except InputError as error:
                 why.append(str(error).rstrip("."))
@@ -177,7 +176,8 @@ class AutoMarginal(AutoGaussian):
 
     def _share(self, layout: Layout, mean: Tensor) -> None:
         """Make q over the last level of a layout alone, of a mean (D,) in the order of the sites."""
-        mean = mean if layout.order is None else mean[layout.order.to(mean.device)]
+        assert layout.order is not None
+        mean = mean[layout.order.to(mean.device)]
         self._layout, self._shared = layout, layout.levels[-1].size
         self._start = mean[: -self._shared].clone()
         self.q = self._posterior_class(
@@ -194,7 +194,7 @@ class AutoMarginal(AutoGaussian):
         assert self._start is not None
 
         def joint(theta: Tensor, members: Tensor) -> Tensor:
-            return density.log_joint(torch.cat([members, theta], -1))
+            return density.log_joint(self.structure.by_site(torch.cat([members, theta], -1)))
 
         q = self.gaussian("AutoMarginal")
         try:
@@ -219,10 +219,10 @@ class AutoMarginal(AutoGaussian):
     def density(
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> ModelLogJoint:
-        """The log joint of all latents, the members of plates before what they share."""
+        """The log joint of all latents, in the order of the sites."""
         if not self._shared:
             return super().density(model, args, kwargs)
-        return ModelLogJoint(model, args, kwargs, self.prototype_trace, self.structure.order)
+        return ModelLogJoint(model, args, kwargs, self.prototype_trace)
 
     @property
     def members(self) -> Latents:
@@ -250,11 +250,12 @@ class AutoMarginal(AutoGaussian):
         Raises:
             InputError: as `members`.
         """
-        return self.draw(n)[:, -self._shared :]
+        assert self.structure.order is not None
+        return self.draw(n)[:, self.structure.order[-self._shared :]]
 
     @torch.no_grad()
     def draw(self, n: int) -> Tensor:
-        """Draw all latents jointly, (n, D), unconstrained, the members first.
+        """Draw all latents jointly, (n, D), unconstrained, in the order of the sites.
 
         Shared latents given which the members have no mode are drawn again, as a fit passes such θ by.
 
@@ -270,7 +271,7 @@ class AutoMarginal(AutoGaussian):
                 drawn = torch.cat([self._target.draw(theta), theta], -1)
             kept.append(drawn[drawn.isfinite().all(-1)])
             if sum(map(len, kept)) >= n:
-                return torch.cat(kept)[:n].to(self._init_loc())
+                return self.structure.by_site(torch.cat(kept)[:n].to(self._init_loc()))
         raise InputError(
             f"given the shared latents the members have a mode at {sum(map(len, kept))} of {self.rounds * n} draws "
             "of q, which is too few to integrate them out. Fit the model with an AutoGaussian."
@@ -298,7 +299,7 @@ class AutoMarginal(AutoGaussian):
             normal = q.mean + q.stddev * torch.special.ndtri(torch.tensor(level, dtype=torch.float64)).to(q.mean)
             shared = normal if self.refined is None else self.refined.quantile(level)[0].to(q.mean)
             theta = torch.cat([members.quantile(level), shared]).to(self._init_loc())
-            for site, value in self._unpack_latent(theta):
+            for site, value in self._unpack_latent(self.structure.by_site(theta)):
                 found.setdefault(site["name"], []).append(torch.distributions.biject_to(site["fn"].support)(value))
         return {name: torch.stack(values) for name, values in found.items()}
 
@@ -347,7 +348,7 @@ def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str,
     density.check_comparable("fit_guide")
     guide.keep(None)
     target, began = guide.integrate(density), time.monotonic()
-    names = coordinate_names(density.layout)[-target.dim :]
+    names = coordinate_names(guide.structure)[-target.dim :]
     result, refined, error = fit(guide.posterior, target, **options).named(names), None, None
     guide.keep(target)
     target.begin_at(guide.gaussian("AutoMarginal").mean.detach().clone())

@@ -88,7 +88,7 @@ def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         return layout
     if layout.terms is not None:
         try:
-            FactoredLogJoint(ModelLogJoint(model, args, kwargs, trace, layout.order), layout)
+            FactoredLogJoint(ModelLogJoint(model, args, kwargs, trace), layout)
         except InputError:
             layout.terms = None
     layout.call = KeptCall(model, args, kwargs)
@@ -229,7 +229,7 @@ def reads_of(density: ModelLogJoint) -> Reads:
     by_plates: dict[frozenset[str], list[Site]] = {}
     for site in layout.sites:
         by_plates.setdefault(frozenset(plate.name for plate in site.plates), []).append(site)
-    generator, start = torch.Generator().manual_seed(0), layout.by_site(density.initial)
+    generator, start = torch.Generator().manual_seed(0), density.initial
     names, _ = _terms(density, start)
     seen: dict[frozenset[str], list[Tensor]] = {names: [] for names in by_plates}
     for spread, sign in itertools.product(_SPREADS, (1.0, -1.0)):  # of two members each is the greater once
@@ -291,8 +291,7 @@ def _agreed(trials: list[Tensor]) -> Tensor:
 
 def _terms(density: ModelLogJoint, theta: Tensor, known: list[str] | None = None) -> tuple[list[str], Tensor]:
     """The terms of one run at θ in the order of the sites, and the site of each; those that are known, if given."""
-    order = density.layout.order
-    values = density.layout.constrained(theta if order is None else theta[order.to(theta.device)])[0]
+    values = density.layout.constrained(theta)[0]
     scores = Scored(values, density.layout.shapes, {}).run(density)
     names = [name for name, score in scores.items() for _ in range(score.numel())]
     if known is not None and names != known:
@@ -429,19 +428,19 @@ class FactoredLogJoint(FactorTarget):
     """A `ModelLogJoint` in terms of one node each, for a q over the forest of the model."""
 
     def __init__(self, density: ModelLogJoint, structure: Layout) -> None:
-        assert structure.forest is not None
+        pattern = structure.pattern
         self.density, self.found, self.layout = density, structure, density.layout
         self.initial, self.dim = density.initial, density.dim
         self.levels = [_Term(density, structure, number) for number in range(len(structure.levels))]
-        kinds, starts, start = structure.forest.kinds, [], 0
+        kinds, starts, start = pattern.kinds, [], 0
         for level in structure.levels:
-            starts.append(start)
+            starts.append((pattern.order or range(self.dim))[start])
             start += level.nodes * level.size
         self.by_kind_of_node = [
             [number for number, first in enumerate(starts) if bool((kind.place[:, 0] == first).any())] for kind in kinds
         ]
         terms = [(kind, partial(self._terms, kind)) for kind in range(len(kinds))]
-        super().__init__(structure.forest, terms)
+        super().__init__(pattern, terms)
         try:
             self._check()
         except MismatchError:
