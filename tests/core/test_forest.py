@@ -15,6 +15,7 @@ from torchngvi import (
     Snngm,
     fit,
 )
+from torchngvi.errors import InputError
 from torchngvi.interfaces import Cost, Expectation, Framed
 from torchngvi.models import TractableFactors
 from torchngvi.numerics import small_blocks
@@ -149,6 +150,34 @@ class TestMoves:
                 for x in (one, two)
             )
             close(one.kl(two), torch.distributions.kl_divergence(p1, p2), 1e-13)
+
+
+@pytest.mark.parametrize("kind", PRECISION, ids=lambda kind: kind.__name__)
+def test_nodes_at_other_places_of_theta(kind):
+    """A q over a forest in another order is the same q with its coordinates permuted, from draws to conversions."""
+    parents, sizes, order = (3, 3, 4, 5, 5, -1), (1, 1, 2, 2, 1, 3), (7, 0, 9, 2, 4, 1, 8, 3, 6, 5)
+    plain, other = Forest(parents, sizes), Forest(parents, sizes, order)
+    assert plain != other
+    assert plain == Forest(parents, sizes, tuple(range(10)))
+    root = plain.with_diagonal(0.3 * plain.tril(randn(*plain.shape, seed=3)), 1 + randn(10, seed=4).abs())
+    dense = torch.linalg.inv(plain.to_dense(root)).mT
+    V, order = dense @ dense.mT, torch.tensor(order)
+    back, z = torch.argsort(order), randn(5, 10, seed=1)
+    q, p = kind.from_moments(z[0], V, structure=plain), kind.from_moments(z[0][back], V[back][:, back], structure=other)
+    close(p.covariance, V[back][:, back], 1e-12)
+    close(p.scale_tril, torch.linalg.cholesky(V[back][:, back]), 1e-12)
+    close(p.variance, q.variance[back], 1e-13)
+    close(p.log_prob(z[:, back]), q.log_prob(z), 1e-12)
+    close(p.push_noise(z[:, back]), q.push_noise(z)[:, back], 1e-12)
+    for x in (*(of.from_posterior(p) for of in PRECISION), copy.deepcopy(p)):
+        close(x.covariance, p.covariance, 1e-12)
+        close(x.kl(p), torch.zeros((), dtype=DTYPE), 1e-12)
+    start = kind(10, structure=other, dtype=DTYPE)
+    close(start.kept_precision(p.scale_tril), p.scale_tril, 1e-12)
+    X = randn(7, 10, seed=2)
+    close(p.marginal_variance(X[:, back]), q.marginal_variance(X), 1e-12)
+    with pytest.raises(InputError, match="order has each of the 10 coordinates once"):
+        Forest(parents, sizes, (0,) * 10)
 
 
 def test_the_golden_step_of_tan_2c():

@@ -62,6 +62,12 @@ def root_of_inverse(
     return structure.positive_root(structure.lower_root(structure.transpose(structure.inverse(root))))[0]
 
 
+def covariance_root(structure: Pattern, factor: Structured) -> Tensor:
+    """Write the lower root of (T Tᵀ)⁻¹ out, (*batch, D, D), of a T that may be triangular in another order than θ's."""
+    dense = Dense(structure.dim)
+    return dense.positive_root(dense.lower_root(structure.to_dense(structure.inverse(factor)).mT))[0]
+
+
 # What a posterior has computed from its coordinates, which is kept until they change, and handed over by a step
 
 
@@ -544,4 +550,4 @@ class ConvertibleGaussian(StartedGaussian):
         if structure.widest == structure.dim:
             return scale_tril
         root, _ = structure.cholesky(structure.from_dense(torch.cholesky_inverse(scale_tril)))
-        return root_of_inverse(Dense(self.dim), structure.to_dense(root))
+        return covariance_root(structure, root)

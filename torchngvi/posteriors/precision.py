@@ -23,9 +23,15 @@ from torchngvi.interfaces import (
     clique_frames,
 )
 from torchngvi.numerics.linalg import finite
-from torchngvi.posteriors.conversions import RememberingPosterior, Tested, root_of_inverse, tangent_moved
+from torchngvi.posteriors.conversions import (
+    RememberingPosterior,
+    Tested,
+    covariance_root,
+    root_of_inverse,
+    tangent_moved,
+)
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.structures import Dense, Forest
+from torchngvi.structures import Forest
 from torchngvi.structures.pattern import Structured, is_whole
 
 # What Gaussians that hold a precision S = V⁻¹ = T Tᵀ have in common: the frame C = T⁻ᵀ, and what follows from T
@@ -49,8 +55,7 @@ class PrecisionGaussian(Gaussian):
         structure, factor = self.structure, self.factor()
         if structure.closed:
             return structure.to_dense(root_of_inverse(structure, factor))
-        dense = Dense(self.dim)  # where T is lower triangular in another order than that of θ
-        return dense.positive_root(dense.lower_root(structure.to_dense(structure.inverse(factor)).mT))[0]
+        return covariance_root(structure, factor)
 
     def whiten(self, x: Tensor) -> Tensor:
         """Divide vectors by the root of the frame: C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""

@@ -276,14 +276,15 @@ class Stored(Pattern):
         if order is not None and list(order) != [*range(sum(sizes))]:
             if sorted(order) != [*range(sum(sizes))]:
                 raise InputError(f"order has each of the {sum(sizes)} coordinates once; got {shown(order)}.")
-            self.order, places = tuple(order), torch.tensor(order, device="cpu")
-            self.kinds = tuple(kind.at(places) for kind in self.kinds)
+            self.order = tuple(order)
+            self.kinds = tuple(kind.at(torch.tensor(order, device="cpu")) for kind in self.kinds)
         self._hash = hash((parents, sizes, self.order))
         self._blocks = [EqualBlocks(kind.nodes, kind.size) for kind in self.kinds]
         self._entries = [kind.nodes * kind.size * rows for kind in self.kinds for rows in (kind.size, kind.above)]
-        order = torch.cat([kind.place.flatten() for kind in self.kinds])
-        self._back = None if torch.equal(order, torch.arange(len(order), device="cpu")) else torch.argsort(order)
-        self.dim, self.shape = len(order), (sum(self._entries),)
+        places = torch.cat([kind.place.flatten() for kind in self.kinds])
+        straight = torch.equal(places, torch.arange(len(places), device="cpu"))
+        self._back = None if straight else torch.argsort(places)
+        self.dim, self.shape = len(places), (sum(self._entries),)
         self.widest = max(kind.size + kind.above for kind in self.kinds)
         self.leaves = len(parents) - len(set(parents) - {-1})  # nodes without children
 
