@@ -161,8 +161,8 @@ def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
         synchronize(q, group=processes)
 
 
-def _put_at_mode(q: CholeskyGaussian, target: Target, seed: int) -> bool:
-    """Put q at the mode of a batch under what is known, where its loss is lower; whether it is."""
+def _put_at_mode(q: CholeskyGaussian, target: Guarded, seed: int) -> bool:
+    """Put q at the mode of a batch of a log joint under what is known, where its loss is lower; whether it is."""
     here, loss = q.snapshot(), sampled_loss(q, target, _SETTINGS.glance, seed)
     mode = find_mode(target, q.mean, _SETTINGS.gradients * q.dim)
     if mode is None:
@@ -212,7 +212,7 @@ def _visit(
                 continue
             placed = moved = False
             if not turn and number < _SETTINGS.careful:
-                placed = not isinstance(target, GeneralizedLinear) and _put_at_mode(work, target, number)
+                placed = isinstance(target, Guarded) and _put_at_mode(work, target, number)
                 moved = _try_steps(optimizer(work), target, _SETTINGS.norm, _SETTINGS.steps)
             full = optimizer(work)  # whose step no rejection has cut short
             full.step_untried(target)
