@@ -503,19 +503,20 @@ class Sites(NamedTuple):
             data = (self.alpha[..., None, :] @ self.rows)[..., 0, :]
         return data if self.prior is None else data + self.prior.force(self.mean)
 
-    def change(self, frame: Frame, exact: bool = False) -> Change | None:
+    def change(self, frame: Frame, exact: bool = False, large: int = 2**16) -> Change | None:
         """Return the map from a move to the changes of a and W: those of e and v, through α and β; no new expectation.
 
         With A = XC, de = Aδ and dv_n = 2 Σ_i A_ni (AK)_ni, where the derivatives of F are known (Price 1958):
 
             Cᵀ dg = Aᵀ(β de + ½ β_e dv) + CᵀΛCδ        Cᵀ dH C = Aᵀ diag(β_e de + β_v dv) A
 
-        Many rows are multiplied in single precision, which is enough for a step, unless it is to be ``exact``.
+        A ``large`` A, of more numbers, is multiplied in single precision, which is enough for a step, unless it is to be
+        ``exact``.
         """
         A, prior, structure = self.projected, self.prior, frame.structure
         if A is None or self.at is None or self.bends is None or self.weights is None:
             return None
-        dtype = torch.float32 if A.numel() > 2**16 and not exact else A.dtype
+        dtype = torch.float32 if A.numel() > large and not exact else A.dtype
         parts = (A, self.beta, *(self.weights * part for part in self.bends(*self.at)))
         A, beta, beta_e, beta_v = (part.to(dtype) for part in parts)
 
