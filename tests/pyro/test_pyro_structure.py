@@ -450,6 +450,18 @@ def test_a_state_dict_of_the_other_structure_is_refused():
             loads.load_state_dict(loaded.state_dict())
 
 
+def test_a_state_dict_in_another_order_is_refused():
+    """As those of 0.2.0, which had the members first and no order."""
+    guide, other = (AutoGaussian(groups, structure="auto").setup(torch.randn(5)) for _ in range(2))
+    state = other.state_dict()
+    guide.load_state_dict(state)
+    assert torch.equal(guide.posterior.mean, other.posterior.mean)
+    order = state.pop("order")
+    for wrong in (state, {**state, "order": order.flip(0)}):
+        with refused("the state_dict is of a guide whose latents stand in another order"):
+            guide.load_state_dict(wrong)
+
+
 def refused(text):
     return pytest.raises(InputError, match=re.escape(text))
 

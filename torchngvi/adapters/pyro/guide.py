@@ -268,7 +268,7 @@ class AutoGaussian(AutoContinuous):
         if self.prototype_trace is None:
             raise InputError(_NOT_SET_UP)
         if "_layout" not in self.__dict__:  # in a pickle of 0.2.0
-            self._layout = Layout(self.prototype_trace).as_found(self.__dict__["_structure"])
+            self._layout = _pickled_layout(self)
         return self._layout
 
     def gaussian(self, reader: str) -> Gaussian:
@@ -311,13 +311,16 @@ class AutoGaussian(AutoContinuous):
     def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.posterior.mean, self.posterior.stddev
 
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         self.settle()
-        super()._save_to_state_dict(*args, **kwargs)
+        super()._save_to_state_dict(destination, prefix, *args, **kwargs)
+        if self.prototype_trace is not None and self.structure.order is not None:
+            destination[f"{prefix}order"] = self.structure.order
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        _check_structure(self, f"{prefix}q.precision_tril" in state_dict)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        _check_structure(self, state_dict, prefix)
+        others = {name: value for name, value in state_dict.items() if name != f"{prefix}order"}
+        super()._load_from_state_dict(others, prefix, *args, **kwargs)
 
     def settle(self) -> None:
         """Bring q up to date: take what was put into the parameter store, and the step that an optimizer asked for."""
@@ -349,16 +352,29 @@ def prefer_structure(guide: AutoGaussian) -> None:
         guide._automatic = True
 
 
-def _check_structure(guide: AutoGaussian, theirs: bool) -> None:
-    """Refuse the state of a q with the structure of plates for one without, and the reverse."""
+def _pickled_layout(guide: AutoGaussian) -> Layout:
+    """The layout of a guide that 0.2.0 has pickled, unless its latents stand in another order."""
+    layout = Layout(guide.prototype_trace).as_found(guide.__dict__["_structure"])
+    if layout.order is not None:
+        raise InputError(f"the pickle {_EARLIER}")
+    return layout
+
+
+def _check_structure(guide: AutoGaussian, state_dict: dict[str, Any], prefix: str) -> None:
+    """Refuse the state of a q with the structure of plates for one without, the reverse, and one in another order."""
+    theirs = f"{prefix}q.precision_tril" in state_dict
     ours = isinstance(guide.posterior, PrecisionCholeskyGaussian)  # what the store had before does not come back later
     if theirs is not ours and guide._posterior_class is CholeskyGaussian:
         other = '"auto"' if theirs else '"dense"'
         raise InputError(
             f"the state_dict is of a guide whose structure is {other}, and this one has another. Make it with that."
         )
+    order = guide.structure.order if ours else None
+    if order is not None and not torch.equal(order, state_dict.get(f"{prefix}order", order[:0]).to(order)):
+        raise InputError(f"the state_dict {_EARLIER}")
 
 
+_EARLIER = "is of a guide whose latents stand in another order, as those of 0.2.0 with plates do. Fit the guide again."
 _NOT_SET_UP = (
     "the guide has no posterior before it has seen the model: call guide.setup(*args, **kwargs) with the arguments of "
     "the model first."
