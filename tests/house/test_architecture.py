@@ -14,21 +14,21 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # How large the house may be, in the words of `python benchmarks/house.py`: a change that makes it smaller lowers these
 # to what it reaches, and one that raises a ceiling says in its message what the reader gets for it.
 CEILINGS = {
-    "package lines": 81_046,
-    "package files": 308,
-    "numeric constants at module level": 388,
+    "package lines": 79_241,
+    "package files": 282,
+    "numeric constants at module level": 332,
     "names of the front door": 44,
-    "test lines": 76_779,
+    "test lines": 77_216,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {
-    "fit(q, GeneralizedLinear)": 41,
-    "fit(q, log_joint)": 38,
-    "mixed(formula, table)": 26,
-    "train_svgp": 45,
-    "fit_guide": 45,
+    "fit(q, GeneralizedLinear)": 39,
+    "fit(q, log_joint)": 37,
+    "mixed(formula, table)": 25,
+    "train_svgp": 44,
+    "fit_guide": 44,
     "attach": 20,
-    "torchngvi fit --data": 36,
+    "torchngvi fit --data": 33,
 }
 
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
