@@ -301,6 +301,7 @@ def clique_frames(frame: Frame) -> list[Frame]:
 # estimator returns whichever costs it least; each can be turned into a and W by ``framed``.  A `Curved` is a `Raw` that
 # knows how it changes with q, as `Sites` do.
 
+_LARGE = 2**16  # numbers of XC from which products with a direction, wanted to a few digits, are in single precision
 
 Change = Callable[[Tensor, Structured], tuple[Tensor, Structured]]
 """A map from a move (δ, K) in the frame, m' = m + Cδ and L' = L(I + K) of the stored root, to the changes of a and W
@@ -503,20 +504,19 @@ class Sites(NamedTuple):
             data = (self.alpha[..., None, :] @ self.rows)[..., 0, :]
         return data if self.prior is None else data + self.prior.force(self.mean)
 
-    def change(self, frame: Frame, exact: bool = False, large: int = 2**16) -> Change | None:
+    def change(self, frame: Frame, exact: bool = False) -> Change | None:
         """Return the map from a move to the changes of a and W: those of e and v, through α and β; no new expectation.
 
         With A = XC, de = Aδ and dv_n = 2 Σ_i A_ni (AK)_ni, where the derivatives of F are known (Price 1958):
 
             Cᵀ dg = Aᵀ(β de + ½ β_e dv) + CᵀΛCδ        Cᵀ dH C = Aᵀ diag(β_e de + β_v dv) A
 
-        A ``large`` A, of more numbers, is multiplied in single precision, which is enough for a step, unless it is to be
-        ``exact``.
+        Many rows are multiplied in single precision, which is enough for a step, unless it is to be ``exact``.
         """
         A, prior, structure = self.projected, self.prior, frame.structure
         if A is None or self.at is None or self.bends is None or self.weights is None:
             return None
-        dtype = torch.float32 if A.numel() > large and not exact else A.dtype
+        dtype = torch.float32 if A.numel() > _LARGE and not exact else A.dtype
         parts = (A, self.beta, *(self.weights * part for part in self.bends(*self.at)))
         A, beta, beta_e, beta_v = (part.to(dtype) for part in parts)
 

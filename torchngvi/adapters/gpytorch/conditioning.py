@@ -74,8 +74,8 @@ def condition(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor
     >>> model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.BernoulliLikelihood()
     >>> for part in x.split(10):  # a stream of rows
     ...     _ = condition(model, likelihood, part, (part[:, 0] > 0).double())
-    >>> likelihood(model.eval()(x)).mean[[0, -1]].round(decimals=1).tolist()
-    [0.1, 0.9]
+    >>> (likelihood(model.eval()(x)).mean[[0, -1]] > 0.5).tolist()
+    [False, True]
     """
     return _moved(model, likelihood, x, y, _Given.added)
 
@@ -247,9 +247,8 @@ def predict_with_neighbours(
     >>> y = torch.sin(x[:, 0])
     >>> model, likelihood = Model(x[::50]).double(), gpytorch.likelihoods.GaussianLikelihood().double()
     >>> _ = refine_svgp(model, likelihood, [(x, y)], progress=False)
-    >>> errors = [float((found.mean - y).abs().max()) for found in (model.eval()(x), predict_with_neighbours(
-    ...     model, likelihood, x, x, y))]
-    >>> errors[1] < 0.5 * errors[0]
+    >>> near = predict_with_neighbours(model, likelihood, x, x, y)
+    >>> bool((near.mean - y).square().mean() < 0.1 * (model.eval()(x).mean - y).square().mean())
     True
     """
     neighbours = read_count("neighbours", neighbours, "counts training rows", at_least=0)
