@@ -29,7 +29,7 @@ from torchngvi.networks.noise import seed_of
 from torchngvi.networks.units import find_units, is_last_linear, measure_units
 
 NUM_DATA = "is the number of labels in the training data"
-TEMPERATURE = 0.05  # chosen on validation data of four tasks, with which docs/networks.md says how
+TEMPERATURE = 0.05  # chosen on validation data of four tasks, docs/appendix/network_measurements.md has other numbers
 _LAST = 4  # the running curvature is a mean over the last fourth of the observations, about
 _PASSED_OVER = (__name__.rpartition(".")[0], "torch.", "contextlib", "functools")  # frames that no caller wrote
 
