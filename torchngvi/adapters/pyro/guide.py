@@ -268,7 +268,7 @@ class AutoGaussian(AutoContinuous):
         if self.prototype_trace is None:
             raise InputError(_NOT_SET_UP)
         if "_layout" not in self.__dict__:  # in a pickle of 0.2.0
-            self._layout = _pickled_layout(self)
+            self._layout = _pickled_layout(self.prototype_trace, self.__dict__["_structure"])
         return self._layout
 
     def gaussian(self, reader: str) -> Gaussian:
@@ -352,9 +352,9 @@ def prefer_structure(guide: AutoGaussian) -> None:
         guide._automatic = True
 
 
-def _pickled_layout(guide: AutoGaussian) -> Layout:
+def _pickled_layout(trace: Any, structure: Any) -> Layout:
     """The layout of a guide that 0.2.0 has pickled, unless its latents stand in another order."""
-    layout = Layout(guide.prototype_trace).as_found(guide.__dict__["_structure"])
+    layout = Layout(trace).as_found(structure)
     if layout.order is not None:
         raise InputError(f"the pickle {_EARLIER}")
     return layout
