@@ -273,17 +273,20 @@ class Stored(Pattern):
             raise InputError(f"sizes {what}; got sizes={shown(sizes)} and parents={shown(parents)}.")
         self.parents, self.sizes = parents, sizes
         self.kinds = tuple(kinds_of(parents, sizes))
-        if order is not None and list(order) != [*range(sum(sizes))]:
-            if sorted(order) != [*range(sum(sizes))]:
-                raise InputError(f"order has each of the {sum(sizes)} coordinates once; got {shown(order)}.")
-            self.order = tuple(order)
+        straight = tuple(range(sum(sizes)))
+        what = f"has each of the {len(straight)} coordinates once"
+        order = straight if order is None else read_sizes("order", order, what, at_least=0)
+        if order != straight:
+            if tuple(sorted(order)) != straight:
+                raise InputError(f"order {what}; got {shown(order)}.")
+            self.order = order
             self.kinds = tuple(kind.at(torch.tensor(order, device="cpu")) for kind in self.kinds)
         self._hash = hash((parents, sizes, self.order))
         self._blocks = [EqualBlocks(kind.nodes, kind.size) for kind in self.kinds]
         self._entries = [kind.nodes * kind.size * rows for kind in self.kinds for rows in (kind.size, kind.above)]
         places = torch.cat([kind.place.flatten() for kind in self.kinds])
-        straight = torch.equal(places, torch.arange(len(places), device="cpu"))
-        self._back = None if straight else torch.argsort(places)
+        as_they_are = torch.equal(places, torch.arange(len(places), device="cpu"))
+        self._back = None if as_they_are else torch.argsort(places)
         self.dim, self.shape = len(places), (sum(self._entries),)
         self.widest = max(kind.size + kind.above for kind in self.kinds)
         self.leaves = len(parents) - len(set(parents) - {-1})  # nodes without children
