@@ -34,13 +34,17 @@ class Kind(NamedTuple):
     def at(self, places: Tensor) -> "Kind":
         """Return the same kind with its coordinates elsewhere in θ, (D,)."""
         place = places[self.place]
-        first = int(place[0, 0])
-        together = torch.equal(place.flatten(), torch.arange(first, first + place.numel(), device="cpu"))
-        return self._replace(place=place, start=first if together else None)
+        return self._replace(place=place, start=_first_of_a_run(place))
 
     def on(self, device: torch.device) -> "Kind":
         """Return the same kind with its tables on a device."""
         return self._replace(parents=self.parents.to(device), place=self.place.to(device))
+
+
+def _first_of_a_run(place: Tensor) -> int | None:
+    """The first of some coordinates, (n, r), where the others follow it one by one; else None."""
+    first = int(place[0, 0])
+    return first if torch.equal(place.flatten(), torch.arange(first, first + place.numel(), device="cpu")) else None
 
 
 def kinds_of(
@@ -65,16 +69,13 @@ def kinds_of(
     for size, up in keys:
         nodes = members[len(made)][::-1]  # they were met from the last to the first
         place = starts[nodes][:, None] + torch.arange(size, device="cpu")
-        start = int(place[0, 0])
-        contiguous = torch.equal(place.flatten(), torch.arange(start, start + place.numel(), device="cpu"))
         above = mothers = 0
         places = torch.zeros(len(nodes), dtype=torch.long, device="cpu")
         if up >= 0:
             above, mothers = made[up].above + made[up].size, made[up].nodes
             places = mothers - 1 - torch.tensor([rank[parents[node]] for node in nodes], device="cpu")
         later, inner = (None if up < 0 else len(keys) - 1 - up), any(key[1] == len(made) for key in keys)
-        first = start if contiguous else None
-        made.append(Kind(len(nodes), size, above, later, mothers, places, place, first, inner))
+        made.append(Kind(len(nodes), size, above, later, mothers, places, place, _first_of_a_run(place), inner))
     return made[::-1]
 
 
@@ -273,14 +274,15 @@ class Stored(Pattern):
             raise InputError(f"sizes {what}; got sizes={shown(sizes)} and parents={shown(parents)}.")
         self.parents, self.sizes = parents, sizes
         self.kinds = tuple(kinds_of(parents, sizes))
-        straight = tuple(range(sum(sizes)))
-        what = f"has each of the {len(straight)} coordinates once"
-        order = straight if order is None else read_sizes("order", order, what, at_least=0)
-        if order != straight:
+        if order is not None:
+            what = f"has each of the {sum(sizes)} coordinates once"
+            order = read_sizes("order", order, what, at_least=0)
+            straight = tuple(range(sum(sizes)))
             if tuple(sorted(order)) != straight:
                 raise InputError(f"order {what}; got {shown(order)}.")
-            self.order = order
-            self.kinds = tuple(kind.at(torch.tensor(order, device="cpu")) for kind in self.kinds)
+            if order != straight:
+                self.order, places = order, torch.tensor(order, device="cpu")
+                self.kinds = tuple(kind.at(places) for kind in self.kinds)
         self._hash = hash((parents, sizes, self.order))
         self._blocks = [EqualBlocks(kind.nodes, kind.size) for kind in self.kinds]
         self._entries = [kind.nodes * kind.size * rows for kind in self.kinds for rows in (kind.size, kind.above)]

@@ -132,15 +132,13 @@ class _Given:
     """q as the prior of further rows."""
 
     def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor) -> None:
-        begun = getattr(getattr(model, "variational_strategy", None), "variational_params_initialized", True)
-        fresh = not bool(begun)
+        begun = bool(getattr(getattr(model, "variational_strategy", None), "variational_params_initialized", True))
         latents = _alone(latents_of(model, likelihood), "rows are added to q and taken from it")
         self.strategy, self.bound = latents.strategy, ProfiledELBO(model, likelihood, all_rows((x, y), latents))
         as_in_predictions(model)
-        bound = self.bound
-        if fresh:  # the prior, without the noise that a training begins with
-            bound.target.posterior.initialize_(0.0, 1.0)
-        q, given = bound.target.posterior, kernels(self.strategy, bound.x).projection(torch.float64)
+        q, given = self.bound.target.posterior, kernels(self.strategy, self.bound.x).projection(torch.float64)
+        if not begun:  # the prior, without the noise that a training begins with
+            q.initialize_(0.0, 1.0)
         self.given, self.mean, self.root = given, q.mean.double(), q.scale_tril.double()
         e = given.mean + given.rows @ self.mean
         self.projection = Projection(given.rows @ self.root, e, given.variance)
