@@ -12,7 +12,7 @@ author = "the authors of torchngvi"
 release = version = torchngvi.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["site"]
+exclude_patterns = ["site", "appendix"]
 myst_heading_anchors = 3
 default_role = "py:obj"
 html_show_copyright = False
@@ -76,8 +76,14 @@ def _home(app, env, node, text):
     return None
 
 
+def _link_files(app, docname, source):
+    """The appendix is no part of the site: a link to it brings the file itself."""
+    source[0] = re.sub(r"\]\(((?:\.\./)?appendix/\w+\.md)(?:#[\w-]*)?\)", r"](path:\1)", source[0])
+
+
 def setup(app):
     """Escape before the sections of a docstring are read."""
+    app.connect("source-read", _link_files)
     app.connect("autodoc-skip-member", _inherited)
     app.connect("missing-reference", _home)
     app.connect("autodoc-process-docstring", _escaped, priority=100)
