@@ -8,12 +8,10 @@ import torch
 from helpers import (
     BASE,
     BATCHES,
-    DIFFERENCE,
     DIM,
     DTYPE,
     EXACT,
     EXCLUDED_RULES,
-    FAMILIES,
     IDENTITY,
     OWN_COORDINATES,
     PAIRS,
@@ -23,13 +21,10 @@ from helpers import (
     batches,
     batches_at,
     close,
-    difference,
     every,
     for_each,
-    framed_packet,
     kept,
     members,
-    moments_of,
     posteriors,
     randn,
     random_model,
@@ -44,7 +39,7 @@ from helpers import (
 from torchngvi import BWGD, SRVN, VN
 from torchngvi.errors import PairError
 from torchngvi.expectations import Quadrature
-from torchngvi.interfaces import Affine, Congruence, Frame, Framed, Local, Raw, Sites, Tangent
+from torchngvi.interfaces import Affine, Frame, Framed, Local, Raw, Sites, Tangent
 from torchngvi.models import GaussianNoise, GeneralizedLinear
 from torchngvi.numerics.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
 from torchngvi.optim import NaturalGradientVI
@@ -75,17 +70,6 @@ class TestQuadratics:
     """Where ℓ is quadratic, g = A(m - μ) and H = A: one VN step of ρ = 1/γ ends at N(μ, γ A⁻¹)."""
 
     @vn_pairs
-    @batches_at
-    def test_one_step_is_exact(self, name, rule, batch, gamma):
-        q = random_posterior(name, batch, seed=1)
-        A, mu = kept(name, random_symmetric(batch, seed=3)), randn(*batch, DIM, seed=5)
-        g = (A @ (q.mean - mu)[..., None])[..., 0]
-        e = random_packet(batch, 0, gamma)._replace(derivative=Raw(g, A))
-        mean, covariance = moved(q, RULES[rule](), e, 1 / gamma)
-        close(mean, mu, IDENTITY)
-        close(covariance, gamma * torch.linalg.inv(A), IDENTITY)
-
-    @vn_pairs
     @batches
     def test_one_step_of_vn_on_linear_regression(self, name, rule, batch):
         q = random_posterior(name, batch, seed=1)
@@ -114,49 +98,6 @@ class TestQuadratics:
 
 class TestAgainstLiteralAlgorithms:
     """Each pair of posterior and rule is the printed algorithm."""
-
-    @vn_pairs
-    @batches_at
-    def test_vn(self, name, rule, batch, gamma):
-        q, e = random_posterior(name, batch, seed=1), random_packet(batch, 7, gamma)
-        H, rho = kept(name, e.derivative.H), 0.4
-        expected = [
-            for_each(lambda *x, i=i: reference.vn(*x, rho, gamma)[i], batch, q.mean, q.covariance, e.derivative.g, H)
-            for i in (0, 1)
-        ]
-        mean, covariance = moved(q, RULES[rule](), e, rho)
-        close(mean, expected[0], IDENTITY)
-        close(covariance, expected[1], IDENTITY)
-
-    @pytest.mark.parametrize("name", ["cholesky", "diagonal"])
-    @batches_at
-    def test_srvn(self, name, batch, gamma):
-        q, e = random_posterior(name, batch, seed=1), random_packet(batch, 7, gamma, definite=False)
-        rho, H = 0.4, kept(name, e.derivative.H)
-        new, ok = q.moved(NaturalGradient()(q, e).at(every(rho, batch)))
-        m, C = mean_root(q)
-        expected = [
-            for_each(lambda *x, i=i: reference.srvn(*x, rho, gamma)[i], batch, m, C, e.derivative.g, H) for i in (0, 1)
-        ]
-        assert bool(ok.all())
-        assert bool((expected[1].diagonal(dim1=-2, dim2=-1) > 0).all())
-        close(new.vector, expected[0], EXACT)
-        close(q.structure.to_dense(new.matrix), expected[1], EXACT)
-
-    @pytest.mark.parametrize("name", ["cholesky", "diagonal"])
-    @batches_at
-    def test_bwgd(self, name, batch, gamma):
-        q, e = random_posterior(name, batch, seed=1), random_packet(batch, 7, gamma)
-        H, alpha = kept(name, e.derivative.H), 0.05
-        expected = [
-            for_each(
-                lambda *x, i=i: reference.bwgd(*x, alpha, gamma)[i], batch, q.mean, q.covariance, e.derivative.g, H
-            )
-            for i in (0, 1)
-        ]
-        mean, covariance = moved(q, BuresWasserstein(), e, alpha)
-        close(mean, expected[0], IDENTITY)
-        close(covariance, expected[1], IDENTITY)
 
     @batches_at
     def test_tans_form_with_the_gradient_in_the_root(self, batch, gamma):
@@ -207,9 +148,8 @@ class TestNaturalGradient:
 
     @unstructured  # the others: test_structures.py
     @batches_at
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_tangent_is_the_fisher_solve_in_own_coordinates(self, name, batch, gamma, family):
-        q, model = random_posterior(name, batch, seed=1), random_model(family, batch, 17, gamma)
+    def test_tangent_is_the_fisher_solve_in_own_coordinates(self, name, batch, gamma):
+        q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 17, gamma)
         coordinates = reference.COORDINATES[OWN_COORDINATES[name]]
         velocity = q.tangent(Quadrature()(q, model.target))
         matrix = velocity.matrix
@@ -226,45 +166,6 @@ class TestNaturalGradient:
             assert float(matrix.triu(1).abs().max()) == 0
         actual = for_each(flat, batch, velocity.vector, matrix)
         close(actual, for_each(expected, batch, q.mean, q.covariance, model.problems), IDENTITY)
-
-    @pytest.mark.parametrize(
-        ("name", "system"),
-        [(n, s) for n in ("cholesky", "natural") for s in ("mean_root", "mean_covariance", "natural")]
-        + [("diagonal", "mean_scale")],
-    )
-    @batches_at
-    def test_norm_is_free_of_coordinates(self, name, system, batch, gamma):
-        """|a|² + ½‖P‖²_F = ∇Lᵀ F⁻¹ ∇L."""
-        q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 19, gamma)
-        coordinates = reference.COORDINATES[system]
-
-        def expected(m, V, problem):
-            flat = coordinates.flat(m, V)
-            slope = reference.gradient(coordinates, flat, problem.loss)
-            return slope @ reference.natural_gradient(coordinates, flat, problem.loss)
-
-        e = Quadrature()(q, model.target)
-        norm2 = for_each(expected, batch, q.mean, q.covariance, model.problems)
-        close(q.norm2(q.local(e)), norm2, IDENTITY)
-        for rule in RULES:
-            if (name, rule) not in EXCLUDED_RULES:
-                close(RULES[rule]()(q, e).norm2(), norm2, IDENTITY)
-
-    @pytest.mark.parametrize("seed", range(5))
-    def test_inverse_fisher_of_a_root_applied_to_any_matrix(self, seed):
-        """F_C⁻¹ vech(G) = vech(C tril½[CᵀG]), from the full G and from its lower part."""
-        C, G, m = random_root((), seed), randn(DIM, DIM, seed=seed + 50), randn(DIM, seed=seed)
-        coordinates = reference.COORDINATES["mean_root"]
-        F = reference.fisher(coordinates, coordinates.flat(m, C @ C.mT))
-        close(F[:DIM, DIM:], torch.zeros_like(F[:DIM, DIM:]), EXACT)
-        expected = torch.linalg.solve(F[DIM:, DIM:], reference.vech(G))
-        q = CholeskyGaussian(DIM, mean=m, scale=C)
-        for matrix in (G, G.tril()):
-            action = q.structure.matmul(C, q.structure.tril_half(C.mT @ matrix))
-            close(reference.vech(action), expected, IDENTITY)
-            # as the probes deliver it: P one-sided from the lower part of CᵀG
-            local = framed_packet(torch.zeros(DIM, dtype=DTYPE), Dense(DIM).one_sided(C.mT @ matrix) + torch.eye(DIM))
-            close(reference.vech(q.tangent(local).matrix), expected, IDENTITY)
 
     @posteriors
     @batches
@@ -290,72 +191,11 @@ class TestNaturalGradient:
                 close(other.matrix, expected.matrix, IDENTITY)
 
 
-def rates(curve, batch):
-    """d/dρ at 0 of the coordinates along a curve, by differentiation through the move."""
-    start = every(0.0, batch)
-    return torch.autograd.functional.jvp(lambda rho: tuple(curve(rho)), start, torch.ones_like(start))[1]
-
-
 class TestCurves:
     """Where paths start, and where they may not move."""
 
-    @posteriors
-    @batches_at
-    def test_every_congruence_starts_along_the_tangent(self, name, batch, gamma):
-        """d/dρ of the coordinates at 0 is -λ̇, in each system of coordinates."""
-        q, e = random_posterior(name, batch, seed=1), random_packet(batch, 29, gamma)
-        path, velocity = VariationalNewton()(q, e), q.tangent(e)
-        assert bool(q.moved(path.at(every(0.0, batch)))[1].all())
-        for part, rate in enumerate(rates(lambda rho: q.moved(path.at(rho))[0], batch)):
-            close(rate, -velocity[part], IDENTITY)
-
-    @posteriors
-    @batches
-    @pytest.mark.parametrize("curve", ["retraction", "geodesic"])
-    def test_other_congruences_too(self, name, batch, curve):
-        """N = I + ρP + ½ρ²P² and exp(ρP) share the tangent, and any force -ρa with them."""
-        q, e = random_posterior(name, batch, seed=1), random_packet(batch, 29)
-        a, P = q.local(e)
-        dense, eye = q.structure.to_dense(P), torch.eye(DIM, dtype=DTYPE)
-
-        def at(rho):
-            scaled = rho[..., None, None] * dense
-            N = torch.linalg.matrix_exp(scaled) if curve == "geodesic" else eye + scaled + 0.5 * scaled @ scaled
-            return q.moved(Congruence(q.structure.from_dense(N), -rho[..., None] * a))[0]
-
-        for part, rate in enumerate(rates(at, batch)):
-            close(rate, -q.tangent(e)[part], IDENTITY)
-
     @pairs
-    @batches
-    def test_slope_is_the_derivative_of_the_loss(self, name, rule, batch):
-        """path.slope() = -dL/dρ at 0, L by the reference."""
-        q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 31, 0.7)
-        path = RULES[rule]()(q, Quadrature()(q, model.target))
-
-        def loss(rho):
-            m, V = step(q, path.at(every(rho, batch)))
-            return for_each(lambda m, V, problem: problem.loss(m, V), batch, m, V, model.problems)
-
-        # a line in V: its fifth derivative is that of log det near the edge of the cone
-        width = 2e-5 if rule == "covariance_gradient" else 1e-3
-        close(path.slope(), -difference(loss, width), DIFFERENCE)
-
-    @batches_at
-    def test_vn_gives_one_q_in_all_coordinates(self, batch, gamma):
-        q = random_posterior("cholesky", batch, seed=1)
-        other = NaturalGaussian(DIM, batch, mean=q.mean, scale=q.scale_tril)
-        e = random_packet(batch, 37, gamma)
-        expected = moved(q, VariationalNewton(), e, 0.4)
-        for rule in (VariationalNewton(), NaturalGradient()):
-            for actual, value in zip(moved(other, rule, e, 0.4), expected, strict=True):
-                close(actual, value, IDENTITY)
-        # the straight line is another one in each
-        assert float((moved(q, NaturalGradient(), e, 0.4)[1] - expected[1]).abs().max()) > 1e-3
-
-    @pairs
-    @temperatures
-    @pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log"])
+    @pytest.mark.parametrize(("family", "gamma"), [("bernoulli_logit", 2.0), ("poisson_log", 0.5)])
     def test_stationary_point(self, name, rule, gamma, family):
         """g = 0 and γ V⁻¹ = H (its pattern) is a fixed point of every rule, and nothing near it is."""
         model = random_model(family, (), 41, gamma)
@@ -369,19 +209,6 @@ class TestCurves:
         mean, covariance = moved(near, RULES[rule](), Quadrature()(near, model.target), 0.05)
         assert float((mean - near.mean).abs().max()) > 1e-6
         assert float((covariance - near.covariance).abs().max()) > 1e-6
-
-    @pytest.mark.parametrize("name", ["cholesky", "diagonal"])
-    @batches
-    def test_affine(self, name, batch):
-        """θ' = m + s + M(θ - m) has mean m + s and covariance M V Mᵀ."""
-        q = random_posterior(name, batch, seed=1)
-        M, s = kept(name, randn(*batch, DIM, DIM, seed=43)), randn(*batch, DIM, seed=44)
-        new, ok = q.moved(Affine(q.structure.from_dense(M), s))
-        mean, covariance = moments_of(q, new)
-        assert bool(ok.all())
-        assert bool((q.structure.diagonal(new.matrix) > 0).all())
-        close(mean, q.mean + s, EXACT)
-        close(covariance, M @ q.covariance @ M.mT, EXACT)
 
 
 class TestAppendixB:
@@ -451,16 +278,6 @@ class TestFrames:
         close(there.a, (rotation.mT @ here.a[..., None])[..., 0], IDENTITY)
         close(there.P, rotation.mT @ here.P @ rotation, IDENTITY)
 
-    @posteriors
-    @batches
-    def test_unframe_undoes_the_frame(self, name, batch):
-        q = random_posterior(name, batch, seed=1)
-        g, H = randn(*batch, DIM, seed=61), kept(name, random_symmetric(batch, seed=62, definite=False))
-        framed = Raw(g, H).framed(q.frame())
-        back = q.unframe(framed.a, framed.W)
-        close(back[0], g, IDENTITY)
-        close(q.structure.to_dense(back[1]), H, IDENTITY)
-
     @pytest.mark.parametrize("name", ["cholesky", "diagonal"])
     def test_a_step_that_flips_a_column_of_the_printed_root_leaves_the_domain(self, name):
         """On the way a variance was zero; shorter SR-VN steps are the printed ones."""
@@ -482,58 +299,18 @@ class TestFrames:
 
 
 class TestDivergence:
-    """KL(q'‖q) = ½(tr N⁻¹ + |δ|² - D + log|N|) in the frame, and KL of any two posteriors."""
-
-    @posteriors
-    @batches
-    def test_of_a_congruence(self, name, batch):
-        q, N, f = (
-            random_posterior(name, batch, seed=1),
-            kept(name, random_symmetric(batch, 71)),
-            randn(*batch, DIM, seed=72),
-        )
-        delta = torch.linalg.solve(N, f[..., None])[..., 0]
-        trace = torch.linalg.inv(N).diagonal(dim1=-2, dim2=-1).sum(-1)
-        expected = 0.5 * (trace + delta.square().sum(-1) - DIM + torch.logdet(N))
-        other = random_posterior(name, batch, seed=9)
-        other.assign(q.moved(Congruence(q.structure.from_dense(N), f))[0], torch.ones(batch, dtype=torch.bool))
-        close(other.kl(q), expected, IDENTITY)
+    """KL of any two posteriors."""
 
     @pytest.mark.parametrize(("name", "other"), list(itertools.product(POSTERIORS, POSTERIORS)))
-    @batches
-    def test_of_two(self, name, other, batch):
-        q, p = random_posterior(name, batch, seed=1), random_posterior(other, batch, seed=5)
-        expected = for_each(reference.gaussian_kl, batch, q.mean, q.covariance, p.mean, p.covariance)
-        close(q.kl(p), expected, IDENTITY)
-        close(q.kl(q), torch.zeros(batch, dtype=DTYPE), EXACT)
-
-    @pytest.mark.parametrize("other", POSTERIORS)
-    @batches
-    def test_of_a_batch_to_a_single_one(self, other, batch):
-        q, p = random_posterior("cholesky", batch, seed=1), random_posterior(other, (), seed=5)
-        expected = for_each(lambda m, V: reference.gaussian_kl(m, V, p.mean, p.covariance), batch, q.mean, q.covariance)
-        close(q.kl(p), expected, IDENTITY)
-
-    @unstructured
-    @batches
-    def test_its_gradient_in_the_probes(self, name, batch):
-        """Autograd of the definition, V(R) = C(I + R)(I + R)ᵀCᵀ and m(p) = m + C p."""
-        q, p = random_posterior(name, batch, seed=1), random_posterior("cholesky", batch, seed=5)
-        actual = torch.autograd.grad(q.kl(p).sum(), (q.mean_probe, q.root_probe))
-
-        def one(m, C, m2, V2, part):
-            def kl(x, R):
-                R = torch.diag(R) if name == "diagonal" else R
-                root = C + C @ R
-                return reference.gaussian_kl(m + C @ x, root @ root.mT, m2, V2)
-
-            start = torch.zeros(DIM, dtype=DTYPE), torch.zeros(*(DIM,) * (1 if name == "diagonal" else 2), dtype=DTYPE)
-            return torch.func.grad(kl, argnums=(0, 1))(*start)[part]
-
-        root = q.frame().dense()
-        for part in (0, 1):
-            expected = for_each(lambda *x, part=part: one(*x, part), batch, q.mean, root, p.mean, p.covariance)
-            close(actual[part], expected, IDENTITY)
+    def test_of_two(self, name, other):
+        """Of a batch or of one, to a batch or to one, also where the batch is as large as D."""
+        for batch, of_other in (((2, DIM), (2, DIM)), ((DIM,), ()), ((), (DIM,))):
+            q, p = random_posterior(name, batch, seed=1), random_posterior(other, of_other, seed=5)
+            both = torch.broadcast_shapes(batch, of_other)
+            moments = q.mean, q.covariance, p.mean, p.covariance
+            given = [x.expand(*both, *x.shape[-k:]) for x, k in zip(moments, (1, 2, 1, 2), strict=True)]
+            close(q.kl(p), for_each(reference.gaussian_kl, both, *given), IDENTITY)
+            close(q.kl(q), torch.zeros(batch, dtype=DTYPE), EXACT)
 
 
 class TestQuasiNewton:
@@ -613,40 +390,6 @@ class TestQuasiNewton:
 
 class TestCone:
     """A move says which members stay in the cone, and `assign` writes those only."""
-
-    @posteriors
-    @pytest.mark.parametrize("batch", [(3,), (2, 3)], ids=str)
-    def test_congruences(self, name, batch):
-        q = random_posterior(name, batch, seed=1)
-        N = kept(name, random_symmetric(batch, 73))
-        flat = N.reshape(-1, DIM, DIM)
-        flat[0, 1, 1], flat[1, 0, 0] = -1.0, torch.nan
-        new, ok = q.moved(Congruence(q.structure.from_dense(N), randn(*batch, DIM, seed=74)))
-        assert ok.flatten().tolist() == [False, False] + [True] * (ok.numel() - 2)
-        before = [x.clone() for x in q.coordinates]
-        q.assign(new, ok)
-        for buffer, old, value in zip(q.coordinates, before, new, strict=True):
-            rows, olds, values = (x.flatten(0, len(batch) - 1) for x in (buffer, old, value))
-            assert torch.equal(rows[:2], olds[:2])
-            assert torch.equal(rows[2:], values[2:])
-            assert not torch.equal(rows[2:], olds[2:])
-            assert bool(torch.isfinite(rows).all())
-
-    @posteriors
-    def test_a_mean_that_is_not_finite(self, name):
-        q = random_posterior(name, (3,), seed=1)
-        force = torch.zeros(3, DIM, dtype=DTYPE)
-        force[1, 0], force[2, 1] = torch.nan, torch.inf
-        N = kept(name, torch.eye(DIM, dtype=DTYPE).expand(3, DIM, DIM))
-        assert q.moved(Congruence(q.structure.from_dense(N), force))[1].tolist() == [True, False, False]
-
-    def test_tangents_on_natural_coordinates(self):
-        q = random_posterior("natural", (3,), seed=1)
-        change = torch.zeros(3, DIM, DIM, dtype=DTYPE)
-        change[1] = -10 * torch.eye(DIM)
-        change[2, 0, 0] = torch.nan
-        move = Tangent(q.coordinates._replace(vector=torch.zeros(3, DIM, dtype=DTYPE), matrix=change))
-        assert q.moved(move)[1].tolist() == [True, False, False]
 
     @pytest.mark.parametrize("name", ["cholesky", "diagonal"])
     def test_tangents_on_a_root(self, name):

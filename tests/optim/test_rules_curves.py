@@ -1,16 +1,14 @@
 """Rules beyond VN, SR-VN and BW-GD: their printed updates, their cones, their convergence by trial.
 
-What every rule must do (slope, norm, fixed points, refusals) is in test_identities, over all of them.
+What every rule must do (slope, norm, refusals) is in test_conformance, and each formula in test_printed_values.
 """
 
-import functools
 import re
 
 import pytest
 import reference
 import torch
 from helpers import (
-    BASE,
     DIM,
     DTYPE,
     EXACT,
@@ -43,39 +41,16 @@ from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Root
 from torchngvi.methods import CovarianceGD, RootGD, SVGDDensity, SymmetricSRVN
 from torchngvi.optim import NaturalGradientVI
-from torchngvi.rules import QuasiNewton
+from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
 from torchngvi.stepsizes import Constant, SufficientDecrease
 
 roots = pytest.mark.parametrize("name", ["cholesky", "diagonal"])
 
 
-# ---------------------------------------------------------------------- the updates as they are printed
+# ------------------------------------------------------- the printed updates that depend on pattern or coordinates
 
 
-def symmetric_root(m, V, g, H, rho, gamma):
-    """C' = C - ½ρ C (CᵀHC - γI) for the symmetric square root C."""
-    values, vectors = torch.linalg.eigh(V)
-    C = (vectors * values.sqrt()) @ vectors.mT
-    new = C - 0.5 * rho * C @ (C.mT @ H @ C - gamma * torch.eye(len(m), dtype=m.dtype))
-    return m - rho * V @ g, new @ new.mT
-
-
-def iblr(m, V, g, H, rho, gamma):
-    """S' = (1 - γρ)S + ρH + ½ρ² (H - γS) V (H - γS), m' = m - ρVg."""
-    S = torch.linalg.inv(V)
-    G = H - gamma * S
-    return m - rho * V @ g, torch.linalg.inv((1 - gamma * rho) * S + rho * H + 0.5 * rho**2 * G @ V @ G)
-
-
-def geodesic(m, V, g, H, rho, gamma):
-    """V' = V^½ exp(-ρ V^½ G V^½) V^½, the geodesic with velocity -VGV."""
-    values, vectors = torch.linalg.eigh(V)
-    half = (vectors * values.sqrt()) @ vectors.mT
-    G = H - gamma * torch.linalg.inv(V)
-    return m - rho * V @ g, half @ torch.linalg.matrix_exp(-rho * half @ G @ half) @ half
-
-
-def svgd(m, V, g, H, rho, gamma, name="cholesky"):
+def svgd(name, m, V, g, H, rho, gamma):
     """m' = m + ε(Bm - g), V' = (I + εB) V (I + εB)ᵀ, B = γI - HV - gmᵀ; a kernel a block of the pattern."""
     eye = torch.eye(len(m), dtype=m.dtype)
     B = gamma * eye - H @ V - kept(name, torch.outer(g, m))
@@ -83,19 +58,7 @@ def svgd(m, V, g, H, rho, gamma, name="cholesky"):
     return m + rho * (B @ m - g), M @ V @ M.mT
 
 
-def centered_svgd(m, V, g, H, rho, gamma):
-    """m' = m - εg, V' = (I + εB) V (I + εB)ᵀ, B = γI - HV."""
-    eye = torch.eye(len(m), dtype=m.dtype)
-    M = eye + rho * (gamma * eye - H @ V)
-    return m - rho * g, M @ V @ M.mT
-
-
-def covariance_gradient(m, V, g, H, rho, gamma):
-    """m' = m - ρg, V' = V - ½ρ(H - γS)."""
-    return m - rho * g, V - 0.5 * rho * (H - gamma * torch.linalg.inv(V))
-
-
-def precision_root_gradient(m, V, g, H, rho, gamma):
+def precision_root_gradient(name, m, V, g, H, rho, gamma):
     """m' = m - ρg, T' = T + ρ tril[V(H - γS)T⁻ᵀ]: minus the derivative of L in T, V = (TTᵀ)⁻¹."""
     S = torch.linalg.inv(V)
     T = torch.linalg.cholesky(S)
@@ -103,89 +66,36 @@ def precision_root_gradient(m, V, g, H, rho, gamma):
     return m - rho * g, torch.linalg.inv(new @ new.mT)
 
 
-def log_root(natural, inverse):
-    """A step in the mean, log Λ_ii and Λ_ij, Λ the root of V or of S."""
-
-    def update(m, V, g, H, rho, gamma):
-        G = H - gamma * torch.linalg.inv(V)
-        root = torch.linalg.cholesky(torch.linalg.inv(V) if inverse else V)
-        gradient = torch.tril(-V @ G @ torch.linalg.inv(root).mT if inverse else G @ root)
-        velocity = root @ reference.tril_half(root.mT @ gradient)
-        ratio = (velocity if natural else gradient).diagonal()
-        ratio = ratio / root.diagonal() if natural else ratio * root.diagonal()
-        below = (velocity if natural else gradient).tril(-1)
-        new = torch.diag(root.diagonal() * torch.exp(-rho * ratio)) + root.tril(-1) - rho * below
-        product = new @ new.mT
-        return m - rho * (V @ g if natural else g), torch.linalg.inv(product) if inverse else product
-
-    return update
+def precision_exponential(name, m, V, g, H, rho, gamma):
+    """T' = T (I + ρK + ½ρ²K²), K = tril½[T⁻¹(H - γS)T⁻ᵀ]."""
+    S, eye = torch.linalg.inv(V), torch.eye(len(m), dtype=m.dtype)
+    T = torch.linalg.cholesky(S)
+    C = torch.linalg.inv(T).mT
+    K = rho * reference.tril_half(C.mT @ (H - gamma * S) @ C)
+    new = T @ (eye + K + 0.5 * K @ K)
+    return m - rho * V @ g, torch.linalg.inv(new @ new.mT)
 
 
-def local_exponential(inverse):
-    """T' = T (I + ρK + ½ρ²K²) or C' = C (I - ρK + ½ρ²K²), K = tril½[Cᵀ(H - γS)C] with the C of each."""
-
-    def update(m, V, g, H, rho, gamma):
-        S = torch.linalg.inv(V)
-        root = torch.linalg.cholesky(S if inverse else V)
-        C = torch.linalg.inv(root).mT if inverse else root
-        K = (rho if inverse else -rho) * reference.tril_half(C.mT @ (H - gamma * S) @ C)
-        new = root @ (torch.eye(len(m), dtype=m.dtype) + K + 0.5 * K @ K)
-        product = new @ new.mT
-        return m - rho * V @ g, torch.linalg.inv(product) if inverse else product
-
-    return update
+PRINTED = [("svgd", svgd, name) for name in ("cholesky", "diagonal", "cholesky_blocks")] + [
+    (rule, update, name)
+    for rule, update in (("root_gradient", precision_root_gradient), ("local_exponential", precision_exponential))
+    for name in ("precision", "precision_blocks")
+]
 
 
-def root_gradient(m, V, g, H, rho, gamma):
-    """m' = m - ρg, C' = C - ρ tril[HC - γC⁻ᵀ]."""
-    C = torch.linalg.cholesky(V)
-    new = C - rho * torch.tril(H @ C - gamma * torch.linalg.inv(C).mT)
-    return m - rho * g, new @ new.mT
-
-
-PRINTED = {  # and a step that stays in the cone
-    "symmetric_root": (symmetric_root, 0.4),
-    "retraction": (iblr, 0.4),
-    "geodesic": (geodesic, 0.4),
-    "svgd": (svgd, 0.05),
-    "centered_svgd": (centered_svgd, 0.05),
-    "covariance_gradient": (covariance_gradient, 0.01),
-    "root_gradient": (root_gradient, 0.05),
-    "log_natural_gradient": (log_root(natural=True, inverse=False), 0.4),
-    "log_root_gradient": (log_root(natural=False, inverse=False), 0.05),
-    "local_exponential": (local_exponential(inverse=False), 0.4),
-}
-
-
-ON_PRECISION = {  # rules whose line depends on the coordinates
-    "root_gradient": precision_root_gradient,
-    "log_natural_gradient": log_root(natural=True, inverse=True),
-    "log_root_gradient": log_root(natural=False, inverse=True),
-    "local_exponential": local_exponential(inverse=True),
-}
-
-
-@pytest.mark.parametrize(("name", "rule"), [pair for pair in PAIRS if pair[1] in PRINTED])
+@pytest.mark.parametrize(("rule", "printed", "name"), PRINTED)
 @batches_at
-def test_the_printed_update(name, rule, batch, gamma):
-    q, e = random_posterior(name, batch, seed=1), random_packet(batch, 7, gamma)
-    H, (printed, rho) = kept(name, e.derivative.H), PRINTED[rule]
-    if rule == "svgd":
-        printed = functools.partial(svgd, name=name)
-    if BASE.get(name, name) == "precision":
-        printed = ON_PRECISION.get(rule, printed)
+def test_the_printed_update(name, rule, printed, batch, gamma):
+    """What `test_printed_values.py`, of a dense q in (m, C), does not show."""
+    q, e, rho = random_posterior(name, batch, seed=1), random_packet(batch, 7, gamma), 0.05
+    H = kept(name, e.derivative.H)
     expected = [
-        for_each(lambda *x, i=i: printed(*x, rho, gamma)[i], batch, q.mean, q.covariance, e.derivative.g, H)
+        for_each(lambda *x, i=i: printed(name, *x, rho, gamma)[i], batch, q.mean, q.covariance, e.derivative.g, H)
         for i in (0, 1)
     ]
     mean, covariance = step(q, RULES[rule]()(q, e).at(every(rho, batch)))
     close(mean, expected[0], IDENTITY)
     close(covariance, expected[1], IDENTITY)
-
-
-def test_every_rule_of_the_cases_has_its_formula():
-    """What is listed in cases is written out here or in test_identities; every rule is in test_conformance."""
-    assert set(RULES) == set(PRINTED) | {"newton", "natural_gradient", "bures_wasserstein"}
 
 
 # ------------------------------------------------------------------------------------- what they share
@@ -210,7 +120,7 @@ def test_curves_of_p_do_not_depend_on_the_root(rule, batch):
     assert float((expected - actual).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("rule", ["retraction", "geodesic"])
+@pytest.mark.parametrize("rule", ["newton", "retraction", "geodesic"])
 @batches
 def test_one_q_in_all_coordinates(rule, batch):
     q, e = random_posterior("cholesky", batch, seed=1), random_packet(batch, 37)
@@ -247,8 +157,7 @@ def test_second_order_agreement():
 
 @pytest.mark.parametrize("rule", ["retraction", "geodesic"])
 @pytest.mark.parametrize("name", POSTERIORS)
-@batches
-@pytest.mark.parametrize("rho", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize(("batch", "rho"), [((), 0.1), ((3,), 1.0), ((2, 3), 10.0)], ids=str)
 def test_always_positive_definite(rule, name, batch, rho):
     """Whatever ρ and H, where VN leaves the cone."""
     q, e = random_posterior(name, batch, seed=1), random_packet(batch, 7, definite=False)
@@ -286,18 +195,11 @@ def test_symmetric_root_keeps_a_positive_diagonal(name):
 
 # --------------------------------------------------------------------------------------- steps by trial
 
+OF_OTHER_TESTS = (VariationalNewton, NaturalGradient, BuresWasserstein)  # in test_stepsizes.py
 BUDGET = {"covariance_gradient": 3000, "root_gradient": 1500, "svgd": 1500, "centered_svgd": 400}
 
 
-ON_PRECISION = {  # rules whose line depends on the coordinates
-    "root_gradient": precision_root_gradient,
-    "log_natural_gradient": log_root(natural=True, inverse=True),
-    "log_root_gradient": log_root(natural=False, inverse=True),
-    "local_exponential": local_exponential(inverse=True),
-}
-
-
-@pytest.mark.parametrize(("name", "rule"), [pair for pair in PAIRS if pair[1] in PRINTED])
+@pytest.mark.parametrize(("name", "rule"), [pair for pair in PAIRS if RULES[pair[1]] not in OF_OTHER_TESTS])
 def test_sufficient_decrease_works_with_every_rule(name, rule):
     """No learning rate, from a wrong start: never up, to the optimum of the reference."""
     model = random_model("bernoulli_logit", (), 41)

@@ -41,7 +41,7 @@ from torchngvi.posteriors.flat import MeanFieldGaussian
 from torchngvi.rules import BuresWasserstein, QuasiNewton, RootGradient
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
-SCALES = [0.01, 1.0, 100.0]
+SCALES = [0.01, 100.0]
 # one rule of each move (test_rules_curves.py has the others), and natural gradients with the memory of past steps
 PAIRS = [pair for pair in ALL_PAIRS if pair[1] in ("newton", "natural_gradient", "bures_wasserstein")]
 NATURAL = [pair for pair in PAIRS if RULES[pair[1]].natural]
@@ -265,7 +265,7 @@ class TestSufficientDecreaseAlone:
 
 
 class TestSufficientDecreaseOnHardStarts:
-    """Six members, means from N(0, 10 I), roots of 0.01, 1 and 100 times unit size."""
+    """Six members, means from N(0, 10 I), roots of 0.01 and 100 times unit size."""
 
     @pytest.mark.parametrize(("name", "rule", "memory"), WITH_MEMORY)
     @pytest.mark.parametrize("scale", SCALES)
@@ -315,10 +315,9 @@ class TestSufficientDecreaseOnHardStarts:
             if RULES[case[1]].natural or not STEP_SIZES[control].needs_natural  # refused, see test_kl_radius_is_natural
         ],
     )
-    @pytest.mark.parametrize("scale", [0.3, 3.0])
-    def test_a_batch_is_its_members(self, name, rule, memory, control, scale):
+    def test_a_batch_is_its_members(self, name, rule, memory, control):
         """Members decide independently: twelve steps of a batch equal the separate runs to rounding."""
-        q, target = hard_starts(name, scale, members=3), logistic()
+        q, target = hard_starts(name, 3.0, members=3), logistic()
         lr = {"constant": 0.003, "kl_radius": 0.5, "sufficient_decrease": 1.0}[control]
         if rule == "bures_wasserstein":
             lr = min(lr, 0.01)
@@ -343,7 +342,7 @@ class TestSufficientDecreaseOnHardStarts:
             mixed += int(accepted.any() and not accepted.all())
             close(q.mean, torch.stack([p.mean for p in alone]), tolerance)
             close(q.covariance, torch.stack([p.covariance for p in alone]), tolerance)
-        if control == "sufficient_decrease" and (rule, scale) == ("natural_gradient", 3.0) and name != "natural":
+        if control == "sufficient_decrease" and rule == "natural_gradient" and name != "natural":
             assert mixed > 0, "no step was kept by one member and rejected by another"
 
     @batches

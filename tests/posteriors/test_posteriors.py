@@ -378,16 +378,6 @@ def test_an_impossible_move_does_not_pass():
         NaturalGaussian(2).moved(Affine(torch.eye(2), torch.zeros(2)))
 
 
-@posteriors
-@batches
-@pytest.mark.parametrize("other", POSTERIORS)
-def test_kl_of_one_to_a_batch(name, other, batch):
-    """Batch shapes broadcast, also where the batch is as large as D."""
-    q, p = random_posterior(name), random_posterior(other, batch, seed=5)
-    expected = for_each(lambda m, V: reference.gaussian_kl(q.mean, q.covariance, m, V), batch, p.mean, p.covariance)
-    close(q.kl(p), expected, IDENTITY)
-
-
 def test_repr():
     assert repr(CholeskyGaussian(2, (3,))) == "CholeskyGaussian(2, batch_shape=(3,), dtype=torch.float32)"
     assert repr(NaturalGaussian(2, dtype=DTYPE)) == "NaturalGaussian(2, dtype=torch.float64)"
