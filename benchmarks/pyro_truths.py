@@ -25,6 +25,7 @@ from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 
 from torchngvi.adapters.pyro import AutoGaussian, ModelLogJoint, fit_guide, log_joint
+from torchngvi.models.guarded import Guarded
 
 CHAINS, WARM_UP = 32, 250
 ACCEPTED, LENGTH, MOST = 0.8, 5.0, 50  # what the step aims at, and the longest path, in sds and in steps
@@ -61,7 +62,7 @@ class Chains:
     """Chains that move in z, θ = mean + root z, by paths of random length whose step adapts to what is accepted."""
 
     def __init__(self, density: ModelLogJoint, mean: Tensor, root: Tensor, count: int) -> None:
-        self.density, self.mean, self.root = density, mean, root
+        self.density, self.mean, self.root = Guarded(density), mean, root  # a model may raise where a scale underflows
         self.z = torch.randn(count, density.dim, dtype=mean.dtype)
         self.step, self.gradients = 0.5 / density.dim**0.25, 0
         self.value, self.slope = self.at(self.z)
@@ -78,7 +79,7 @@ class Chains:
     def at(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint of each chain, -inf where it is not finite, and its slope in z."""
         z = z.detach().requires_grad_()
-        value = self.density(self.mean + z @ self.root.mT)
+        value = self.density.log_joint(self.mean + z @ self.root.mT)
         (slope,) = torch.autograd.grad(value.sum(), z)
         self.gradients += len(z)
         return value.detach().nan_to_num(*[-math.inf] * 3), slope.nan_to_num(0.0, 0.0, 0.0)

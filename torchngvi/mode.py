@@ -425,6 +425,22 @@ def uniform_points(count: int, like: Tensor, seed: int) -> Tensor:
     return (4 * uniform - 2).to(like)
 
 
+def starting_points(count: int, around: Tensor, seed: int) -> Tensor:
+    """Points (count, D) from which modes are searched for: of U(-2, 2) about a point (D,), and half of them about zero.
+
+    A point that is one draw of a prior is nearer to some modes than to those that mirror them, and all points about it
+    may lead to one.  Those about zero come in pairs that mirror each other.
+
+    >>> starting_points(5, torch.full((1,), 100.0), seed=0).round(decimals=-2).flatten().tolist()
+    [100.0, 0.0, 100.0, -0.0, 100.0]
+    """
+    points = uniform_points(count, around, seed)
+    if bool(around.any()):
+        points[3::4] = -points[1::4][: len(points[3::4])]
+        points[::2] += around
+    return points
+
+
 def search_points(
     mean: Tensor,  # (D,)
     stddev: Tensor,  # (D,)

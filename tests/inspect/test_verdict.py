@@ -584,3 +584,16 @@ def test_the_table():
         "  no numbers\n"
         "  next: try torchngvi.examine(q, log_joint) with a larger max_gradients"
     )
+
+
+@pytest.mark.parametrize("begun", [6.0, -6.0])
+def test_a_mirrored_mode_is_found_from_a_start_near_one_of_the_two(begun):
+    def mirrored(theta):
+        return -8.0 * (theta.abs() - 5).square().sum(-1)
+
+    q = CholeskyGaussian(1, dtype=torch.float64)
+    q.initialize_(torch.full((1,), begun, dtype=torch.float64), torch.eye(1, dtype=torch.float64))
+    fitted = fit(q, mirrored, progress=False)
+    assert math.copysign(1.0, fitted.posterior.mean.item()) == math.copysign(1.0, begun)
+    assert fitted.verdict.word == "does not fit"
+    assert examine(q, mirrored, around=torch.full((1,), begun, dtype=torch.float64)).word == "does not fit"

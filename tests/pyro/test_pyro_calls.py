@@ -61,6 +61,16 @@ def test_it_is_tried_again_for_other_data(reads):
     assert len(reads) == 3
 
 
+def test_rows_that_read_their_group_by_index_are_examined_as_those_of_a_dense_guide_are():
+    group, y = torch.arange(4).repeat(6), torch.randn(24) + torch.arange(4.0).repeat(6)
+    for kind in ("auto", "dense"):
+        guide = AutoGaussian(by_index, structure=kind)
+        result = fit_guide(by_index, guide, group, y, options=QUIET)
+        assert not any("no third order" in left_out for left_out in result.verdict.effort.unexamined)
+        assert "CholeskyGaussian" not in str(result)
+    assert guide.density(by_index, (group, y)).pattern is None  # no forest was found for a dense q
+
+
 def test_a_pickle_is_of_no_call():
     y = torch.zeros(2)
     call = KeptCall(by_index, (y, 1), {"text": "a"})

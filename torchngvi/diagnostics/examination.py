@@ -49,9 +49,9 @@ from torchngvi.diagnostics.verdict import (
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
-from torchngvi.mode import Mode, distinct_modes, find_modes, number_of_starts, uniform_points
+from torchngvi.mode import Mode, distinct_modes, find_modes, number_of_starts, starting_points
 from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
-from torchngvi.models.guarded import FAILING, VALUE, Guarded, in_factors
+from torchngvi.models.guarded import FAILING, VALUE, Guarded
 from torchngvi.models.log_joint import WarpedTarget, unwarped
 from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.versions import tracked
@@ -179,7 +179,8 @@ def examine(
         residuals: Cᵀ∇ℓ/γ - z at antithetic draws, as the last sample average of a fit has them; too few are not used.
         modes: of the density, found elsewhere; by default they are searched for where D < 60. From draws with large
             weights they are in any case, where weights are not to be believed.
-        around: where that search starts, at points of U(-2, 2) added to it, (D,): the mean that q had before the fit.
+        around: where that search starts, (D,): the mean that q had before the fit, to which U(-2, 2) is added. Half of
+            the points lie so about zero.
         max_gradients: a budget; what it does not reach is said in the verdict.
         seed: of all draws; the same q, log joint, seed and budget have the same verdict, whatever the machine does.
         settings: how many calls of the log joint each part takes.
@@ -396,8 +397,8 @@ class _Examination:
     def third(self, residuals: Residuals | None) -> ThirdOrder | None:
         """From residuals, or from values where the budget has none."""
         dim = self.q.dim
-        # no derivative of a sum of factors is outside of the pattern, so that the response is that of a full q
-        structure = Dense(dim) if in_factors(self.q, self.target.target) else self.q.structure
+        # where no derivative is outside of the pattern of q, the response is that of a full q
+        structure = Dense(dim) if self.target.target.pattern == self.q.structure else self.q.structure
         if dim > LIMITS.widest:
             self.unexamined.append(f"linear response (D = {dim} is above {LIMITS.widest})")
             return None
@@ -464,11 +465,11 @@ class _Examination:
     # -------------------------------------------------------------------------------- modes where q is not
 
     def search(self, around: Tensor | float) -> list[Mode]:
-        """From a few starts in U(-2, 2) around a mean, each with its share of the budget."""
+        """From a few starts in U(-2, 2) about a mean and about zero, each with its share of the budget."""
         dim, at = self.q.dim, self.q.mean
         starts = number_of_starts(dim, *LIMITS.starts) if dim < LIMITS.searched else 0
-        middle = torch.as_tensor(writable(around), dtype=at.dtype, device=at.device)
-        found = self._climb(middle + uniform_points(starts, at, self.seed + 5))
+        middle = torch.as_tensor(writable(around), dtype=at.dtype, device=at.device).expand(dim)
+        found = self._climb(starting_points(starts, middle, self.seed + 5))
         if found is None:
             why = str(self.allowed) if starts else f"D = {dim} is not below {LIMITS.searched}"
             self.unexamined.append(f"other modes ({why})")

@@ -13,7 +13,6 @@ from torchngvi.diagnostics.examination import examine
 from torchngvi.diagnostics.verdict import ABOUT, FAN, FITS, NOT, Verdict
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
-from torchngvi.models.guarded import in_factors
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
 from torchngvi.posteriors.warped import Warped
@@ -203,10 +202,10 @@ def _then(result: FitResult, verdict: Verdict) -> str:
     assert isinstance(q, Gaussian | Warped)
     if _unfinished(result, verdict):
         return f"; {_FINISH}"
-    # over the forest of a log joint in factors the best q has no other correlations
+    # in the pattern of the log joint the best q has no other correlations
     base = q.base if isinstance(q, Warped) else q
     assert isinstance(base, Gaussian)
-    whole = q.structure.widest == q.dim or (result.target is not None and in_factors(base, result.target))
+    whole = q.structure.widest == q.dim or (result.target is not None and result.target.pattern == base.structure)
     if verdict.word != FITS and not whole and not verdict.modes and verdict.family != FAN:
         return "; try a CholeskyGaussian, which has all correlations"
     then = verdict.next.replace("refine(q, log_joint", "refine(result")

@@ -24,7 +24,7 @@ from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.streaming import start_in_passes
 from torchngvi.interfaces import Coordinates
-from torchngvi.mode import Mode, find_mode, find_modes, number_of_starts, uniform_points
+from torchngvi.mode import Mode, find_mode, find_modes, number_of_starts, starting_points, uniform_points
 from torchngvi.models.guarded import Guarded, in_factors
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of
@@ -44,7 +44,7 @@ class Starts:
     def __init__(self, q: Gaussian, target: Guarded, seed: int, settings: EngineSettings) -> None:
         self.settings = settings
         self.q, self.target, self.seed = q, target, seed
-        self.mean = q.frame().mean.clone()  # before the fit; starts are drawn around it
+        self.mean = q.frame().mean.clone()  # before the fit; half of the starts are drawn about it
         self.evidence = -math.inf  # Laplace's, of the start; no mode was trusted
         self.reached = math.inf  # the negative ELBO where the start has led, if it is known
         self.origin: Coordinates | None = None  # there
@@ -222,7 +222,7 @@ class Starts:
 
     def better(self) -> Mode | None:
         """The mode with the most evidence from the other starts, where it has more than the first by a nat."""
-        starts = self.mean + uniform_points(self.others, self.mean, self.seed)
+        starts = starting_points(self.others, self.mean, self.seed)
         modes = [mode for mode in find_modes(self.target, starts, self._budget, over=self.over) if mode is not None]
         self._remember(modes)
         self.looked = True

@@ -17,6 +17,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces.packets import Curved, Frame, Framed, FullPrior, Prior, Raw, Sites
 from torchngvi.interfaces.posterior import Posterior
 from torchngvi.numerics.gaussian_integrals import Moments
+from torchngvi.structures import Pattern
 
 
 def bends(
@@ -51,6 +52,8 @@ class Target(ABC):
         processes: the processes that sum their values, so that every evaluation is a collective operation.
         engine: the word for its engine in `torchngvi.fitting.fit`, for a posterior that leaves it to the target.
         groups_at_once: ``batch_groups`` of a fit that does not give it.
+        pattern: a pattern that the derivatives of all orders keep to, as those of a sum of terms over a forest do; None
+            where none is known.
 
     >>> import torch
     >>> from torchngvi.models import LogJoint
@@ -69,6 +72,7 @@ class Target(ABC):
     processes: Processes | None = None  # which sum its values, so that every evaluation is a collective
     engine: ClassVar[str] = "averages"  # of `torchngvi.fit`, for a posterior that leaves it to the target
     groups_at_once: int | None = None  # batch_groups of a fit, where it is not given
+    pattern: Pattern | None = None  # that its derivatives of all orders keep to
 
     @abstractmethod
     def log_joint(

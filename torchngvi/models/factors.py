@@ -79,7 +79,7 @@ class FactorTarget(Additive):
             raise InputError(f"factors {what}; got {shown(factors)}.")
         if not all(is_size(kind, at_least=-kinds) and kind < kinds for kind, _ in pairs):
             raise InputError(f"factors {what}; got the kinds {[kind for kind, _ in pairs]}. The kinds are {structure}.")
-        self.structure = structure
+        self.structure = self.pattern = structure
         self._data, self._prior = ([_factor(kind % kinds, term) for kind, term in terms] for terms in (factors, prior))
         self.prior = LogJoint(self.log_prior, temperature)
         self.temperature = self.prior.temperature

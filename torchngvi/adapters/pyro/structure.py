@@ -98,7 +98,7 @@ def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 def factored(density: ModelLogJoint, layout: Layout) -> Target:
     """The log joint as one of a guide that has members of plates apart: in terms of the members where that can be."""
     try:
-        _fixed(density)
+        _fixed(density).pattern = layout.pattern
         if layout.terms is not None:
             return FactoredLogJoint(density, layout)
         if layout.call is not None and layout.call.same(density.model, density.args, density.kwargs):
