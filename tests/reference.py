@@ -278,12 +278,6 @@ class TanStep:
         return mean + mean_step, root + root_step
 
 
-def bwgd(m: Tensor, V: Tensor, g: Tensor, H: Tensor, alpha: float, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
-    """BW-GD (Lambert et al. 2022, Algorithm 1): m' = m - αg,  V' = M V M,  M = I - α(H - γS)."""
-    M = torch.eye(len(m), dtype=m.dtype) - alpha * (H - gamma * torch.linalg.inv(V))
-    return m - alpha * g, M @ V @ M
-
-
 # ------------------------------------------------------------------------- expected losses
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from arrow import ScalarArrow
-from helpers import DTYPE, EXACT, close, randn
+from helpers import DTYPE, close, randn
 
 from torchngvi import (
     CholeskyGaussian,
@@ -15,11 +15,11 @@ from torchngvi import (
     fit,
     rules,
 )
-from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Local, Raw
-from torchngvi.rules import LocalExponential, NormalizedMomentum, QuasiNewton
+from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed
+from torchngvi.rules import LocalExponential
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, UnequalBlocks, block_diagonal
 from torchngvi.structures import pattern as pattern_module
-from torchngvi.testing.claims import definite_in, root_in
+from torchngvi.testing.claims import root_in
 
 DIM = 6
 PATTERNS = {
@@ -59,36 +59,6 @@ def posterior_of(kind, name, batch=(), seed=0):
     vector = (matrix @ mean[..., None])[..., 0] if kind is NaturalGaussian else mean
     q.assign(Coordinates(vector, pattern.from_dense(matrix)), torch.ones(batch, dtype=torch.bool))
     return q
-
-
-@pytest.mark.parametrize(("kind", "name"), FAMILIES)
-class TestFisher:
-    """Norms, metrics and natural gradients against Fisher matrices from autograd, in the entries that q has."""
-
-    def test_the_memory_and_the_momentum_measure_with_it(self, kind, name):
-        """QuasiNewton's first pair, and a Riemannian unit step: both in the metric of q."""
-        q = posterior_of(kind, name, seed=1)
-        e = Expectation(
-            torch.zeros((), dtype=DTYPE),
-            Raw(randn(DIM, seed=3), 5 * definite_in(Dense(DIM), (), 4)),
-            1.0,
-            True,
-            Cost(1, 1),
-        )
-        local, memory = q.local(e), QuasiNewton()
-        nowhere, state = torch.zeros((), dtype=DTYPE), memory.init(q)
-        (bent, slope), new = memory(q, local, nowhere, state)
-        close(slope, q.norm2(local), EXACT)
-        other = Local(0.9 * local.a, 0.9 * local.P)
-        (_, _), new = memory(q, other, torch.tensor(0.01, dtype=DTYPE), state | new)
-        change = Local(other.a - local.a, other.P - local.P)
-        assert new["kept"].tolist()[0] == 1
-        close(new["y0"].square().sum(), q.norm2(change), EXACT)
-        close(new["s0"].norm(), 0.01 * q.norm2(local).sqrt(), EXACT)
-        momentum = NormalizedMomentum("riemannian", beta=0.0)
-        velocity = q.tangent(e)
-        change, _ = momentum(q, velocity, lambda: q.norm2(local), momentum.init(q))
-        close(change.vector, velocity.vector / q.norm2(local).sqrt(), EXACT)
 
 
 @pytest.mark.parametrize(("kind", "name"), [pair for pair in FAMILIES if pair[0] is not NaturalGaussian])

@@ -257,18 +257,6 @@ def test_a_step_whose_length_overflows_is_not_taken():
     assert opt.rejections == 1
 
 
-def test_momentum():
-    """M ← ωM + (1 - ω) direction, and the step along M."""
-    q = gaussian()
-    opt = PreconditionedVI(q, Exact(), 0.1, alpha=0.0, momentum=0.6, estimator=ClosedForm())
-    lam, M = q.vector.detach().clone(), 0.0
-    for _ in range(4):
-        M = 0.6 * M + 0.4 * q.exact_fisher_solve(gradient_of(bound, lam), lam)
-        lam = lam + 0.1 * M
-        opt.step(bound)
-        assert torch.allclose(q.vector, lam)
-
-
 def test_exponential_family_natural_gradient():
     """I_F⁻¹∇LB in natural coordinates is ∇LB in mean coordinates: no Fisher matrix is needed (Example 3)."""
     rows = torch.tensor([0.3, -0.8], dtype=FLOAT)  # natural (V⁻¹m, -1/(2V)) of N(m, V)
@@ -660,21 +648,6 @@ def test_a_clamp_does_not_hide_an_infinite_step():
         with pytest.warns(RejectedStepWarning, match="was not finite"):
             opt.step(lambda lam, sign=sign: sign * math.inf * lam[0] + lam[1])
         assert (q.vector.tolist(), opt.rejections) == ([2.0, 3.0], 1)
-
-
-def test_nan_gradients_and_scores_leave_the_state_whole():
-    q = gaussian()
-    opt = AIFVB(q, samples=3, warmup=10, momentum=0.5, estimator=ControlVariate(10), generator=seeded())
-    opt.step(log_joint)
-    before = copy.deepcopy(opt.memory)
-    with pytest.warns(RejectedStepWarning):
-        opt.step(lambda theta: log_joint(theta) * torch.nan)
-    assert torch.equal(opt.memory["momentum"]["mean_vector"], before["momentum"]["mean_vector"])
-    assert torch.equal(opt.average, before["averaging"]["average"])
-    opt.step(log_joint)  # the constants of the control variate recover
-    opt.step(log_joint)
-    assert opt.rejections == 1
-    assert all(opt.memory["metric"][name].isfinite().all() for name in ("P", "V"))
 
 
 def test_a_singular_fisher_matrix_is_not_stepped_along():

@@ -11,7 +11,6 @@ from torchngvi import metrics
 from torchngvi.errors import InputError
 from torchngvi.ifvb import (
     NAGVAC,
-    Adam,
     BatchFisher,
     Blocks,
     Exact,
@@ -144,15 +143,6 @@ def test_t2_bias_of_the_perturbation():
     assert math.log(sizes[0] / sizes[1]) / math.log(10) == pytest.approx(0.5, abs=0.1)
 
 
-def test_matrix_free_is_the_dense_recursion():
-    rows, g = scores(40, 30, 2, spread=1.0), scores(1, 30, 2, seed=7)[0]
-    dense, free = Recursive(eps=2.0, c_beta=0.3, beta=0.2), MatrixFree(eps=2.0, c_beta=0.3, beta=0.2)
-    a, b = absorbed(dense, rows, 5), absorbed(free, rows, 5)
-    assert relative(free.direction(b, g, None), dense.direction(a, g, None)) < 1e-12
-    assert relative(free.inverse(b), dense.inverse(a)) < 1e-12
-    assert b["V"].shape == (2, 80, 30)
-
-
 @pytest.mark.parametrize("Z", [0.0, 0.3])
 def test_limited_memory_with_room_for_all_is_the_recursion(Z):
     rows, g = scores(40, 30, spread=1.0), scores(1, 30, seed=7)[0]
@@ -215,23 +205,6 @@ def test_scale_of_the_scores_sets_eps_and_c_beta():
     assert relative(H, first * torch.eye(6, dtype=FLOAT) + rows.mT @ rows) < 1e-10
 
 
-def test_scores_that_are_not_finite_are_left_out():
-    rows = scores(9, 4, 2, spread=1.0)
-    spoiled = rows.clone()
-    spoiled[4, 1, 2] = torch.nan
-    clean = torch.cat([rows[:4, 1], rows[5:, 1]])
-    for rule in (Recursive(eps=1.0, c_beta=0.0), MatrixFree(eps=1.0, c_beta=0.0)):
-        state = absorbed(rule, spoiled, 3)
-        assert state["count"].tolist() == [9, 8]
-        assert relative(rule.inverse(state)[1], rule.inverse(absorbed(rule, clean, 3))) < 1e-12
-        assert relative(rule.inverse(state)[0], rule.inverse(absorbed(rule, rows[:, 0], 3))) < 1e-12
-    g = torch.ones(2, 4, dtype=FLOAT)
-    for rule in (Window(9, 3, 0.1), BatchFisher(9, 0.1)):
-        state = absorbed(rule, spoiled, 3 if isinstance(rule, Window) else 9)
-        expected = damped(clean, 0.1, g[1])
-        assert torch.allclose(rule.direction(state, g, None)[1], expected)
-
-
 @pytest.mark.parametrize("block", [1, 3])
 def test_scores_beyond_the_range_are_not_absorbed(block):
     """Finite, with squares that overflow: no factor, so that the sum stays as it was."""
@@ -246,18 +219,6 @@ def damped(rows, rho, g):
     """(F̂ + ρ tr(F̂)/D I)⁻¹g, by an inverse."""
     F, D = rows.mT @ rows / len(rows), rows.shape[-1]
     return torch.linalg.inv(F + rho * F.trace() / D * torch.eye(D, dtype=FLOAT)) @ g
-
-
-@pytest.mark.parametrize("keep", [8, 30])
-def test_window(keep):
-    """Exact for the sum of the newest M."""
-    rows, g = scores(100, 12), scores(1, 12, seed=8)[0]
-    rule = Window(keep, 4, 0.03)
-    state = absorbed(rule, rows, 4)
-    assert relative(rule.direction(state, g, None), damped(rows[-keep:], 0.03, g)) < 1e-10
-    assert len(state["rows"]) == keep
-    few = absorbed(rule, rows[:4], 4)  # not yet full
-    assert relative(rule.direction(few, g, None), damped(rows[:4], 0.03, g)) < 1e-10
 
 
 def test_plain_batch_fisher_is_singular():
@@ -296,23 +257,6 @@ def test_exact_identity_and_nagvac_ask_the_family():
         assert (rule.samples, rule.remembers) == (0, False)
 
 
-def test_adam_is_torchs():
-    """Ten steps at a constant rate, on a fixed sequence of gradients."""
-    gradients = scores(10, 4, seed=2)
-    q, other = family(4), torch.nn.Parameter(torch.zeros(4, dtype=FLOAT))
-    rule, opt = Adam((0.8, 0.95), 1e-6), torch.optim.Adam([other], 0.1, (0.8, 0.95), 1e-6)
-    state, lam = rule.fresh(q), torch.zeros(4, dtype=FLOAT)
-    for g in gradients:
-        state |= rule.noticed(state, g, q)
-        lam = lam - 0.1 * rule.direction(state, g, q)
-        other.grad = g
-        opt.step()
-    assert torch.allclose(lam, other.detach(), rtol=1e-12)
-    new = rule.noticed(state, g * torch.nan, q)
-    assert rule.direction(new, g * torch.nan, q).isnan().all()
-    assert torch.equal(new["mean_vector"], state["mean_vector"])
-
-
 def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
     """D = 10,000 where there is not enough, in GiB."""
     monkeypatch.setattr(metrics.recursive, "free_bytes", lambda device: 0.5 * 2**30)
@@ -349,18 +293,6 @@ def test_rounding_does_not_add_up_in_the_inverse():
         assert not torch.equal(state["P"], state["P"].mT)
         state = rule.absorb(state, rows, seeded())
     assert torch.equal(state["P"], state["P"].mT)
-
-
-def test_adam_takes_a_gradient_as_a_whole():
-    """One entry that is not finite: no direction, and no moment of it is kept."""
-    rule, q = Adam(), family(2)
-    state = rule.fresh(q)
-    state |= rule.noticed(state, torch.tensor([1.0, -2.0], dtype=FLOAT), q)
-    spoiled = torch.tensor([1.0, torch.nan], dtype=FLOAT)
-    new = rule.noticed(state, spoiled, q)
-    assert rule.direction(new, spoiled, q).isnan().all()
-    assert torch.equal(new["mean_vector"], state["mean_vector"])
-    assert torch.equal(new["square_vector"], state["square_vector"])
 
 
 def test_defaults_of_the_damped_matrices():

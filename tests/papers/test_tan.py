@@ -1,7 +1,5 @@
 """Analytic natural gradients of a Cholesky factor (Tan 2025): algorithms 1a to 2b, momentum, the stopping rule."""
 
-import copy
-import functools
 import io
 import itertools
 import math
@@ -12,12 +10,10 @@ import pytest
 import reference
 import torch
 from helpers import (
-    BASE,
     DIM,
     DTYPE,
     EXACT,
     IDENTITY,
-    POSTERIORS,
     batches,
     batches_at,
     close,
@@ -362,20 +358,6 @@ class TestCoordinates:
     def test_natural_parameters_have_no_euclidean_step(self):
         with pytest.raises(NotImplementedError):
             NaturalGaussian(2).euclidean(framed_packet(torch.zeros(2), torch.eye(2)))
-
-    @rooted
-    @naturals
-    def test_the_slope_on_logarithms(self, name, natural):
-        """-dL/dρ at the start of the path, and the natural norm of its direction."""
-        q, model = random_posterior(name, (2,), seed=1), random_model("bernoulli_logit", (2,), 17).target
-        path = rule_of(natural, True)(q, Quadrature()(q, model))
-        other, losses = random_posterior(name, (2,), seed=1), []
-        for rho in (1e-4, -1e-4):
-            new, ok = q.moved(path.at(every(rho, (2,))))
-            other.assign(new, ok)
-            losses.append(model.negative_elbo(other).detach())
-        close(path.slope(), (losses[1] - losses[0]) / 2e-4, 1e-6)
-        close(path.norm2(), NaturalGradient()(q, Quadrature()(q, model)).norm2(), EXACT)
 
     def test_natural_parameters(self):
         """Eqs 6 and 7: with λ = (S m, -½Dᵀvec S) the natural gradient is ∂L/∂(m, vech(V + mmᵀ))."""
@@ -782,88 +764,8 @@ class TestAdam:
         assert below > 0, "no column turns, also where a straight step would leave the cone"
 
 
-MOMENTA = {"snngm": lambda: NormalizedMomentum("riemannian"), "adam": Adam}
-momenta = pytest.mark.parametrize("momentum", MOMENTA)
-
-
 class TestMomentum:
     """What both have in common: pairs, state, batches, the three ways to step."""
-
-    @momenta
-    @pytest.mark.parametrize("name", POSTERIORS)
-    def test_resume_is_equal_to_the_last_bit(self, name, momentum):
-        model = random_model("bernoulli_logit", (3,), 5).target
-
-        def make(generator):
-            q = random_posterior(name, (3,), seed=1)
-            estimator = PathDerivative(Independent(1, torch.Generator().manual_seed(generator)))
-            return q, SRVN(q, lr=0.01, momentum=MOMENTA[momentum](), estimator=estimator)
-
-        if BASE.get(name, name) == "natural":  # SRVN needs a root
-
-            def make(generator):
-                q = random_posterior(name, (3,), seed=1)
-                estimator = PathDerivative(Independent(1, torch.Generator().manual_seed(generator)))
-                return q, VN(q, lr=0.01, momentum=MOMENTA[momentum](), estimator=estimator)
-
-        q, opt = make(0)
-        for _ in range(3):
-            opt.step(model)
-        saved = copy.deepcopy((q.state_dict(), opt.state_dict()))
-        clone_q, clone_opt = copy.deepcopy((q, opt))
-        other_q, other = make(1)
-        other_q.load_state_dict(saved[0])
-        other.load_state_dict(saved[1])
-        for run in (opt, clone_opt, other):
-            for _ in range(3):
-                run.step(model)
-        for resumed in (clone_q, other_q):
-            assert all(torch.equal(x, y) for x, y in zip(q.coordinates, resumed.coordinates, strict=True))
-
-    @momenta
-    @rooted
-    def test_members_are_their_own(self, name, momentum):
-        model = random_model("bernoulli_logit", (3,), 5)
-        q = random_posterior(name, (3,), seed=1)
-        opt = SRVN(q, lr=0.02, momentum=MOMENTA[momentum]())
-        for _ in range(4):
-            opt.step(model.target)
-        for index in range(3):
-            whole = random_posterior(name, (3,), seed=1)
-            one = POSTERIORS[name](DIM, dtype=DTYPE)
-            one.assign(Coordinates(*(x[index] for x in whole.coordinates)), torch.tensor(True))
-            single = SRVN(one, lr=0.02, momentum=MOMENTA[momentum]())
-            for _ in range(4):
-                e = Quadrature()(whole, model.target)
-                d = e.derivative.raw()
-                alone = e._replace(value=e.value[index], derivative=d._replace(g=d.g[index], H=d.H[index]))
-                single._advance(0, Evaluation(alone.value, alone), single._heading(0, alone), None)
-                whole.assign(
-                    Coordinates(*(torch.stack([y if i == index else x[i] for i in range(3)])
-                                  for x, y in zip(whole.coordinates, one.coordinates, strict=True))),
-                    torch.ones(3, dtype=torch.bool),
-                )  # fmt: skip
-            close(one.coordinates.matrix, q.coordinates.matrix[index], IDENTITY)
-
-    @momenta
-    @rooted
-    def test_three_ways_to_step(self, name, momentum):
-        model, results = random_model("bernoulli_logit", (), 5).target, []
-        for way in ("target", "closure", "gradients"):
-            q = random_posterior(name, seed=1)
-            opt = SRVN(q, lr=0.02, momentum=MOMENTA[momentum]())
-            for _ in range(3):
-                if way == "target":
-                    opt.step(model)
-                elif way == "closure":
-                    opt.step(functools.partial(model.negative_elbo, q))
-                else:
-                    opt.zero_grad()
-                    model.negative_elbo(q).backward()
-                    opt.step()
-            results.append(q.coordinates.matrix)
-        for other in results[1:]:
-            close(other, results[0], IDENTITY)
 
     def test_looking_does_not_advance_it(self):
         """`evaluate` before a step changes nothing of what is remembered."""

@@ -7,7 +7,6 @@ import re
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi import (
     CholeskyGaussian,
@@ -19,7 +18,6 @@ from torchngvi import (
 from torchngvi.errors import InputError, PairError
 from torchngvi.ifvb import (
     IFVB,
-    Adam,
     AffineCoupling,
     BatchFisher,
     Beta,
@@ -37,9 +35,8 @@ from torchngvi.ifvb import (
     Recursive,
 )
 from torchngvi.methods import RootGD
-from torchngvi.rules import Adam as AdamMomentum
 from torchngvi.rules import ExponentialAverage, NaturalGradient, RootGradient
-from torchngvi.stepsizes import Clip, Constant, KLRadius, PowerSchedule, Shortest
+from torchngvi.stepsizes import Clip, Constant, KLRadius, Shortest
 from torchngvi.structures import Dense, arrow
 from torchngvi.structures.pattern import NoMatrix
 
@@ -266,32 +263,6 @@ def test_averages_of_limited_steps(kind):
         assert limited.last.rho < 0.4
         for x, b, m in zip(q.coordinates, before, M, strict=True):
             assert torch.allclose(x, b + 0.4 * m, rtol=1e-12)
-
-
-def test_one_adam():
-    """As a metric it is the momentum of that name."""
-    ends = []
-    for parts in ({"metric": Adam((0.8, 0.95), 1e-6)}, {"momentum": AdamMomentum((0.8, 0.95), 1e-6)}):
-        q = field(2)
-        opt = NaturalGradientVI(q, RootGradient(), 0.05, estimator=ClosedForm(), **parts)
-        for _ in range(5):
-            opt.step(bound)
-        ends.append(q.vector)
-    assert torch.allclose(*ends, rtol=1e-14)
-
-
-def test_power_schedule():
-    q = field()
-    opt = PreconditionedVI(q, Exact(), 3.0, estimator=ClosedForm())
-    schedule = LambdaLR(opt, PowerSchedule(0.6, 4.0))
-    for k in range(1, 4):
-        assert opt.param_groups[0]["lr"] == pytest.approx(3.0 * (4 + k) ** -0.6)
-        opt.step(bound)
-        schedule.step()
-
-
-def natural(q, **parts):
-    return NaturalGradientVI(q, parts.pop("rule", NaturalGradient()), 0.1, **parts)
 
 
 def test_a_pattern_without_entries():

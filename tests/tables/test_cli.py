@@ -104,7 +104,7 @@ class TestOutputs:
         train, test, y, y_test = design(*load_diabetes(return_X_y=True))
         precision = np.array([1 / (100 * np.mean(y**2)), *[1e-4] * 10])  # the intercept's is wide
         unit = np.std(y)
-        sds = np.linspace(45, 66, 400)
+        sds = np.linspace(45, 66, 100)
         logs, means, squares, scores = [], [], [], []
         for sd in sds:
             covariance = np.linalg.inv(train.T @ train / sd**2 + np.diag(precision))
@@ -169,6 +169,7 @@ class TestOutputs:
         assert main(["fit", "--data", "iris", "--success", "virginica"]) == 0
         assert "effective draws:" not in capsys.readouterr().out
 
+    @pytest.mark.accuracy
     def test_as_a_program(self, tmp_path):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "torchngvi", "fit", "--data", "breast_cancer", "--prior-precision", "0.1"]
@@ -726,12 +727,14 @@ def test_other_commands(command, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", sorted(GONE))
-def test_flags_that_are_gone_say_so(name, capsys):
-    value = {"posterior": "diagonal", "method": "srvn"}.get(name, "1")
-    assert run("--data", "iris", "--success", "virginica", f"--{name.replace('_', '-')}", value, "--draws", 400) == 0
+def test_flags_that_are_gone_say_so(capsys):
+    for name, why in GONE.items():
+        _, said = settings_from({"data": "iris", name: "1"})
+        assert said.startswith(f"{name} does nothing any more: {why}. For a method")
+    flags = ("--posterior", "diagonal", "--lr", "1", "--device", "cpu", "--draws", 400)
+    assert run("--data", "iris", "--success", "virginica", *flags) == 0
     error = capsys.readouterr().err
-    assert error.startswith(f"torchngvi: warning: {name} does nothing any more: {GONE[name]}. For a method")
+    assert error.startswith("torchngvi: warning: posterior, lr, device do nothing any more: ")
     assert error.count("\n") == 1
 
 

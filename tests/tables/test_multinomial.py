@@ -37,14 +37,19 @@ def fitted():
 # ------------------------------------------------------------------------------------ the same as others
 
 
-@pytest.mark.parametrize("formula", ["y ~ x + sex", "y ~ 0 + x", "y ~ 0 + sex + x", "y ~ 1"])
-@pytest.mark.parametrize("priors", [None, "flat", {"b": Normal(0.1, 0.7), "Intercept": Normal(1.0, 2.0)}])
+@pytest.mark.parametrize(
+    ("formula", "priors"),
+    [
+        ("y ~ x + sex", None),
+        ("y ~ x + sex", {"b": Normal(0.1, 0.7), "Intercept": Normal(1.0, 2.0)}),
+        ("y ~ 0 + x", "flat"),
+        ("y ~ 0 + sex + x", {"b": Normal(0.1, 0.7)}),
+        ("y ~ 1", {"Intercept": Normal(1.0, 2.0)}),
+    ],
+)
 def test_two_categories_are_those_of_bernoulli(formula, priors):
     frame = table(labels=("no", "yes"))
     frame["w"] = np.random.default_rng(1).integers(0, 3, len(frame)).astype(float)
-    priors = {"Intercept": Normal(1.0, 2.0)} if formula == "y ~ 1" and isinstance(priors, dict) else priors
-    if formula.startswith("y ~ 0") and isinstance(priors, dict):
-        priors = {"b": Normal(0.1, 0.7)}
     one, two = (
         regression(formula, frame, family, priors=priors, weights="w").fit(progress=False)
         for family in ("bernoulli", "categorical")

@@ -265,8 +265,9 @@ class TestPosterior:
 
 
 class TestUnits:
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("posterior", ["cholesky", "diagonal"])
+    @pytest.mark.parametrize(
+        ("kind", "posterior"), [*((kind, "cholesky") for kind in KINDS), ("linear", "diagonal"), ("three", "diagonal")]
+    )
     def test_units_origins_and_the_order_of_rows_change_no_prediction(self, kind, posterior):
         X, y = data()
         model, target = KINDS[kind]

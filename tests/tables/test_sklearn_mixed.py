@@ -66,6 +66,7 @@ OF_WEIGHTS = {
 }
 
 
+@pytest.mark.accuracy
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "estimator", [BayesianMixedRegressor, pytest.param(BayesianMixedClassifier, marks=pytest.mark.slow)]
