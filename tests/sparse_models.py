@@ -15,6 +15,17 @@ class SparseModel(gp.models.ApproximateGP):
         return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
+def several(q, Z, functions, tasks=None):
+    """A SparseModel of several functions, one for each task or mixed to so many."""
+
+    def wrap(base):
+        if tasks is None:
+            return gp.variational.IndependentMultitaskVariationalStrategy(base, num_tasks=functions)
+        return gp.variational.LMCVariationalStrategy(base, num_tasks=tasks, num_latents=functions)
+
+    return SparseModel(q, Z, wrap=wrap, batch=(functions,))
+
+
 def tightening(model, likelihood, x):
     """½ Σ (δ - log(1 + δ)), δ = d/s², by which the bound for Gaussian noise is above the ELBO; else 0."""
     if not isinstance(likelihood, gp.likelihoods.GaussianLikelihood | gp.likelihoods.FixedNoiseGaussianLikelihood):

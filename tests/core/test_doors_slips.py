@@ -609,6 +609,8 @@ def _():
 
 gpytorch = pytest.importorskip("gpytorch")
 
+from sparse_models import SparseModel  # noqa: E402
+
 from torchngvi.adapters.gpytorch import (  # noqa: E402
     NaturalGradientVariationalDistribution,
     natural_optimizer,
@@ -620,16 +622,8 @@ AT = torch.linspace(0, 1, 60, dtype=torch.float64)[:, None]
 WAVE = torch.sin(6 * AT[:, 0]) + 0.1 * torch.randn(60, generator=G, dtype=torch.float64)
 
 
-class Model(gpytorch.models.ApproximateGP):
-    def __init__(self):
-        points = AT[::10].clone()
-        distribution = NaturalGradientVariationalDistribution(len(points))
-        super().__init__(gpytorch.variational.VariationalStrategy(self, points, distribution))
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+def Model():  # noqa: N802
+    return SparseModel(NaturalGradientVariationalDistribution(6), AT[::10].clone())
 
 
 def trained(x=AT, y=WAVE, gp=None, likelihood=None):

@@ -8,6 +8,9 @@ import torch
 
 gpytorch = pytest.importorskip("gpytorch")
 
+from gpytorch.distributions import MultivariateNormal  # noqa: E402
+from sparse_models import SparseModel  # noqa: E402
+
 from torchngvi import VN  # noqa: E402
 from torchngvi.adapters.gpytorch import (  # noqa: E402
     NaturalGradientVariationalDistribution,
@@ -20,23 +23,12 @@ from torchngvi.adapters.gpytorch import (  # noqa: E402
 from torchngvi.errors import InputError, PairError, ScaleWarning  # noqa: E402
 
 
-class Model(gpytorch.models.ApproximateGP):
+def Model(Z, tasks=None):  # noqa: N802
     """A sparse GP; of several tasks over one shared function where ``tasks`` is given."""
-
-    def __init__(self, Z, kernel=None, tasks=None, dense=False):
-        strategy = gpytorch.variational.VariationalStrategy(
-            self, Z.clone(), NaturalGradientVariationalDistribution(len(Z)), learn_inducing_locations=False
-        )
-        if tasks is not None:
-            strategy = gpytorch.variational.IndependentMultitaskVariationalStrategy(strategy, num_tasks=tasks)
-        super().__init__(strategy)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = kernel or gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-        self.dense = dense
-
-    def forward(self, x):
-        K = self.covar_module(x)
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), K.to_dense() if self.dense else K)
+    several = gpytorch.variational.IndependentMultitaskVariationalStrategy
+    wrap = None if tasks is None else lambda strategy: several(strategy, num_tasks=tasks)
+    q = NaturalGradientVariationalDistribution(len(Z))
+    return SparseModel(q, Z.clone(), wrap=wrap, learn_inducing_locations=False)
 
 
 X = torch.linspace(0.0, 1.0, 100)[:, None]
@@ -219,7 +211,8 @@ class TestThePredictiveObjective:
 
 class TestTheCauseIsNamed:
     def test_a_dense_kernel_matrix(self):
-        model = Model(X[::10], dense=True)
+        model = Model(X[::10])
+        model.forward = lambda x: MultivariateNormal(model.mean_module(x), model.covar_module(x).to_dense())
         with pytest.raises(InputError, match="forward gives MultivariateNormal its kernel matrix as a dense tensor"):
             train_svgp(model, gpytorch.likelihoods.GaussianLikelihood(), (X, WAVE), progress=False)
 

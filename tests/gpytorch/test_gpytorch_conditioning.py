@@ -185,6 +185,32 @@ class TestConditioning:
                 assert float((mean - found[0, i, j]).abs().max()) < 1e-8
                 assert float((sd - found[1, i, j]).abs().max()) < 1e-8
 
+    @pytest.mark.parametrize("name", ["gaussian", "bernoulli"])
+    def test_fantasies_at_several_sets_of_inputs(self, name):
+        """Each set of inputs has a set of targets of its own."""
+        own = None if name == "gaussian" else OTHERS[name][0]().double()
+        model, likelihood, x, y = problem(likelihood=own)
+        y = y if name == "gaussian" else OTHERS[name][1](y)
+        condition(model, likelihood, x, y)
+        new, targets = torch.tensor([[[-1.5], [2.5]], [[0.5], [0.7]], [[1.0], [1.0]]]).double(), y[:12].reshape(2, 3, 2)
+        found = moments(fantasize(model, likelihood, new, targets), x)
+        for i in range(2):
+            for j in range(3):
+                one = condition(copy.deepcopy(model), likelihood, new[j], targets[i, j])
+                assert float((moments(one, x) - found[:, i, j]).abs().max()) < 1e-8
+
+    def test_fantasies_of_gaussian_noise_are_differentiable(self):
+        model, likelihood, x, y = problem()
+        condition(model, likelihood, x, y)
+        targets = torch.tensor([[1.0], [-0.5]]).double().requires_grad_()
+
+        def predicted(new, targets):
+            there = fantasize(model, likelihood, new, targets).eval()(x[:3])
+            return there.mean, there.variance
+
+        new = torch.tensor([[0.3]]).double().requires_grad_()
+        assert torch.autograd.gradcheck(predicted, (new, targets), atol=1e-6)
+
     def test_refusals(self):
         model, likelihood, x, y = problem()
         with pytest.raises(InputError, match="q knows less than these 60 rows say: it was found for other rows"):
@@ -194,9 +220,10 @@ class TestConditioning:
         with pytest.raises(InputError, match="takes the labels 0 and 1"):
             condition(model, gp.likelihoods.BernoulliLikelihood(), x, y)
 
-    def test_refining_on_new_rows_alone_is_told(self):
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_refining_on_new_rows_alone_is_told(self, strategy):
         """What was conditioned on counts as rows that q was found for."""
-        model, likelihood, x, y = problem()
+        model, likelihood, x, y = problem(strategy=strategy)
         condition(model, likelihood, x[:30], y[:30])
         with pytest.warns(UserWarning, match="what the others said is forgotten. .* condition"):
             refine_svgp(model, likelihood, [(x[30:], y[30:])], progress=False)

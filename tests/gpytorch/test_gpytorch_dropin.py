@@ -28,7 +28,6 @@ from test_gpytorch import (  # noqa: E402
 from torchngvi import (  # noqa: E402
     BBVI,
     IBLR,
-    IFVB,
     NGVI,
     VN,
     CholeskyGaussian,
@@ -318,8 +317,6 @@ class TestMethods:
             text = rf"steps Gaussian posteriors by gradients of the loss; got {name}. Give VN, SRVN, IBLR, NGVI or "
             with pytest.raises(InputError, match=text + r"BBVI; IFVB for a FlatCholesky"):
                 natural_optimizer(mll, method=method)
-        with pytest.raises(InputError, match="IFVB updates a flat posterior.*got CholeskyGaussian. For a"):
-            natural_optimizer(mll, method=IFVB)
         text = r"BBVI cannot be built with the options given: missing a required argument: 'smoothness'. Beside mll, "
         with pytest.raises(InputError, match=text + "lr and method .* are smoothness, step_size, estimator."):
             natural_optimizer(mll, method=BBVI)

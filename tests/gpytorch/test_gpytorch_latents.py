@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from sparse_models import SparseModel
+from sparse_models import SparseModel, several
 
 from torchngvi import IBLR, VN
 from torchngvi.adapters.gpytorch import (
@@ -26,23 +26,10 @@ v = gp.variational
 N, M, IDENTITY = 60, 8, 1e-10
 
 
-class Several(gp.models.ApproximateGP):
+def Several(functions, tasks=None):  # noqa: N802
     """Tasks of their own, or mixtures of latent functions."""
-
-    def __init__(self, functions, tasks=None):
-        q = NaturalGradientVariationalDistribution(M, (functions,), mean_init_std=0.0)
-        Z = torch.linspace(-2, 2, M)[:, None].repeat(functions, 1, 1)
-        base = v.VariationalStrategy(self, Z, q)
-        if tasks is None:
-            super().__init__(v.IndependentMultitaskVariationalStrategy(base, num_tasks=functions))
-        else:
-            super().__init__(v.LMCVariationalStrategy(base, num_tasks=tasks, num_latents=functions))
-        shape = torch.Size([functions])
-        self.mean_module = gp.means.ConstantMean(batch_shape=shape)
-        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=shape), batch_shape=shape)
-
-    def forward(self, x):
-        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    q = NaturalGradientVariationalDistribution(M, (functions,), mean_init_std=0.0)
+    return several(q, torch.linspace(-2, 2, M)[:, None].repeat(functions, 1, 1), functions, tasks)
 
 
 class Heteroskedastic(gp.likelihoods.Likelihood):

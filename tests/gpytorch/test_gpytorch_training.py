@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 import torch.utils.data as tud
-from sparse_models import SparseModel
+from sparse_models import SparseModel, several
 
 from torchngvi import VN
 from torchngvi.adapters.gpytorch import (
@@ -50,19 +50,8 @@ def data():
 
 def several_tasks():
     """Two tasks with a function of their own each."""
-    shape = torch.Size([2])
-
-    class Tasks(gp.models.ApproximateGP):
-        def __init__(self):
-            q = NaturalGradientVariationalDistribution(M, shape, mean_init_std=0.0)
-            base = gp.variational.VariationalStrategy(self, torch.linspace(-2, 2, M)[:, None].repeat(2, 1, 1), q)
-            super().__init__(gp.variational.IndependentMultitaskVariationalStrategy(base, num_tasks=2))
-            self.mean_module = gp.means.ConstantMean(batch_shape=shape)
-            self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=shape), batch_shape=shape)
-
-        forward = Model.forward
-
-    return Tasks()
+    q = NaturalGradientVariationalDistribution(M, torch.Size([2]), mean_init_std=0.0)
+    return several(q, torch.linspace(-2, 2, M)[:, None].repeat(2, 1, 1), 2)
 
 
 def fresh(model, make):

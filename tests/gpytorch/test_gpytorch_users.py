@@ -7,7 +7,7 @@ import torch
 
 gp = pytest.importorskip("gpytorch", reason="needs the extra gpytorch: pip install torchngvi[gpytorch]")
 
-from sparse_models import SparseModel  # noqa: E402
+from sparse_models import SparseModel, several  # noqa: E402
 
 from torchngvi.adapters.gpytorch import refine_svgp, train_svgp, train_svgp_in_batches  # noqa: E402
 from torchngvi.adapters.gpytorch.lent import lent_posterior  # noqa: E402
@@ -32,23 +32,11 @@ class Model(SparseModel):
         return SparseModel.forward(self, x if self.net is None else self.net(x))
 
 
-class Several(gp.models.ApproximateGP):
+def Several(kind, mixed, spread):  # noqa: N802
     """Several functions over a q of GPyTorch's."""
-
-    def __init__(self, kind, mixed, spread):
-        shape = torch.Size([2])
-        Z = torch.linspace(-2, 2, M)[:, None]
-        q = kind(M, batch_shape=shape)
-        base = v.VariationalStrategy(self, Z.repeat(2, 1, 1) if spread else Z, q)
-        if mixed:
-            super().__init__(v.LMCVariationalStrategy(base, num_tasks=3, num_latents=2))
-        else:
-            super().__init__(v.IndependentMultitaskVariationalStrategy(base, num_tasks=2))
-        self.mean_module = gp.means.ConstantMean(batch_shape=shape)
-        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=shape), batch_shape=shape)
-
-    forward = Model.forward
-    net = None
+    Z = torch.linspace(-2, 2, M)[:, None]
+    q = kind(M, batch_shape=torch.Size([2]))
+    return several(q, Z.repeat(2, 1, 1) if spread else Z, 2, 3 if mixed else None)
 
 
 def problem(net=None, noise=0.2):

@@ -12,13 +12,12 @@ Hensman, Matthews and Ghahramani (2015) for the bound; Salimbeni, Eleftheriadis 
 gradients of it, here those of Khan and Rue (2023).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.distributions.multivariate_normal import kl_mvn_mvn
 from gpytorch.kernels import Kernel
 from gpytorch.variational import (
     BatchDecoupledVariationalStrategy,
@@ -49,16 +48,7 @@ FULL = (CholeskyVariationalDistribution, NaturalVariationalDistribution, TrilNat
 def taken(
     state_dict: dict[str, Any], prefix: str, num_inducing_points: int, batch_shape: Sequence[int]
 ) -> tuple[Tensor, Tensor] | None:
-    """Take the entries of a distribution of GPyTorch's out of a state dict.
-
-    >>> q = CholeskyVariationalDistribution(2)
-    >>> q.chol_variational_covar.data.copy_(torch.tensor([[-2.0, 9.0], [1.0, 3.0]]))  # 9 is not read
-    tensor([[-2.,  9.],
-            [ 1.,  3.]])
-    >>> mean, root = taken(dict(q.state_dict()), "", 2, ())
-    >>> root.tolist()
-    [[2.0, 0.0], [-1.0, 3.0]]
-    """
+    """Take the entries of a distribution of GPyTorch's out of a state dict."""
     for kind in (*FULL, MeanFieldVariationalDistribution):
         q = kind(num_inducing_points, torch.Size(batch_shape))
         names = [name for name, _ in q.named_parameters()]
@@ -78,20 +68,6 @@ def moments_of(own: Any) -> tuple[Tensor, Tensor]:
     q = own()
     # Adam may leave columns of either sign
     return q.mean, positive_columns(q.lazy_covariance_matrix.cholesky().to_dense().tril())[0]
-
-
-class _Weighed(MultivariateNormal):
-    """A q(u) whose KL divergence tells its weight in a loss."""
-
-    watch: Callable[[Tensor], None] | None = None  # called in the backward pass, with the gradient of the divergence
-
-
-@torch.distributions.kl.register_kl(_Weighed, MultivariateNormal)
-def _divergence(q: _Weighed, prior: MultivariateNormal) -> Tensor:
-    value = kl_mvn_mvn(q, prior)
-    if q.watch is not None and value.requires_grad:
-        value.register_hook(q.watch)
-    return value
 
 
 class RootCovariance(CholLinearOperator):
@@ -164,11 +140,10 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             self.posterior = posterior(num_inducing_points, batch_shape)
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
         self._passes = 0  # with a gradient that no step has used
-        self.watch: Callable[[Tensor], None] | None = None  # set while `natural_optimizer` asks for a weight
         self.stepped_with: RemovableHandle | None = None  # the hook of a `natural_optimizer` on a hyper-optimizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "stepped_with": None, "watch": None}
+        return {**self.__dict__, "stepped_with": None}
 
     @property
     def device(self) -> torch.device:
@@ -234,9 +209,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
                 "the probes of q have to stay zero, and another optimizer has moved them. Give it model.parameters() "
                 "and likelihood.parameters(), which leave q out, not buffers()."
             )
-        q = _Weighed(*self._moments())
-        q.watch = self.watch
-        return q
+        return MultivariateNormal(*self._moments())
 
     def _warn_if_idle(self) -> None:
         """A gradient that stays for many passes is one that no optimizer takes."""

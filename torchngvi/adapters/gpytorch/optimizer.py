@@ -70,21 +70,14 @@ def natural_optimizer(
         PairError: a posterior that the method cannot move.
 
     >>> import gpytorch
-    >>> import torch
-    >>> class Model(gpytorch.models.ApproximateGP):
-    ...     def __init__(self, Z):
-    ...         q = NaturalGradientVariationalDistribution(len(Z))
-    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
-    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
-    ...     def forward(self, x):
-    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-    >>> x = torch.linspace(-2, 2, 50)[:, None]
-    >>> model, likelihood = Model(x[::10]), gpytorch.likelihoods.GaussianLikelihood()
-    >>> mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=50)
+    >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
+    >>> from torchngvi.adapters.gpytorch.conditioning import example
+    >>> model, likelihood, x, y = example(NaturalGradientVariationalDistribution)
+    >>> mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=100)
     >>> natural = natural_optimizer(mll, lr=1.0)
     >>> losses = []
     >>> for _ in range(3):
-    ...     loss = -mll(model(x), torch.sin(3 * x[:, 0]))
+    ...     loss = -mll(model(x), y)
     ...     loss.backward()
     ...     natural.step()
     ...     losses.append(loss.item())
@@ -176,6 +169,7 @@ def _check_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikeli
     """At the first pass, ask whether the batch is too large; at the first step, for the weight of the KL divergence."""
     inner, distribution = getattr(mll, "base_mll", mll), distributions_of(mll.model)[0]
     q, wanted = distribution.posterior, mll.beta / mll.num_data
+    strategy = next(m for m in mll.model.modules() if getattr(m, "_variational_distribution", None) is distribution)
     weights: list[tuple[bool, Tensor]] = []  # of each pass, and whether q had no gradient before it
 
     def term(approximate_dist_f: Any, target: Any, **options: Any) -> Tensor:
@@ -183,13 +177,19 @@ def _check_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikeli
         check_num_data(mll.num_data, approximate_dist_f.event_shape[0])
         return inner._log_likelihood_term(approximate_dist_f, target, **options)
 
+    def divergence() -> Tensor:
+        value = type(strategy).kl_divergence(strategy)
+        if value.requires_grad:
+            value.register_hook(weigh)
+        return value
+
     def weigh(gradient: Tensor) -> None:
         before = q.root_probe.grad if q.framed else q.mean_probe.grad
         weights.append((before is None or not bool(before.any()), gradient.sum() / distribution.batch_shape.numel()))
 
     def check(*_: Any) -> None:
         handle.remove()
-        distribution.watch = None
+        strategy.__dict__.pop("kl_divergence", None)
         starts = [start for start, (empty, _) in enumerate(weights) if empty] or [0]
         sums = [float(sum(weight for _, weight in weights[start:])) for start in starts]
         if weights and not any(abs(weight - wanted) <= _SAME * wanted for weight in sums):
@@ -200,5 +200,5 @@ def _check_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikeli
                 "step; natural.zero_grad() drops gradients of passes before it."
             )
 
-    inner._log_likelihood_term, distribution.watch = term, weigh
+    inner._log_likelihood_term, strategy.kl_divergence = term, divergence
     handle = optimizer.register_step_pre_hook(check)

@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 import torch
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
-from gpytorch.variational import VariationalStrategy
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, check_order, pairs, row_dimension
@@ -73,17 +72,10 @@ def refine_svgp(
         PairError: a model or a likelihood it cannot serve.
 
     >>> import gpytorch
-    >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
-    >>> class Model(gpytorch.models.ApproximateGP):
-    ...     def __init__(self, Z):
-    ...         q = NaturalGradientVariationalDistribution(len(Z))
-    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
-    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
-    ...     def forward(self, x):
-    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-    >>> x = torch.linspace(-2, 2, 50).double()[:, None]
-    >>> model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.BernoulliLikelihood()
-    >>> refine_svgp(model, likelihood, [(x, (x[:, 0] > 0).double())], progress=False).converged
+    >>> from torchngvi.adapters.gpytorch.conditioning import example
+    >>> model, _, x, y = example()
+    >>> likelihood = gpytorch.likelihoods.BernoulliLikelihood()
+    >>> refine_svgp(model, likelihood, [(x, (y > 0).double())], progress=False).converged
     True
     """
     read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
@@ -111,20 +103,20 @@ def refine_svgp(
     return result
 
 
-# of each strategy some of the rows for which q was found last
-_fitted: WeakKeyDictionary[VariationalStrategy, Tensor] = WeakKeyDictionary()
+# of each model some of the rows for which q was found last
+_fitted: WeakKeyDictionary[ApproximateGP, Tensor] = WeakKeyDictionary()
 
 
-def forget_rows(strategy: VariationalStrategy) -> None:
+def forget_rows(model: ApproximateGP) -> None:
     """Forget for which rows q was found before: a training begins, with rows of its own."""
-    _fitted.pop(strategy, None)
+    _fitted.pop(model, None)
 
 
-def remember_rows(strategy: VariationalStrategy, parts: list[Tensor]) -> None:
+def remember_rows(model: ApproximateGP, parts: list[Tensor]) -> None:
     """Keep some of the rows for which q was found, beside those that are kept already."""
     total = sum(len(x) for x in parts)
     some = torch.cat([x[:: -(-total // _REMEMBERED)] for x in parts]).clone()
-    _fitted[strategy] = torch.cat([_fitted[strategy].to(some), some]) if strategy in _fitted else some
+    _fitted[model] = torch.cat([_fitted[model].to(some), some]) if model in _fitted else some
 
 
 def _forgotten(target: SparseGP) -> str:
@@ -132,8 +124,8 @@ def _forgotten(target: SparseGP) -> str:
     assert isinstance(target.batches, list)
     if not target.batches or target.batches[0][0].ndim != 2:
         return ""
-    before, parts = _fitted.pop(target.strategy, None), [x for x, _ in target.batches]
-    remember_rows(target.strategy, parts)
+    before, parts = _fitted.pop(target.model, None), [x for x, _ in target.batches]
+    remember_rows(target.model, parts)
     total = sum(len(x) for x in parts)
     if before is None or before.shape[-1] != parts[0].shape[-1]:
         return ""

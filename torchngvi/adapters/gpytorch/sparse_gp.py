@@ -58,20 +58,12 @@ class SparseGP(TractableTarget):
             flat q.
         InputError: batches that are no pairs of tensors, or fit neither the model nor one another.
 
-    >>> import gpytorch
     >>> from torchngvi import VN
     >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
+    >>> from torchngvi.adapters.gpytorch.conditioning import example
     >>> from torchngvi.stepsizes import Constant
-    >>> class Model(gpytorch.models.ApproximateGP):
-    ...     def __init__(self, Z):
-    ...         q = NaturalGradientVariationalDistribution(len(Z))
-    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
-    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
-    ...     def forward(self, x):
-    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-    >>> x = torch.linspace(-2, 2, 50).double()[:, None]
-    >>> model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.GaussianLikelihood().double()
-    >>> target = SparseGP(model, likelihood, [(x, torch.sin(3 * x[:, 0]))])
+    >>> model, likelihood, x, y = example(NaturalGradientVariationalDistribution)
+    >>> target = SparseGP(model, likelihood, [(x, y)])
     >>> opt = VN(target.posterior, lr=1.0, step_size=Constant())
     >>> _ = opt.step(target)  # exact for a Gaussian likelihood
     >>> bool(opt.evaluate(target).norm2 < 1e-12)

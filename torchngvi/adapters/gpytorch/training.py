@@ -192,7 +192,7 @@ def train_svgp(
         trained = replace(_untrained("because no round was run."), unit="rounds")
         if rounds > 0 and learns:
             engine = Rounds(model, likelihood, x, y, rounds)
-            forget_rows(latents.strategy)
+            forget_rows(model)
             check_start(model, likelihood, x, y)
             trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, returned, progress, checkpoint)
         elif left_open(latents.strategy):
@@ -312,7 +312,7 @@ def train_svgp_in_batches(
             processes.same_draws()
         trained = _untrained("because no epoch was run.")
         if epochs > 0:
-            forget_rows(target.strategy)
+            forget_rows(model)
             engine = Epochs(model, likelihood, batches, num_data, hyper_optimizer, epochs, processes)
             trained = _trained(engine, joined(Gradients(epochs), stop), callbacks, returned, progress, checkpoint)
         forget(model)
