@@ -31,7 +31,7 @@ from pyro.infer.autoguide import AutoNormal
 
 from torchngvi import PrecisionCholeskyGaussian, fit
 from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide
-from torchngvi.adapters.pyro.local_sites import Visits
+from torchngvi.adapters.pyro.local_guide import Visits
 from torchngvi.models import MixedLogJoint, MixedPrior, Wishart
 from torchngvi.structures.storage import Part
 
@@ -100,21 +100,21 @@ class Watch:
     def seconds(self):
         return time.process_time() - self.clock - self.away
 
-    def look(self, sites, what):
+    def look(self, sites, q, what):
         start = time.process_time()
-        top = sites.top()
-        here, _ = sites.of(torch.arange(len(sites.visited)), top.mean)
-        loss = exact(self.whole, here.mean + top.mean @ here.slope, here.precision, here.slope, top.mean, top.root)
+        mean = q.mean.detach()
+        here = sites.of(torch.arange(len(sites.visited)), mean)
+        root = q.precision_tril.detach()
+        loss = exact(self.whole, here.mean + mean @ here.slope, here.precision, here.slope, mean, root)
         print(f"    {self.seconds() - time.process_time() + start:.1f} s: {loss:.1f} {what}", flush=True)
         self.away += time.process_time() - start
 
-    def visit(self, visits, *args, **kwargs):
+    def visit(self, visits, q, *args):
         """In the place of a visit of a batch."""
-        seen = VISIT(visits, *args, **kwargs)
+        VISIT(visits, q, *args)
         self.visits += 1
         if self.visits % self.every == 0:
-            self.look(visits.sites, f"after {self.visits} batches")
-        return seen
+            self.look(visits.sites, q, f"after {self.visits} batches")
 
 
 def run_ours(options):
@@ -127,13 +127,14 @@ def run_ours(options):
         ended.append(watch.seconds())
         print(f"    {ended[-1]:.1f} s: norm {record.norm:.2g}, {record.loss:.1f} on the draws of the run", flush=True)
         if watch.whole is not None:
-            watch.look(guide.memo, "after a pass")
+            watch.look(guide.memo, guide.posterior, "after a pass")
 
     with patch.object(Visits, "visit", lambda *a, **k: watch.visit(*a, **k)) if options.times else nullcontext():
         result = fit_guide(model, guide, *args, options={"progress": False, "callbacks": [see]})
     seconds, more = watch.seconds(), memory() - before
-    memo, top = guide.memo, guide._top()
-    loss = exact(whole_of(options.members), memo.centre, memo.precision, memo.slope, top.mean, top.root)
+    memo, q = guide.memo, guide.posterior
+    mean, root = q.mean.detach(), q.precision_tril.detach()
+    loss = exact(whole_of(options.members), memo.centre, memo.precision, memo.slope, mean, root)
     took = ", ".join(f"{each:.0f}" for each in ended)
     print(f"ours        {loss:.3f}: {seconds:.1f} s (passes ended at {took}), {more:.0f} MB; {result}", flush=True)
 

@@ -14,7 +14,6 @@ import pyro.distributions as dist  # noqa: E402
 from pyro.infer import Predictive, Trace_ELBO  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide, log_joint  # noqa: E402
-from torchngvi.adapters.pyro.local_sites import MemoisedBound, drawn, fresh_elbo, moved  # noqa: E402
 from torchngvi.structures.storage import Part  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("pyro_in_float64")
@@ -67,16 +66,17 @@ def visited(model, args, plate="groups", **settings):
 
 def written_out(guide):
     """Mean and precision of q over (b_1, .., b_n, g)."""
-    memo, layout, top = guide.memo, guide.layout, guide.memo.top()
+    memo, layout, q = guide.memo, guide.layout, guide.posterior
     n, r, P = layout.size, layout.r, layout.P
     precision = torch.zeros(n * r + P, n * r + P)
-    precision[-P:, -P:] = top.root @ top.root.mT
+    precision[-P:, -P:] = q.precision.detach()
     for i in range(n):
         own, cross = slice(i * r, i * r + r), memo.slope[i] @ memo.precision[i]
         precision[own, own] = memo.precision[i]
         precision[-P:, own], precision[own, -P:] = cross, cross.mT
         precision[-P:, -P:] += cross @ memo.slope[i].mT
-    return torch.cat([(memo.centre - top.mean @ memo.slope).flatten(), top.mean]), precision
+    mean = q.mean.detach()
+    return torch.cat([(memo.centre - mean @ memo.slope).flatten(), mean]), precision
 
 
 # ------------------------------------------------------------------------------------ one step
@@ -122,58 +122,17 @@ def test_a_subsample_is_not_scaled_up():
         assert torch.allclose(part[-1], whole[-1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.3])
-def test_a_step_on_all_members_is_that_of_vn_in_the_arrow(rate):
-    """S' = (1 - ρ) S + ρH and m' = m - ρ S'⁻¹ g over all coordinates at once, to rounding."""
-    n = 6
-    model, args = slopes(n, n, most=6, scales=False)
-    guide, visits = visited(model, args)
-    for _ in range(3):  # to where no guard is needed
-        visits.visit(torch.arange(n), 1.0, first=True)
-    mean, precision = written_out(guide)
-    index, state = torch.arange(n), torch.get_rng_state()
-    top = guide.memo.top()
-    here, _ = guide.memo.of(index, top.mean)
-    seen = visits.density.terms(index, *drawn(here, top, visits.noise(n)))
-    P, H, g = 2, torch.zeros_like(precision), torch.zeros_like(mean)
-    H[-P:, -P:], g[-P:] = seen.H[:, 2:, 2:].sum(0), seen.g[:, 2:].sum(0)
-    for i in range(n):
-        own = slice(2 * i, 2 * i + 2)
-        H[own, own], H[-P:, own], H[own, -P:] = seen.H[i, :2, :2], seen.H[i, 2:, :2], seen.H[i, :2, 2:]
-        g[own] = seen.g[i, :2]
-    new = (1 - rate) * precision + rate * H
-    expected = mean - rate * torch.linalg.solve(new, g)
-    torch.set_rng_state(state)
-    seen_again = visits.visit(index, rate)
-    assert bool(seen_again.taken.all())
-    assert seen_again.norm < 0.7  # beyond which the step would be shorter
-    mean, precision = written_out(guide)
-    assert float((precision - new).abs().max() / new.abs().max()) < 1e-10
-    assert float((mean - expected).abs().max()) < 1e-10
-
-
-def test_sums_by_differences_are_the_sums():
-    model, args = slopes(20, 5, most=6, scales=False)
-    guide, visits = visited(model, args)
-    for first in (0, 5, 10, 15, 5, 0):
-        visits.visit(torch.arange(first, first + 5), 0.7, first=True)
-    total = guide.memo.total.clone()
-    guide.memo.sum_up()
-    assert torch.allclose(total, guide.memo.total, rtol=1e-10)
-
-
 # ------------------------------------------------------------------------------------ fixed points
 
 
 @pytest.mark.parametrize("order", ["in turn", "backwards", "at random"])
-def test_visits_end_at_the_exact_posterior_of_a_gaussian_hierarchy(order):
+def test_first_visits_end_at_the_exact_posterior_of_a_gaussian_hierarchy(order):
     n, size = 12, 4
     model, y, mean, precision = gaussian(n, size)
     guide, visits = visited(model, (y,))
     orders = {"in turn": torch.arange(n), "backwards": torch.arange(n).flip(0), "at random": torch.randperm(n)}
-    for turn in range(3):
-        for index in orders[order].split(size):
-            visits.visit(index, 1.0, first=turn == 0)
+    visits.batches = [(index, torch.ones(size, dtype=torch.bool)) for index in orders[order].split(size)]
+    visits.first(guide.posterior)
     found, root = written_out(guide)
     assert torch.allclose(root, precision, atol=1e-9)
     assert torch.allclose(found, mean, atol=1e-9)
@@ -242,14 +201,18 @@ def test_a_member_that_fills_up_a_batch_does_not_count_even_where_its_density_is
             pyro.factor("no", torch.where(index == 0, -torch.inf, 0.0 * b))
 
     guide, visits = visited(model, ())
-    top, whole = guide.memo.top(), torch.tensor([True, True])
+    frame, whole = guide.posterior.frame(), torch.tensor([True, True])
+
+    def fresh_elbo(batches):
+        visits.batches = batches
+        torch.manual_seed(1)
+        return visits.fresh_elbo(frame)
+
     batches = [(torch.tensor([1, 2]), whole), (torch.tensor([0, 1]), ~whole)]
-    torch.manual_seed(1)
-    alone = fresh_elbo(visits, top, batches[:1])
-    torch.manual_seed(1)
+    alone = fresh_elbo(batches[:1])
     assert math.isfinite(alone.elbo)
-    assert fresh_elbo(visits, top, batches) == alone
-    assert fresh_elbo(visits, top, [batches[0], (batches[1][0], whole)]).elbo == -math.inf
+    assert fresh_elbo(batches) == alone
+    assert fresh_elbo([batches[0], (batches[1][0], whole)]).elbo == -math.inf
 
 
 def test_the_reported_elbo_is_unbiased():
@@ -275,14 +238,15 @@ def test_the_reported_elbo_is_unbiased():
 
     guide = AutoLocalGaussian(model, "groups")
     result = fit_guide(model, guide, y, options={"progress": False})
-    memo, top, scale = guide.memo, guide.memo.top(), torch.tensor([1.0, 2.0])  # the logarithm of the precision is 2ω
+    memo, scale = guide.memo, torch.tensor([1.0, 2.0])  # the logarithm of the precision is 2ω
+    centre, root = guide.posterior.mean.detach(), guide.posterior.precision_tril.detach()
     leaf = memo.precision.sqrt()
     parts = [
         Part(leaf, scale[:, None] * memo.slope @ leaf),
-        Part((scale[:, None] * top.root)[None], (scale[:, None] * top.root)[None, :0, :]),
+        Part((scale[:, None] * root)[None], (scale[:, None] * root)[None, :0, :]),
     ]
     q = ngvi.PrecisionCholeskyGaussian(whole.dim, structure=whole.structure, dtype=torch.float64)
-    at = torch.cat([(memo.centre - top.mean @ memo.slope).flatten(), top.mean / scale])
+    at = torch.cat([(memo.centre - centre @ memo.slope).flatten(), centre / scale])
     q.restore(q._coordinates_with(at, whole.structure.matrix(parts)))
     exact = -whole.negative_elbo(q).item()
     found = guide.elbo(y)
@@ -293,24 +257,14 @@ def test_the_reported_elbo_is_unbiased():
 
 
 @pytest.mark.slow
-def test_guarded_visits_of_counts_with_slopes_live_where_a_bare_step_dies():
-    """From S = I; bare is ρ = ½ on sites as they come, after which Λ is not positive definite."""
-    n, size = 30, 10
-    model, args = slopes(n, size)
+def test_first_visits_to_counts_with_slopes_live_from_a_wide_start():
+    """From S = I, where a step of ρ = ½ by the terms as they come leaves the cone."""
+    model, args = slopes(30, 10)
     guide, visits = visited(model, args, init_scale=1.0)
-    for index in torch.arange(n).split(size):
-        assert bool(visits.visit(index, 1.0, first=True).taken.all())
-    top = guide.memo.top()
-    truth = torch.tensor([1.0, 0.3, 0.0, math.log(0.5)])
-    assert ((top.mean - truth).abs() < 4 * top.covariance.diagonal().sqrt()).all()
-
-    bare, visits = visited(model, args, init_scale=1.0)
-    index, top = torch.arange(size), bare.memo.top()
-    here, message = bare.memo.of(index, top.mean)
-    seen = visits.seen(index, here, top, visits.noise(size))
-    there, told, _ = moved(here, message, seen.members, top, torch.full((size,), 0.5))
-    bare.memo.keep(index, top.mean, there, told)
-    assert not bool(bare.memo.top().root.isfinite().all())
+    visits.first(guide.posterior)
+    assert bool(guide.memo.visited.all())
+    truth, q = torch.tensor([1.0, 0.3, 0.0, math.log(0.5)]), guide.posterior
+    assert ((q.mean - truth).abs() < 4 * q.stddev).all()
 
 
 # ------------------------------------------------------------------------------------ as a guide
@@ -474,4 +428,4 @@ def test_refusals_of_the_guide_and_its_fit():
         visited(only_data, (y,))
     guide = AutoLocalGaussian(model, "groups")
     with pytest.raises(InputError, match="a bound with memoised locals has no log joint of the globals alone"):
-        MemoisedBound(guide.visits(model, (y,), {}), 1.0).log_joint(torch.zeros(1))
+        guide.visits(model, (y,), {}).log_joint(torch.zeros(1))

@@ -15,7 +15,7 @@ from torchngvi.fitting import Evaluations, NormBelow
 from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.interfaces import Coordinates
 from torchngvi.models import MixedLogJoint
-from torchngvi.models.mixed_batches import MixedInBatches
+from torchngvi.models.mixed_batches import MixedInBatches, moved
 from torchngvi.structures import arrow
 
 GROUPS = 24
@@ -96,7 +96,7 @@ class TestTheBound:
         V = frame.dense() @ frame.dense().mT
         here = reduced.locals._replace(rho=torch.full((GROUPS,), 0.5, dtype=DTYPE))
         seen = reduced._see(here, reduced._rows(reduced.order[0], 0), frame.mean, V)
-        there = reduced._moved(here, seen)
+        there = moved(here, seen)
         natural = NaturalGaussian.from_posterior(q)
         H = natural._raw(model.expected_energy(natural.frame())[1])[1]
         expected = model.structure.parts(torch.lerp(natural.coordinates.matrix, H, 0.5))[0]

@@ -19,7 +19,7 @@ from torchngvi.fitting.stopping import Criterion, Standing
 from torchngvi.interfaces import Coordinates, Posterior, Target
 from torchngvi.methods import VN
 from torchngvi.models.mixed import MixedLogJoint
-from torchngvi.models.mixed_batches import MixedInBatches
+from torchngvi.models.mixed_batches import BoundOfMembers, MixedInBatches
 from torchngvi.optim import Status
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -33,12 +33,63 @@ def passes_of(request: Request) -> tuple["PassesOverGroups", Criterion]:
     return PassesOverGroups(request.q, request.target, request.batch_groups, criteria), criteria
 
 
-@final
-class PassesOverGroups(Steps):
-    """Passes over batches of groups until the natural-gradient norm over all coordinates is small."""
+class PassesOverMembers(Steps):
+    """Passes over the members of a bound until the natural-gradient norm over all coordinates is small."""
 
     unit = "pass"
+
+    def __init__(self, q: PrecisionCholeskyGaussian, bound: BoundOfMembers, stop: Criterion) -> None:
+        super().__init__(q, bound, VN(q), stop)
+        self.bound, self.entered = bound, bound.state()  # with which the pass began that led to where q(g) is
+
+    def advance(self) -> Standing:
+        """A pass, after a step of q(g) but for the first time."""
+        if self._members is None:
+            self.entered = self.bound.state()
+        return super().advance()
+
+    def _take_step(self) -> None:
+        """A step, and the pass that decides whether it is kept; the members go back with q(g)."""
+        before = self.bound.state()
+        super()._take_step()
+        assert self.optimizer.last is not None
+        if bool(self.optimizer.last.accepted):
+            self.entered = before
+        else:
+            self.bound.load_state(before)
+
+    def _norm(self, status: Status) -> tuple[Tensor, Tensor]:
+        """Over all coordinates: with what the members have left."""
+        norm, alive = super()._norm(status)
+        return (norm.square() + self.bound.left**2).sqrt(), alive
+
+    def here(self) -> Any:
+        """Both parts of q."""
+        return self.q.snapshot(), self.bound.state()
+
+    @torch.no_grad()
+    def go_back(self, coordinates: Any) -> None:
+        """Put both parts of q where `here` was called."""
+        self.q.restore(coordinates[0])
+        self.bound.load_state(coordinates[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state before the last pass, which a resumed run makes again."""
+        return {**super().state_dict(), "groups": self.entered}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        super().load_state_dict(state)
+        self.entered = copied(state["groups"])
+        self.bound.load_state(self.entered)
+
+
+@final
+class PassesOverGroups(PassesOverMembers):
+    """Passes over batches of groups of a mixed model."""
+
     apart = ("groups",)  # those of each process
+    bound: MixedInBatches
 
     def __init__(self, q: Posterior, model: Target, batch_groups: int | None, stop: Criterion) -> None:
         processes = model.processes or Processes.alone()
@@ -53,66 +104,31 @@ class PassesOverGroups(Steps):
                     f"makes; got a {type(q).__name__} over {q.structure}."
                 )
             model.check(q)
-            self.whole, self.model, self.reduced = q, model, MixedInBatches(model, groups, stop.tolerance)
-            top = self.reduced.begin_at(q.mean.detach(), q.whitener())
+            self.whole, bound = q, MixedInBatches(model, groups, stop.tolerance)
+            top = bound.begin_at(q.mean.detach(), q.whitener())
         self.spread = {} if model.processes is None else {"groups of each process": str(processes.gather(model.rows.n))}
-        shared = PrecisionCholeskyGaussian(self.reduced.dim, dtype=q.dtype, device=q.device)
-        shared.restore(Coordinates(self.reduced.mean.clone(), top.clone()))
-        super().__init__(shared, self.reduced, VN(shared), stop)
-        self.entered = self.reduced.state()  # with which the pass began that led to where q(g) is
+        shared = PrecisionCholeskyGaussian(bound.dim, dtype=q.dtype, device=q.device)
+        shared.restore(Coordinates(bound.mean.clone(), top.clone()))
+        super().__init__(shared, bound, stop)
 
     def advance(self) -> Standing:
-        """A pass, after a step of q(g) but for the first time."""
+        """A pass, of which the q of the user has the result."""
         standing = super().advance()
         self._write()
         return standing
-
-    def _take_step(self) -> None:
-        """A step, and the pass that decides whether it is kept; the groups go back with q(g)."""
-        before = self.reduced.state()
-        super()._take_step()
-        assert self.optimizer.last is not None
-        if bool(self.optimizer.last.accepted):
-            self.entered = before
-        else:
-            self.reduced.load_state(before)
-
-    def _norm(self, status: Status) -> tuple[Tensor, Tensor]:
-        """Over all coordinates: with what the groups have left."""
-        norm, alive = super()._norm(status)
-        return (norm.square() + self.reduced.left**2).sqrt(), alive
 
     @torch.no_grad()
     def _write(self) -> None:
         """Put the q of the user where q(g) and the groups are."""
         shared = self.q.snapshot()
-        mean, root = self.reduced.whole(shared.vector, shared.matrix)
+        mean, root = self.bound.whole(shared.vector, shared.matrix)
         self.whole.restore(self.whole._coordinates_with(mean, root))
-
-    # -------------------------------------------------------------------------------- checkpoints
 
     def settings(self) -> dict[str, str]:
         """The problem, with the number of groups in a batch."""
-        return {**super().settings(), "batch_groups": str(self.reduced.groups), **self.spread}
+        return {**super().settings(), "batch_groups": str(self.bound.groups), **self.spread}
 
-    def here(self) -> Any:
-        """Both parts of q."""
-        return self.q.snapshot(), self.reduced.state()
-
-    @torch.no_grad()
     def go_back(self, coordinates: Any) -> None:
-        """Put both parts of q where `here` was called."""
-        shared, groups = coordinates
-        self.q.restore(shared)
-        self.reduced.load_state(groups)
+        """Put all parts of q where `here` was called."""
+        super().go_back(coordinates)
         self._write()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state before the last pass, which a resumed run makes again."""
-        return {**super().state_dict(), "groups": self.entered}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `state_dict` gave."""
-        super().load_state_dict(state)
-        self.entered = copied(state["groups"])
-        self.reduced.load_state(self.entered)

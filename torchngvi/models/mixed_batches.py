@@ -13,8 +13,9 @@ Sums over groups are made batch by batch, so that the work of a pass needs memor
 m_i, S_i and K_i, which are kept.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
@@ -29,64 +30,186 @@ from torchngvi.numerics.versions import tracked
 from torchngvi.structures.pattern import Structured
 from torchngvi.structures.storage import Part
 
-_MOST = 100  # steps of the groups of a batch in one pass
-_SHORTER, _LONGER = 0.35, 2.0  # factors of a group's step size after a failure and after a success
-_LEAST = 0.05  # step size with which a group begins a pass
-_SHARE = 0.1  # of the norm of the globals that the groups may leave
+_SHORTER, _LONGER = 0.35, 2.0  # factors of a member's step size after a failure and after a success
+_LEAST = 0.05  # step size with which a member begins a pass
+_SHARE = 0.1  # of the norm of the globals that the members may leave
 _CLOSE = 0.3  # of the tolerance that they may leave in the end
-_ROUNDING = 1e-12  # relative rise of a group's bound that is rounding
+_ROUNDING = 1e-12  # relative rise of a member's bound that is rounding
 
 
 class Locals(NamedTuple):
-    """b_i | g ~ N(m_i - K_iᵀ(g - m_g), S_i⁻¹) of some groups, with the length of the next step."""
+    """b_i | g ~ N(m_i - K_iᵀ(g - m_g), S_i⁻¹) of some members, with the length of the next step."""
 
     mean: Tensor  # m_i, (n, r)
     precision: Tensor  # S_i, (n, r, r)
     slope: Tensor  # K_i, (n, P, r)
     rho: Tensor  # (n,)
 
+    @property
+    def root(self) -> Tensor:
+        """The Cholesky factors T_i of S_i; NaN where that is not positive definite."""
+        root, ok = small_blocks.cholesky(self.precision)
+        return torch.where(ok[:, None, None], root, torch.nan)
+
+    def cliques(self, root: Tensor, V: Tensor) -> Tensor:
+        """The covariances of (b_i, g), (n, r + P, r + P), of g with the covariance V."""
+        inverse, gb = small_blocks.inverse(root), -V @ self.slope
+        bb = inverse.mT @ inverse - self.slope.mT @ gb
+        return torch.cat([torch.cat([bb, gb.mT], -1), torch.cat([gb, V.expand(len(gb), -1, -1)], -1)], -2)
+
 
 class Seen(NamedTuple):
-    """The terms of some groups at their marginals, with the entropy of b_i given g."""
+    """The terms of some members at their marginals, with the entropy of b_i given g."""
 
     value: Tensor  # E_q[-log p(y_i, b_i | g)] + log|T_i| - (r/2)(1 + log 2π), (n,)
     g: Tensor  # (n, r + P)
     H: Tensor  # (n, r + P, r + P)
     root: Tensor  # T_i, (n, r, r)
 
-    def norm2(self, slope: Tensor, root_g: Tensor) -> Tensor:
-        """The part of the squared natural norm of ∇L that is of the groups, (n,)."""
+    @classmethod
+    def of(cls, value: Tensor, g: Tensor, H: Tensor, root: Tensor) -> Self:
+        """Add the entropies, less (r/2) log 2π, to the terms."""
+        entropy = root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * root.shape[-1]
+        return cls(value + entropy, g, H, root)
+
+    def norm2(self, slope: Tensor, dense: Tensor) -> Tensor:
+        """The part of the squared natural norm of ∇L that is of the members, (n,), for the root C of q(g)."""
         r = self.root.shape[-1]
         a = small_blocks.solve(self.root, self.g[:, :r, None])
         W = small_blocks.solve(self.root, small_blocks.solve(self.root, self.H[:, :r, :r]).mT)
         border = self.H[:, r:, :r] - slope @ self.H[:, :r, :r]
-        border = torch.linalg.solve_triangular(root_g, small_blocks.solve(self.root, border.mT).mT, upper=False)
+        border = dense.mT @ small_blocks.solve(self.root, border.mT).mT
         eye = torch.eye(r, dtype=W.dtype, device=W.device)
         return a.square().sum((1, 2)) + 0.5 * (W - eye).square().sum((1, 2)) + border.square().sum((1, 2))
 
     def onto_globals(self, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ (g_g - K g_i) and Σ (H_gg - K H_ig - H_gi Kᵀ + K H_ii Kᵀ)."""
+        """g_g - K g_i, (n, P), and H_gg - K H_ig - H_gi Kᵀ + K H_ii Kᵀ, (n, P, P)."""
         eye = torch.eye(slope.shape[1], dtype=slope.dtype, device=slope.device)
         turn = torch.cat([-slope, eye.expand(len(slope), -1, -1)], -1)  # (n, P, r + P)
-        return (turn @ self.g[..., None])[..., 0].sum(0), (turn @ self.H @ turn.mT).sum(0)
+        return (turn @ self.g[..., None])[..., 0], turn @ self.H @ turn.mT
 
 
-@final
-class MixedInBatches(TractableTarget):
-    """L* of a mixed model as a target for q(g), a Gaussian over the P global parameters.
+def moved(here: Locals, seen: Seen) -> Locals:
+    """A step of VN in (m_i, S_i, S_i K_iᵀ)."""
+    r, rho = here.mean.shape[1], here.rho[:, None, None]
+    precision = torch.lerp(here.precision, seen.H[:, :r, :r], rho)
+    across = torch.lerp(here.slope @ here.precision, seen.H[:, r:, :r], rho)
+    root, _ = small_blocks.cholesky(precision)
+
+    def solved(x: Tensor) -> Tensor:
+        return small_blocks.tsolve(root, small_blocks.solve(root, x))
+
+    mean = here.mean - here.rho[:, None] * solved(seen.g[:, :r, None])[..., 0]
+    return Locals(mean, precision, solved(across.mT).mT, here.rho)
+
+
+def settled(
+    here: Locals,
+    see: Callable[[Locals], Seen],
+    dense: Tensor,  # the root C of q(g)
+    share: float,  # of the squared natural norm, that a member may leave
+    goes_on: Callable[[Tensor], bool],  # for the squared norms that are left, (n,)
+    most: int,  # steps
+    near: float = 0.0,  # the squared norm up to which a step is judged by it, and not by the bound
+) -> tuple[Locals, Seen, Tensor]:
+    """VN for each member alone, q(g) as it is: where they end, what is seen there, and the squared norms that are left.
+
+    A member's steps are judged by its own bound: the next is shorter after a failure, and longer after a success.
+    """
+    here = here._replace(rho=here.rho.clamp_min(_LEAST))
+    seen = see(here)
+    norm2 = seen.norm2(here.slope, dense)
+    for _ in range(most):
+        if not goes_on(norm2):
+            break
+        there = moved(here, seen)
+        new = see(there)
+        new_norm2 = new.norm2(there.slope, dense)
+        rise = _ROUNDING * seen.value.abs().clamp_min(1.0)
+        lower = (new.value <= seen.value + rise) | (seen.value.isnan() & new.value.isfinite())  # NaN is not
+        better = torch.where(norm2 <= near, new_norm2 < norm2, lower)
+        wait = norm2 <= share  # at its share already
+        keep = better & ~wait
+        rho = torch.where(better, (_LONGER * here.rho).clamp_max(1.0), _SHORTER * here.rho)
+        rho = torch.where(wait, here.rho, rho)
+        here = Locals(*(_where(keep, x, y) for x, y in zip(there, here, strict=True)))._replace(rho=rho)
+        seen = Seen(*(_where(keep, x, y) for x, y in zip(new, seen, strict=True)))
+        norm2 = torch.where(keep, new_norm2, norm2)
+    return here, seen, norm2
+
+
+def _where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """torch.where for a mask over members, (n,)."""
+    return torch.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
+
+
+def natural_norm(frame: Frame, g: Tensor, H: Tensor) -> float:
+    """The natural norm of q(g) for a slope (P,) and a curvature (P, P)."""
+    dense = frame.dense()
+    a, W = dense.mT @ g, dense.mT @ H @ dense
+    eye = torch.eye(len(W), dtype=W.dtype, device=W.device)
+    return float((a.square().sum() + 0.5 * (W - eye).square().sum()).sqrt())
+
+
+class BoundOfMembers(TractableTarget):
+    """L* as a target for q(g), a Gaussian over the P global parameters: abstract.
 
     Attributes:
-        locals: of all groups, at their best for the q(g) that was seen last.
-        mean: m_g there.
-        left: the natural norm that the groups have left there.
+        left: the natural norm that the members have left for the q(g) that was seen last.
         gradient: that of the globals there.
     """
 
     temperature = 1.0
+    left, gradient = 0.0, 1.0
+    tolerance: float
+    dim: int
+    like: Tensor
+    kind: str  # in words
+
+    def check(self, q: Posterior) -> None:
+        """Check that q is over the global parameters."""
+        checks.posterior(q, self.dim, torch.Size(), self.like)
+
+    def log_joint(self, theta: Tensor) -> Tensor:
+        """There is none of the globals alone."""
+        raise InputError(f"a bound {self.kind} has no log joint of the globals alone.")
+
+    @torch.no_grad()
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
+        """Solve all members for this q(g), batch by batch, and sum: L* + entropy(q(g)) and its derivative."""
+        allowed = max(_SHARE * min(self.gradient, 10.0), _CLOSE * self.tolerance)
+        value, g, H, left = self.summed(frame, allowed)
+        self.left, self.gradient = float(left.sqrt()), natural_norm(frame, g, H)
+        return value, Raw(g, H)
+
+    @abstractmethod
+    def summed(self, frame: Frame, allowed: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """L* + entropy, its slope and curvature, and the squared norm that the members leave, up to ``allowed``²."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Copy what a pass begins from."""
+
+    @abstractmethod
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go back to a state."""
+
+
+@final
+class MixedInBatches(BoundOfMembers):
+    """L* of a mixed model.
+
+    Attributes:
+        locals: of all groups, at their best for the q(g) that was seen last.
+        mean: m_g there.
+    """
+
+    kind = "in batches of groups"
+    most = 100  # steps of the groups of a batch in one pass
 
     def __init__(self, model: MixedLogJoint, groups: int, tolerance: float) -> None:
         self.model, self.groups, self.tolerance, rows = model, groups, tolerance, model.rows
-        self.processes = model.processes
+        self.processes, self.like = model.processes, rows.X
         self.dim = model.dim - rows.n * rows.r
         order = torch.argsort(rows.groups, stable=True)
         ends = torch.bincount(rows.groups).cumsum(0).tolist()
@@ -100,11 +223,7 @@ class MixedInBatches(TractableTarget):
             like.new_zeros(rows.n, self.dim, rows.r),
             like.new_ones(rows.n),
         )
-        self.mean, self.left, self.gradient = like.new_zeros(self.dim), 0.0, 1.0
-
-    def check(self, q: Posterior) -> None:
-        """Check that q is over the global parameters."""
-        checks.posterior(q, self.dim, torch.Size(), self.model.rows.X)
+        self.mean = like.new_zeros(self.dim)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors of the model."""
@@ -118,18 +237,12 @@ class MixedInBatches(TractableTarget):
         """Return the tensors of the model that tell it from another."""
         return self.model.known_data()
 
-    def log_joint(self, theta: Tensor) -> Tensor:
-        """There is none of the globals alone."""
-        raise InputError("a bound in batches of groups has no log joint of the globals alone.")
-
     # ---------------------------------------------------------------------------- a pass
 
-    @torch.no_grad()
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
-        """Solve all groups for this q(g), batch by batch, and sum: L* + entropy(q(g)) and its derivative."""
+    def summed(self, frame: Frame, allowed: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Solve all groups, those of all processes."""
         dense = frame.dense()
-        V, root_g = dense @ dense.mT, torch.linalg.inv(dense).mT
-        allowed = max(_SHARE * min(self.gradient, 10.0), _CLOSE * self.tolerance)
+        V = dense @ dense.mT
 
         def here() -> list[Tensor]:
             value, g, H = self._shared(frame.mean, V)
@@ -137,19 +250,15 @@ class MixedInBatches(TractableTarget):
                 value, g, H = (torch.zeros_like(x) for x in (value, g, H))
             left = value.new_zeros(())
             for part, rows in zip(self.parts, self.order, strict=True):
-                seen, slope, norm2 = self._solve(part, rows, frame.mean, V, root_g, allowed)
+                seen, slope, norm2 = self._solve(part, rows, frame.mean, V, dense, allowed)
                 more_g, more_H = seen.onto_globals(slope)
-                value, g, H, left = value + seen.value.sum(), g + more_g, H + more_H, left + norm2.sum()
+                value, left = value + seen.value.sum(), left + norm2.sum()
+                g, H = g + more_g.sum(0), H + more_H.sum(0)
             return [value, g, H, left]
 
-        summed = here() if self.processes is None else self.processes.summed(here, (frame.mean, frame.root))
-        value, g, H, left = summed
+        value, g, H, left = here() if self.processes is None else self.processes.summed(here, (frame.mean, frame.root))
         self.mean = frame.mean.clone()
-        a, W = dense.mT @ g, dense.mT @ H @ dense
-        eye = torch.eye(self.dim, dtype=W.dtype, device=W.device)
-        self.left = float(left.sqrt())
-        self.gradient = float((a.square().sum() + 0.5 * (W - eye).square().sum()).sqrt())
-        return value, Raw(g, H)
+        return value, g, H, left
 
     def _solve(
         self,
@@ -157,49 +266,25 @@ class MixedInBatches(TractableTarget):
         rows: Tensor,
         mean: Tensor,
         V: Tensor,
-        root_g: Tensor,
+        dense: Tensor,
         allowed: float,  # natural norm of all groups
     ) -> tuple[Seen, Tensor, Tensor]:
         """VN for the groups of a batch: what is seen at the end, their slopes, and the squared norms that are left."""
         first, last = part
         here = Locals(*(x[first:last] for x in self.locals))
+        here = here._replace(mean=here.mean - (mean - self.mean) @ here.slope)
         of_rows = self._rows(rows, first)
-        here = here._replace(mean=here.mean - (mean - self.mean) @ here.slope, rho=here.rho.clamp_min(_LEAST))
-        seen = self._see(here, of_rows, mean, V)
         enough = allowed**2 * (last - first) / self.model.rows.all_groups
         share = enough / (last - first)  # of each group
-        for _ in range(_MOST):
-            norm2 = seen.norm2(here.slope, root_g)
+
+        def goes_on(norm2: Tensor) -> bool:  # not where it is NaN, of a q(g) that no step can help
             # of several processes each group for itself, so that it does not depend on which others are there
-            most = norm2.sum() > enough if self.processes is None else (norm2 > share).any()
-            if not bool(most):  # or NaN, of a q(g) that no step can help
-                break
-            there = self._moved(here, seen)
-            new = self._see(there, of_rows, mean, V)
-            rise = _ROUNDING * seen.value.abs().clamp_min(1.0)
-            better = new.value <= seen.value + rise  # NaN is not
-            wait = norm2 <= share  # at its share already
-            keep = better & ~wait
-            rho = torch.where(better, (_LONGER * here.rho).clamp_max(1.0), _SHORTER * here.rho)
-            rho = torch.where(wait, here.rho, rho)
-            here = Locals(*(where(keep, x, y) for x, y in zip(there, here, strict=True)))._replace(rho=rho)
-            seen = Seen(*(where(keep, x, y) for x, y in zip(new, seen, strict=True)))
+            return bool(norm2.sum() > enough if self.processes is None else (norm2 > share).any())
+
+        here, seen, norm2 = settled(here, lambda at: self._see(at, of_rows, mean, V), dense, share, goes_on, self.most)
         for whole, x in zip(self.locals, here, strict=True):
             whole[first:last] = x
-        return seen, here.slope, seen.norm2(here.slope, root_g)
-
-    def _moved(self, here: Locals, seen: Seen) -> Locals:
-        """A step of VN in (m_i, S_i, S_i K_iᵀ)."""
-        r, rho = here.mean.shape[1], here.rho[:, None, None]
-        precision = torch.lerp(here.precision, seen.H[:, :r, :r], rho)
-        across = torch.lerp(here.slope @ here.precision, seen.H[:, r:, :r], rho)
-        root, _ = small_blocks.cholesky(precision)
-
-        def solved(x: Tensor) -> Tensor:
-            return small_blocks.tsolve(root, small_blocks.solve(root, x))
-
-        mean = here.mean - here.rho[:, None] * solved(seen.g[:, :r, None])[..., 0]
-        return Locals(mean, precision, solved(across.mT).mT, here.rho)
+        return seen, here.slope, norm2
 
     # ---------------------------------------------------------------------------- expectations
 
@@ -211,18 +296,11 @@ class MixedInBatches(TractableTarget):
 
     def _see(self, here: Locals, rows: tuple[Tensor, ...], mean: Tensor, V: Tensor) -> Seen:
         """The terms of the groups of a batch; NaN where S_i is not positive definite."""
-        n, r = here.mean.shape
-        root, ok = small_blocks.cholesky(here.precision)
-        root = torch.where(ok[:, None, None], root, torch.nan)
-        inverse = small_blocks.inverse(root)
-        gb = -V @ here.slope
-        bb = inverse.mT @ inverse - here.slope.mT @ gb
-        m = torch.cat([here.mean, mean.expand(n, -1)], -1)
-        clique = torch.cat([torch.cat([bb, gb.mT], -1), torch.cat([gb, V.expand(n, -1, -1)], -1)], -2)
+        root, m = here.root, torch.cat([here.mean, mean.expand(len(here.mean), -1)], -1)
+        clique = here.cliques(root, V)
         value, g, H = self._data(rows, m, clique)
         more, more_g, more_H = self._effects(m, clique)
-        entropy = root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * r
-        return Seen(value + more + entropy, g + more_g, H + more_H, root)
+        return Seen.of(value + more, g + more_g, H + more_H, root)
 
     def _data(self, rows: tuple[Tensor, ...], m: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Σ_j E[w f(η_ij)] of each group, and its derivative."""
@@ -305,8 +383,3 @@ def _differentiated(
     value = of(m, V)
     g, G = torch.autograd.grad(value.sum(), [m, V])
     return value.detach(), g, G + G.mT
-
-
-def where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """torch.where for a mask over members, (B,)."""
-    return torch.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, y)

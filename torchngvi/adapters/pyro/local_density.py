@@ -128,11 +128,6 @@ class Terms(NamedTuple):
     g: Tensor  # (B + 1, r + P), the locals before the globals
     H: Tensor  # (B + 1, r + P, r + P)
 
-    @property
-    def members(self) -> "Terms":
-        """Those of the members alone."""
-        return Terms(*(x[:-1] for x in self))
-
 
 class _Weighted(Scored):
     """`Scored` with the weights of the terms, and without the scale by which the plate stands for all its members."""

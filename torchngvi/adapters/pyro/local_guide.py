@@ -5,14 +5,17 @@
 For a model whose terms are log p(g) + Σ_i log p(y_i, b_i | g) a Gaussian with the precision in this arrow loses nothing
 against a full covariance: where q is the best Gaussian, its precision is E_q[∇²ℓ], which has zeros between members.
 
-`fit_guide` goes through the plate once, batch by batch, which leaves every member with a site.  From there each pass is
-an evaluation of the bound as a function of q(g) alone, whose steps are those of `torchngvi.fit`.
+The bound, with each member at its best given q(g), is a function of q(g) alone, as in `torchngvi.models.mixed_batches`,
+here with expectations over draws that a batch keeps from pass to pass.  `fit_guide` goes through the plate once, where
+q(g) takes steps on each batch: what the batches before have said of g, by their slopes g* and curvatures H* where q(g)
+then was, is a Gaussian factor exp(-½ gᵀΛg + hᵀg) beside it.  From there each pass is an evaluation of the whole bound,
+whose steps are those of `torchngvi.fit`.
 """
 
 import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any, Self, final
+from typing import Any, NamedTuple, Self, final
 
 import pyro
 import pyro.distributions as dist
@@ -24,31 +27,253 @@ from torch import Tensor
 
 from torchngvi.adapters.pyro.layout import Call
 from torchngvi.adapters.pyro.local_density import PlateDensity, PlateLayout
-from torchngvi.adapters.pyro.local_sites import FreshElbo, Globals, MemoisedBound, Sites, Visits, batches_of, fresh_elbo
 from torchngvi.arguments import read_callable, read_instance, read_number, read_shares, read_size
 from torchngvi.errors import InputError
-from torchngvi.fitting.checkpoints import copied
+from torchngvi.expectations import Antithetic, Quasi
+from torchngvi.expectations.draws import drawn_seed
+from torchngvi.fitting.groups import PassesOverMembers
 from torchngvi.fitting.loop import Ending, Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult
-from torchngvi.fitting.steps import Steps
 from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Seconds, Stalled, Standing, Stop, joined
-from torchngvi.interfaces import Coordinates
+from torchngvi.interfaces import Frame
 from torchngvi.methods import VN
+from torchngvi.models.mixed_batches import BoundOfMembers, Locals, Seen, natural_norm, settled
 from torchngvi.numerics import small_blocks
-from torchngvi.optim import Status
+from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 
+_NEAR = 0.3  # natural norm up to which a member is near its best, and q(g) that of a batch at the first visits
+_MOST, _ROUNDS = 40, 40  # steps of the members alone, and of q(g) on a batch at the first visits
+_DRAWS = 64  # of a fresh ELBO, in mirrored pairs
 _PASSES = 100  # at most, unless options say otherwise
 _STALL = 10  # rejected steps in a row after which nothing more is to be had
 _KNOWN = ("tolerance", "max_evaluations", "max_seconds", "stop", "callbacks", "progress", "checkpoint")
+
+
+# -------------------------------------------------------------------------------- the bound
+
+
+@final
+class Sites(torch.nn.Module):
+    """What is kept of n members, b_i | g ~ N(c_i - K_iᵀg, S_i⁻¹), as buffers."""
+
+    centre: Tensor  # c, (n, r)
+    precision: Tensor  # S, (n, r, r)
+    slope: Tensor  # K, (n, P, r)
+    rho: Tensor  # (n,), the next step of the locals alone
+    visited: Tensor  # (n,)
+
+    def __init__(self, n: int, start: tuple[Tensor, Tensor], scale: float) -> None:
+        super().__init__()
+        b, g = start
+        eye = torch.eye(len(b), dtype=b.dtype, device=b.device)
+        self.register_buffer("centre", b.repeat(n, 1))
+        self.register_buffer("precision", (scale**-2 * eye).repeat(n, 1, 1))
+        self.register_buffer("slope", g.new_zeros(n, len(g), len(b)))
+        self.register_buffer("rho", g.new_ones(n))
+        self.register_buffer("visited", torch.zeros(n, dtype=torch.bool, device=g.device))
+
+    def of(self, index: Tensor, mean: Tensor) -> Locals:
+        """What is kept of some members (B,), at m_g; those never visited begin at the mean of all that were."""
+        kept, new = [x[index] for x in (self.centre, self.precision, self.slope)], ~self.visited[index]
+        if bool(self.visited.any()) and bool(new.any()):
+            for x, whole in zip(kept, (self.centre, self.precision, self.slope), strict=True):
+                x[new] = whole[self.visited].mean(0)
+        centre, precision, slope = kept
+        return Locals(centre - mean @ slope, precision, slope, self.rho[index])
+
+    def keep(self, index: Tensor, mean: Tensor, here: Locals) -> None:
+        """Take what was found for some members at q(g) of this mean."""
+        self.centre[index], self.precision[index] = here.mean + mean @ here.slope, here.precision
+        self.slope[index], self.rho[index], self.visited[index] = here.slope, here.rho, True
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in ("message", "pull", "shared", "shared_pull", "total", "total_pull"):  # that 0.2.0 kept as well
+            state_dict.pop(prefix + name, None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class FreshElbo(NamedTuple):
+    """An unbiased estimate of an ELBO in nats, with its standard error.
+
+    >>> str(FreshElbo(-1234.5, 0.21))
+    'on 64 fresh draws the ELBO is -1234.5 ± 0.2'
+    """
+
+    elbo: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"on {_DRAWS} fresh draws the ELBO is {self.elbo:.9g} ± {self.error:.1g}"
+
+
+@final
+class Visits(BoundOfMembers):
+    """The bound L* of q(g), by visits to the members of a plate, whose sites they move, in batches."""
+
+    kind = "with memoised locals"
+
+    def __init__(self, sites: Sites, density: PlateDensity, num_particles: int) -> None:
+        self.sites, self.density, self.num_particles = sites, density, num_particles
+        self.dim, self.members, self.r = density.layout.P, density.layout.size, density.layout.r
+        self.like, self.tolerance, self.seed = sites.centre, 0.0, drawn_seed()
+        self.batches: list[tuple[Tensor, Tensor]] = self._in_batches()
+        zero = self.like.new_zeros(self.dim)
+        self.others = self.said = torch.outer(zero, zero), zero  # Λ and h beside the batches, and with their members
+
+    def _in_batches(self) -> list[tuple[Tensor, Tensor]]:
+        """All members in random batches of the size of the subsample; which of each batch were in none before."""
+        n, size, device = self.members, self.density.layout.members, self.like.device
+        order = torch.arange(n) if size == n else torch.randperm(n)
+        places = [torch.arange(first, first + size) for first in range(0, n, size)]
+        return [(order[place % n].to(device), (place < n).to(device)) for place in places]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The members of each batch: what the model reads is not known."""
+        return tuple(index for index, _ in self.batches)
+
+    def known_data(self) -> tuple[Tensor, ...]:
+        """None: the batches are random."""
+        return ()
+
+    def noise(self, members: int) -> tuple[Tensor, Tensor]:
+        """z of the members, (S, B, r), and of the globals, (S, P), in antithetic pairs."""
+        quasi = Quasi(self.num_particles // 2, seed=drawn_seed())
+        half = quasi(self.like.new_zeros(members, self.r)).movedim(0, -1)  # (B, r, S/2)
+        root, _ = small_blocks.cholesky(half @ half.mT / half.shape[-1])
+        half = small_blocks.solve(root, half).movedim(-1, 0)
+        return torch.cat([half, -half]), Antithetic(self.num_particles)(self.like.new_zeros(self.dim))
+
+    def first(self, q: PrecisionCholeskyGaussian) -> None:
+        """Visit the batches in turn."""
+        batches, optimizer = self.batches, VN(q)
+        for batch in batches:
+            self.visit(q, optimizer, batch)
+        self.batches, self.others = batches, (0 * self.others[0], 0 * self.others[1])
+
+    def visit(self, q: PrecisionCholeskyGaussian, optimizer: NaturalGradientVI, batch: tuple[Tensor, Tensor]) -> None:
+        """Take steps of q(g) until it is near the best of a batch and of what those before have said."""
+        self.batches = [batch]
+        for _ in range(_ROUNDS):
+            near = bool(optimizer.evaluate(self).norm2 <= _NEAR**2)
+            optimizer.step(self)
+            if near:
+                break
+        assert optimizer.last is not None
+        if not bool(optimizer.last.accepted):
+            self.expected_energy(q.frame())
+        self.others = self.said
+
+    def summed(self, frame: Frame, allowed: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Solve all members, which keep their sites."""
+        return self._pass(frame, self.seed, allowed)
+
+    @torch.no_grad()
+    def norm_at(self, frame: Frame) -> float:
+        """The natural norm over all coordinates on fresh draws, without a step of anything."""
+        _, g, H, left = self._pass(frame, drawn_seed(), math.inf, keeps=False)
+        return math.hypot(natural_norm(frame, g, H), float(left.sqrt()))
+
+    def _pass(
+        self, frame: Frame, seed: int, allowed: float, keeps: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        mean, P, share = frame.mean, self.dim, 1 / len(self.batches)
+        precision, pull = self.others
+        value = 0.5 * (precision * (frame.dense() @ frame.dense().mT + mean[:, None] * mean)).sum() - pull @ mean
+        g, H, left, shared_g, shared_H = (mean.new_zeros(shape) for shape in ((P,), (P, P), (), (P,), (P, P)))
+        visited = min(self.members, sum(len(index) for index, _ in self.batches))
+        for number, (index, new) in enumerate(self.batches):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed + number)
+                z = self.noise(len(index))
+            here, seen, norm2, shared = self._settled(index, frame, z, allowed**2 / visited)
+            if keeps:
+                self.sites.keep(index, mean, here)
+            each_g, each_H = seen.onto_globals(here.slope)
+            # the terms that all share are seen at the draws of each batch
+            value, left = value + seen.value[new].sum() + share * shared[0], left + norm2[new].sum()
+            g, H = g + each_g[new].sum(0), H + each_H[new].sum(0)
+            shared_g, shared_H = shared_g + share * shared[1], shared_H + share * shared[2]
+        if keeps:
+            self.said = precision + H, pull + H @ mean - g
+        value = value - 0.5 * self.members * self.r * math.log(2 * math.pi)
+        return value, g + shared_g + precision @ mean - pull, H + shared_H + precision, left
+
+    def _settled(
+        self, index: Tensor, frame: Frame, z: tuple[Tensor, Tensor], share: float
+    ) -> tuple[Locals, Seen, Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """The members of a batch at their best for q(g), what is seen there, and the terms that all share."""
+        dense, r = frame.dense(), self.r
+
+        def see(here: Locals) -> Seen:
+            root = here.root
+            value, g, H = self.density.terms(index, *_drawn(here, root, frame, z))
+            shared[:] = value[-1], g[-1, r:], H[-1, r:, r:]  # the same wherever the members are
+            return Seen.of(value[:-1], g[:-1], H[:-1], root)
+
+        def goes_on(norm2: Tensor) -> bool:
+            return bool((~(norm2 <= share)).any())  # NaN too
+
+        shared: list[Tensor] = []
+        at = self.sites.of(index, frame.mean)
+        here, seen, norm2 = settled(at, see, dense, share, goes_on, _MOST, near=_NEAR**2)
+        # the mean of ½ δᵀHδ over the draws in values gives way to its expectation ½ tr(HV)
+        b, g = _drawn(here, here.root, frame, z)
+        off = torch.cat([b - here.mean, (g - frame.mean)[:, None].expand(-1, len(index), -1)], -1)
+        error = here.cliques(here.root, dense @ dense.mT) - torch.einsum("sbi,sbj->bij", off, off) / len(off)
+        seen = seen._replace(value=seen.value + 0.5 * (seen.H * error).sum((1, 2)))
+        value, slope, H = shared
+        return here, seen, norm2, (value + 0.5 * (H * error[0, r:, r:]).sum(), slope, H)
+
+    @torch.no_grad()
+    def fresh_elbo(self, frame: Frame) -> FreshElbo:
+        """Average log p - log q over joint draws of the globals and all members, which are seen a batch at a time."""
+        generator = torch.Generator().manual_seed(drawn_seed())
+
+        def mirrored(*shape: int) -> Tensor:
+            half = torch.randn(_DRAWS // 2, *shape, generator=generator, dtype=self.like.dtype).to(self.like.device)
+            return torch.cat([half, -half])
+
+        z_g = mirrored(self.dim)
+        log_weight = 0.5 * z_g.square().sum(-1) + frame.dense().diagonal().log().sum()  # -log q(g), (S,)
+        for number, (index, new) in enumerate(self.batches):
+            z, here = (mirrored(len(index), self.r), z_g), self.sites.of(index, frame.mean)
+            weights = torch.cat([new.to(z_g), z_g.new_full((1,), float(number == 0))])  # what all share counts once
+            log_q = here.root.diagonal(dim1=-2, dim2=-1).log() - 0.5 * z[0].square()
+            log_weight = log_weight + self.density.log_joint(index, *_drawn(here, here.root, frame, z), weights)
+            log_weight = log_weight - log_q.sum(-1)[:, new].sum(-1)
+        constant = 0.5 * (self.dim + self.members * self.r) * math.log(2 * math.pi)
+        pairs = constant + log_weight.reshape(2, -1).mean(0)
+        return FreshElbo(float(pairs.mean()), float(pairs.std() / len(pairs) ** 0.5))
+
+    def state(self) -> dict[str, Any]:
+        """Copy what a pass begins from."""
+        sites = {name: value.clone() for name, value in self.sites.state_dict().items()}
+        of_pass = {"left": self.left, "gradient": self.gradient, "seed": self.seed, "batches": self.batches}
+        return {"sites": sites, **of_pass}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go back to a state."""
+        self.left, self.gradient, self.seed = state["left"], state["gradient"], state["seed"]
+        self.sites.load_state_dict(state["sites"])
+        self.batches = state["batches"]
+
+
+def _drawn(here: Locals, root: Tensor, frame: Frame, z: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Draws from the marginals of members: b_i, (S, B, r), and g, (S, P)."""
+    off, own = frame.push(z[1]), small_blocks.tsolve(root, z[0].movedim(0, -1)).movedim(-1, 0)
+    return here.mean - torch.einsum("sp,bpr->sbr", off, here.slope) + own, frame.mean + off
+
+
+# -------------------------------------------------------------------------------- the guide
 
 
 class AutoLocalGaussian(AutoGuide):
     """A Gaussian guide with a stored site for each member of a subsampled plate, and a dense one over the globals.
 
     Take it for hierarchical models with local latents in one plate, ``with pyro.plate("patients", n,
-    subsample_size=B)``, of which a run of the model sees B members.  The memory is that of n sites of (r + P)² numbers,
-    with r latents of a member and P globals; a step costs a batch.  `fit_guide` fits it, without a learning rate.
+    subsample_size=B)``, of which a run of the model sees B members.  The memory is that of n sites of r (1 + r + P)
+    numbers, with r latents of a member and P globals.  `fit_guide` fits it, without a learning rate.
 
     Globals and the locals of a member may each be several sites, in any supports; plates of rows within a member, run
     in full, are fine.  The cost grows with (r + P)²; a few tens of globals are many.
@@ -157,21 +382,16 @@ class AutoLocalGaussian(AutoGuide):
         Raises:
             InputError: as `visits`.
         """
-        visits = self.visits(self.model, args, kwargs)
-        return fresh_elbo(visits, self._top(), batches_of(visits))
-
-    def _top(self) -> Globals:
-        q = self.posterior
-        return Globals(q.mean.detach(), q.precision_tril.detach())
+        return self.visits(self.model, args, kwargs).fresh_elbo(self.posterior.frame())
 
     # -------------------------------------------------------------------------------- as a guide of Pyro
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw the globals, and the locals of a subsample of the plate given them; the values of the sites by name."""
         self.setup(*args, **kwargs)
-        top, memo, layout, name = self._top(), self.memo, self.layout, self._pyro_name
+        q, memo, layout, name = self.posterior, self.memo, self.layout, self._pyro_name
         plates, mine = self._create_plates(*args, **kwargs), pyro.poutine.runtime.InferDict(is_auxiliary=True)
-        shared = dist.MultivariateNormal(top.mean, precision_matrix=top.root @ top.root.mT)
+        shared = dist.MultivariateNormal(q.mean.detach(), precision_matrix=q.precision.detach())
         g = pyro.sample(f"_{name}_globals", shared, infer=mine)
         with plates[self.plate] as index:
             shape = (len(index), *(1,) * (-layout.dim_of_plate - 1))
@@ -202,14 +422,14 @@ class AutoLocalGaussian(AutoGuide):
     @torch.no_grad()
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The quantiles of each latent at levels between 0 and 1, (levels, *shape), the plate at its full size."""
-        top, memo = self._top(), self.memo
+        frame, memo = self.posterior.frame(), self.memo
         root, _ = small_blocks.cholesky(memo.precision)
         own = small_blocks.inverse(root).square().sum(-2)
-        across = torch.linalg.solve_triangular(top.root, memo.slope, upper=False).square().sum(-2)
-        mean = memo.centre - top.mean @ memo.slope
+        across = (frame.dense().mT @ memo.slope).square().sum(-2)
+        mean = memo.centre - frame.mean @ memo.slope
         z = torch.special.ndtri(torch.as_tensor(read_shares("quantiles", quantiles)).to(mean))
         b = mean + z[:, None, None] * (own + across).sqrt()
-        g = top.mean + z[:, None] * torch.cholesky_inverse(top.root).diagonal().sqrt()
+        g = frame.mean + z[:, None] * frame.variance.sqrt()
         return {site.name: site.transform(self.layout.free(site, b, g)) for site in self.layout.sites}
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -217,58 +437,33 @@ class AutoLocalGaussian(AutoGuide):
         return {name: value[0] for name, value in self.quantiles([0.5]).items()}
 
 
+# -------------------------------------------------------------------------------- the fit
+
+
 @final
-class PassesOverPlate(Steps):
-    """Passes over the members of a plate until the natural-gradient norm over all coordinates is small."""
+class PassesOverPlate(PassesOverMembers):
+    """Passes over the members of a plate, after the first visits."""
 
-    unit = "pass"
+    bound: Visits
 
-    def __init__(self, q: PrecisionCholeskyGaussian, visits: Visits, stop: Criterion, resumed: bool) -> None:
-        self.visits, self.bound = visits, MemoisedBound(visits, stop.tolerance)
-        self.resumed = resumed
-        super().__init__(q, self.bound, VN(q), stop)
+    def __init__(self, q: PrecisionCholeskyGaussian, visits: Visits, stop: Criterion) -> None:
+        visits.tolerance = stop.tolerance
+        super().__init__(q, visits, stop)
         self.name = "AutoLocalGaussian"
-        self.entered = self._sites()  # with which the pass began that led to where q(g) is
 
     def begin(self) -> None:
         """Visit all members once, unless an earlier run has."""
-        if self.resumed:
-            return
-        self.show("first visits")
-        for index, _ in self.bound.batches:
-            self.visits.visit(index, 1.0, first=True)
-        self.show("")
-        self.visits.sites.sum_up()
-        top = self.visits.sites.top()
-        self.q.restore(Coordinates(top.mean, top.root))
-
-    def advance(self) -> Standing:
-        """A pass, after a step of q(g) but for the first time."""
-        if self._members is None:
-            self.entered = self._sites()
-        return super().advance()
-
-    def _take_step(self) -> None:
-        """A step, and the pass that decides whether it is kept; the members go back with q(g)."""
-        before = self._sites()
-        super()._take_step()
-        assert self.optimizer.last is not None
-        if bool(self.optimizer.last.accepted):
-            self.entered = before
-        else:
-            self._put(before)
-
-    def _norm(self, status: Status) -> tuple[Tensor, Tensor]:
-        """Over all coordinates: with what the members have left."""
-        norm, alive = super()._norm(status)
-        return (norm.square() + self.bound.left**2).sqrt(), alive
+        if not bool(self.bound.sites.visited.all()):
+            self.show("first visits")
+            assert isinstance(self.q, PrecisionCholeskyGaussian)
+            self.bound.first(self.q)
+            self.show("")
 
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """Say how far from the best q is on draws that no pass has seen."""
-        ending = super().ending(stop, last)
-        self.visits.sites.come_to(self._top())
+        ending, frame = super().ending(stop, last), self.q.frame()
         self.show("fresh draws")
-        judged = fresh_elbo(self.visits, self._top(), self.bound.batches)
+        judged = self.bound.fresh_elbo(frame)
         self.show("")
         if not math.isfinite(judged.elbo):
             reason = f"because {judged}: no Gaussian fits inside the support. Transform the constrained coordinates."
@@ -282,7 +477,7 @@ class PassesOverPlate(Steps):
             return ending._replace(reason=f"{reason} On{str(judged)[2:]}.")
         if not ending.converged:
             return ending._replace(reason=f"{ending.reason.rstrip('.')}; {judged}.")
-        norm = self.bound.norm_at(self._top())
+        norm = self.bound.norm_at(frame)
         above = 0.5 * norm**2
         reason = (
             f"{ending.reason.rstrip('.')}; {judged}, and the norm is {norm:.2g}, which puts q about {above:.2g} nats "
@@ -290,51 +485,11 @@ class PassesOverPlate(Steps):
         )
         return ending._replace(reason=reason, norm=norm)
 
-    def interrupted(self, reason: str, last: Standing) -> Ending:
-        """As of every engine, with the sites in agreement with q(g)."""
-        self.visits.sites.come_to(self._top())
-        return super().interrupted(reason, last)
-
-    def _top(self) -> Globals:
-        assert isinstance(self.q, PrecisionCholeskyGaussian)
-        return Globals(self.q.mean.detach().clone(), self.q.precision_tril.detach().clone())
-
-    def _sites(self) -> dict[str, Any]:
-        state = {name: value.clone() for name, value in self.visits.sites.state_dict().items()}
-        return {**state, "left": self.bound.left, "gradient": self.bound.gradient}
-
-    def _put(self, state: dict[str, Any]) -> None:
-        self.bound.left, self.bound.gradient = state["left"], state["gradient"]
-        self.visits.sites.load_state_dict({k: v for k, v in state.items() if k not in ("left", "gradient")})
-
-    def here(self) -> Any:
-        """Both parts of q."""
-        return self.q.snapshot(), self._sites()
-
-    @torch.no_grad()
-    def go_back(self, coordinates: Any) -> None:
-        """Put both parts of q where `here` was called."""
-        self.q.restore(coordinates[0])
-        self._put(coordinates[1])
-
     def settings(self) -> dict[str, str]:
         """The problem, with the sizes of plate and subsample."""
-        layout = self.visits.density.layout
-        sizes = f"{layout.plate}: {layout.members} of {layout.size}, {self.visits.num_particles} particles"
+        layout = self.bound.density.layout
+        sizes = f"{layout.plate}: {layout.members} of {layout.size}, {self.bound.num_particles} particles"
         return {**super().settings(), "plate": sizes}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state before the last pass, which a resumed run makes again."""
-        batches = [torch.stack([index, new.long()]) for index, new in self.bound.batches]
-        return {**super().state_dict(), "sites": self.entered, "seed": self.bound.seed, "batches": batches}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `state_dict` gave."""
-        super().load_state_dict(state)
-        self.bound.seed = state["seed"]
-        self.bound.batches = [(both[0].clone(), both[1].bool()) for both in state["batches"]]
-        self.entered = copied(state["sites"])
-        self._put(self.entered)
 
 
 def fit_locals(call: Call, guide: AutoLocalGaussian, options: dict[str, Any]) -> FitResult:
@@ -354,7 +509,7 @@ def fit_locals(call: Call, guide: AutoLocalGaussian, options: dict[str, Any]) ->
         stop = stop | Seconds(options["max_seconds"])
     stop = joined(stop, options.get("stop"))
     return Loop(
-        PassesOverPlate(guide.posterior, visits, stop, bool(guide.memo.visited.all())),
+        PassesOverPlate(guide.posterior, visits, stop),
         stop,
         callbacks=checked_callbacks(options.get("callbacks", ())),
         progress=options.get("progress", True),
