@@ -50,6 +50,7 @@ MODULES: dict[str, str] = {
     "torchngvi.adapters.pyro.sites": "torchngvi.adapters.pyro.layout",
     "torchngvi.adapters.pyro.starting": "torchngvi.adapters.pyro.layout",
     "torchngvi.adapters.pyro.steps": "torchngvi.adapters.pyro.svi",
+    "torchngvi.adapters.pyro.store": "torchngvi.adapters.pyro.guide",
     "torchngvi.adapters.gpytorch.checkpoints": "torchngvi.adapters.gpytorch.distribution",
     "torchngvi.adapters.gpytorch.covariances": "torchngvi.adapters.gpytorch.distribution",
     "torchngvi.adapters.gpytorch.inducing": "torchngvi.adapters.gpytorch.starts",

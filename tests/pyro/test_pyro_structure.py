@@ -1,5 +1,6 @@
 """The structure that AutoGaussian takes from a Pyro model: forests, their log joints by member, and dense refusals."""
 
+import copy
 import math
 import re
 from contextlib import nullcontext
@@ -283,10 +284,7 @@ def test_the_terms_of_members_add_up_to_the_log_joint_with_its_derivatives(model
     density = guide.density(model, args)
     target = FactoredLogJoint(density, guide.structure)
     theta = torch.randn(3, 2, density.dim).requires_grad_()
-    ours, theirs = (
-        target(theta),
-        AutoGaussian(model).setup(*args).density(model, args)(theta),
-    )
+    ours, theirs = target(theta), AutoGaussian(model).setup(*args).density(model, args)(theta)
     assert ours.shape == (3, 2)
     assert torch.allclose(ours, theirs, rtol=1e-12)
     for one, other in zip(
@@ -302,10 +300,8 @@ def test_a_term_sees_the_draws_of_its_own_member():
     guide = AutoGaussian(classes, structure="auto").setup(y)
     target = FactoredLogJoint(guide.density(classes, (y,)), guide.structure)
     for kind, factor in enumerate(target.factors):
-        n, k = (
-            guide.structure.levels[kind].nodes,
-            target.structure.kinds[kind].size + target.structure.kinds[kind].above,
-        )
+        n, each = guide.structure.levels[kind].nodes, target.structure.kinds[kind]
+        k = each.size + each.above
         cliques = torch.randn(5, n, k)
         together = factor.target.log_joint(cliques)
         for node in range(n):
@@ -386,13 +382,8 @@ def test_the_guide_goes_where_the_dense_one_goes():
     assert sum(losses[-10:]) < sum(losses[:10])
     Trace_ELBO(num_particles=4, vectorize_particles=True)(classes, guide)(y).backward()
     assert guide.posterior.root_probe.grad.isfinite().all()
-    assert {name: tuple(x.shape) for name, x in guide(y).items()} == {
-        "mu": (),
-        "beta": (2,),
-        "a": (2,),
-        "b": (3, 2),
-        "c": (3, 2, 3),
-    }
+    shapes = {name: tuple(x.shape) for name, x in guide(y).items()}
+    assert shapes == {"mu": (), "beta": (2,), "a": (2,), "b": (3, 2), "c": (3, 2, 3)}
     low, high = guide.quantiles([0.1, 0.9])["b"]
     assert low.shape == (3, 2)
     assert (low < high).all()
@@ -450,16 +441,25 @@ def test_a_state_dict_of_the_other_structure_is_refused():
             loads.load_state_dict(loaded.state_dict())
 
 
-def test_a_state_dict_in_another_order_is_refused():
-    """As those of 0.2.0, which had the members first and no order."""
-    guide, other = (AutoGaussian(groups, structure="auto").setup(torch.randn(5)) for _ in range(2))
-    state = other.state_dict()
+def test_another_order_is_refused():
+    """In a state_dict or a parameter store, as those of 0.2.0, which had the members first and no order."""
+    store, other = pyro.get_param_store(), AutoGaussian(groups, structure="auto").setup(torch.randn(5))
+    saved, state = copy.deepcopy(store.get_state()), other.state_dict()
+    guide = AutoGaussian(groups, structure="auto").setup(torch.randn(5))
+    store.set_state(copy.deepcopy(saved))
+    assert torch.equal(guide.median()["b"], other.median()["b"])
     guide.load_state_dict(state)
     assert torch.equal(guide.posterior.mean, other.posterior.mean)
     order = state.pop("order")
     for wrong in (state, {**state, "order": order.flip(0)}):
         with refused("the state_dict is of a guide whose latents stand in another order"):
             guide.load_state_dict(wrong)
+    assert torch.equal(saved["params"].pop("AutoGaussian.q.order"), order)
+    for wrong in ({}, {"AutoGaussian.q.order": order.flip(0)}):
+        pyro.clear_param_store()
+        store.set_state({**saved, "params": saved["params"] | wrong})
+        with refused("the parameter store is of a guide whose latents stand in another order"):
+            guide.setup(torch.randn(5))
 
 
 def refused(text):

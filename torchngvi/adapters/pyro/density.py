@@ -4,20 +4,27 @@
 
 as `pyro.infer.mcmc.util.initialize_model` has it for one θ, and Trace_ELBO with an AutoContinuous guide (Kucukelbir et
 al. 2017, Eq 5); the log Jacobian is neither scaled nor masked.  Discrete sites that are marked for parallel
-enumeration are summed out.
+enumeration are summed out.  How many θ are evaluated at once is in `batching`.
 
-How many θ are evaluated at once is in `batching`.
+What `pyro.infer.SVI` refuses at a step is refused before a fit.  The many evaluations run without these checks, since
+some draw at once what Pyro validates draw by draw; so the model runs as Pyro's losses run it, under the setting of
+`pyro.enable_validation`, at the start and at draws about it, and again where it is given other data.
 """
 
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from typing import Any, Self, cast, final
 
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import Delta
+from pyro.distributions import is_validation_enabled as checks_distributions
+from pyro.infer.util import is_validation_enabled as checks_inference
 from pyro.poutine.trace_struct import Trace
+from pyro.util import check_site_shape
 from torch import Tensor
 from torch.distributions import biject_to
 
@@ -28,19 +35,19 @@ from torchngvi.adapters.pyro.layout import (
     Layout,
     Scored,
     Values,
-    check_latents,
     is_enumerated,
     is_subsampled,
     latents_of,
     listed,
+    plates_of,
     random_sites,
 )
-from torchngvi.adapters.pyro.validation import scored, validate, warn_of_sites
 from torchngvi.arguments import read_callable, read_instance, read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
 _SPREAD = 0.1  # of the points where the ways to batch are compared, around the initial θ
+_UNSUITED = (TypeError, RuntimeError, IndexError, AttributeError)  # of observations of another kind
 
 
 @final
@@ -91,7 +98,6 @@ class ModelLogJoint(Target):
         self._indices: dict[str, Tensor] = {}
         self.enumerates, self.nesting = False, 0
         trace, largest = self._first_run()
-        check_latents(trace)
         uncovered = [site["name"] for site in latents_of(trace)]
         if uncovered:
             raise InputError(
@@ -201,7 +207,7 @@ class ModelLogJoint(Target):
         trace, conditioned = self._traced(values, plate)
         conditioned.check()
         with pyro.validation_enabled(False):
-            scored(trace)
+            _score(trace)
         return trace
 
     @torch.no_grad()
@@ -209,9 +215,9 @@ class ModelLogJoint(Target):
         """Run the model at θ (D,), by default the initial one, under Pyro's own validation; ``where`` is its name.
 
         Raises:
-            InputError: what Pyro refuses, see `torchngvi.adapters.pyro.validation`.
+            InputError: what Pyro refuses.
         """
-        values = self.layout.constrained(self.initial if theta is None else theta)[0]
+        values = self.unpack(self.initial if theta is None else theta)
         room = self.nesting if self.enumerates else math.inf  # further dimensions on the left are of enumerated sites
         validate(lambda: self._traced(values, validated=True)[0], room, where)
 
@@ -239,7 +245,7 @@ class ModelLogJoint(Target):
 
     def _first_run(self) -> tuple[Trace, int]:
         """The trace at the initial point, after a check that values stay as they are; the largest tensor of the run."""
-        values = {name: value.clone() for name, value in self.layout.constrained(self.initial)[0].items()}
+        values = {name: value.clone() for name, value in self.unpack(self.initial).items()}
         before = {name: _writes(value) for name, value in values.items()}
         with Largest() as largest:
             trace = self._traced(values)[0]
@@ -252,12 +258,11 @@ class ModelLogJoint(Target):
         return trace, largest.numbers
 
     def _check_density(self) -> None:
-        """Not NaN at the initial point."""
-        values = self.layout.constrained(self.initial)[0]
-        trace = self.trace(values)
-        warn_of_sites(
-            trace, [site.name for site in self.layout.sites], any(map(_are_data, (*self.args, *self.kwargs.values())))
-        )
+        """Check that the log density is not NaN at the initial point."""
+        trace = self.trace(self.unpack(self.initial))
+        shapes = [getattr(argument, "shape", ()) for argument in (*self.args, *self.kwargs.values())]
+        given = any(isinstance(shape, tuple) and math.prod(shape) > 1 for shape in shapes)
+        _warn_of_sites(trace, self.layout.shapes, given)
         for site in random_sites(trace):
             if bool(site["log_prob"].isnan().any()):
                 raise InputError(
@@ -266,10 +271,9 @@ class ModelLogJoint(Target):
                 )
 
     def _check_supports(self, theta: Tensor) -> None:
-        """The supports must be those of the prototype."""
-        values = self.layout.constrained(theta)[0]
-        trace = self.trace(values)
-        theta = self.layout.by_site(theta)
+        """Check that the supports at θ (D,) are those of the prototype."""
+        values = self.unpack(theta)
+        trace, theta = self.trace(values), self.layout.by_site(theta)
         for site in self.layout.sites:
             u = theta[site.where].reshape(site.free)
             fn: Any = trace.nodes[site.name]["fn"]
@@ -279,12 +283,6 @@ class ModelLogJoint(Target):
                     f"the support of the latent site {site.name!r} depends on other latents, and θ has one transform "
                     "a site. Scale or shift a site of fixed support instead."
                 )
-
-
-def _are_data(argument: object) -> bool:
-    """Whether an argument of a model holds more than one number."""
-    shape = getattr(argument, "shape", ())
-    return math.prod(shape) > 1 if isinstance(shape, tuple) else False
 
 
 def _writes(value: Tensor) -> int:
@@ -321,3 +319,105 @@ def log_joint(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelLogJ
     {'scale': tensor(1.)}
     """
     return ModelLogJoint(model, args, kwargs)
+
+
+# -------------------------------------------------------------------------------- Pyro's own validation
+
+
+def _score(trace: Trace) -> None:
+    """Compute the log probabilities of a trace, where the distributions can take their observations."""
+    try:
+        trace.compute_log_prob()
+    except _UNSUITED as error:
+        for site in (site for site in random_sites(trace) if site["is_observed"]):
+            fn, value = site["fn"], site["value"]
+            try:
+                fn.log_prob(value, *site["args"], **site["kwargs"])
+            except _UNSUITED:
+                raise InputError(
+                    f"the distribution {type(getattr(fn, 'base_dist', fn)).__name__} of the site {site['name']!r} "
+                    f"cannot take its observations, {shown(value)} ({type(error).__name__}: "
+                    f"{str(error).splitlines()[0]}). Give a tensor of the dtype of the parameters, y.double() or "
+                    "y.float(), or for classes whole numbers from 0."
+                ) from error
+        raise
+
+
+def _warn_of_sites(trace: Trace, latents: Collection[str], given: bool) -> None:
+    """Warn of a model that observes nothing, and of one observation that a plate repeats."""
+    sites = random_sites(trace)
+    seen = [site for site in sites if site["is_observed"] and site["name"] not in latents]
+    if given and sites and not seen:
+        names = [site["name"] for site in sites]
+        warnings.warn(
+            f"the model is given data and observes nothing: its sites {listed(names)} are all latent, so that the "
+            "guide is fitted to the prior. Pass the data, obs=y, or pyro.condition by the name of a site.",
+            stacklevel=2,
+        )
+    for site in seen:
+        fn, value = site["fn"], site["value"]
+        fixed = isinstance(getattr(fn, "base_dist", fn), Delta)  # of pyro.deterministic, which has no density
+        if fixed or not isinstance(value, Tensor):
+            continue
+        law = getattr(fn, "log_factor", None)
+        if law is None and value.numel() == 1:  # one number for all members is a way to write an observation
+            continue
+        own = value.shape[: max(value.dim() - fn.event_dim, 0)] if law is None else law.shape
+        for plate in plates_of(site):
+            stands = len(own) >= -plate.dim and own[plate.dim] > 1
+            if stands and (law is None or law.stride(plate.dim)):
+                continue
+            what, shape = ("the observation", value.shape) if law is None else ("the factor", own)
+            warnings.warn(
+                f"the plate {plate.name!r} repeats {what} of the site {site['name']!r}, of shape "
+                f"{tuple(shape)}, {plate.size} times: it counts so often. Give one "
+                "value for each member, without .sum() or .to_event() over the plate, or take the site out of it.",
+                stacklevel=2,
+            )
+
+
+def refusal(run: Callable[[], Trace], nesting: float) -> str | None:
+    """Run a model once as a loss of Pyro does, and give what Pyro has against it under the user's setting."""
+    if not (checks_distributions() or checks_inference()):
+        return None
+    try:
+        trace = run()
+        trace.compute_log_prob()
+        for site in random_sites(trace) if checks_inference() else ():
+            check_site_shape(site, nesting)  # type: ignore[arg-type]  # infinity, as Trace_ELBO has it
+    except InputError:
+        raise
+    except ValueError as error:
+        lines = [line.rstrip() for line in str(error).split("Trace Shapes:")[0].splitlines()]
+        return "\n".join(line for line in lines if line)
+    return None
+
+
+def validate(run: Callable[[], Trace], nesting: float, where: str) -> None:
+    """Check that Pyro's validation passes a model."""
+    found = refusal(run, nesting)
+    if found is not None:
+        raise InputError(
+            f"Pyro's validation refuses the model {where}:\n{found}\n"
+            "A fit would go on from a density that is not the one meant. Correct the model or its data; "
+            "pyro.enable_validation(False) switches these checks off, here as in Pyro."
+        )
+
+
+@torch.no_grad()
+def refusals(runs: Mapping[str, tuple[Callable[[], Trace], int]]) -> str | None:
+    """Run a model at draws of its latents, and count the draws at which it violates a constraint of a parameter."""
+    for source, (run, draws) in runs.items():
+        found = []
+        with poutine.block(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            for _ in range(draws):
+                try:
+                    found.append(refusal(run, math.inf))
+                except Exception:  # far away a model need not run
+                    found.append(None)
+        breached = [each for each in found if each and "Expected parameter" in each and "nan" not in each]
+        if breached:
+            words = " ".join(breached[0].split())
+            return f"Pyro's validation refuses the model at {len(breached)} of {draws} draws from {source}: {words}"
+    return None

@@ -24,7 +24,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import constraints
 
-from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.density import ModelLogJoint, refusals
 from torchngvi.adapters.pyro.guide import AutoGaussian, prefer_structure
 from torchngvi.adapters.pyro.layout import (
     Call,
@@ -39,7 +39,6 @@ from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian, fit_locals
 from torchngvi.adapters.pyro.marginal import AutoMarginal, fit_marginal
 from torchngvi.adapters.pyro.product import AutoProduct
 from torchngvi.adapters.pyro.structure import factored, latent_field
-from torchngvi.adapters.pyro.validation import refusals
 from torchngvi.arguments import read_callable, read_instance, shown
 from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
@@ -106,9 +105,9 @@ def fit_guide(
         raise InputError(f"batches is a DataLoader or a list, or None; got {shown(batches)}.")
     call = Call(model, args, kwargs)
     _check_options(call)
-    with ParametersRead() as parameters:
+    with poutine.trace(param_only=True) as tracer:
         result = _fitted(call, guide, dict(options or {}), batches)
-    result = _held(result, parameters.found)
+    result = _held(result, parameters_of(tracer.trace))
     return result if batches is not None else _validated(result, call, guide)
 
 
@@ -216,16 +215,10 @@ def check_guide(guide: object, *, steps: bool = False) -> None:
         )
 
 
-class ParametersRead(Messenger):
-    """A messenger that collects the unconstrained tensors behind the parameters that a model reads, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[str, Tensor] = {}
-
-    def _pyro_post_param(self, msg: Any) -> None:
-        value = msg["value"]
-        self.found[msg["name"]] = value.unconstrained() if hasattr(value, "unconstrained") else value
+def parameters_of(trace: poutine.Trace) -> dict[str, Tensor]:
+    """The unconstrained tensors behind the parameters that a model has read, by name."""
+    values: Any = {name: node["value"] for name, node in trace.nodes.items()}
+    return {name: x.unconstrained() if hasattr(x, "unconstrained") else x for name, x in values.items()}
 
 
 def _held(result: FitResult, found: dict[str, Tensor]) -> FitResult:

@@ -12,7 +12,8 @@ parameter, which any optimizer may move, stands for a step of q, see `owned`.
 import copy
 import sys
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType
 from typing import Any, Self
@@ -26,8 +27,9 @@ from pyro.infer.autoguide import AutoContinuous
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor
+from torch.distributions import constraints, transform_to
+from torch.distributions.transforms import AffineTransform
 
-from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian, Step
 from torchngvi.adapters.pyro.layout import Layout, is_enumerable, latents, start
@@ -148,7 +150,7 @@ class AutoGaussian(AutoContinuous):
             self._check_model()
             self._setup_prototype(*args, **kwargs)
             self._create_plates(*args, **kwargs)
-        store.write(self, self.posterior)
+        _write(self, self.posterior)
         return self
 
     def laplace_approximation(self, *args: Any, **kwargs: Any) -> Self:
@@ -213,7 +215,7 @@ class AutoGaussian(AutoContinuous):
         q = self.posterior
         self._step.announce(q, self._pyro_name)
         result = super().forward(*args, **kwargs)
-        store.write(self, q)
+        _write(self, q)
         return result
 
     @property
@@ -245,7 +247,7 @@ class AutoGaussian(AutoContinuous):
         if q is None:
             raise InputError(_NOT_SET_UP)
         assert isinstance(q, Gaussian | FlatPosterior)
-        store.sync(self, q)
+        _sync(self, q)
         if self._step.seen is not None:
             self._step.take(q)
         return q
@@ -268,7 +270,7 @@ class AutoGaussian(AutoContinuous):
         if self.prototype_trace is None:
             raise InputError(_NOT_SET_UP)
         if "_layout" not in self.__dict__:  # in a pickle of 0.2.0
-            self._layout = _pickled_layout(self.prototype_trace, self.__dict__["_structure"])
+            self._layout = _pickled_layout(self.prototype_trace, self.__dict__.get("_structure"))
         return self._layout
 
     def gaussian(self, reader: str) -> Gaussian:
@@ -354,9 +356,10 @@ def prefer_structure(guide: AutoGaussian) -> None:
 
 def _pickled_layout(trace: Any, structure: Any) -> Layout:
     """The layout of a guide that 0.2.0 has pickled, unless its latents stand in another order."""
-    layout = Layout(trace).as_found(structure)
-    if layout.order is not None:
-        raise InputError(f"the pickle {_EARLIER}")
+    layout = Layout(trace)
+    _check_order(layout, getattr(structure, "order", None), "the pickle")
+    for name in ("levels", "forest", "terms", "reasons"):
+        setattr(layout, name, getattr(structure, name, getattr(layout, name)))
     return layout
 
 
@@ -369,12 +372,19 @@ def _check_structure(guide: AutoGaussian, state_dict: dict[str, Any], prefix: st
         raise InputError(
             f"the state_dict is of a guide whose structure is {other}, and this one has another. Make it with that."
         )
-    order = guide.structure.order if ours else None
-    if order is not None and not torch.equal(order, state_dict.get(f"{prefix}order", order[:0]).to(order)):
-        raise InputError(f"the state_dict {_EARLIER}")
+    _check_order(guide.structure, state_dict.get(f"{prefix}order"), "the state_dict")
 
 
-_EARLIER = "is of a guide whose latents stand in another order, as those of 0.2.0 with plates do. Fit the guide again."
+def _check_order(layout: Layout, order: Tensor | None, what: str, first: str = "") -> None:
+    """Refuse a q whose latents stand in another order than those of a layout."""
+    ours = layout.order
+    if not (ours is order if ours is None or order is None else torch.equal(ours, order.to(ours))):
+        raise InputError(
+            f"{what} is of a guide whose latents stand in another order, as those of 0.2.0 with plates do. "
+            f"{first}Fit the guide again."
+        )
+
+
 _NOT_SET_UP = (
     "the guide has no posterior before it has seen the model: call guide.setup(*args, **kwargs) with the arguments of "
     "the model first."
@@ -448,3 +458,112 @@ def refuse_loss(why: str) -> None:
     """Refuse every loss of Pyro that is calling the guide at this moment."""
     if (loss := _loss_in_progress()) is not None:
         raise InputError(f"{type(loss).__name__} cannot fit this guide: {why}.")
+
+
+# -------------------------------------------------------------------------------- the parameter store of Pyro
+
+# The store holds the coordinates of q themselves, under the name of the guide, so that it always saves what q is.  They
+# require no gradient, so that no optimizer moves them.  What `load`, `set_state` or an assignment put there goes into q
+# at the next use of the guide, as for a PyroModule; unlike there, what another guide of the same name wrote does not.
+
+
+class _Written(type(constraints.real)):  # type: ignore[misc]
+    """The constraint of the entries of one guide: the store puts the plain one in its place where a state is set."""
+
+    def __init__(self, guide: AutoGaussian, entries: dict[str, Tensor], others: Iterable[AutoGaussian]) -> None:
+        self.guides, self.entries = weakref.WeakSet({guide, *others}), entries
+        self.name = guide._pyro_name
+        super().__init__()
+
+    def settle(self) -> Self:
+        """Bring the entries up to date, in place, with a step that an optimizer asked for."""
+        for guide in self.guides:
+            guide.settle()
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The plain constraint, which takes this one's place in a file."""
+        self.settle()
+        count = sum(guide._pyro_name == self.name for guide in self.guides)
+        if count > 1:
+            warnings.warn(
+                f"{count} guides in use are named {self.name!r}, and the parameter store saves one of them, the one "
+                "set up or called last. Give each a name, AutoGaussian(model, name=...).",
+                stacklevel=3,
+            )
+        return type(constraints.real), ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The plain constraint; the entries were copied before the step, and are copied again."""
+        plain, _ = self.__reduce__()
+        for entry in self.entries.values():
+            if id(entry) in memo:
+                memo[id(entry)].copy_(entry)
+        return plain()
+
+
+transform_to.register(_Written, lambda written: written.settle() and AffineTransform(0.0, 1.0))  # to read is to copy
+
+
+def _write(guide: AutoGaussian, q: Posterior) -> None:
+    """Put the coordinates of q into the parameter store, in the place of what another guide of this name wrote."""
+    store, entries = pyro.get_param_store(), _entries(guide, q)
+    if all(store._params.get(key) is entry and _mark(store, key) for key, entry in entries.items()):
+        return
+    stale = {key: _mark(store, key) for key in store if key.startswith(_prefix(guide))}
+    mark = _Written(guide, entries, {other for old in stale.values() if old for other in old.guides})
+    for key in stale:
+        del store[key]
+    for key, entry in entries.items():
+        store._params[key], store._param_to_name[entry], store._constraints[key] = entry, key, mark
+
+
+def _sync(guide: AutoGaussian, q: Posterior) -> None:
+    """Set q to what was put into the parameter store under the name of the guide; if there is nothing, put q there."""
+    store, entries = pyro.get_param_store(), _entries(guide, q)
+    if all(store._params.get(key) is entry for key, entry in entries.items()):
+        return
+    found = {key: store._params[key] for key in store if key.startswith(_prefix(guide))}
+    if not found:
+        _write(guide, q)
+    if all(entries.get(key) is entry or _mark(store, key) for key, entry in found.items()):
+        return
+    theirs, mine = _shown(found), _shown(entries)
+    if theirs != mine:
+        raise InputError(
+            f"the parameter store holds another posterior than that of the guide: {theirs} where it has {mine}. Load "
+            "the store of this guide, or call pyro.clear_param_store()."
+        )
+    state = {key.removeprefix(_prefix(guide)): entry for key, entry in found.items()}
+    _check_order(guide.structure, state.pop("order", None), "the parameter store", "Call pyro.clear_param_store(). ")
+    q.load_state_dict(state)
+    _write(guide, q)
+
+
+def stored_parameters() -> dict[str, Tensor]:
+    """The unconstrained parameters of models in the parameter store, by name: all entries but those of our guides."""
+    store = pyro.get_param_store()
+    return {key: store._params[key] for key in store if not isinstance(store._constraints.get(key), _Written)}
+
+
+def _prefix(guide: AutoGaussian) -> str:
+    return f"{guide._pyro_name}.q."
+
+
+def _entries(guide: AutoGaussian, q: Posterior) -> dict[str, Tensor]:
+    """The coordinates of q, and the order of θ; nothing where modules keep their parameters to themselves."""
+    if pyro.settings.get("module_local_params"):
+        return {}
+    named = {**q.state_dict(keep_vars=True), "order": guide.structure.order}
+    return {_prefix(guide) + name: entry for name, entry in named.items() if entry is not None}
+
+
+def _mark(store: Any, key: str) -> _Written | None:
+    """Of an entry that a guide wrote, where nobody has put another in its place."""
+    mark = store._constraints.get(key)
+    return mark if isinstance(mark, _Written) and mark.entries.get(key) is store._params[key] else None
+
+
+def _shown(entries: dict[str, Tensor]) -> str:
+    """The entries of q but for the order, which stores of 0.2.0 do not have."""
+    return ", ".join(f"{key} {tuple(x.shape)}" for key, x in sorted(entries.items()) if not key.endswith(".order"))

@@ -25,7 +25,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Transform, biject_to
+from torch.distributions import Transform, biject_to, transforms
 
 from torchngvi.arguments import read_callable, shown
 from torchngvi.errors import InputError
@@ -165,12 +165,6 @@ class Layout:
         """Take the coordinates in another order than that of the sites."""
         self.order, self.back = order, None if order is None else torch.argsort(order)
 
-    def as_found(self, other: "Layout") -> "Layout":
-        """Take the order and the levels of another layout of these sites."""
-        self.arrange(other.order)
-        self.levels, self.forest, self.terms, self.reasons = other.levels, other.forest, other.terms, other.reasons
-        return self
-
     @property
     def pattern(self) -> Forest:
         """The forest with its nodes at their places in the order of the sites."""
@@ -258,19 +252,17 @@ def coordinate_names(layout: Layout) -> list[str]:
 
 def _scale(transform: Transform) -> str:
     """On which scale θ is, in a word before the name of the site."""
-    while isinstance(transform, torch.distributions.IndependentTransform):
+    while isinstance(transform, transforms.IndependentTransform):
         transform = transform.base_transform
-    parts = transform.parts if isinstance(transform, torch.distributions.ComposeTransform) else [transform]
-    parts = [
-        part for part in parts if not (isinstance(part, torch.distributions.AffineTransform) and _is_identity(part))
-    ]
+    parts = transform.parts if isinstance(transform, transforms.ComposeTransform) else [transform]
+    parts = [part for part in parts if not (isinstance(part, transforms.AffineTransform) and _is_identity(part))]
     if not parts:
         return ""
-    return "log " if len(parts) == 1 and isinstance(parts[0], torch.distributions.ExpTransform) else "unconstrained "
+    return "log " if len(parts) == 1 and isinstance(parts[0], transforms.ExpTransform) else "unconstrained "
 
 
-def _is_identity(transform: torch.distributions.AffineTransform) -> bool:
-    """Such as the shift of a bound at zero."""
+def _is_identity(transform: transforms.AffineTransform) -> bool:
+    """Whether a transform changes nothing, such as the shift of a bound at zero."""
     return bool((torch.as_tensor(transform.loc) == 0).all() & (torch.as_tensor(transform.scale) == 1).all())
 
 
@@ -295,11 +287,18 @@ def _alone(u: Tensor, log_jacobian: Tensor, idle: Tensor) -> Tensor:
 class Conditioned(Messenger):
     """A messenger that gives latent sites their values, of known shapes; random subsamples are drawn once and kept."""
 
-    def __init__(self, values: Values, shapes: Mapping[str, torch.Size], kept: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        values: Values,
+        shapes: Mapping[str, torch.Size],
+        kept: dict[str, Tensor],
+        wanted: Callable[[str], bool] | None = None,  # the sites whose log probabilities `Scored` keeps; None for all
+    ) -> None:
         super().__init__()
-        self.values, self.shapes, self.kept = values, shapes, kept
+        self.values, self.shapes, self.kept, self.wanted = values, shapes, kept, wanted
         self.met: set[str] = set()
         self.unknown: list[str] = []  # latent sites without a value
+        self.log_probs: dict[str, Tensor] = {}
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
@@ -329,17 +328,6 @@ class Conditioned(Messenger):
 
 class Scored(Conditioned):
     """`Conditioned`, which keeps the log probabilities of sites as well: cheaper than a trace, for values alone."""
-
-    def __init__(
-        self,
-        values: Values,
-        shapes: Mapping[str, torch.Size],
-        kept: dict[str, Tensor],
-        wanted: Callable[[str], bool] | None = None,  # by the name of a site; None for all
-    ) -> None:
-        super().__init__(values, shapes, kept)
-        self.wanted = wanted
-        self.log_probs: dict[str, Tensor] = {}
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if not site_is_subsample(msg) and (self.wanted is None or self.wanted(msg["name"])):
@@ -402,15 +390,17 @@ def random_sites(trace: Trace) -> list[Any]:
     return [site for site in trace.nodes.values() if site["type"] == "sample" and not site_is_subsample(site)]
 
 
-def latents_of(trace: Trace) -> list[Any]:
-    """The latent sites of a trace but those enumerated: the continuous ones, and discrete ones that are not marked."""
-    return [site for site in random_sites(trace) if not site["is_observed"] and not is_enumerated(site)]
+def latents_of(trace: Trace, local: str | None = None) -> list[Any]:
+    """The latent sites of a trace but those enumerated, after a check that a Gaussian can stand for them."""
+    hidden = [site for site in random_sites(trace) if not site["is_observed"]]
+    for site in hidden:
+        _check_latent(site["name"], site, local)
+    return [site for site in hidden if not is_enumerable(site)]
 
 
 def latents(trace: Trace, local: str | None = None) -> list[Any]:
-    """The sites of a trace that make up θ, after a check that a Gaussian can stand for them."""
-    check_latents(trace, local)
-    found = latents_of(trace)
+    """The latent sites of a trace that make up θ, one at least."""
+    found = latents_of(trace, local)
     if not found:
         sites = random_sites(trace)
         seen = [f"{site['name']} ({'enumerated' if is_enumerated(site) else 'observed'})" for site in sites]
@@ -435,15 +425,8 @@ def _check_shape(name: str, fn: Any, value: Tensor, shape: torch.Size) -> None:
         )
 
 
-def check_latents(trace: Trace, local: str | None = None) -> None:
-    """Check that a Gaussian over one fixed vector can stand for the latent sites of a trace."""
-    for site in random_sites(trace):
-        if not site["is_observed"]:
-            _check_latent(site["name"], site, local)
-
-
 def _check_latent(name: str, site: Any, local: str | None) -> None:
-    """Check a site, which may be in a plate of locals that is subsampled."""
+    """Check that a Gaussian can stand for a site, which may be in a plate of locals that is subsampled."""
     fn = site["fn"]
     if is_enumerable(site):
         if site["infer"]["enumerate"] != "parallel":

@@ -24,6 +24,7 @@ from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
 from torchngvi.adapters.pyro.batching import POINTS, best_way
+from torchngvi.adapters.pyro.density import validate
 from torchngvi.adapters.pyro.layout import (
     Call,
     Conditioned,
@@ -37,7 +38,6 @@ from torchngvi.adapters.pyro.layout import (
     is_subsampled,
     random_sites,
 )
-from torchngvi.adapters.pyro.validation import validate
 from torchngvi.errors import InputError
 from torchngvi.numerics.versions import tracked
 

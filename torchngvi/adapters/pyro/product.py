@@ -20,6 +20,7 @@ from pyro.infer.inspect import get_dependencies
 from torch import Tensor
 from torch.distributions import constraints
 
+from torchngvi.adapters.pyro.density import validate
 from torchngvi.adapters.pyro.layout import (
     Call,
     Scored,
@@ -30,7 +31,6 @@ from torchngvi.adapters.pyro.layout import (
     start,
     unwrapped,
 )
-from torchngvi.adapters.pyro.validation import validate
 from torchngvi.arguments import read_callable, read_instance
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior

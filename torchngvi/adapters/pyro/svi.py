@@ -1,32 +1,24 @@
 """Fitting a guide step by step, beside the parameters of the model.
 
-A step draws θ = m + C z in antithetic pairs and takes the gradient of
-
-    mean_s [log q(θ_s) - log p(data, θ_s)],        the coordinates of q constant in log q,
-
-in the probes of q and in the parameters of the model by one backward pass; the first is the packet of `Stein`, which a
-rule turns into a natural-gradient step, the second goes to any optimizer.  Of a list of guides log q is the sum over
-its guides, at draws from all of them in one run each.
-
-`NaturalSVI.run` takes steps of falling size, and averages where they lead:
+A step draws θ = m + C z in antithetic pairs and takes the gradient of mean_s [log q(θ_s) - log p(data, θ_s)], the
+coordinates of q constant in log q, in the probes of q, which is the packet of `Stein`, and in the parameters of the
+model by one backward pass.  `NaturalSVI.run` takes steps of falling size, and averages the coordinates λ of q:
 
     ρ_t = 2/(2/ρ_0 + t)                          the steps 2/(2 + t) of Wu and Gardner (2024), from the rate ρ_0 on
     λ̄_t = λ̄_{t-1} + 4/(t + 3) (λ_t - λ̄_{t-1})    polynomial decay (Shamir and Zhang 2013, section 4, with η = 3)
 
-λ are the coordinates of q.  An iterate weighs as the cube of its number, so that the start is forgotten, and t of them
-count as much as 7t/16 of equal weight.  With gradients of independent noise, whose natural norm is |g|, the average of
-k of them ends E|g|²/(2k) nats above the best (Polyak and Juditsky 1992, in the metric of q, in which the curvature at
-the optimum is about 1).  Beside an optimizer that moves parameters of the model q has to follow where they lead: the
-rate stays at ρ_0, and the last step is the result.
+An iterate weighs as the cube of its number, and t of them count as much as 7t/16 of equal weight.  With gradients of
+independent noise, whose natural norm is |g|, the average of k of them ends E|g|²/(2k) nats above the best (Polyak and
+Juditsky 1992, in the metric of q, in which the curvature at the optimum is about 1).  Beside an optimizer that moves
+parameters of the model q has to follow where they lead: the rate stays at ρ_0, and the last step is the result.
 """
 
 import math
-import operator
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, SupportsIndex
+from typing import Any
 
 import pyro
 import torch
@@ -37,13 +29,12 @@ from pyro.infer.util import zero_grads
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian, safe_rule
-from torchngvi.adapters.pyro.fitting import ParametersRead, check_guide, spread
-from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.fitting import check_guide, parameters_of, spread
+from torchngvi.adapters.pyro.guide import AutoGaussian, stored_parameters
 from torchngvi.adapters.pyro.layout import listed, random_sites
-from torchngvi.arguments import read_callable
+from torchngvi.arguments import is_size, read_callable
 from torchngvi.distributed import processes_of
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
@@ -177,14 +168,15 @@ class NaturalSVI:
         self.natural.zero_grad()
         if isinstance(self.optim, torch.optim.Optimizer):
             self.optim.zero_grad()
-        with torch.enable_grad(), ParametersRead() as parameters:
+        with torch.enable_grad(), poutine.trace(param_only=True) as tracer:
             loss = self._loss()
+        parameters = parameters_of(tracer.trace).values()
         if bool(loss.isfinite()):
             loss.backward()
             self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5  # type: ignore[arg-type]
             self.natural.step()
             if isinstance(self.optim, PyroOptim):
-                self.optim(list(parameters.found.values()))
+                self.optim(list(parameters))
             elif self.optim is not None:
                 self.optim.step()
         elif not self._warned:
@@ -196,7 +188,7 @@ class NaturalSVI:
                 RejectedStepWarning,
                 stacklevel=2,
             )
-        zero_grads(parameters.found.values())
+        zero_grads(parameters)
         return loss.item()
 
     @torch.no_grad()
@@ -259,7 +251,11 @@ class NaturalSVI:
             InputError: fewer than 8 steps, a stop that is no criterion, a checkpoint that cannot be written or read, or
                 is of another run.
         """
-        planned = _checked_steps(num_steps)
+        if not is_size(num_steps, at_least=_FEWEST):
+            raise InputError(
+                f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
+            )
+        planned = int(num_steps)
         criteria = joined(Evaluations(planned), stop)
         engine = AveragedSteps(self, args, kwargs, planned)
         loop = Loop(
@@ -286,19 +282,11 @@ class NaturalSVI:
             else:
                 self._density = self.gaussian.setup(*args, **kwargs).density(self.model, args, kwargs)
             return self._density
-        before = (self._density.args, self._density.kwargs)
+        before, now = dict(enumerate(self._density.args)) | self._density.kwargs, dict(enumerate(args)) | kwargs
         density = self._density.on(*args, **kwargs)
-        if not _are_same(before, (args, kwargs)):
+        if before.keys() != now.keys() or any(before[name] is not now[name] for name in now):
             density.validate("with the arguments of this step")
         return density
-
-
-def _are_same(old: tuple[tuple[Any, ...], dict[str, Any]], new: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Whether two calls of a model have the same objects as arguments."""
-    (args, kwargs), (new_args, new_kwargs) = old, new
-    if len(args) != len(new_args) or kwargs.keys() != new_kwargs.keys():
-        return False
-    return all(map(operator.is_, args, new_args)) and all(kwargs[name] is new_kwargs[name] for name in kwargs)
 
 
 def _usual(q: Gaussian) -> NaturalGradientVI:
@@ -306,19 +294,6 @@ def _usual(q: Gaussian) -> NaturalGradientVI:
     if isinstance(q.structure, FullAlgebra):
         return IBLR(q, lr=0.1, step_size=KLRadius(0.5))
     return NaturalGradientVI(q, safe_rule(q), lr=0.1, step_size=KLRadius(0.5))
-
-
-def _checked_steps(num_steps: SupportsIndex) -> int:
-    """The number of steps as an int, from an integer of Python, NumPy or torch."""
-    try:
-        steps = operator.index(num_steps)
-    except TypeError:
-        steps = 0
-    if steps < _FEWEST:
-        raise InputError(
-            f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
-        )
-    return steps
 
 
 # -------------------------------------------------------------------------------- a list of guides
@@ -383,7 +358,7 @@ class AveragedSteps(Engine):
     unit = "step"
 
     def __init__(self, svi: NaturalSVI, args: tuple[Any, ...], kwargs: dict[str, Any], planned: int) -> None:
-        svi.density(args, kwargs)  # which sets the guide up
+        svi.density(args, kwargs)  # which sets the guide up, before the state of the generators is kept
         super().__init__(svi.gaussian.posterior)
         self.name, self.planned = type(svi).__name__, planned
         self.svi, self.args, self.kwargs = svi, args, kwargs
@@ -396,10 +371,6 @@ class AveragedSteps(Engine):
         self.average: Coordinates | None = None
         self.norm2 = 0.0  # of the gradients, averaged as q is
 
-    def check(self) -> None:
-        """Build the log joint, which runs the model, before the state of the generators is kept."""
-        self.svi.density(self.args, self.kwargs)
-
     def advance(self) -> Standing:
         """Take one step; the loss of the record is that before it."""
         svi, step = self.svi, len(self.losses) + 1
@@ -410,7 +381,11 @@ class AveragedSteps(Engine):
         loss = svi.step(*self.args, **self.kwargs)
         self.losses.append(loss)
         if math.isfinite(loss):
-            self._include((_DECAY + 1) / (step - self.skipped + _DECAY))
+            share, now = (_DECAY + 1) / (step - self.skipped + _DECAY), self.q.snapshot()
+            if self.average is not None:
+                now = Coordinates(*(torch.lerp(old, new, share) for old, new in zip(self.average, now, strict=True)))
+            self.average = now
+            self.norm2 += share * (svi.norm**2 - self.norm2)
         else:
             self.skipped += 1
         last, draws = svi.natural.last, step * svi.num_particles
@@ -418,15 +393,6 @@ class AveragedSteps(Engine):
         record = Record(step, loss, svi.norm, rho, self.skipped + svi.natural.rejections, draws, 0.0)
         where = f"a loss of {loss:.6g} at step {step}"
         return Standing(record, torch.tensor(False), torch.tensor(loss), (step, draws), where=where)
-
-    @torch.no_grad()
-    def _include(self, share: float) -> None:
-        """Take the coordinates of q, and the squared norm of the gradient, into the averages."""
-        now = self.q.snapshot()
-        if self.average is not None:
-            now = Coordinates(*(torch.lerp(old, new, share) for old, new in zip(self.average, now, strict=True)))
-        self.average = now
-        self.norm2 += share * (self.svi.norm**2 - self.norm2)
 
     # -------------------------------------------------------------------------------- the end
 
@@ -452,11 +418,10 @@ class AveragedSteps(Engine):
 
     def _account(self) -> str:
         """What is known of the end."""
-        fallen, (last, error) = _fallen(self.losses)[0], _mean(self.losses[-(len(self.losses) // 4) :])
+        fallen, noise, last, error = _quarters(self.losses)
         if not math.isfinite(fallen):
             return "the loss was not finite in some of the last steps."
         if not _steady(self.losses):
-            noise = _fallen(self.losses)[1]
             return f"the loss still changed by {-fallen:.3g} ± {noise:.1g} in the last quarter. Take more steps."
         text = f"as far as these steps can tell: the loss was steady at {last:.6g} ± {error:.1g}, "
         if self.follows:
@@ -490,7 +455,7 @@ class AveragedSteps(Engine):
 
     def _parameters(self) -> dict[str, Tensor]:
         """Everything that moves beside q: in the parameter store, in a module, in a torch optimizer."""
-        svi, found = self.svi, store.parameters()
+        svi, found = self.svi, stored_parameters()
         if isinstance(svi.model, torch.nn.Module):
             found |= {f"of the model {name}": value for name, value in svi.model.state_dict(keep_vars=True).items()}
         if isinstance(svi.optim, torch.optim.Optimizer):
@@ -550,20 +515,15 @@ class AveragedSteps(Engine):
         self.average = None if state["average"] is None else Coordinates(*(part.clone() for part in state["average"]))
 
 
-def _mean(losses: list[float]) -> tuple[float, float]:
-    """With its standard error."""
-    values = torch.tensor(losses, dtype=torch.float64)
-    return float(values.mean()), float(values.std() / len(values) ** 0.5)
-
-
-def _fallen(losses: list[float]) -> tuple[float, float]:
-    """By how much the mean of the last quarter is below that of the quarter before, with its standard error."""
+def _quarters(losses: list[float]) -> tuple[float, float, float, float]:
+    """The fall of the mean to the last quarter from that before, and the mean of the last, with standard errors."""
     quarter = len(losses) // 4
-    (before, error_before), (last, error) = _mean(losses[-2 * quarter : -quarter]), _mean(losses[-quarter:])
-    return before - last, math.hypot(error_before, error)
+    before, last = torch.tensor(losses[-2 * quarter :], dtype=torch.float64).split(quarter)
+    errors = [float(part.std()) / quarter**0.5 for part in (before, last)]
+    return float(before.mean() - last.mean()), math.hypot(*errors), float(last.mean()), errors[1]
 
 
 def _steady(losses: list[float]) -> bool:
     """Whether the last two quarters agree, up to what is little and to their noise."""
-    fallen, noise = _fallen(losses)
+    fallen, noise, *_ = _quarters(losses)
     return abs(fallen) <= _STEADY + 2 * noise  # which a loss that is not finite is not
