@@ -314,6 +314,7 @@ def test_the_wheel_has_types():
     assert "Typing :: Typed" in setup.read_text("utf-8")
 
 
+@pytest.mark.accuracy
 def test_a_script_of_a_user_is_typed(tmp_path):
     """`mypy --strict`, without an ignore."""
     for package in ("mypy", "gpytorch", "pyro"):

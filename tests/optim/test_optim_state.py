@@ -2,13 +2,13 @@
 
 import copy
 import io
+import itertools
 import pickle
 
 import pytest
 import torch
 from helpers import METHOD_PAIRS as PAIRS
 from helpers import METHODS, coordinates, distance, make_model, make_posterior, same_bits
-from helpers import SMALL_BATCHES as BATCHES
 from torch.optim import lr_scheduler
 
 from torchngvi import SRVN, VN, CholeskyGaussian, KLRadius, NaturalGaussian, Stein, fit
@@ -91,8 +91,9 @@ def same_tensors(left, right):
 KINDS = ["trial on a model", "trial on a closure", "short trials", "kl radius", "scheduler", "draws"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(
+    ("batch", "kind"), [*(((3,), kind) for kind in KINDS), ((), "trial on a model"), ((), "draws")], ids=str
+)
 @pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_a_resumed_run_is_equal_to_the_last_bit(method, name, batch, kind):
     run = Run(kind, method, name, batch, seed=0)
@@ -292,9 +293,11 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", COPIES)
-@pytest.mark.parametrize("name", POSTERIORS)
+EACH_COPY = zip(itertools.product(COPIES, KINDS), itertools.cycle(POSTERIORS), strict=False)
+EACH_POSTERIOR = zip(itertools.product(["pickle of both"], KINDS[:4]), POSTERIORS, strict=True)
+
+
+@pytest.mark.parametrize(("way", "kind", "name"), [(*pair, name) for pair, name in (*EACH_COPY, *EACH_POSTERIOR)])
 def test_a_copy_goes_on_by_itself(name, way, kind):
     run = Run(kind, "VN", name, (3,), seed=0)
     run.advance(3)
@@ -350,8 +353,7 @@ CONVERSIONS = {
 }
 
 
-@pytest.mark.parametrize("convert", CONVERSIONS)
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("batch", "convert"), [*(((), way) for way in CONVERSIONS), ((3,), "double")], ids=str)
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_conversion_keeps_the_optimizer_alive(name, batch, convert):
     q, single, model = make_posterior(name, batch, dtype=torch.float32), make_model(batch), make_model(batch)

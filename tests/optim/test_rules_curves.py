@@ -12,7 +12,6 @@ from helpers import (
     DIM,
     DTYPE,
     EXACT,
-    EXCLUDED_RULES,
     IDENTITY,
     PAIRS,
     POSTERIORS,
@@ -35,7 +34,7 @@ from helpers import (
     step,
 )
 
-from torchngvi import BWGD, IBLR, SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi import BWGD, IBLR, SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit
 from torchngvi.errors import PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Root
@@ -251,18 +250,6 @@ def test_named_methods_are_their_rules(method):
     assert all(torch.equal(a, b) for a, b in zip(q.coordinates, p.coordinates, strict=True))
     assert isinstance(method(q).step_size, SufficientDecrease)
     assert (method(q).metric is not None) == method(q).rule.natural
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-def test_named_methods_refuse_what_they_cannot_move(method):
-    refused = ("natural", METHODS[method]) in EXCLUDED_RULES or method is SRVN
-    q = NaturalGaussian(DIM)
-    if not refused:
-        assert method(q).posteriors == [q]
-        return
-    with pytest.raises(PairError, match=r"Use a CholeskyGaussian or a DiagonalGaussian\.|SRVN with a CholeskyGaussian"):
-        method(q)
-    assert isinstance(method(DiagonalGaussian(DIM)).posteriors[0], DiagonalGaussian)
 
 
 # --------------------------------------------------------------------------------------- the move to a root
