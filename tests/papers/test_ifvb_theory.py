@@ -97,6 +97,7 @@ def test_t4_streamlined_fisher_converges(one_draw):
     assert not torch.allclose(H, expected - bias * torch.eye(2, dtype=FLOAT), atol=0.02)
 
 
+@pytest.mark.accuracy
 def test_t5_rate_of_the_iterate(one_draw):
     """Theorem 5.2: E|λ - λ*|² falls as α_s; sharper, Cov(λ)/α_s tends to (1/2B) I_F⁻¹ Σ I_F⁻¹."""
     _, _, squares = one_draw
@@ -197,6 +198,7 @@ def test_example_1_exact_natural_gradient(start, error):
     assert float(error_of(q.vector)) == pytest.approx(error, abs=5e-7)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("start", "stall"), [("(5, 45)", (16.19, 42.90)), ("(25, 25)", (15.24, 32.40))])
 def test_example_1_ordinary_gradient_stalls(start, stall):
     """Steps 1/(1 + k) along I_F (λ* - λ) until the mean change is 1e-5: nowhere near (58, 144)."""
@@ -234,6 +236,7 @@ def test_example_1_recursion_as_run():
             assert medians == pytest.approx(expected, rel=0.015)
 
 
+@pytest.mark.accuracy
 def test_example_1_perturbation_that_swamps():
     """c_β = 1, β = 0.1: the run hardly moves (108, 105 at 100, 1000), for the small eigenvalues are hidden."""
     q = coin("(5, 45)", 5)
@@ -286,6 +289,7 @@ def test_example_2_gibbs():
     assert (q[3] / (q[2] - 1)).item() == pytest.approx(3.71994, abs=5e-6)
 
 
+@pytest.mark.accuracy
 def test_example_2_runs():
     """IFVB as run -25.64 at 100; better with ε = 1, c' = 100; AIFVB -25.68; the exact natural gradient ahead of all."""
     ends = {}

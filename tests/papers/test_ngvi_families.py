@@ -169,6 +169,7 @@ class TestTheorem:
             rows, prior, start = torch.nn.functional.one_hot(chosen, 4).to(DTYPE), torch.ones(4, dtype=DTYPE), Dirichlet
         return rows, prior, start
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("name", ["gamma", "dirichlet"])
     def test_the_rate(self, name):
         rows, prior, family = self.problem(name)
