@@ -275,7 +275,7 @@ def check_refusal(call: Callable[[], object], error: type[Exception], words: tup
 def sparse_product(step: int, *values: Iterable[object]) -> list[object]:
     """Rows of a product for `parametrize`: each step-th of them by default, the others with the accuracy tests."""
     rows = enumerate(itertools.product(*values))
-    return [row if number % step == 0 else pytest.param(*row, marks=pytest.mark.accuracy) for number, row in rows]
+    return [pytest.param(*row, marks=pytest.mark.accuracy if number % step else ()) for number, row in rows]
 
 
 # ------------------------------------------------------------------------------- random things

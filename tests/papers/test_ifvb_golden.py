@@ -280,7 +280,7 @@ CASES |= {
 GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
-@pytest.mark.parametrize(("name",), sparse_product(3, CASES))
+@pytest.mark.parametrize("name", sparse_product(3, CASES))
 def test_the_numbers_are_those_of_before(name):
     problem, settings = CASES[name]
     ends = problem.run(**settings)
