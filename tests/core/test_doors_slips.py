@@ -41,6 +41,11 @@ def slip(door: str, name: str, said: str = ""):
     return kept
 
 
+def enter(door: str, slips: dict[str, tuple]):
+    """Those of one expression: by name the call, and what is said."""
+    SLIPS.extend(Slip(door, name, *slip) for name, slip in slips.items())
+
+
 @pytest.fixture(autouse=True)
 def in_float64(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -114,49 +119,43 @@ def same(one, other, tolerance=1e-6) -> bool:
 # ------------------------------------------------------------------------------------ fit, with a log joint
 
 
-@slip("fit", "a sum over draws too", "one value a draw")
-def _():
-    fit(q(), lambda theta: log_joint(theta).sum())
-
-
-@slip("fit", "a dimension that stays", "one value a draw")
-def _():
-    fit(q(), lambda theta: log_joint(theta)[:, None])
-
-
-@slip("fit", "rows that are not summed", "Sum over data")
-def _():
-    fit(q(), terms)
-
-
-@slip("fit", "labels as a column", "one value a draw")
-def _():
-    fit(q(), lambda theta: terms(theta, y=LABELS[:, None]).sum(-1))
-
-
-@slip("fit", "the loss in place of the log joint", "does not confine q.*energy, return its negative")
-def _():
-    return fit(q(), lambda theta: -log_joint(theta)).reason
-
-
-@slip("fit", "a density, not its logarithm", "does not confine q")
-def _():
-    return fit(q(), lambda theta: log_joint(theta).exp()).reason
-
-
-@slip("fit", "a prior that forgets a coordinate", "does not confine q")
-def _():
-    return fit(q(4), lambda theta: log_joint(theta[:, :3])).reason
-
-
-@slip("fit", "NumPy inside", "by torch operations")
-def _():
-    fit(q(), lambda theta: torch.as_tensor(-0.5 * (theta.detach().numpy() ** 2).sum(-1)))
-
-
-@slip("fit", "dropout that is on", "it draws")
-def _():
-    fit(q(), lambda theta: log_joint(torch.nn.functional.dropout(theta, 0.5)))
+enter(
+    "fit",
+    {
+        "a sum over draws too": (lambda: fit(q(), lambda theta: log_joint(theta).sum()), "one value a draw"),
+        "a dimension that stays": (lambda: fit(q(), lambda theta: log_joint(theta)[:, None]), "one value a draw"),
+        "rows that are not summed": (lambda: fit(q(), terms), "Sum over data"),
+        "labels as a column": (
+            lambda: fit(q(), lambda theta: terms(theta, y=LABELS[:, None]).sum(-1)),
+            "one value a draw",
+        ),
+        "the loss in place of the log joint": (
+            lambda: fit(q(), lambda theta: -log_joint(theta)).reason,
+            "does not confine q.*energy, return its negative",
+        ),
+        "a density, not its logarithm": (
+            lambda: fit(q(), lambda theta: log_joint(theta).exp()).reason,
+            "does not confine q",
+        ),
+        "a prior that forgets a coordinate": (
+            lambda: fit(q(4), lambda theta: log_joint(theta[:, :3])).reason,
+            "does not confine q",
+        ),
+        "NumPy inside": (
+            lambda: fit(q(), lambda theta: torch.as_tensor(-0.5 * (theta.detach().numpy() ** 2).sum(-1))),
+            "by torch operations",
+        ),
+        "dropout that is on": (
+            lambda: fit(q(), lambda theta: log_joint(torch.nn.functional.dropout(theta, 0.5))),
+            "it draws",
+        ),
+        "q in single precision, data in double": (
+            lambda: fit(ngvi.CholeskyGaussian(3, dtype=torch.float32), log_joint),
+            "dtype torch.float32, that of q",
+        ),
+        "a function of one theta": (lambda: fit(q(), lambda theta: -0.5 * theta @ theta), "LogJoint.vmapped"),
+    },
+)
 
 
 @slip("fit", "rows that are drawn at each call", "it draws.*DataLogJoint")
@@ -166,16 +165,6 @@ def _():
         return 6 * terms(theta, X[rows], LABELS[rows]).sum(-1) - 0.5 * theta.square().sum(-1)
 
     fit(q(), batch)
-
-
-@slip("fit", "q in single precision, data in double", "dtype torch.float32, that of q")
-def _():
-    fit(ngvi.CholeskyGaussian(3, dtype=torch.float32), log_joint)
-
-
-@slip("fit", "a function of one theta", "LogJoint.vmapped")
-def _():
-    fit(q(), lambda theta: -0.5 * theta @ theta)
 
 
 @slip("fit", "under no_grad")
@@ -189,49 +178,23 @@ def _():
 # ------------------------------------------------------------------------------------ regressions
 
 
-@slip("GeneralizedLinear", "labels 1 and 2")
-def _():
-    return same(fit(q(), model(LABELS + 1)).posterior, fitted().posterior)
-
-
-@slip("GeneralizedLinear", "labels as a column", "one entry for each of the 60 rows")
-def _():
-    model(LABELS[:, None])
-
-
-@slip("GeneralizedLinear", "probabilities for labels", "needs two classes in y; got 60")
-def _():
-    model(torch.sigmoid(X[:, 0]))
-
-
-@slip("GeneralizedLinear", "rates for counts", "needs counts")
-def _():
-    model(LABELS / 7, family="poisson_log")
-
-
-@slip("GeneralizedLinear", "weights that sum to 1", "weights of the 60 rows sum to 1.*Multiply")
-def _():
-    model(weights=torch.ones(60) / 60)
-
-
-@slip("GeneralizedLinear", "weights of the wrong sign", "must not be negative")
-def _():
-    model(weights=-torch.ones(60))
-
-
-@slip("GeneralizedLinear", "a precision for each row", "prior_precision must be a scalar")
-def _():
-    model(prior_precision=torch.ones(60))
-
-
-@slip("GeneralizedLinear", "a batch of one class", r"classes=\(0, 1\)")
-def _():
-    model(torch.ones(60))
-
-
-@slip("GeneralizedLinear", "a mini-batch by a mask of whole numbers", "mask.nonzero")
-def _():
-    model().minibatch(LABELS.long())
+enter(
+    "GeneralizedLinear",
+    {
+        "labels 1 and 2": (lambda: same(fit(q(), model(LABELS + 1)).posterior, fitted().posterior),),
+        "labels as a column": (lambda: model(LABELS[:, None]), "one entry for each of the 60 rows"),
+        "probabilities for labels": (lambda: model(torch.sigmoid(X[:, 0])), "needs two classes in y; got 60"),
+        "rates for counts": (lambda: model(LABELS / 7, family="poisson_log"), "needs counts"),
+        "weights that sum to 1": (
+            lambda: model(weights=torch.ones(60) / 60),
+            "weights of the 60 rows sum to 1.*Multiply",
+        ),
+        "weights of the wrong sign": (lambda: model(weights=-torch.ones(60)), "must not be negative"),
+        "a precision for each row": (lambda: model(prior_precision=torch.ones(60)), "prior_precision must be a scalar"),
+        "a batch of one class": (lambda: model(torch.ones(60)), r"classes=\(0, 1\)"),
+        "a mini-batch by a mask of whole numbers": (lambda: model().minibatch(LABELS.long()), "mask.nonzero"),
+    },
+)
 
 
 @slip("SoftmaxRegression", "labels from 1")
@@ -241,37 +204,49 @@ def _():
     return same(one, other)
 
 
-@slip("SoftmaxRegression", "measurements for labels", "must be labels, whole numbers")
-def _():
-    SoftmaxRegression(X, X[:, 0])
-
-
-@slip("SoftmaxRegression", "a coefficient of every class", "has 6 coefficients and q has 9")
-def _():
-    fit(q(9), SoftmaxRegression(X, torch.arange(60) % 3))
+enter(
+    "SoftmaxRegression",
+    {
+        "measurements for labels": (lambda: SoftmaxRegression(X, X[:, 0]), "must be labels, whole numbers"),
+        "a coefficient of every class": (
+            lambda: fit(q(9), SoftmaxRegression(X, torch.arange(60) % 3)),
+            "has 6 coefficients and q has 9",
+        ),
+    },
+)
 
 
 # ------------------------------------------------------------------------------------ what follows a fit
 
 
-@slip("laplace", "the loss in place of the log joint", "has no maximum in 3 of 3 directions.*energy")
-def _():
-    ngvi.laplace(q(), lambda theta: -log_joint(theta))
+enter(
+    "laplace",
+    {
+        "the loss in place of the log joint": (
+            lambda: ngvi.laplace(q(), lambda theta: -log_joint(theta)),
+            "has no maximum in 3 of 3 directions.*energy",
+        ),
+        "no prior in two directions": (
+            lambda: ngvi.laplace(q(), lambda theta: -theta[:, 0].square()),
+            "has no maximum in 2 of 3 directions",
+        ),
+    },
+)
 
 
-@slip("laplace", "no prior in two directions", "has no maximum in 2 of 3 directions")
-def _():
-    ngvi.laplace(q(), lambda theta: -theta[:, 0].square())
-
-
-@slip("refine", "one start in place of a list", "starts must be points")
-def _():
-    ngvi.refine(fitted(), log_joint, starts=torch.zeros(3))
-
-
-@slip("refine", "another log joint than that of the fit", "cannot be told")
-def _():
-    ngvi.refine(fitted(), lambda theta: -0.5 * (theta - 5).square().sum(-1))
+enter(
+    "refine",
+    {
+        "one start in place of a list": (
+            lambda: ngvi.refine(fitted(), log_joint, starts=torch.zeros(3)),
+            "starts must be points",
+        ),
+        "another log joint than that of the fit": (
+            lambda: ngvi.refine(fitted(), lambda theta: -0.5 * (theta - 5).square().sum(-1)),
+            "cannot be told",
+        ),
+    },
+)
 
 
 @slip("marginal", "the wrong sign", "finds no mode of the latents")
@@ -339,35 +314,28 @@ def _():
 V = torch.tensor([[4.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
 
 
-@slip("posteriors", "a covariance for a scale", "lower triangular")
-def _():
-    q(scale=V)
-
-
-@slip("posteriors", "an upper root", "lower triangular")
-def _():
-    q(scale=torch.linalg.cholesky(V).mT)
-
-
-@slip("posteriors", "standard deviations for a covariance", r"covariance must be \(\*batch, D, D\)")
-def _():
-    ngvi.CholeskyGaussian.from_moments(torch.zeros(3), torch.ones(3))
-
-
-@slip("posteriors", "a root for a covariance", "covariance must be symmetric")
-def _():
-    ngvi.CholeskyGaussian.from_moments(torch.zeros(3), torch.linalg.cholesky(V))
+enter(
+    "posteriors",
+    {
+        "a covariance for a scale": (lambda: q(scale=V), "lower triangular"),
+        "an upper root": (lambda: q(scale=torch.linalg.cholesky(V).mT), "lower triangular"),
+        "standard deviations for a covariance": (
+            lambda: ngvi.CholeskyGaussian.from_moments(torch.zeros(3), torch.ones(3)),
+            r"covariance must be \(\*batch, D, D\)",
+        ),
+        "a root for a covariance": (
+            lambda: ngvi.CholeskyGaussian.from_moments(torch.zeros(3), torch.linalg.cholesky(V)),
+            "covariance must be symmetric",
+        ),
+        "the batch in the place of its shape": (lambda: q().__class__(5, 3), "batch_shape must be a tuple"),
+    },
+)
 
 
 @slip("posteriors", "moments of NumPy")
 def _():
     found = ngvi.CholeskyGaussian.from_moments(np.zeros(3), V.numpy())
     return bool((found.covariance - V).abs().max() < 1e-12)
-
-
-@slip("posteriors", "the batch in the place of its shape", "batch_shape must be a tuple")
-def _():
-    q().__class__(5, 3)
 
 
 # ------------------------------------------------------------------------------------ optimizers
@@ -387,9 +355,25 @@ def steps(optimizer, count, sign=1.0, before=False):
     return posterior
 
 
-@slip("optimizers", "a missing minus in a loop", "the run diverges")
-def _():
-    steps(ngvi.SRVN(q(), lr=0.3, step_size=ngvi.KLRadius(0.5)), 200, -1.0)
+enter(
+    "optimizers",
+    {
+        "a missing minus in a loop": (
+            lambda: steps(ngvi.SRVN(q(), lr=0.3, step_size=ngvi.KLRadius(0.5)), 200, -1.0),
+            "the run diverges",
+        ),
+        "a step before the backward pass": (
+            lambda: steps(ngvi.SRVN(q(), lr=0.3), 1, before=True),
+            "call loss.backward",
+        ),
+        "a loop without a rate": (lambda: steps(ngvi.SRVN(q()), 1), "Pass a learning rate"),
+        "parameters in place of the posterior": (lambda: ngvi.SRVN(q().parameters(), lr=0.3), r"not q.parameters\(\)"),
+        "a rate above 1": (
+            lambda: ngvi.NGVI(ngvi.NaturalGaussian(3, dtype=torch.float64), lr=5.0).step(model()),
+            r"lr in \[0, 1\]",
+        ),
+    },
+)
 
 
 @slip("optimizers", "the loss in place of the log joint", "fallen to .*the run diverges.*energy, return its negative")
@@ -397,16 +381,6 @@ def _():
     optimizer = ngvi.VN(q(), lr=0.2, estimator=ngvi.Stein(32))
     for _ in range(200):
         optimizer.step(lambda theta: -log_joint(theta))
-
-
-@slip("optimizers", "a step before the backward pass", "call loss.backward")
-def _():
-    steps(ngvi.SRVN(q(), lr=0.3), 1, before=True)
-
-
-@slip("optimizers", "a loop without a rate", "Pass a learning rate")
-def _():
-    steps(ngvi.SRVN(q()), 1)
 
 
 @slip("optimizers", "a closure of one loss a draw", "closure must return one loss.*loss.mean")
@@ -445,16 +419,6 @@ def _():
     return same(run(True), run(False), 1e-12)
 
 
-@slip("optimizers", "parameters in place of the posterior", r"not q.parameters\(\)")
-def _():
-    ngvi.SRVN(q().parameters(), lr=0.3)
-
-
-@slip("optimizers", "a rate above 1", r"lr in \[0, 1\]")
-def _():
-    ngvi.NGVI(ngvi.NaturalGaussian(3, dtype=torch.float64), lr=5.0).step(model())
-
-
 # ------------------------------------------------------------------------------------ rows in batches
 
 
@@ -466,14 +430,22 @@ def both(x, y, **keywords):
     return ngvi.GeneralizedLinear(x, y, classes=(0, 1), **keywords)
 
 
-@slip("Streamed", "the number of batches for that of rows", "has 60 rows where num_data is 3")
-def _():
-    fit(q(), ngvi.Streamed(batches(), 3, both))
-
-
-@slip("Streamed", "a short last batch")
-def _():
-    return same(fit(q(), ngvi.Streamed(batches(25), 60, both)).posterior, fitted().posterior)
+enter(
+    "Streamed",
+    {
+        "the number of batches for that of rows": (
+            lambda: fit(q(), ngvi.Streamed(batches(), 3, both)),
+            "has 60 rows where num_data is 3",
+        ),
+        "a short last batch": (
+            lambda: same(fit(q(), ngvi.Streamed(batches(25), 60, both)).posterior, fitted().posterior),
+        ),
+        "a share of the prior for each batch": (
+            lambda: fit(q(), ngvi.Streamed(batches(25), 60, lambda x, y: both(x, y, prior_precision=len(x) / 60))),
+            "each has the whole prior",
+        ),
+    },
+)
 
 
 @slip("Streamed", "labels that are shuffled apart from their rows", "same rows with the same labels")
@@ -491,11 +463,6 @@ def _():
     sampler = torch.utils.data.RandomSampler(rows, replacement=True)
     loader = torch.utils.data.DataLoader(rows, batch_size=20, sampler=sampler)
     fit(q(), ngvi.Streamed(loader, 60, both))
-
-
-@slip("Streamed", "a share of the prior for each batch", "each has the whole prior")
-def _():
-    fit(q(), ngvi.Streamed(batches(25), 60, lambda x, y: both(x, y, prior_precision=len(x) / 60)))
 
 
 @slip("DataLogJoint", "a mean over rows", "sum over the rows of a batch")
@@ -553,9 +520,30 @@ def _():
     fit_guide(run, AutoGaussian(run), X, options={**BRIEF, "max_gradients": 100})
 
 
-@slip("Pyro", "to_event within the plate", "repeats the observation of the site 'y', of shape .60,., 60 times")
-def _():
-    guided(regression(Y, lambda eta: dist.Normal(eta, 0.5).to_event(1)))
+enter(
+    "Pyro",
+    {
+        "to_event within the plate": (
+            lambda: guided(regression(Y, lambda eta: dist.Normal(eta, 0.5).to_event(1))),
+            "repeats the observation of the site 'y', of shape .60,., 60 times",
+        ),
+        "y as a column": (lambda: guided(regression(Y[:, None])), r"Expected \[60\], actual \[60, 60\]"),
+        "integer labels": (
+            lambda: guided(regression(LABELS.long(), lambda eta: dist.Bernoulli(logits=eta))),
+            "Bernoulli of the site 'y' cannot take its observations.*torch.int64",
+        ),
+        "observations of NumPy": (lambda: guided(regression(Y.numpy())), "cannot take its observations, a ndarray"),
+        "logits for probabilities": (
+            lambda: guided(regression(LABELS, dist.Bernoulli)),
+            "satisfy the constraint Interval",
+        ),
+        "a keyword of the fit among those of the model": (
+            lambda: guided(regression(Y), progress=False),
+            r"options=\{'progress': False\}",
+        ),
+        "quantiles in per cent": (lambda: guided(regression(Y)).quantiles([2.5, 97.5]), "are shares.*got 2.5"),
+    },
+)
 
 
 @slip("Pyro", "a factor that is summed within the plate", "repeats the factor of the site 'f'")
@@ -566,36 +554,6 @@ def _():
             pyro.factor("f", -2 * (Y - X[:, :2] @ w).square().sum())
 
     guided(run)
-
-
-@slip("Pyro", "y as a column", r"Expected \[60\], actual \[60, 60\]")
-def _():
-    guided(regression(Y[:, None]))
-
-
-@slip("Pyro", "integer labels", "Bernoulli of the site 'y' cannot take its observations.*torch.int64")
-def _():
-    guided(regression(LABELS.long(), lambda eta: dist.Bernoulli(logits=eta)))
-
-
-@slip("Pyro", "observations of NumPy", "cannot take its observations, a ndarray")
-def _():
-    guided(regression(Y.numpy()))
-
-
-@slip("Pyro", "logits for probabilities", "satisfy the constraint Interval")
-def _():
-    guided(regression(LABELS, dist.Bernoulli))
-
-
-@slip("Pyro", "a keyword of the fit among those of the model", r"options=\{'progress': False\}")
-def _():
-    guided(regression(Y), progress=False)
-
-
-@slip("Pyro", "quantiles in per cent", "are shares.*got 2.5")
-def _():
-    guided(regression(Y)).quantiles([2.5, 97.5])
 
 
 @slip("Pyro", "observations in single precision")
@@ -633,25 +591,26 @@ def trained(x=AT, y=WAVE, gp=None, likelihood=None):
     return gp.eval()(AT).mean
 
 
-@slip("GPyTorch", "y as a column", "targets of shape .60, 1.")
-def _():
-    trained(y=WAVE[:, None])
+enter(
+    "GPyTorch",
+    {
+        "y as a column": (lambda: trained(y=WAVE[:, None]), "targets of shape .60, 1."),
+        "labels 1 and 2": (
+            lambda: trained(y=(WAVE > 0) + 1.0, likelihood=gpytorch.likelihoods.BernoulliLikelihood()),
+            "takes the labels 0 and 1",
+        ),
+        "a model in single precision, data in double": (
+            lambda: trained(gp=Model().float(), likelihood=gpytorch.likelihoods.GaussianLikelihood().float()),
+            "call model.double",
+        ),
+    },
+)
 
 
 @slip("GPyTorch", "inputs without the axis of features, a model in eval mode")
 def _():
     one, other = trained(), trained(AT[:, 0], gp=Model().double().eval())
     return bool((one - other).abs().max() < 1e-6)
-
-
-@slip("GPyTorch", "labels 1 and 2", "takes the labels 0 and 1")
-def _():
-    trained(y=(WAVE > 0) + 1.0, likelihood=gpytorch.likelihoods.BernoulliLikelihood())
-
-
-@slip("GPyTorch", "a model in single precision, data in double", "call model.double")
-def _():
-    trained(gp=Model().float(), likelihood=gpytorch.likelihoods.GaussianLikelihood().float())
 
 
 @slip("GPyTorch", "the number of batches for that of rows", "is 3 where one batch has 20 rows")
@@ -695,45 +654,42 @@ def _():
     return np.allclose(found.coef_, BayesianLogisticRegression().fit(FRAME, CLASSES).coef_)
 
 
-@slip("scikit-learn", "y in another order than X", "in another order")
-def _():
-    BayesianLinearRegression().fit(FRAME, pd.Series(Y.numpy()).sample(frac=1, random_state=0))
-
-
-@slip("scikit-learn", "a class whose rows all have the weight 0", "class 0 have the weight 0")
-def _():
-    BayesianLogisticRegression().fit(FRAME, CLASSES, sample_weight=CLASSES)
-
-
-@slip("scikit-learn", "weights that sum to 1", "sum to 1")
-def _():
-    BayesianLogisticRegression().fit(FRAME, CLASSES, sample_weight=np.ones(60) / 60)
-
-
-@slip("scikit-learn", "classes for numbers", "y must be numbers.*BayesianLogisticRegression")
-def _():
-    BayesianLinearRegression().fit(FRAME, np.where(CLASSES, "yes", "no"))
-
-
-@slip("scikit-learn", "one class", "has one class")
-def _():
-    BayesianLogisticRegression().fit(FRAME, np.ones(60))
-
-
-@slip("scikit-learn", "columns in another order", "same order")
-def _():
-    BayesianLogisticRegression().fit(FRAME, CLASSES).predict(FRAME[["c", "a", "b"]])
+enter(
+    "scikit-learn",
+    {
+        "y in another order than X": (
+            lambda: BayesianLinearRegression().fit(FRAME, pd.Series(Y.numpy()).sample(frac=1, random_state=0)),
+            "in another order",
+        ),
+        "a class whose rows all have the weight 0": (
+            lambda: BayesianLogisticRegression().fit(FRAME, CLASSES, sample_weight=CLASSES),
+            "class 0 have the weight 0",
+        ),
+        "weights that sum to 1": (
+            lambda: BayesianLogisticRegression().fit(FRAME, CLASSES, sample_weight=np.ones(60) / 60),
+            "sum to 1",
+        ),
+        "classes for numbers": (
+            lambda: BayesianLinearRegression().fit(FRAME, np.where(CLASSES, "yes", "no")),
+            "y must be numbers.*BayesianLogisticRegression",
+        ),
+        "one class": (lambda: BayesianLogisticRegression().fit(FRAME, np.ones(60)), "has one class"),
+        "columns in another order": (
+            lambda: BayesianLogisticRegression().fit(FRAME, CLASSES).predict(FRAME[["c", "a", "b"]]),
+            "same order",
+        ),
+        "three classes in groups": (
+            lambda: BayesianMixedClassifier(groups="patient").fit(VISITS, np.arange(60) % 3),
+            "has two classes; y has 3",
+        ),
+    },
+)
 
 
 @slip("scikit-learn", "groups as texts where the fit had numbers", "all would be new")
 def _():
     found = BayesianMixedRegressor(groups="patient").fit(VISITS, PAIN)
     found.predict(VISITS.assign(patient=VISITS.patient.astype(str)))
-
-
-@slip("scikit-learn", "three classes in groups", "has two classes; y has 3")
-def _():
-    BayesianMixedClassifier(groups="patient").fit(VISITS, np.arange(60) % 3)
 
 
 # ------------------------------------------------------------------------------------ mixed models
@@ -744,24 +700,24 @@ def mixed(formula, family="gaussian", **columns):
     return ngvi.mixed(formula, table, family)
 
 
-@slip("mixed", "the response on both sides", "pain stands on both sides")
-def _():
-    mixed("pain ~ week + pain + (1 | patient)")
-
-
-@slip("mixed", "a group for each row", "one row in each group")
-def _():
-    mixed("pain ~ week + (1 | one)").fit(progress=False)
-
-
-@slip("mixed", "three classes", "needs two classes in the outcome; got 3")
-def _():
-    mixed("kind ~ week + (1 | patient)", "bernoulli", kind=np.arange(60) % 3)
-
-
-@slip("mixed", "counts with decimals", "needs counts")
-def _():
-    mixed("kind ~ week + (1 | patient)", "poisson", kind=np.arange(60) / 7)
+enter(
+    "mixed",
+    {
+        "the response on both sides": (
+            lambda: mixed("pain ~ week + pain + (1 | patient)"),
+            "pain stands on both sides",
+        ),
+        "a group for each row": (lambda: mixed("pain ~ week + (1 | one)").fit(progress=False), "one row in each group"),
+        "three classes": (
+            lambda: mixed("kind ~ week + (1 | patient)", "bernoulli", kind=np.arange(60) % 3),
+            "needs two classes in the outcome; got 3",
+        ),
+        "counts with decimals": (
+            lambda: mixed("kind ~ week + (1 | patient)", "poisson", kind=np.arange(60) / 7),
+            "needs counts",
+        ),
+    },
+)
 
 
 @slip("mixed", "an exposure without its logarithm", "Did you mean offset.log")

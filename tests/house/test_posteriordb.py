@@ -298,6 +298,7 @@ def largest_z(posterior, log_joint):
     return float(torch.cat([first, second.flatten()]).abs().max())
 
 
+@pytest.mark.accuracy
 @every_posterior
 def test_reference_draws_satisfy_steins_identity(name):
     posterior = load(name)
@@ -314,6 +315,7 @@ STRONG_JACOBIANS = [
 ]
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", STRONG_JACOBIANS)
 def test_steins_identity_sees_a_missing_jacobian(name):
     posterior = load(name)
@@ -326,6 +328,7 @@ STRONG_PRIORS = {  # normal: of which quantity, its mean and sd
 }
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", STRONG_PRIORS)
 def test_steins_identity_sees_a_prior_of_twice_the_scale(name):
     posterior = load(name)

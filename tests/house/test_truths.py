@@ -57,6 +57,7 @@ def test_the_suite_has_two_halves_of_different_families():
     assert len(targets("held")) >= 50
 
 
+@pytest.mark.accuracy
 def test_every_target_is_batched_with_finite_gradients_and_an_accurate_truth():
     generator = torch.Generator().manual_seed(0)
     for target in quick():
@@ -126,6 +127,7 @@ CLOSED = (
 )
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", CLOSED)
 def test_truth_against_importance_sampling(name):
     target = named(name)
@@ -166,6 +168,7 @@ PRIORS = (
 )
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", PRIORS)
 def test_hierarchical_truth_against_draws_of_the_prior(name):
     """Of the non-centred form, and of the centred one at b = mu + s z, whose Jacobian is s^J."""
@@ -179,6 +182,7 @@ def test_hierarchical_truth_against_draws_of_the_prior(name):
     agree(centred, image, value - log_q)
 
 
+@pytest.mark.accuracy
 def test_locals_in_closed_form_against_importance_sampling():
     """The beta-binomial, the gamma-Poisson and the linear regression, by draws near their conditionals."""
     for name in ("beta-binomial 10 x 5", "four pumps", "linear regression 6 x 4"):
@@ -257,6 +261,7 @@ def test_an_affine_map_keeps_the_moments():
     assert float(spectrum[-1] / spectrum[0]) == pytest.approx(100)
 
 
+@pytest.mark.accuracy
 def test_wrong_is_thirty_per_cent_of_an_sd_or_three_tenths_of_one():
     target = named("Gaussian of condition 1")
     for factor, shift, expected in ((1.0, 0.0, False), (1.29, 0.0, False), (1.31, 0.0, True), (1.0, 0.31, True)):
@@ -286,6 +291,7 @@ def test_the_tumours_are_those_of_the_book():
     assert bool((y <= n).all())
 
 
+@pytest.mark.accuracy
 def test_models_written_twice_are_the_same():
     for form in ("centred", "non-centred"):
         theta = 0.5 * models.generator(5)(4, 10)
