@@ -16,7 +16,7 @@ from torchngvi.adapters.gpytorch import (
     train_svgp_in_batches,
 )
 from torchngvi.adapters.gpytorch import rounds as rounds_module
-from torchngvi.adapters.gpytorch.lent import lent_posterior
+from torchngvi.adapters.gpytorch.distribution import lent_posterior
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.starts import choose_inducing_points, left_open, pivots

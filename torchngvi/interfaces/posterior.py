@@ -355,7 +355,7 @@ class Posterior(torch.nn.Module, ABC):
                 continue
             new = torch.no_grad()(fn)(buffer)
             if torch._has_compatible_shallow_copy_type(buffer, new):
-                grad = buffer.grad
+                grad = buffer.grad if buffer.is_leaf else None
                 buffer.data = new
                 if grad is not None:
                     buffer.grad = fn(grad)

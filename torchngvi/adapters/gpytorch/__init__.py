@@ -9,6 +9,7 @@ factor of the covariance (`SparseGP`, `train_svgp`, `train_svgp_in_batches`, `re
 from torchngvi.extras import needing
 
 with needing("torchngvi.adapters.gpytorch", "gpytorch"):
+    from torchngvi.adapters.gpytorch.botorch import FantasizingModel, train_mll
     from torchngvi.adapters.gpytorch.conditioning import condition, fantasize, forget, predict_with_neighbours
     from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, variational_posteriors
     from torchngvi.adapters.gpytorch.optimizer import natural_optimizer
@@ -17,6 +18,7 @@ with needing("torchngvi.adapters.gpytorch", "gpytorch"):
     from torchngvi.adapters.gpytorch.training import TrainingResult, train_svgp, train_svgp_in_batches
 
 __all__ = [
+    "FantasizingModel",
     "NaturalGradientVariationalDistribution",
     "SparseGP",
     "TrainingResult",
@@ -26,6 +28,7 @@ __all__ = [
     "natural_optimizer",
     "predict_with_neighbours",
     "refine_svgp",
+    "train_mll",
     "train_svgp",
     "train_svgp_in_batches",
     "variational_posteriors",

@@ -29,11 +29,15 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import all_rows
-from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
+from torchngvi.adapters.gpytorch.distribution import (
+    NaturalGradientVariationalDistribution,
+    as_in_predictions,
+    kept_modes,
+    lent_posterior,
+)
 from torchngvi.adapters.gpytorch.energies import conjugate
 from torchngvi.adapters.gpytorch.kernels import Projection, evaluated, kernels
 from torchngvi.adapters.gpytorch.latents import Latents, latents_of
-from torchngvi.adapters.gpytorch.lent import as_in_predictions, kept_modes, lent_posterior
 from torchngvi.adapters.gpytorch.profile import Point, ProfiledELBO
 from torchngvi.adapters.gpytorch.refinement import remember_rows
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
@@ -125,7 +129,8 @@ def fantasize(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor
     >>> fantasy.eval()(x[:1]).mean.sign().tolist()
     [[1.0], [-1.0]]
     """
-    fantasy, x = copy.deepcopy(model), x[:, None] if x.ndim == 1 else x
+    with kept_modes(model):  # without what predictions have left, which cannot be copied
+        fantasy, x = copy.deepcopy(model), x[:, None] if x.ndim == 1 else x
     first = x.reshape(-1, *x.shape[-2:])[0], y.reshape(-1, y.shape[-1])[0]
     with _given(fantasy, likelihood, *first) as given:
         strategy = given.strategy

@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
+from torchngvi.adapters.gpytorch.distribution import kept_modes
 from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, log_concave
-from torchngvi.adapters.gpytorch.lent import kept_modes
 from torchngvi.adapters.gpytorch.optimizer import check_hyper_optimizer
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.distributed import Processes

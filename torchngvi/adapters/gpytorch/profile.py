@@ -28,9 +28,9 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, count
+from torchngvi.adapters.gpytorch.distribution import forget
 from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, tightened
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, kernels
-from torchngvi.adapters.gpytorch.lent import forget
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP, energies_of
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Sites

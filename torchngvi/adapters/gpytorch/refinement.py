@@ -24,8 +24,8 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, check_order, pairs, row_dimension
+from torchngvi.adapters.gpytorch.distribution import as_in_predictions, kept_modes, lent_posterior
 from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, log_concave
-from torchngvi.adapters.gpytorch.lent import as_in_predictions, kept_modes, lent_posterior
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.arguments import read_instance
 from torchngvi.fitting.fit import fit

@@ -17,9 +17,9 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 
 from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_order
+from torchngvi.adapters.gpytorch.distribution import forget, kept_modes, lent_posterior, unwrapped
 from torchngvi.adapters.gpytorch.epochs import Epochs, check_optimizer, of_run
 from torchngvi.adapters.gpytorch.latents import latents_of
-from torchngvi.adapters.gpytorch.lent import forget, kept_modes, lent_posterior
 from torchngvi.adapters.gpytorch.refinement import forget_rows, refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
@@ -106,8 +106,8 @@ class TrainingResult(FitResult):
 
 def train_svgp(
     model: ApproximateGP,
-    likelihood: Likelihood,
-    data: Any,
+    likelihood: Likelihood | None = None,
+    data: Any = None,
     *others: Any,
     rounds: int = 10,
     inducing: str = "given",
@@ -129,7 +129,8 @@ def train_svgp(
     Args:
         model: an `ApproximateGP` with a `VariationalStrategy` or an `UnwhitenedVariationalStrategy` over a
             `NaturalGradientVariationalDistribution`, or over a full Gaussian of GPyTorch, as
-            `CholeskyVariationalDistribution`, which then holds what was found.
+            `CholeskyVariationalDistribution`, which then holds what was found; or a ``SingleTaskVariationalGP`` of
+            BoTorch alone, which has a likelihood, rows and transforms.
         likelihood: see `SparseGP`.
         data: one pair (x, y) of all rows, a list of such pairs, or a ``DataLoader`` of them.
         others: none; what stands here is refused, as y after x.
@@ -172,6 +173,7 @@ def train_svgp(
             f"train_svgp takes inputs and targets as one pair; got {'two tensors' if len(others) == 1 else 'more'}. "
             "Write train_svgp(model, likelihood, (x, y))."
         )
+    model, likelihood, data = unwrapped(model, likelihood, data)
     read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
     check_order(likelihood, data)
     callbacks, rounds = _checked(callbacks), read_count("rounds", rounds, "counts rounds", at_least=0)
