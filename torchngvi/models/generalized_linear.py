@@ -285,17 +285,11 @@ class GeneralizedLinear(LinearTarget):
 
         Those of a sparse X are `Sites`, whose ∇²ℓ is not written out.
         """
-        prior, here = self.prior.scaled(self.temperature), self.weights > 0
-        with torch.enable_grad():
-            eta = torch.where(here, self.predictor(theta.detach()), 0.0).requires_grad_()
-            energy = self.weights * self.likelihood.energy(eta, self.y)
-            (alpha,) = torch.autograd.grad(energy.sum(), eta, create_graph=True)
-            (beta,) = torch.autograd.grad(alpha.sum(), eta, materialize_grads=True)
-        value, is_sparse = (
-            energy.detach().sum(-1) + self.temperature * self.prior.energy(theta),
-            sparse.is_sparse(self.X),
-        )
-        sites = Sites(self.X, None if is_sparse else self.X, alpha.detach(), beta, prior, theta)
+        eta = torch.where(self.weights > 0, self.predictor(theta), 0.0)
+        value, alpha, beta = (self.weights * x for x in self.likelihood.derivatives(eta, self.y))
+        value = value.sum(-1) + self.temperature * self.prior.energy(theta)
+        prior, is_sparse = self.prior.scaled(self.temperature), sparse.is_sparse(self.X)
+        sites = Sites(self.X, None if is_sparse else self.X, alpha, beta, prior, theta)
         return value, sites if is_sparse else sites.raw()
 
     def marginals(self, frame: Frame) -> Marginals:

@@ -55,6 +55,15 @@ class Likelihood(ABC):
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
         """Return F = E[-log p(y | η)] under N(mean, variance), with ∂F/∂e and 2 ∂F/∂v."""
 
+    def derivatives(self, eta: Tensor, y: Tensor) -> Moments:
+        """Return -log p(y | η) with its first and second derivative in η, each without a graph."""
+        with torch.enable_grad():
+            eta = eta.detach().requires_grad_()
+            energy = self.energy(eta, y)
+            (slope,) = torch.autograd.grad(energy.sum(), eta, create_graph=True)
+            (curvature,) = torch.autograd.grad(slope.sum(), eta, materialize_grads=True)
+        return Moments(energy.detach(), slope.detach(), curvature)
+
     @abstractmethod
     def checked(self, y: Tensor) -> Tensor:
         """Return the targets in this likelihood's coding.
@@ -62,6 +71,12 @@ class Likelihood(ABC):
         Raises:
             InputError: if there are values that it cannot produce.
         """
+
+
+def _softplus_at(mean: Tensor, variance: Tensor) -> Moments:
+    """Of log(1 + eˣ) with two derivatives, under no variance."""
+    slope = mean.sigmoid()
+    return Moments(torch.nn.functional.softplus(mean, threshold=40), slope, slope * (-mean).sigmoid())
 
 
 def _signs(y: Tensor) -> Tensor:
@@ -107,6 +122,10 @@ class BernoulliLogit(Likelihood):
         # softplus(-yη), not softplus(η) - η: no cancellation for well classified rows
         value, slope, curvature = softplus(-y * mean, variance)
         return Moments(value, -y * slope, curvature)
+
+    def derivatives(self, eta: Tensor, y: Tensor) -> Moments:
+        """Return those of `expected` without variance."""
+        return self.expected(eta, eta.new_zeros(()), y, _softplus_at)
 
     def checked(self, y: Tensor) -> Tensor:
         """Return the two classes as -1 and +1.
@@ -244,6 +263,10 @@ class NegativeBinomial(Likelihood):
         turned = smaller * slope - larger * (1 - slope)  # in -size
         value = (y + r) * value + larger * size + self._constant(y)
         return Moments(value, torch.where(up, -turned, turned), (y + r) * curvature)
+
+    def derivatives(self, eta: Tensor, y: Tensor) -> Moments:
+        """Return those of `expected` without variance."""
+        return self.expected(eta, eta.new_zeros(()), y, _softplus_at)
 
     def checked(self, y: Tensor) -> Tensor:
         """Return the counts as they are.

@@ -243,19 +243,12 @@ class Observed(Protocol):
 def row_moments(rows: Observed, eta: Tensor) -> Moments:
     """Weighted -log p(y | η) of each row with two derivatives, the second not negative."""
     likelihood, eta = rows.likelihood, rows.present(eta, 0.0)
-    point = torch.full_like(eta, _POINT)
-    if isinstance(likelihood, BernoulliLogit | NegativeBinomial):
-        moments = likelihood.expected(eta, point, rows.y, _softplus_at)
+    if likelihood.of_softplus:
+        moments = likelihood.derivatives(eta, rows.y)
     else:
-        moments = likelihood.expected(eta, point, rows.y)
+        moments = likelihood.expected(eta, torch.full_like(eta, _POINT), rows.y)
     value, slope, curvature = (rows.weights * x for x in moments)
     return Moments(value, slope, curvature.clamp_min(0.0))
-
-
-def _softplus_at(mean: Tensor, variance: Tensor) -> Moments:
-    """Of log(1 + eˣ) at a point, which needs no quadrature."""
-    slope = mean.sigmoid()
-    return Moments(torch.nn.functional.softplus(mean, threshold=40), slope, slope * (-mean).sigmoid())
 
 
 def prior_counts(prior: CovariancePrior) -> tuple[Tensor | float, float]:
