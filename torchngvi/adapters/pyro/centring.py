@@ -4,9 +4,8 @@ A latent y ~ N(μ, s²) whose μ and s are latents too is written with the weigh
 
     x ~ N(w μ, s^(2w)),        y = μ + s^(1-w) (x - w μ)
 
-which is the same model for every w: centred, as written, at w = 1, and not centred at w = 0 (Papaspiliopoulos, Roberts
-and Sköld 2007; Gorinova, Moore and Hoffman 2020).  Where data say much of y the posterior of y is nearly independent
-of μ and s, and w = 1 is best; where they say little that of x is, and w = 0 is.  Between the two
+which is the same model for every w: as written at w = 1, which is best where data say much of y, and not centred at
+w = 0 (Papaspiliopoulos, Roberts and Sköld 2007; Gorinova, Moore and Hoffman 2020).  Between the two
 
     w = 1 - s⁻² / h,        h = -∂²log p(data, θ)/∂y²
 
@@ -59,9 +58,8 @@ class Centred:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model in the other coordinates."""
-        return poutine.reparam(self.model, {name: LocScaleReparam(w) for name, w in self.weights.items()})(
-            *args, **kwargs
-        )
+        config: Any = {name: LocScaleReparam(weight) for name, weight in self.weights.items()}
+        return poutine.reparam(self.model, config)(*args, **kwargs)
 
     def __str__(self) -> str:
         lines = [f"{name}: weight {float(w.min()):.2f} to {float(w.max()):.2f}" for name, w in self.weights.items()]
@@ -129,21 +127,13 @@ def centred(
     attempt(_AS_WRITTEN, {})
     attempt(_NOT_CENTRED, shapes)
     _, candidate, fitted = max(tried.values(), key=lambda each: each[0])
-    attempt(_BY_CURVATURE, _by_curvature(density, names, _values(candidate, fitted, density, args, kwargs)))
+    own = fitted.density(candidate, args, kwargs)
+    nodes: Any = own.trace(own.unpack(fitted.posterior.mean)).nodes  # with the values of the sites as they are written
+    theta = density.pack({site.name: nodes[site.name]["value"] for site in density.layout.sites}).detach()
+    attempt(_BY_CURVATURE, _by_curvature(density, names, theta))
     elbos = {word: elbo for word, (elbo, _, _) in tried.items()}
     best = max(elbos, key=lambda word: elbos[word] + _GAIN * (word == _AS_WRITTEN))
     return Centred(model, tried[best][1].weights, elbos)
-
-
-@torch.no_grad()
-def _values(
-    candidate: Centred, fitted: AutoGaussian, density: ModelLogJoint, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Tensor:
-    """The θ of the model as it is written at the mean of a fit in other coordinates, (D,)."""
-    own = fitted.density(candidate, args, kwargs)
-    trace = own.trace(own.unpack(fitted.posterior.mean))
-    values: Any = {site.name: trace.nodes[site.name]["value"] for site in density.layout.sites}
-    return density.pack(values)
 
 
 def _by_curvature(density: ModelLogJoint, names: list[str], theta: Tensor) -> dict[str, Tensor]:

@@ -33,12 +33,11 @@ from torchngvi.adapters.pyro.layout import (
     is_subsampled,
     listed,
     random_sites,
-    unwrapped,
 )
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian, fit_locals
 from torchngvi.adapters.pyro.marginal import AutoMarginal, fit_marginal
 from torchngvi.adapters.pyro.product import AutoProduct
-from torchngvi.adapters.pyro.structure import factored, latent_field
+from torchngvi.adapters.pyro.structure import factored, latent_field, priors_of
 from torchngvi.arguments import read_callable, read_instance, shown
 from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
@@ -163,7 +162,7 @@ def _fitted(call: Call, guide: AutoGuide, options: dict[str, Any], batches: Iter
     if batches is None and processes.world == 1:
         prefer_structure(guide)
     with processes.together():
-        target, layout = _target_of(call, guide, batches)
+        target = _target_of(call, guide, batches)
     if guide.structure.forest is None:
         whole: Target = spread(target, guide, processes)
     elif isinstance(target, DataLogJoint):
@@ -172,22 +171,19 @@ def _fitted(call: Call, guide: AutoGuide, options: dict[str, Any], batches: Iter
         whole = factored(target, guide.structure)
     else:
         raise InputError('the draws of a guide with structure="auto" are not spread over processes; leave group= out.')
-    result = fit(guide.posterior, whole, **options).named(coordinate_names(layout))
+    result = fit(guide.posterior, whole, **options).named(coordinate_names(guide.structure.sites))
     return advised(result, target, guide.structure) if isinstance(target, ModelLogJoint) else result
 
 
-def _target_of(
-    call: Call, guide: AutoGaussian, batches: Iterable[Any] | None
-) -> tuple[ModelLogJoint | DataLogJoint, Layout]:
+def _target_of(call: Call, guide: AutoGaussian, batches: Iterable[Any] | None) -> ModelLogJoint | DataLogJoint:
     """The log joint of a model in the coordinates of a guide, in passes where its rows come in batches."""
     if batches is not None:
         return pass_over_batches(call, guide, batches)
     density = guide.setup(*call.args, **call.kwargs).density(*call)
-    plate = subsampled_plate(density)
-    if plate is not None:
-        return pass_over_plate(call, guide, plate), density.layout
+    if (plate := subsampled_plate(density)) is not None:
+        return pass_over_plate(call, guide, plate)
     density.check_comparable("fit_guide")
-    return density, density.layout
+    return density
 
 
 def spread(density: ModelLogJoint | DataLogJoint, guide: AutoGaussian, processes: Processes) -> Target:
@@ -236,25 +232,16 @@ def _held(result: FitResult, found: dict[str, Tensor]) -> FitResult:
 
 def location_scale(density: ModelLogJoint) -> list[str]:
     """Name the latent sites of location-scale families whose location or scale depends on other latents."""
-    with torch.enable_grad():
-        values = density.layout.constrained(density.initial)[0]
-        trace = density.trace({name: value.detach().clone().requires_grad_() for name, value in values.items()})
-    found = []
-    for site in density.layout.sites:
-        node: Any = trace.nodes[site.name]
-        fn = unwrapped(node["fn"])
-        known = getattr(fn, "arg_constraints", {})
-        if site.name.endswith(_DONE) or not {"loc", "scale"} <= set(known) or fn.support is not constraints.real:
-            continue
-        if fn.loc.requires_grad or fn.scale.requires_grad:
-            found.append(site.name)
-    return found
+    found = {
+        name: fn
+        for name, fn in priors_of(density)[1].items()
+        if not name.endswith(_DONE) and {"loc", "scale"} <= set(fn.arg_constraints) and fn.support is constraints.real
+    }
+    return [name for name, fn in found.items() if fn.loc.requires_grad or fn.scale.requires_grad]
 
 
 def advised(result: FitResult, density: ModelLogJoint, layout: Layout) -> FitResult:
-    """Name the members that `AutoMarginal` integrates out, and the sites that `centred` would look at, where q is in
-    doubt.
-    """
+    """Name what `AutoMarginal` integrates out, and the sites that `centred` would look at, where q is in doubt."""
     verdict = result.examination
     if verdict is None or not verdict.next or verdict.modes:
         return result
@@ -313,8 +300,6 @@ def subsampled_plate(density: ModelLogJoint) -> tuple[str, int, int] | None:
             f"the plates {listed(found)} all subsample, and a pass goes over one. Pass all data of the others, or "
             "take the steps of NaturalSVI."
         )
-    if found:
-        _check_not_enumerated(density)
     return next(iter(found.values()), None)
 
 
@@ -333,7 +318,7 @@ def pass_over_plate(call: Call, guide: AutoGaussian, plate: tuple[str, int, int]
     return DataLogJoint(log_likelihood, prior.log_joint, batches, members)
 
 
-def pass_over_batches(call: Call, guide: AutoGaussian, batches: Iterable[Any]) -> tuple[DataLogJoint, Layout]:
+def pass_over_batches(call: Call, guide: AutoGaussian, batches: Iterable[Any]) -> DataLogJoint:
     """The log joint of all rows of batches that are arguments of the model."""
     check_batches(batches, 1)
     sizes = [rows_of(batch) for batch in batches]
@@ -358,7 +343,7 @@ def pass_over_batches(call: Call, guide: AutoGaussian, batches: Iterable[Any]) -
         on(batch).validate(f"at its initial point, on batch {number}")
     if sizes[0] > 1:
         _check_sum(log_likelihood, prior.initial[None], first, sizes[0])
-    return DataLogJoint(log_likelihood, prior.log_joint, batches, sum(sizes)), prior.layout
+    return DataLogJoint(log_likelihood, prior.log_joint, batches, sum(sizes))
 
 
 def _portions(call: Call, guide: AutoGaussian, plate: str | None) -> tuple[ModelLogJoint, ModelLogJoint, Portion]:
@@ -366,7 +351,11 @@ def _portions(call: Call, guide: AutoGaussian, plate: str | None) -> tuple[Model
     portion = Portion(True, plate)
     prior = guide.density(*call._replace(model=Portion(False, plate)(call.model)))
     rows = guide.density(*call._replace(model=portion(call.model)))
-    _check_not_enumerated(rows)
+    if rows.enumerates:
+        raise InputError(
+            "fit_guide does not sum out discrete sites in a model whose rows come in batches. Pass all data, or take "
+            "the steps of NaturalSVI."
+        )
     for density in (prior, rows):
         density.comparable = True  # every run sees the rows that it is given
         density.check_comparable("fit_guide")
@@ -376,15 +365,6 @@ def _portions(call: Call, guide: AutoGaussian, plate: str | None) -> tuple[Model
 def _without_jacobian(density: ModelLogJoint, theta: Tensor) -> Tensor:
     """The log joint without log|∂x/∂θ|, which goes with the prior."""
     return density.log_joint(theta) - density.layout.constrained(theta)[1].to(theta.dtype)
-
-
-def _check_not_enumerated(density: ModelLogJoint) -> None:
-    """Check that no discrete sites are summed out."""
-    if density.enumerates:
-        raise InputError(
-            "fit_guide does not sum out discrete sites in a model whose rows come in batches. Pass all data, or take "
-            "the steps of NaturalSVI."
-        )
 
 
 @torch.no_grad()

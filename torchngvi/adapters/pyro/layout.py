@@ -27,7 +27,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Transform, biject_to, transforms
 
-from torchngvi.arguments import read_callable, shown
+from torchngvi.arguments import shown
 from torchngvi.errors import InputError
 from torchngvi.structures import Forest
 
@@ -70,7 +70,7 @@ def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
     if fn.support.is_discrete:
         return fn.sample()
     try:
-        value = read_callable("init_loc_fn", init_loc_fn, "is a strategy such as init_to_median")(site)
+        value = init_loc_fn(site)
     except NotImplementedError:  # an improper prior
         transform = biject_to(fn.support)
         return transform(torch.zeros(transform.inverse_shape(fn.shape())))
@@ -240,14 +240,14 @@ class Layout:
         return theta if self.order is None else theta[..., self.order.to(theta.device)]
 
 
-def coordinate_names(layout: Layout) -> list[str]:
-    """Name the coordinates of θ: "mu", "log tau", "theta[0, 3]"."""
+def coordinate_names(sites: list[Site]) -> list[str]:
+    """Name the coordinates of θ in the order of the sites: "mu", "log tau", "theta[0, 3]"."""
     names = []
-    for site in layout.sites:
+    for site in sites:
         name = f"{_scale(site.transform)}{site.name}"
         indices = itertools.product(*map(range, site.free))
         names += [f"{name}[{', '.join(map(str, index))}]" if index else name for index in indices]
-    return names if layout.order is None else [names[k] for k in layout.order.tolist()]
+    return names
 
 
 def _scale(transform: Transform) -> str:

@@ -348,7 +348,9 @@ def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str,
     density.check_comparable("fit_guide")
     guide.keep(None)
     target, began = guide.integrate(density), time.monotonic()
-    names = coordinate_names(guide.structure)[-target.dim :]
+    order, names = guide.structure.order, coordinate_names(guide.structure.sites)
+    assert order is not None
+    names = [names[k] for k in order[-target.dim :].tolist()]
     result, refined, error = fit(guide.posterior, target, **options).named(names), None, None
     guide.keep(target)
     target.begin_at(guide.gaussian("AutoMarginal").mean.detach().clone())

@@ -1,26 +1,23 @@
 """The forest of a Pyro model: which latents are local to the members of plates, found by moving them.
 
-A row of data that reads the latent of its group by index, as ``b[group]``, is outside of the plate of the groups, and
-nothing in a run of the model says which group it is.  It is found by trial: of the members along a plate those with a
-one in the k-th bit of their number move, then those with a zero.  A term of the log joint that reads one member changes
-with one of the two for each k, and so spells the number; one that changes with both reads several.  2 log₂ n runs tell
-it for all rows.
+Which group a row reads, as ``b[group]``, no run of the model says.  It is found by trial: of the members along a plate
+those with a one in the k-th bit of their number move, then those with a zero.  A term of the log joint that reads one
+member changes with one of the two for each k, and so spells the number; one that changes with both reads several.
 
 What a term reads together is joined in the precision of the posterior.  Of two plates each member of the one may be
 read with one member of the other only: its parent in the forest (Webb, Golinski, Zinkov, Naesseth, Rainforth, Teh and
-Wood 2018).  A plate whose members a term joins is no level of the forest: its latents stay together one level above.
-Plates that cross are none; the smaller is shared.
+Wood 2018).  The latents of a plate whose members a term joins stay together one level above; of plates that cross the
+smaller is shared.
 
 Where the model can be run so that shared latents have a value for each member, the log joint is a sum over the nodes of
-the forest, a term a function of a node and its ancestors: every member has draws of its own.  That a term depends on
-its own node alone, and that the terms add up to the log joint, is tried and not assumed.
+the forest: every member has draws of its own.  That this is so is tried and not assumed.
 """
 
 import copy
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, cast, final
@@ -80,10 +77,10 @@ Structure, Call = Layout, KeptCall  # the names of these in the pickles of guide
 def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace) -> Layout:
     """The layout of a model, with the levels of its forest, and its terms by member where the model can give them."""
     density = ModelLogJoint(model, args, kwargs, trace)
+    layout = Layout(trace)
     try:
-        layout = layout_by(reads_of(_fixed(density)), Layout(trace))
+        layout_by(reads_of(_fixed(density)), layout)
     except InputError as error:
-        layout = Layout(trace)
         layout.reasons = (str(error).rstrip("."),)
         return layout
     if layout.terms is not None:
@@ -105,7 +102,7 @@ def factored(density: ModelLogJoint, layout: Layout) -> Target:
             return density  # it was tried when the guide was set up
         now = layout_by(reads_of(density), copy.copy(density.layout))
         if (now.forest, now.levels) != (layout.forest, layout.levels):
-            raise MismatchError("its terms read other members together")
+            raise InputError("its terms read other members together")
         return density
     except InputError as error:
         raise InputError(
@@ -117,19 +114,28 @@ def factored(density: ModelLogJoint, layout: Layout) -> Target:
 def _fixed(density: ModelLogJoint) -> ModelLogJoint:
     """The log joint, if it is one function of θ and a plain sum over sites."""
     if density.enumerates:
-        raise MismatchError("the model sums out discrete latents, whose terms are not told by member")
+        raise InputError("the model sums out discrete latents, whose terms are not told by member")
     if not density.comparable:
-        raise MismatchError("the model subsamples its data, of which other rows may join other members")
+        raise InputError("the model subsamples its data, of which other rows may join other members")
     try:
         density.check_comparable("")
     except InputError as error:
-        raise MismatchError("the model has other values at the same latents in each run: it draws") from error
+        raise InputError("the model has other values at the same latents in each run: it draws") from error
     return density
 
 
 # -------------------------------------------------------------------------------- what is Gaussian given the others
 
 
+def priors_of(density: ModelLogJoint) -> tuple[Values, dict[str, Any]]:
+    """The latents at the initial point, by name, and the priors of one element of each that are computed from them."""
+    with torch.enable_grad():
+        values = {name: x.detach().clone().requires_grad_() for name, x in density.unpack(density.initial).items()}
+        nodes: Any = density.trace(values).nodes
+    return values, {name: unwrapped(nodes[name]["fn"]) for name in values}
+
+
+@torch.enable_grad()
 def latent_field(density: ModelLogJoint, layout: Layout) -> list[Site]:
     """Find the sites of a latent Gaussian model that `AutoMarginal` integrates out together, in a forest or not.
 
@@ -138,18 +144,13 @@ def latent_field(density: ModelLogJoint, layout: Layout) -> list[Site]:
     other than its location (Rue, Martino and Chopin 2009, section 1.2).  None where the forest has apart all sites of
     several numbers whose priors have latents for parameters: what it leaves is cheaper shared.
     """
-    _fixed(density)
-    with torch.enable_grad():
-        values = {name: x.detach().clone().requires_grad_() for name, x in density.unpack(density.initial).items()}
-        nodes: Any = density.trace(values).nodes
-        priors = {name: unwrapped(nodes[name]["fn"]) for name in values}
-        locations, others = dict[str, set[str]](), dict[str, set[str]]()
-        for name, prior in priors.items():
-            parts = {part: getattr(prior, part) for part in prior.arg_constraints}
-            locations[name] = _ancestors(parts.pop("loc", None), values)
-            others[name] = set[str]().union(*(_ancestors(part, values) for part in parts.values()))
-    scales = set[str]().union(*others.values())
-    apart = set(layout.apart)
+    values, priors = priors_of(_fixed(density))
+    locations, others = dict[str, set[str]](), dict[str, set[str]]()
+    for name, prior in priors.items():
+        parts = {part: _ancestors(getattr(prior, part), values) for part in prior.arg_constraints}
+        locations[name] = parts.pop("loc", set())
+        others[name] = set[str]().union(*parts.values())
+    scales, apart = set[str]().union(*others.values()), set(layout.apart)
     found, left = list[Site](), False
     for site in layout.sites:
         several, varies = math.prod(site.free) > 1, bool(locations[site.name] | others[site.name])
@@ -188,11 +189,6 @@ class _Group:
     def place(self) -> Tensor:
         """The coordinates of each member, in the order of the sites, (n, m)."""
         return torch.cat([site.by_member(self.plates) for site in self.sites], 1)
-
-    @property
-    def width(self) -> int:
-        """The number of coordinates of a member."""
-        return self.place.shape[1]
 
     @property
     def numbers(self) -> Tensor:
@@ -267,7 +263,9 @@ def _read(
     terms: Tensor,
 ) -> Tensor:
     """The number along a plate of the member of some sites that each term reads, (terms,)."""
-    place, member = torch.cat([site.by_member((plate,)) for site in sites], 1), torch.arange(plate.size, device="cpu")
+    place = torch.cat([site.by_member((plate,)) for site in sites], 1)
+    bits = torch.arange((plate.size - 1).bit_length(), device="cpu")[:, None]
+    ones = (torch.arange(plate.size, device="cpu") >> bits) % 2 == 1
 
     def changed(moving: Tensor) -> Tensor:
         moved, which = theta.clone(), place[moving].flatten().to(theta.device)
@@ -275,9 +273,8 @@ def _read(
         now, rtol = _terms(density, moved, names)[1], _ROUNDING * torch.finfo(terms.dtype).eps
         return ~torch.isclose(now, terms, rtol=rtol, atol=0.0, equal_nan=True).cpu()
 
-    ones = [(member >> bit) % 2 == 1 for bit in range((plate.size - 1).bit_length())]
-    with_one, with_zero = (torch.stack([changed(moving) for moving in halves]) for halves in (ones, [~x for x in ones]))
-    number = (with_one.long() << torch.arange(len(ones), device="cpu")[:, None]).sum(0)
+    with_one, with_zero = (torch.stack([changed(moving) for moving in half]) for half in (ones, ~ones))
+    number = (with_one.long() << bits).sum(0)
     touched = (with_one | with_zero).any(0)
     return torch.where((with_one & with_zero).any(0), _SEVERAL, torch.where(touched, number, _NONE))
 
@@ -295,7 +292,7 @@ def _terms(density: ModelLogJoint, theta: Tensor, known: list[str] | None = None
     scores = Scored(values, density.layout.shapes, {}).run(density)
     names = [name for name, score in scores.items() for _ in range(score.numel())]
     if known is not None and names != known:
-        raise MismatchError("the model has other sites, or more or fewer terms in them, at other values of its latents")
+        raise InputError("the model has other sites, or more or fewer terms in them, at other values of its latents")
     return names, torch.cat([score.flatten().to(theta) for score in scores.values()])
 
 
@@ -325,15 +322,19 @@ def layout_by(reads: Reads, layout: Layout) -> Layout:
     levels = inner + [group for group in merged.values() if not group.plates]
     root = len(levels) > len(inner)
     layout.levels = tuple(
-        Level(group.plates, tuple(site.name for site in group.sites), len(group.place), group.width, _up(group, levels))
+        Level(group.plates, tuple(site.name for site in group.sites), nodes, size, _up(group, levels))
         for group in levels
+        for nodes, size in [group.place.shape]
     )
     last = sum(level.nodes for level in layout.levels) - root  # the number of the root
     parents = [parent if root or parent < last else -1 for parent in parents] + [-1] * root
     layout.forest = Forest(tuple(parents), tuple(level.size for level in layout.levels for _ in range(level.nodes)))
     layout.arrange(torch.cat([group.place.flatten() for group in levels]))
     if parents == _parents_by_plates(layout.levels):
-        layout.terms = _terms_by_level(reads, inner, root)
+        terms = dict.fromkeys(reads.names, len(inner)) if root else {}
+        for level, group in reversed([*enumerate(inner)]):  # the innermost that a site reads
+            terms |= {reads.names[int(term)]: level for term in (group.links[:, 0] != _NONE).nonzero()}
+        layout.terms = terms
     return layout
 
 
@@ -412,14 +413,6 @@ def _parents_by_plates(levels: tuple[Level, ...]) -> list[int]:
     return parents
 
 
-def _terms_by_level(reads: Reads, inner: list[_Group], root: int) -> dict[str, int]:
-    """The innermost level that each site reads."""
-    terms: dict[str, int] = {}
-    for level, group in reversed([*enumerate(inner)]):
-        terms |= {reads.names[int(term)]: level for term in (group.links[:, 0] != _NONE).nonzero()}
-    return {**({name: len(inner) for name in reads.names} if root else {}), **terms}
-
-
 # -------------------------------------------------------------------------------- the log joint by member
 
 
@@ -429,46 +422,35 @@ class FactoredLogJoint(FactorTarget):
 
     def __init__(self, density: ModelLogJoint, structure: Layout) -> None:
         pattern = structure.pattern
-        self.density, self.found, self.layout = density, structure, density.layout
+        self.density, self.layout = density, density.layout
         self.initial, self.dim = density.initial, density.dim
-        self.levels = [_Term(density, structure, number) for number in range(len(structure.levels))]
-        kinds, starts, start = pattern.kinds, [], 0
-        for level in structure.levels:
-            starts.append((pattern.order or range(self.dim))[start])
-            start += level.nodes * level.size
-        self.by_kind_of_node = [
-            [number for number, first in enumerate(starts) if bool((kind.place[:, 0] == first).any())] for kind in kinds
-        ]
-        terms = [(kind, partial(self._terms, kind)) for kind in range(len(kinds))]
-        super().__init__(pattern, terms)
+        self.unpack, self.pack = density.unpack, density.pack
+        levels = [_Term(density, structure, number) for number in range(len(structure.levels))]
+        firsts = [kind.place[:, :1] for kind in pattern.kinds]
+        self.by_kind_of_node = [[term for term in levels if bool((first == term.first).any())] for first in firsts]
+        super().__init__(pattern, [(kind, partial(self._terms, kind)) for kind in range(len(firsts))])
         try:
             self._check()
-        except MismatchError:
+        except InputError:
             raise
         except Exception as error:  # whatever a model does that was not written for several members
             line = str(error).splitlines()[0] if str(error) else ""
-            raise MismatchError(
+            raise InputError(
                 "the model does not broadcast over shared latents that have a value for each member "
                 f"({type(error).__name__}: {line})"
             ) from error
 
-    def unpack(self, theta: Tensor) -> Values:
-        """The values of the latent sites at θ (*sample, D), by name."""
-        return self.density.unpack(theta)
+    __call__ = FactorTarget.log_joint
 
-    def pack(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of `unpack`."""
-        return self.density.pack(values)
-
-    def __call__(self, theta: Tensor) -> Tensor:
-        """The log joint at θ (*sample, D), (*sample,)."""
-        return self.log_joint(theta)
+    def _by_level(self, kind: int, cliques: Tensor) -> Iterable[tuple["_Term", Tensor]]:
+        """The terms of each level of nodes of a kind, and its part of the cliques (*sample, n, k)."""
+        terms = self.by_kind_of_node[kind]
+        return zip(terms, cliques.split([term.level.nodes for term in terms], -2), strict=True)
 
     def _terms(self, kind: int, theta: Tensor) -> Tensor:
         """The terms of all nodes of a kind at θ_c (*sample, n, k), (*sample, n)."""
-        numbers, flat = self.by_kind_of_node[kind], theta.reshape(-1, *theta.shape[-2:])
-        pieces = flat.split([self.found.levels[number].nodes for number in numbers], 1)
-        parts = [self.levels[number](piece) for number, piece in zip(numbers, pieces, strict=True)]
+        pieces = self._by_level(kind, theta.reshape(-1, *theta.shape[-2:]))
+        parts: Any = [sum(term.by_site(piece).values()) for term, piece in pieces]
         return torch.cat(parts, 1).to(theta.dtype).reshape(theta.shape[:-1])
 
     @torch.no_grad()
@@ -480,18 +462,12 @@ class FactoredLogJoint(FactorTarget):
             return _NEAR * torch.randn(shape, generator=generator, dtype=torch.float64).to(self.initial)
 
         for kind, cliques in enumerate(self.structure.gather(self.initial)):
-            numbers, cliques = self.by_kind_of_node[kind], cliques + near(cliques.shape)
-            pieces = cliques.split([self.found.levels[number].nodes for number in numbers], 0)
-            for number, piece in zip(numbers, pieces, strict=True):
-                self.levels[number].check_apart(piece, piece + near(piece.shape))
+            for term, piece in self._by_level(kind, cliques + near(cliques.shape)):
+                term.check_apart(piece, piece + near(piece.shape))
         points = self.initial + near(torch.Size((2, self.dim)))
         ours, whole = self.log_joint(points), self.density.log_joint(points)
         if not torch.allclose(ours, whole, rtol=torch.finfo(ours.dtype).eps ** 0.6, equal_nan=True):
-            raise MismatchError("the terms of the members do not add up to the log joint")
-
-
-class MismatchError(InputError):
-    """A model whose terms cannot be told by member."""
+            raise InputError("the terms of the members do not add up to the log joint")
 
 
 class _Term:
@@ -501,6 +477,7 @@ class _Term:
         levels, layout = structure.levels, density.layout
         self.density, self.level = density, levels[number]
         sites = {site.name: site for site in layout.sites}
+        self.first = sites[self.level.sites[0]].by_member(self.level.plates)[0, 0]  # coordinate
         self.nesting = max([density.nesting, *(site.batch_dims for site in layout.sites)])
         self.fixed = layout.constrained(density.initial[None], self.nesting)[0]
         assert structure.terms is not None
@@ -515,10 +492,6 @@ class _Term:
                 self.places.append((sites[name], slice(start, start + count), level.plates))
                 start += count
             up = level.up
-
-    def __call__(self, theta: Tensor) -> Tensor:
-        """Their sum over sites at θ_c (S, n, k), (S, n)."""
-        return sum(self.by_site(theta).values())  # type: ignore[return-value]
 
     def by_site(self, theta: Tensor) -> dict[str, Tensor]:
         """The terms at θ_c (S, n, k), (S, n) for each site."""
@@ -543,7 +516,7 @@ class _Term:
         shared = {self.nesting + plate.dim for plate in plates}
         rest = {lead + axis: size for axis, size in enumerate(site.free) if lead + axis not in shared}
         if any(size > 1 and position in at for position, size in rest.items()):
-            raise MismatchError(
+            raise InputError(
                 f"the site {site.name!r} has a dimension of its own where the plates of other sites are; give it "
                 ".to_event(1)"
             )
@@ -558,7 +531,7 @@ class _Term:
         values = values.reshape((1,) * (1 + self.nesting - values.ndim) + values.shape)
         axes = [1 + self.nesting + plate.dim for plate in self.level.plates]
         if [values.shape[axis] for axis in axes] != [plate.size for plate in self.level.plates]:
-            raise MismatchError("a site has no density for each member of its plates")
+            raise InputError("a site has no density for each member of its plates")
         values = values.movedim(axes, list(range(1, 1 + len(axes))))
         return values.reshape(len(values), self.level.nodes, -1).sum(-1).expand(count, -1)
 
@@ -577,4 +550,4 @@ class _Term:
             wrong = ((term - term[0]).abs() > tolerance) & ~moved
             if bool(wrong.any()):
                 where = plates[int(wrong.any(-1).nonzero()[0])]
-                raise MismatchError(f"the site {name.strip()!r} joins members of the plate {where!r}")
+                raise InputError(f"the site {name.strip()!r} joins members of the plate {where!r}")

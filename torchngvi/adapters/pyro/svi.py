@@ -225,14 +225,10 @@ class NaturalSVI:
 
         The rate falls as 2/(2/ρ + t) from that of ``natural``, which it has again after the run, and the average gives
         most weight to the latest steps, see `torchngvi.adapters.pyro.svi`.  Where ``optim`` moves parameters of the
-        model q follows them: the rate stays, and q and the parameters are those of the last step.
-
-        The loss is said to be steady where its mean over the last quarter of the steps is within 0.1 nats and two
-        standard errors of the mean over the quarter before; where it is not, q stays at the last step.  The verdict is
-        never that the run converged: it says how many nats the noise of the gradients leaves the average above the
-        best.
-
-        An interrupt from the keyboard ends the run, and q is the best known then: the average, or else the last step.
+        model the rate stays, and q and the parameters are those of the last step.  So is q where the loss is not
+        steady: where its mean over the last quarter of the steps is not within 0.1 nats and two standard errors of the
+        mean over the quarter before.  The verdict is never that the run converged: it says how many nats the noise of
+        the gradients leaves the average above the best.  An interrupt from the keyboard ends the run in the same way.
 
         Args:
             num_steps: the number of steps, at least 8.
