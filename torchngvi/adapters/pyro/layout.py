@@ -181,13 +181,13 @@ class Layout:
     def with_field(self, field: list[Site]) -> "Layout":
         """The same sites in two levels: those of a field, and what they share."""
         other, inside = copy.copy(self), {site.name for site in field}
-        sites = [*field, *(site for site in self.sites if site.name not in inside)]
-        other.arrange(torch.cat([torch.arange(site.where.start, site.where.stop, device="cpu") for site in sites]))
-        size = sum(site.where.stop - site.where.start for site in field)
+        parts = field, [site for site in self.sites if site.name not in inside]
+        places = [torch.cat([site.by_member(()) for site in part], 1)[0] for part in parts]
+        other.arrange(torch.cat(places))
         other.forest = other.terms = None
         other.levels = tuple(
-            Level((), tuple(site.name for site in each), 1, width, None)
-            for each, width in ((field, size), (sites[len(field) :], self.dim - size))
+            Level((), tuple(site.name for site in part), 1, len(place), None)
+            for part, place in zip(parts, places, strict=True)
         )
         return other
 

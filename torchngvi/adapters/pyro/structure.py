@@ -85,7 +85,7 @@ def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         return layout
     if layout.terms is not None:
         try:
-            FactoredLogJoint(ModelLogJoint(model, args, kwargs, trace), layout)
+            FactoredLogJoint(density, layout)
         except InputError:
             layout.terms = None
     layout.call = KeptCall(model, args, kwargs)
@@ -309,7 +309,7 @@ def layout_by(reads: Reads, layout: Layout) -> Layout:
         inner = sorted((group for group in merged.values() if group.plates), key=lambda group: -len(group.place))
         joined = _joined(reads, inner)
         if joined is None:
-            parents = _parents(torch.stack([group.numbers for group in inner], 1) if inner else None, inner)
+            parents = _parents(inner)
             if isinstance(parents, list):
                 break
             joined = _crossed(reads, *parents)
@@ -371,13 +371,12 @@ def _crossed(reads: Reads, one: _Group, two: _Group) -> tuple[_Group, Plate, str
     return small, plate, text
 
 
-def _parents(links: Tensor | None, inner: list[_Group]) -> list[int] | tuple[_Group, _Group]:
+def _parents(inner: list[_Group]) -> list[int] | tuple[_Group, _Group]:
     """The parent of each node, the levels one after another and then a root; or two levels that cross."""
-    counts = [len(group.place) for group in inner]
-    starts = [sum(counts[:level]) for level in range(len(counts) + 1)]
-    parents: list[int] = []
+    counts, parents = [len(group.place) for group in inner], list[int]()
+    starts = [0, *itertools.accumulate(counts)]
+    links = torch.stack([group.numbers for group in inner], 1) if inner else torch.empty(0, 0)
     for level, count in enumerate(counts):
-        assert links is not None
         links = links.unique(dim=0)
         mine = links[links[:, level] >= 0]
         up = torch.full((count, len(counts)), _NONE, dtype=torch.long)
