@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchngvi import CholeskyGaussian, fit, marginal
 from torchngvi.errors import InputError
-from torchngvi.latents import LaplaceError
+from torchngvi.latents import LaplaceError, modes
 from torchngvi.latents import summary as error
 from torchngvi.latents.laplace import colours, in_a_narrow_order, neighbours, pairs_of
 from torchngvi.latents.modes import Curvature, Factor, Layout, probed_pairs
@@ -422,6 +422,26 @@ def test_marginals_are_mixtures():
     covariance = torch.stack([exact(one)[2] for one in found.theta]).mean(0) + found.means.T.cov(correction=0)
     normed = covariance / found.stddev[:, None] / found.stddev
     assert float((draws.T.corrcoef() - normed).abs().max()) < 5 / math.sqrt(4000)
+
+
+def test_dense_hessians_are_few(monkeypatch):
+    """Steps with the factor of before lead to the same modes, where each Hessian takes as many products as latents."""
+    mix = 0.3 * normal(25, 25, seed=3)
+
+    def joint(theta, u):
+        eta = theta[..., :1] + theta[..., 1:].exp() * u @ mix.mT
+        return (COUNTS * eta - eta.exp()).sum(-1) - 0.5 * u.square().sum(-1) - 0.5 * theta.square().sum(-1)
+
+    theta, found = 0.3 * normal(6, 2, seed=4), []
+    for costly in (modes._COSTLY, 100):
+        monkeypatch.setattr(modes, "_COSTLY", costly)
+        target = marginal(joint, 25, at=torch.zeros(2, dtype=F64))
+        before = target.curvature.products
+        found.append((target.log_joint(theta), target.curvature.products - before))
+    assert target.colours == 25
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-10, atol=0)
+    assert found[0][1] <= 6 * 2 * 25
+    assert found[1][1] > 6 * 3 * 25
 
 
 def test_an_indefinite_start():

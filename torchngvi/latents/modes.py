@@ -254,6 +254,7 @@ class Curvature:
         self.stored = dim + len(pairs)
         self.twice = torch.ones(self.stored, device=pairs.device)
         self.twice[dim:] = 2.0  # an entry and that of the transpose
+        self.products = 0  # with Hessians so far, each the work of a gradient of the log joint or two
 
     def energy(
         self,
@@ -293,6 +294,7 @@ class Curvature:
         Where few numbers are at stake each colour has a copy of u, so that one backward pass has all products.
         """
         together = len(self.members) * u.numel() <= self.copied
+        self.products += len(self.members) * len(u)
         copies = len(self.members) if together else 1
         with torch.enable_grad():
             many = u.detach().repeat(copies, 1).requires_grad_()
@@ -417,6 +419,7 @@ class Curvature:
     def _change(self, gradient: Tensor, u: Tensor, inverse: Tensor) -> Tensor:
         """c, summed over θ, with its graph."""
         entries = self._entries(gradient, u, create_graph=True)
+        self.products += len(self.members) * len(u)
         return -0.5 * (inverse * self.twice.to(u.dtype) * entries).sum()
 
     def _entries(self, gradient: Tensor, u: Tensor, create_graph: bool) -> Tensor:
@@ -512,7 +515,8 @@ def check_pattern(
 # a length each: where the whole step fails, that of a part is quartered until its slope along the step is at most half
 # of what it was, uphill; with one length for all the worst part would hold back the others.  Where H is not positive
 # definite, λI is added, with λ the first of 10⁻³, 10⁻², .. times the largest entry of the diagonal at which H + λI is;
-# a mode has to be reached without.
+# a mode has to be reached without.  Where a Hessian takes many products, steps with the factor of the one before follow
+# for as long as they converge: they take a gradient each.
 
 _STEPS = 100
 _HALVINGS = 40  # of a step
@@ -520,6 +524,8 @@ _DAMPINGS = 7  # of a Hessian, from 10⁻³ of its diagonal on
 _ENOUGH = 1e-4  # share of the promised decrease a step must reach
 _NEAR, _TIGHT = 1e-4, 1.25  # squared decrements, in nats: so near that values tell no more; rounding to this power
 _ROUNDED = 0.1  # factor by which a step that is near reduces it, unless by rounding
+_COSTLY = 16  # colours from which steps with the factor of before take a small part of the time of a Hessian
+_CONVERGES = 0.25  # factor by which each of these has to reduce the squared decrement
 
 
 class Modes(NamedTuple):
@@ -562,7 +568,7 @@ def find_modes(
         on = (usable & ~done).nonzero()[:, 0]
         if steps == _STEPS or not len(on):
             break
-        before[here] = ours
+        before[here], batch = ours, here
         whole = len(on) == len(here)
         close = sound & (ours <= near)
         if not whole:
@@ -572,9 +578,25 @@ def find_modes(
         here = here[moved]
         if not len(here):
             break
+        if len(curvature.members) >= _COSTLY:
+            going = torch.isin(batch, here) & sound
+            u[batch] = _followed(curvature, factor, theta[batch], u[batch], going, square[batch])
     if len(here) < len(theta):
         factor = Factor(layout, entries)
     return Modes(u, energy, factor, found, damped, square, steps)
+
+
+def _followed(curvature: Curvature, factor: Factor, theta: Tensor, u: Tensor, going: Tensor, square: Tensor) -> Tensor:
+    """Steps by the factor of before, of those that are going, while the squared decrement falls fast."""
+    for _ in range(_STEPS):
+        gradient = curvature.gradient(theta, u)[1]
+        step = factor.solve(gradient)
+        new = (gradient * step).sum(-1)
+        going = going & (new <= _CONVERGES * square) & (new > torch.finfo(u.dtype).eps ** (2 * _TIGHT))  # NaN is not
+        if not bool(going.any()):
+            break
+        u, square = torch.where(going[:, None], u - step, u), new
+    return u
 
 
 def _definite(layout: Layout, jet: Jet) -> tuple[Factor, Tensor, Tensor, Tensor]:

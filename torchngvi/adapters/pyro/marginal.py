@@ -352,6 +352,7 @@ def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str,
     assert order is not None
     names = [names[k] for k in order[-target.dim :].tolist()]
     result, refined, error = fit(guide.posterior, target, **options).named(names), None, None
+    cost = _cost_of_columns(target, result.gradients)
     guide.keep(target)
     target.begin_at(guide.gaussian("AutoMarginal").mean.detach().clone())
     exact = target.by_quadrature(Rule.of())
@@ -374,7 +375,19 @@ def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str,
         result, refined = _refined(result)
         guide.keep(target, refined)
     examination = result.examination if error is None else _judged(result.verdict, error)
-    return replace(result, examination=examination, reason=f"{result.reason.rstrip('.')}; {said}")
+    return replace(result, examination=examination, reason=f"{result.reason.rstrip('.')}; {said}{cost}")
+
+
+def _cost_of_columns(target: MarginalLaplace, gradients: int, many: int = 32) -> str:
+    """Say by how many products with Hessians a fit took its gradients, where a Hessian has many columns of its own."""
+    if target.colours <= many or not gradients:
+        return ""
+    return (
+        f" The {target.latents_dim} latents that are integrated out have a Hessian of {target.colours} columns to be "
+        f"computed one by one: each of the {gradients:,} gradients of what they share took about "
+        f"{target.curvature.products / gradients:,.0f} products with it, a gradient of the model or two each. Written "
+        "so that each latent is Gaussian given its neighbours, as walks are, few columns suffice."
+    )
 
 
 def _judged(verdict: Verdict, error: LaplaceError) -> Verdict:

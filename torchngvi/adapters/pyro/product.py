@@ -202,8 +202,6 @@ class AutoProduct(AutoGuide):
             read_instance("families", families, Mapping, "are functions that make posteriors, by the names of sites")
         super().__init__(model)
         self._families, self._init_loc_fn = dict(families or {}), init_loc_fn
-        self._event_dims: dict[str, int] = {}
-        self._dtypes: dict[str, torch.dtype] = {}
 
     def setup(self, *args: Any, **kwargs: Any) -> Self:
         """Run the model with these arguments to find its sites, unless that was done before; returns the guide."""
@@ -214,24 +212,19 @@ class AutoProduct(AutoGuide):
             unknown = set(self._families) - set(found.latents)
             if unknown:
                 raise InputError(f"families= names {listed(sorted(unknown))}, which the model does not sample.")
-            self._dtypes = {name: site["value"].dtype for name, site in found.latents.items()}
-            kinds = [dtype for dtype in self._dtypes.values() if dtype.is_floating_point]
+            kinds = [x.dtype for site in found.latents.values() if (x := site["value"]).is_floating_point()]
             dtype = functools.reduce(torch.promote_types, kinds) if kinds else torch.get_default_dtype()
             q = Product({name: self._made(site, dtype) for name, site in found.latents.items()})
             for name in found.reads:
                 SiteDensity(found, name).check(q)
-            self._event_dims = {name: len(site["fn"].event_shape) for name, site in found.latents.items()}
             self._setup_prototype(*args, **kwargs)
             self.q = self._with_inverses(found, q)
         return self
 
     def _made(self, site: Any, dtype: torch.dtype) -> Posterior:
         """The posterior of a site before the fit."""
-        name, value, fn = site["name"], site["value"].to(dtype), site["fn"]
-        batch = value.shape[: value.ndim - len(fn.event_shape)]
-        if name in self._families:
-            return self._families[name](batch, value)
-        return _of_support(name, fn, batch, value)
+        value, made = site["value"].to(dtype), self._families.get(site["name"], partial(_of_support, site))
+        return made(value.shape[: value.ndim - site["fn"].event_dim], value)
 
     def _with_inverses(self, found: Read, q: Product) -> Product:
         """The product with inverse gamma laws where these are conjugate to all factors and gamma laws are not."""
@@ -277,20 +270,21 @@ class AutoProduct(AutoGuide):
         plates = self._create_plates(*args, **kwargs)
         trace: Any = self.prototype_trace
         values = {}
-        for name, event in self._event_dims.items():
-            q = self.posterior[name]
-            x = q.sample()
-            law = dist.Delta((x if event else x[..., 0]).to(self._dtypes[name]), q.log_prob(x), event_dim=event)
+        for name in self.posterior:
+            q, site = self.posterior[name], trace.nodes[name]
+            x, event = q.sample(), site["fn"].event_dim
+            law = dist.Delta((x if event else x[..., 0]).to(site["value"].dtype), q.log_prob(x), event_dim=event)
             with ExitStack() as stack:
-                for frame in trace.nodes[name]["cond_indep_stack"]:
+                for frame in site["cond_indep_stack"]:
                     stack.enter_context(plates[frame.name])
                 values[name] = pyro.sample(name, law)
         return values
 
 
-def _of_support(name: str, fn: Any, batch: torch.Size, value: Tensor) -> Posterior:
+def _of_support(site: Any, batch: torch.Size, value: Tensor) -> Posterior:
     """The posterior of a site by its support, around its first value."""
-    support, events = fn.support, len(fn.event_shape)
+    fn, events = site["fn"], site["fn"].event_dim
+    support = fn.support
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     if isinstance(support, type(constraints.real)) and events <= 1:
@@ -309,7 +303,7 @@ def _of_support(name: str, fn: Any, batch: torch.Size, value: Tensor) -> Posteri
     if isinstance(support, type(constraints.simplex)) and events == 1:
         return Dirichlet(torch.full_like(value, 2.0))
     raise InputError(
-        f"the latent site {name!r} has the support {fn.support} with {events} dimensions of its own, for which "
+        f"the latent site {site['name']!r} has the support {fn.support} with {events} dimensions of its own, for which "
         "AutoProduct has no family: it takes real numbers and vectors, positive numbers, numbers between 0 and 1, "
         "shares and classes. Put its members into a plate, give families=, or fit the model with AutoGaussian."
     )
