@@ -659,3 +659,9 @@ class TestArrays:
         given = {"X": self.X, "y": self.y, **change}
         with pytest.raises(InputError, match=sentence):
             design_of_arrays(given.pop("X"), given.pop("y"), given.pop("random", None), **given)
+
+
+def test_many_numbers_kept_as_texts_are_named_as_numbers():
+    table = pandas.DataFrame({"y": range(60), "x": [f"{i / 7:.2f}" for i in range(60)]})
+    with pytest.raises(InputError, match=r"holds numbers as texts, such as '0.00'.*table\['x'\].astype\(float\) makes"):
+        regression("y ~ x", table)

@@ -644,7 +644,10 @@ def of_formula(
         column = found.frame[name]
         texts = not is_number(column) and not isinstance(column.dtype, pd.CategoricalDtype)
         if texts and name not in coded and not any(repr(name) in fault for fault in faults):
-            faults += of_levels(name, column.nunique(), door, chosen=False)
+            look = look_at(dict.fromkeys(column.dropna(), 1), comma=comma)
+            many = of_levels(name, column.nunique(), door, chosen=False)
+            of_numbers = _of_texts(name, look, column, door) if many and look.kind == "numbers" else None
+            faults += [f"{of_numbers}."] if of_numbers else many
     plain = [name for name in predictors if name not in coded]
     notes = (*of_identifiers(found.frame, plain, door), *of_codes(found.frame, plain, door))
     return Cleaned(found.frame, (*of_response.notes, *found.notes, *notes), tuple(faults))
