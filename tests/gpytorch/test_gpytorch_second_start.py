@@ -1,5 +1,7 @@
 """A second start: what tells that an input was taken for noise, where it begins, what is kept of it."""
 
+import math
+
 import pytest
 import torch
 from sparse_models import SparseModel
@@ -7,7 +9,7 @@ from sparse_models import SparseModel
 from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
 from torchngvi.adapters.gpytorch import rounds as rounds_module
 from torchngvi.adapters.gpytorch.rounds import Rounds
-from torchngvi.adapters.gpytorch.starts import shorten, telling
+from torchngvi.adapters.gpytorch.starts import begin_periods, period_of, shorten, telling
 from torchngvi.errors import InputError
 
 gp = pytest.importorskip("gpytorch")
@@ -206,3 +208,58 @@ class TestShorten:
         else:
             assert self.lengths(kernel)[0] is False
         assert all(abs(a - b) < 1e-6 for a, b in zip(kernel.lengthscale.tolist()[0], before, strict=True))
+
+
+class TestPeriods:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_periods_are_found(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        x, noise = 10 * torch.rand(400, 1, generator=generator).double(), torch.randn(400, generator=generator).double()
+        line = x[:, 0]
+        sine, saw = torch.sin(2 * math.pi * line / 0.7) + 0.2 * noise, (line / 1.3) % 1 + 0.3 * line + 0.1 * noise
+        assert abs(period_of(x, sine, 0)[0] - 0.7) < 0.002
+        assert abs(period_of(x, saw, 0)[0] - 1.3) < 0.02
+        for silent in (noise, torch.sin(line / 4) + 0.1 * noise):
+            assert period_of(x, silent, 0) == (math.inf, 0.0)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_weak_fundamental_in_one_of_many_inputs(self, seed):
+        """Beside a linear input, the double frequency is stronger."""
+        generator = torch.Generator().manual_seed(seed)
+        x, noise = 10 * torch.rand(800, 8, generator=generator).double(), torch.randn(800, generator=generator).double()
+        phase = 2 * math.pi * x[:, 3] / 0.5
+        y = 0.4 * torch.sin(phase) + torch.sin(2 * phase) + x[:, 1] + 0.2 * noise
+        assert abs(period_of(x, y, 3)[0] - 0.5) < 0.002
+        assert period_of(x, y, 1)[0] == period_of(x, y, 5)[0] == math.inf
+
+    def wave(self, kernel, span=20.0, period=2 * math.pi, dtype=torch.float64, points=30):
+        generator = torch.Generator().manual_seed(0)
+        x = (span * torch.rand(300, 1, generator=generator)).to(dtype)
+        f = torch.sin(2 * math.pi * x[:, 0] / period)
+        model = SparseModel(
+            NaturalGradientVariationalDistribution(points), x[:points].clone(), kernels.ScaleKernel(kernel)
+        )
+        return model.to(dtype), x, f, f + 0.1 * torch.randn(300, generator=generator).to(dtype)
+
+    @pytest.mark.accuracy
+    @pytest.mark.parametrize("case", [(torch.float64, 20.0, 2 * math.pi), (torch.float32, 100.0, 20.0)])
+    def test_a_fit_begins_there(self, case):
+        """In float32 K_ZZ has no factor at the period of ln 2 with which GPyTorch begins."""
+        dtype, span, period = case
+        kernel = kernels.PeriodicKernel()
+        model, x, f, y = self.wave(kernel, span, period, dtype, 80)
+        learn(model, gp.likelihoods.GaussianLikelihood().to(dtype), (x, y), rounds=2)
+        assert abs(kernel.period_length.item() / period - 1) < 0.01
+        assert (model.eval()(x).mean - f).square().mean().sqrt().item() < 0.05
+
+    @pytest.mark.parametrize("case", ["fixed", "a constraint", "better", "features of its own"])
+    def test_what_stays(self, case):
+        kernel = {
+            "fixed": lambda: kernels.PeriodicKernel().requires_grad_(False),
+            "a constraint": lambda: kernels.PeriodicKernel(period_length_constraint=gp.constraints.Interval(1.0, 3.0)),
+            "features of its own": lambda: kernels.PeriodicKernel(active_dims=[1]),
+        }.get(case, kernels.PeriodicKernel)()
+        model, x, _, y = self.wave(kernel)
+        values, before = iter((1.0, 2.0)), kernel.period_length.item()
+        begin_periods(model, x, y, lambda: next(values))
+        assert kernel.period_length.item() == before

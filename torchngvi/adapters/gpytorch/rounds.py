@@ -28,6 +28,7 @@ from torchngvi.adapters.gpytorch.epochs import of_model, penalty
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.starts import (
     StartSettings,
+    begin_periods,
     check_repeats,
     choose_inducing_points,
     left_open,
@@ -96,7 +97,8 @@ class Rounds(Engine):
         return last >= 0 and self.rows(last) == self.rows(last + 1) and self.gain < _GAIN
 
     def begin(self) -> None:
-        """Lengthen length scales that relate no rows, and choose the inducing points, where they were left open."""
+        """Begin at the periods of the targets; lengthen length scales that relate no rows; choose points left open."""
+        begin_periods(self.model, self.x, self.y, lambda: self._value(self._part(0)))
         before = self.first = [p.detach().clone() for p in self.learnt]
         longer = lengthen(self.model, self.x)
         if left_open(self.strategy):

@@ -15,10 +15,13 @@ do together: length scales that are equal in all inputs relate few rows, so that
 There the derivatives of the expected log likelihoods in the latent values (for Gaussian noise, the residuals) still
 depend on these inputs, which means over cells of rows show.  The second start is short in them, longer in those of
 which the targets depend as well, and long in the others.
+
+From a wrong period a periodic kernel finds no other; the first is that of the sine that explains most of the targets.
 """
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -262,6 +265,9 @@ class StartSettings(NamedTuple):
     short: float = 0.5  # standard deviations of an input that shows in the residuals
     middle: float = 5.0  # of one that shows in the targets only
     long: float = 20.0  # of the others
+    sines: tuple[int, float, float] = (1000, 1.5, 8.0)  # rows at most, least periods in the data, frequencies a period
+    chance: tuple[float, float] = (4.0, 5.0)  # nats beyond chance of a sine, and of one beside its multiple
+    beside: tuple[float, ...] = (0.02, 2, 3, 4)  # share of the variance of such a sine, and which multiples there are
     unexplained: float = 10.0  # times the noise that a row varies, given the inducing values, which do not explain it
     noticed: float = 0.01  # share of such rows that is told
     doubling: float = 0.01  # nats a row that twice as many inducing points have to bring, for inducing="auto"
@@ -355,3 +361,69 @@ def shorten(
     if changed:
         lengthen(model, x)
     return changed
+
+
+@torch.no_grad()
+def begin_periods(model: ApproximateGP, x: Tensor, y: Tensor, value: Callable[[], float]) -> None:
+    """Begin learnt periods of periodic kernels at those of the targets, unless a value is higher there."""
+    own = [m for m in model.modules() if isinstance(m, PeriodicKernel) and m.raw_period_length.requires_grad]
+    before, start = [kernel.raw_period_length.clone() for kernel in own], math.inf
+    if own and not left_open(model.variational_strategy):
+        start = value()
+    for kernel in own:
+        dims = torch.arange(x.shape[-1]) if kernel.active_dims is None else kernel.active_dims
+        if bool((dims >= x.shape[-1]).any()):  # of inputs that forward makes
+            continue
+        periods, shares = torch.tensor([period_of(x, y, int(d)) for d in dims]).to(kernel.period_length).unbind(-1)
+        periods = periods if kernel.period_length.shape[-1] == len(dims) else periods[shares.argmax()]
+        value_there = torch.where(periods.isfinite(), periods, kernel.period_length)
+        if kernel.raw_period_length_constraint.check(value_there):
+            kernel.period_length = value_there
+    if start < math.inf and not value() <= start:
+        for kernel, raw in zip(own, before, strict=True):
+            kernel.raw_period_length.copy_(raw)
+
+
+def period_of(x: Tensor, y: Tensor, feature: int, settings: StartSettings = _SETTINGS) -> tuple[float, float]:
+    """The period of the sine that explains most beside the other inputs, with its share; infinite where none does.
+
+    A multiple of the frequency may explain more than the frequency itself, which explains something beside it then.
+    """
+    most, least, density = settings.sines
+    some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:most].to(x.device)
+    x, left = x[some].double(), y[some].double().reshape(len(some), -1).mean(-1)
+    rows, t = len(x), x[:, feature] - x[:, feature].mean()
+    reach, groups = t.max() - t.min(), min(settings.groups[0], rows // settings.size)
+    if groups < 5 or not reach > 0:
+        return math.inf, 0.0
+    for other in range(x.shape[-1]):
+        if other != feature:
+            cells = torch.searchsorted(x[:, other].sort().values, x[:, other].contiguous()) * groups // rows
+            left = left - (torch.bincount(cells, left) / torch.bincount(cells).clamp_min(1))[cells]
+    trend = torch.linalg.qr((t / reach)[:, None] ** torch.arange(4, device=x.device)).Q
+    left = left - trend @ (left @ trend)
+    total = left.square().sum()
+
+    def waves(frequencies: Tensor) -> Tensor:
+        angle = 2 * math.pi * t[:, None] * frequencies
+        both = torch.stack([angle.cos(), angle.sin()])
+        return both - trend @ (trend.mT @ both)
+
+    def shares(frequencies: Tensor, scores: Tensor) -> Tensor:
+        c, s = waves(frequencies)
+        cc, ss, cs, yc, ys = c.square().sum(0), s.square().sum(0), (c * s).sum(0), scores @ c, scores @ s
+        return (yc.square() * ss - 2 * yc * ys * cs + ys.square() * cc) / (cc * ss - cs.square()) / total
+
+    grid = torch.arange(least, rows / 4, 1 / density, device=x.device) / reach
+    share = shares(grid, left)
+    if not share.max() > (math.log(len(grid)) + math.log(x.shape[-1]) + settings.chance[0]) * 2 / rows:
+        return math.inf, 0.0
+    fine = grid[share.argmax()] + torch.linspace(-1, 1, 129).to(t) / (density * reach)
+    best = fine[shares(fine, left).argmax()]
+    wave = waves(best[None])[..., 0].mT
+    left = left - wave @ torch.linalg.lstsq(wave, left).solution
+    smallest, *multiples = settings.beside
+    below = shares(best / torch.tensor(multiples).to(t), left).tolist()
+    least_share = max(smallest, (math.log(len(multiples)) + settings.chance[1]) / rows)
+    told = (k for k, part in zip(multiples, below, strict=True) if part > least_share and k <= best * reach)
+    return float(next(told, 1) / best), float(share.max())
