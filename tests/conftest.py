@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,18 @@ import torch
 from workers import Ranks
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of the cases of a test with the mark `sparse(step)` each step-th stays, and the others get that of accuracy."""
+    seen = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("sparse")) is not None:
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % mark.args[0]:
+                item.add_marker("accuracy")
+            seen[name] += 1
 
 
 @pytest.fixture

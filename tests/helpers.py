@@ -18,7 +18,7 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -270,12 +270,6 @@ def check_refusal(call: Callable[[], object], error: type[Exception], words: tup
         call()
     missing = [word for word in words if word not in str(refusal.value)]
     assert not missing, f"{missing} not in: {refusal.value}"
-
-
-def sparse_product(step: int, *values: Iterable[object]) -> list[object]:
-    """Rows of a product for `parametrize`: each step-th of them by default, the others with the accuracy tests."""
-    rows = enumerate(itertools.product(*values))
-    return [pytest.param(*row, marks=pytest.mark.accuracy if number % step else ()) for number, row in rows]
 
 
 # ------------------------------------------------------------------------------- random things

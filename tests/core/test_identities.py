@@ -194,6 +194,7 @@ class TestNaturalGradient:
 class TestCurves:
     """Where paths start, and where they may not move."""
 
+    @pytest.mark.sparse(2)
     @pairs
     @pytest.mark.parametrize(("family", "gamma"), [("bernoulli_logit", 2.0), ("poisson_log", 0.5)])
     def test_stationary_point(self, name, rule, gamma, family):

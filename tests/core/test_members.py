@@ -38,8 +38,9 @@ def fitted(q, X, y, family, optimizer=None):
     return result
 
 
-@pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log"])
+@pytest.mark.sparse(5)
 @pytest.mark.parametrize("optimizer", [None, NewtonCG, lambda q: VN(q, lr=0.8)], ids=["default", "newton", "lr"])
+@pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log"])
 @pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian])
 def test_members_in_parts(family, optimizer, kind):
     """The answer of a member is the same in batches of 1, of 4, and of all."""

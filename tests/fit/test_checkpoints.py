@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import make_model, make_posterior, same_bits, sparse_product
+from helpers import make_model, make_posterior, same_bits
 
 from torchngvi import (
     SRVN,
@@ -55,7 +55,10 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(("name", "method", "every"), sparse_product(3, POSTERIORS, METHODS, [1, 3]))
+@pytest.mark.sparse(3)
+@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("every", [1, 3])
 def test_resume_is_exact(tmp_path, name, method, every):
     if (method, name) == ("srvn", "natural"):
         pytest.skip("SRVN updates a root")

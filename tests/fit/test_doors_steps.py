@@ -8,7 +8,6 @@ import warnings
 
 import pytest
 import torch
-from helpers import sparse_product
 
 import torchngvi as ngvi
 from torchngvi import (
@@ -234,7 +233,9 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize(("method", "target"), sparse_product(3, METHODS, TARGETS))
+@pytest.mark.sparse(3)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("method", METHODS)
 def test_no_method_runs_away_in_silence(method, target):
     """A run ends where it began or lower, or has said that it does not: by a warning or an error."""
     for dtype, lr, draws in ((DTYPE, 0.1, False), (DTYPE, 3.0, True), (torch.float32, 1.0, True)):

@@ -32,6 +32,7 @@ def solved(model):
     return space.lift(q), result
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
 @pytest.mark.parametrize("rows", [12, 40])  # fewer and more than the 30 columns

@@ -407,6 +407,7 @@ def test_a_check_of_another_shape_does_not_lose_the_fit():
     torch.testing.assert_close(q.mean, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
+@pytest.mark.sparse(5)
 @pytest.mark.parametrize("dim", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.usefixtures("pooled")

@@ -549,6 +549,7 @@ class TestBudgets:
         assert kinds[:3] == ["a rough mode", "n draws in a pool", "other starts"]
         assert kinds[3:] == ["another start, n draws in a pool", "fresh draws"]
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("function", [eight_schools(True), log_gamma(3.0)], ids=["schools", "log-gamma"])
     @pytest.mark.usefixtures("pooled")
     def test_an_interrupt_at_any_call(self, function):

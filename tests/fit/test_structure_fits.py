@@ -62,6 +62,7 @@ TARGETS = {
 
 @pytest.mark.parametrize(("kind", "name"), FAMILIES)
 class TestFits:
+    @pytest.mark.sparse(4)
     @pytest.mark.parametrize("target", TARGETS)
     def test_without_a_learning_rate(self, kind, name, target):
         q = kind(DIM, (2,) if target == "batch" else (), structure=PATTERNS[name], dtype=DTYPE)

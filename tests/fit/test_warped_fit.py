@@ -117,6 +117,7 @@ class TestObjective:
         fisher = bent.q.warp.fisher(torch.zeros(2, dtype=torch.float64))
         assert float(phi @ fisher @ phi) == pytest.approx(size**2, rel=1e-9)
 
+    @pytest.mark.sparse(5)
     def test_fit(self, base):
         """Every Gaussian can be warped, and the ELBO is the larger for it."""
         torch.manual_seed(0)

@@ -388,6 +388,7 @@ class TestDerivatives:
 class TestFixed:
     """The mean of ℓ over fixed draws is an ordinary function, and the packet is its derivative."""
 
+    @pytest.mark.sparse(3)
     @of_one_and_several
     def test_steps_by_trial_converge(self, name, batch, gamma):
         """To a gradient of 1e-7 of the average, which never rises; no learning rate is given."""

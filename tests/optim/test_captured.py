@@ -44,6 +44,7 @@ def agree(captured, ordinary):
     assert all(torch.equal(*pair) for pair in zip(captured.last, ordinary.last, strict=True))
 
 
+@pytest.mark.sparse(5)
 @pytest.mark.parametrize("settings", METHODS)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("name", POSTERIORS)

@@ -105,6 +105,7 @@ def run(way, opt, q, model, scheduler=None, steps=STEPS):
     return torch.stack(losses)
 
 
+@pytest.mark.sparse(5)
 @pytest.mark.parametrize(
     ("schedule", "batch"),
     [("constant", ()), ("exponential", ()), *((schedule, (3,)) for schedule in SCHEDULERS)],

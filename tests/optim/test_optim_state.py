@@ -91,6 +91,7 @@ def same_tensors(left, right):
 KINDS = ["trial on a model", "trial on a closure", "short trials", "kl radius", "scheduler", "draws"]
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize(
     ("batch", "kind"), [*(((3,), kind) for kind in KINDS), ((), "trial on a model"), ((), "draws")], ids=str
 )

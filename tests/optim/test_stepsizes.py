@@ -109,6 +109,7 @@ class TestKLRadius:
         assert errors[1] < 0.15 * errors[0]
         assert errors[2] < 1e-3
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize(("name", "rule"), NATURAL)
     @pytest.mark.parametrize("scale", SCALES)
     def test_hard_starts_stay_in_the_cone(self, name, rule, scale):
@@ -220,6 +221,7 @@ class TestSufficientDecreaseAlone:
 class TestSufficientDecreaseOnHardStarts:
     """Six members, means from N(0, 10 I), roots of 0.01 and 100 times unit size."""
 
+    @pytest.mark.sparse(5)
     @pytest.mark.parametrize(("name", "rule", "memory"), WITH_MEMORY)
     @pytest.mark.parametrize("scale", SCALES)
     def test_no_member_ever_rises(self, name, rule, memory, scale):
@@ -240,6 +242,7 @@ class TestSufficientDecreaseOnHardStarts:
             losses = now
         assert bool((losses < first).all())
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize(
         ("name", "rule", "memory"),
         [case for case in WITH_MEMORY if case[1] != "bures_wasserstein" and (case[0] != "diagonal" or case[2])],
@@ -258,6 +261,7 @@ class TestSufficientDecreaseOnHardStarts:
         spread = status.loss.max() - status.loss.min()
         assert float(spread) < 1e-9
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize(
         ("name", "rule", "memory", "control"),
         [
@@ -331,8 +335,9 @@ class TestOverflow:
             assert torch.equal(x[0], old[0])
             assert not torch.equal(x[1], old[1])
 
-    @pytest.mark.parametrize("memory", [0, 5])
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("name", POSTERIORS)
+    @pytest.mark.parametrize("memory", [0, 5])
     def test_a_new_start_is_taken(self, name, memory):
         """After `initialize_` to a sane place the same optimizer goes on."""
         q, target = POSTERIORS[name](DIM, scale=100.0, dtype=DTYPE), self.poisson()

@@ -124,6 +124,7 @@ class TestBases:
 
 
 class TestEstimators:
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("base", BASES, ids=lambda base: type(base).__name__)
     @pytest.mark.parametrize("name", SCALES)
     def test_both_are_unbiased_and_differ_by_the_control_variate(self, name, base):

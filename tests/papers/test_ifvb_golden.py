@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import sparse_product
 from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi import DataLogJoint, ifvb
@@ -280,7 +279,8 @@ CASES |= {
 GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
-@pytest.mark.parametrize("name", sparse_product(3, CASES))
+@pytest.mark.sparse(3)
+@pytest.mark.parametrize("name", CASES)
 def test_the_numbers_are_those_of_before(name):
     problem, settings = CASES[name]
     ends = problem.run(**settings)

@@ -317,6 +317,7 @@ class TestArrays:
             with pytest.raises(InputError, match="an array"):
                 ask()
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize(
         "name", ["BayesianLogisticRegression", "BayesianLinearRegression", "BayesianMixedClassifier"]
     )

@@ -300,6 +300,7 @@ def test_arrays_are_fitted_as_tables_are():
     check_refusal(lambda: one.predict(X[:3], offset=[1.0, 0.0, 0.0]), InputError, ("offset", "multinomial"))
 
 
+@pytest.mark.accuracy
 def test_many_categories_one_of_them_seen_once():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"y": [f"k{k}" for k in rng.integers(0, 40, 600)], "x": rng.normal(size=600)})

@@ -70,9 +70,9 @@ def predictions(model, X):
 @pytest.mark.parametrize(
     "estimator",
     [
-        LOGISTIC(class_weight="balanced"),
-        POISSON(),
         LINEAR(prior_precision=1.0, noise=1.0),
+        pytest.param(LOGISTIC(class_weight="balanced"), marks=pytest.mark.accuracy),
+        pytest.param(POISSON(), marks=pytest.mark.accuracy),
         pytest.param(LINEAR(), marks=pytest.mark.slow),
         pytest.param(LOGISTIC(), marks=pytest.mark.slow),
         pytest.param(LOGISTIC(prior_precision="auto"), marks=pytest.mark.slow),
