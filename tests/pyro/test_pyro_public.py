@@ -40,7 +40,7 @@ def test_chains_that_see_members_non_centred_give_the_model_as_it_is(tmp_path):
     density, path = log_joint(groups), tmp_path / "truths.json"
     chains = Chains(log_joint(non_centred(groups, ("x",))), torch.zeros(3), torch.eye(3), 32)
     assert run(chains, 10, 0.0) == "0 draws a chain in part 0 within 0 s"
-    truth = summary(mapped(run(chains, 100, 60.0, 40), chains.density, density), density)
+    truth = summary(mapped(run(chains, 100, 60.0, 40), chains.density.target, density), density)
     assert truth.sure
     has_moments(truth)
     assert kept(path, "model", density) is None

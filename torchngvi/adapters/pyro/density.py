@@ -402,22 +402,3 @@ def validate(run: Callable[[], Trace], nesting: float, where: str) -> None:
             "A fit would go on from a density that is not the one meant. Correct the model or its data; "
             "pyro.enable_validation(False) switches these checks off, here as in Pyro."
         )
-
-
-@torch.no_grad()
-def refusals(runs: Mapping[str, tuple[Callable[[], Trace], int]]) -> str | None:
-    """Run a model at draws of its latents, and count the draws at which it violates a constraint of a parameter."""
-    for source, (run, draws) in runs.items():
-        found = []
-        with poutine.block(), torch.random.fork_rng():
-            torch.manual_seed(0)
-            for _ in range(draws):
-                try:
-                    found.append(refusal(run, math.inf))
-                except Exception:  # far away a model need not run
-                    found.append(None)
-        breached = [each for each in found if each and "Expected parameter" in each and "nan" not in each]
-        if breached:
-            words = " ".join(breached[0].split())
-            return f"Pyro's validation refuses the model at {len(breached)} of {draws} draws from {source}: {words}"
-    return None
