@@ -256,7 +256,7 @@ def convergence(rows, size, budget):
             judge.posterior.initialize_(mean, root)
             return float(judge.negative_elbo(judge.posterior)) / rows - lowest
 
-    # by its parts: the visits to the sites, and full steps from there
+    # by its parts: the search, and full steps from there
     for count in (0, 1, 2, 3):
         torch.manual_seed(1)
         model = made(NaturalGradientVariationalDistribution(size, posterior=NaturalGaussian), Z, False)
@@ -267,9 +267,9 @@ def convergence(rows, size, budget):
             target = SparseGP(model, likelihood, [])
             target.batches = refinement._pieces(batches, target)
             with torch.no_grad():
-                q = refinement._visited(target)
+                refinement._search(target)
         took, gap = time.process_time() - start, gap_of(q.mean, q.scale_tril)
-        what = f"refine_svgp, {count} evaluations" if count else "refine_svgp, visits alone"
+        what = f"refine_svgp, {count} evaluations" if count else "refine_svgp, search alone"
         print(f"  {what:<28}{took:.2f} s   gap {gap:.1e}", flush=True)
     for name, kind, rates in (
         ("NGD", v.NaturalVariationalDistribution, (0.01, 0.02, 0.04, 0.1)),

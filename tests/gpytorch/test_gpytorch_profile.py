@@ -14,7 +14,7 @@ from torchngvi.adapters.gpytorch import (
 )
 from torchngvi.adapters.gpytorch.energies import tightened
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 
 gp = pytest.importorskip("gpytorch")
 N, M, IDENTITY, JITTER = 40, 7, 1e-10, 1e-4
@@ -230,10 +230,6 @@ def test_a_trial_far_off_is_forgotten():
 
 def test_refusals():
     model, likelihood, (x, y) = problem()
-    with pytest.raises(
-        PairError, match=r"for one latent function; got the batch shape \(2,\). Use train_svgp_in_batches"
-    ):
-        ProfiledELBO(Model((2,)).double(), likelihood, (x, y))
     y[3] = torch.nan
     with pytest.raises(InputError, match="1 of 40 targets are NaN. Leave these rows out: a row without a target tells"):
         ProfiledELBO(model, likelihood, (x, y))

@@ -510,9 +510,6 @@ class TestRefusals:
 
     def test_models(self):
         x, y = data()
-        text = r"without an optimizer is for one latent function; got the batch shape \(2,\). Use train_svgp_in_b"
-        with pytest.raises(PairError, match=text):
-            learn(Model(shape=(2,)).double(), likelihood_of(), (x, y))
         mean_field = Model(kind=gp.variational.MeanFieldVariationalDistribution).double()
         with pytest.raises(PairError, match="the model's q is a MeanFieldVariationalDistribution. Give its strategy a"):
             learn(mean_field, likelihood_of(), (x, y))

@@ -125,14 +125,6 @@ class TestSeveralFunctions:
             slopes = torch.autograd.grad(end, list(own.parameters()))
             assert all(float(slope.abs().max()) < 1e-4 for slope in slopes)
 
-    def test_one_call(self):
-        """Its refusal speaks of the functions, not of q."""
-        _, _, x, y = problem()
-        model = Several(OWN[0], mixed=True, spread=False).double()
-        likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double()
-        with pytest.raises(PairError, match="for one latent function; got .*Use train_svgp_in_batches."):
-            train_svgp(model, likelihood, (x, y[:, None].repeat(1, 3)), progress=False)
-
 
 class TestNetworks:
     def network(self, layer):

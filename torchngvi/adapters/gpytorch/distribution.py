@@ -418,6 +418,12 @@ def kept_modes(*owners: torch.nn.Module) -> Iterator[None]:
             forget(owner)
 
 
+def base_strategy(model: Any) -> Any:
+    """The strategy of the latent functions of a model, within that which makes tasks of them; or None."""
+    outer = getattr(model, "variational_strategy", None)
+    return getattr(outer, "base_variational_strategy", outer)
+
+
 def unwrapped(model: Any, likelihood: Any, data: Any) -> tuple[Any, Any, Any]:
     """The model of GPyTorch within one of BoTorch, with its likelihood, and rows as its transforms give them."""
     inner = getattr(model, "model", None)
@@ -444,7 +450,7 @@ def unwrapped(model: Any, likelihood: Any, data: Any) -> tuple[Any, Any, Any]:
 def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """A block in which the model has a q of this library in the place of its own, which takes over what was found."""
     outer: Any = getattr(model, "variational_strategy", None)
-    strategy: Any = getattr(outer, "base_variational_strategy", outer)  # of several functions
+    strategy = base_strategy(model)
     own: Any = getattr(strategy, "_variational_distribution", None)
     whitened = type(strategy) is not UnwhitenedVariationalStrategy
     # a class of the user's that holds another q, or uses it in another way, has a method of its own

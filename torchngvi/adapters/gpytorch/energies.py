@@ -1,8 +1,11 @@
 """What a likelihood says of a datum: the energy F = -E[log p(y | f)], and whether it is quadratic or convex.
 
-As GPyTorch's own objectives, a likelihood of several values sees their marginals.
+As GPyTorch's own objectives, a likelihood of several values sees their marginals.  Where it has no formula the
+expectation is a sum over nodes that are the same for all rows: of Gauss and Hermite in up to three values, scrambled
+Sobol points beyond, and for a softmax.
 """
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -16,17 +19,20 @@ from gpytorch.likelihoods import (
     LaplaceLikelihood,
     Likelihood,
     PoissonLikelihood,
+    SoftmaxLikelihood,
 )
 from gpytorch.settings import observation_nan_policy
+from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from torchngvi.errors import InputError
+from torchngvi.numerics.linalg import cholesky
 
 # of GPyTorch's likelihoods, asked by their methods: a class that inherits them has the same expectations
 _QUADRATIC = {kind.expected_log_prob for kind in (GaussianLikelihood, GaussianLikelihoodWithMissingObs)}
 _BY_QUADRATURE = {kind.expected_log_prob for kind in (PoissonLikelihood, BernoulliLikelihood)}
 _CONVEX = {kind.forward for kind in (BernoulliLikelihood, PoissonLikelihood, LaplaceLikelihood)}  # -log p(y | f) in f
-_DRAWS = 64  # of the latent values of each datum, where a likelihood has no formula
 
 
 def energy(
@@ -34,7 +40,7 @@ def energy(
     y: Tensor,
     values: MultivariateNormal,
 ) -> Tensor:
-    """F_n = -E[log p(y_n | f_n)] of each datum, by the likelihood's own formula or over draws that stay the same."""
+    """F_n = -E[log p(y_n | f_n)] of each datum, by the likelihood's own formula or over nodes that stay the same."""
     if isinstance(likelihood, FixedNoiseGaussianLikelihood) and likelihood.noise.shape[-1] != values.mean.shape[-1]:
         raise InputError(
             f"FixedNoiseGaussianLikelihood holds a noise for each of {likelihood.noise.shape[-1]} rows and cannot tell "
@@ -44,6 +50,10 @@ def energy(
     if _function(likelihood.expected_log_prob) is BernoulliLikelihood.expected_log_prob:
         sign = torch.where(y == 1, 1.0, torch.where((y == 0) | (y == -1), -1.0, torch.nan)).to(values.mean)
         result = -likelihood.quadrature(lambda f: torch.special.log_ndtr(f * sign), values)
+    elif softmax(likelihood):
+        result = _softmax_energy(likelihood, y, values)
+    elif correlated(likelihood):
+        result = _correlated_energy(likelihood, y, values)
     else:
         module = _Expected(likelihood)
         # q may be in float64 beside a float32 likelihood
@@ -77,7 +87,7 @@ def energy(
 
 
 class _Expected(torch.nn.Module):
-    """The expectations of a likelihood as a module, whose parameters may be replaced; over draws where it has none."""
+    """The expectations of a likelihood as a module, whose parameters may be replaced; over nodes where it has none."""
 
     def __init__(self, likelihood: Likelihood) -> None:
         super().__init__()
@@ -86,20 +96,115 @@ class _Expected(torch.nn.Module):
     def forward(self, y: Tensor, values: MultivariateNormal) -> Tensor:
         if _function(self.likelihood.expected_log_prob) is not Likelihood.expected_log_prob:
             return self.likelihood.expected_log_prob(y, values)
-        z = _draws(_DRAWS, values.mean.shape, values.mean.dtype, values.mean.device)
-        return self.likelihood(values.mean + values.variance.sqrt() * z).log_prob(y).mean(0)
+        f, weights = _at_nodes(values)
+        return (weights * self.likelihood(f).log_prob(y)).sum(0)
 
 
-@lru_cache(maxsize=4)
-def _draws(count: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """z (count, *shape), in pairs z and -z and of variance 1 for each value."""
-    z = torch.randn(count // 2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    z = z / z.square().mean(0).sqrt()
-    return torch.cat([z, -z]).to(dtype=dtype, device=device)
+def _at_nodes(values: MultivariateNormal, **rule: Any) -> tuple[Tensor, Tensor]:
+    """Latent values at the nodes of each datum, (nodes, *batch, B) or (nodes, B, T), and weights that broadcast."""
+    mean, last = values.mean, isinstance(values, MultitaskMultivariateNormal)
+    z, weights = nodes(mean.shape[-1] if last else 1, mean.dtype, mean.device, **rule)
+    ones = (1,) * (mean.ndim - last)
+    return mean + values.variance.sqrt() * z.reshape(-1, *ones, *mean.shape[-1:] * last), weights.reshape(-1, *ones)
+
+
+@lru_cache(maxsize=8)
+def nodes(
+    count: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    sizes: tuple[int, ...] = (20, 12, 8),  # of a rule in one value, of products in two and three
+    points: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """Nodes z (nodes, count) and weights of an expectation under N(0, I), exact for quadratics."""
+    if count <= len(sizes):
+        z, weights = (torch.tensor(part) for part in hermegauss(sizes[count - 1]))
+        z = torch.cartesian_prod(*[z] * count).reshape(-1, count)
+        weights = torch.cartesian_prod(*[weights / weights.sum()] * count).reshape(-1, count).prod(-1)
+    else:  # in pairs z and -z, of variance 1
+        z = torch.special.ndtri(SobolEngine(count, seed=0, scramble=True).draw(points // 2, dtype=torch.float64))
+        z = z / z.square().mean(0).sqrt()
+        z, weights = torch.cat([z, -z]), z.new_full((points,), 1.0 / points)
+    return z.to(dtype=dtype, device=device), weights.to(dtype=dtype, device=device)
+
+
+def softmax(likelihood: Likelihood) -> bool:
+    """Whether a likelihood is GPyTorch's softmax."""
+    own = _function(likelihood.expected_log_prob) is Likelihood.expected_log_prob
+    return own and _function(likelihood.forward) is SoftmaxLikelihood.forward
+
+
+def _logits(likelihood: Any, f: Tensor) -> Tensor:
+    return f if likelihood.mixing_weights is None else f @ likelihood.mixing_weights.to(f.dtype).mT
+
+
+def _softmax_energy(likelihood: Any, y: Tensor, values: MultivariateNormal) -> Tensor:
+    """E log Σ exp f by Sobol points, less the logit of the class; NaN where there is no such class."""
+    chosen = y[..., None] == torch.arange(likelihood.num_classes, device=y.device)
+    own = (chosen * _logits(likelihood, values.mean)).sum(-1)
+    own = torch.where(chosen.any(-1), own, torch.nan)
+    return _logits(likelihood, _at_nodes(values, sizes=())[0]).logsumexp(-1).mean(0) - own
+
+
+def expected_logsumexp(
+    mean: Tensor,  # (B, T)
+    variance: Tensor,  # (B, T)
+    count: int = 64,
+) -> Tensor:
+    """E log Σ exp f of independent values, by log S = ∫ exp(-e^u) - exp(-S e^u) du, a product over values within."""
+    z, weights = nodes(1, mean.dtype, mean.device)
+    largest, width = mean.amax(-1), 6 * variance.amax(-1).sqrt()
+    f = (mean - largest[:, None])[..., None] + variance.sqrt()[..., None] * z[:, 0]
+    first, last = -16 - math.log(mean.shape[-1]) - width, 3.7 + width
+    total = torch.zeros_like(largest)
+    for share in torch.linspace(0, 1, count).tolist():  # where the ends are zero
+        u = torch.lerp(first, last, share)
+        total += (-u.exp()).exp() - ((-(u[:, None, None] + f).exp()).exp() @ weights).prod(-1)
+    return largest + total * (last - first) / (count - 1)
+
+
+def _correlated_energy(likelihood: Any, y: Tensor, values: MultitaskMultivariateNormal) -> Tensor:
+    """F_n of Gaussian noise with the covariance Σ of a datum, of which GPyTorch's expectation takes the diagonal."""
+    size, inner = values.mean.shape[-1], getattr(values.lazy_covariance_matrix, "base_linear_op", None)
+    noise = likelihood.task_noise_covar.to(values.mean)
+    if likelihood.has_global_noise:
+        noise = noise + likelihood.noise.to(noise) * torch.eye(size).to(noise)
+    root, ok = cholesky(noise)
+    root = torch.where(ok, root, torch.nan)
+    residual = torch.linalg.solve_triangular(root, (y - values.mean).mT, upper=False)
+    inverse = torch.cholesky_inverse(root)
+    trace = values.variance @ inverse.diagonal() if inner is None else (inner.to_dense() * inverse).sum((-2, -1))
+    constant = size * math.log(2 * math.pi) + 2 * root.diagonal().log().sum()
+    return 0.5 * (residual.square().sum(0) + trace + constant)
+
+
+def hessian(
+    likelihood: Any,
+    y: Tensor,  # (B,) or (B, T)
+    values: MultitaskMultivariateNormal,
+) -> Tensor:
+    """The Hessian of F_n in the means of the values of a datum, (B, T, T)."""
+    if softmax(likelihood):
+        p, A = _logits(likelihood, _at_nodes(values, sizes=())[0]).softmax(-1), likelihood.mixing_weights
+        W = p.mean(0).diag_embed() - torch.einsum("nbi,nbj->bij", p, p) / len(p)
+        return W if A is None else A.mT.to(W.dtype) @ W @ A.to(W.dtype)
+    with torch.enable_grad():
+        mean = values.mean.detach().requires_grad_()
+        again = MultitaskMultivariateNormal(mean, values.lazy_covariance_matrix)
+        slope = torch.autograd.grad(energy(likelihood, y, again).sum(), mean, create_graph=True)[0]
+        columns = [torch.autograd.grad(part.sum(), mean, retain_graph=True)[0] for part in slope.unbind(-1)]
+    return torch.stack(columns, -1)
 
 
 def check_labels(likelihood: Likelihood, y: Tensor) -> None:
-    """Check that a Bernoulli likelihood gets labels; what is missing may be NaN."""
+    """Check that a Bernoulli or a softmax likelihood gets labels; what is missing may be NaN."""
+    if isinstance(likelihood, SoftmaxLikelihood):
+        classes = likelihood.num_classes
+        if bool(((y != y.round()) | (y < 0) | (y >= classes)).logical_and(~y.isnan()).any()):
+            raise InputError(
+                f"{type(likelihood).__name__} takes the labels 0 to {classes - 1}; got targets from "
+                f"{float(y.min()):.4g} to {float(y.max()):.4g}."
+            )
     if not isinstance(likelihood, BernoulliLikelihood) or y.dtype is torch.bool:
         return
     if not bool(((y == 1) | (y == 0) | (y == -1) | y.isnan()).all()):
@@ -121,6 +226,16 @@ def tightened(beta: Tensor, d: Tensor, share: float) -> tuple[Tensor, Tensor]:
 def conjugate(likelihood: Likelihood) -> bool:
     """Whether every F_n is quadratic in the latent values, so that a full natural step is exact."""
     return _function(likelihood.expected_log_prob) in _QUADRATIC
+
+
+def correlated(likelihood: Any) -> bool:
+    """Whether the noise is Gaussian and correlated between the values of a datum."""
+    return conjugate(likelihood) and getattr(likelihood, "rank", 0) > 0 and likelihood.has_task_noise
+
+
+def convex(likelihood: Likelihood) -> bool:
+    """Whether -log p(y | f) is known to be convex in all values of a datum at once."""
+    return softmax(likelihood) or log_concave(likelihood)
 
 
 def log_concave(likelihood: Likelihood) -> bool:

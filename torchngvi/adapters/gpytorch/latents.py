@@ -14,19 +14,22 @@ natural gradient needs of the curvature of F the diagonal entries 2 ∂F/∂v_l 
 from abc import ABC, abstractmethod
 from typing import Any, final
 
+import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import Likelihood, SoftmaxLikelihood
 from gpytorch.models import ApproximateGP
+from gpytorch.models.gplvm.bayesian_gplvm import BayesianGPLVM
 from gpytorch.variational import (
     IndependentMultitaskVariationalStrategy,
     LargeBatchVariationalStrategy,
     LMCVariationalStrategy,
     VariationalStrategy,
 )
-from linear_operator.operators import DiagLinearOperator
+from linear_operator.operators import BlockDiagLinearOperator, DiagLinearOperator
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, check_shapes
+from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, base_strategy, check_shapes
+from torchngvi.adapters.gpytorch.energies import conjugate, correlated
 from torchngvi.errors import PairError
 
 _STANDARD = (VariationalStrategy, LargeBatchVariationalStrategy)
@@ -38,6 +41,8 @@ class Latents(ABC):
     coupled: bool  # the energy of a datum is no sum over the batch members of q
     count: int  # values a datum
     longest: float = 1.0  # natural step of all functions at once by which a quadratic energy never rises
+    separable: bool = True  # the energy of a datum is a sum over the functions, for the likelihood at hand
+    mixing: Tensor | None = None  # w, (L, T), where values are mixtures of the functions
 
     def __init__(self, strategy: VariationalStrategy) -> None:
         self.strategy = strategy  # of the latent functions
@@ -52,7 +57,7 @@ class Latents(ABC):
 
     def parameters(self) -> list[Tensor]:
         """The parameters of the map from latent functions to values; none, unless the functions are mixed."""
-        return []
+        return [] if self.mixing is None else [self.mixing]
 
     def shared(
         self,
@@ -97,7 +102,7 @@ class _Tasks(_Several):
     """Independent tasks, one latent function each."""
 
     def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
-        return _marginals(mean.mT, variance.mT)
+        return MultitaskMultivariateNormal(mean.mT, DiagLinearOperator(variance.mT.flatten(-2)))
 
 
 @final
@@ -114,26 +119,17 @@ class _Mixed(_Several):
         self.mixing, self.jitter, self.count = strategy.lmc_coefficients, strategy.jitter_val, strategy.num_tasks
 
     def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
+        assert self.mixing is not None
         mixing = self.mixing.to(mean.dtype)
-        return _marginals(mean.mT @ mixing, variance.mT @ mixing.square() + self.jitter)
-
-    def parameters(self) -> list[Tensor]:
-        return [self.mixing]
-
-
-def _marginals(
-    mean: Tensor,  # (B, T)
-    variance: Tensor,  # (B, T)
-) -> MultitaskMultivariateNormal:
-    return MultitaskMultivariateNormal(mean, DiagLinearOperator(variance.flatten(-2)))
+        within = torch.einsum("lt,lb,lu->btu", mixing, variance, mixing) + self.jitter * torch.eye(self.count).to(mean)
+        return MultitaskMultivariateNormal(mean.mT @ mixing, BlockDiagLinearOperator(within))
 
 
 def one_function(model: Any, likelihood: Any) -> str | None:
     """Say where a softmax sees one function in the place of one for each class."""
     outer: Any = getattr(model, "variational_strategy", None)
-    inner: Any = getattr(outer, "base_variational_strategy", None)
-    tasks = isinstance(outer, IndependentMultitaskVariationalStrategy) and inner is not None
-    if not (tasks and isinstance(likelihood, SoftmaxLikelihood) and inner._variational_distribution.batch_shape == ()):
+    tasks = isinstance(outer, IndependentMultitaskVariationalStrategy) and isinstance(likelihood, SoftmaxLikelihood)
+    if not tasks or base_strategy(model)._variational_distribution.batch_shape != ():
         return None
     shape = f"torch.Size([{outer.num_tasks}])"
     return (
@@ -143,10 +139,8 @@ def one_function(model: Any, likelihood: Any) -> str | None:
     )
 
 
-def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
-    """The latent functions of a model, with their q started as GPyTorch would."""
-    outer: Any = getattr(model, "variational_strategy", None)
-    strategy: Any = getattr(outer, "base_variational_strategy", outer)
+def _check_model(model: Any, outer: Any, strategy: Any) -> None:
+    """Check that rows of a model have sites, by its class and its strategy."""
     if hasattr(model, "_orig_mod"):
         raise PairError(
             "the model was compiled by torch.compile, and steps from the derivatives of each datum call its own "
@@ -162,13 +156,25 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
     if outer is None:
         raise PairError(
             f"the model must be an ApproximateGP, with a variational_strategy; got {type(model).__name__}. "
-            "A DeepGP goes through loss.backward() with natural_optimizer(mll)."
+            "The layers of a DeepGP see random inputs, so that no layer has sites of rows: use loss.backward() with "
+            "natural_optimizer(mll)."
+        )
+    if isinstance(model, BayesianGPLVM):
+        raise PairError(
+            f"{type(model).__name__} learns its inputs too, which are random and no rows of data: use loss.backward() "
+            "with natural_optimizer(mll), and Adam for the inputs."
         )
     if not isinstance(strategy, VariationalStrategy) or type(strategy) not in _STANDARD:
         raise PairError(
             f"steps from the derivatives of each datum are for the whitened VariationalStrategy; got "
             f"{type(strategy).__name__}. Use loss.backward() with natural_optimizer(mll)."
         )
+
+
+def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
+    """The latent functions of a model, with their q started as GPyTorch would."""
+    outer, strategy = getattr(model, "variational_strategy", None), base_strategy(model)
+    _check_model(model, outer, strategy)
     q = strategy._variational_distribution
     if not isinstance(q, NaturalGradientVariationalDistribution):
         raise PairError(
@@ -200,6 +206,9 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
             f"{latents.count}. Wrap the VariationalStrategy, of as many functions, in an "
             "IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy."
         )
+    latents.separable = not latents.coupled or (isinstance(latents, _Tasks) and conjugate(likelihood))
+    if correlated(likelihood) and latents.separable:
+        latents.separable, latents.longest = False, 1.0 / latents.count
     if not bool(strategy.variational_params_initialized):
         q.initialize_variational_distribution(strategy.prior_distribution)
         strategy.variational_params_initialized.fill_(1)

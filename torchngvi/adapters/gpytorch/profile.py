@@ -13,6 +13,13 @@ For any other they are found by full natural steps, each of which replaces (t, c
 a step after which the ELBO is lower is halved.  The first q is that of the model, and then the one that the sites of
 the largest ELBO so far make: they change little from one kernel to the next, so that two or three steps are enough.
 
+Several functions of a datum, independent under q, have sites each.  Where their energy is convex their means take one
+Newton step together, with W_n = ∂²F_n/∂e_n∂e_nᵀ; in sites, ε_n = (a_lnᵀΔ_l)_l being what it changes at a datum,
+
+    (I + Σ W_n ⊗ a_n a_nᵀ) Δ = -(m + Σ α_n a_n)        t_n = β_n (e_n + ε_n) - α_n - W_n ε_n        c_n = β_n
+
+For Gaussian noise of mixed functions, or correlated between tasks, the first such step is exact.
+
 The rows may be a part of the data, n of N: their expected log likelihoods weigh N/n.
 
 At the optimal q the ELBO does not change with q to first order, so that its gradient in the hyper-parameters is the one
@@ -20,6 +27,7 @@ at fixed q (the envelope theorem): neither the factor of S nor the search is dif
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, final
 
 import torch
@@ -29,10 +37,19 @@ from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, count
 from torchngvi.adapters.gpytorch.distribution import forget
-from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, tightened
+from torchngvi.adapters.gpytorch.energies import (
+    check_labels,
+    conjugate,
+    convex,
+    energy,
+    expected_logsumexp,
+    hessian,
+    softmax,
+    tightened,
+)
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, kernels
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP, energies_of
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Sites
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.linalg import cholesky, gram, triangular_inverse
@@ -45,16 +62,16 @@ _SHORTEST = 1e-3  # step by which the sites still move
 class Point(NamedTuple):
     """The q that some sites make, and the negative ELBO there."""
 
-    t: Tensor  # (B,)
-    c: Tensor  # (B,)
-    mean: Tensor  # m, (M,)
-    inverse: Tensor  # T⁻¹ with S = T Tᵀ, (M, M)
-    H: Tensor  # Σ c_n a_n a_nᵀ, (M, M)
-    e: Tensor  # (B,)
-    v: Tensor  # (B,)
-    d: Tensor  # (B,), the variances given the inducing values
-    alpha: Tensor  # (B,), weighted
-    beta: Tensor  # (B,), weighted
+    t: Tensor  # (*batch, B)
+    c: Tensor  # (*batch, B)
+    mean: Tensor  # m, (*batch, M)
+    inverse: Tensor  # T⁻¹ with S⁻¹ = T Tᵀ, (*batch, M, M)
+    H: Tensor  # Σ c_n a_n a_nᵀ, (*batch, M, M)
+    e: Tensor  # (*batch, B)
+    v: Tensor  # (*batch, B)
+    d: Tensor  # (*batch, B), the variances given the inducing values
+    alpha: Tensor  # (*batch, B), weighted
+    beta: Tensor  # (*batch, B), weighted
     divergence: float  # KL(q ‖ prior)
     value: float  # the negative ELBO
 
@@ -74,28 +91,25 @@ class ProfiledELBO:
         model.train()
         likelihood.train()
         self.target = target = SparseGP(model, likelihood, [batch])
-        shape = tuple(target.posterior.batch_shape)
-        if target.coupled or shape:
-            raise PairError(
-                "learning hyper-parameters without an optimizer is for one latent function; got the batch shape "
-                f"{shape}. Use train_svgp_in_batches."
-            )
         assert isinstance(target.batches, list)
         self.x, self.y = target.batches[0]
-        if self.x.ndim > 2 or self.y.ndim != 1:
+        self.batch_shape = target.posterior.batch_shape
+        if not self.batch_shape and (self.x.ndim > 2 or self.y.ndim != 1):
             raise InputError(
                 "learning hyper-parameters without an optimizer takes inputs (rows, features) and targets (rows,); "
                 f"got {tuple(self.x.shape)} and {tuple(self.y.shape)}."
             )
         if missing := int(self.y.isnan().sum()):
             raise InputError(
-                f"{missing} of {len(self.y)} targets are NaN. Leave these rows out: a row without a target tells "
+                f"{missing} of {self.y.numel()} targets are NaN. Leave these rows out: a row without a target tells "
                 "nothing here."
             )
         check_labels(likelihood, self.y)
         self.num_data = num_data or count(self.x)
         self.weight = self.num_data / count(self.x)
         self.conjugate, self.tolerance = conjugate(likelihood), tolerance
+        self.tight = self.conjugate and target.latents.separable
+        self.joint = not target.latents.separable and convex(likelihood)
         self.sites: tuple[Tensor, Tensor] | None = None  # t_n and c_n of the lowest value so far
         self._lowest = math.inf
         self._last: Point | None = None
@@ -104,14 +118,13 @@ class ProfiledELBO:
         """Evaluate the bound per datum at the present hyper-parameters."""
         prior = kernels(self.target.strategy, self.x)
         with torch.no_grad():
-            projection = Projection(*(part.detach() for part in prior.projection(torch.float64)))
-            point = self._optimum(projection)
+            projection = self._whole(prior.projection(torch.float64))
+            self._last = point = self._optimum(projection)
             gradients = self._pulled(prior, projection, point)
-        self._last = point
         # a trial far off may leave sites from which a search, elsewhere, does not come back
         if point.value <= self._lowest:
             self._lowest, self.sites = point.value, (point.t, point.c)
-        given_v = point.d if self.conjugate else None
+        given_v = point.d if self.tight else None
         with torch.enable_grad():  # with the likelihood's parameters
             v = point.v.detach().requires_grad_()
             energies = energies_of(self.target, self.y.to(v.dtype), point.e, v, self.weight, given_v)
@@ -139,8 +152,24 @@ class ProfiledELBO:
         return self.weight / self._last.beta
 
     @torch.no_grad()
+    def integrated(self) -> float:
+        """What the loss of a softmax gains by an integral in the place of nodes, per datum; 0 of other likelihoods."""
+        likelihood, latents = self.target.likelihood, self.target.latents
+        if not softmax(likelihood) or [*likelihood.parameters(), *latents.parameters()]:
+            return 0.0
+        assert self._last is not None
+        values = latents.values(self._last.e, self._last.v)
+        by_nodes = energy(likelihood, self.y, values) + values.mean.gather(-1, self.y.long()[:, None])[:, 0]
+        return float((expected_logsumexp(values.mean, values.variance) - by_nodes).mean())
+
+    @torch.no_grad()
+    def search(self) -> None:
+        """Find the optimal q alone, for `assign`."""
+        self._last = self._optimum(self._whole(kernels(self.target.strategy, self.x).projection(torch.float64)))
+
+    @torch.no_grad()
     def assign(self) -> None:
-        """Give the model the q at which the bound was evaluated last."""
+        """Give the model the q that was found last."""
         assert self._last is not None
         q = self.target.posterior
         root, _ = cholesky(self._last.inverse.mT @ self._last.inverse)
@@ -155,6 +184,7 @@ class ProfiledELBO:
         if self.conjugate:
             _, alpha, beta = self._moments(projection.mean, torch.ones_like(nothing))
             point = self._at(projection, beta * projection.mean - alpha, beta)
+            point = self._stepped(projection, point) if point is not None and self.joint else point
             if point is None:
                 raise InputError(
                     "the ELBO is not finite at these hyper-parameters: check the targets and the inputs for "
@@ -200,7 +230,7 @@ class ProfiledELBO:
 
     def _stepped(self, projection: Projection, point: Point) -> Point | None:
         """The q after a natural step, the longest of 1, ½, ¼, ... at which the ELBO is not lower."""
-        t, c = point.beta * point.e - point.alpha, point.beta
+        t, c = self._sites_after(projection, point), point.beta
         rho = 1.0
         while rho > _SHORTEST:
             trial = self._at(projection, point.t + rho * (t - point.t), point.c + rho * (c - point.c))
@@ -209,31 +239,60 @@ class ProfiledELBO:
             rho *= 0.5
         return None
 
+    def _sites_after(self, projection: Projection, point: Point) -> Tensor:
+        """t of a full step, whose c is β: of the means of all functions at once where their energy is convex."""
+        t, rows = point.beta * point.e - point.alpha, projection.rows
+        if not self.joint:
+            return t
+        latents = self.target.latents
+        W = self.weight * hessian(self.target.likelihood, self.y.to(t.dtype), latents.values(point.e, point.v))
+        if latents.mixing is not None:
+            W = latents.mixing.to(W.dtype) @ W @ latents.mixing.mT.to(W.dtype)
+
+        def curved(shift: Tensor) -> Tensor:  # (C, B)
+            return (W @ shift.mT[..., None])[..., 0].mT
+
+        def product(change: Tensor) -> Tensor:  # of m, (C, M)
+            return change + _summed(curved(_projected(rows, change)), rows)
+
+        def precondition(change: Tensor) -> Tensor:  # by the S of each function
+            return _summed(_projected(point.inverse, change), point.inverse)
+
+        slope = point.mean + _summed(point.alpha, rows)
+        shift = _projected(rows, conjugate_gradients(product, precondition, -slope, 1e-10 if self.conjugate else 1e-3))
+        return t + point.beta * shift - curved(shift)
+
     def _at(self, projection: Projection, t: Tensor, c: Tensor) -> Point | None:
         """The q that the sites make; None where they make none, or the ELBO is not finite."""
         rows = projection.rows
         H = gram(rows, c)
         S = H.clone()
-        S.diagonal().add_(1.0)
+        S.diagonal(dim1=-2, dim2=-1).add_(1.0)
         T, ok = cholesky(S)
-        if not bool(ok):
+        if not bool(ok.all()):
             return None
-        mean = torch.cholesky_solve(((t - c * projection.mean) @ rows)[:, None], T)[:, 0]
+        mean = torch.cholesky_solve(_summed(t - c * projection.mean, rows)[..., None], T)[..., 0]
         inverse = triangular_inverse(T)
-        trace = inverse.square().sum()  # of V = S⁻¹
-        e = projection.mean + rows @ mean
-        if self.conjugate and bool(c[0] == c.min()) and bool(c[0] == c.max()):
+        trace = inverse.square().sum((-2, -1))  # of V = S⁻¹
+        e = projection.mean + _projected(rows, mean)
+        if self.conjugate and bool((c == c[..., :1]).all()):
             # every F_n has the same slope in v_n: their sum is that of the mean variance, and Σ a_nᵀV a_n = tr(VH)/c
-            total = projection.variance.sum() + (len(mean) - trace) / c[0]
-            v = (total / len(e)).expand_as(e)
+            total = projection.variance.sum(-1) + (mean.shape[-1] - trace) / c[..., 0]
+            v = (total / e.shape[-1])[..., None].expand_as(e)
         else:
             v = projection.variance + (rows @ inverse.mT).square().sum(-1)
-        divergence = float(0.5 * (trace + mean.square().sum() - len(mean)) + T.diagonal().log().sum())
+        log_determinant = T.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        divergence = float((0.5 * (trace + mean.square().sum(-1) - mean.shape[-1]) + log_determinant).sum())
         energies, alpha, beta = self._moments(e, v)
         value = float(energies.sum()) + divergence
         if not abs(value) < torch.inf:
             return None
         return Point(t, c, mean, inverse, H, e, v, projection.variance, alpha, beta, divergence, value)
+
+    def _whole(self, projection: Projection) -> Projection:
+        """Without a graph, with moments of each function where they share a kernel."""
+        rows, *moments = (part.detach() for part in projection)
+        return Projection(rows, *(part.expand(*self.batch_shape, -1) for part in moments))
 
     def _moments(self, e: Tensor, v: Tensor) -> Moments:
         """F_n, α_n and β_n, weighted."""
@@ -241,8 +300,34 @@ class ProfiledELBO:
 
     def _pulled(self, prior: Kernels, projection: Projection, point: Point) -> Kernels:
         """The gradient of the negative ELBO at fixed q in what the kernels give."""
-        frame = Frame(point.mean, point.inverse, Dense(len(point.mean)), upper=True)
+        frame = Frame(point.mean, point.inverse, Dense(point.mean.shape[-1]), upper=True)
         sites = Sites(projection.rows, None, point.alpha, point.beta, None, point.mean)
         H = point.H if self.conjugate else gram(projection.rows, point.beta)
-        slack = tightened(point.beta, point.d, self.weight)[1] if self.conjugate else None
+        slack = tightened(point.beta, point.d, self.weight)[1] if self.tight else None
         return prior.pulled(sites, H, frame, slack)
+
+
+def _projected(rows: Tensor, v: Tensor) -> Tensor:
+    return (rows @ v[..., None])[..., 0]
+
+
+def _summed(weights: Tensor, rows: Tensor) -> Tensor:
+    return (weights[..., None, :] @ rows)[..., 0, :]
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], r: Tensor, accuracy: float
+) -> Tensor:
+    """Solve J x = r for a positive definite J, to a part of the norm of r that the preconditioner gives."""
+    x, p = torch.zeros_like(r), precondition(r)
+    first = rz = (r * p).sum()
+    for _ in range(4 * r.numel()):
+        if not rz > accuracy**2 * first:
+            break
+        Jp = product(p)
+        step = rz / (p * Jp).sum()
+        x, r = x + step * p, r - step * Jp
+        z = precondition(r)
+        rz, before = (r * z).sum(), rz
+        p = z + rz / before * p
+    return x

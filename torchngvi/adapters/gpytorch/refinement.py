@@ -1,18 +1,10 @@
 """The optimal q(u) for hyper-parameters that stand still, without a step size.
 
-Then q is a sum of sites, one a datum, b_n aᵀv - ½ c_n (aᵀv)² with c_n = β_n and b_n = β_n a_nᵀm - α_n (the dual
-form of Adam et al. 2021).  To visit a batch is to replace its sites by those at the present q,
-
-    S' = S + Σ (c_n' - c_n) a_n a_nᵀ        S'm' = Sm + Σ (b_n' - b_n) a_n
-
-from the prior, where all sites are zero: exact after one pass where the likelihood is Gaussian.  Where it is
-log-concave a visit to an eighth of the data brings q so near that one more to all of them leaves little: 2e-7 to 4e-5
-nats a datum for noisy labels, up to 8e-3 for labels nearly without noise.  Full steps by trial (`fit`) end it with a
-verdict.
+q is found as `profile` finds it, on all rows or on as many as fit, which weigh as much; full steps by trial on all of
+them (`fit`) end it with a verdict.
 """
 
 import contextlib
-import itertools
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -23,24 +15,23 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.batches import Batch, check_order, pairs, row_dimension
+from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_order, count, pairs, row_dimension
 from torchngvi.adapters.gpytorch.distribution import as_in_predictions, kept_modes, lent_posterior
 from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, log_concave
+from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.arguments import read_instance
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
-from torchngvi.interfaces import Coordinates, Tangent
 from torchngvi.methods import IBLR, VN
-from torchngvi.numerics.linalg import gram
 from torchngvi.posteriors import NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
-_FIRST = 8  # the first visit is to a part of the data of one in so many
 _AT_THE_PRIOR = 1.0  # nats from the prior within which q has seen no data
-_ROWS = 1024  # of a visit, or M if that is more: a visit factors S once
+_FIRST = 8  # the first search is on a part of the rows of one in so many
+_ROWS = 4096  # for which the kernel is evaluated at once, or 4M if that is more
 _REMEMBERED = 16  # rows by which a later call sees whether the rows of an earlier one are given again
-_PIECE = 4  # visits for which the kernel is evaluated at once
+_ENTRIES = 2**26  # of the rows a_n of all functions at most, from which q is searched
 
 
 @torch.no_grad()
@@ -55,8 +46,7 @@ def refine_svgp(
 ) -> FitResult:
     """Find the optimal q(u) for hyper-parameters as they are, without a step size.
 
-    A q that has not left the prior visits its sites first, and so does that of a Gaussian likelihood, for which this is
-    exact; any other goes on from where it is.
+    The q of several functions is searched by steps of all means at once, see `train_svgp`.
 
     Args:
         model, likelihood: see `train_svgp`; q may be a full Gaussian of GPyTorch, which is left at the optimum.
@@ -91,10 +81,8 @@ def refine_svgp(
         with restored_dtype(target.posterior) as q:
             # beside a small noise float32 loses the prior, which is 1 in S
             q.double()
-            fresh = conjugate(likelihood) or (log_concave(likelihood) and _at_the_prior(q))
-            if fresh and not target.coupled:
-                visited = _visited(target)
-                q.initialize_(visited.mean, q.kept_covariance(visited.scale_tril))
+            if conjugate(likelihood) or target.coupled or (log_concave(likelihood) and _at_the_prior(q)):
+                _search(target)
             steps = VN(q) if log_concave(likelihood) else IBLR(q)
             result = fit(q, target, steps, tolerance=tolerance, max_evaluations=max_evaluations, progress=progress)
         if forgotten:
@@ -161,36 +149,30 @@ def _pieces(batches: Iterable[Batch], target: SparseGP) -> list[Batch]:
     row = row_dimension(given[0][1], target.latents)
     x, y = torch.cat([x for x, _ in given], -2), torch.cat([y for _, y in given], row)
     order = torch.randperm(x.shape[-2], generator=torch.Generator().manual_seed(0)).to(x.device)
-    size = _PIECE * max(_ROWS, target.posterior.dim)
+    size = max(_ROWS, 4 * target.posterior.dim)
     return [(x.index_select(-2, part), y.index_select(row, part)) for part in order.split(size)]
 
 
-def _visit(target: SparseGP) -> int:
-    """The number of rows of a visit; with a noise for each row all of them, in the order that its likelihood knows."""
-    assert isinstance(target.batches, list)
+def _search(target: SparseGP) -> None:
+    """Bring q to its optimum for all rows, or for a part that fits; not where targets are missing."""
+    x, y = all_rows(target.batches, target.latents)
+    rows, row = count(x), row_dimension(y, target.latents)
+    most = min(rows, _ENTRIES // target.posterior.mean.numel())
     if isinstance(target.likelihood, FixedNoiseGaussianLikelihood):
-        return max(y.shape[-1] for _, y in target.batches)
-    return max(_ROWS, target.posterior.dim)
+        most = rows
+    if bool(y.isnan().any()):
+        return
+    searches = [(most, 1e-15 if target.coupled else 1e-10)]
+    if not (target.coupled or conjugate(target.likelihood)):  # from a part of the rows q is near
+        searches = [(-(-most // _FIRST), 1e-3), *searches]
+    for size, tolerance in searches:
+        part = x.narrow(-2, 0, size), y.narrow(row, 0, size)
+        bound = ProfiledELBO(target.model, target.likelihood, part, rows, tolerance)
+        as_in_predictions(target.model)
+        bound.search()
+        bound.assign()
 
 
 def _at_the_prior(q: Gaussian) -> bool:
     prior = NaturalGaussian(q.dim, q.batch_shape, dtype=q.dtype, device=q.device)
     return bool((q.kl(prior) < _AT_THE_PRIOR).all())
-
-
-def _visited(target: SparseGP) -> NaturalGaussian:
-    """q after a visit to the first part of the data, and one to all of them."""
-    like = target.posterior
-    work = NaturalGaussian(like.dim, like.batch_shape, dtype=like.dtype, device=like.device)
-    sites: list[tuple[Tensor, Tensor]] = []
-    assert isinstance(target.batches, list)
-    count = sum(-(-y.shape[-1] // _visit(target)) for _, y in target.batches)
-    for visits in (count,) if conjugate(target.likelihood) else (-(-count // _FIRST), count):
-        for index, (rows, b, c) in enumerate(itertools.islice(target.sites(work, _visit(target)), visits)):
-            old_b, old_c = sites[index] if index < len(sites) else (torch.zeros_like(b), torch.zeros_like(c))
-            change = Coordinates(((b - old_b)[..., None, :] @ rows)[..., 0, :], gram(rows, c - old_c))
-            new, ok = work.moved(Tangent(change))
-            work.assign(new, ok)
-            kept = torch.where(ok[..., None], b, old_b), torch.where(ok[..., None], c, old_c)
-            sites[index : index + 1] = [kept]
-    return work

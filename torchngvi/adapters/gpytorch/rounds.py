@@ -24,6 +24,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
+from torchngvi.adapters.gpytorch.batches import count, row_dimension
 from torchngvi.adapters.gpytorch.epochs import of_model, penalty
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.starts import (
@@ -60,11 +61,13 @@ class Rounds(Engine):
 
     def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, most: int) -> None:
         target = ProfiledELBO(model, likelihood, (x, y)).target  # refused before anything is moved
+        self.latents, self.several = target.latents, bool(target.posterior.batch_shape)
         check_repeats(model, x)
         super().__init__(target.posterior)
         self.model, self.likelihood, self.strategy, self.gaussian = model, likelihood, target.strategy, target.posterior
         self.x, self.y, self.most_rounds = x, y, most
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(x.device)
+        self.num_data = count(x)
+        order = torch.randperm(self.num_data, generator=torch.Generator().manual_seed(0)).to(x.device)
         # a noise for each row is for all rows in their order
         self.order = None if isinstance(likelihood, FixedNoiseGaussianLikelihood) else order
         parameters = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
@@ -84,10 +87,11 @@ class Rounds(Engine):
 
     def rows(self, number: int) -> int:
         """The number of rows of a round."""
-        N, M = len(self.y), self.strategy.inducing_points.shape[-2]
+        N, M = self.num_data, self.strategy.inducing_points.shape[-2]
         if self.order is None:
             return N
-        most, size = min(N, max(_ENTRIES // M, 4 * M)), max(_FIRST, 4 * M) * 2**number
+        entries = _ENTRIES // self.gaussian.batch_shape.numel()
+        most, size = min(N, max(entries // M, 4 * M)), max(_FIRST, 4 * M) * 2**number
         return most if 1.5 * size >= most else size
 
     @property
@@ -141,9 +145,11 @@ class Rounds(Engine):
 
     def _part(self, number: int) -> ProfiledELBO:
         """The bound on the rows of a round."""
-        part = slice(None) if self.order is None else self.order[: self.rows(number)]
-        rows = self.x[part], self.y[part]
-        return ProfiledELBO(self.model, self.likelihood, rows, len(self.y), _TOLERANCE)
+        rows = self.x, self.y
+        if self.order is not None:
+            part = self.order[: self.rows(number)]
+            rows = self.x.index_select(-2, part), self.y.index_select(row_dimension(self.y, self.latents), part)
+        return ProfiledELBO(self.model, self.likelihood, rows, self.num_data, _TOLERANCE)
 
     def _round(self, bound: ProfiledELBO) -> None:
         """Some iterations of L-BFGS; q is the optimal one of these rows afterwards."""
@@ -182,13 +188,14 @@ class Rounds(Engine):
         bound, before = self._part(len(self.losses)), (self.here(), self.losses[:], self.gain)
         if not first or not self._value(bound) < math.inf:
             return False
-        told = telling(bound.scores, bound.x)
+        told = _telling_any(bound.scores, bound.x)
         if not bool(told.any()):
             return False
         self._put(first)
         self.optimizer.state.clear()
         try:
-            if shorten(self.model, self.x, told, telling(bound.y, bound.x)):
+            targets = bound.y.movedim(row_dimension(bound.y, self.latents), -1)
+            if shorten(self.model, self.x, told, _telling_any(targets, bound.x)):
                 if left_open(self.strategy):
                     choose_inducing_points(self.strategy, self.x)
                 self._round(self._part(len(self.losses)))
@@ -210,7 +217,7 @@ class Rounds(Engine):
     def _loss(self, bound: ProfiledELBO) -> Tensor:
         """What a round minimises, per datum."""
         self.evaluated += 1
-        loss, extra = -bound(), penalty(self.model, self.likelihood, len(self.y))
+        loss, extra = -bound(), penalty(self.model, self.likelihood, self.num_data)
         return loss if extra is None else loss + extra
 
     def _value(self, bound: ProfiledELBO) -> float:
@@ -244,18 +251,20 @@ class Rounds(Engine):
         part = slice(None) if self.order is None else self.order[:most]
         x, y = self.x[part], self.y[part].double()
         bound = ProfiledELBO(self.model, self.likelihood, (x, self.y[part]))
-        if not bound.conjugate or len(y) > most:
+        if not bound.tight or self.several or len(y) > most:
             return math.nan
         value, prior = float(bound()), self.model.forward(x)
         K = prior.covariance_matrix.double() + (bound.noise + self.strategy.jitter_val).diag_embed()
         return float(torch.distributions.MultivariateNormal(prior.mean.double(), K).log_prob(y)) / len(y) - value
 
     def remark(self) -> str:
-        """Say of which share of the rows the inducing points say little at the end; "" where that is small."""
+        """Say of which share of the rows the inducing points say little at the end; of a softmax its loss; or ""."""
         bound, settings = self._part(len(self.losses)), StartSettings()
-        if not bound.conjugate or not self._value(bound) < math.inf:
+        if not (bound.tight or bound.joint) or not self._value(bound) < math.inf:
             return ""
-        share = float((bound.ratios > settings.unexplained).double().mean())
+        if more := bound.integrated():
+            return f"by an integral in the place of nodes the negative ELBO per datum is {self.losses[-1] + more:.6g}."
+        share = float((bound.ratios > settings.unexplained).double().mean()) if bound.tight else 0.0
         if share < settings.noticed:
             return ""
         return (
@@ -266,7 +275,7 @@ class Rounds(Engine):
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """The outcome: where no criterion has ended the run, that the bound has settled."""
         if stop is None:
-            part = "" if self.rows(len(self.losses)) == len(self.y) else f"{self.rows(len(self.losses))} "
+            part = "" if self.rows(len(self.losses)) == self.num_data else f"{self.rows(len(self.losses))} "
             stop = Stop(
                 f"because a round on {part or 'all '}rows has raised the bound by less than {_GAIN:g} nats a datum "
                 f"({last.place()})."
@@ -323,3 +332,8 @@ class Rounds(Engine):
         self.losses, self.evaluated, self.gain = list(state["losses"]), state["evaluated"], state["gain"]
         self.first = [value.to(p) for p, value in zip(self.learnt, state.get("first", []), strict=False)]
         self._saved = state.get("loss")
+
+
+def _telling_any(scores: Tensor, x: Tensor) -> Tensor:
+    """Which inputs tell something about the scores of one function or another, (*functions, N)."""
+    return torch.stack([telling(each, x) for each in scores.reshape(-1, scores.shape[-1])]).any(0)

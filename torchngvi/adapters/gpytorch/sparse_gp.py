@@ -46,8 +46,8 @@ class SparseGP(TractableTarget):
         model: an `ApproximateGP` with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or
             within an `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
         likelihood: Gaussian, Bernoulli, Poisson, Student-t, multitask Gaussian, softmax, or one of your own: its
-            ``expected_log_prob`` is asked, an expectation of each datum; where GPyTorch would draw, over 64 draws for
-            each datum that stay the same.
+            ``expected_log_prob`` is asked, an expectation of each datum; where GPyTorch would draw, over nodes that
+            stay the same, of Gauss and Hermite for up to three functions and 64 scrambled Sobol points for more.
         batches: pairs (x, y); they are summed, so that a list of all of them is the whole data.
         num_data: the number of rows of the whole data, where the batches are a part of it; by default they are all.
         learn: whether `backward` will be asked for the gradient of the hyper-parameters. For Gaussian noise of one
@@ -337,7 +337,8 @@ def energies_of(
     if given_v is None:
         return energies
     half = torch.autograd.grad(energies.sum(), variance, create_graph=True)[0]
-    return energies - tightened(2 * half, given_v, share)[0]
+    gain = tightened(2 * half, given_v, share)[0]
+    return energies - (gain.sum(0) if target.coupled else gain)
 
 
 def _quadratic(target: SparseGP, y: Tensor, projection: Projection, frame: Frame) -> tuple[Tensor, Raw]:

@@ -35,7 +35,7 @@ from linear_operator.operators import DiagLinearOperator
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
+from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, base_strategy
 from torchngvi.adapters.gpytorch.energies import conjugate, energy
 from torchngvi.adapters.gpytorch.kernels import evaluated, kernels
 from torchngvi.errors import InputError, PairError, ScaleWarning
@@ -127,7 +127,8 @@ def check_repeats(
     x: Tensor,  # (N, features)
 ) -> None:
     """Check that ``forward`` gives the same when it is called again, as a line search has to assume."""
-    rows = torch.cat([model.variational_strategy.inducing_points, x[:8]], -2)
+    Z = base_strategy(model).inducing_points
+    rows = torch.cat([Z, x[:8].expand(*Z.shape[:-2], -1, -1)], -2)
     first, second = (model.forward(rows) for _ in range(2))
     pairs = zip((first.mean, first.covariance_matrix), (second.mean, second.covariance_matrix), strict=True)
     if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in pairs):
@@ -150,7 +151,7 @@ def lengthen(
     if not scaled or len(x) < 2:
         return False
     before = [kernel.raw_lengthscale.clone() for kernel in scaled]
-    size = min(model.variational_strategy.inducing_points.shape[-2], len(x) // 2)
+    size = min(base_strategy(model).inducing_points.shape[-2], len(x) // 2)
     rows = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: size + _ROWS // 4].to(x.device)]
     for doublings in range(_DOUBLINGS):
         if not _nearest(model, rows, size) < _ALONE:
@@ -196,11 +197,6 @@ def choose_inducing_points(strategy: VariationalStrategy, x: Tensor) -> None:
         raise InputError(
             f"{size} inducing points cannot be chosen among {len(x)} rows of data: build the model with fewer."
         )
-    if Z.ndim > 2:
-        raise InputError(
-            f"inducing points of shape {tuple(Z.shape)} coincide and are left open, and points of several latent "
-            "functions cannot be chosen here: build the model with rows of the data."
-        )
     Z.copy_(_greedy(strategy, x, beside=False).expand_as(Z))
 
 
@@ -213,7 +209,8 @@ def _greedy(strategy: VariationalStrategy, x: Tensor, beside: bool) -> Tensor:
     if beside:
         rows = kernels(strategy, candidates).projection(torch.float64).rows
         covariance = covariance - rows @ rows.mT
-    return candidates[pivots(covariance, size)]
+    mean = covariance.reshape(-1, *covariance.shape[-2:]).mean(0)  # over functions
+    return candidates[pivots(mean, size)]
 
 
 @torch.no_grad()
@@ -221,11 +218,11 @@ def _greedy(strategy: VariationalStrategy, x: Tensor, beside: bool) -> Tensor:
 def double_inducing_points(strategy: VariationalStrategy, x: Tensor) -> None:
     """Put as many inducing points again beside those that there are, by greedy variance; q begins at the prior."""
     Z, own = strategy.inducing_points, strategy._variational_distribution
-    both = torch.cat([Z, _greedy(strategy, x, beside=True).to(Z)])
+    both = torch.cat([Z, _greedy(strategy, x, beside=True).to(Z).expand_as(Z)], -2)
     learnt = isinstance(Z, torch.nn.Parameter)
     strategy.inducing_points = torch.nn.Parameter(both, requires_grad=Z.requires_grad) if learnt else both
     options = {"posterior": type(own.posterior)} if isinstance(own, NaturalGradientVariationalDistribution) else {}
-    q = type(own)(len(both), batch_shape=own.batch_shape, mean_init_std=own.mean_init_std, **options)
+    q = type(own)(both.shape[-2], batch_shape=own.batch_shape, mean_init_std=own.mean_init_std, **options)
     strategy._variational_distribution = q.to(dtype=own.dtype, device=own.device)
     strategy.variational_params_initialized.fill_(0)
 

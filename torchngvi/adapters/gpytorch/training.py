@@ -16,8 +16,8 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 
-from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_order
-from torchngvi.adapters.gpytorch.distribution import forget, kept_modes, lent_posterior, unwrapped
+from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_order, count
+from torchngvi.adapters.gpytorch.distribution import base_strategy, forget, kept_modes, lent_posterior, unwrapped
 from torchngvi.adapters.gpytorch.epochs import Epochs, check_optimizer, of_run
 from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.adapters.gpytorch.refinement import forget_rows, refine_svgp, restored_dtype
@@ -122,15 +122,15 @@ def train_svgp(
     collapsed bound of Titsias 2025), in rounds on growing parts of the rows, and q is refined on all rows at the end.
     Inducing points that coincide, as ``torch.zeros(M, features)``, are put on rows of the data first.
 
-    Use it for rows that fit into memory and one latent function; for data that come in batches, several latent
-    functions or several processes `train_svgp_in_batches`, and for other strategies and objectives `natural_optimizer`
-    in a loop of your own.
+    Use it for rows that fit into memory; for data that come in batches or several processes `train_svgp_in_batches`,
+    and for other strategies and objectives `natural_optimizer` in a loop of your own.
 
     Args:
         model: an `ApproximateGP` with a `VariationalStrategy` or an `UnwhitenedVariationalStrategy` over a
             `NaturalGradientVariationalDistribution`, or over a full Gaussian of GPyTorch, as
-            `CholeskyVariationalDistribution`, which then holds what was found; or a ``SingleTaskVariationalGP`` of
-            BoTorch alone, which has a likelihood, rows and transforms.
+            `CholeskyVariationalDistribution`, which then holds what was found; the former also of several functions, as
+            a batch of models or within an `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`; or
+            a ``SingleTaskVariationalGP`` of BoTorch alone, which has a likelihood, rows and transforms.
         likelihood: see `SparseGP`.
         data: one pair (x, y) of all rows, a list of such pairs, or a ``DataLoader`` of them.
         others: none; what stands here is refused, as y after x.
@@ -195,7 +195,8 @@ def train_svgp(
         if rounds > 0 and learns:
             engine = Rounds(model, likelihood, x, y, rounds)
             forget_rows(model)
-            check_start(model, likelihood, x, y)
+            if not engine.several:
+                check_start(model, likelihood, x, y)
             trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, returned, progress, checkpoint)
         elif left_open(latents.strategy):
             choose_inducing_points(latents.strategy, x)
@@ -203,18 +204,15 @@ def train_svgp(
         if trained.interrupted:
             return trained
         if trained.losses and grows:
-            trained = replace(
-                trained, inducing=len(latents.strategy.inducing_points), doubling=doubling, gap=engine.gap()
-            )
+            size = latents.strategy.inducing_points.shape[-2]
+            trained = replace(trained, inducing=size, doubling=doubling, gap=engine.gap())
             if doubling >= StartSettings().doubling:
-                still = (
-                    f"the bound still rose by {doubling:.2g} nats a row with the last doubling of the inducing points."
-                )
-                trained = replace(trained, reason=f"{trained.reason.rstrip('.')}; {still}")
+                still = f"{doubling:.2g} nats a row with the last doubling of the inducing points."
+                trained = _remarked(trained, f"the bound still rose by {still}")
         if trained.losses and (remark := engine.remark()):
-            trained = replace(trained, reason=f"{trained.reason.rstrip('.')}; {remark}")
-        if trained.losses and (sentence := constant_function(likelihood, y, trained.losses[-1])):
-            trained = replace(trained, found="constant", reason=f"{trained.reason.rstrip('.')}; {sentence}")
+            trained = _remarked(trained, remark)
+        if trained.losses and not engine.several and (sentence := constant_function(likelihood, y, trained.losses[-1])):
+            trained = replace(_remarked(trained, sentence), found="constant")
         return trained.refined_by(refine_svgp(model, likelihood, [(x, y)], progress=progress))
 
 
@@ -236,12 +234,10 @@ def train_svgp_in_batches(
     """Train a sparse GP on mini-batches: natural steps for q, whose length is chosen, and your optimizer for the rest.
 
     From one evaluation a batch q moves by natural gradients and the hyper-parameters by any torch optimizer: for data
-    that come in batches, several latent functions, several processes.  For rows in memory and one latent function
-    `train_svgp` is faster, and has no learning rate at all.
+    that come in batches and several processes.  For rows in memory `train_svgp` is faster, and has no learning rate.
 
     Args:
-        model: as `train_svgp` takes it; also a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`
-            within an `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
+        model: as `train_svgp` takes it.
         likelihood: see `SparseGP`.
         batches: a ``DataLoader`` of (x, y), or a list of such pairs; gone through once an epoch.
         num_data: the number of rows of an epoch.
@@ -323,6 +319,10 @@ def train_svgp_in_batches(
     return trained.refined_by(refine_svgp(model, likelihood, batches, progress=progress))
 
 
+def _remarked(trained: TrainingResult, sentence: str) -> TrainingResult:
+    return replace(trained, reason=f"{trained.reason.rstrip('.')}; {sentence}")
+
+
 def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -> tuple[Batch, float, int]:
     """Double the inducing points for as long as that pays; the rows, the gain of the last doubling, and its rounds."""
     losses: list[float] = []
@@ -334,11 +334,11 @@ def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -
                 engine.begin()
             engine.one_round()
             losses += engine.losses
-        size = len(model.variational_strategy.inducing_points)
+        size = base_strategy(model).inducing_points.shape[-2]
         gain = losses[-2] - losses[-1] if len(losses) > 1 else math.nan
-        if len(losses) == most or gain < StartSettings().doubling or 4 * size > len(y) or not engine.allows(2 * size):
+        if len(losses) == most or gain < StartSettings().doubling or 4 * size > count(x) or not engine.allows(2 * size):
             return data, gain, len(losses)
-        double_inducing_points(model.variational_strategy, x)
+        double_inducing_points(base_strategy(model), x)
 
 
 def _untrained(reason: str) -> TrainingResult:
