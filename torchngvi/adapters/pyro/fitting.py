@@ -241,12 +241,10 @@ def _held(found: dict[str, Tensor]) -> str:
 
 def location_scale(density: ModelLogJoint) -> list[str]:
     """Name the latent sites of location-scale families whose location or scale depends on other latents."""
-    found = {
-        name: fn
-        for name, fn in priors_of(density)[1].items()
-        if not name.endswith(_DONE) and {"loc", "scale"} <= set(fn.arg_constraints) and fn.support is constraints.real
-    }
-    return [name for name, fn in found.items() if fn.loc.requires_grad or fn.scale.requires_grad]
+    _, priors = priors_of(density)
+    known = {name: fn for name, fn in priors.items() if {"loc", "scale"} <= set(getattr(fn, "arg_constraints", {}))}
+    found = [name for name, fn in known.items() if fn.loc.requires_grad or fn.scale.requires_grad]
+    return [name for name in found if known[name].support is constraints.real and not name.endswith(_DONE)]
 
 
 def advised(result: FitResult, density: ModelLogJoint, layout: Layout) -> FitResult:
@@ -322,7 +320,7 @@ def pass_over_plate(call: Call, guide: AutoGaussian, plate: tuple[str, int, int]
 
     def log_likelihood(theta: Tensor, index: Tensor) -> Tensor:
         portion.index = index
-        return _without_jacobian(rows, theta)
+        return without_jacobian(rows, theta)
 
     return DataLogJoint(log_likelihood, prior.log_joint, batches, members)
 
@@ -343,7 +341,7 @@ def pass_over_batches(call: Call, guide: AutoGaussian, batches: Iterable[Any]) -
         return rows.on(*args, **kwargs)
 
     def log_likelihood(theta: Tensor, batch: Any) -> Tensor:
-        return _without_jacobian(on(batch), theta)
+        return without_jacobian(on(batch), theta)
 
     first = next(iter(batches))
     whole = with_rows(first)
@@ -371,7 +369,7 @@ def _portions(call: Call, guide: AutoGaussian, plate: str | None) -> tuple[Model
     return prior, rows, portion
 
 
-def _without_jacobian(density: ModelLogJoint, theta: Tensor) -> Tensor:
+def without_jacobian(density: ModelLogJoint, theta: Tensor) -> Tensor:
     """The log joint without log|∂x/∂θ|, which goes with the prior."""
     return density.log_joint(theta) - density.layout.constrained(theta)[1].to(theta.dtype)
 

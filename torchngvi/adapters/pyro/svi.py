@@ -31,7 +31,7 @@ from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian, safe_rule
-from torchngvi.adapters.pyro.fitting import check_guide, parameters_of, spread
+from torchngvi.adapters.pyro.fitting import check_guide, parameters_of, spread, without_jacobian
 from torchngvi.adapters.pyro.guide import AutoGaussian, stored_parameters
 from torchngvi.adapters.pyro.layout import listed, random_sites
 from torchngvi.arguments import is_size, read_callable
@@ -340,9 +340,7 @@ class ListedGuides:
         log_q = torch.stack([term.expand(count, *term.shape[1:]).reshape(count, -1).sum(-1) for term in terms]).sum(0)
         nodes: Any = trace.nodes
         values = {name: nodes[name]["value"].reshape(count, *shape) for name, shape in layout.shapes.items()}
-        theta = layout.unconstrained(values)
-        log_p = self.density.log_joint(theta) - layout.constrained(theta)[1]  # of the constrained values
-        return (log_q - log_p).mean()
+        return (log_q - without_jacobian(self.density, layout.unconstrained(values))).mean()
 
 
 # -------------------------------------------------------------------------------- steps of falling size
