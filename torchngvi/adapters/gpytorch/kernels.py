@@ -172,7 +172,7 @@ def _factor(covariance: Tensor) -> Tensor:
                 "infinities."
             )
         raise InputError(
-            "K_ZZ is not positive definite: inducing points coincide, or the jitter is too small for this dtype, as with "
-            "inputs that hold many periods. Raise jitter_val of the strategy, or use float64."
+            "K_ZZ is not positive definite: inducing points coincide, or the jitter is too small for this dtype, as if "
+            "inputs hold many periods. Raise jitter_val of the strategy, or use float64."
         )
     return L
