@@ -42,6 +42,7 @@ def test_logistic_regression(tmp_path, capsys):
     assert (mean_field.stddev < full.stddev).double().mean() > 0.9
 
 
+@pytest.mark.accuracy
 def test_prior_scales(tmp_path, capsys):
     """Ten scales have the best score where they were chosen, and say what it is elsewhere."""
     found, solves = run("prior_scales", "--out", str(tmp_path / "figure.png"))
@@ -65,6 +66,7 @@ def test_dose_design(tmp_path, capsys):
     assert "solves of sixteen posteriors" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 def test_the_pictures_of_the_theory(tmp_path, capsys):
     gaps = run("theory", "--out", str(tmp_path))
     assert gaps["VN"] < 1e-6
@@ -92,6 +94,7 @@ def test_mixture_of_two_modes(tmp_path, capsys):
     assert "nats below the evidence" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 def test_topics(tmp_path, capsys):
     """A few passes find the topics of the corpus, but for two that are one or none."""
     arguments = ["--documents", "1000", "--passes", "4", "--starts", "1", "--out", str(tmp_path / "figure.png")]

@@ -52,6 +52,7 @@ def test_characters(run):
     assert nll < 3.8  # 4.3 is the logarithm of the alphabet
 
 
+@pytest.mark.accuracy
 def test_a_last_layer(run):
     nll = run("network_last_layer")
     assert nll["posterior, exact"] < nll["point estimate"]
@@ -112,6 +113,7 @@ def test_tasks_in_turn(run, capsys):
     assert "permuted EWC" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 def test_fine_tuning(run, capsys):
     nll = run("network_finetuning", "--seeds", "1", "--steps", "150")
     assert nll["posterior, prior=q"] < nll["posterior, prior N(0, 1)"] - 0.05

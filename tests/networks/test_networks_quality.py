@@ -85,6 +85,7 @@ def learned_noise(share, steps=400):
     return log_scale.exp().item()
 
 
+@pytest.mark.accuracy
 @exponentials
 def test_the_default_radius_lets_a_noise_be_learned():
     """From inputs that move together, where the diagonal of the curvature says too little of a long move."""

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -191,8 +192,8 @@ class TestOutputs:
 # ------------------------------------------------------------------------------------ the tutorials
 
 
-@pytest.fixture
-def ship():
+def passengers():
+    """A table, and rows to predict, written into the folder."""
     draw = np.random.default_rng(1912)
     n = 320
     ship = pd.DataFrame({"sex": draw.choice(["female", "male"], n), "deck": draw.choice(["A", "B", "C"], n)})
@@ -205,6 +206,11 @@ def ship():
     ship[:300].to_csv("ship.csv", index=False)
     ship[300:].drop(columns="survived").to_csv("new.csv", index=False)
     return ship
+
+
+@pytest.fixture
+def ship():
+    return passengers()
 
 
 TABLE = ("--data", "ship.csv", "--target", "survived", "--drop", "party", "--impute", "median")
@@ -407,9 +413,20 @@ class TestWarnings:
 
 
 class TestPredict:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory):
+        """One run, of which each test gets a copy."""
+        folder = tmp_path_factory.mktemp("predict")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            passengers()
+            assert run(*TABLE, "--draws", 400) == 0
+        return folder
+
     @pytest.fixture
-    def fitted(self, ship):
-        assert run(*TABLE, "--draws", 400) == 0
+    def fitted(self, folder):
+        shutil.copytree(folder, ".", dirs_exist_ok=True)
         return torchngvi.load("runs/ship")
 
     def test_the_index_and_the_order_of_columns_do_not_matter(self, fitted):

@@ -189,9 +189,10 @@ def test_what_has_not_converged_is_named():
     assert "2 doubtful" in repr(result)
 
 
-def test_a_member_without_a_posterior_is_named_and_moves_no_other():
+@pytest.mark.parametrize("r", [0, pytest.param(1, marks=pytest.mark.accuracy)])
+def test_a_member_without_a_posterior_is_named_and_moves_no_other(r):
     """A constant outcome with noise that is learned: the density grows without end as the noise falls."""
-    design, Y = drawn("gaussian", 1)
+    design, Y = drawn("gaussian", r)
     Y[1] = 3.0
     result = fit_many(design._replace(offset=0 * design.offset), Y, "gaussian", progress=False)
     assert result.converged.tolist() == [True, False, True]
