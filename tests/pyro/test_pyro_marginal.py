@@ -4,6 +4,7 @@ import copy
 import functools
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pyro
 import pyro.distributions as dist
@@ -12,7 +13,7 @@ import torch
 from pyro.infer import SVI, Predictive, Trace_ELBO
 
 from torchngvi.adapters.pyro import AutoGaussian, AutoMarginal, NaturalSVI, fit_guide
-from torchngvi.adapters.pyro.marginal import _judged
+from torchngvi.adapters.pyro.marginal import _cost_of_columns, _judged
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import InputError
 from torchngvi.latents import LaplaceError
@@ -424,3 +425,9 @@ def test_without_a_refinement_the_verdict_is_on_the_gaussian(refine, options):
     result = fit_guide(wide_schools, guide, Y, options=QUIET | options)
     assert guide.refined is None
     assert result.verdict.family == "the Gaussian family"
+
+
+def test_the_cost_of_dense_fields_is_said():
+    few, many = (SimpleNamespace(colours=n, latents_dim=n, curvature=SimpleNamespace(products=8000)) for n in (32, 40))
+    assert _cost_of_columns(few, 20) == _cost_of_columns(many, 0) == ""
+    assert "each of the 20 gradients of what they share took about 400 products" in _cost_of_columns(many, 20)

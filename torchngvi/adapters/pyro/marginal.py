@@ -250,10 +250,8 @@ class AutoMarginal(AutoGaussian):
         Raises:
             InputError: as `members`.
         """
-        assert self.structure.order is not None
-        return self.draw(n)[:, self.structure.order[-self._shared :]]
+        return self._drawn(n, lambda target, theta: theta.where(target.log_joint(theta).isfinite()[:, None], math.nan))
 
-    @torch.no_grad()
     def draw(self, n: int) -> Tensor:
         """Draw all latents jointly, (n, D), unconstrained, in the order of the sites.
 
@@ -262,16 +260,22 @@ class AutoMarginal(AutoGaussian):
         Raises:
             InputError: as `members`.
         """
+        drawn = self._drawn(n, lambda target, theta: torch.cat([target.draw(theta), theta], -1))
+        return self.structure.by_site(drawn.to(self._init_loc()))
+
+    @torch.no_grad()
+    def _drawn(self, n: int, made: Callable[[MarginalLaplace, Tensor], Tensor]) -> Tensor:
+        """What is made of draws of the shared latents, (n, ..), without those of which it is NaN."""
         if self._target is None:
             raise InputError(_NOT_FITTED)
         q, kept = self.gaussian("AutoMarginal"), list[Tensor]()
         for _ in range(self.rounds):
             theta = q.sample((n,)) if self.refined is None else self.refined.sample(n).to(q.mean)
             with poutine.block():
-                drawn = torch.cat([self._target.draw(theta), theta], -1)
+                drawn = made(self._target, theta)
             kept.append(drawn[drawn.isfinite().all(-1)])
             if sum(map(len, kept)) >= n:
-                return self.structure.by_site(torch.cat(kept)[:n].to(self._init_loc()))
+                return torch.cat(kept)[:n]
         raise InputError(
             f"given the shared latents the members have a mode at {sum(map(len, kept))} of {self.rounds * n} draws "
             "of q, which is too few to integrate them out. Fit the model with an AutoGaussian."
