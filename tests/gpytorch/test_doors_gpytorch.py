@@ -20,7 +20,14 @@ from torchngvi.adapters.gpytorch import (  # noqa: E402
     train_svgp,
     train_svgp_in_batches,
 )
-from torchngvi.errors import InputError, PairError, ScaleWarning  # noqa: E402
+from torchngvi.errors import (  # noqa: E402
+    InputError,
+    PairError,
+    RejectedStepError,
+    RejectedStepWarning,
+    ScaleWarning,
+)
+from torchngvi.optim import Watch  # noqa: E402
 
 
 def Model(Z, tasks=None):  # noqa: N802
@@ -183,7 +190,7 @@ class TestOneFunctionUnderASoftmax:
 
 
 class TestThePredictiveObjective:
-    def run(self, lr, **options):
+    def run(self, lr, watch=None, **options):
         torch.manual_seed(0)
         x = torch.linspace(-2.0, 2.0, 200)[:, None]
         y = torch.sin(3 * x[:, 0]) + 0.3 * torch.randn(200)
@@ -191,6 +198,7 @@ class TestThePredictiveObjective:
         mll = gpytorch.mlls.PredictiveLogLikelihood(likelihood, model, num_data=200)
         adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
         natural = natural_optimizer(mll, lr=lr, **options)
+        natural.watch = watch or natural.watch
         for _ in range(60):
             adam.zero_grad()
             loss = -mll(model(x), y)
@@ -207,6 +215,12 @@ class TestThePredictiveObjective:
             loss, natural = self.run(lr)
         assert loss < 0.5
         assert type(natural).__name__ == "IBLR"
+
+    def test_steps_that_are_all_rejected_end_in_an_error(self):
+        """Of a method that was asked for, after as many as the user allows."""
+        sentence = "6 steps in a row .* q has stood still"
+        with pytest.warns(RejectedStepWarning), pytest.raises(RejectedStepError, match=sentence):
+            self.run(1.0, Watch(rejections=5), method=VN)
 
 
 class TestTheCauseIsNamed:

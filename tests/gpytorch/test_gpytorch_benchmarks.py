@@ -132,3 +132,18 @@ def test_where_the_one_call_begins(module, toy, capsys):
     x = torch.cat([torch.zeros(40, 1), torch.ones(20, 1)]) + 0.01 * torch.arange(60)[:, None] / 60
     centres = module["by_k_means"](x, 2).sort(0).values
     assert torch.allclose(centres[:, 0], torch.stack([x[:40].mean(), x[40:].mean()]), atol=1e-6)
+
+
+def test_public_situations(tmp_path, capsys, monkeypatch):
+    """A line for each situation, and a log that goes on; every verdict is given."""
+    public = runpy.run_path(str(BENCHMARKS / "gpytorch_public.py"))
+    assert {"1", "6b", "22", "30"} <= set(public["SITUATIONS"])
+    log = tmp_path / "log.jsonl"
+    few = ["--only", "15", "21b", "--steps", "3", "--log", str(log)]
+    lines = public["main"](few)
+    assert [line.split(" | ")[-1].split(", ")[-2] for line in lines[2:]] == ["right", "refused"]
+    assert "wrong (_LinAlgError)" in lines[-1]
+    kept = log.read_text()
+    log.write_text(kept[:-20])  # a line that was cut off
+    assert public["main"](few)[-2] == lines[-2]
+    assert "ours: 1 refused, 1 right" in capsys.readouterr().out
