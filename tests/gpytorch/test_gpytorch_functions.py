@@ -15,6 +15,7 @@ from test_gpytorch_latents import (  # noqa: E402
     N,
     classes,
     close,
+    inputs,
     marginals,
     model_of,
     regression,
@@ -252,3 +253,21 @@ class TestRefusals:
         x, y = classes()
         with pytest.raises(InputError, match="SoftmaxLikelihood takes the labels 0 to 2; got targets from 1 to 3"):
             train_svgp(model_of(3), softmax_of().double(), (x, y + 1), progress=False)
+
+    def test_what_has_no_sites_of_rows(self):
+        """Layers and inputs that are random, and a mean apart from its covariance."""
+        x, y = classes()
+        deep = gp.models.deep_gps.DeepGP()
+        with pytest.raises(PairError, match="DeepGP has random inputs, its own or those of its layers"):
+            train_svgp(deep, likelihoods.GaussianLikelihood(), (x, y.double()), progress=False)
+        model = model_of(2)
+        base = model.variational_strategy.base_variational_strategy
+        model.variational_strategy = v.OrthogonallyDecoupledVariationalStrategy(
+            base, inputs(12), v.DeltaVariationalDistribution(12, batch_shape=torch.Size([2]))
+        )
+        with pytest.raises(PairError, match="got Orthogonally.*, whose mean has inducing points of its own"):
+            train_svgp(model, noise_of(2).double(), (x, y.double()), progress=False)
+        plain = SparseModel(NaturalGradientVariationalDistribution(M), inputs(M))
+        model = gp.models.gplvm.bayesian_gplvm.BayesianGPLVM(torch.nn.Identity(), plain.variational_strategy)
+        with pytest.raises(PairError, match="BayesianGPLVM has random inputs"):
+            train_svgp(model, likelihoods.GaussianLikelihood(), (x, y.double()), progress=False)

@@ -11,18 +11,19 @@ sees their marginals.  The energy F of a datum is a function of all e_l and v_l;
 natural gradient needs of the curvature of F the diagonal entries 2 ∂F/∂v_l only.
 """
 
-from abc import ABC, abstractmethod
 from typing import Any, final
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import Likelihood, SoftmaxLikelihood
 from gpytorch.models import ApproximateGP
+from gpytorch.models.deep_gps import DeepGP
 from gpytorch.models.gplvm.bayesian_gplvm import BayesianGPLVM
 from gpytorch.variational import (
     IndependentMultitaskVariationalStrategy,
     LargeBatchVariationalStrategy,
     LMCVariationalStrategy,
+    OrthogonallyDecoupledVariationalStrategy,
     VariationalStrategy,
 )
 from linear_operator.operators import BlockDiagLinearOperator, DiagLinearOperator
@@ -35,25 +36,46 @@ from torchngvi.errors import PairError
 _STANDARD = (VariationalStrategy, LargeBatchVariationalStrategy)
 
 
-class Latents(ABC):
-    """The abstract base of how the latent functions of a model make the values of its likelihood; see `latents_of`."""
+@final
+class Latents:
+    """How the latent functions of a model make the values of its likelihood; see `latents_of`."""
 
-    coupled: bool  # the energy of a datum is no sum over the batch members of q
-    count: int  # values a datum
-    longest: float = 1.0  # natural step of all functions at once by which a quadratic energy never rises
-    separable: bool = True  # the energy of a datum is a sum over the functions, for the likelihood at hand
     mixing: Tensor | None = None  # w, (L, T), where values are mixtures of the functions
+    longest = 1.0  # natural step of all functions at once by which a quadratic energy never rises
+    separable = True  # the energy of a datum is a sum over the functions, for the likelihood at hand
 
-    def __init__(self, strategy: VariationalStrategy) -> None:
-        self.strategy = strategy  # of the latent functions
+    def __init__(self, strategy: VariationalStrategy, outer: Any) -> None:
+        self.strategy, self.count = strategy, 1  # values a datum
+        self.coupled = outer is not strategy  # the energy of a datum is no sum over the batch members of q
+        if not self.coupled:
+            return
+        shape = strategy._variational_distribution.batch_shape
+        mixed = isinstance(outer, LMCVariationalStrategy)
+        if len(shape) != 1 or (outer.latent_dim if mixed else outer.task_dim) != -1:
+            raise PairError(
+                f"steps from the derivatives of each datum take one batch dimension, that of the tasks or latent "
+                f"functions; got batch shape {tuple(shape)}. Use loss.backward() with natural_optimizer(mll)."
+            )
+        self.count = shape[0]
+        if mixed:
+            # functions that explain the same data overshoot together, since each steps by its own curvature: a
+            # positive definite matrix of L blocks a side is at most L times its diagonal blocks
+            self.longest = 1.0 / shape[0]
+            self.mixing, self.jitter, self.count = outer.lmc_coefficients, outer.jitter_val, outer.num_tasks
 
-    @abstractmethod
     def values(
         self,
         mean: Tensor,  # (*batch, B)
         variance: Tensor,  # (*batch, B)
     ) -> MultivariateNormal:
         """The marginals of the values that the likelihood sees, from e and v of the latent functions at the data."""
+        if not self.coupled:
+            return MultivariateNormal(mean, DiagLinearOperator(variance))
+        if self.mixing is None:
+            return MultitaskMultivariateNormal(mean.mT, DiagLinearOperator(variance.mT.flatten(-2)))
+        mixing = self.mixing.to(mean.dtype)
+        within = torch.einsum("lt,lb,lu->btu", mixing, variance, mixing) + self.jitter * torch.eye(self.count).to(mean)
+        return MultitaskMultivariateNormal(mean.mT @ mixing, BlockDiagLinearOperator(within))
 
     def parameters(self) -> list[Tensor]:
         """The parameters of the map from latent functions to values; none, unless the functions are mixed."""
@@ -64,65 +86,10 @@ class Latents(ABC):
         energy: Tensor,  # (*batch, B), or (B,) of several functions
     ) -> Tensor:
         """The energy of the data for each batch member of q; several functions share it in equal parts."""
-        return energy.sum(-1)
-
-
-@final
-class _One(Latents):
-    """One latent function, or a batch of models with data of their own."""
-
-    coupled, count = False, 1
-
-    def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
-        return MultivariateNormal(mean, DiagLinearOperator(variance))
-
-
-class _Several(Latents):
-    """A batch of latent functions of one model."""
-
-    coupled = True
-    functions: int
-
-    def __init__(self, strategy: VariationalStrategy, dim: int) -> None:
-        super().__init__(strategy)
-        shape = strategy._variational_distribution.batch_shape
-        if len(shape) != 1 or dim != -1:
-            raise PairError(
-                f"steps from the derivatives of each datum take one batch dimension, that of the tasks or latent "
-                f"functions; got batch shape {tuple(shape)}. Use loss.backward() with natural_optimizer(mll)."
-            )
-        self.functions = self.count = shape[0]
-
-    def shared(self, energy: Tensor) -> Tensor:
-        return (energy.sum(-1) / self.functions).expand(self.functions)
-
-
-@final
-class _Tasks(_Several):
-    """Independent tasks, one latent function each."""
-
-    def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
-        return MultitaskMultivariateNormal(mean.mT, DiagLinearOperator(variance.mT.flatten(-2)))
-
-
-@final
-class _Mixed(_Several):
-    """Tasks as linear combinations of latent functions.
-
-    Functions that explain the same data overshoot together, since each steps by its own curvature: a positive
-    definite matrix of L blocks a side is at most L times its diagonal blocks, so that steps up to 1/L are safe.
-    """
-
-    def __init__(self, strategy: LMCVariationalStrategy) -> None:
-        super().__init__(strategy.base_variational_strategy, strategy.latent_dim)
-        self.longest = 1.0 / self.functions
-        self.mixing, self.jitter, self.count = strategy.lmc_coefficients, strategy.jitter_val, strategy.num_tasks
-
-    def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
-        assert self.mixing is not None
-        mixing = self.mixing.to(mean.dtype)
-        within = torch.einsum("lt,lb,lu->btu", mixing, variance, mixing) + self.jitter * torch.eye(self.count).to(mean)
-        return MultitaskMultivariateNormal(mean.mT @ mixing, BlockDiagLinearOperator(within))
+        if not self.coupled:
+            return energy.sum(-1)
+        (functions,) = self.strategy._variational_distribution.batch_shape
+        return (energy.sum(-1) / functions).expand(functions)
 
 
 def one_function(model: Any, likelihood: Any) -> str | None:
@@ -141,6 +108,11 @@ def one_function(model: Any, likelihood: Any) -> str | None:
 
 def _check_model(model: Any, outer: Any, strategy: Any) -> None:
     """Check that rows of a model have sites, by its class and its strategy."""
+    if isinstance(model, BayesianGPLVM | DeepGP):
+        raise PairError(
+            f"{type(model).__name__} has random inputs, its own or those of its layers, so that a row has no site that "
+            "stays where the functions move: use loss.backward() with natural_optimizer(mll), and Adam for the rest."
+        )
     if hasattr(model, "_orig_mod"):
         raise PairError(
             "the model was compiled by torch.compile, and steps from the derivatives of each datum call its own "
@@ -156,13 +128,7 @@ def _check_model(model: Any, outer: Any, strategy: Any) -> None:
     if outer is None:
         raise PairError(
             f"the model must be an ApproximateGP, with a variational_strategy; got {type(model).__name__}. "
-            "The layers of a DeepGP see random inputs, so that no layer has sites of rows: use loss.backward() with "
-            "natural_optimizer(mll)."
-        )
-    if isinstance(model, BayesianGPLVM):
-        raise PairError(
-            f"{type(model).__name__} learns its inputs too, which are random and no rows of data: use loss.backward() "
-            "with natural_optimizer(mll), and Adam for the inputs."
+            "Use loss.backward() with natural_optimizer(mll)."
         )
     if not isinstance(strategy, VariationalStrategy) or type(strategy) not in _STANDARD:
         raise PairError(
@@ -184,19 +150,16 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
     check_shapes(strategy)
     if (same := one_function(model, likelihood)) is not None:
         raise PairError(f"{same[0].upper()}{same[1:]}")
-    latents: Latents
-    if outer is strategy:
-        latents = _One(strategy)
-    elif isinstance(outer, LMCVariationalStrategy):
-        latents = _Mixed(outer)
-    elif isinstance(outer, IndependentMultitaskVariationalStrategy):
-        latents = _Tasks(strategy, outer.task_dim)
-    else:
+    several = isinstance(outer, LMCVariationalStrategy | IndependentMultitaskVariationalStrategy)
+    if outer is not strategy and not several:
+        own = isinstance(outer, OrthogonallyDecoupledVariationalStrategy)
         raise PairError(
             f"of several latent functions steps from the derivatives of each datum take an "
-            f"IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy; got {type(outer).__name__}. "
+            f"IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy; got {type(outer).__name__}"
+            f"{', whose mean has inducing points of its own, without a covariance' if own else ''}. "
             "Use loss.backward() with natural_optimizer(mll)."
         )
+    latents = Latents(strategy, outer)
     wanted = getattr(likelihood, "num_features", getattr(likelihood, "num_tasks", latents.count))
     alone = wanted == latents.count and isinstance(likelihood, SoftmaxLikelihood) and not latents.coupled
     apart = " in a dimension of their own" if alone else ""
@@ -206,7 +169,7 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
             f"{latents.count}. Wrap the VariationalStrategy, of as many functions, in an "
             "IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy."
         )
-    latents.separable = not latents.coupled or (isinstance(latents, _Tasks) and conjugate(likelihood))
+    latents.separable = not latents.coupled or (latents.mixing is None and conjugate(likelihood))
     if correlated(likelihood) and latents.separable:
         latents.separable, latents.longest = False, 1.0 / latents.count
     if not bool(strategy.variational_params_initialized):
