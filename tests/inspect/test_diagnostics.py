@@ -50,12 +50,14 @@ MOMENTS = [(m, s) for m in (-30.0, -2.0, 0.0, 0.7, 6.0, 120.0) for s in (1e-3, 0
 
 
 class TestLogPredictiveDensity:
+    @pytest.mark.sparse(7)
     @pytest.mark.parametrize(("mean", "sd"), MOMENTS)
     @pytest.mark.parametrize("y", [0.0, 1.0])
     def test_probit_is_a_normal_probability(self, mean, sd, y):
         exact = stats.norm.logcdf((2 * y - 1) * mean / math.sqrt(1 + sd**2))
         assert at(mean, sd, "bernoulli_probit", y) == pytest.approx(exact, rel=1e-10, abs=1e-10)
 
+    @pytest.mark.sparse(7)
     @pytest.mark.parametrize(("mean", "sd"), MOMENTS)
     @pytest.mark.parametrize(("noise", "y"), [(0.01, 3.0), (1.0, -40.0), (25.0, 200.0)])
     def test_gaussian_noise_adds_to_the_variance(self, mean, sd, noise, y):

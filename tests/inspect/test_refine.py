@@ -466,10 +466,11 @@ def test_a_result_of_a_fit_is_a_start():
     log_joint, evidence, _ = funnel(1.5, 3)
     torch.manual_seed(0)
     result = fit(CholeskyGaussian(3, dtype=torch.float64), log_joint, progress=False)
-    assert abs(refine(result, log_joint, "fan").after.elbo - evidence) < 0.01
+    fan = refine(result, log_joint, "fan")
+    assert abs(fan.after.elbo - evidence) < 0.01
     named = refine(result.named(["v", "x", "y"]), kind="fan")  # to the log joint that the result knows
     assert named.reason.startswith("a fan along v raised the ELBO")
-    assert torch.equal(named.posterior.mean, refine(result, log_joint, "fan").posterior.mean)
+    assert torch.equal(named.posterior.mean, fan.posterior.mean)
     assert refine(result, kind="fan", coordinate=1).reason.startswith("a fan along theta[1]")
     with pytest.raises(InputError, match="knows until it is pickled"):
         refine(pickle.loads(pickle.dumps(result)))

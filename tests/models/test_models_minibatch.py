@@ -50,6 +50,7 @@ def average(packets: list[Expectation]):
 
 
 class TestPackets:
+    @pytest.mark.sparse(5)
     @pytest.mark.parametrize("estimator", [Quadrature(), PiecewiseBound(6)], ids=lambda x: type(x).__name__)
     @pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0])
     @posteriors

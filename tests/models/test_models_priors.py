@@ -26,6 +26,7 @@ def data():
 
 
 class TestFullPrior:
+    @pytest.mark.sparse(5)
     @batches
     @posteriors
     @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
@@ -198,6 +199,7 @@ class TestBayesianLinearRegression:
         model = GeneralizedLinear(X, y, GaussianNoise(noise), prior_precision=Lambda, prior_mean=prior_mean)
         return model, A, mu
 
+    @pytest.mark.sparse(5)
     @batches
     @posteriors
     @pytest.mark.parametrize("noise", [0.3, 1.0, 4.0])

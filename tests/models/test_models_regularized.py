@@ -67,6 +67,7 @@ class TestPenalties:
 
 
 class TestPacket:
+    @pytest.mark.sparse(5)
     @posteriors
     @penalties
     @pytest.mark.parametrize("batch", BATCHES, ids=str)

@@ -133,6 +133,7 @@ class TestModel:
         theta = randn(5, *batch, DIM, seed=6)
         close(other.log_joint(theta), one.log_joint(theta), EXACT)
 
+    @pytest.mark.sparse(5)
     @posteriors
     @classes
     @pytest.mark.parametrize("batch", [(), (2,)])

@@ -51,6 +51,7 @@ def models(family="bernoulli_logit", full=False, **options):
 class TestEquality:
     """To 1e-12."""
 
+    @pytest.mark.sparse(5)
     def test_packets(self, name, family, full):
         dense, thin = models(family, full)
         assert sparse.is_sparse(thin.X)
@@ -62,6 +63,7 @@ class TestEquality:
         for mine, theirs in zip(other.derivative.framed(q.frame()), one.derivative.framed(q.frame()), strict=True):
             close(mine, theirs, EXACT)
 
+    @pytest.mark.sparse(5)
     def test_autograd(self, name, family, full):
         dense, thin = models(family, full)
         q = random_posterior(name, (), seed=1)
@@ -70,6 +72,7 @@ class TestEquality:
         close(other.derivative.a, one.derivative.a, EXACT)
         close(other.derivative.W, one.derivative.W, EXACT)
 
+    @pytest.mark.sparse(5)
     def test_steps(self, name, family, full):
         dense, thin = models(family, full)
         q, p = (random_posterior(name, (), seed=1) for _ in range(2))

@@ -154,6 +154,7 @@ def same_naturals(actual, expected, tolerance=IDENTITY):
 
 
 class TestConjugate:
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("passes", [1, 2])
     @pytest.mark.parametrize("size", SIZES)
     @gammas
@@ -167,6 +168,7 @@ class TestConjugate:
             close(q.mean, mean, DIFFERENCE)
             close(q.precision, S, DIFFERENCE)
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("passes", [1, 2])
     @pytest.mark.parametrize("size", SIZES)
     @gammas

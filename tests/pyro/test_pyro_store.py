@@ -61,6 +61,7 @@ def same(guide, other):
 families = pytest.mark.parametrize("family", POSTERIORS.values(), ids=POSTERIORS)
 
 
+@pytest.mark.sparse(2)
 @families
 @pytest.mark.parametrize("set_up", ["before", "after"])
 def test_a_file_restores_the_guide(family, set_up, tmp_path):
