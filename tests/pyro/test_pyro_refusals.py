@@ -176,6 +176,10 @@ def test_a_dense_gaussian_that_does_not_fit_into_memory_is_refused(monkeypatch):
         ):
             guide.setup()
     assert AutoGaussian(model, DiagonalGaussian).setup().posterior.dim == 1000
+    assert AutoGaussian(model, structure="auto").setup().posterior.dim == 1000  # of 1,000 blocks of one number
+    monkeypatch.setattr("torchngvi.adapters.pyro.guide.free_bytes", lambda device: 2**10)
+    with raises("correlations within the members of plates of 1,000 latents needs"):
+        AutoGaussian(model, structure="auto").setup()
     monkeypatch.setattr("torchngvi.adapters.pyro.guide.free_bytes", lambda device: 2**23)
     assert guide.setup().posterior.dim == 1000
 

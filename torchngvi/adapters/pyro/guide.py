@@ -10,6 +10,7 @@ parameter, which any optimizer may move, stands for a step of q, see `owned`.
 """
 
 import copy
+import math
 import sys
 import warnings
 import weakref
@@ -396,16 +397,22 @@ _NOT_SET_UP = (
 
 def made(posterior: Callable[..., Any], layout: Layout, mean: Tensor, scale: float) -> Any:
     """Make q over a layout, of a mean (D,)."""
-    if layout.forest is not None:
-        return _STRUCTURED[posterior](layout.dim, mean=mean, scale=scale, structure=layout.pattern)
-    dim, free = len(mean), free_bytes(mean.device)
-    needed = 2.0 * mean.element_size() * dim**2  # twice, since a step makes the new beside the old
+    dim, free, apart = len(mean), free_bytes(mean.device), layout.forest is not None
+    # twice, since a step makes the new beside the old
+    needed = 2.0 * mean.element_size() * (math.prod(layout.pattern.shape) if apart else dim**2)
     if posterior in _STRUCTURED and needed > free:
-        raise InputError(
-            f"a Gaussian with all correlations of {dim:,} latents needs {needed / 2**30:.3g} GiB, and "
-            f"{free / 2**30:.3g} GiB of {mean.device.type} memory are free. Take posterior=DiagonalGaussian, or "
-            'structure="auto" for latents of the members of plates.'
+        what = (
+            "the correlations of the members of plates and of what they share, in all"
+            if apart
+            else "all correlations of"
         )
+        other = "" if apart else ', or structure="auto" for latents of the members of plates'
+        raise InputError(
+            f"a Gaussian with {what} {dim:,} latents needs {needed / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB of "
+            f"{mean.device.type} memory are free. Take posterior=DiagonalGaussian{other}."
+        )
+    if apart:
+        return _STRUCTURED[posterior](dim, mean=mean, scale=scale, structure=layout.pattern)
     q = posterior(dim, mean=mean, scale=scale)
     if not (isinstance(q, Gaussian) or getattr(q, "reparametrised", False)):
         raise InputError(
