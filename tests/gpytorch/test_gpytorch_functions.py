@@ -226,6 +226,26 @@ class TestTraining:
         assert result.losses[-1] < before - 0.1
         assert ("by an integral in the place of nodes" in result.reason) == (kind == "softmax")
 
+    @pytest.mark.parametrize("tasks", [None, 3])
+    def test_without_whitening(self, tasks):
+        """The unwhitened strategy ends where the whitened one does, and keeps its place and its q."""
+        x, y = regression()
+        losses = []
+        for strategy in (v.VariationalStrategy, v.UnwhitenedVariationalStrategy):
+            model, likelihood = model_of(3, tasks), noise_of(3).double()
+            outer = model.variational_strategy
+            own = v.CholeskyVariationalDistribution(M, torch.Size([3]), mean_init_std=0.0)
+            base = strategy(model, outer.base_variational_strategy.inducing_points.detach(), own, jitter_val=1e-4)
+            outer.base_variational_strategy = base.double()
+            losses.append(train_svgp(model, likelihood, (x, y), rounds=1, progress=False).losses[-1])
+            assert outer.base_variational_strategy is base
+            assert base._variational_distribution is own
+            model.train()
+            elbo = gp.mlls.VariationalELBO(likelihood, model, num_data=N)(model(x), y)
+            slopes = torch.autograd.grad(elbo, list(own.parameters()))
+            assert max(float(slope.abs().max()) for slope in slopes) < 1e-3
+        assert math.isclose(*losses, rel_tol=1e-3)
+
     def test_more_points_for_several_functions(self):
         x, y = regression()
         model, likelihood = model_of(3), noise_of(3).double()

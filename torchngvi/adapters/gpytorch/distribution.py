@@ -457,8 +457,7 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
     theirs = isinstance(own, FULL) and type(own).forward in {kind.forward for kind in FULL}
     ours = isinstance(own, NaturalGradientVariationalDistribution) and not whitened
     ours = ours and own.posterior.framed and own.posterior.structure.widest > 1  # a full Gaussian
-    single = outer is strategy
-    if not (theirs or ours) or not (isinstance(strategy, VariationalStrategy) if whitened else single):
+    if not (theirs or ours) or (whitened and not isinstance(strategy, VariationalStrategy)):
         yield contextlib.nullcontext
         return
     lent = NaturalGradientVariationalDistribution(own.num_inducing_points, own.batch_shape, mean_init_std=0.0)
@@ -474,14 +473,20 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
     if bool(begun):
         _give(own, lent, None if whitened else stand_in)
 
+    def put(current: Any) -> None:
+        if outer is strategy:
+            model.variational_strategy = current
+        else:  # of several functions
+            outer.base_variational_strategy = current
+
     def lend() -> None:
         stand_in._variational_distribution = lent
-        if not whitened:
-            model.variational_strategy = stand_in
+        put(stand_in)
         forget(model)
 
     def give_back() -> None:
-        model.variational_strategy, strategy._variational_distribution = outer, own
+        put(strategy)
+        strategy._variational_distribution = own
         strategy.train(stand_in.training)
         begun.copy_(stand_in.variational_params_initialized)
         if bool(begun):
