@@ -163,6 +163,7 @@ def strategies():
 
 
 class TestStrategies:
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("family", [*FULL, DiagonalGaussian])
     @pytest.mark.parametrize("name", strategies())
     def test_the_objective_rises(self, name, family):
