@@ -401,11 +401,7 @@ def made(posterior: Callable[..., Any], layout: Layout, mean: Tensor, scale: flo
     # twice, since a step makes the new beside the old
     needed = 2.0 * mean.element_size() * (math.prod(layout.pattern.shape) if apart else dim**2)
     if posterior in _STRUCTURED and needed > free:
-        what = (
-            "the correlations of the members of plates and of what they share, in all"
-            if apart
-            else "all correlations of"
-        )
+        what = "correlations within the members of plates of" if apart else "all correlations of"
         other = "" if apart else ', or structure="auto" for latents of the members of plates'
         raise InputError(
             f"a Gaussian with {what} {dim:,} latents needs {needed / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB of "
