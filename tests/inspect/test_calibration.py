@@ -289,6 +289,7 @@ def test_draws_of_the_fit_are_independent_of_the_truth():
         assert not (draws == theta).any()
 
 
+@pytest.mark.accuracy
 def test_what_so_many_simulations_could_find():
     """The errors that are said to be found four times in five are, on normal posteriors that are not those it drew."""
     found = Calibration(tuple("abcdefghij"), torch.arange(100)[:, None].expand(-1, 10), 99, 100, 0).power

@@ -110,6 +110,7 @@ def test_it_is_sharp_near_the_optimum(name, kind):
         assert found.about == pytest.approx(gap, rel=0.05)
 
 
+@pytest.mark.accuracy
 def test_sums_over_sobol_points_have_another_optimum():
     """So that a bound of the distance from it would be none from the best Gaussian: 4e-4 nats on six classes."""
     design = randn(60, 3)
@@ -151,6 +152,7 @@ def test_odd_models(name):
             assert certificate(q, model).bound >= gap * (1 - 1e-6) - rounding
 
 
+@pytest.mark.accuracy
 def test_along_a_run_of_wide_predictors():
     """Separated classes and a wide prior: predictors have standard deviations of up to ten, and more at the start."""
     model = GeneralizedLinear(X, (X[:, 0] > 0).to(DTYPE), prior_precision=0.01)

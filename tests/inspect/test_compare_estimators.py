@@ -98,6 +98,7 @@ class TestLogistic:
             assert row.unbiased == (row.bias <= 3 * row.standard_error) == (row.name != "LeastSquaresStein"), row
         assert found.norm == pytest.approx(float(q.norm2(q.local(Quadrature()(q, logistic())))) ** 0.5)
 
+    @pytest.mark.accuracy
     def test_noise_falls_with_the_draws(self):
         q, model = CholeskyGaussian(3, dtype=DTYPE), logistic()
         kinds = (Stein, BonnetPrice, Reparametrized)

@@ -111,6 +111,7 @@ def residuals_of_cubic(T, C, mean, z):
     return gradient @ C - z
 
 
+@pytest.mark.accuracy
 def test_third_order_is_unbiased(cubic):
     T, mean, C, _ = cubic
     B = torch.einsum("abc,ai,bj,ck->ijk", T, C, C, C)

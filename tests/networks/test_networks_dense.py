@@ -128,6 +128,7 @@ def test_rows_are_the_blocks_of_the_dense_family():
     torch.testing.assert_close(flat(rows.whitened(rows.colored(g))), flat(g), **CLOSE)
 
 
+@pytest.mark.accuracy
 @untrained
 def test_the_bound_of_rows_is_between_those_of_single_weights_and_all():
     """Of a softmax regression on coarse digits with the exact Hessian of 170 weights, about the same mean."""

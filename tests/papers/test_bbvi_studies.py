@@ -46,6 +46,7 @@ def fixed(seed, count=1):
 class TestConvergence:
     """3.3: the reference run, with larger steps than that of the theorem to keep it short."""
 
+    @pytest.mark.accuracy
     def test_the_rate_is_linear(self):
         target, gamma = reference_target(), 32 * 9.765625e-4
         batch = Runs(target, start(target, 30), noisy(LANDING), gamma, 4.0)

@@ -418,6 +418,7 @@ class TestSteps:
                 assert float(torch.linalg.eigvalsh(q.precision).min()) >= 1 - 1e-12
             assert opt.rejections == 0
 
+    @pytest.mark.accuracy
     def test_a_differentiated_cholesky_factor_leaves_it(self):
         # N18: in 20 of 20 runs within 200 steps, against none
         X = randn(500, 10, seed=0)
@@ -673,6 +674,7 @@ class TestRate:
                 assert V / (T + 2) < gap < sharp_rate_bound(V, T) <= rate_bound(V, T)
         assert (gap, V / 31, 4 * V / 31) == pytest.approx((1.85, 1.11, 4.43), rel=0.05)
 
+    @pytest.mark.accuracy
     def test_the_limits_of_the_constant(self):
         # (T + 2) E KL/V∞ -> 2/3, 16/27 and 1/2; the slope of log KL is -1
         model, R, T, m = regression(rows=50), 1000, 200, 10

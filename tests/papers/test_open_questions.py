@@ -193,6 +193,7 @@ class TestNormalised:
         assert found == pytest.approx(0.5 * float(away @ away))
         assert found > 0.01
 
+    @pytest.mark.accuracy
     def test_price_on_a_gaussian_model_has_the_predicted_floor(self):
         model, step = gaussian(), 0.03
         star, least = solved(model)

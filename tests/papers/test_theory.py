@@ -391,6 +391,7 @@ class TestQuadratics:
         close(after.mean / size, torch.ones_like(a) * mean_rate, 1e-5)
         close((after.variance / variance - 1) / size, torch.ones_like(a) * rate, 1e-5)
 
+    @pytest.mark.accuracy
     def test_figure_1b(self):
         """SR-VN and VN part by O(ρ) over a whole trajectory of length ρT = 3: 0.84 ρ, ℓ = ½(5θ₁² + ½θ₂²)."""
         A = torch.diag(tensor(5.0, 0.5))
@@ -640,6 +641,7 @@ class TestTheorem3:
         assert bool((now <= before - promised + bias + 1e-12 * before.abs())[applies].all())
         assert float(applies.to(DTYPE).mean()) > (0.9 if size < 1 else 0.2)
 
+    @pytest.mark.accuracy
     def test_a_run_ends_at_a_floor(self):
         """gap_t ≤ (1 - q)ᵗ gap_0 + e/q with a constant bias, and the floor shrinks with it."""
         problems = Problems("bernoulli_logit", 2, count=10, seed=41)

@@ -296,6 +296,7 @@ def test_settings_refuse_what_cannot_be():
     assert fitted(simulated("poisson", 10, 4), SETTINGS.asked(nodes=9)).nodes == 9
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", ["epilepsy", "toenail"])
 def test_estimates_of_published_data_are_those_of_maximum_likelihood(name):
     if name == "epilepsy":  # glmer, and prior sds of 2.5 sds of columns: at most .2 of a standard error apart

@@ -92,6 +92,7 @@ def by_importance(frame, sd, draws=200_000):
     return mean, (weights @ (b - mean).square()).sqrt()
 
 
+@pytest.mark.accuracy
 def test_the_posterior_is_that_of_a_long_importance_sample():
     frame = table(60).assign(x=lambda rows: rows.x - rows.x.mean(), z=lambda rows: rows.z - rows.z.mean())
     mean, sd = by_importance(frame, 1.5)
