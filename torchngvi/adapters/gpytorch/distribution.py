@@ -176,14 +176,6 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """No parameters, and a sentence for GPyTorch's ``model.variational_parameters()``, which asks by this call.
 
-        Args:
-            prefix: the name of this module within the model.
-            recurse: whether to go through submodules; GPyTorch alone asks for the ones of this module by its prefix.
-            remove_duplicate: see `torch.nn.Module`.
-
-        Returns:
-            An iterator over nothing.
-
         Raises:
             InputError: GPyTorch's ``variational_parameters()``: an optimizer of them would leave q as it is.
         """
@@ -230,11 +222,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             )
 
     def check_autocast(self) -> None:
-        """Refuse kernel matrices of half precision, which have no Cholesky factor, or a wrong one.
-
-        Raises:
-            InputError: autocast around a model that is not in float64.
-        """
+        """Refuse autocast around a model that is not in float64: matrices of half precision have no factor."""
         kind = self.device.type
         cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         if cast and self.dtype != torch.float64:

@@ -1,20 +1,18 @@
 """Where `train_svgp` begins: length scales, inducing points, a second start; and what is said of scales.
 
-Targets on another scale are told by the prior: their squared distances from its mean, over its variances, are near 1
-where they are standardised.  Where the fit ends it is compared with a constant function: N(y; ȳ, s²), or the share of
-each class.  Length scales so short that a row is hardly correlated with any other are lengthened: the gradient of the
-bound vanishes there.
+Targets with Gaussian noise are on another scale than the model where their squared distances from the mean of the
+prior are far from its variances. The end of a fit is compared with a constant function: N(y; ȳ, s²), or the share of
+each class. Length scales so short that rows are hardly correlated are lengthened: the gradient of the bound vanishes
+there.
 
 Inducing points that are left open are rows of the data, each the one whose latent value is least certain given those
-before it: the pivots of a Cholesky factorisation of the kernel matrix (Fine and Scheinberg 2001; Burt, Rasmussen and
-van der Wilk 2020, who call it greedy variance).  The kernel says what is near, so that inputs need no scaling.
+before it (greedy variance: Fine and Scheinberg 2001; Burt, Rasmussen and van der Wilk 2020).
 
 The bound has an optimum at which the length scale of an input is endless, and what depends on that input is noise.
-From the usual start L-BFGS goes there where the function has several periods within the data, or depends on what inputs
-do together: length scales that are equal in all inputs relate few rows, so that the first steps lengthen all of them.
-There the derivatives of the expected log likelihoods in the latent values (for Gaussian noise, the residuals) still
-depend on these inputs, which means over cells of rows show.  The second start is short in them, longer in those of
-which the targets depend as well, and long in the others.
+From equal length scales L-BFGS goes there where the function has several periods within the data, or depends on what
+inputs do together. The residuals (derivatives of the expected log likelihoods) still depend on these inputs, which
+means over cells of rows show. The second start is short in them, longer in those of which the targets depend as well,
+and long elsewhere.
 
 From a wrong period a periodic kernel finds no other; the first is that of the sine that explains most of the targets.
 """
@@ -40,7 +38,7 @@ from torchngvi.adapters.gpytorch.energies import conjugate, energy
 from torchngvi.adapters.gpytorch.kernels import evaluated, kernels
 from torchngvi.errors import InputError, PairError, ScaleWarning
 
-_ROWS = 2048  # that are looked at
+_ROWS = 2048  # that are looked at; among 4M, if that is more, points are chosen
 _FAR = 10.0  # times as far from the mean as the prior says, or as near
 _NO_BETTER = 1e-3  # nats a row
 _ALONE = 0.5  # the correlation of a row with the nearest of M others; where it is smaller, the start tells little
@@ -176,13 +174,8 @@ def _nearest(model: ApproximateGP, rows: Tensor, size: int) -> float:
     return float(correlation[..., size:, :size].abs().amax(-1).median())
 
 
-_CANDIDATES = 2048  # rows that are looked at, or 4M if that is more
-
-
 def left_open(strategy: VariationalStrategy) -> bool:
-    """Whether the inducing points coincide, as those of ``torch.zeros(M, features)``, so that they have to
-    be chosen.
-    """
+    """Whether the inducing points coincide, as those of ``torch.zeros(M, features)``."""
     Z = strategy.inducing_points
     return Z.shape[-2] > 1 and bool((Z[..., :1, :] == Z).all())
 
@@ -204,7 +197,7 @@ def _greedy(strategy: VariationalStrategy, x: Tensor, beside: bool) -> Tensor:
     """Choose a row for each inducing point, the least certain one after another, beside these or in their place."""
     size = strategy.inducing_points.shape[-2]
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).to(x.device)
-    candidates = x[order[: max(_CANDIDATES, 4 * size)]]
+    candidates = x[order[: max(_ROWS, 4 * size)]]
     covariance = strategy.model.forward(candidates).covariance_matrix.double()
     if beside:
         rows = kernels(strategy, candidates).projection(torch.float64).rows

@@ -266,19 +266,10 @@ def train_svgp_in_batches(
             epoch, but for an iterator, which cannot be looked into.
         PairError: a model or a likelihood it cannot serve; the message says what to use.
 
-    >>> import gpytorch
-    >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
-    >>> class Model(gpytorch.models.ApproximateGP):
-    ...     def __init__(self, Z):
-    ...         q = NaturalGradientVariationalDistribution(len(Z))
-    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
-    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
-    ...     def forward(self, x):
-    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-    >>> x = torch.linspace(-2, 2, 100)[:, None]
-    >>> model, likelihood = Model(x[::10]), gpytorch.likelihoods.GaussianLikelihood()
+    >>> from torchngvi.adapters.gpytorch.conditioning import example
+    >>> model, likelihood, x, y = example()
     >>> adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.05)
-    >>> batches = list(zip(x.split(25), torch.sin(3 * x[:, 0]).split(25)))
+    >>> batches = list(zip(x.split(25), y.split(25)))
     >>> len(train_svgp_in_batches(model, likelihood, batches, 100, adam, epochs=5, progress=False).losses)
     5
     """
