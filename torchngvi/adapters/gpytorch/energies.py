@@ -178,22 +178,11 @@ def _correlated_energy(likelihood: Any, y: Tensor, values: MultitaskMultivariate
     return 0.5 * (residual.square().sum(0) + trace + constant)
 
 
-def hessian(
-    likelihood: Any,
-    y: Tensor,  # (B,) or (B, T)
-    values: MultitaskMultivariateNormal,
-) -> Tensor:
-    """The Hessian of F_n in the means of the values of a datum, (B, T, T)."""
-    if softmax(likelihood):
-        p, A = _logits(likelihood, _at_nodes(values, sizes=())[0]).softmax(-1), likelihood.mixing_weights
-        W = p.mean(0).diag_embed() - torch.einsum("nbi,nbj->bij", p, p) / len(p)
-        return W if A is None else A.mT.to(W.dtype) @ W @ A.to(W.dtype)
-    with torch.enable_grad():
-        mean = values.mean.detach().requires_grad_()
-        again = MultitaskMultivariateNormal(mean, values.lazy_covariance_matrix)
-        slope = torch.autograd.grad(energy(likelihood, y, again).sum(), mean, create_graph=True)[0]
-        columns = [torch.autograd.grad(part.sum(), mean, retain_graph=True)[0] for part in slope.unbind(-1)]
-    return torch.stack(columns, -1)
+def softmax_curvature(likelihood: Any, values: MultivariateNormal) -> Tensor:
+    """The Hessian of F_n of a softmax in the means of the values of a datum, (B, T, T)."""
+    p, A = _logits(likelihood, _at_nodes(values, sizes=())[0]).softmax(-1), likelihood.mixing_weights
+    W = p.mean(0).diag_embed() - torch.einsum("nbi,nbj->bij", p, p) / len(p)
+    return W if A is None else A.mT.to(W.dtype) @ W @ A.to(W.dtype)
 
 
 def check_labels(likelihood: Likelihood, y: Tensor) -> None:

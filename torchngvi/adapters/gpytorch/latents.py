@@ -43,6 +43,7 @@ class Latents:
     mixing: Tensor | None = None  # w, (L, T), where values are mixtures of the functions
     longest = 1.0  # natural step of all functions at once by which a quadratic energy never rises
     separable = True  # the energy of a datum is a sum over the functions, for the likelihood at hand
+    correlated = False  # the noise of that likelihood is, so that covariances of the values of a datum count
 
     def __init__(self, strategy: VariationalStrategy, outer: Any) -> None:
         self.strategy, self.count = strategy, 1  # values a datum
@@ -74,6 +75,9 @@ class Latents:
         if self.mixing is None:
             return MultitaskMultivariateNormal(mean.mT, DiagLinearOperator(variance.mT.flatten(-2)))
         mixing = self.mixing.to(mean.dtype)
+        if not self.correlated:
+            variance = variance.mT @ mixing.square() + self.jitter
+            return MultitaskMultivariateNormal(mean.mT @ mixing, DiagLinearOperator(variance.flatten(-2)))
         within = torch.einsum("lt,lb,lu->btu", mixing, variance, mixing) + self.jitter * torch.eye(self.count).to(mean)
         return MultitaskMultivariateNormal(mean.mT @ mixing, BlockDiagLinearOperator(within))
 
@@ -170,7 +174,8 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
             "IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy."
         )
     latents.separable = not latents.coupled or (latents.mixing is None and conjugate(likelihood))
-    if correlated(likelihood) and latents.separable:
+    latents.correlated = correlated(likelihood)
+    if latents.correlated and latents.separable:
         latents.separable, latents.longest = False, 1.0 / latents.count
     if not bool(strategy.variational_params_initialized):
         q.initialize_variational_distribution(strategy.prior_distribution)

@@ -43,8 +43,8 @@ from torchngvi.adapters.gpytorch.energies import (
     convex,
     energy,
     expected_logsumexp,
-    hessian,
     softmax,
+    softmax_curvature,
     tightened,
 )
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, kernels
@@ -112,7 +112,7 @@ class ProfiledELBO:
         self.joint = not target.latents.separable and convex(likelihood)
         self.sites: tuple[Tensor, Tensor] | None = None  # t_n and c_n of the lowest value so far
         self._lowest = math.inf
-        self._last: Point | None = None
+        self._last: Point  # of the last evaluation or search
 
     def __call__(self) -> Tensor:
         """Evaluate the bound per datum at the present hyper-parameters."""
@@ -136,19 +136,16 @@ class ProfiledELBO:
     @property
     def scores(self) -> Tensor:
         """Minus the derivative of each row's expected log likelihood in its latent value, at the last q, weighted."""
-        assert self._last is not None
         return self._last.alpha
 
     @property
     def ratios(self) -> Tensor:
         """δ_n of each row at the last evaluation: for Gaussian noise its variance given v over that of the noise."""
-        assert self._last is not None
         return self._last.d / self.noise
 
     @property
     def noise(self) -> Tensor:
         """The variance of the noise of each row at the last evaluation, where that is Gaussian."""
-        assert self._last is not None
         return self.weight / self._last.beta
 
     @torch.no_grad()
@@ -157,7 +154,6 @@ class ProfiledELBO:
         likelihood, latents = self.target.likelihood, self.target.latents
         if not softmax(likelihood) or [*likelihood.parameters(), *latents.parameters()]:
             return 0.0
-        assert self._last is not None
         values = latents.values(self._last.e, self._last.v)
         by_nodes = energy(likelihood, self.y, values) + values.mean.gather(-1, self.y.long()[:, None])[:, 0]
         return float((expected_logsumexp(values.mean, values.variance) - by_nodes).mean())
@@ -170,7 +166,6 @@ class ProfiledELBO:
     @torch.no_grad()
     def assign(self) -> None:
         """Give the model the q that was found last."""
-        assert self._last is not None
         q = self.target.posterior
         root, _ = cholesky(self._last.inverse.mT @ self._last.inverse)
         q.initialize_(self._last.mean, q.kept_covariance(root))
@@ -244,10 +239,7 @@ class ProfiledELBO:
         t, rows = point.beta * point.e - point.alpha, projection.rows
         if not self.joint:
             return t
-        latents = self.target.latents
-        W = self.weight * hessian(self.target.likelihood, self.y.to(t.dtype), latents.values(point.e, point.v))
-        if latents.mixing is not None:
-            W = latents.mixing.to(W.dtype) @ W @ latents.mixing.mT.to(W.dtype)
+        W = self._curvature(point)
 
         def curved(shift: Tensor) -> Tensor:  # (C, B)
             return (W @ shift.mT[..., None])[..., 0].mT
@@ -261,6 +253,20 @@ class ProfiledELBO:
         slope = point.mean + _summed(point.alpha, rows)
         shift = _projected(rows, conjugate_gradients(product, precondition, -slope, 1e-10 if self.conjugate else 1e-3))
         return t + point.beta * shift - curved(shift)
+
+    def _curvature(self, point: Point) -> Tensor:
+        """W_n, the Hessian of F_n in the means of the functions of a datum, (B, C, C), weighted."""
+        latents, likelihood = self.target.latents, self.target.likelihood
+        if softmax(likelihood):
+            W = self.weight * softmax_curvature(likelihood, latents.values(point.e, point.v))
+            mixing = None if latents.mixing is None else latents.mixing.to(W.dtype)
+            return W if mixing is None else mixing @ W @ mixing.mT
+        with torch.enable_grad():
+            e = point.e.detach().requires_grad_()
+            energies = energies_of(self.target, self.y.to(e.dtype), e, point.v, self.weight, None)
+            slope = torch.autograd.grad(energies.sum(), e, create_graph=True)[0]
+            columns = [torch.autograd.grad(part.sum(), e, retain_graph=True)[0] for part in slope]
+        return torch.stack(columns).permute(2, 0, 1)
 
     def _at(self, projection: Projection, t: Tensor, c: Tensor) -> Point | None:
         """The q that the sites make; None where they make none, or the ELBO is not finite."""
