@@ -531,8 +531,8 @@ def test_what_to_do_next():
 
 def test_nearly_equal_weights_and_a_large_k_hat_are_explained():
     verdict = Verdict("about right", (), Q, None, sampled_of(0.0, k_hat=1.4, effective=4000.0), (), Effort(0, 0, 0, ()))
-    text = "worth 4000 of 4096 draws, all but a few of equal weight, and these may hide more (their k-hat is 1.40)"
-    assert text in str(verdict)
+    few = "nearly all have the same weight, and the others, of k-hat 1.40, may hide a part of the posterior"
+    assert f"worth 4000 of 4096 draws ({few})" in str(verdict)
 
 
 def test_draws_without_a_density():

@@ -188,7 +188,8 @@ def worth(k: float, effective: float, draws: int) -> str:
     """What weighted draws are worth, in words that k̂ and the effective number of draws cannot contradict."""
     text = f"worth {effective:.0f} of {draws} draws"
     if k >= USELESS and effective >= 0.9 * draws:
-        return f"{text}, all but a few of equal weight, and these may hide more (their k-hat is {k:.2f})"
+        few = f"nearly all have the same weight, and the others, of k-hat {k:.2f}, may hide a part of the posterior"
+        return f"{text} ({few})"
     return f"{text}, k-hat {k:.2f}"
 
 
