@@ -235,6 +235,27 @@ def test_what_a_guide_gives():
     assert torch.equal(median["x"].flatten(), guide.members.quantile(0.5)[:6])
 
 
+@pytest.mark.parametrize("dims", [(-1, -2), (None, None)])
+def test_predictive_where_the_plate_of_the_data_is_beyond_those_of_the_latents(dims):
+    """The plate of the draws of `Predictive` then has the dimension of a plate of the model."""
+
+    def rows(y):
+        mu = pyro.sample("mu", dist.Normal(number(0.0), 2.0))
+        with pyro.plate("groups", 4, dim=dims[0]):
+            b = pyro.sample("b", dist.Normal(mu, 1.0))
+            with pyro.plate("rows", 3, dim=dims[1]):
+                pyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+    y = torch.randn(3, 4, dtype=torch.float64)
+    guide = AutoMarginal(rows)
+    fit_guide(rows, guide, y, options=QUIET)
+    drawn = Predictive(rows, guide=guide, num_samples=4000, parallel=True)(y)["b"].reshape(4000, 4)
+    precision = torch.eye(5, dtype=torch.float64) * 4
+    precision[0, 0], precision[0, 1:], precision[1:, 0] = 0.25 + 4, -1, -1
+    exact = torch.linalg.solve(precision, torch.cat([torch.zeros(1).double(), y.sum(0)]))[1:]
+    assert torch.allclose(drawn.mean(0), exact, atol=0.05)
+
+
 def test_quantiles_are_those_of_the_draws():
     """Of the mixture, which is skewed where the scale of the groups is not known."""
     guide = AutoMarginal(schools, draws=8192)

@@ -11,7 +11,8 @@ fit, `torchngvi.refine` bends it.
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self, final
 
@@ -21,6 +22,7 @@ import torch
 from pyro import poutine
 from pyro.distributions import TorchDistribution
 from pyro.infer.autoguide.initialization import init_to_median
+from pyro.poutine.runtime import _DIM_ALLOCATOR
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
@@ -46,6 +48,17 @@ _NOT_FITTED = (
     "an AutoMarginal draws the members of plates given the data of its fit: call fit_guide(model, guide, *args) first, "
     "also after loading a state_dict or a pickle, neither of which holds the data."
 )
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """A context for runs of the model within the guide, apart from the handlers and the plates that are open there."""
+    taken, _DIM_ALLOCATOR._stack = _DIM_ALLOCATOR._stack, []
+    try:
+        with poutine.block():
+            yield
+    finally:
+        _DIM_ALLOCATOR._stack = taken
 
 
 class JointDraws(TorchDistribution):
@@ -236,7 +249,7 @@ class AutoMarginal(AutoGaussian):
         if self._members is None or not torch.equal(self._members[0], here):
             theta = self.shared(self.draws)
             assert self._target is not None
-            with poutine.block():  # the runs of the model are no part of the guide
+            with _apart():
                 self._members = here, self._target.latents(theta)
         return self._members[1]
 
@@ -271,7 +284,7 @@ class AutoMarginal(AutoGaussian):
         q, kept = self.gaussian("AutoMarginal"), list[Tensor]()
         for _ in range(self.rounds):
             theta = q.sample((n,)) if self.refined is None else self.refined.sample(n).to(q.mean)
-            with poutine.block():
+            with _apart():
                 drawn = made(self._target, theta)
             kept.append(drawn[drawn.isfinite().all(-1)])
             if sum(map(len, kept)) >= n:
