@@ -313,6 +313,19 @@ def test_copies():
         again(Y)
 
 
+@pytest.mark.parametrize(("model", "data"), [(schools, Y), (crossed, CELLS)])
+def test_a_guide_is_found_in_the_parameter_store(model, data):
+    """A q over the shared latents, with members apart or a field."""
+    first = AutoMarginal(model).setup(data)
+    first.posterior.load_state_dict({**first.posterior.state_dict(), "mean": first.posterior.mean + 0.5})
+    state = copy.deepcopy(pyro.get_param_store().get_state())
+    pyro.clear_param_store()
+    pyro.get_param_store().set_state(state)
+    second = AutoMarginal(model).setup(data)
+    assert second.integrates
+    assert torch.equal(second.posterior.mean, first.posterior.mean)
+
+
 def test_a_model_without_members_is_fitted_as_ever():
     def model(y):
         mu = pyro.sample("mu", dist.Normal(number(0.0), 1.0))

@@ -167,7 +167,8 @@ class AutoMarginal(AutoGaussian):
         with torch.inference_mode(False), torch.no_grad(), poutine.block():
             q = self._modules["q"]
             assert isinstance(q, Gaussian)
-            mean, density = q.mean.double(), self.density(self._bare[0], args, kwargs)
+            # not by `density`, which looks for q in the parameter store, before q is over the shared latents alone
+            mean, density = q.mean.double(), ModelLogJoint(self._bare[0], args, kwargs, self.prototype_trace)
             try:
                 density.log_joint(mean[None])
             except RuntimeError:  # products of tensors of two dtypes
