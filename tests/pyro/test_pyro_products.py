@@ -5,7 +5,7 @@ import torch
 
 pyro = pytest.importorskip("pyro")
 import pyro.distributions as dist  # noqa: E402
-from pyro.infer import Predictive, Trace_ELBO  # noqa: E402
+from pyro.infer import Predictive, Trace_ELBO, config_enumerate  # noqa: E402
 from pyro.ops.indexing import Vindex  # noqa: E402
 
 from torchngvi import DiagonalGaussian  # noqa: E402
@@ -236,3 +236,17 @@ class TestRefusals:
             fit_guide(mixture, guide, Y, options=QUIET)
         with pytest.raises(InputError, match="fitted to all rows at once; leave batches= out"):
             fit_guide(normal, guide, batches=[Y])
+
+
+def test_enumerated_classes_in_single_precision():
+    y = torch.tensor([0.0, 1.0, 5.0, 4.0, 0.5])
+
+    @config_enumerate
+    def model(y):
+        shares = pyro.sample("shares", dist.Dirichlet(y.new_ones(2)))
+        with pyro.plate("rows", len(y)):
+            label = pyro.sample("label", dist.Categorical(shares))
+            pyro.sample("y", dist.Normal(4 * label.to(y), y.new_ones(())), obs=y)
+
+    single, double = (fit_guide(model, AutoProduct(model), of, options=QUIET) for of in (y, y.double()))
+    assert single.loss == pytest.approx(double.loss, rel=1e-5)

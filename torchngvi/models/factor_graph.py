@@ -405,12 +405,12 @@ class SiteFactor(Factor):
 
 
 def _fitted(
-    design: Tensor,  # (2 n, P), in double precision
+    design: Tensor,  # (2 n, P)
     values: Tensor,  # (2 n, M)
 ) -> tuple[Tensor, bool]:  # (P, M)
     """Fit the first half of the points, and say whether nothing is left over at the others."""
     number = len(design) // 2
-    single, values = torch.finfo(values.dtype).bits < 64, values.double()
+    single, values, design = torch.finfo(values.dtype).bits < 64, values.double(), design.double()
     table = shortest_fit(design[:number], values[:number])
     residual = (values[number:] - design[number:] @ table).abs().amax(0)
     size, deviation = values.abs().amax(0), values.std(0)

@@ -397,8 +397,9 @@ def validate(run: Callable[[], Trace], nesting: float, where: str) -> None:
     """Check that Pyro's validation passes a model."""
     found = refusal(run, nesting)
     if found is not None:
+        masked = " Where a mask leaves out a missing value, put a possible one there, such as 0." * ("nan" in found)
         raise InputError(
             f"Pyro's validation refuses the model {where}:\n{found}\n"
             "A fit would go on from a density that is not the one meant. Correct the model or its data; "
-            "pyro.enable_validation(False) switches these checks off, here as in Pyro."
+            f"pyro.enable_validation(False) switches these checks off, here as in Pyro.{masked}"
         )

@@ -445,7 +445,7 @@ def _check_latent(name: str, site: Any, local: str | None) -> None:
         raise InputError(
             f"the latent site {name!r} is discrete, and a Gaussian cannot stand for it. Sum it out, with "
             "config_enumerate(model) and TraceEnum_ELBO (https://pyro.ai/examples/enumeration.html), or hide it from "
-            "the guide with poutine.block."
+            "the guide with poutine.block. If it stands for data, the model has not been given them."
         )
     base = fn
     while hasattr(base, "base_dist"):

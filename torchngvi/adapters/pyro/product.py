@@ -40,8 +40,8 @@ from torchngvi.posteriors.flat import Beta, Categorical, Dirichlet, Gamma, Inver
 
 _SAME = 1e-4  # relative error at which two values of one density differ
 _REMEDY = (
-    "Write the model so that draws can stand on the left of its plates; what is read by a class, by "
-    "pyro.ops.indexing.Vindex(x)[..., z]."
+    "Write the model so that draws can stand on the left of its plates; what is read by a class, as one vector "
+    ".expand([K]).to_event(1) without a plate, by pyro.ops.indexing.Vindex(x)[..., z]."
 )
 
 
