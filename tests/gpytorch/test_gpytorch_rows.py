@@ -97,7 +97,7 @@ class TestInducingPoints:
 
     def test_from_all_over_the_data(self, monkeypatch):
         """In whatever order the rows are, as those with a noise of their own."""
-        monkeypatch.setattr("torchngvi.adapters.gpytorch.starts._CANDIDATES", 50)
+        monkeypatch.setattr("torchngvi.adapters.gpytorch.starts._ROWS", 50)
         x = torch.linspace(-2, 2, N).double()[:, None]
         strategy = Model(Z=torch.zeros(M, 1)).double().variational_strategy
         choose_inducing_points(strategy, x)

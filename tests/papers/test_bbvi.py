@@ -648,6 +648,7 @@ class TestRules:
     @pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian])
     def test_the_methods_are_these_rules(self, kind):
         # the floor is 1/√L; one draw that sticks the landing, or one without the entropy
+        torch.manual_seed(0)  # one draw in some hundreds is so near the mean that the step ends above the floor
         target = LogJoint(lambda theta: -50 * theta.square().sum(-1))
         q = kind(2, dtype=F64)
         opt = BBVI(q, 1.0, smoothness=16.0, step_size=Constant())
