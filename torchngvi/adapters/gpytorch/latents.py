@@ -31,6 +31,7 @@ from torch import Tensor
 
 from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, base_strategy, check_shapes
 from torchngvi.adapters.gpytorch.energies import conjugate, correlated
+from torchngvi.arguments import read_instance
 from torchngvi.errors import PairError
 
 _STANDARD = (VariationalStrategy, LargeBatchVariationalStrategy)
@@ -145,6 +146,7 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
     """The latent functions of a model, with their q started as GPyTorch would."""
     outer, strategy = getattr(model, "variational_strategy", None), base_strategy(model)
     _check_model(model, outer, strategy)
+    read_instance("likelihood", likelihood, Likelihood, "is a likelihood of GPyTorch, such as a GaussianLikelihood")
     q = strategy._variational_distribution
     if not isinstance(q, NaturalGradientVariationalDistribution):
         raise PairError(
