@@ -37,3 +37,15 @@ def tightening(model, likelihood, x):
     explained = (cross * torch.linalg.solve(within, cross)).sum(0)
     delta = (K[size:, size:].diagonal(dim1=-1, dim2=-2) + jitter - explained) / likelihood.noise
     return 0.5 * (delta - delta.log1p()).sum()
+
+
+def check_gradient(bound, learnt, step):
+    """The gradient of a bound in each parameter is its central difference along a random direction."""
+    for parameter, gradient in zip(learnt, torch.autograd.grad(bound(), learnt), strict=True):
+        direction, values = torch.randn_like(parameter), []
+        for moved in (step, -2 * step):
+            parameter.data += moved * direction
+            values.append(float(bound().detach()))
+        parameter.data += step * direction
+        wanted = (values[0] - values[1]) / (2 * step)
+        assert abs(float((gradient * direction).sum()) - wanted) < 1e-4 * max(1.0, abs(wanted))

@@ -8,7 +8,7 @@ import torch
 
 gp = pytest.importorskip("gpytorch")
 
-from sparse_models import SparseModel  # noqa: E402
+from sparse_models import SparseModel, check_gradient  # noqa: E402
 from test_gpytorch_latents import (  # noqa: E402
     Heteroskedastic,
     M,
@@ -154,15 +154,7 @@ def test_the_gradient_by_differences(kind):
     """In every parameter, of rows that weigh more than one."""
     model, likelihood, batch = problem(kind)
     bound = ProfiledELBO(model, likelihood, batch, num_data=2 * N, tolerance=1e-13)
-    learnt = [*model.parameters(), *likelihood.parameters()]
-    for parameter, gradient in zip(learnt, torch.autograd.grad(bound(), learnt), strict=True):
-        direction, values = torch.randn_like(parameter), []
-        for step in (1e-4, -2e-4):
-            parameter.data += step * direction
-            values.append(float(bound().detach()))
-        parameter.data += 1e-4 * direction
-        wanted = (values[0] - values[1]) / 2e-4
-        assert abs(float((gradient * direction).sum()) - wanted) < 1e-4 * max(1.0, abs(wanted))
+    check_gradient(bound, [*model.parameters(), *likelihood.parameters()], 1e-4)
 
 
 def test_a_constant_noise_is_the_usual_model():

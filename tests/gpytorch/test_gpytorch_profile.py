@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from sparse_models import SparseModel, tightening
+from sparse_models import SparseModel, check_gradient, tightening
 
 from torchngvi.adapters.gpytorch import (
     NaturalGradientVariationalDistribution,
@@ -181,16 +181,7 @@ def test_the_gradient_by_differences(name):
     bound()
     raw = model.covar_module.base_kernel.raw_lengthscale
     raw.data += 0.2
-    learnt = [raw, model.variational_strategy.inducing_points, *likelihood.parameters()]
-    gradients = torch.autograd.grad(bound(), learnt)
-    for parameter, gradient in zip(learnt, gradients, strict=True):
-        direction, values = torch.randn_like(parameter), []
-        for step in (1e-3, -2e-3):
-            parameter.data += step * direction
-            values.append(float(bound().detach()))
-        parameter.data += 1e-3 * direction
-        wanted = (values[0] - values[1]) / 2e-3
-        assert abs(float((gradient * direction).sum()) - wanted) < 1e-4 * max(1.0, abs(wanted))
+    check_gradient(bound, [raw, model.variational_strategy.inducing_points, *likelihood.parameters()], 1e-3)
 
 
 def test_float32():

@@ -18,7 +18,7 @@ CEILINGS = {
     "package files": 278,
     "numeric constants at module level": 324,
     "names of the front door": 44,
-    "test lines": 76_890,
+    "test lines": 76_885,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {
