@@ -201,11 +201,7 @@ def read_count(name: str, value: Any, what: str | None = None, *, at_least: int 
 
 
 def read_size(name: str, value: Any, what: str | None = None, *, at_least: int = 1) -> int:
-    """Read a number of draws, of coordinates, or another size of a tensor: an integer, where 2.0 is a slip.
-
-    >>> read_size("samples", 16)
-    16
-    """
+    """Read a number of draws, of coordinates, or another size of a tensor: an integer, where 2.0 is a slip."""
     if not is_size(value, at_least=at_least):
         raise InputError(f"{name} {_whole(what, value, at_least, LARGEST_SIZE)}; got {shown(value)}.")
     return int(_plain(value))
@@ -218,11 +214,7 @@ def _whole(what: str | None, value: Any, at_least: int, at_most: int) -> str:
 
 
 def read_sizes(name: str, value: Any, what: str, *, at_least: int = 1, none: bool = True) -> tuple[int, ...]:
-    """Read a list of sizes.
-
-    >>> read_sizes("batch_shape", [2, 3], "is a tuple of numbers")
-    (2, 3)
-    """
+    """Read a list of sizes."""
     sizes = read_list(name, value, what)
     if not all(is_size(size, at_least=at_least) for size in sizes) or not (sizes or none):
         raise InputError(f"{name} {what}; got {shown(value)}.")
@@ -230,11 +222,7 @@ def read_sizes(name: str, value: Any, what: str, *, at_least: int = 1, none: boo
 
 
 def read_flag(name: str, value: Any) -> bool:
-    """Read a truth value of Python or NumPy.
-
-    >>> read_flag("progress", False)
-    False
-    """
+    """Read a truth value of Python or NumPy."""
     plain = _plain(value)
     if not isinstance(plain, bool):
         raise InputError(f"{name} is True or False; got {shown(value)}.")
@@ -256,11 +244,7 @@ def read_choice(name: str, value: Any, choices: Iterable[str], what: str | None 
 
 
 def read_seed(name: str, value: Any, what: str = "is a seed, a whole number such as 0 of less than 63 bits") -> int:
-    """Read a seed of draws.
-
-    >>> read_seed("seed", 3)
-    3
-    """
+    """Read a seed of draws."""
     plain = _plain(value)
     if isinstance(plain, bool) or not isinstance(plain, Integral) or abs(int(plain)) >= 2**62:
         raise InputError(f"{name} {what}; got {shown(value)}.")
@@ -290,11 +274,7 @@ def read_generator(name: str, value: Any, device: torch.device | None = None) ->
 
 
 def read_device(name: str, value: Any) -> torch.device | None:
-    """Read a device that holds numbers and that this machine has, or None.
-
-    >>> read_device("device", "cpu")
-    device(type='cpu')
-    """
+    """Read a device that holds numbers and that this machine has, or None."""
     if value is None:
         if torch.get_default_device().type == "meta":
             raise InputError(
@@ -319,11 +299,7 @@ def read_device(name: str, value: Any) -> torch.device | None:
 
 
 def read_dtype(name: str, value: Any) -> torch.dtype | None:
-    """Read a floating-point dtype, or None.
-
-    >>> read_dtype("dtype", torch.float64)
-    torch.float64
-    """
+    """Read a floating-point dtype, or None."""
     if value is None or (isinstance(value, torch.dtype) and value.is_floating_point):
         return value
     raise InputError(f"{name} must be a floating-point dtype, such as torch.float64, or None; got {shown(value)}.")
@@ -339,11 +315,7 @@ def read_tensor(
     finite: bool = True,
     remedy: str = "",
 ) -> Tensor:
-    """Read real numbers as a floating-point tensor, from a tensor, an array, a table or nested lists.
-
-    >>> read_tensor("y", [0, 1], like=torch.zeros(1, dtype=torch.float64))
-    tensor([0., 1.], dtype=torch.float64)
-    """
+    """Read real numbers as a floating-point tensor, from a tensor, an array, a table or nested lists."""
     try:
         value = writable(value)
         # straight to the dtype that is wanted: 0.1 must not pass through float32
@@ -375,11 +347,7 @@ def read_tensor(
 
 
 def read_shares(name: str, value: Any) -> list[float]:
-    """Read levels of quantiles.
-
-    >>> read_shares("quantiles", [0.1, 0.9])
-    [0.1, 0.9]
-    """
+    """Read levels of quantiles."""
     given = value.tolist() if isinstance(value, Tensor) and value.ndim else value
     levels = read_list(name, given, "are shares, such as [0.025, 0.975]")
     what = "are shares, such as 0.025 for 2.5 per cent,"
@@ -437,11 +405,7 @@ def read_callable(
 
 
 def read_list(name: str, value: Any, what: str) -> list[Any]:
-    """Read a list, a tuple or another iterable, no text and no mapping.
-
-    >>> read_list("sizes", (1, 2), "are the sizes of the blocks")
-    [1, 2]
-    """
+    """Read a list, a tuple or another iterable, no text and no mapping."""
     if isinstance(value, str | bytes | Mapping | type) or not isinstance(value, Iterable):
         raise InputError(f"{name} {what}; got {shown(value)}.")
     try:
@@ -451,11 +415,7 @@ def read_list(name: str, value: Any, what: str) -> list[Any]:
 
 
 def read_names(name: str, value: Any, what: str) -> tuple[str, ...]:
-    """Read a list of names, no text.
-
-    >>> read_names("names", ["a", "b"], "are those of the coordinates")
-    ('a', 'b')
-    """
+    """Read a list of names, no text."""
     names = read_list(name, value, what)
     if not all(isinstance(each, str) for each in names):
         raise InputError(f"{name} {what}; got {shown(value)}.")
@@ -463,11 +423,7 @@ def read_names(name: str, value: Any, what: str) -> tuple[str, ...]:
 
 
 def read_path(name: str, value: Any, what: str = "is the path of a file") -> Path:
-    """Read the path of a file.
-
-    >>> read_path("checkpoint", "run.pt").name
-    'run.pt'
-    """
+    """Read the path of a file."""
     text = str(value) if isinstance(value, str | os.PathLike) else ""
     if not text or "\0" in text:
         null = " A path holds no null character; take it out." if text else ""

@@ -25,11 +25,7 @@ def needing(what: str, extra: str) -> Iterator[None]:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra.
-
-    >>> install("cli").startswith("pip install")
-    True
-    """
+    """The command that installs an extra."""
     root = Path(__file__).resolve().parent.parent
     if not _is_source(root):
         return f"pip install 'torchngvi[{extra}]'"

@@ -446,11 +446,7 @@ def search_points(
     stddev: Tensor,  # (D,)
     seed: int,
 ) -> Tensor:
-    """Points from which modes are searched for: half of them uniform on (-2, 2), half around a Gaussian.
-
-    >>> search_points(torch.zeros(2), torch.ones(2), seed=0).shape
-    torch.Size([16, 2])
-    """
+    """Points from which modes are searched for: half of them uniform on (-2, 2), half around a Gaussian."""
     number = number_of_starts(len(mean), 4, 16)
     points = uniform_points(number, mean, seed)
     return torch.cat([points[: number // 2], mean + 0.5 * _AROUND * stddev * points[number // 2 :]])

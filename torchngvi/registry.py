@@ -76,11 +76,7 @@ def posterior(
     structure: str | None = None,
     **start: Any,  # mean, scale, dtype, device
 ) -> Gaussian | FlatGaussian:
-    """The Gaussian posterior of that name over D coordinates.
-
-    >>> posterior("precision", 3, structure="diagonal").structure
-    Diagonal(dim=3)
-    """
+    """The Gaussian posterior of that name over D coordinates."""
     flat = _chosen("posterior", name, {**POSTERIORS, **FLAT_POSTERIORS})
     if name in FLAT_POSTERIORS:
         if structure is not None:
@@ -125,11 +121,7 @@ def pattern(
 
 @functools.cache
 def structure_of(name: str) -> str:
-    """The pattern of a posterior where none is asked for.
-
-    >>> structure_of("natural"), structure_of("diagonal")
-    ('full', 'diagonal')
-    """
+    """The pattern of a posterior where none is asked for."""
     if name in FLAT_POSTERIORS:
         return "diagonal" if name == "mean_field" else "full"
     own = posterior(name, 2).structure
@@ -168,11 +160,7 @@ def method(
     lr: float | Tensor | None = None,
     **settings: Any,  # estimator and others, as the method's class takes them
 ) -> NaturalGradientVI:
-    """The optimizer of that name over q.
-
-    >>> type(method("iblr", posterior("natural", 2), 0.1)).__name__
-    'IBLR'
-    """
+    """The optimizer of that name over q."""
     make = _chosen("method", name, {**METHODS, **FLAT_METHODS})
     if lr is not None:
         return make(q, lr, **settings)
@@ -189,10 +177,7 @@ def method(
 
 
 def check(method_name: str, posterior_name: str, structure: str | None = None, lr: float | None = None) -> None:
-    """Check that a method, a posterior and a pattern fit together, before there are data.
-
-    >>> check("vn", "precision", "1,4,2")
-    """
+    """Check that a method, a posterior and a pattern fit together, before there are data."""
     dim = 2
     if structure is not None and structure not in STRUCTURES:  # few and small blocks stand for all
         small = sorted({min(size, 2) for size in _sizes(structure)}) * 2
@@ -210,11 +195,7 @@ def check(method_name: str, posterior_name: str, structure: str | None = None, l
 
 @functools.cache
 def partners(name: str) -> tuple[str, ...]:
-    """The posteriors that a method can move.
-
-    >>> partners("bwgd")
-    ('cholesky', 'diagonal')
-    """
+    """The posteriors that a method can move."""
     return tuple(other for other in (*POSTERIORS, *FLAT_POSTERIORS) if _fits(name, other))
 
 

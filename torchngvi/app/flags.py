@@ -131,11 +131,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def gone_command(argv: Sequence[str]) -> str | None:
-    """A sentence about a command of earlier versions, which is elsewhere now.
-
-    >>> gone_command(["bench"])
-    'torchngvi bench is python -m benchmarks.bench in a clone now.'
-    """
+    """A sentence about a command of earlier versions, which is elsewhere now."""
     rest = " ".join(argv[1:])
     if argv and argv[0] == "compare" and (rest.endswith(".toml") or {"--data", "--methods"} & {*argv}):
         return f"methods are compared in a clone now: python -m examples.compare_methods {rest}. Of runs name folders."

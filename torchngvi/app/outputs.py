@@ -38,15 +38,7 @@ _OF_A_RUN = {  # what runs of fit write, and those of 0.2.0: of a run that is re
 
 
 class OutputFolder:
-    """A folder for the results of a run, checked before the run begins.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with OutputFolder(f"{folder}/results").writing() as place:
-    ...         write_frame(place / "table.csv", pd.DataFrame({"name": ["age"]}))
-    ...     read_frame(Path(folder) / "results" / "table.csv")["name"].tolist()
-    ['age']
-    """
+    """A folder for the results of a run, checked before the run begins."""
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         self.path = Path(file_name("out", str(path)))

@@ -87,11 +87,7 @@ class Columns:
         return _filled(frame, self.fill)[0]
 
     def shown(self, name: str) -> str:
-        """The name of a coefficient in a report: ``sex=male`` where the formula was made of all columns.
-
-        >>> Columns("", [], levels={"sex": ["female", "male"]}).shown("sex[male]")
-        'sex=male'
-        """
+        """The name of a coefficient in a report: ``sex=male`` where the formula was made of all columns."""
         column, _, level = name.partition("[")
         return f"{column}={level.removesuffix(']')}" if self.plain and column in self.levels else name
 

@@ -47,11 +47,7 @@ class Read(NamedTuple):
 
 
 def read_table(data: str) -> Read:
-    """Read a bundled set by its name, or a file by its ending.
-
-    >>> read_table("iris").frame.target.cat.categories.tolist()
-    ['setosa', 'versicolor', 'virginica']
-    """
+    """Read a bundled set by its name, or a file by its ending."""
     path = Path(file_name("data", data))
     end = Path(re.sub(r"\.(gz|bz2|xz|zip|zst)$", "", path.name.lower())).suffix
     if data in BUNDLED and not path.is_file():
@@ -125,11 +121,7 @@ def _readable(path: Path, what: str, read: Callable[[], Any]) -> Any:
 
 
 class Dialect(NamedTuple):
-    """How the cells of a table of text are distinguished and read.
-
-    >>> dialect("age;dose\\n50;1,5\\n60;2,25\\n", ",", "a.csv")
-    Dialect(separator=';', decimal=',', skip=0, shifted=False)
-    """
+    """How the cells of a table of text are distinguished and read."""
 
     separator: str
     decimal: str

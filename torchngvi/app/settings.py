@@ -38,11 +38,7 @@ def _key(default: Any, value: str, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of ``torchngvi fit``; every key of the TOML file and every flag is a field.
-
-    >>> Settings(data="breast_cancer").held_out, Settings(data="t.csv", formula="y ~ x").held_out
-    (0.2, 0.0)
-    """
+    """The settings of ``torchngvi fit``; every key of the TOML file and every flag is a field."""
 
     data: str = _key("", "NAME_OR_FILE", "breast_cancer, diabetes, digits, iris, wine; .csv .tsv .xlsx .parquet .svm")
     target: str | None = _key(None, "COLUMN", "the column to predict, from all others")
@@ -109,21 +105,13 @@ class Settings:
         return Path(self.out) if self.out else Path("runs") / (Path(self.data).name.split(".")[0] or "table")
 
     def to_toml(self) -> str:
-        """The settings as a TOML file that repeats the run; keys that were left to their default are omitted.
-
-        >>> Settings(data="iris", seed=1).to_toml()
-        'data = "iris"\\nseed = 1\\n'
-        """
+        """The settings as a TOML file that repeats the run; keys that were left to their default are omitted."""
         kept = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in kept.items())
 
 
 def settings_from(keys: Mapping[str, Any]) -> tuple[Settings, str]:
-    """Settings from keys and values, and a sentence about keys that do nothing any more.
-
-    >>> settings_from({"data": "iris", "test_fraction": 0})[0].test_fraction
-    0.0
-    """
+    """Settings from keys and values, and a sentence about keys that do nothing any more."""
     hints, gone = get_type_hints(Settings), [key for key in keys if key in GONE]
     for key in keys:
         if key not in hints and key not in GONE:

@@ -142,11 +142,7 @@ def _first_other(rows: Sequence[Row], name: str) -> str:
 
 
 def words(error: Exception) -> str:
-    """An error in the words that the other ranks are told.
-
-    >>> words(OSError("no space left")), words(InputError("a sentence."))
-    ('OSError: no space left', 'a sentence.')
-    """
+    """The kind and message of an error, for the other ranks."""
     text = " ".join(str(error).split())
     return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
 
@@ -260,11 +256,7 @@ def fingerprint(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def shown(value: object, short: int = 8) -> str:
-    """Write a value in a few words; of a large tensor its shape and its first entries.
-
-    >>> shown(torch.tensor(2.0)), shown(torch.zeros(3, 3)), shown((0.0, 1.0))
-    ('2.0', '(3, 3) entries, the first 0.0', '(0.0, 1.0)')
-    """
+    """Write a value in a few words; of a large tensor its shape and its first entries."""
     if not isinstance(value, Tensor):
         return str(value)
     if value.numel() <= short:

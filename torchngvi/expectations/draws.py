@@ -40,12 +40,7 @@ _BITS = 31  # of a seed
 
 
 def drawn_seed() -> int:
-    """Draw a seed below 2³¹ from torch's default generator.
-
-    >>> _ = torch.manual_seed(0)
-    >>> drawn_seed()
-    398764591
-    """
+    """Draw a seed below 2³¹ from torch's default generator."""
     return int(whole_numbers(_BITS, ()))
 
 
@@ -307,11 +302,7 @@ def _white(columns: Tensor) -> Tensor:
 
 
 def as_draws(draws: Draws | int) -> Draws:
-    """Make draws of what a user gives: draws stay as they are, and a number S becomes ``Antithetic(S)``.
-
-    >>> as_draws(16).num_samples
-    16
-    """
+    """Make draws of what a user gives: draws stay as they are, and a number S becomes ``Antithetic(S)``."""
     if isinstance(draws, Draws):
         return draws
     if not is_size(draws, at_least=-LARGEST_SIZE):
@@ -351,16 +342,7 @@ class Seen(NamedTuple):
 
 
 class Drawing(Estimator):
-    """The abstract base of every estimator that evaluates a target at standard normal draws.
-
-    A subclass calls `see`, and makes a packet of what it returns.
-
-    Args:
-        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
-
-    Raises:
-        InputError: if draws is neither, or the number is not positive and even.
-    """
+    """The abstract base of every estimator that evaluates a target at standard normal draws."""
 
     derives_value = False  # with fixed draws, the derivative is that of the value
     needs = Target
@@ -383,18 +365,7 @@ class Drawing(Estimator):
         return new
 
     def see(self, q: Posterior, target: Target) -> Seen:
-        """Draw from q, and evaluate the log joint and its gradient there.
-
-        Args:
-            q: the posterior to draw from.
-            target: the target whose log joint is evaluated.
-
-        Returns:
-            The draws, and what is seen at them.
-
-        Raises:
-            InputError: if the log joint does not depend on theta.
-        """
+        """Draw from q, and evaluate the log joint and its gradient there."""
         frame = q.frame()
         z = self.draws(q.mean_probe.detach())
         theta = frame.mean + frame.push(z)
@@ -406,16 +377,6 @@ class Drawing(Estimator):
 
         W takes the triangle that belongs to the root; averaged with its transpose, which is better for random draws, it
         would be the derivative of nothing.
-
-        Args:
-            q: the posterior at which the draws were seen.
-            seen: what `see` returned.
-
-        Returns:
-            The packet in the frame of q.
-
-        Raises:
-            InputError: if the draws leave directions of a full covariance undetermined.
         """
         least = 2 * q.structure.widest
         if q.structure.widest > 1 and self.draws.num_samples < least:
@@ -432,15 +393,6 @@ class Drawing(Estimator):
         force: Tensor,  # (S, *batch, D)
         z: Tensor,  # (S, *batch, D)
     ) -> Framed:
-        """The packet of a and W as means of f and of f zᵀ, of which W takes the triangle that belongs to the root.
-
-        Args:
-            q: the posterior at which the draws were seen.
-            force: the vectors f, (S, *batch, D).
-            z: the draws, (S, *batch, D).
-
-        Returns:
-            The packet in the frame of q.
-        """
+        """The packet of a and W as means of f and of f zᵀ, of which W takes the triangle that belongs to the root."""
         force = force / len(z)
         return Framed(force.sum(0), q.one_triangle(force, z))

@@ -139,11 +139,7 @@ class Hessian(Drawing):
 
 
 def checked_chunk(chunk: int) -> int:
-    """Check the number of copies of θ in one call.
-
-    >>> checked_chunk(3)
-    3
-    """
+    """Check the number of copies of θ in one call."""
     return read_size("chunk", chunk, "is the number of copies of theta in one call")
 
 

@@ -127,9 +127,7 @@ def _without_linear(odd: Tensor, z: Tensor) -> Tensor:
 
 
 def _without_quadratic(even: Tensor, z: Tensor) -> Tensor:
-    """What a quadratic in z leaves of the even part, (S / 2, *batch, k), by least squares; as large as its
-    errors are.
-    """
+    """Subtract from the even part, (S / 2, *batch, k), its least-squares quadratic in z."""
     row, column = torch.tril_indices(z.shape[-1], z.shape[-1], device=z.device)
     terms, pairs = 1 + len(row), len(z)
     if pairs < 2 * terms:

@@ -305,14 +305,7 @@ def _same(left: Tensor, right: Tensor, rounding: float = 1e-8) -> bool:
 
 
 class Generators:
-    """The generators from which a run may draw: torch's own, and those that its batches hold.
-
-    >>> generators = Generators(torch.device("cpu"))
-    >>> with generators.kept():
-    ...     first = torch.rand(2)
-    >>> torch.equal(first, torch.rand(2))
-    True
-    """
+    """The generators from which a run may draw: torch's own, and those that its batches hold."""
 
     def __init__(self, device: torch.device, batches: object = ()) -> None:
         self.device, self.own = device, _of_batches(batches)

@@ -24,11 +24,7 @@ class _BlockSolve(Preconditioner):
     """The base of both forms, a closed form that learns nothing from scores."""
 
     def fresh(self, q: FlatPosterior) -> State:
-        """Return an empty state, after a check of the posterior.
-
-        Raises:
-            PairError: if the posterior is another than `RankOneGaussian`.
-        """
+        """Return an empty state, after a check of the posterior."""
         _rank_one(q)
         return {}
 

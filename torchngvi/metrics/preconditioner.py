@@ -136,11 +136,7 @@ class Preconditioner(Metric):
 
 
 def check_warmup(warmup: int | None) -> int | None:
-    """Check a number of scores before the first step.
-
-    >>> check_warmup(0)
-    0
-    """
+    """Check a number of scores before the first step."""
     return None if warmup is None else read_size("warmup", warmup, "counts scores before the first step", at_least=0)
 
 
@@ -167,11 +163,7 @@ def finite_rows(
 
 
 def check_count(name: str, value: int) -> int:
-    """Check a number of draws or vectors.
-
-    >>> check_count("samples", 3)
-    3
-    """
+    """Check a number of draws or vectors."""
     return read_size(name, value, "counts draws")
 
 
@@ -205,11 +197,7 @@ class Identity(Preconditioner):
 
 
 def check_damping(rho: float) -> float:
-    """Check a damping ρ.
-
-    >>> check_damping(1)
-    1.0
-    """
+    """Check a damping ρ."""
     return read_number("rho", rho, "is the damping in units of the mean eigenvalue", at_least=0)
 
 

@@ -30,12 +30,7 @@ AT_ONCE = 128  # vectors in one factorisation
 
 
 class Perturbation:
-    """ε and the terms β_j Z_j Z_jᵀ of the recursion, with their constants checked.
-
-    >>> terms = Perturbation(1, 2.0, 0.0, 0.1)
-    >>> terms.start(terms.init(torch.zeros(3))).item()
-    2.0
-    """
+    """ε and the terms β_j Z_j Z_jᵀ of the recursion, with their constants checked."""
 
     def __init__(self, samples: int, eps: float | None, c_beta: float | None, beta: float) -> None:
         self.samples = check_count("samples", samples)
@@ -80,14 +75,7 @@ class Perturbation:
 
 
 class Recursion(Preconditioner):
-    """The abstract base of `Recursive` and `MatrixFree`, which keep P in two ways and have these settings in common.
-
-    Args:
-        samples, eps, c_beta, beta, warmup, generator: as those of `Recursive`.
-
-    Raises:
-        InputError: if a value is out of range.
-    """
+    """The abstract base of `Recursive` and `MatrixFree`, which keep P in two ways and have these settings in common."""
 
     remembers = True
 
@@ -268,11 +256,7 @@ def _symmetrise(P: Tensor) -> None:
 
 
 def free_bytes(device: torch.device) -> float:
-    """The memory that can still be had on a device.
-
-    >>> free_bytes(torch.device("cpu")) > 0
-    True
-    """
+    """The memory that can still be had on a device."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     limits = [float("inf")]

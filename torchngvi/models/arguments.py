@@ -15,11 +15,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 
 def kind_of(value: object) -> str:
-    """The class of an object, or which class it is, as messages say it.
-
-    >>> kind_of(1.0), kind_of(float)
-    ('float', 'the class float')
-    """
+    """The class of an object, or which class it is, as messages say it."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
@@ -44,12 +40,7 @@ def read_posterior(door: str, q: Any, target: object = None) -> Posterior:
 
 
 def read_gaussian(door: str, q: Any, target: object = None) -> Gaussian:
-    """Check that what stands in the place of a Gaussian posterior is one.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> read_gaussian("laplace", CholeskyGaussian(2)).dim
-    2
-    """
+    """Check that what stands in the place of a Gaussian posterior is one."""
     q = read_posterior(door, q, target)
     if not isinstance(q, Gaussian):
         raise PairError(f"{door} needs a Gaussian posterior, such as CholeskyGaussian(dim); got {type(q).__name__}.")
@@ -57,11 +48,7 @@ def read_gaussian(door: str, q: Any, target: object = None) -> Gaussian:
 
 
 def as_target(source: Any) -> Target:
-    """Make a target of what a user gives: a target stays as it is, and a function of theta becomes a `LogJoint`.
-
-    >>> as_target(lambda theta: -theta.square().sum(-1)).log_joint(torch.ones(1, 2)).item()
-    -2.0
-    """
+    """Make a target of what a user gives: a target stays as it is, and a function of theta becomes a `LogJoint`."""
     if isinstance(source, Target):
         return source
     if isinstance(source, Posterior | type):
@@ -76,11 +63,7 @@ def as_target(source: Any) -> Target:
 
 
 def classify(function: Any) -> Target | Callable[[], Tensor]:
-    """Tell a log joint, which needs its one argument, from a closure, which can take none.
-
-    >>> type(classify(lambda theta: -theta.square().sum(-1))).__name__
-    'LogJoint'
-    """
+    """Make a `LogJoint` of a function that needs its one argument; a closure, which can take none, stays."""
     if not callable(function) or isinstance(function, Posterior | type):
         raise InputError(
             f"step takes a model, a log joint of theta, or a closure that returns the loss; got {kind_of(function)}."
@@ -110,12 +93,7 @@ def classify(function: Any) -> Target | Callable[[], Tensor]:
 
 
 class FullPrecision:
-    """A context that switches autocast off around a step, so that no factorisation is in half precision.
-
-    >>> with FullPrecision("cpu") as off:
-    ...     off.active
-    False
-    """
+    """A context that switches autocast off around a step, so that no factorisation is in half precision."""
 
     def __init__(self, device_type: str) -> None:
         self.device_type = device_type

@@ -22,12 +22,7 @@ _attached: ContextVar[bool] = ContextVar("attached", default=False)
 
 
 def given(**arguments: Any) -> dict[str, Any] | None:
-    """The arguments of a model, where gradients may be asked in one of them.
-
-    >>> import torch
-    >>> given(X=torch.ones(1, 1)) is None
-    True
-    """
+    """The arguments of a model, where gradients may be asked in one of them."""
     return arguments if any(isinstance(x, Tensor) and x.requires_grad for x in arguments.values()) else None
 
 
@@ -54,21 +49,12 @@ def attached() -> Iterator[None]:
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """A tensor without its graph, or with it within `attached`.
-
-    >>> import torch
-    >>> kept(torch.ones(1, requires_grad=True)).requires_grad
-    False
-    """
+    """A tensor without its graph, or with it within `attached`."""
     return tensor if _attached.get() else tensor.detach()
 
 
 def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
-    """Read a finite floating-point tensor; the design decides dtype and device.
-
-    >>> numbers("y", [0, 1], torch.zeros(1, dtype=torch.float64))
-    tensor([0., 1.], dtype=torch.float64)
-    """
+    """Read a finite floating-point tensor; the design decides dtype and device."""
     if hasattr(value, "tocsr"):  # of SciPy
         raise InputError(
             f"{name} must be a tensor or an array; got {type(value).__name__}. Pass torch.sparse_csr_tensor(A.indptr, "
@@ -80,11 +66,7 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
 
 
 def design(value: Any) -> Tensor:
-    """Read a design matrix X.
-
-    >>> design([[1, 2], [3, 4]]).shape
-    torch.Size([2, 2])
-    """
+    """Read a design matrix X."""
     if isinstance(value, Tensor) and value.layout not in (torch.strided, torch.sparse_csr):
         raise InputError(f"a sparse X must be stored by rows; got {value.layout}. Pass X.to_sparse_csr().")
     X = numbers("X", value, None)
@@ -101,11 +83,7 @@ def design(value: Any) -> Tensor:
 
 
 def per_row(name: str, value: Any, X: Tensor) -> Tensor:
-    """Read one number for each row of X.
-
-    >>> per_row("y", [1, 2], torch.ones(2, 1))
-    tensor([1., 2.])
-    """
+    """Read one number for each row of X."""
     tensor = numbers(name, value, X)
     if tensor.ndim == 0 or tensor.shape[-1] != X.shape[-2]:
         raise InputError(
@@ -123,11 +101,7 @@ def class_values(
     value: Any,  # the classes, in their order
     y: Tensor,  # labels
 ) -> Tensor:
-    """Read the classes that labels may be.
-
-    >>> class_values([2, 1], torch.zeros(1))
-    tensor([2., 1.])
-    """
+    """Read the classes that labels may be."""
     classes = numbers("classes", value, y)
     if classes.ndim != 1 or len(classes) < 2 or len(torch.unique(classes)) < len(classes):
         raise InputError(f"classes must be two different labels or more, in their order; got {classes.tolist()}.")
@@ -138,11 +112,7 @@ def class_codes(
     y: Tensor,
     classes: Tensor,  # (K,)
 ) -> Tensor:
-    """The place of each label among the classes.
-
-    >>> class_codes(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0]))
-    tensor([1, 0])
-    """
+    """The place of each label among the classes."""
     order = classes.argsort()
     place = torch.searchsorted(classes[order], y.contiguous()).clamp_max(len(classes) - 1)
     other = y[classes[order][place] != y]
@@ -156,11 +126,7 @@ def class_codes(
 
 
 def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
-    """Read the weights of the rows.
-
-    >>> row_weights(None, torch.zeros(2), torch.ones(2, 1))
-    tensor([1., 1.])
-    """
+    """Read the weights of the rows."""
     if value is None:
         return torch.ones_like(y)
     weights = per_row("weights", value, X)
@@ -179,20 +145,12 @@ def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
 
 
 def temperature(gamma: Any) -> float:
-    """Read the temperature γ, the weight of KL(q‖prior).
-
-    >>> temperature(1)
-    1.0
-    """
+    """Read the temperature γ, the weight of KL(q‖prior)."""
     return read_number("temperature", gamma, "is the weight of KL(q‖prior)", at_least=0)
 
 
 def prior(mean: Any, precision: Any, dim: int, like: Tensor, batch: int = 0) -> Prior | FullPrior:
-    """Read a Gaussian prior N(mean, precision⁻¹).
-
-    >>> prior(0.0, 2.0, 2, torch.ones(1)).precision
-    tensor([2., 2.])
-    """
+    """Read a Gaussian prior N(mean, precision⁻¹)."""
     precision = numbers("prior_precision", precision, like)
     mean = numbers("prior_mean", mean, like)
     if mean.ndim and mean.shape[-1] not in (1, dim):
@@ -232,20 +190,12 @@ def _full_prior(mean: Tensor, precision: Tensor) -> FullPrior:
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is of whole numbers, or truth values.
-
-    >>> is_whole(torch.arange(2)), is_whole(torch.zeros(2))
-    (True, False)
-    """
+    """Whether a tensor is of whole numbers, or truth values."""
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def labels(y: Tensor, classes: Any) -> Tensor:
-    """Refuse measurements in the place of labels.
-
-    >>> labels(torch.tensor([0.0, 1.0]), None)
-    tensor([0., 1.])
-    """
+    """Refuse measurements in the place of labels."""
     broken = y != y.round()
     if classes is None and bool(broken.any()):
         raise InputError(
@@ -256,10 +206,7 @@ def labels(y: Tensor, classes: Any) -> Tensor:
 
 
 def check_no_mask(index: Tensor, rows: int) -> None:
-    """Refuse a mask that is written in the numbers 0 and 1, which would name the first two rows.
-
-    >>> check_no_mask(torch.tensor([0, 1]), 3)
-    """
+    """Refuse a mask that is written in the numbers 0 and 1, which would name the first two rows."""
     if 2 < len(index) == rows and index.device.type == "cpu" and bool(((index == 0) | (index == 1)).all()):
         raise InputError(
             f"row numbers were expected; got {rows} numbers that are all 0 or 1, as of a mask of the rows. Pass "
@@ -268,11 +215,7 @@ def check_no_mask(index: Tensor, rows: int) -> None:
 
 
 def batch_index(index: Any, X: Tensor) -> Tensor:
-    """Read the row numbers of a mini-batch.
-
-    >>> batch_index([0, 2], torch.ones(3, 1))
-    tensor([0, 2])
-    """
+    """Read the row numbers of a mini-batch."""
     try:
         tensor = torch.as_tensor(writable(index))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -291,11 +234,7 @@ def batch_index(index: Any, X: Tensor) -> Tensor:
 
 
 def posterior(q: Posterior, dim: int, batch: torch.Size, like: Tensor) -> None:
-    """Check that a posterior is over (*batch, dim), in the dtype and on the device of the data.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> posterior(CholeskyGaussian(2), 2, torch.Size(), torch.ones(1))
-    """
+    """Check that a posterior is over (*batch, dim), in the dtype and on the device of the data."""
     mine = q.mean_probe
     if q.dim != dim:
         raise InputError(f"the model has {dim} coefficients and q has {q.dim}; build q with dim={dim}.")
@@ -317,11 +256,7 @@ _LABELS = "Of labels, pass numpy.unique(labels, return_inverse=True)[1]."
 
 
 def group_index(groups: Any, rows: int, like: Tensor) -> Tensor:
-    """Read one integer a row.
-
-    >>> group_index([0, 1], 2, torch.ones(1))
-    tensor([0, 1])
-    """
+    """Read one integer a row."""
     try:
         index = torch.as_tensor(writable(groups), device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

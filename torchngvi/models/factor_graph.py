@@ -24,9 +24,7 @@ _SEED = 20240407
 
 
 class Factor(ABC):
-    """One term of a log joint, over some sites of a product: abstract.
-
-    Those to be used are `torchngvi.models.SiteFactor` and `ExpectedFactor`.
+    """One term of a log joint, over some sites of a product: abstract, see `SiteFactor` and `ExpectedFactor`.
 
     Args:
         sites: the names of the sites that it reads.
@@ -34,10 +32,6 @@ class Factor(ABC):
 
     Raises:
         InputError: no site, a site twice, a scale that is not positive.
-
-    >>> factor = ExpectedFactor(lambda omega: omega[..., 1], "rate")
-    >>> isinstance(factor, Factor), factor.sites
-    (True, ('rate',))
     """
 
     exact: bool = True  # whether its messages are, once it was prepared

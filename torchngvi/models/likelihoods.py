@@ -378,9 +378,5 @@ _LINKS = {name: kind.link for name, kind in FAMILIES.items()} | {"negative_binom
 
 
 def link_of(family: str | Likelihood) -> str:
-    """Return the link of a family by its name, or of a likelihood, "" where none is known.
-
-    >>> link_of("poisson"), link_of(StudentT(2.0, 4.0))
-    ('log', 'identity')
-    """
+    """Return the link of a family by its name, or of a likelihood, "" where none is known."""
     return _LINKS.get(full_name(family), "") if isinstance(family, str) else family.link

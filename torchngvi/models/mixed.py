@@ -99,14 +99,7 @@ class SpreadGroups(TractableTarget):
         return self.dim + (self.rows.all_groups - self.rows.n) * self.rows.r
 
     def spread(self, processes: Processes) -> Self:
-        """Make the model of the groups of several processes, of which this is the part of one; see `torchngvi.Sharded`.
-
-        Args:
-            processes: the ranks.
-
-        Returns:
-            A copy with the prior that the groups of all of them make, where none was given.
-        """
+        """Make the part of this process of a model whose groups several processes have; see `torchngvi.Sharded`."""
         new = copy.copy(self)
         new.rows, new.processes, new.groups_at_once = self.rows.spread(processes), processes, _GROUPS_AT_ONCE
         new.settle()

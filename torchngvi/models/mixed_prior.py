@@ -96,20 +96,12 @@ KASS_NATARAJAN = "kass-natarajan"
 
 
 def is_positive(value: Any) -> bool:
-    """Whether this is a number, positive and finite.
-
-    >>> is_positive(2), is_positive(math.inf), is_positive("2")
-    (True, False, False)
-    """
+    """Whether this is a number, positive and finite."""
     return is_number(value, above=0)
 
 
 def checked_prior(prior: object) -> MixedPrior:
-    """The priors of a mixed model, after a check of what they are; the default of None.
-
-    >>> checked_prior(None).fixed_scale is None
-    True
-    """
+    """The priors of a mixed model, after a check of what they are; the default of None."""
     if prior is None:
         return MixedPrior()
     if not isinstance(prior, MixedPrior):
@@ -389,11 +381,7 @@ ScalePrior = HalfNormal | HalfT | Exponential
 
 
 def checked_scale(what: str, prior: object) -> ScalePrior:
-    """Check the prior of a standard deviation.
-
-    >>> checked_scale("sd", HalfT())
-    HalfT(dof=3.0, scale=1.0)
-    """
+    """Check the prior of a standard deviation."""
     if not isinstance(prior, ScalePrior):
         raise InputError(f"{what} is the prior of a standard deviation, HalfNormal, HalfT or Exponential; got {prior}.")
     if not all(is_positive(x) for x in prior):

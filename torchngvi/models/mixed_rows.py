@@ -252,9 +252,7 @@ def row_moments(rows: Observed, eta: Tensor) -> Moments:
 
 
 def prior_counts(prior: CovariancePrior) -> tuple[Tensor | float, float]:
-    """What the prior of Ω adds to the sum of squares of the effects, and to the number of groups, in an EM
-    iteration.
-    """
+    """What the prior of Ω adds to the sum of squares of the effects and to the number of groups in an EM iteration."""
     return (prior.inverse, prior.dof) if isinstance(prior, Precision) else (0.0, 0.0)
 
 

@@ -32,14 +32,7 @@ from torchngvi.numerics.versions import settings_of, tensors_of
 
 
 class Penalty(ABC):
-    """The abstract base of the regulariser r(θ) = λ Σ_i θ_i²/(1 + θ_i²): see `MeanPenalty` and `ExpectedPenalty`.
-
-    Args:
-        strength: λ, positive and finite.
-
-    Raises:
-        InputError: if the strength is not positive and finite.
-    """
+    """The abstract base of the regulariser r(θ) = λ Σ_i θ_i²/(1 + θ_i²): see `MeanPenalty` and `ExpectedPenalty`."""
 
     def __init__(self, strength: float = 1.0) -> None:
         self.strength = read_number("strength", strength, "multiplies the regulariser", above=0)

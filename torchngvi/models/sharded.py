@@ -156,12 +156,7 @@ def threads() -> dict[str, Any]:
 
 @final
 class NoRows(AdditiveTractable):
-    """The part of a rank that has no rows: zeros, and the prior of the others.
-
-    >>> part = NoRows(Prior(torch.zeros(1), torch.ones(1)), 1.0, ())
-    >>> part.data_log_likelihood(torch.ones(3, 1)).tolist()
-    [0.0, 0.0, 0.0]
-    """
+    """The part of a rank that has no rows: zeros, and the prior of the others."""
 
     def __init__(self, prior: Prior | FullPrior, temperature: float, coding: tuple[float, ...]) -> None:
         self.prior, self.temperature, self.coding = prior, temperature, coding
@@ -205,15 +200,7 @@ class Together(Target):
         return self.summed(lambda: [self.mine(theta)], theta)[0]
 
     def summed(self, parts: Callable[[], list[Tensor]], *key: Tensor) -> list[Tensor]:
-        """Sum over the ranks what a call gives on each; an error of it is raised on all of them.
-
-        Args:
-            parts: gives the tensors of this rank.
-            key: what has to be the same on all ranks.
-
-        Returns:
-            The sums.
-        """
+        """Sum over the ranks what a call gives on each; an error of it is raised on all of them."""
         error, self._refused = self._refused, None
         return self.processes.summed(parts, key, error)
 

@@ -42,12 +42,7 @@ def predictors(
     covariance: Tensor,  # (N, J, J)
     z: Tensor,  # (S, J)
 ) -> tuple[Tensor, Tensor]:
-    """Compute the predictors of all classes at the nodes, that of the first 0, with the root L of the covariance.
-
-    >>> eta, L = predictors(torch.zeros(1, 1), torch.ones(1, 1, 1), torch.ones(3, 1))
-    >>> eta.shape, round(L.item(), 2)
-    (torch.Size([1, 2, 3]), 1.0)
-    """
+    """Compute the predictors of all classes at the nodes, that of the first 0, with the root L of the covariance."""
     # a row of zeros has no variance: what is added changes F by less than rounding does its derivative
     ridge = torch.finfo(mean.dtype).eps ** 0.625
     L, ok = cholesky(covariance + ridge * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device))
@@ -81,11 +76,7 @@ def moments(
 
 
 class Nodes(NamedTuple):
-    """Nodes with their weights, and for how many rows they are evaluated at once.
-
-    >>> Nodes(torch.zeros(1, 2), torch.ones(1), 100).rows
-    100
-    """
+    """Nodes with their weights, and for how many rows they are evaluated at once."""
 
     z: Tensor  # (S, J)
     w: Tensor  # (S,)

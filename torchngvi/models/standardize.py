@@ -400,11 +400,7 @@ def default_scales(
 def location_and_unit(
     y: Tensor, link: str, offset: Tensor, weights: Tensor, *, through_0: bool = False
 ) -> tuple[float, float]:
-    """Find g(ȳ) and s_y of targets; at an end of their range half an event is added, so that g(ȳ) is finite.
-
-    >>> location_and_unit(torch.tensor([1.0, 3.0]), "log", torch.zeros(2), torch.ones(2))[1]
-    1.0
-    """
+    """Find g(ȳ) and s_y of targets; at an end of their range half an event is added, so that g(ȳ) is finite."""
     if link in ("logit", "probit"):
         low, high = y.aminmax()
         y = (y - low) / (high - low) if bool(low < high) else (y > 0).to(y)

@@ -254,12 +254,7 @@ class _Normal(OutputLikelihood):
         """Means, standard deviations and their logarithms; a scale that is learned is a constant where it is held."""
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of a training step, the mean of -log p(y | output) without its constant ½ log 2π.
-
-        Args:
-            output: of the network, with its graph.
-            y: the labels, of the shape of the means; an `InputError` refuses another one.
-        """
+        """Return the loss of a training step, the mean of -log p(y | output) without its constant ½ log 2π."""
         mean, scale, log_scale = self._parts(output, held=False)
         _check_labels(torch.Size([1, *mean.shape]), y)
         return (0.5 * ((y - mean) / scale).square() + log_scale).mean()

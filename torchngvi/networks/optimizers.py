@@ -62,9 +62,7 @@ def check_options(kind: str, group: Mapping[str, Any]) -> None:
 
 
 def refuse_wrapped(given: Any) -> None:
-    """Refuse what only passes its steps on to an optimizer of torch, as the optimizer of Accelerate: it runs
-    no hooks.
-    """
+    """Refuse an optimizer that only passes its steps on to one of torch, as that of Accelerate: it runs no hooks."""
     for one in given if isinstance(given, list | tuple) else [given]:
         if hasattr(one, "_optimizer_step_pre_hooks") and isinstance(one, Optimizer):
             continue
@@ -82,9 +80,7 @@ def refuse_wrapped(given: Any) -> None:
 
 
 def is_within_its_own_step(optimizer: Optimizer) -> bool:
-    """Return whether the step of an optimizer is within another one of its own, whose class called
-    ``super().step()``.
-    """
+    """Return whether the step of an optimizer is within another one of its own, by ``super().step()``."""
     if sum("step" in kind.__dict__ for kind in type(optimizer).__mro__ if kind is not Optimizer) < 2:
         return False
     hooked = (f for f in frames() if f.f_globals.get("__name__") == "torch.optim.optimizer")

@@ -48,11 +48,7 @@ class NaturalMomentum(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the mean by one step, and return what a closure returned that evaluates the loss at the draw.
-
-        Args:
-            closure: evaluates the loss and its gradient.
-        """
+        """Move the mean by one step, and return what a closure returned that evaluates the loss at the draw."""
         if not hasattr(self, "q"):
             raise InputError(
                 f"A copy of {type(self).__name__} has no posterior; copy q (copy.deepcopy(optimizer.q)), and make "

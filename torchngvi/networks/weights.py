@@ -51,7 +51,7 @@ def warn_caller(sentence: str) -> None:
 
 
 class NetworkWeights(nn.Module):
-    """What moves when a network's posterior is trained: the families, the draw, and what was seen of the curvature.
+    """The families, the draw and the observed curvature of a network's posterior.
 
     Args:
         model, num_data, structure, prior_precision, temperature, likelihood, seed, prior, prior_weight: as in
@@ -61,9 +61,6 @@ class NetworkWeights(nn.Module):
         names: of the parameters that q is over.
         parameters_of_network: they themselves, in the same order.
         units, scales: of each layer, and their norms at the start, ν, by which a step is limited.
-
-    Raises:
-        InputError: for arguments that cannot be used, each with its sentence.
     """
 
     def __init__(
@@ -217,11 +214,7 @@ class NetworkWeights(nn.Module):
 
     @contextmanager
     def drawn(self, number: int) -> Iterator[None]:
-        """Hold a draw for predictions in the parameters until the block ends; those of the training stay untouched.
-
-        Args:
-            number: of the draw, from 0; the same number is the same draw as long as q does not move.
-        """
+        """Hold a draw for predictions in the parameters until the block ends; those of the training stay untouched."""
         refuse_replaced(self.model, self.names, self.parameters_of_network)
         with self._pinned_after(functools.partial(self._write_, seed_of(self.seed, 0, "predictions"), number)):
             yield
@@ -310,11 +303,7 @@ class NetworkWeights(nn.Module):
         self._seen.clear()
 
     def temper_(self, temperature: float) -> None:
-        """Change the temperature, and with it the width of q, without any training: V is proportional to it.
-
-        Args:
-            temperature: the new one, 0 or larger; an `InputError` refuses others.
-        """
+        """Change the temperature, and with it the width of q, without any training: V is proportional to it."""
         self.temperature = read_number("temperature", temperature, at_least=0)
         if self.holds_draw and not self.pinned:
             self.draw_()

@@ -15,11 +15,7 @@ _REMEDY = "code them by numbers, as pandas.get_dummies(table, drop_first=True) d
 
 
 def check_plain(value: Any) -> None:
-    """Check that an array of NumPy says all by its numbers: that it has no mask, imaginary part or objects.
-
-    >>> import numpy
-    >>> check_plain(numpy.ma.masked_array([1.0, 2.0]))  # nothing of it is masked
-    """
+    """Check that an array of NumPy says all by its numbers: that it has no mask, imaginary part or objects."""
     masked = getattr(value, "mask", None)
     if hasattr(value, "filled") and masked is not None and (count := int(masked.sum())):
         raise InputError(
@@ -34,16 +30,7 @@ def check_plain(value: Any) -> None:
 
 
 def writable(value: Any) -> Any:
-    """A table or a column as an array, see `array_of`, and a copy of a NumPy array that is read-only.
-
-    >>> import numpy
-    >>> array = numpy.ones(2)
-    >>> writable(array) is array
-    True
-    >>> array.flags.writeable = False
-    >>> writable(array).flags.writeable
-    True
-    """
+    """A table or a column as an array, see `array_of`, and a copy of a NumPy array that is read-only."""
     value = array_of(value) if hasattr(value, "to_numpy") else value
     check_plain(value)
     return value if getattr(getattr(value, "flags", None), "writeable", True) else value.copy()

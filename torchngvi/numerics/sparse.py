@@ -22,22 +22,12 @@ def compressed(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[i
 
 
 def with_values(X: Tensor, values: Tensor) -> Tensor:
-    """Replace the entries of a sparse matrix, in the places that it has.
-
-    >>> X = compressed(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([2.0]), (1, 2))
-    >>> with_values(X, torch.tensor([5.0])).to_dense().tolist()
-    [[0.0, 5.0]]
-    """
+    """Replace the entries of a sparse matrix, in the places that it has."""
     return compressed(X.crow_indices(), X.col_indices(), values, X.shape)
 
 
 def by_column(X: Tensor) -> Tensor:
-    """Convert X to CSC storage, without torch's note that it is in beta.
-
-    >>> X = compressed(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([2.0]), (1, 2))
-    >>> by_column(X).ccol_indices().tolist()
-    [0, 0, 1]
-    """
+    """Convert X to CSC storage, without torch's note that it is in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSC tensor support is in beta state")
         return X.to_sparse_csc()

@@ -128,12 +128,7 @@ def _holds(tensor: Tensor, content: Tensor) -> bool:
 
 
 def settings_of(part: object) -> tuple[object, ...]:
-    """Describe a part by its class and its attributes, but for tensors, so that two descriptions can be compared.
-
-    >>> from types import SimpleNamespace
-    >>> settings_of(SimpleNamespace(rate=0.5, weights=torch.ones(2)))[1]
-    {'rate': 0.5}
-    """
+    """Describe a part by its class and its attributes, but for tensors, so that two descriptions can be compared."""
     values = {
         name: value if isinstance(value, _BY_VALUE) else id(value)
         for name, value in vars(part).items()
@@ -143,10 +138,5 @@ def settings_of(part: object) -> tuple[object, ...]:
 
 
 def tensors_of(part: object) -> tuple[Tensor, ...]:
-    """Collect the tensors among the attributes of a part.
-
-    >>> from types import SimpleNamespace
-    >>> tensors_of(SimpleNamespace(rate=0.5, weights=torch.ones(2)))
-    (tensor([1., 1.]),)
-    """
+    """Collect the tensors among the attributes of a part."""
     return tuple(value for value in vars(part).values() if isinstance(value, Tensor))

@@ -146,9 +146,7 @@ class Seen(NamedTuple):
 
 
 def read_later(counts: Tensor, pending: Fetched | None) -> tuple[list[float] | None, Fetched | None]:
-    """Read counts where that costs nothing: on the CPU at once, on CUDA those of a step before, once they
-    have arrived.
-    """
+    """Read counts on the CPU at once; on CUDA those of a step before, once they have arrived."""
     if may_be_asked(counts):
         return counts.tolist(), None
     if not counts.is_cuda or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():

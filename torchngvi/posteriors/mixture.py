@@ -114,11 +114,7 @@ class WeightedGaussians(ProbedPosterior):
     unframe, tangent, moved = refused(_REFUSAL, "unframe", "tangent", "moved")
 
     def entropy(self) -> Tensor:
-        """Refuse, since the entropy of a mixture is not known in closed form.
-
-        Raises:
-            PairError: always.
-        """
+        """Refuse, since the entropy of a mixture is not known in closed form."""
         raise PairError(
             "the entropy of a Mixture is not known in closed form. Take it from draws: "
             "-q.log_prob(q.sample(10000)).mean()."

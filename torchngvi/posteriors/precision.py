@@ -350,13 +350,7 @@ def clique_marginals(
 
 
 def forest_of(q: Posterior) -> Forest | None:
-    """The forest of a q whose precision has the pattern of one, in this process alone.
-
-    >>> from torchngvi.structures import arrow
-    >>> groups = arrow(groups=3, local=2, globals=1)
-    >>> forest_of(PrecisionCholeskyGaussian(7, structure=groups)) is groups
-    True
-    """
+    """The forest of a q whose precision has the pattern of one, in this process alone."""
     forest = q.structure
     if isinstance(forest, Forest) and q.upper and not q.batch_shape and is_whole(forest):
         return forest

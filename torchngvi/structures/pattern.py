@@ -386,11 +386,7 @@ _has_no_root: Any = _refused
 @final
 @dataclass(frozen=True)
 class NoMatrix(Pattern):
-    """The pattern without entries: tensors (*batch, 0), so that what moves, masks, scales or saves a matrix finds one.
-
-    >>> NoMatrix(3).eye(torch.zeros(2, 3)).shape
-    torch.Size([2, 0])
-    """
+    """The pattern without entries: tensors (*batch, 0), so that what moves, scales or saves a matrix finds one."""
 
     dim: int  # D, of the vector
 

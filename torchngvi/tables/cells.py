@@ -51,11 +51,7 @@ def refuse(faults: Sequence[str]) -> None:
 
 
 class Door(NamedTuple):
-    """The words by which a user of one door leaves a column out, or takes it as categories.
-
-    >>> COMMAND.to_leave_out("Customer ID")
-    "leave the column out (--drop 'Customer ID')"
-    """
+    """The words by which a user of one door leaves a column out, or takes it as categories."""
 
     leave_out: str  # with "{name}" for the column, and "{quoted}" for its name as an argument of a shell
     as_categories: str  # the same; an empty text where that is not offered
@@ -82,11 +78,7 @@ FRAME = Door("leave the column out (table.drop(columns=[{name!r}]))", "")
 
 
 class Style(NamedTuple):
-    """How numbers are written in a column: what separates thousands, and what separates the decimals.
-
-    >>> Style(".", ",").number("4.297,91")
-    4297.91
-    """
+    """How numbers are written in a column: what separates thousands, and what separates the decimals."""
 
     thousands: str
     decimal: str
@@ -474,11 +466,7 @@ def of_levels(name: str, levels: int, door: Door, *, chosen: bool) -> list[str]:
 
 
 def is_number(column: Any) -> bool:
-    """Whether a column holds numbers, or truth values, which count as 0 and 1.
-
-    >>> is_number(pd.Series([True])), is_number(pd.Series(["a"]))
-    (True, False)
-    """
+    """Whether a column holds numbers, or truth values, which count as 0 and 1."""
     return bool(pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
 
 
@@ -503,11 +491,7 @@ def _level(value: Any) -> str:
 
 
 def check_names(names: Iterable[Any], what: str = "the table") -> list[str]:
-    """The names of columns as texts, without spaces around them, after a check that no two are the same.
-
-    >>> check_names(["age ", 2])
-    ['age', '2']
-    """
+    """The names of columns as texts, without spaces around them, after a check that no two are the same."""
     texts = [str(name).strip() for name in names]
     twice = sorted({name for name in texts if name and texts.count(name) > 1}) if len(set(texts)) < len(texts) else []
     if twice:
@@ -736,11 +720,7 @@ def as_numbers(new: Any, names: Iterable[str]) -> Any:
 
 
 def numeric(X: Any) -> tuple[Any, tuple[str, ...]]:
-    """The covariates of an estimator as numbers; arrays and other tables than those of pandas as they are.
-
-    >>> numeric(pd.DataFrame({"pay": ["29,278", "980"]}))[0].pay.tolist()
-    [29278.0, 980.0]
-    """
+    """The covariates of an estimator as numbers; arrays and other tables than those of pandas as they are."""
     if pd is None or not isinstance(X, pd.DataFrame):
         return X, ()
     check_names(X.columns, "X")

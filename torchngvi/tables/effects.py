@@ -308,11 +308,7 @@ def check_levels(result: TableResult, values: Mapping[str, Sequence[Any]]) -> di
 
 
 def matched(name: str, value: Any, known: Sequence[Any]) -> Any:
-    """The level that a value is, or that is written as it is.
-
-    >>> matched("b", "1", [0, 1])
-    1
-    """
+    """The level that a value is, or that is written as it is."""
     if value in known:
         return value
     texts = list(map(str, known))
@@ -322,11 +318,7 @@ def matched(name: str, value: Any, known: Sequence[Any]) -> Any:
 
 
 def lists_of(values: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Values of columns, each as a list, a tensor, an array or one value.
-
-    >>> lists_of({"x": torch.tensor([0, 1]), "sex": "f"})
-    {'x': [0, 1], 'sex': ['f']}
-    """
+    """Values of columns, each as a list, a tensor, an array or one value."""
     plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
     return {
         name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
@@ -392,9 +384,5 @@ def _set(frame: Any, name: str, value: Any, dtype: Any = None) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A value in the name of an answer.
-
-    >>> _text(0.1 + 0.2), _text("a")
-    ('0.3', 'a')
-    """
+    """A value in the name of an answer."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

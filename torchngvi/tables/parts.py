@@ -175,11 +175,7 @@ def centred(
     X: Tensor,  # (N, p), without a column of ones
     weights: Tensor,  # (N,)
 ) -> Standardization:
-    """How columns are centred and scaled where something outside of them takes the shift.
-
-    >>> centred(torch.tensor([[1.0], [3.0]]), torch.ones(2)).centers.tolist()
-    [2.0]
-    """
+    """How columns are centred and scaled where something outside of them takes the shift."""
     with_ones = Standardization.of(torch.cat([torch.ones_like(X[:, :1]), X], -1), weights, intercept=0)
     return Standardization(with_ones.centers[1:], with_ones.scales[1:])
 

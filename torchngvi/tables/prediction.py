@@ -87,11 +87,7 @@ class Prediction(NamedTuple):
 
 
 def check_population(population: Any) -> str:
-    """Read whose effects rows have: their groups', none, or those of new groups on the average.
-
-    >>> check_population(False), check_population(True)
-    ('', 'average')
-    """
+    """Read whose effects rows have: their groups', none, or those of new groups on the average."""
     if isinstance(population, bool):
         return "average" if population else ""
     return read_choice(

@@ -80,11 +80,7 @@ def probability(interval: float) -> float:
 
 
 def ends_of(interval: float) -> tuple[float, float]:
-    """The shares below the two ends of an equal-tailed interval.
-
-    >>> ends_of(0.5)
-    (0.25, 0.75)
-    """
+    """The shares below the two ends of an equal-tailed interval."""
     return 0.5 * (1 - interval), 0.5 * (1 + interval)
 
 

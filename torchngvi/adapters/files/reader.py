@@ -23,11 +23,7 @@ ROWS = 100_000  # of a batch
 
 
 class Chunk(NamedTuple):
-    """A batch of a file: the rows of one of its groups from a place on.
-
-    >>> Chunk("day_1.parquet", 0, 100_000, 50_000).rows
-    50000
-    """
+    """A batch of a file: the rows of one of its groups from a place on."""
 
     path: str
     group: int
@@ -97,11 +93,7 @@ class Reader(Sequence[Batch]):
 
 
 def found(files: str | Path | Iterable[str | Path]) -> list[str]:
-    """The files of a name, a pattern or a list, those of a pattern in the order of their names.
-
-    >>> found(__file__)[0].endswith("reader.py")
-    True
-    """
+    """The files of a name, a pattern or a list, those of a pattern in the order of their names."""
     if isinstance(files, str | Path):
         paths = [str(files)] if Path(files).is_file() else sorted(glob.glob(str(files)))
     else:
@@ -130,11 +122,7 @@ def numbers(name: str, column: Array) -> Array:
 
 
 class Stored(NamedTuple):
-    """An array in an npy file, by its header: nothing of it is read, and little is sent to a worker that reads it.
-
-    >>> Stored("X.npy", np.dtype(np.float64), (10, 2), 128).shape
-    (10, 2)
-    """
+    """An array in an npy file, by its header: nothing of it is read, and little is sent to a worker that reads it."""
 
     path: str
     dtype: np.dtype[Any]

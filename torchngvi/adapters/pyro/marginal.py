@@ -62,11 +62,7 @@ def _apart() -> Iterator[None]:
 
 
 class JointDraws(TorchDistribution):
-    """Draws of an `AutoMarginal`, without a density.
-
-    >>> JointDraws(lambda n: torch.zeros(n, 2), 2).expand((3, 1)).sample().shape
-    torch.Size([3, 1, 2])
-    """
+    """Draws of an `AutoMarginal`, without a density."""
 
     arg_constraints: dict[str, Any] = {}
     support = dist.constraints.real_vector
@@ -85,11 +81,7 @@ class JointDraws(TorchDistribution):
         return self.draw(math.prod(shape)).reshape(*shape, -1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Refuse.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse."""
         raise InputError("an AutoMarginal draws and has no density; for importance weights take an AutoGaussian.")
 
 

@@ -104,11 +104,7 @@ def check_sd(name: str, value: Any) -> None:
 
 
 def seed_of(random_state: RandomState) -> int:
-    """A seed, by scikit-learn's convention for ``random_state``.
-
-    >>> seed_of(3), seed_of(np.random.RandomState(0)) == seed_of(np.random.RandomState(0))
-    (3, True)
-    """
+    """A seed, by scikit-learn's convention for ``random_state``."""
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1)[0])
     if isinstance(random_state, np.random.RandomState):

@@ -220,12 +220,7 @@ def coded(estimator: Any, X: Array, y: Array, sample_weight: Any) -> tuple[Array
 def softmax_model(
     design: Tensor, codes: Array, precision: Tensor, weights: Array | None, mean: Any = 0.0
 ) -> SoftmaxRegression:
-    """The model of K classes 0, ..., K - 1.
-
-    >>> model = softmax_model(torch.eye(3).double(), np.arange(3), torch.ones(3), None)
-    >>> model.dim, [round(entry, 3) for entry in model.prior.precision[0, :4].tolist()]
-    (6, [0.667, 0.0, 0.0, -0.333])
-    """
+    """The model of K classes 0, ..., K - 1."""
     classes = int(codes.max()) + 1
     between = torch.eye(classes - 1, dtype=torch.float64) - 1 / classes
     return SoftmaxRegression(
@@ -239,11 +234,7 @@ def softmax_model(
 
 
 def log_odds(codes: Array, weights: Array | None) -> Tensor:
-    """The logarithms of the shares of classes 1, ..., K - 1 over that of class 0, (K - 1,); half a row where one is 0.
-
-    >>> log_odds(np.array([0, 1, 1, 2]), None).round(decimals=3)
-    tensor([0.6930, 0.0000], dtype=torch.float64)
-    """
+    """The logarithms of the shares of classes 1, ..., K - 1 over that of class 0, (K - 1,)."""
     count = np.bincount(codes, weights).astype(np.float64)
     share = np.maximum(count / count.sum(), 0.5 / (len(codes) + 1))
     return torch.as_tensor(np.log(share[1:] / share[0]))
