@@ -49,6 +49,15 @@ def find_files(tree: Path, folder: str, pattern: str = "*.py") -> list[Path]:
     return sorted(path for path in (tree / folder).rglob(pattern) if "__pycache__" not in path.parts)
 
 
+def find_pages(tree: Path) -> list[Path]:
+    """The written pages of the site: those of docs/ that its configuration does not exclude."""
+    docs = tree / "docs"
+    bound = find_bindings(parse(docs / "conf.py").body) if docs.exists() else ()
+    excluded = [ast.literal_eval(value) for target, value in bound if getattr(target, "id", "") == "exclude_patterns"]
+    folders = {name for names in excluded for name in names}
+    return [path for path in find_files(tree, "docs", "*.md") if path.relative_to(docs).parts[0] not in folders]
+
+
 def count_lines(paths: list[Path]) -> int:
     """The lines of files."""
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
@@ -221,7 +230,7 @@ def count_rooms(tree: Path) -> dict[str, Counts]:
 def count(tree: Path = TREE) -> Counts:
     """All that is counted of a checkout, but for its rooms."""
     package, tests, benchmarks = (find_files(tree, folder) for folder in (PACKAGE, "tests", "benchmarks"))
-    pages = find_files(tree, "docs", "*.md")
+    pages = find_pages(tree)
     return {
         "package lines": count_lines(package),
         "package files": len(package),
@@ -235,8 +244,8 @@ def count(tree: Path = TREE) -> Counts:
         "benchmark lines": count_lines(benchmarks),
         "benchmark files": len(benchmarks),
         "example lines": count_lines(find_files(tree, "examples")),
-        "docs pages": len(pages),
-        "docs words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
+        "site pages": len(pages),
+        "site words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
     }
 
 

@@ -28,7 +28,7 @@ NEEDED = {
     "gaussian_process": ["gpytorch"],
     "pyro_model": ["pyro"],
     **dict.fromkeys(
-        ("mixed_model", "tables", "table", "predict", "prior", "compare_models", "check"),
+        ("mixed_model", "tables", "table", "predict", "prior", "check"),
         ["formulae"],
     ),
 }
