@@ -16,12 +16,7 @@ import torchngvi
 from torchngvi.cli import main
 
 DOCS = Path(__file__).parents[2] / "docs"
-ALONE = (
-    "black_box",
-    "families",
-    "sharp_bits",
-    "solved",
-)  # doctests of the top folder
+ALONE = ("black_box", "families", "sharp_bits", "solved")  # doctests of the top folder
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 SHOWN = sorted([*TUTORIALS, *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.md" for name in ALONE)])
 NEEDED = {
