@@ -20,7 +20,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import write_whole
 from torchngvi.messages import hint
-from torchngvi.numerics.compiling import user_cache
+from torchngvi.numerics.kernels import user_cache
 
 Array = np.ndarray[Any, Any]
 

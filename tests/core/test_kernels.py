@@ -12,7 +12,7 @@ import torch
 from helpers import DTYPE, close
 
 import torchngvi
-from torchngvi.numerics import compiling, kernels, logistic
+from torchngvi.numerics import kernels, logistic
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("gcc") is None or sys.platform != "linux", reason="needs gcc on Linux, which builds the kernel"
@@ -48,7 +48,7 @@ def library():
 
 def library_key():
     source = kernels._SOURCE.read_text(encoding="utf-8")
-    return compiling.key(compiling.compiler(), kernels._FLAGS, kernels._LIBRARIES, source)
+    return kernels.key(kernels.compiler(), kernels._FLAGS, kernels._LIBRARIES, source)
 
 
 def refused(caplog):
@@ -289,21 +289,21 @@ def test_a_library_that_is_damaged(fresh, tmp_path, monkeypatch):
     """Loading one that is cut off would end the process: it is built anew."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library()
-    (place,) = compiling.cache().iterdir()
+    (place,) = kernels.cache().iterdir()
     whole = place.read_bytes()
     place.unlink()  # this process has it open
     place.write_bytes(whole[: len(whole) // 2])
     place.chmod(0o700)
     monkeypatch.setattr(kernels, "_state", None)
     library()
-    assert compiling.digest(next(compiling.cache().iterdir())) in kernels._state.text
+    assert kernels.digest(next(kernels.cache().iterdir())) in kernels._state.text
 
 
 @needs_compiler
 @pytest.mark.parametrize("mode", [0o777, 0o720])
 def test_a_folder_that_others_can_write_to(fresh, caplog, tmp_path, monkeypatch, mode):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = compiling.cache()
+    folder = kernels.cache()
     (folder if mode == 0o777 else folder.parent).chmod(mode)
     message = refused(caplog)
     assert "can be written to by others; remove it, or set XDG_CACHE_HOME to a private folder" in message
@@ -312,7 +312,7 @@ def test_a_folder_that_others_can_write_to(fresh, caplog, tmp_path, monkeypatch,
 @needs_compiler
 def test_a_library_that_is_a_link(fresh, caplog, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = compiling.cache() / f"logistic-{library_key()}-0.so"
+    place = kernels.cache() / f"logistic-{library_key()}-0.so"
     place.symlink_to(tmp_path / "elsewhere.so")
     (tmp_path / "elsewhere.so").write_bytes(b"")
     assert "can be written to by others" in refused(caplog)

@@ -18,8 +18,7 @@ from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, RefinementW
 from torchngvi.refinement.density import Joint
 from torchngvi.refinement.fan import _gains, _warp_gain, fitted, trace
 from torchngvi.refinement.layers import LineDensity, Nodes, Spline, orthogonal
-from torchngvi.refinement.mixture import best_shares
-from torchngvi.refinement.refinement import examined_again
+from torchngvi.refinement.refinement import best_shares, examined_again
 
 LOG_TAU = 0.5 * math.log(2 * math.pi)
 

@@ -19,8 +19,8 @@ from torchngvi.cli import main
 from torchngvi.errors import InputError
 from torchngvi.extras import install
 from torchngvi.fitting.checkpoints import remove_left, write_whole
-from torchngvi.numerics import compiling
-from torchngvi.numerics.compiling import CompilerError
+from torchngvi.numerics import kernels
+from torchngvi.numerics.kernels import CompilerError
 from torchngvi.tables import Formula, mixed
 from torchngvi.tables.design import FormulaColumns
 
@@ -215,39 +215,39 @@ class TestCache:
     def test_a_folder_above_that_others_can_write_to(self, base, mode, above):
         """Where they can plant a library between the check and the load, and nothing is loaded from there."""
         place = (base, base.parent)[above]
-        assert compiling.cache() == base / "torchngvi" / "kernels"
+        assert kernels.cache() == base / "torchngvi" / "kernels"
         place.chmod(mode)
         with pytest.raises(CompilerError, match=f"{place} can be written to by others, and so what is in it can be"):
-            compiling.cache()
+            kernels.cache()
 
     def test_a_folder_with_a_sticky_bit(self, base):
         """As /tmp: others can add to it, and cannot replace what is there."""
         base.parent.chmod(0o1777)
-        assert compiling.cache() == base / "torchngvi" / "kernels"
+        assert kernels.cache() == base / "torchngvi" / "kernels"
 
     @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives folders away")
     def test_a_folder_above_that_belongs_to_somebody_else(self, base):
-        compiling.cache()
+        kernels.cache()
         for mode in (0o755, 0o1777):  # whose owner renames what he likes, the sticky bit set or not
             os.chown(base.parent, 1234, 1234)
             base.parent.chmod(mode)
             with pytest.raises(CompilerError, match="can be written to by others"):
-                compiling.cache()
+                kernels.cache()
 
     def test_a_link_leads_to_what_is_checked(self, base, tmp_path, monkeypatch):
         """A link is followed once: what is loaded is where it led then."""
         (tmp_path / "link").symlink_to(base)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "link"))
-        assert compiling.cache() == base / "torchngvi" / "kernels"
+        assert kernels.cache() == base / "torchngvi" / "kernels"
         base.parent.chmod(0o777)
         with pytest.raises(CompilerError, match="can be written to by others"):
-            compiling.cache()
+            kernels.cache()
 
     def test_a_link_in_the_place_of_the_cache(self, base, tmp_path):
         (tmp_path / "elsewhere").mkdir()
         (base / "torchngvi").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(CompilerError, match="can be written to by others; remove it"):
-            compiling.cache()
+            kernels.cache()
 
     @pytest.mark.parametrize("value", ["cache", "./cache", "../cache", ""])
     def test_a_relative_name_is_ignored(self, value, tmp_path, monkeypatch):
@@ -255,8 +255,8 @@ class TestCache:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert compiling.user_cache() == tmp_path / "home" / ".cache"
-        assert compiling.cache() == tmp_path / "home" / ".cache" / "torchngvi" / "kernels"
+        assert kernels.user_cache() == tmp_path / "home" / ".cache"
+        assert kernels.cache() == tmp_path / "home" / ".cache" / "torchngvi" / "kernels"
         assert not (tmp_path / "cache").exists()
 
 

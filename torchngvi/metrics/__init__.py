@@ -4,12 +4,9 @@
 inverse Fisher matrix of a flat posterior.
 """
 
-from torchngvi.metrics.adam import Adam
-from torchngvi.metrics.fisher import BatchFisher, Window
-from torchngvi.metrics.nagvac import NAGVAC, PublishedNAGVAC
-from torchngvi.metrics.preconditioner import Blocks, Exact, Identity, Preconditioner
+from torchngvi.metrics.preconditioner import NAGVAC, Adam, Blocks, Exact, Identity, Preconditioner, PublishedNAGVAC
 from torchngvi.metrics.quasi_newton import QuasiNewton, SiteNewton
-from torchngvi.metrics.recursive import MatrixFree, Recursive
+from torchngvi.metrics.recursive import BatchFisher, MatrixFree, Recursive, Window
 
 __all__ = [
     "NAGVAC",

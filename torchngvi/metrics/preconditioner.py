@@ -13,7 +13,9 @@ from torch import Tensor
 
 from torchngvi.arguments import read_instance, read_list, read_number, read_size
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Bent, Local, Metric, Posterior
+from torchngvi.interfaces import Bent, Coordinates, Local, Metric, Posterior
+from torchngvi.momentum import Adam as AdamMomentum
+from torchngvi.posteriors.flat.flat_gaussian import RankOneGaussian
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, solve_symmetric
 
 State = dict[str, Any]  # tensors and counts, saved with the optimizer
@@ -323,3 +325,116 @@ class Blocks(Preconditioner):
         """Return the directions of the blocks, side by side."""
         pieces = gradient.split(self.sizes, -1)
         return torch.cat([self.rule.direction(state[str(i)], piece, q) for i, piece in enumerate(pieces)], -1)
+
+
+# -------------------------------------------------------------------------------- NAGVAC
+
+# The natural gradient of a Gaussian with one factor, its Fisher matrix taken as block-diagonal in (μ, b, c), is NAGVAC
+# (Tran, Nguyen, Nott and Kohn 2020), in two forms that differ in the block of b: its exact inverse
+# (Σ - bbᵀ/(2a))/a, and the Σ/(2a) that is usually run.  `Exact` costs the same O(d) and drops no block.
+
+
+def _rank_one(q: FlatPosterior) -> RankOneGaussian:
+    if not isinstance(q, RankOneGaussian):
+        raise PairError(f"NAGVAC is for a RankOneGaussian; got {type(q).__name__}. Use Exact, or IFVB.")
+    return q
+
+
+class _BlockSolve(Preconditioner):
+    """The base of both forms, a closed form that learns nothing from scores."""
+
+    def fresh(self, q: FlatPosterior) -> State:
+        """Return an empty state, after a check of the posterior."""
+        _rank_one(q)
+        return {}
+
+
+@final
+class NAGVAC(_BlockSolve):
+    """The natural gradient of a `RankOneGaussian` with a block-diagonal Fisher matrix, each block inverted exactly.
+
+    Use it to compare with the published method: `Exact` costs as much and drops no block.
+
+    Raises:
+        PairError: at construction of an optimizer, if the posterior is another than `RankOneGaussian`.
+
+    >>> import torch
+    >>> from torchngvi.ifvb import RankOneGaussian
+    >>> q = RankOneGaussian(torch.zeros(3), torch.ones(3), torch.ones(3))
+    >>> NAGVAC().direction({}, torch.ones(9), q)[:3].tolist()  # of the mean: Σ g = (I + bbᵀ) g
+    [4.0, 4.0, 4.0]
+    """
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """Return the natural gradient of each block, side by side."""
+        return _rank_one(q).block_fisher_solve(gradient)
+
+
+@final
+class PublishedNAGVAC(_BlockSolve):
+    """The form of NAGVAC that is usually run, with Σ/(2a) in the place of the inverse of the block of b.
+
+    Use it to reproduce published results; `NAGVAC` inverts that block exactly, and `Exact` drops none.
+
+    Raises:
+        PairError: at construction of an optimizer, if the posterior is another than `RankOneGaussian`.
+
+    >>> import torch
+    >>> from torchngvi.ifvb import RankOneGaussian
+    >>> q = RankOneGaussian(torch.zeros(3), torch.ones(3), torch.ones(3))
+    >>> PublishedNAGVAC().direction({}, torch.ones(9), q)[:3].tolist()  # of the mean: Σ g = (I + bbᵀ) g
+    [4.0, 4.0, 4.0]
+    """
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """Return the approximate natural gradient of each block, side by side."""
+        return _rank_one(q).published_block_solve(gradient)
+
+
+# -------------------------------------------------------------------------------- Adam
+
+# Adam (Kingma and Ba 2015) needs no Fisher matrix.  Its arithmetic is that of the momentum `torchngvi.rules.Adam`; as a
+# metric its direction is seen by step sizes that limit a direction, and by a momentum that averages steps.
+
+
+@final
+class Adam(Preconditioner):
+    """Adam's running moments of the gradient in the place of a metric, coordinate by coordinate.
+
+    It equals `torch.optim.Adam` at a constant step.  Use it as the method to compare with that needs no Fisher
+    matrix.
+
+    Args:
+        betas: the weights of the past in the averages of g and of g², each in [0, 1).
+        eps: the positive number that is added to √v̂, in the units of the coordinates.
+
+    Raises:
+        InputError: if a beta lies outside [0, 1), or eps is not positive.
+
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> metric, q, gradient = Adam(), MeanFieldGaussian(torch.zeros(2)), torch.tensor([3.0, -0.1])
+    >>> state = metric.noticed(metric.fresh(q), gradient, q)
+    >>> metric.direction(state, gradient, q).round(decimals=3).tolist()  # signs at first
+    [1.0, -1.0]
+    """
+
+    natural = False
+
+    def __init__(self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+        self.momentum = AdamMomentum(betas, eps)
+
+    def fresh(self, q: FlatPosterior) -> State:
+        """Return moments of zero, and a count of no steps."""
+        return dict(self.momentum.init(q))
+
+    def noticed(self, state: State, gradient: Tensor, q: FlatPosterior) -> State:
+        """Return the moments with this gradient in them, for the members whose gradient is finite."""
+        fine = gradient.isfinite().all(-1)
+        new = self.momentum.moments(Coordinates(gradient, q.no_matrix), state)
+        masks = {name: fine if value.ndim == fine.ndim else fine[..., None] for name, value in new.items()}
+        return {name: torch.where(masks[name], value, state[name]) for name, value in new.items()}
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """Return m̂/(√v̂ + ε) of the moments, in which the gradient is already."""
+        fine = gradient.isfinite().all(-1)
+        return torch.where(fine[..., None], self.momentum.change(q, state).vector, torch.nan)

@@ -13,12 +13,12 @@ non-finite value is not taken, member by member.
 
 Read `NaturalGradientVI.step` and what it calls, down to `_advance`, which is a step; `averaged` is the momentum, and
 `proposed` and `tried` move, judge and go back.  The other files: `evaluating` (posteriors as param groups with their
-state, L and its gradient, the last evaluation), `pairs` (what is refused), `gradients` (closures and
-``loss.backward()``), `records`, `watching` (warnings), `captured` (a step at fixed addresses).
+state, L and its gradient, the last evaluation), `pairs` (what is refused), `records`, `watching`
+(warnings), `captured` (a step at fixed addresses).
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, overload
 
@@ -30,6 +30,8 @@ from torchngvi.interfaces import (
     Coordinates,
     Cost,
     Estimator,
+    Expectation,
+    Framed,
     Metric,
     Momentum,
     Move,
@@ -49,7 +51,7 @@ from torchngvi.metrics.quasi_newton import QuasiNewton
 from torchngvi.models.arguments import FullPrecision, as_target, classify
 from torchngvi.numerics.linalg import finite
 from torchngvi.numerics.versions import tracked
-from torchngvi.optim import gradients, pairs, watching
+from torchngvi.optim import pairs, watching
 from torchngvi.optim.evaluating import EvaluatingOptimizer
 from torchngvi.optim.records import Evaluation, Heading, Report, State
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
@@ -342,7 +344,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         scales = [group["loss_scale"] for group in self.param_groups]
 
         def evaluate() -> list[Evaluation]:
-            found = gradients.evaluated(closure, self.posteriors, scales)
+            found = evaluated(closure, self.posteriors, scales)
             self._count(Cost(1, 0))
             return found
 
@@ -351,7 +353,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         start = evaluate()
         if self.step_size.needs_trial:
             self._check_deterministic(start[0].loss, lambda: evaluate()[0].loss)
-            gradients.check_one_loss_each(start[0].loss, self.posteriors[0])
+            check_one_loss_each(start[0].loss, self.posteriors[0])
             self._forget_unless(start[0].loss)
         for index, evaluation in enumerate(start):
             heading = self._heading(index, evaluation.e)
@@ -360,11 +362,11 @@ class NaturalGradientVI(EvaluatingOptimizer):
 
     def _step_from_gradients(self, resting: Tensor | None) -> None:
         pairs.refuse(pairs.ONE_GRADIENT, self._parts())
-        gradients.check_filled(self.posteriors)
+        check_filled(self.posteriors)
         for index, q in enumerate(self.posteriors):
             with q.settled():
                 zero = torch.zeros_like(q.mean_probe[..., 0])
-                e = gradients.packet(q, zero, self.param_groups[index]["loss_scale"])
+                e = packet(q, zero, self.param_groups[index]["loss_scale"])
                 heading = self._heading(index, e)
                 self._advance(index, Evaluation(e.value, e), heading, None, resting=resting, lossless=True)
 
@@ -466,3 +468,59 @@ class NaturalGradientVI(EvaluatingOptimizer):
         if may_be_asked(refused) and not self._warned and bool(refused.any()):
             self._warned = True
             watching.warn_of_rejection(type(self).__name__, q, rho)
+
+
+# -------------------------------------------------------------------------------- packets from ``loss.backward()``
+
+
+def check_filled(posteriors: Sequence[Posterior]) -> None:
+    """Check that a backward pass has reached every posterior."""
+    if any(_empty(q) for q in posteriors):
+        raise InputError(
+            "the posterior has no gradient, and each step uses up those it read: compute a loss from q.rsample(), "
+            "q.log_prob(), q.entropy() or model.negative_elbo(q), call loss.backward(), then step()."
+        )
+
+
+def evaluated(
+    closure: Callable[[], Tensor], posteriors: Sequence[Posterior], scales: Sequence[float]
+) -> list[Evaluation]:
+    """Evaluate a closure, and read the gradient of each posterior from its probes."""
+    for q in posteriors:
+        q.drop_gradients()
+    with torch.enable_grad():
+        loss = closure()
+        if not isinstance(loss, Tensor):
+            raise InputError(f"the closure must return the loss, a tensor; got {type(loss).__name__}.")
+        if loss.ndim and loss.shape not in {q.batch_shape for q in posteriors}:
+            raise InputError(
+                f"the closure must return one loss, or one of each posterior of a batch; got shape "
+                f"{tuple(loss.shape)}. Average over the draws: loss.mean(0)."
+            )
+        if all(map(_empty, posteriors)):
+            if not loss.requires_grad:
+                raise InputError("the closure's loss does not depend on the posterior: it has no gradient.")
+            loss.sum().backward()
+    packets = [packet(q, loss.detach(), scale) for q, scale in zip(posteriors, scales, strict=True)]
+    return [Evaluation(e.value, e) for e in packets]
+
+
+def packet(q: Posterior, loss: Tensor, scale: float) -> Expectation:
+    """The derivative of a whole loss, entropy included, from the gradients in the probes of q, which are used up."""
+    a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
+    q.drop_gradients()
+    W = q.structure.one_sided(R) + q.structure.eye(a)
+    return Expectation(loss * scale, Framed(a, W), 1.0, True, Cost(1, 0))
+
+
+def check_one_loss_each(loss: Tensor, q: Posterior) -> None:
+    """Check that a closure returns one loss for each batch member, as a step found by trial needs it."""
+    if loss.shape != q.batch_shape:
+        raise InputError(
+            f"to judge each of the {tuple(q.batch_shape)} posteriors the closure must return one loss each; "
+            f"got shape {tuple(loss.shape)}. Return the losses unsummed, or pass lr=."
+        )
+
+
+def _empty(q: Posterior) -> bool:
+    return q.mean_probe.grad is None and q.root_probe.grad is None

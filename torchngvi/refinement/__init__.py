@@ -7,8 +7,7 @@ Gaussian, and `fan` for how it is chosen.
 from torchngvi.refinement.density import Density, WeightedDraws
 from torchngvi.refinement.fan import LayeredGaussian
 from torchngvi.refinement.layers import FanLayer, WarpLayer
-from torchngvi.refinement.mixture import Mixture
-from torchngvi.refinement.refinement import Refinement, RefinementWarning, refine
+from torchngvi.refinement.refinement import Mixture, Refinement, RefinementWarning, refine
 
 __all__ = [
     "Density",

@@ -5,7 +5,7 @@ ExponentialAverage may average the changes afterwards.
 """
 
 from torchngvi.metrics.quasi_newton import QuasiNewton, SiteNewton
-from torchngvi.momentum.averages import Adam, ExponentialAverage, NormalizedMomentum
+from torchngvi.momentum import Adam, ExponentialAverage, NormalizedMomentum
 from torchngvi.rules.natural_gradient import Geodesic, LocalExponential, LogNaturalGradient, NaturalGradient, Retraction
 from torchngvi.rules.newton import RootNewton, SymmetricRoot, VariationalNewton
 from torchngvi.rules.root_gradient import (
