@@ -58,6 +58,26 @@ def test_it_grows_until_that_brings_little(kind, strategy):
         assert float((model.eval()(rows[0]).mean - torch.sin(6 * rows[0][:, 0])).abs().mean()) < 0.1
 
 
+@pytest.mark.parametrize("kind", [CHOLESKY, NaturalGradientVariationalDistribution])
+def test_it_ends_where_that_number_would_have_been_given(kind):
+    """The hyper-parameters that fewer points have learnt are no start."""
+    model, noise = Model(kind=kind).double(), gp.likelihoods.GaussianLikelihood().double()
+    grown = train_svgp(model, noise, data(), inducing="auto", rounds=6, progress=False)
+    assert grown.inducing > 4
+    other, same = Model(grown.inducing, kind).double(), gp.likelihoods.GaussianLikelihood().double()
+    given = train_svgp(other, same, data(), rounds=6, progress=False)
+    assert grown.losses == given.losses
+    assert torch.equal(noise.noise, same.noise)
+
+
+def test_points_that_were_given_stay_the_first():
+    x, y = data()
+    model = SparseModel(CHOLESKY(4), x[:4].clone(), learn_inducing_locations=False)
+    result = learn(model, (x, y))
+    assert result.inducing > 4
+    assert bool((model.variational_strategy.inducing_points[:4] == x[:4]).all())
+
+
 def test_what_ends_it():
     """The budget of rounds, which the reason says, and half of the rows."""
     result = learn(Model(), data(), rounds=4)

@@ -135,9 +135,10 @@ def train_svgp(
         data: one pair (x, y) of all rows, a list of such pairs, or a ``DataLoader`` of them.
         others: none; what stands here is refused, as y after x.
         rounds: the largest number of rounds.
-        inducing: "given", or "auto" to double their number while that raises the bound by .01 nats a row, in half of
-            the rounds at most: the model takes more inducing points, and a q of as many, in the place of its own.
-            ``result.inducing``, ``doubling`` and ``gap`` say what came of it.
+        inducing: "given", or "auto" to double their number first, while a doubling and a round raise the bound by .01
+            nats a row, in half as many rounds at most. The model takes more inducing points, and a q of as many, in
+            the place of its own, and is trained as if they had been given. ``result.inducing``, ``doubling`` and
+            ``gap`` say what came of it.
         callbacks: called with the round and its loss; a true result ends the rounds.  They may evaluate the model, in
             whichever mode.
         progress: show a bar.
@@ -177,15 +178,14 @@ def train_svgp(
     read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
     check_order(likelihood, data)
     callbacks, rounds = _checked(callbacks), read_count("rounds", rounds, "counts rounds", at_least=0)
-    grows, doubling, taken = read_choice("inducing", inducing, ("given", "auto")) == "auto", math.nan, 0
+    grows, doubling = read_choice("inducing", inducing, ("given", "auto")) == "auto", math.nan
     if grows and checkpoint is not None:
         raise InputError(
             'a checkpoint holds a run with the inducing points that the model has: with inducing="auto" leave it out.'
         )
     learns = any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters()))
     if grows and learns and rounds > 1:
-        data, doubling, taken = _grown(model, likelihood, data, rounds // 2)
-    rounds -= taken
+        data, doubling = _grown(model, likelihood, data, rounds // 2)
     with lent_posterior(model) as returned:
         model.train()
         likelihood.train()
@@ -314,9 +314,11 @@ def _remarked(trained: TrainingResult, sentence: str) -> TrainingResult:
     return replace(trained, reason=f"{trained.reason.rstrip('.')}; {sentence}")
 
 
-def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -> tuple[Batch, float, int]:
-    """Double the inducing points for as long as that pays; the rows, the gain of the last doubling, and its rounds."""
-    losses: list[float] = []
+def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -> tuple[Batch, float]:
+    """Double the inducing points for as long as that pays, the rest being as it was; the rows and the last gain."""
+    strategy = base_strategy(model)
+    parts, Z = [*model.parameters(), *likelihood.parameters()], strategy.inducing_points.detach().clone()
+    first, chosen, losses = [part.detach().clone() for part in parts], left_open(strategy), list[float]()
     while True:
         with lent_posterior(model):
             x, y = data = all_rows(data, latents_of(model, likelihood))
@@ -328,8 +330,16 @@ def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -
         size = base_strategy(model).inducing_points.shape[-2]
         gain = losses[-2] - losses[-1] if len(losses) > 1 else math.nan
         if len(losses) == most or gain < StartSettings().doubling or 4 * size > count(x) or not engine.allows(2 * size):
-            return data, gain, len(losses)
-        double_inducing_points(base_strategy(model), x)
+            break
+        double_inducing_points(strategy, x)
+    with torch.no_grad():  # learnt with fewer points, they would be a worse start
+        for part, value in zip(parts, first, strict=True):
+            part.copy_(value)
+        if chosen:  # again, with the kernel as it was
+            strategy.inducing_points.zero_()
+        else:
+            strategy.inducing_points[..., : Z.shape[-2], :] = Z
+    return data, gain
 
 
 def _untrained(reason: str) -> TrainingResult:
