@@ -367,6 +367,10 @@ def alone():
 '''
     )
     (tmp_path / "tests" / "test_it.py").write_text("class TestIt:\n    def test_a(self): ...\n\ndef test_b(): ...\n")
+    (tmp_path / "docs" / "old").mkdir(parents=True)
+    (tmp_path / "docs" / "conf.py").write_text('exclude_patterns = ["old"]\n')
+    (tmp_path / "docs" / "one.md").write_text("# Two words\n")
+    (tmp_path / "docs" / "old" / "two.md").write_text("Old\n")
     found = house.count(tmp_path)
     expected = {
         "package lines": 29,
@@ -381,6 +385,8 @@ def alone():
         "names of the front door": 1,
         "test lines": 4,
         "test functions": 2,
+        "site pages": 1,
+        "site words": 3,
     }
     assert {name: found[name] for name in expected} == expected
     assert {name: room["files"] for name, room in house.count_rooms(tmp_path).items()} == {"adapters/host": 1, "top": 2}

@@ -22,10 +22,7 @@ SHOWN = sorted([*TUTORIALS, *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.m
 NEEDED = {
     "gaussian_process": ["gpytorch"],
     "pyro_model": ["pyro"],
-    **dict.fromkeys(
-        ("mixed_model", "tables", "table", "predict", "prior", "check"),
-        ["formulae"],
-    ),
+    **dict.fromkeys(("mixed_model", "tables", "table", "predict", "prior", "check"), ["formulae"]),
 }
 # from the folder, wherever torchngvi is from
 WALKS = runpy.run_path(os.fspath(DOCS.parent / "benchmarks" / "walks.py"))
@@ -85,17 +82,8 @@ SHORTENED = {
     "scaling": {'torch.distributed.init_process_group("gloo")\n': "", '"cuda"': '"cpu"'},  # one process, no GPU
 }
 # and those whose code is run by the tests of what they are about
-ELSEWHERE = {
-    "bbvi": "test_bbvi.py",
-    "gpytorch": "test_gpytorch.py",
-    "groups": "test_factors.py",
-    "ifvb": "test_ifvb.py",
-    "networks": "test_networks_scripts.py",
-    "ngvi": "test_ngvi.py",
-    "pyro": "test_pyro.py",
-    "refine": "test_refine.py",
-    "tan": "test_tan.py",
-}
+ELSEWHERE = {name: f"test_{name}.py" for name in ("bbvi", "gpytorch", "ifvb", "ngvi", "pyro", "refine", "tan")}
+ELSEWHERE |= {"groups": "test_factors.py", "networks": "test_networks_scripts.py"}
 
 
 def python_of(page):

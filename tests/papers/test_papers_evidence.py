@@ -17,6 +17,7 @@ from examples.papers import kumar2025, reproduce
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
 ROWS = {"capabilities": 52, "ifvb": 35, "tan": 36, "bbvi": 34, "ngvi": 37}  # page: the rows of its list
+AUTHOR = {"capabilities": "Kumar", "ifvb": "Godichon", "tan": "Tan", "bbvi": "Kim", "ngvi": "Wu"}
 PREFIXES = "srvn|ifvb|tan|bbvi|ngvi|price"
 ID = re.compile(r"`(test_\w+\.py)((?:::\w+)*)(?:\[[^`]*\])?`")
 EXPERIMENT = re.compile(rf"`(?:python -m examples.papers )?((?:{PREFIXES})-\w+)`")
@@ -40,9 +41,15 @@ def there(file, name):
     return any(TESTS.rglob(file)) and (not name or name.removeprefix("::") in names(file))
 
 
+def listed(page):
+    """The list of a paper, a section of docs/appendix/evidence.md."""
+    sections = (DOCS / "appendix" / "evidence.md").read_text(encoding="utf-8").split("\n## ")
+    return next(text for text in sections if text.startswith(AUTHOR[page]))
+
+
 def rows(page):
     """The numbers and the last cell of each row whose first cell has numbers, "9-12" or "15, 16" among them."""
-    for line in (DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines():
+    for line in listed(page).splitlines():
         if found := re.match(r"\| (\d+(?:(?:-|, )\d+)*) \|", line):
             cells = re.split(r"(?<!\\)\|", line)[1:-1]
             if len(cells) == 4 and not re.fullmatch(r" [\d. ]+ ", cells[1]):
@@ -60,7 +67,7 @@ class TestTables:
         assert not bare
 
     def test_what_is_named_exists(self, page):
-        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        text = listed(page) + (DOCS / f"{page}.md").read_text(encoding="utf-8")
         assert [found[0] for found in ID.finditer(text) if not there(found[1], found[2])] == []
         assert [found[1] for found in EXPERIMENT.finditer(text) if found[1] not in reproduce.known()] == []
 
