@@ -206,6 +206,17 @@ def compare_models(
         InputError: fewer than two models, or two of one name, neither a result nor a pair, a result without its model,
             other rows, weights or groups, densities beside probabilities, or a density that is not finite.
         PairError: a model or posterior that `leave_one_out` does not take.
+
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
+    >>> x = torch.linspace(-1, 1, 8, dtype=torch.float64)
+    >>> designs = {"slope": torch.stack([x.new_ones(8), x], 1), "constant": x.new_ones(8, 1)}
+    >>> fits = {}
+    >>> for name, X in designs.items():
+    ...     model = GeneralizedLinear(X, [0, 0, 0, 1, 0, 1, 1, 1])
+    ...     fits[name] = fit(CholeskyGaussian(model.dim, dtype=torch.float64), model, progress=False)
+    >>> found = compare_models(fits)
+    >>> found.names, round(found.elpd_diff[1].item(), 1)  # nats by which the second is behind
+    (('slope', 'constant'), 1.6)
     """
     if not isinstance(models, Mapping) or len(models) < 2:
         raise InputError(

@@ -357,6 +357,13 @@ def leave_one_out(
         PairError: another model, or a posterior that is not dense.
         InputError: a q of another size or dtype than the model, or not at its optimum, a flag that is negative, groups
             of another number of rows or only one of them.
+
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
+    >>> model = GeneralizedLinear(torch.ones(4, 1).double(), [1.0, 2.0, 3.0, 9.0], "gaussian")
+    >>> q = CholeskyGaussian(1, dtype=torch.float64)
+    >>> _ = fit(q, model, progress=False)
+    >>> leave_one_out(q, model).density.argmin().item()  # the row that the others expect least
+    3
     """
     read_posterior("leave_one_out", q, model)
     q, model = read_regression("leave_one_out", q, model)
