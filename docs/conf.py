@@ -44,7 +44,7 @@ def _escaped(app, what, name, obj, options, lines):
             lines[number] = _MARKUP.sub(lambda found: f"\\{found[2]}" if found[2] else found[0], line)
 
 
-# the directives of the reference: a module with or without its members, or one object
+# the directives of the reference: a module with all that it exports, or one object
 _DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (torchngvi[\w.]*)\n((?: +:.*\n)*)", re.MULTILINE)
 _OBJECT = """\
 :orphan:
@@ -82,9 +82,8 @@ def _directive(found):
 def _list_objects(page):
     """The names in the directives of the reference, each with a directive of its own where it has one."""
     for kind, dotted, options in _DIRECTIVE.findall(page):
-        given = dict(re.findall(r":([\w-]+): *(.*)", options))
         if kind != "module":
-            yield dotted, (kind, given)
+            yield dotted, (kind, dict(re.findall(r":([\w-]+): *(.*)", options)))
             continue
         for name in importlib.import_module(dotted).__all__:
             yield f"{dotted}.{name}", None

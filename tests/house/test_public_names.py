@@ -70,10 +70,8 @@ def documentable(module):
             yield name, found
 
 
-DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (torchngvi[\w.]*)\n((?: +:.*\n)*)", re.MULTILINE)
-SECTIONS = [
-    found.groups() for page in sorted(API.glob("*.md")) for found in DIRECTIVE.finditer(page.read_text("utf-8"))
-]
+DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (torchngvi[\w.]*)$", re.MULTILINE)
+SECTIONS = DIRECTIVE.findall((API / "index.md").read_text("utf-8"))
 
 
 def resolved(dotted):
@@ -87,26 +85,15 @@ def resolved(dotted):
     return found
 
 
-def option(options, key):
-    """The names that an option of a directive lists; None where it is not given."""
-    found = re.search(rf":{key}:(.*)", options)
-    return None if found is None else [each for each in found[1].replace(" ", "").split(",") if each]
-
-
 @functools.cache
 def shown():
-    """What docs/api has an entry for, as dotted names as the pages write them."""
+    """What docs/api has a page for: all that a module exports, and what has a directive of its own."""
     names = []
-    for kind, dotted, options in SECTIONS:
-        if missing(dotted):
-            continue
-        if kind != "module":
+    for kind, dotted in SECTIONS:
+        if kind == "module" and not missing(dotted):
+            names += [f"{dotted}.{name}" for name, _ in documentable(importlib.import_module(dotted))]
+        elif kind != "module":
             names.append(dotted)
-        elif (members := option(options, "members")) is not None:
-            left = set(option(options, "exclude-members") or ())
-            names += [
-                f"{dotted}.{name}" for name in members or importlib.import_module(dotted).__all__ if name not in left
-            ]
     return names
 
 
@@ -138,8 +125,8 @@ def test_what_is_exported_has_a_docstring_and_an_entry(name):
     )
     hidden = [each for each, found in documentable(module) if id(found) not in entries()]
     assert not hidden, (
-        f"{name} exports {hidden}, which docs/api does not show: add '.. automodule:: {name}' with ':members:' and "
-        f"':imported-members:' to a page of docs/api, or take them out of __all__ in {module.__file__}"
+        f"{name} exports {hidden}, which docs/api does not show: add '.. automodule:: {name}' to docs/api/index.md, or "
+        f"take them out of __all__ in {module.__file__}"
     )
 
 
@@ -155,7 +142,7 @@ def said(found):
 
 
 def test_aliases_have_their_entry():
-    data = {dotted for kind, dotted, _ in SECTIONS if kind == "data"}
+    data = {dotted for kind, dotted in SECTIONS if kind == "data"}
     assert {dotted.rsplit(".", 1)[1] for dotted in data} == {alias.rsplit(".", 1)[1] for alias in ALIASES}
     for dotted in data:
         module, name = dotted.rsplit(".", 1)
@@ -166,11 +153,8 @@ def test_aliases_have_their_entry():
 
 def test_every_public_module_has_a_section():
     """With its docstring, from which the site makes the list of what it exports."""
-    sections = {dotted for kind, dotted, _ in SECTIONS if kind == "module"}
-    assert not set(PUBLIC) - sections, (
-        f"docs/api has no '.. automodule::' of {sorted(set(PUBLIC) - sections)}: add it to a page of docs/api, without "
-        "':members:' where all that it exports is shown elsewhere"
-    )
+    sections = {dotted for kind, dotted in SECTIONS if kind == "module"}
+    assert not set(PUBLIC) - sections, f"docs/api/index.md needs '.. automodule::' of {sorted(set(PUBLIC) - sections)}"
     assert not sections - set(PUBLIC), f"docs/api shows {sorted(sections - set(PUBLIC))}, which have no __all__"
 
 
@@ -252,8 +236,7 @@ def test_what_pages_and_examples_import_is_public():
 def test_the_reference_is_in_order():
     """The page of what is public comes first, then the front door, and last what authors of parts need."""
     assert re.findall(r"^(\w+)$", (API / "index.md").read_text("utf-8"), re.MULTILINE) == ["public"]
-    modules = [dotted for kind, dotted, _ in SECTIONS if kind == "module"]
-    assert (modules[0], modules[-1]) == ("torchngvi", "torchngvi.testing")
+    assert (SECTIONS[0], SECTIONS[-1]) == (("module", "torchngvi"), ("module", "torchngvi.testing"))
 
 
 # ------------------------------------------------------------------------------------------------------- old names
