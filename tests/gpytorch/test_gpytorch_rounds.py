@@ -513,3 +513,54 @@ class TestRefusals:
         mean_field = Model(kind=gp.variational.MeanFieldVariationalDistribution).double()
         with pytest.raises(PairError, match="the model's q is a MeanFieldVariationalDistribution. Give its strategy a"):
             learn(mean_field, likelihood_of(), (x, y))
+
+
+class TestSinglePrecision:
+    """Rounds of a model in single precision are those of the same model in double precision, with its jitter."""
+
+    def pair(self, **options):
+        x, y = (part.float() for part in data())
+        return Model(**options), gp.likelihoods.GaussianLikelihood(), x, y
+
+    @pytest.mark.parametrize("kind", [NaturalGradientVariationalDistribution, OWN[0]])
+    def test_the_same_rounds(self, kind):
+        model, noise, x, y = self.pair(kind=kind)
+        double, other = copy.deepcopy(model).double(), copy.deepcopy(noise).double()
+        double.variational_strategy.jitter_val = model.variational_strategy.jitter_val
+        learnt = list(model.parameters())
+        result = train_svgp(model, noise, (x, y), rounds=2, progress=False)
+        wanted = train_svgp(double, other, (x.double(), y.double()), rounds=2, progress=False)
+        assert result.losses == wanted.losses
+        assert all(a is b for a, b in zip(learnt, model.parameters(), strict=True))
+        assert {part.dtype for part in (*model.parameters(), *noise.parameters())} == {torch.float32}
+        assert model.variational_strategy._jitter_val is None
+        assert torch.equal(noise.raw_noise, other.raw_noise.float())
+
+    def test_callbacks_see_the_model_as_it_was_given(self, short):
+        """And change nothing by looking."""
+        model, noise, x, y = self.pair()
+        same, other = copy.deepcopy(model), copy.deepcopy(noise)
+
+        def look(number, loss):
+            assert model.variational_strategy.jitter_val == 1e-4
+            with torch.no_grad():
+                assert model.eval()(x).mean.dtype == torch.float32
+
+        looked_at = train_svgp(model, noise, (x, y), rounds=3, callbacks=[look], progress=False)
+        assert looked_at.losses == train_svgp(same, other, (x, y), rounds=3, progress=False).losses
+
+    def test_a_forward_that_takes_no_double_precision(self, short):
+        class Fixed(Model):
+            def forward(self, x):
+                return super().forward(x @ torch.full((1, 1), 2.0))
+
+        x, y = (part.float() for part in data())
+        model = Fixed()
+        assert train_svgp(model, gp.likelihoods.GaussianLikelihood(), (x, y), rounds=1, progress=False).losses
+        assert {part.dtype for part in model.parameters()} == {torch.float32}
+
+    def test_an_error_leaves_it_in_single_precision(self):
+        model, noise, x, y = self.pair()
+        with pytest.raises(InputError, match="targets are NaN"):
+            train_svgp(model, noise, (x, y * math.nan), progress=False)
+        assert {part.dtype for part in (*model.parameters(), *noise.parameters())} == {torch.float32}
