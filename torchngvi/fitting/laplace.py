@@ -113,25 +113,24 @@ def _backtracked(
     ``square`` is gᵀH⁻¹g, which the whole step promises twice; 1e-4 of that is enough.  Returns where the step has led,
     (*batch, D), and which members have moved, (*batch,).
     """
-    moved, length = torch.zeros_like(active), torch.ones_like(energy)
+    waiting, result = active, theta
     rounding = 4 * torch.finfo(energy.dtype).eps * energy.abs().clamp_min(1.0)
-    result = theta
-    for _ in range(halvings):
-        waiting = active & ~moved
-        if not bool(waiting.any()):
-            break
-        trial = theta + length[..., None] * direction
+    for halving in range(halvings):
+        length = 0.5**halving
+        trial = torch.add(theta, direction, alpha=length)
         fallen = energy + target.log_joint(trial[None])[0]
         enough = waiting & (fallen >= 1e-4 * length * square - rounding)
-        result, moved = where_members(enough, trial, result), moved | enough
-        length = 0.5 * length
-    return result, moved
+        result, waiting = where_members(enough, trial, result), waiting & ~enough
+        if not bool(waiting.any()):
+            break
+    return result, active & ~waiting
 
 
 def put_at(q: Gaussian, mode: Tensor, curvature: Curvature, temperature: float, members: Tensor) -> None:
     """Set these members of q to N(mode, γ (ΠH)⁻¹): from N(mode, I) by the congruence N = ΠH/γ."""
     here = q.snapshot()
-    q.initialize_(torch.where(members[..., None], mode, 0.0))
+    start = torch.where(members[..., None], mode, 0.0)
+    q.restore(q._of_stddev(start, torch.ones_like(start)))
     new, inside = q.moved(Congruence(curvature.kept(q.structure) / temperature, torch.zeros_like(mode)))
     q.assign(new, inside)
     q.assign(here, ~members)

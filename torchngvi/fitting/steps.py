@@ -249,9 +249,8 @@ class Steps(Engine):
         assert self._alive is not None
         assert self._members is not None
         moving = ~self._members
-        self.step = float((rho[moving] if bool(moving.any()) else rho).min())
-        moved = accepted & self._alive & moving
-        self.stalled = 0 if bool(moved.any()) else self.stalled + 1
+        self.step = float(rho.where(moving, torch.inf).min() if bool(moving.any()) else rho.min())
+        self.stalled = 0 if bool((accepted & self._alive & moving).any()) else self.stalled + 1
 
     def _seen(self, status: Status, *step: Tensor) -> tuple[Any, ...]:
         """What all questions of the run are asked of: the status and the last step, for which the host waits once."""

@@ -182,7 +182,7 @@ class Rounding:
         moving = alive & ~members
         if not bool(moving.any()):
             return False
-        size = float(norm[moving].max())
+        size = float(norm.where(moving, 0.0).max())
         if size < 0.5 * self._best:
             self._best, self._idle = size, 0
             return False

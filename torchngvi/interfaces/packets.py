@@ -128,6 +128,8 @@ def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     >>> where_members(torch.tensor([True, False]), torch.ones(2, 2), torch.zeros(2, 2)).tolist()
     [[1.0, 1.0], [0.0, 0.0]]
     """
+    if new is old:
+        return old
     if may_be_asked(mask):  # where asking costs nothing, most masks need no copy
         if mask.ndim == 0:
             return new if bool(mask) else old
@@ -161,12 +163,14 @@ class Prior(NamedTuple):
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
         """Compute -log p(θ) with its constants, (*sample, *batch)."""
-        square = self.precision * (theta - self.mean).square()
-        return 0.5 * (square - torch.log(self.precision / (2 * torch.pi)).expand(square.shape)).sum(-1)
+        return self._energy((theta - self.mean).square())
 
     def expected_energy(self, frame: Frame) -> Tensor:
         """Compute E_q[-log p(θ)] = -log p(m) + ½ Σ_i Λ_ii V_ii, (*batch,), differentiable in the frame."""
-        return self.energy(frame.mean) + 0.5 * (self.precision * frame.variance).sum(-1)
+        return self._energy((frame.mean - self.mean).square() + frame.variance)
+
+    def _energy(self, square: Tensor) -> Tensor:
+        return 0.5 * (self.precision * square - torch.log(self.precision / (2 * torch.pi))).sum(-1)
 
     def force(
         self,
@@ -196,7 +200,7 @@ class Prior(NamedTuple):
 
     def scaled(self, factor: float) -> "Prior":
         """Return the prior with its precision times a factor, as a temperature or a share of the data weighs it."""
-        return Prior(self.mean, factor * self.precision)
+        return self if factor == 1 else Prior(self.mean, factor * self.precision)
 
 
 class FullPrior(NamedTuple):
@@ -257,7 +261,7 @@ class FullPrior(NamedTuple):
 
     def scaled(self, factor: float) -> "FullPrior":
         """Return the prior with its precision times a factor, and its root times the square root of that."""
-        return FullPrior(self.mean, factor * self.precision, math.sqrt(factor) * self.root)
+        return self if factor == 1 else FullPrior(self.mean, factor * self.precision, math.sqrt(factor) * self.root)
 
 
 # The frames of the marginals of q over the cliques of a forest: each node with its ancestors
@@ -517,18 +521,19 @@ class Sites(NamedTuple):
         if A is None or self.at is None or self.bends is None or self.weights is None:
             return None
         dtype = torch.float32 if A.numel() > _LARGE and not exact else A.dtype
-        parts = (A, self.beta, *(self.weights * part for part in self.bends(*self.at)))
+        beta_e, beta_v = self.bends(*self.at)
+        parts = A, self.beta, self.weights * beta_e, 2 * self.weights * beta_v
         A, beta, beta_e, beta_v = (part.to(dtype) for part in parts)
 
         def change(delta: Tensor, K: Structured) -> tuple[Tensor, Structured]:
             d, k = delta.to(dtype), K.to(dtype)
             de = (A @ d[..., None])[..., 0]
-            dv = 2 * torch.linalg.vecdot(A, structure.rows(A, k, frame.upper))
-            slope = beta * de + 0.5 * beta_e * dv
+            half = torch.linalg.vecdot(A, structure.rows(A, k, frame.upper))  # ½ dv
+            slope = torch.addcmul(beta * de, beta_e, half)
             a = (slope[..., None, :] @ A)[..., 0, :].to(delta)
             if prior is not None:
                 a = a + frame.pull(prior.product(frame.push(delta)))
-            return a, _outer(structure, A, beta_e * de + beta_v * dv).to(K)
+            return a, _outer(structure, A, torch.addcmul(beta_e * de, beta_v, half)).to(K)
 
         return change
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces.packets import Expectation, Frame, Local, known_everywhere, where_members
+from torchngvi.interfaces.packets import Expectation, Frame, Local, known_everywhere
 from torchngvi.structures import Pattern
 from torchngvi.structures.pattern import Structured
 
@@ -279,13 +279,14 @@ class Posterior(torch.nn.Module, ABC):
 
     def local(self, e: Expectation) -> Local:
         """Bring an expectation into the frame, a and P = W - γI: the entropy enters here and nowhere else."""
-        frame = self.frame()
-        a, W = e.derivative.framed(frame)
-        return Local(a, W - e.temperature * self.structure.eye(a))
+        if isinstance(e.derivative, Local):
+            return e.derivative
+        a, W = e.derivative.framed(self.frame())
+        return Local(a, torch.sub(W, self.structure.eye(a), alpha=e.temperature))
 
     def loss(self, e: Expectation) -> Tensor:
         """Compute L = E_q[ℓ] - γ entropy(q) from an expectation, (*batch,), in nats."""
-        return e.value - e.temperature * self.entropy()
+        return torch.sub(e.value, self.entropy(), alpha=e.temperature)
 
     def carried(
         self,
@@ -324,7 +325,7 @@ class Posterior(torch.nn.Module, ABC):
 
     def norm2(self, local: Local) -> Tensor:
         """Compute the squared natural norm of ∇L, |a|² + ½‖P‖²_F, (*batch,)."""
-        return self.structure.dot(local.a, local.a) + 0.5 * self.structure.norm2(local.P)
+        return torch.add(self.structure.dot(local.a, local.a), self.structure.norm2(local.P), alpha=0.5)
 
     def settled(self) -> AbstractContextManager[None]:
         """Open a block in which only :meth:`assign` changes the coordinates, so that they need not be compared."""
@@ -346,7 +347,10 @@ class Posterior(torch.nn.Module, ABC):
         """Write coordinates in place for the members (*batch,) of the mask, and leave the others as they are."""
         everyone = known_everywhere(where)
         for old, value in zip(self.coordinates, new, strict=True):
-            old.copy_(value if everyone else where_members(where, value, old))
+            if everyone:
+                old.copy_(value)
+            else:
+                torch.where(where.reshape(where.shape + (1,) * (old.ndim - where.ndim)), value, old, out=old)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert in place, as torch does for Parameters: optimizers keep the tensors they hold."""

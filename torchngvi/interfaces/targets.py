@@ -269,7 +269,7 @@ class AdditiveTractable(Additive, TractableTarget):
         self, frame: Frame, value: Tensor, derivative: Raw | Curved | Sites
     ) -> tuple[Tensor, Raw | Curved | Sites]:
         """Add the expectation of the prior, which is counted once, to an expectation of the data."""
-        value = value + self.temperature * self.prior.expected_energy(frame)
+        value = torch.add(value, self.prior.expected_energy(frame), alpha=self.temperature)
         return value, derivative.with_prior(self.prior.scaled(self.temperature), frame.mean)
 
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Curved | Sites]:
@@ -343,7 +343,8 @@ class Marginals(NamedTuple):
 
 def _bends(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """The derivatives of β in e and v, of a likelihood that knows F."""
-    return bends(likelihood.expected, mean, variance, y)
+    own = getattr(likelihood, "_bends", None)  # where it knows them without autograd
+    return bends(likelihood.expected, mean, variance, y) if own is None else own(mean, variance, y)
 
 
 class LinearTarget(AdditiveTractable):

@@ -1,6 +1,5 @@
 """Bent natural gradients: L-BFGS in the frame of q, and Newton's method for a regression of few rows."""
 
-from collections.abc import Callable
 from typing import final
 
 import torch
@@ -15,13 +14,12 @@ from torchngvi.interfaces import (
     Local,
     Marginals,
     Posterior,
-    may_be_asked,
+    known_everywhere,
     where_members,
 )
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.stepsizes.line_search import raised
 from torchngvi.structures import Pattern
-from torchngvi.structures.pattern import is_whole
 
 # L-BFGS in q's frame: the natural gradient, bent by what the last steps showed
 #
@@ -30,7 +28,12 @@ from torchngvi.structures.pattern import is_whole
 # learns where the objective curves otherwise: the slow tail of weakly identified directions, and the
 # off-diagonal coupling a mean-field q cannot hold.  Pairs s = ρ direction, y = change of the gradient
 # are kept in frame coordinates and carried to the next frame unchanged, which is parallel transport
-# up to the rotation between two triangular roots, of the order of the step.  Steps longer than
+# up to the rotation between two triangular roots, of the order of the step.  B is applied in the compact form of Byrd,
+# Nocedal and Schnabel (1994): with R the lower triangle of SYᵀ, the newest pair first, and D its diagonal,
+#
+#     t = R⁻¹ S g        v = R⁻ᵀ (Y g - (D + Y Yᵀ) t)        B g = g - Sᵀv - Yᵀt
+#
+# where a pair that does not count has a unit row in R and zeros elsewhere.  Steps longer than
 # `_NEAR` in the natural norm say nothing about the tail: they clear the memory.  Under a q of many groups that
 # length grows with the root of their number where nearly whole steps are taken, see `torchngvi.stepsizes.line_search`.
 #
@@ -71,9 +74,9 @@ class QuasiNewton(Acceleration):
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """Return an empty memory of pairs (s, y), with the last gradient and direction."""
         flat = _flat(Local(q.mean_probe.detach(), q.root_probe.detach()), q.structure)
-        pairs = {name: torch.zeros_like(flat) for kind in "sy" for name in self._names(kind)}
         return {
-            **pairs,  # a tensor each: the memory after a step shares those that it keeps
+            # a tensor each: the memory after a step shares those that it keeps
+            **{name: torch.zeros_like(flat) for name in self._names()},
             "kept": flat.new_zeros((self.memory, *q.batch_shape)),
             "gradient": torch.zeros_like(flat),
             "direction": torch.zeros_like(flat),
@@ -91,63 +94,58 @@ class QuasiNewton(Acceleration):
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
         """Learn from the step before, then bend the gradient; return it with what of the state is to change."""
-        inner = _inner(q.structure)
-        flat = _flat(gradient, q.structure)
-        s, y, kept = self._learned(inner, q.structure.leaves, flat, went, state)
-        curvature = torch.stack([torch.linalg.vecdot(s_n, y_n) for s_n, y_n in zip(s, y, strict=True)])
-        curvature = q.structure.total(curvature)  # of all pairs at once
-        weight = (kept / torch.where(curvature > 0, curvature, 1.0))[..., None]
-        pairs = list(zip(s, y, weight.unbind(), strict=True))
-        if may_be_asked(kept):  # a pair that no member keeps has the weight 0
-            by_anyone = kept.reshape(len(kept), -1).any(-1).tolist()
-            pairs = [pair for pair, is_kept in zip(pairs, by_anyone, strict=True) if is_kept]
-        bent, shares = flat, []
-        for s_n, y_n, weight_n in pairs:  # the newest first
-            share = weight_n * inner(s_n, bent).unsqueeze(-1)
-            bent = bent - share * y_n
-            shares.append(share)
-        for (s_n, y_n, weight_n), share in zip(reversed(pairs), reversed(shares), strict=True):
-            bent = bent + (share - weight_n * inner(y_n, bent).unsqueeze(-1)) * s_n
-        slope, norm2 = inner(flat, bent), inner(flat, flat)
+        structure, flat, names, size = q.structure, _flat(gradient, q.structure), self._names(), self.memory + 1
+        s, y = went[..., None] * state["direction"], state["gradient"] - flat  # a pair and its negative are one
+        pairs = s, *(state[name] for name in names[: self.memory]), y, *(state[name] for name in names[self.memory :])
+        rows = torch.stack([*pairs, flat], -2)
+        products = structure.total(rows @ rows.mT)
+        ss, sy, yy, norm2 = (products[..., i, j] for i, j in ((0, 0), (0, size), (size, size), (-1, -1)))
+        near = ss <= _NEAR**2
+        if structure.leaves > 1:
+            near = ss <= torch.where(went >= _WHOLE, raised(_NEAR**2, norm2, structure.leaves), _NEAR**2)
+        useful = near & (sy > _CURVED * (ss * yy).sqrt())
+        useless = ~useful
+        present = torch.cat([useful[None], state["kept"] * near])
+        kept = torch.where(useful, present[:-1], present[1:])
+        present[-1] *= useless  # a new pair pushes out the oldest
+        share = _shares(products[..., :-1, :], present.movedim(0, -1))
+        bent = flat - (share[..., None, :] @ rows[..., :-1, :])[..., 0, :]
+        slope = structure.total(torch.linalg.vecdot(flat, bent))
         downhill = slope > 0
         bent = torch.where(downhill[..., None], bent, flat)
-        finite = norm2.isfinite()[..., None]  # a NaN is not remembered
+        if (all_ := known_everywhere(useful)) or known_everywhere(useless):  # no pair is copied
+            first = 0 if all_ else 1
+            memory = *pairs[first : first + self.memory], *pairs[size + first : size + first + self.memory]
+        else:
+            halves = rows[..., :-1, :].unflatten(-2, (2, size))
+            memory = where_members(useful, halves[..., :-1, :], halves[..., 1:, :]).flatten(-3, -2).unbind(-2)
         new = {
-            **dict(zip(self._names("s"), s, strict=True)),
-            **dict(zip(self._names("y"), y, strict=True)),
+            **dict(zip(names, memory, strict=True)),
             "kept": kept * downhill,
-            "gradient": torch.where(finite, flat, 0.0),
-            "direction": torch.where(finite, bent, 0.0),
+            "gradient": flat.nan_to_num(0.0, 0.0, 0.0),  # a NaN is not remembered
+            "direction": bent.nan_to_num(0.0, 0.0, 0.0),
         }
         return Bent(_unflat(bent, q), torch.where(downhill, slope, norm2)), new
 
-    def _names(self, kind: str) -> list[str]:
-        """Where the state has the steps s, or the changes y of the gradient, the newest first."""
-        return [f"{kind}{n}" for n in range(self.memory)]
+    def _names(self) -> list[str]:
+        """Where the state has the steps s and the changes y of the gradient, the newest of each first."""
+        return [f"{kind}{n}" for kind in "sy" for n in range(self.memory)]
 
-    def _learned(
-        self,
-        inner: Callable[[Tensor, Tensor], Tensor],
-        leaves: int,
-        gradient: Tensor,
-        went: Tensor,
-        state: dict[str, Tensor],
-    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """The memory with the pair of the last step, for the members that moved."""
-        s = -went[..., None] * state["direction"]
-        y = gradient - state["gradient"]
-        sy, ss, yy = inner(s, y), inner(s, s), inner(y, y)
-        far = torch.where(went >= _WHOLE, raised(_NEAR**2, inner(gradient, gradient), leaves), _NEAR**2)
-        moved, near = went > 0, ss <= far
-        useful = moved & near & (sy > _CURVED * (ss * yy).sqrt())
 
-        def pushed(new: Tensor, old: list[Tensor]) -> list[Tensor]:
-            """One before the others; where all members do so, no pair is copied: they are the most that a fit holds."""
-            return [where_members(useful, later, earlier) for later, earlier in zip([new, *old], old, strict=False)]
-
-        kept = torch.stack(pushed(torch.ones_like(went), list(state["kept"]))) * (near | ~moved)
-        old_s, old_y = ([state[name] for name in self._names(kind)] for kind in "sy")
-        return pushed(s, old_s), pushed(y, old_y), kept
+def _shares(
+    products: Tensor,  # of the rows S, Y with all rows S, Y, g, (*batch, 2 m, 2 m + 1); pairs the newest first
+    present: Tensor,  # 1 for each pair that counts, 0 for the others, (*batch, m)
+) -> Tensor:
+    """The multiples (v, t) of S and Y that are taken off g, B g = g - Sᵀv - Yᵀt, (*batch, 2 m)."""
+    size = present.shape[-1]
+    of_s, of_y = (products.unflatten(-2, (2, size)) * present[..., None, :, None]).unbind(-3)
+    R = of_s[..., size:-1].tril()
+    R.diagonal(dim1=-2, dim2=-1).add_(1 - present)
+    t = torch.linalg.solve_triangular(R, of_s[..., -1:], upper=False)
+    rest = of_y[..., -1:] - of_y[..., size:-1] @ t
+    rest = torch.addcmul(rest, R.diagonal(dim1=-2, dim2=-1)[..., None], t, value=-1)
+    v = torch.linalg.solve_triangular(R.mT, rest, upper=True) * present[..., None]
+    return torch.cat([v, t], -2)[..., 0]
 
 
 def _flat(x: Local, structure: Pattern) -> Tensor:
@@ -159,13 +157,6 @@ def _unflat(flat: Tensor, q: Posterior) -> Local:
     """The gradient of that vector."""
     P = flat.narrow(-1, q.dim, flat.shape[-1] - q.dim)
     return Local(flat.narrow(-1, 0, q.dim), q.structure.unflat(P))
-
-
-def _inner(structure: Pattern) -> Callable[[Tensor, Tensor], Tensor]:
-    """⟨x, y⟩ = a·a' + ½ tr(P P'), (*batch,), of such vectors."""
-    if is_whole(structure):
-        return torch.linalg.vecdot
-    return lambda x, y: structure.total(torch.linalg.vecdot(x, y))
 
 
 # Newton's method on the negative ELBO of a generalised linear model with few rows

@@ -22,6 +22,7 @@ from torchngvi.models import checks as graphs
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
 from torchngvi.numerics.versions import settings_of, tensors_of, tracked
+from torchngvi.posteriors.shapes import fits
 
 _WITH_PARAMETERS = {  # of which a word alone makes none
     "negative_binomial": "torchngvi.models.NegativeBinomial(dispersion)",
@@ -222,16 +223,13 @@ class GeneralizedLinear(LinearTarget):
 
     def _check_prior(self, q: Posterior) -> None:
         mean, precision = self.prior[:2]
-        own = mean.shape[:-1], precision.shape[: -2 if isinstance(self.prior, FullPrior) else -1]
-        try:
-            fits = torch.broadcast_shapes(*own, q.batch_shape) == q.batch_shape
-        except RuntimeError:
-            fits = False
-        if not fits:
+        vectors = *q.batch_shape, self.dim
+        matrices = (*vectors, self.dim) if isinstance(self.prior, FullPrior) else vectors
+        if not (fits(mean, vectors) and fits(precision, matrices)):
             raise InputError(
                 f"the prior has a mean of shape {tuple(mean.shape)} and a precision of shape {tuple(precision.shape)}, "
                 f"and q is a batch {tuple(q.batch_shape)} of posteriors over {self.dim} coefficients; "
-                f"pass one prior for all, or one a member, {(*q.batch_shape, self.dim)}."
+                f"pass one prior for all, or one a member, {vectors}."
             )
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -285,7 +283,7 @@ class GeneralizedLinear(LinearTarget):
 
         Those of a sparse X are `Sites`, whose ∇²ℓ is not written out.
         """
-        eta = torch.where(self.weights > 0, self.predictor(theta), 0.0)
+        eta = self.predictor(theta).masked_fill(self.weights <= 0, 0.0)
         value, alpha, beta = (self.weights * x for x in self.likelihood.derivatives(eta, self.y))
         value = value.sum(-1) + self.temperature * self.prior.energy(theta)
         prior, is_sparse = self.prior.scaled(self.temperature), sparse.is_sparse(self.X)
@@ -300,8 +298,10 @@ class GeneralizedLinear(LinearTarget):
         """
         projected, variance = self._projected(frame)
         # a row of weight 0 is not there, also where its loss would be infinite; but it has a derivative in its weight
-        here = (self.weights > 0) | self.weights.requires_grad
-        mean, variance = torch.where(here, self.predictor(frame.mean), 0.0), torch.where(here, variance, 1.0)
+        mean = self.predictor(frame.mean)
+        if not self.weights.requires_grad:
+            absent = self.weights <= 0
+            mean, variance = mean.masked_fill(absent, 0.0), variance.masked_fill(absent, 1.0)
         return Marginals(self.X, projected, mean, variance, self.y, self.weights, self.likelihood, frame.mean)
 
     def _projected(self, frame: Frame) -> tuple[Tensor | None, Tensor]:

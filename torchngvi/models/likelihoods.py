@@ -17,7 +17,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import full_name
 from torchngvi.numerics import special as normal_tail
 from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square
-from torchngvi.numerics.logistic import softplus
+from torchngvi.numerics.logistic import softplus, softplus_bends
 
 ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)] under N(e, v)
 
@@ -120,8 +120,14 @@ class BernoulliLogit(Likelihood):
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor, softplus: ExpectedSoftplus = softplus) -> Moments:
         """Return the moments of a softplus (Kumar et al. 2025, Eq 18 with the sign of y corrected)."""
         # softplus(-yη), not softplus(η) - η: no cancellation for well classified rows
-        value, slope, curvature = softplus(-y * mean, variance)
-        return Moments(value, -y * slope, curvature)
+        sign = -y
+        value, slope, curvature = softplus(sign * mean, variance)
+        return Moments(value, sign * slope, curvature)
+
+    def _bends(self, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The derivatives of the curvature of `expected` in mean and variance."""
+        slope, bend = softplus_bends(-y * mean, variance)
+        return -y * slope, bend
 
     def derivatives(self, eta: Tensor, y: Tensor) -> Moments:
         """Return those of `expected` without variance."""

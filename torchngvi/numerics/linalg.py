@@ -25,8 +25,8 @@ def cholesky(
 ) -> tuple[Tensor, Tensor]:
     """Factor A = L Lᵀ with L lower triangular, and say for which members that worked."""
     factor, info = torch.linalg.cholesky_ex(matrix, check_errors=False)
-    # a NaN or an infinity anywhere reaches the diagonal
-    return factor, (info == 0) & finite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)
+    # a NaN or an infinity anywhere reaches the diagonal, which is positive elsewhere
+    return factor, (info == 0) & (factor.diagonal(dim1=-2, dim2=-1).sum(-1) < torch.inf)
 
 
 def reverse_cholesky(

@@ -84,6 +84,13 @@ def softplus(
     return Moments(*(_Differentiable.apply if differentiated else _expectations)(mean, variance, 0))
 
 
+def softplus_bends(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the derivatives in e and v of E[f″], the last moment of `softplus`: E[f‴] and ½ E[f⁗], (*batch, N)."""
+    mean, variance = torch.broadcast_tensors(mean, variance)
+    *_, third, fourth = _expectations(mean, variance, 0, 5)
+    return third, 0.5 * fourth
+
+
 def _needs_operators() -> bool:
     """Whether a transform, a trace or forward mode would not see what is no operator of torch."""
     if torch._C._are_functorch_transforms_active() or torch.jit.is_tracing():
@@ -148,7 +155,7 @@ def _formula(e: Tensor, v: Tensor, order: int, count: int) -> tuple[Tensor, ...]
     near, far = scaled[:_TERMS], scaled[_TERMS:]
     whole = torch.exp(torch.addcmul(decay * a, growth, v).clamp_max(0))  # used where the exponent is negative
     near = torch.where(x[:_TERMS] < 0, whole - near, near)
-    parts = list((near_weights @ near + far_weights @ far).unbind())
+    parts = list(torch.addmm(near_weights @ near, far_weights, far).unbind())
     if order == 0:
         parts[0] = parts[0].addcmul(s, half_density, value=math.sqrt(2 / math.pi)).addcmul(a, far[0], value=-1)
     positive = e > 0

@@ -1,5 +1,6 @@
 """L and its gradient at q: by an estimator on a target, once for each q, and counted."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ from torchngvi.interfaces import (
     Cost,
     Estimator,
     Expectation,
-    Framed,
     Local,
     Metric,
     Momentum,
@@ -125,7 +125,8 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         scale = group.get("loss_scale", self.defaults["loss_scale"])
         group["loss_scale"] = read_number("loss_scale", scale, "is the factor on the gradients", above=0)
         group["params"] = [q.mean_probe, q.root_probe]
-        super().add_param_group(group)
+        # unwrapped, since torch's wrapper imports its compiler, which takes a second
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, group)
         self.posteriors.append(q)
 
     def _parts(self, **more: Any) -> pairs.Parts:
@@ -468,8 +469,8 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         # the metric sees L/γ, whose curvature in the frame is about 1 whatever γ
         scaled = gradient if unit == 1.0 else Local(unit * gradient.a, unit * gradient.P)
         bent, memory = self._bent(index, scaled)
-        a, P = bent.local if unit == 1.0 else (bent.local.a / unit, bent.local.P / unit)
-        path = self.rule(q, e._replace(derivative=Framed(a, P + e.temperature * q.structure.eye(a))))
+        local: Any = bent.local if unit == 1.0 else Local(bent.local.a / unit, bent.local.P / unit)
+        path = self.rule(q, e._replace(derivative=local))  # which q hands on as it is
         path, slope = path.in_units_of(unit), lambda: bent.slope if unit == 1.0 else bent.slope / unit
         if isinstance(self.metric, Acceleration):
             return Heading(Path(path.at, path.norm2, slope), lambda: q.norm2(gradient), memory)

@@ -149,7 +149,7 @@ def tried(
 
 def usable(trial: Trial) -> Tensor:  # (*batch,)
     """The members whose trial began where L, its slope and the step were finite; other trials teach nothing."""
-    return finite(trial.rho) & finite(trial.slope) & finite(trial.before)
+    return finite(torch.addcmul(trial.before, trial.rho, trial.slope))
 
 
 def together(trial: Trial) -> Trial:
@@ -427,7 +427,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
             state["loss"] = result.loss
         everyone, refused = known_everywhere(accepted), None
         if not everyone:
-            refused = ~accepted if resting is None else ~(accepted | resting)
+            stays = ~accepted
+            refused = stays if resting is None else stays & ~resting
             if not self.step_size.needs_trial:
                 self._warn_if_rejected(q, refused, rho)
             state["rejections"] += refused
@@ -435,7 +436,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
             state["momentum"].update(average)
         if self.metric is not None:
             state["metric"].update(heading.memory)
-            state["went"] = rho if everyone else torch.where(accepted, rho, 0.0)
+            state["went"] = rho if everyone else rho.masked_fill(stays, 0.0)
         self.last = Report(rho, accepted)
         if not self.step_size.needs_trial:
             self._look(index, watching.Seen(start, heading, rho, refused, resting, lossless))

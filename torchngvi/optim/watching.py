@@ -161,7 +161,7 @@ def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | No
     """Count the steps in a row that were rejected, and those whose loss is far above the start."""
     value, dim = seen.start.loss, q.structure.total_dim if q.framed else q.dim
     if seen.lossless:
-        value = q.norm2(q.local(seen.start.e)) if q.framed else seen.heading.path.slope()
+        value = seen.heading.norm2() if q.framed else seen.heading.path.slope()
     if not may_be_asked(value) or bool(state["far"].isnan().any()):
         far = watch.steep * (value + dim) if seen.lossless else value + watch.climb * (value.abs() + dim)
         state["far"] = torch.where(state["far"].isnan() & far.isfinite(), far, state["far"])

@@ -29,7 +29,6 @@ from torchngvi.interfaces import (
     RootTangent,
     Tangent,
 )
-from torchngvi.numerics.linalg import finite
 from torchngvi.posteriors.conversions import ConvertibleGaussian, tangent_moved
 from torchngvi.posteriors.shapes import Shape, check_points, normal
 from torchngvi.posteriors.warped import Warped
@@ -236,9 +235,10 @@ class Gaussian(ConvertibleGaussian):
         mean: Tensor,  # (*batch, D)
         root: Structured,  # C, or Cᵀ
     ) -> Tensor:
-        """Where the mean is finite and every variance finite and positive, (*batch,); covariances then are finite."""
+        """Where the mean and all variances are finite, and these and the diagonal of the root positive, (*batch,)."""
         variance = self.structure.row_norms(root, self.upper)
-        return (finite(mean) & (variance > 0) & (variance < torch.inf)).all(-1)
+        least = torch.minimum(variance, self.structure.diagonal(root))
+        return ((torch.maximum(variance, mean.abs()) < torch.inf) & (least > 0)).all(-1)
 
 
 def _spread(mine: Frame, other: Gaussian, batch: torch.Size) -> Tensor:
@@ -343,21 +343,19 @@ class CovarianceRoot(Gaussian):
         """Compute (m', C') with a positive diagonal, and where it is one and V' neither over- nor underflows."""
         mean, root = here = self.coordinates
         structure = self.structure
-        in_cone = torch.ones(self.batch_shape, dtype=torch.bool, device=mean.device)
         match move:
             case Congruence(N, force):
-                factor, in_cone = structure.reverse_cholesky(N)
+                factor, inside = structure.reverse_cholesky(N)
                 new = structure.right_solve(root, factor)
                 vector = mean + structure.mv(new, structure.tsolve(factor, force))
             case Affine(M, s):
                 vector = mean + s
-                new = structure.lower_root(structure.matmul(M, root))
+                new, inside = structure.positive_root(structure.lower_root(structure.matmul(M, root)))
             case Root(vector, new):
-                pass
+                new, inside = structure.positive_root(new)
             case _:
-                (vector, new), in_cone = tangent_moved(structure, here, move)
-        new, ok = structure.positive_root(new)
-        return Coordinates(vector, new), structure.everywhere(ok & in_cone & self._proper(vector, new))
+                (vector, new), inside = tangent_moved(structure, here, move)
+        return Coordinates(vector, new), structure.everywhere(inside & self._proper(vector, new))
 
     def log_det_root(self) -> Tensor:
         """Compute log|det C| = Σ log C_ii, (*batch,)."""

@@ -14,6 +14,7 @@ from torchngvi.interfaces import (
     Expectation,
     Frame,
     Framed,
+    Local,
     LogTangent,
     Move,
     Posterior,
@@ -153,8 +154,11 @@ class NaturalGaussian(PrecisionGaussian):
 
     def tangent(self, e: Expectation) -> Coordinates:
         """Compute the natural gradient in (S m, S), which is (g - G m, -G) with G = H - γS."""
-        g, H = self._raw(e.derivative)
-        G = torch.sub(H, self.coordinates.matrix, alpha=e.temperature)
+        if isinstance(e.derivative, Local):
+            g, G = self.unframe(*e.derivative)
+        else:
+            g, H = self._raw(e.derivative)
+            G = torch.sub(H, self.coordinates.matrix, alpha=e.temperature)
         return Coordinates(g - self.structure.smv(G, self.mean), G.neg_())
 
     def _raw(self, derivative: Derivative) -> tuple[Tensor, Structured]:
@@ -282,17 +286,15 @@ class PrecisionCholeskyGaussian(PrecisionGaussian):
         """Compute (m', T') with a positive diagonal, and where it is one and V' neither over- nor underflows."""
         mean, root = here = self.coordinates
         structure = self.structure
-        in_cone = torch.ones(self.batch_shape, dtype=torch.bool, device=mean.device)
         match move:
             case Congruence(N, force):
-                lower, in_cone = structure.cholesky(N)
+                lower, inside = structure.cholesky(N)
                 new = structure.matmul(root, lower)
                 vector = mean + structure.tsolve(new, structure.solve(lower, force))
             case _:
-                (vector, new), in_cone = tangent_moved(structure, here, move)
-        new, ok = structure.positive_root(new)
+                (vector, new), inside = tangent_moved(structure, here, move)
         inverse = structure.inverse(new)
-        return Tested.of(vector, new, root=inverse), structure.everywhere(ok & in_cone & self._proper(vector, inverse))
+        return Tested.of(vector, new, root=inverse), structure.everywhere(inside & self._proper(vector, inverse))
 
 
 # The marginals of a q over a forest: a node with its ancestors is an ordinary dense Gaussian, one of a batch

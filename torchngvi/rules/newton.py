@@ -10,6 +10,7 @@ from torchngvi.interfaces import Congruence, Expectation, Frame, Local, Path, Po
 from torchngvi.rules.lengths import triangular_speed2
 from torchngvi.rules.root_system import Direction, conjugate_gradients, hessian, still_solved
 from torchngvi.structures import FullAlgebra
+from torchngvi.structures.pattern import plus
 
 # VN: the precision moves to the expected Hessian, S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g
 #
@@ -43,7 +44,7 @@ class VariationalNewton(Rule):
         eye = q.structure.eye(local.a)
 
         def at(rho: Tensor) -> Congruence:
-            return Congruence(eye + q.structure.scaled(rho, local.P), -rho[..., None] * local.a)
+            return Congruence(plus(q.structure, eye, rho, local.P), -rho[..., None] * local.a)
 
         norm2 = once(lambda: q.norm2(local))  # a constant step does not ask for it
         return Path(at, norm2, norm2)  # dL/dρ = -|∇L|²_F⁻¹
@@ -101,43 +102,42 @@ class RootNewton(Rule):
         local, frame, structure = q.local(e), q.frame(), q.structure
         assert isinstance(structure, FullAlgebra)
         unit = e.temperature or 1.0
-        eye = structure.eye(local.a)
+        eye, norm2 = structure.eye(local.a), once(lambda: q.norm2(local))
+        gradient = Direction(local.a, structure.tril(local.P))
         found: list[Direction] = []
 
         def move() -> Direction:
             if not found:
-                found.append(self._solved(q, e, local, frame))
+                accuracy = _RESIDUAL * (norm2().sqrt() / unit).clamp_max(1.0)
+                found.append(self._solved(e, local, frame, gradient, accuracy))
             return found[0]
 
         def at(rho: Tensor) -> Congruence:
             delta, T = move()
             share = unit * rho
-            inverse = structure.inverse(eye + structure.scaled(share, T))
+            inverse = structure.inverse(plus(structure, eye, share, T))
             N = structure.gram(inverse, torch.ones_like(delta), frame.upper)
             return Congruence(N, structure.smv(N, share[..., None] * delta))
 
-        gradient = Direction(local.a, structure.tril(local.P))
         slope = once(lambda: -unit * gradient.dot(move(), structure))
 
         def speed2() -> Tensor:
             delta, T = move()
             return unit**2 * triangular_speed2(structure, delta, T)
 
-        return Path(at, once(lambda: q.norm2(local)), slope, speed2=speed2)
+        return Path(at, norm2, slope, speed2=speed2)
 
-    def _solved(self, q: Posterior, e: Expectation, local: Local, frame: Frame) -> Direction:
+    def _solved(self, e: Expectation, local: Local, frame: Frame, gradient: Direction, accuracy: Tensor) -> Direction:
         """The direction of Newton, cut short before it leaves the cone."""
-        structure = q.structure
+        structure = frame.structure
         assert isinstance(structure, FullAlgebra)
-        gradient = Direction(-local.a, -structure.tril(local.P))
-        norm = q.norm2(local).sqrt() / (e.temperature or 1.0)
-        accuracy = _RESIDUAL * norm.clamp_max(1.0)
+        downhill = Direction(-gradient.delta, -gradient.T)
         x, products = conjugate_gradients(
-            hessian(e, local, frame), still_solved(e, local, frame), gradient, accuracy, structure, self.most
+            hessian(e, local, frame), still_solved(e, local, frame), downhill, accuracy, structure, self.most
         )
         self._products += products
-        shrinks = (-structure.diagonal(x.T)).amax(-1)
-        share = torch.where(shrinks >= 1, _INSIDE / shrinks, 1.0)
+        shrinks = -structure.diagonal(x.T).amin(-1)
+        share = (_INSIDE / shrinks).masked_fill(shrinks < 1, 1.0)
         return Direction(share[..., None] * x.delta, structure.scaled(share, x.T))
 
 

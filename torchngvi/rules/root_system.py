@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchngvi.interfaces import Change, Expectation, Frame, Framed, Local, may_be_asked, where_members
 from torchngvi.structures import Dense, FullAlgebra
-from torchngvi.structures.pattern import Structured
+from torchngvi.structures.pattern import Structured, plus
 
 _SHIFT = 0.3  # of W in the preconditioner, in units of γ: where the likelihood is flat, W⁻¹ leads far out
 _WIDE = 500  # coordinates up to which the mean is preconditioned by all of W, where q keeps a part of it
@@ -34,31 +34,35 @@ class Direction(NamedTuple):
 
     def plus(self, factor: Tensor, other: "Direction", structure: FullAlgebra) -> "Direction":
         """The sum with a multiple of another, a factor for each member."""
-        return Direction(self.delta + factor[..., None] * other.delta, self.T + structure.scaled(factor, other.T))
+        delta = torch.addcmul(self.delta, factor[..., None], other.delta)
+        return Direction(delta, plus(structure, self.T, factor, other.T))
 
     def dot(self, other: "Direction", structure: FullAlgebra) -> Tensor:
         """The inner product, (*batch,)."""
-        return structure.dot(self.delta, other.delta) + structure.total(
-            (self.T * other.T).flatten(-structure.rank).sum(-1)
-        )
+        return structure.dot(self.flat(structure), other.flat(structure))
 
-    def where(self, mask: Tensor, other: "Direction") -> "Direction":
-        """Take this one for the members (*batch,) of the mask, and the other one elsewhere."""
-        return Direction(where_members(mask, self.delta, other.delta), where_members(mask, self.T, other.T))
+    def flat(self, structure: FullAlgebra) -> Tensor:
+        """All entries as one vector for each member."""
+        return torch.cat([self.delta, self.T.flatten(-structure.rank)], -1)
+
+    @classmethod
+    def of(cls, flat: Tensor, structure: FullAlgebra) -> "Direction":
+        """The direction of such a vector, as views of it."""
+        return cls(flat[..., : structure.dim], flat[..., structure.dim :].unflatten(-1, structure.shape))
 
 
 def hessian(e: Expectation, local: Local, frame: Frame, exact: bool = False) -> Callable[[Direction], Direction]:
     """The Hessian of L in (m, C) at q, as a map of directions."""
     structure, gamma = frame.structure, e.temperature
     assert isinstance(structure, FullAlgebra)
-    W = local.P + gamma * structure.eye(local.a)
+    eye = structure.eye(local.a)
+    W = torch.add(local.P, eye, alpha=gamma)
     change = e.derivative.change(frame, exact) or _still(W, structure)
 
     def product(x: Direction) -> Direction:
         a, change_W = change(x.delta, x.T)
         of_root = structure.matmul(x.T, W) if frame.upper else structure.matmul(W, x.T)
-        T = structure.tril(change_W + of_root)
-        return Direction(a, structure.with_diagonal(T, structure.diagonal(T) + gamma * structure.diagonal(x.T)))
+        return Direction(a, torch.addcmul(structure.tril(change_W + of_root), eye, x.T, value=gamma))
 
     return product
 
@@ -66,35 +70,35 @@ def hessian(e: Expectation, local: Local, frame: Frame, exact: bool = False) -> 
 def conjugate_gradients(
     hessian: Callable[[Direction], Direction],
     precondition: Callable[[Direction], Direction],
-    r: Direction,
+    right: Direction,
     accuracy: Tensor,  # (*batch,)
     structure: FullAlgebra,
     most: int,
 ) -> tuple[Direction, int]:
     """Solve H x = r, each member to its own accuracy; where curvature is not positive, end at what there is."""
-    products = 0
-    x = Direction(torch.zeros_like(r.delta), torch.zeros_like(r.T))
-    p = z = precondition(r)
-    rz = first = r.dot(z, structure)
-    running = first > 0
+    products, r = 0, right.flat(structure)
+    x, zero = torch.zeros_like(r), torch.zeros_like(accuracy)
+    p = z = precondition(right).flat(structure)
+    rz = structure.dot(r, z)
+    running, least = rz > 0, accuracy.square() * rz
     asked = may_be_asked(running)
     for count in range(most if asked else min(most, _WITHOUT_ASKING)):
         if asked and not bool(running.any()):
             break
         products += 1
-        Hp = hessian(p)
-        curvature = p.dot(Hp, structure)
+        Hp = hessian(Direction.of(p, structure)).flat(structure)
+        curvature = structure.dot(p, Hp)
         curved = curvature > 0
         if not count:
-            x = x.where(curved | ~running, z)
+            x = where_members(curved | ~running, x, z)
         running = running & curved
-        step = torch.where(running, rz / curvature, 0.0)
-        x, r = x.plus(step, p, structure), r.plus(-step, Hp, structure)
-        z = precondition(r)
-        before, rz = rz, torch.where(running, r.dot(z, structure), rz)
-        running = running & (rz > accuracy.square() * first)
-        p = z.plus(torch.where(running, rz / before, 0.0), p, structure)
-    return x, products
+        step = torch.where(running, rz / curvature, zero)[..., None]
+        x, r = torch.addcmul(x, step, p), torch.addcmul(r, step, Hp, value=-1)
+        z = precondition(Direction.of(r, structure)).flat(structure)
+        before, rz = rz, structure.dot(r, z)
+        running = running & (rz > least)
+        p = torch.addcmul(z, torch.where(running, rz / before, zero)[..., None], p)
+    return Direction.of(x, structure), products
 
 
 def still_solved(e: Expectation, local: Local, frame: Frame) -> Callable[[Direction], Direction]:
@@ -106,12 +110,12 @@ def still_solved(e: Expectation, local: Local, frame: Frame) -> Callable[[Direct
     """
     structure, gamma = frame.structure, e.temperature
     assert isinstance(structure, FullAlgebra)
-    W = local.P + gamma * structure.eye(local.a)
-    shifted = W + _SHIFT * gamma * structure.eye(frame.mean)
+    eye = structure.eye(local.a)
+    shifted = torch.add(local.P, eye, alpha=(1 + _SHIFT) * gamma)
     root, ok = structure.cholesky(shifted) if frame.upper else structure.reverse_cholesky(shifted)
-    root = where_members(ok, root, structure.eye(frame.mean).expand_as(root))
+    root = where_members(ok, root, eye)
     inverse, diagonal = structure.inverse(root), structure.diagonal(root)
-    transposed, share = structure.transpose(inverse), gamma / ((1 + gamma / diagonal.square()) * diagonal)
+    transposed, share = structure.transpose(inverse), gamma * diagonal / (diagonal.square() + gamma)
     solve = _mean_solved(e, frame) or _solution(structure, inverse, frame.upper)
 
     def solved(x: Direction) -> Direction:

@@ -33,6 +33,15 @@ def raised(least: float, norm2: Tensor, leaves: int) -> Tensor:
 _SHORTEST, _LONGEST = 0.1, 0.5  # limits of one cut
 
 
+def _compared(trial: Trial) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The promised decrease, what is lacking of it, and the decrease with the rounding, and with the slack too."""
+    promised, decrease = trial.rho * trial.slope, trial.before - trial.after
+    size = trial.before.abs().clamp_min(1.0)
+    fallen = torch.add(decrease, size, alpha=64 * torch.finfo(size.dtype).eps)
+    lenient = fallen + trial.slack if isinstance(trial.slack, Tensor) else fallen
+    return promised, promised - decrease, fallen, lenient
+
+
 @final
 class Backtracking(TrialStepSize):
     """Steps found by trial that begin with the whole one: ρ = lr, and shorter after each that is refused.
@@ -68,12 +77,11 @@ class Backtracking(TrialStepSize):
 
     def judge(self, trial: Trial, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """Keep the trial where L fell by c ρ s up to rounding, and cut the next where it did not; a NaN is refused."""
-        promised, decrease = trial.rho * trial.slope, trial.before - trial.after
-        rounding = 64 * torch.finfo(decrease.dtype).eps * trial.before.abs().clamp_min(1.0)
-        accept = decrease >= self.decrease * promised - rounding - trial.slack
-        bend = promised - decrease
-        cut = torch.where(bend.isfinite() & (bend > 0), 0.5 * promised / bend, _SHORTEST).clamp(_SHORTEST, _LONGEST)
-        return accept, {"share": torch.where(accept, 1.0, cut * state["share"])}
+        promised, bend, _, fallen = _compared(trial)
+        cut = (0.5 * promised / bend).masked_fill(bend <= 0, _SHORTEST).nan_to_num(_SHORTEST)
+        share = cut.clamp(_SHORTEST, _LONGEST) * state["share"]
+        accept = fallen >= self.decrease * promised
+        return accept, {"share": share.masked_fill(accept, 1.0)}
 
 
 # Trial steps within a KL radius: the control that needs no learning rate
@@ -134,23 +142,20 @@ class SufficientDecrease(TrialStepSize):
         if path.leaves > 1:
             wide = (2 * raised(self.radius, norm2, path.leaves)).sqrt()
             reach = torch.where(cap.isinf(), torch.maximum(reach, wide), reach)
-        rho = torch.minimum(reach / norm2.sqrt(), cap)
-        return torch.minimum(rho, torch.ones_like(rho) * lr)
+        return torch.minimum(reach / norm2.sqrt(), cap).clamp_max(lr)
 
     def judge(self, trial: Trial, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """Keep the trial where L fell by c ρ s up to rounding, and adapt reach and cap; a NaN is a rejection."""
-        before, after, slope, length, rho, slack = trial
-        promised, decrease = rho * slope, before - after
-        rounding = 64 * torch.finfo(before.dtype).eps * before.abs().clamp_min(1.0)
-        accept = decrease >= self.decrease * promised - rounding - slack
-        good = decrease >= _GOOD * promised - rounding
+        rho, length, cap = trial.rho, trial.length, state["cap"]
+        promised, bend, fallen, lenient = _compared(trial)
+        accept = lenient >= self.decrease * promised
+        good = fallen >= _GOOD * promised
 
         grown = torch.where(good, torch.maximum(state["reach"], self.grow * length), state["reach"])
         reach = torch.where(accept, grown, self.shrink * length)
 
         # argmin of L - ρs + ½κρ², as a multiple of ρ: ½ s ρ / (sρ - (L - L')); straight lines have none
-        bend = promised - decrease
-        best = torch.where(bend > 0, 0.5 * promised / bend, torch.inf)
-        kept_cap = torch.where(state["cap"].isinf(), torch.inf, rho * best.clamp(_CAP_DOWN, _CAP_UP))
-        cut = torch.where(bend.isfinite(), best, _CAP_FLOOR).clamp(_CAP_FLOOR, 0.5)
+        best = (0.5 * promised / bend).masked_fill(bend <= 0, torch.inf)
+        kept_cap = torch.where(cap == torch.inf, cap, rho * best.clamp(_CAP_DOWN, _CAP_UP))
+        cut = best.nan_to_num(_CAP_FLOOR).clamp(_CAP_FLOOR, 0.5)  # a NaN, of a trial that is none, as an infinite bend
         return accept, {"reach": reach, "cap": torch.where(accept, kept_cap, rho * cut)}

@@ -139,7 +139,7 @@ class Squares(FullAlgebra):
     diagonal = verb("diagonal", lambda self, matrix: self.join(matrix.diagonal(dim1=-2, dim2=-1)))
     tril = verb("tril", lambda self, matrix: matrix.tril())
     tril_half = verb("tril_half", lambda self, symmetric: tril_half(symmetric))
-    norm2 = verb("norm2", lambda self, symmetric: self.total(symmetric.square().flatten(-self.rank).sum(-1)))
+    norm2 = verb("norm2", lambda self, symmetric: self.entries_norm2(symmetric))
 
     @property
     def parameters(self) -> int:
@@ -429,7 +429,7 @@ class Diagonal(FullAlgebra):
     tril_half = verb("tril_half", lambda self, symmetric: 0.5 * symmetric)
     flat = verb("flat", lambda self, symmetric: symmetric * 0.5**0.5)
     unflat = verb("unflat", lambda self, vector: vector * 2**0.5)
-    norm2 = verb("norm2", lambda self, symmetric: self.total(symmetric.square().sum(-1)))
+    norm2 = verb("norm2", lambda self, symmetric: self.dot(symmetric, symmetric))
 
     # what the data bring, without a D x D matrix on the way
     rows = verb("rows", lambda self, rows, root, transposed=False: rows * root[..., None, :])

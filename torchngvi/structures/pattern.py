@@ -150,7 +150,7 @@ class Pattern(ABC):
         y: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
         """Compute the inner product Σ_i x_i y_i of vectors, (*sample, *batch)."""
-        return self.total((x * y).sum(-1))
+        return self.total(torch.linalg.vecdot(x, y))
 
     def everywhere(self, ok: Tensor) -> Tensor:
         """Say whether something holds for the coordinates of every process, (*batch,)."""
@@ -195,19 +195,12 @@ class Pattern(ABC):
         flat = self._flat(matrix)
         return flat.index_copy(-1, self._at(matrix).diagonal, new.expand(*flat.shape[:-1], -1)).reshape(matrix.shape)
 
-    def scaled(
-        self,
-        factor: Tensor,  # (*batch,)
-        matrix: Structured,
-    ) -> Structured:
-        """Multiply each member's matrix by a factor of its own."""
+    def scaled(self, factor: Tensor, matrix: Structured) -> Structured:
+        """Multiply each member's matrix by a factor of its own, (*batch,)."""
         return factor[(..., *(None,) * self.rank)] * matrix
 
-    def from_dense(
-        self,
-        matrix: Tensor,  # (*batch, D, D)
-    ) -> Structured:
-        """Keep the stored entries of a matrix that is written out."""
+    def from_dense(self, matrix: Tensor) -> Structured:
+        """Keep the stored entries of a matrix that is written out, (*batch, D, D)."""
         index = self._at(matrix)
         return matrix.flatten(-2)[..., index.rows * self.dim + index.columns].unflatten(-1, self.shape)
 
@@ -261,7 +254,8 @@ class Pattern(ABC):
 
     def entries_norm2(self, matrix: Structured) -> Tensor:
         """Sum the squares of all stored entries, (*batch,): ‖L‖²_F of a root, or of any matrix of squares."""
-        return self.total(self._flat(matrix).square().sum(-1))
+        flat = self._flat(matrix)
+        return self.dot(flat, flat)
 
     def log_det(self, root: Structured) -> Tensor:
         """Compute log det L = Σ_i log L_ii of a root with a positive diagonal, (*batch,)."""
@@ -366,6 +360,11 @@ class Pattern(ABC):
         """Compute ‖Cᵀx_n‖² for sparse rows, (N,): the variances of X θ for C = L, or Lᵀ where ``transposed``."""
         dense = self.to_dense(root)
         return (rows @ (dense.mT if transposed else dense)).square().sum(-1)
+
+
+def plus(structure: "Pattern", matrix: Structured, factor: Tensor, other: Structured) -> Structured:
+    """Add another matrix, each member's times a factor of its own, (*batch,)."""
+    return torch.addcmul(matrix, factor[(..., *(None,) * structure.rank)], other)
 
 
 def is_whole(pattern: Pattern) -> bool:

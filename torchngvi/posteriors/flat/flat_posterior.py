@@ -256,7 +256,7 @@ class FlatPosterior(ProbedPosterior):
 
     def local(self, e: Expectation) -> Local:
         """Return ∇L in λ, projected on the manifold where there is one."""
-        if not isinstance(e.derivative, Framed):
+        if not isinstance(e.derivative, Framed | Local):
             self.frame()
             raise AssertionError("frame refuses")
         a, W = e.derivative
