@@ -141,8 +141,7 @@ def test_a_pattern_with_a_sum_of_its_own_is_asked_for_it():
         ends.append([x.clone() for x in q.coordinates])
         sums.append(vars(structure).get("sums", 0))
     assert sums[0] == 0
-    # at each q the log determinant, the products of all pairs at once, the slope; of a step two for the norm, the cone
-    assert sums[1] == 5 * 3 + 4 * 3
+    assert sums[1] == 5 * 3 + 4 * 3  # of a q: log determinant, all pairs, slope; of a step: two for the norm, the cone
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
