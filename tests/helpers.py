@@ -36,6 +36,7 @@ from torchngvi import (
     GeneralizedLinear,
     NaturalGaussian,
     PrecisionCholeskyGaussian,
+    fit,
     registry,
 )
 from torchngvi.expectations import (
@@ -53,7 +54,7 @@ from torchngvi.expectations import (
     ScoreFunction,
     Stein,
 )
-from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Posterior, Raw
+from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Posterior, Raw, Target
 from torchngvi.models import (
     BernoulliLogit,
     BernoulliProbit,
@@ -275,7 +276,17 @@ def check_refusal(call: Callable[[], object], error: type[Exception], words: tup
 # ------------------------------------------------------------------------------- random things
 
 
-def randn(*shape: int, seed: int) -> Tensor:
+def seeded(seed: int = 0) -> torch.Generator:
+    """A generator of that seed."""
+    return torch.Generator().manual_seed(seed)
+
+
+def vec(*numbers: float) -> Tensor:
+    """Numbers as a vector."""
+    return torch.tensor(numbers, dtype=DTYPE)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
     """Standard normal draws that depend on the seed and the shape only."""
     return torch.randn(shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
@@ -434,6 +445,11 @@ def make_posterior(
         0.5 + 0.5 * torch.rand(*batch, SMALL_DIM, generator=generator, dtype=torch.float64)
     )
     return REGISTERED[name](SMALL_DIM, batch, mean=mean.to(dtype), scale=factor.to(dtype))
+
+
+def quiet(q: Posterior, target: Target, *optimizer: object, **options: object):
+    """A fit without a bar."""
+    return fit(q, target, *optimizer, progress=False, **options)
 
 
 def make_model(

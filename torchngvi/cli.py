@@ -13,8 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchngvi.app.flags import DEBUG, gone_command, parser
-from torchngvi.app.settings import read_toml, settings_from
+from torchngvi.app.settings import DEBUG, gone_command, parser, read_toml, settings_from
 from torchngvi.errors import InputError, TorchngviError
 from torchngvi.extras import install
 
@@ -64,9 +63,9 @@ def _run(argv: Sequence[str]) -> int:
         return _reproduce(**flags)
     if command == "fit":
         config, overwrite = flags.pop("config", None), flags.pop("overwrite")
-        settings, told = settings_from({**(read_toml(config) if config else {}), **flags})
-        if told:
-            print(f"torchngvi: warning: {told}", file=sys.stderr)
+        settings, remark = settings_from({**(read_toml(config) if config else {}), **flags})
+        if remark:
+            print(f"torchngvi: warning: {remark}", file=sys.stderr)
         from torchngvi.app import fits
 
         result = fits.run(settings, overwrite)

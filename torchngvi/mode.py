@@ -27,10 +27,6 @@ from torchngvi.structures import Dense
 T = TypeVar("T")
 Asking = Generator[Tensor, tuple[Tensor, Tensor], T]  # yields points (S, D), takes ℓ (S,) and ∇ℓ (S, D) there
 
-_LEVEL = 10.0  # of c, nats a coordinate
-_FAR_ENOUGH, _LESS = 1e-4, 0.9  # shares of the slope: of the decrease, and of what may be left of it
-_FARTHER = 4.0  # factor of a step that is too short
-_TRIALS = 40  # steps along one direction
 _ANEW = 5  # times that the memory is given up where it points nowhere
 _CLOSE, _QUIET = 1.0, 10  # nats a coordinate, in so many steps
 
@@ -50,7 +46,7 @@ class Place(NamedTuple):
         return self.share * self.gradient
 
 
-def placed(theta: Tensor, energy: Tensor, gradient: Tensor) -> Place:
+def placed(theta: Tensor, energy: Tensor, gradient: Tensor, nats: float = 10.0) -> Place:
     """A place with its φ.
 
     >>> placed(torch.zeros(1), torch.tensor(5.0), torch.ones(1)).value
@@ -59,7 +55,8 @@ def placed(theta: Tensor, energy: Tensor, gradient: Tensor) -> Place:
     >>> round(at.value, 4), round(at.share, 4)
     (20.0, 0.3679)
     """
-    level, number = _LEVEL * len(theta), float(energy)
+    # nats: of c, nats a coordinate
+    level, number = nats * len(theta), float(energy)
     if not (math.isfinite(number) and bool(torch.isfinite(gradient).all())):
         return Place(theta, energy, gradient, math.inf, 0.0)
     if number <= level:
@@ -117,25 +114,36 @@ class Afar:
         length = float((self.first * self.place.slope).norm())
         self.inverse, self.new = torch.diag(self.first.square()) / (length or 1.0), True
 
-    def _along(self, direction: Tensor, fall: float) -> Asking[Place | None]:
+    def _along(
+        self,
+        direction: Tensor,
+        fall: float,
+        enough: float = 1e-4,
+        less: float = 0.9,
+        farther: float = 4.0,
+        trials: int = 40,
+    ) -> Asking[Place | None]:
         """A step which lessens φ enough, and its slope; None where there is no shorter one that lessens it."""
+        # enough, less: shares of the slope: of the decrease, and of what may be left of it
+        # farther: factor of a step that is too short
+        # trials: steps along one direction
         short, far, length = 0.0, math.inf, 1.0
         best: Place | None = None
-        for _ in range(_TRIALS):
+        for _ in range(trials):
             theta = self.place.theta + length * direction
             energies, gradients = yield theta[None]
             self.gradients += 1
             trial = placed(theta, energies[0], gradients[0])
-            if not trial.value <= self.place.value + _FAR_ENOUGH * length * fall:
+            if not trial.value <= self.place.value + enough * length * fall:
                 far = length
             else:
                 best, short = trial, length
-                if float(trial.slope @ direction) >= _LESS * fall:
+                if float(trial.slope @ direction) >= less * fall:
                     break
             if short and not math.isinf(far):
                 length = 0.5 * (short + far)
             else:
-                length = length * _FARTHER if short else length / _FARTHER
+                length = length * farther if short else length / farther
         return best
 
     def _learn(self, after: Place) -> None:
@@ -165,20 +173,10 @@ class Afar:
 # Searches from several starts go side by side: each yields the points at which it wants ℓ and ∇ℓ, and those of all are
 # one call.
 
-_ENOUGH = 1e-4  # share of the promised decrease a step must reach
 _TRUSTED = (0.5, 1.7)  # a decrease between these shares of the predicted one leaves the model as it is
-_NEAR = 0.5  # Newton decrement, in standard deviations, at which the search ends
-_SADDLE = 1e-2  # decrement below which an indefinite Hessian is a saddle, and left
-_FLOOR = 1e-10  # of the eigenvalues, relative to the largest
 _CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
 _FAR = 1e4  # square of the decrement from which Newton's method may be given up
-_AFAR = 3  # budgets of the way down by the logarithm: the memory has D² numbers to learn
-_SLOW = 3  # times in a row that it is as large
-_FLAT = 1e3  # its ratio to ℓ, where some direction is flat: where ℓ is e^z it is 1
 _WIDE = 0.1  # standard deviations of a difference step
-_APART = 3.0  # standard deviations between two modes
-_KEPT = 5_000_000  # numbers of all roots on a path
-_AROUND = 6.0  # standard deviations within which half of the points lie around a Gaussian
 
 
 class Mode(NamedTuple):
@@ -211,14 +209,7 @@ def find_mode(
     over: Callable[[], bool] = lambda: False,
     path: list[Seen] | None = None,
 ) -> Mode | None:
-    """Minimise ℓ from a start; None where ℓ or its derivative is not finite there.
-
-    >>> from torchngvi.models import LogJoint
-    >>> target = LogJoint(lambda theta: -0.5 * (theta - 3).square().sum(-1))
-    >>> mode = find_mode(target, torch.zeros(2, dtype=torch.float64), 100)
-    >>> mode.found, [round(x, 6) for x in mode.theta.tolist()], mode.gradients
-    (True, [3.0, 3.0], 6)
-    """
+    """Minimise ℓ from a start; None where ℓ or its derivative is not finite there."""
     return find_modes(target, start[None], budget, over=over, path=path)[0]
 
 
@@ -230,13 +221,7 @@ def find_modes(
     over: Callable[[], bool] = lambda: False,
     path: list[Seen] | None = None,
 ) -> list[Mode | None]:
-    """Minimise ℓ from each of several starts, side by side, as `find_mode` does from one.
-
-    >>> from torchngvi.models import LogJoint
-    >>> target = LogJoint(lambda theta: -0.5 * (theta - 3).square().sum(-1))
-    >>> [round(mode.theta.item(), 6) for mode in find_modes(target, torch.zeros(2, 1, dtype=torch.float64), 100)]
-    [3.0, 3.0]
-    """
+    """Minimise ℓ from each of several starts, side by side, as `find_mode` does from one."""
     gamma = target.temperature or 1.0
     modes: list[Mode | None] = [None] * len(starts)
     parts = [_Search(start, budget, gamma, None if k else path) for k, start in enumerate(starts)]
@@ -305,16 +290,18 @@ class _Search:
                 return finite
             self.scale = torch.minimum(self.scale, self.afar.first)  # a step as wide as ℓ is flat leads too far
 
-    def _decompose(self) -> None:
+    def _decompose(self, floor: float = 1e-10, kept: int = 5_000_000) -> None:
         """Half with H⁻¹ = half halfᵀ, eigenvalues taken where the coordinates have unit curvature."""
+        # floor: of the eigenvalues, relative to the largest
+        # kept: numbers of all roots on a path
         diagonal = self.H.diagonal().abs()
         tiny = torch.finfo(diagonal.dtype).tiny ** 0.5
         unit = torch.where(diagonal > tiny, diagonal, diagonal.max()).rsqrt()
         unit = torch.where(unit.isfinite(), unit, 1.0)
         values, vectors, ok = eigh(unit[:, None] * self.H * unit)
         largest = values.abs().max()
-        repaired = torch.where(largest > 0, torch.maximum(values.abs(), _FLOOR * largest), 1.0)
-        self.definite = bool(ok & (values >= -_FLOOR * largest).all())  # or flat
+        repaired = torch.where(largest > 0, torch.maximum(values.abs(), floor * largest), 1.0)
+        self.definite = bool(ok & (values >= -floor * largest).all())  # or flat
         self.half = unit[:, None] * vectors * repaired.rsqrt()
         self._repaired = (vectors * repaired) @ vectors.mT / (unit[:, None] * unit)
         self.downhill = self.half[:, 0]  # of the smallest eigenvalue
@@ -323,7 +310,7 @@ class _Search:
         self.seen, self.known = Seen(self.theta, self.half), float(self.energy)
         if self.path is not None:
             self.path.append(self.seen)
-            if len(self.path) > max(_KEPT // self.half.numel(), 4):
+            if len(self.path) > max(kept // self.half.numel(), 4):
                 del self.path[1::2]
 
     def ended(self, found: bool) -> Mode | None:
@@ -334,8 +321,10 @@ class _Search:
         evidence = -self.known / gamma - 0.5 * (self.log_det - len(self.theta) * math.log(2 * math.pi * gamma))
         return Mode(self.seen.theta, self.seen.root(gamma), evidence, found, self.gradients)
 
-    def run(self) -> Asking[Mode | None]:
+    def run(self, near_enough: float = 0.5, saddle: float = 1e-2) -> Asking[Mode | None]:
         """Search, and say where it ended."""
+        # near_enough: Newton decrement, in standard deviations, at which the search ends
+        # saddle: decrement below which an indefinite Hessian is a saddle, and left
         self.energy, self.gradient = yield from self._here(self.theta)
         if not self.finite(self.energy, self.gradient):
             return None
@@ -345,11 +334,11 @@ class _Search:
             self._decompose()
             along = self.half.mT @ self.gradient
             direction, square = -(self.half @ along), float(along.square().sum())
-            near = square < _NEAR**2 and self.definite
+            near = square < near_enough**2 and self.definite
             spent = self.gradients - self.afar.gradients >= self.budget
             if square < _FAR and not spent and self._coarse() and (yield from self._hessian()):
                 continue
-            if not self.definite and square < _SADDLE**2 and not spent and (yield from self._left_saddle()):
+            if not self.definite and square < saddle**2 and not spent and (yield from self._left_saddle()):
                 continue
             if not near and not spent and self._hard(square):
                 if (yield from self._from_afar()):
@@ -363,16 +352,19 @@ class _Search:
                     break
         return self.ended(near)
 
-    def _hard(self, square: float) -> bool:
+    def _hard(self, square: float, slow: int = 3, flat: float = 1e3) -> bool:
         """Whether steps leave a decrement as large as that of an exponential far from its minimum."""
-        self.hard = self.hard + 1 if _FAR < square < _FLAT * float(self.energy) else 0
-        return self.hard >= _SLOW
+        # slow: times in a row that it is as large
+        # flat: its ratio to ℓ, where some direction is flat: where ℓ is e^z it is 1
+        self.hard = self.hard + 1 if _FAR < square < flat * float(self.energy) else 0
+        return self.hard >= slow
 
-    def _from_afar(self) -> Asking[bool]:
+    def _from_afar(self, budgets: int = 3) -> Asking[bool]:
         """Go down by the logarithm of ℓ, and take H again; False where it is not finite."""
+        # budgets: budgets of the way down by the logarithm: the memory has D² numbers to learn
         start = placed(self.theta, self.energy, self.gradient)
         before = self.afar.gradients
-        self.theta, self.energy, self.gradient, *_ = yield from self.afar.run(start, _AFAR * self.budget)
+        self.theta, self.energy, self.gradient, *_ = yield from self.afar.run(start, budgets * self.budget)
         self.gradients += self.afar.gradients - before
         self.scale, self.hard = self.afar.scale, 0
         return (yield from self._hessian())
@@ -387,13 +379,14 @@ class _Search:
                 return (yield from self._hessian())
         return False
 
-    def _step(self, direction: Tensor, square: float) -> Asking[bool]:
+    def _step(self, direction: Tensor, square: float, enough: float = 1e-4) -> Asking[bool]:
         """Go along the direction as far as ℓ falls enough, and update H; False where it does not fall."""
+        # enough: share of the promised decrease a step must reach
         for length in _CUTS:
             theta = self.theta + length * direction
             energy, gradient = yield from self._here(theta)
             fallen = float(self.energy - energy)
-            if self.finite(energy, gradient) and fallen >= _ENOUGH * length * square:
+            if self.finite(energy, gradient) and fallen >= enough * length * square:
                 break
         else:
             return square > _FAR and (yield from self._from_afar())
@@ -445,23 +438,26 @@ def search_points(
     mean: Tensor,  # (D,)
     stddev: Tensor,  # (D,)
     seed: int,
+    around: float = 6.0,
 ) -> Tensor:
     """Points from which modes are searched for: half of them uniform on (-2, 2), half around a Gaussian."""
+    # around: standard deviations within which half of the points lie around a Gaussian
     number = number_of_starts(len(mean), 4, 16)
     points = uniform_points(number, mean, seed)
-    return torch.cat([points[: number // 2], mean + 0.5 * _AROUND * stddev * points[number // 2 :]])
+    return torch.cat([points[: number // 2], mean + 0.5 * around * stddev * points[number // 2 :]])
 
 
-def distinct(first: Mode, second: Mode) -> bool:
+def distinct(first: Mode, second: Mode, sds: float = 3.0) -> bool:
     """Say whether two modes are more than three standard deviations apart by both curvatures.
 
     >>> one = Mode(torch.zeros(1), torch.eye(1), 0.0, True, 1)
     >>> distinct(one, one._replace(theta=torch.tensor([4.0]))), distinct(one, one)
     (True, False)
     """
+    # sds: standard deviations between two modes
     apart = (first.theta - second.theta)[:, None]
     return all(
-        float(torch.linalg.solve_triangular(mode.root, apart, upper=False).norm()) > _APART for mode in (first, second)
+        float(torch.linalg.solve_triangular(mode.root, apart, upper=False).norm()) > sds for mode in (first, second)
     )
 
 

@@ -132,11 +132,7 @@ def widths(
     structure: str,  # as for `pattern`
     dim: int,
 ) -> tuple[int, int]:
-    """The size of the largest block of a pattern, and the entries of all blocks: the numbers behind memory and time.
-
-    >>> widths("full", 7), widths("diagonal", 7), widths("1,4,2", 7)
-    ((7, 49), (1, 7), (4, 21))
-    """
+    """The size of the largest block of a pattern, and the entries of all blocks: the numbers behind memory and time."""
     if structure in STRUCTURES:  # the header of a file may claim more coordinates than a pattern can have
         return (1, dim) if STRUCTURES[structure] is Diagonal else (dim, dim**2)
     sizes = _sizes(structure)
@@ -201,11 +197,7 @@ def partners(name: str) -> tuple[str, ...]:
 
 @functools.cache
 def needs_lr(name: str) -> bool:
-    """Whether a method needs a learning rate: its path does not start along the natural gradient, whose units cancel.
-
-    >>> needs_lr("vn"), needs_lr("bwgd")
-    (False, True)
-    """
+    """Whether a method needs a learning rate, since its path does not start along the natural gradient."""
     try:
         check(name, partners(name)[0])
     except InputError:
@@ -215,11 +207,7 @@ def needs_lr(name: str) -> bool:
 
 @functools.cache
 def by_trial(name: str) -> bool:
-    """Whether a method without a learning rate finds its steps by trial, for which the values of L must be exact.
-
-    >>> by_trial("vn"), by_trial("snngm"), by_trial("bwgd")
-    (True, False, False)
-    """
+    """Whether a method without a learning rate finds its steps by trial, for which the values of L must be exact."""
     return not needs_lr(name) and method(name, posterior(partners(name)[0], 2)).step_size.needs_trial
 
 

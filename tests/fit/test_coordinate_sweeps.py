@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import seeded, vec
 from torch.distributions import HalfCauchy, Normal
 
 from torchngvi import NGVI, CholeskyGaussian, fit
@@ -15,14 +16,6 @@ from torchngvi.posteriors import Product
 from torchngvi.posteriors.flat import Categorical, Dirichlet, Gamma
 
 DTYPE = torch.float64
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=DTYPE)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 Y = vec(0.3, -1.2, 2.0, 0.7, -0.1)

@@ -10,20 +10,18 @@ import pytest
 import torch
 from helpers import make_model, make_posterior, same_bits
 
-from torchngvi import SRVN, VN, CholeskyGaussian, NaturalGradientVI, Stein, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, NaturalGradientVI, Stein
 from torchngvi.errors import InputError
 from torchngvi.stepsizes import Constant
 
 pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
 
+from helpers import quiet
+
 from benchmarks.interruptions import KINDS, lines  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 EVERY = 331  # line events from one interrupt to the next; the benchmark does all
-
-
-def quiet(q, target, *optimizer, **options):
-    return fit(q, target, *optimizer, progress=False, **options)
 
 
 def cut_in_step(monkeypatch, optimizer, number):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from helpers import make_model, make_posterior, same_bits
+from helpers import make_model, make_posterior, quiet, same_bits
 from test_sample_average import two
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -20,10 +20,6 @@ from torchngvi.fitting.records import Record
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.stopping import Standing, Stop
 from torchngvi.stepsizes import PowerSchedule
-
-
-def quiet(q, target, *optimizer, **options):
-    return fit(q, target, *optimizer, progress=False, **options)
 
 
 def standing(loss=1.0, norm=0.5, **options):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from helpers import quiet
 
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit, mode
 from torchngvi.diagnostics.importance import smoothed
@@ -39,10 +40,6 @@ def quadratic(dim, seed=2):
     H = root @ root.mT + 0.1 * torch.eye(dim, dtype=torch.float64)
     m = torch.randn(dim, generator=generator, dtype=torch.float64)
     return H, m, lambda theta: -0.5 * (((theta - m) @ H) * (theta - m)).sum(-1)
-
-
-def quiet(q, target, **options):
-    return fit(q, target, progress=False, **options)
 
 
 # ------------------------------------------------------------------------------------ the packet

@@ -5,6 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from helpers import randn
 
 from torchngvi import (
     CholeskyGaussian,
@@ -22,10 +23,6 @@ from torchngvi.structures import block_diagonal
 
 DTYPE = torch.float64
 FAMILIES = [CholeskyGaussian, PrecisionCholeskyGaussian, NaturalGaussian]
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
 
 def rotation(dim, seed=0):

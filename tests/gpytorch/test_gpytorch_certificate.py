@@ -3,6 +3,7 @@
 import gpytorch
 import pytest
 import torch
+from helpers import randn
 from sparse_models import SparseModel
 
 from torchngvi import CholeskyGaussian, certificate
@@ -10,10 +11,6 @@ from torchngvi.adapters.gpytorch import SparseGP, refine_svgp
 from torchngvi.errors import InputError
 
 ROWS, DTYPE = 120, torch.float64
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
 
 X = 4 * torch.rand(ROWS, 1, dtype=DTYPE, generator=torch.Generator().manual_seed(1))

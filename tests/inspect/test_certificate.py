@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from helpers import randn
 
 from torchngvi import (
     VN,
@@ -28,10 +29,6 @@ from torchngvi.numerics.self_concordance import row_constants
 from torchngvi.structures import block_diagonal
 
 DTYPE, N, D = torch.float64, 60, 4
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
 
 X = randn(N, D)

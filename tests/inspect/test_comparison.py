@@ -5,16 +5,13 @@ import math
 
 import pytest
 import torch
+from helpers import randn
 
 from torchngvi import CholeskyGaussian, GeneralizedLinear, compare_models, fit, leave_one_out
 from torchngvi.models import NegativeBinomial, StudentT
 from torchngvi.solved import comparison, stacking_weights
 
 DTYPE, N = torch.float64, 120
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
 
 X = randn(N, 3)

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 from arrow import ScalarArrow
-from helpers import check_refusal
+from helpers import check_refusal, randn
 
 from torchngvi import (
     CholeskyGaussian,
@@ -55,10 +55,6 @@ from torchngvi.solved import comparison, sensitivity, site_sum, solve, stacking_
 from torchngvi.structures import Dense
 
 DTYPE, N, D = torch.float64, 60, 4
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
 
 X = randn(N, D)

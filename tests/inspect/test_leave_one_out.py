@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from helpers import randn
 from sklearn.datasets import load_breast_cancer
 
 from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit, leave_one_out
@@ -13,10 +14,6 @@ from torchngvi.models import GaussianNoise, NegativeBinomial
 from torchngvi.solved.leave_one_out import Optimum
 
 DTYPE, N, D = torch.float64, 50, 4
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
 
 X = randn(N, D)

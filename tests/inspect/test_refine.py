@@ -16,8 +16,7 @@ from torchngvi.diagnostics.verdict import OtherMode
 from torchngvi.errors import InputError
 from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, RefinementWarning, WarpLayer, WeightedDraws
 from torchngvi.refinement.density import Joint
-from torchngvi.refinement.fan import _gains, _warp_gain, fitted, trace
-from torchngvi.refinement.layers import LineDensity, Nodes, Spline, orthogonal
+from torchngvi.refinement.fan import LineDensity, Nodes, Spline, _gains, _warp_gain, fitted, orthogonal, trace
 from torchngvi.refinement.refinement import best_shares, examined_again
 
 LOG_TAU = 0.5 * math.log(2 * math.pi)

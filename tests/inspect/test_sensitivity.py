@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import randn
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, PrecisionCholeskyGaussian, fit
 from torchngvi.models import SoftmaxRegression
@@ -11,10 +12,6 @@ from torchngvi.solved import sensitivity, solve
 from torchngvi.structures import block_diagonal
 
 DTYPE, N, D = torch.float64, 40, 3
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
 
 X = randn(N, D)

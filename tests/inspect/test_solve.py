@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from helpers import randn
 
 from torchngvi import (
     CholeskyGaussian,
@@ -19,10 +20,6 @@ from torchngvi.solved import solve
 from torchngvi.structures import block_diagonal
 
 DTYPE, N, D = torch.float64, 30, 3
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
 
 X = randn(N, D)

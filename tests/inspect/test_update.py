@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers import randn
 
 from torchngvi import (
     VN,
@@ -22,10 +23,6 @@ from torchngvi.models import GaussianNoise, NegativeBinomial, SoftmaxRegression
 from torchngvi.solved import merge, site_sum
 
 DTYPE, N, D = torch.float64, 60, 4
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
 
 X = randn(N, D)

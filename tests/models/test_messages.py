@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import vec
 from torch.distributions import Bernoulli, HalfNormal, InverseGamma, LogNormal, Normal
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian
@@ -15,10 +16,6 @@ from torchngvi.posteriors.flat import InverseGamma as InverseGammaFamily
 from torchngvi.posteriors.natural_forms import natural_form
 
 DTYPE = torch.float64
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=DTYPE)
 
 
 def omegas(q):

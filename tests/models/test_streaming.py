@@ -8,7 +8,7 @@ from collections import namedtuple
 
 import pytest
 import torch
-from helpers import DIFFERENCE, DTYPE, EXACT, IDENTITY, close, randn
+from helpers import DIFFERENCE, DTYPE, EXACT, IDENTITY, close, quiet, randn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -28,7 +28,6 @@ from torchngvi import (
     LogJoint,
     NaturalGaussian,
     Streamed,
-    fit,
 )
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
@@ -49,10 +48,6 @@ gammas = pytest.mark.parametrize("gamma", [0.3, 1.0, 2.0])
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-def quiet(q, target, **options):
-    return fit(q, target, progress=False, **options)
 
 
 def new(family=CholeskyGaussian, dim=DIM, **options):

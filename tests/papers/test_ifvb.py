@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from helpers import gpu
+from helpers import gpu, seeded
 from ifvb_parts import AIFVB, IFVB, PreconditionedVI
 from torch.utils._pytree import tree_leaves
 
@@ -51,10 +51,6 @@ from torchngvi.stepsizes import Constant, PowerSchedule
 
 FLOAT = torch.float64
 Z_LIMIT = 4.5
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def gaussian(*batch, dim=2):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import randn, seeded
 
 from torchngvi.errors import PairError
 from torchngvi.ifvb import (
@@ -22,14 +23,6 @@ from torchngvi.ifvb import (
 
 FLOAT = torch.float64
 Z_LIMIT = 4.5  # of a z-test
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape, seed=0):
-    return torch.randn(shape, generator=seeded(seed), dtype=FLOAT)
 
 
 def covariance(*shape, seed=0):

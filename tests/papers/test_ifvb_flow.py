@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import vec
 
 from examples.papers.godichon2023 import flow, two_rotations
 from examples.papers.godichon2023.two_rotations import TwoRotations
@@ -12,10 +13,6 @@ from torchngvi.testing import check_flat_posterior
 
 FLOAT = torch.float64
 STEPS = 12
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=FLOAT)
 
 
 def rotation(cosine):

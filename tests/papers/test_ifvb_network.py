@@ -6,20 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import randn, seeded
 from ifvb_parts import AIFVB
 from scipy import integrate, stats
 
 from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian, run
 
 FLOAT = torch.float64
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape, seed=0):
-    return torch.randn(shape, generator=seeded(seed), dtype=FLOAT)
 
 
 def network(hidden=(4, 3), rows=30, **settings):

@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 import torch
+from helpers import seeded
 from ifvb_parts import PreconditionedVI
 
 from torchngvi import metrics
@@ -24,10 +25,6 @@ from torchngvi.ifvb import (
 )
 
 FLOAT = torch.float64
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def family(D, *batch):

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from helpers import seeded
 from ifvb_parts import AIFVB, IFVB, PreconditionedVI
 from scipy.special import polygamma
 
@@ -37,10 +38,6 @@ from torchngvi.theory.godichon2023 import check_exponents
 
 FLOAT = torch.float64
 REPLICATES = 1000
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def hessian_of(function, lam):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import seeded, vec
 from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi import NGVI, CholeskyGaussian, LogJoint, NaturalGradientVI, fit
@@ -16,14 +17,6 @@ from torchngvi.stepsizes import KLRadius, theorem_schedule
 from torchngvi.theory.wu2024 import gradient_variance, rate_bound
 
 DTYPE = torch.float64
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=DTYPE)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 COUNTS, EXPOSURE = vec(3, 0, 7, 2), vec(1.0, 0.5, 2.0, 1.5)

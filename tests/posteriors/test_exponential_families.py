@@ -6,6 +6,7 @@ import pytest
 import scipy.special
 import scipy.stats
 import torch
+from helpers import vec
 
 from torchngvi.numerics.special import (
     increasing_root,
@@ -18,10 +19,6 @@ from torchngvi.posteriors.flat import Beta, Categorical, Dirichlet, Gamma, Inver
 from torchngvi.testing import check_exponential_family
 
 DTYPE = torch.float64
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=DTYPE)
 
 
 FAMILIES = {

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from helpers import seeded
 
 from torchngvi import (
     CholeskyGaussian,
@@ -41,10 +42,6 @@ from torchngvi.structures import Dense, arrow
 from torchngvi.structures.pattern import NoMatrix
 
 FLOAT = torch.float64
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def field(*batch):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import vec
 
 from torchngvi import (
     CholeskyGaussian,
@@ -31,10 +32,6 @@ from torchngvi.structures import arrow
 
 DTYPE = torch.float64
 KINDS = [CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian]
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=DTYPE)
 
 
 def some_mixture(kind=CholeskyGaussian, number=3, dim=4, seed=0):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import DTYPE, POSTERIORS, check_refusal
+from helpers import DTYPE, POSTERIORS, check_refusal, vec
 
 from torchngvi import (
     SRVN,
@@ -33,10 +33,6 @@ from torchngvi.rules import ExponentialAverage, NaturalGradient, QuasiNewton, Ro
 from torchngvi.stepsizes import Clip, KLRadius, PowerSchedule, Shortest, SufficientDecrease
 
 NAN = math.nan
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=DTYPE)
 
 
 def log_joint(theta):

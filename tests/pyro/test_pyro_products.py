@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import vec
 
 pyro = pytest.importorskip("pyro")
 import pyro.distributions as dist  # noqa: E402
@@ -15,10 +16,6 @@ from torchngvi.posteriors.flat import Beta, Categorical, Dirichlet, Gamma, Inver
 
 DTYPE = torch.float64
 QUIET = {"progress": False}
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=DTYPE)
 
 
 Y = vec(0.3, -1.2, 2.0, 0.7, -0.1)

@@ -20,8 +20,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 import torchngvi
-from torchngvi.app.flags import parser
-from torchngvi.app.settings import GONE, Settings, read_toml, settings_from
+from torchngvi.app.settings import GONE, Settings, parser, read_toml, settings_from
 from torchngvi.cli import main
 from torchngvi.extras import install
 from torchngvi.tables.model import regression
@@ -182,7 +181,8 @@ class TestOutputs:
 
     def test_help_comes_before_pytorch(self):
         script = (
-            "import sys, torchngvi.app.flags as c; c.parser().format_help(); print({'torch', 'numpy'} & {*sys.modules})"
+            "import sys, torchngvi.app.settings as c; c.parser().format_help();"
+            "print({'torch', 'numpy'} & {*sys.modules})"
         )
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)

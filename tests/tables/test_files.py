@@ -18,9 +18,8 @@ import pytest
 from sklearn.datasets import dump_svmlight_file
 
 from torchngvi.app import prepare
-from torchngvi.app.flags import parser
 from torchngvi.app.readers import BUNDLED, read_table
-from torchngvi.app.settings import settings_from
+from torchngvi.app.settings import parser, settings_from
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 from torchngvi.tables.design import Formula

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import randn
 from simulated import epilepsy, model, simulated, toenail
 
 from torchngvi.errors import InputError
@@ -14,10 +15,6 @@ from torchngvi.tables.priors import StudentT
 
 SETTINGS = FitSettings()
 NAMES = ("poisson", "bernoulli", "negative_binomial", "gaussian", "student_t")
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def fitted(args, settings=SETTINGS, seed=0):

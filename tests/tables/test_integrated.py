@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import randn
 from simulated import epilepsy, model, simulated, toenail
 
 from torchngvi.tables.globals import FitSettings, Frame, enough_nodes, search
@@ -16,10 +17,6 @@ NEAR = 0.4  # sds of test points about a start
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
 def near(joint, count=4, seed=0):

@@ -25,9 +25,7 @@ from torchngvi.tables.result import TableResult
 
 _DRAWS = 400, 4096  # of a model without groups, at least and at most: of 4,096 a third digit is known
 _DENSITIES = 2**28  # of rows under all draws, which take five seconds
-_WIDE = 10.0  # sds of an intercept's prior beside a number for the others, in the units of the family
 _ENDS = (1e-6, 1e6)  # of a prior precision that is looked for
-_CLOSE, _FITS = 0.1, 20  # of its logarithm, in which the evidence is flat, and fits at most
 _PRIOR = re.compile(r"(.+?)=\s*([A-Za-z][\w-]*\s*\(.*\)|flat|default)\s*")
 
 
@@ -48,9 +46,9 @@ def run(s: Settings, overwrite: bool) -> TableResult:
         result = model.fit(draws=draws, seed=s.seed, progress=s.progress)
         held_out = report.held_out(result, s, made)
         marginal = {column: result.marginal_effects(column) for column in s.marginal}
-    told = dict.fromkeys(str(w.message).rstrip(".") for w in caught if not issubclass(w.category, DeprecationWarning))
-    asked = [text for text in told if text.startswith("Did you mean")]
-    notes = [*made.notes, *(f"{text[0].lower()}{text[1:]}" for text in told if text not in asked), *note]
+    warned = dict.fromkeys(str(w.message).rstrip(".") for w in caught if not issubclass(w.category, DeprecationWarning))
+    asked = [text for text in warned if text.startswith("Did you mean")]
+    notes = [*made.notes, *(f"{text[0].lower()}{text[1:]}" for text in warned if text not in asked), *note]
     found = (*asked, *report.cautions(result, s, read))
     outcome = Outcome(s, made, result, held_out, tuple(notes), found, marginal, priors or result.priors)
     folder = None
@@ -97,11 +95,12 @@ def _with_priors(model: TableModel, s: Settings, columns: Columns) -> tuple[Tabl
     return under(priors), note, said
 
 
-def _of_precision(model: TableModel, precision: float, s: Settings) -> tuple[dict[str, str], str]:
+def _of_precision(model: TableModel, precision: float, s: Settings, sds: float = 10.0) -> tuple[dict[str, str], str]:
     """N(0, 1/B) of each coefficient per standard deviation of its column, and a wide prior of the intercept."""
+    # sds: sds of an intercept's prior beside a number for the others, in the units of the family
     units, y = model.coordinates.columns, model.design.y[0]
     unit = math.sqrt(float(y.square().mean())) if model.family.link == "identity" else 1.0
-    wide, found = s.intercept_sd or _WIDE * (unit or 1.0), {}
+    wide, found = s.intercept_sd or sds * (unit or 1.0), {}
     for place, (name, scale) in enumerate(zip(model.design.names, units.scales.tolist(), strict=True)):
         sd = wide if place == units.intercept else precision**-0.5 / (abs(scale) if s.standardize else 1.0)
         found[name] = f"normal(0, {sd!r})"
@@ -112,18 +111,21 @@ def _of_precision(model: TableModel, precision: float, s: Settings) -> tuple[dic
     return found, ", ".join(said)
 
 
-def _by_evidence(of: Callable[[float], TableModel], s: Settings) -> tuple[float, list[str]]:
+def _by_evidence(
+    of: Callable[[float], TableModel], s: Settings, close: float = 0.1, fits: int = 20
+) -> tuple[float, list[str]]:
     """The prior precision with the largest evidence p(y), and a note of it."""
+    # close, fits: of its logarithm, in which the evidence is flat, and fits at most
 
     def loss(log: float) -> float:
         evidence = of(math.exp(log)).fit(seed=s.seed, progress=False).log_evidence
         assert evidence is not None  # of a fit that is not read from a file
         return -evidence
 
-    ends, options = tuple(map(math.log, _ENDS)), {"xatol": _CLOSE, "maxiter": _FITS}
+    ends, options = tuple(map(math.log, _ENDS)), {"xatol": close, "maxiter": fits}
     best = minimize_scalar(loss, bounds=ends, method="bounded", options=options)
     note = f"prior precision {math.exp(best.x):.3g} has the largest evidence of the data, found in {best.nfev} fits"
-    if ends[1] - best.x < 2 * _CLOSE:
+    if ends[1] - best.x < 2 * close:
         note += ", and is at the end of the range: the data speak for no effect"
     return math.exp(best.x), [note]
 

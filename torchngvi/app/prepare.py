@@ -18,8 +18,6 @@ from torchngvi.tables.cells import COMMAND, Door, as_levels, cleaned, is_number,
 from torchngvi.tables.design import FormulaColumns
 from torchngvi.tables.formulas import Sides, variables
 
-_MOST_CLASSES = 10  # of a numeric target, before it is taken for counts or measurements
-_AT_ONCE = 100  # terms of a sum without parentheses, which a parser reads by recursion
 CLASSES = ("bernoulli", "probit")  # families of two classes
 
 
@@ -258,10 +256,11 @@ def _quoted(name: str) -> str:
     return f"`{name}`"
 
 
-def _sum(terms: Sequence[str]) -> str:
+def _sum(terms: Sequence[str], at_once: int = 100) -> str:
     """The sum of terms, in parentheses within parentheses where there are many."""
+    # at_once: terms of a sum without parentheses, which a parser reads by recursion
     half = len(terms) // 2
-    return " + ".join(terms) if len(terms) <= _AT_ONCE else f"({_sum(terms[:half])}) + ({_sum(terms[half:])})"
+    return " + ".join(terms) if len(terms) <= at_once else f"({_sum(terms[:half])}) + ({_sum(terms[half:])})"
 
 
 def _of_lacking(column: str, role: str, columns: list[str]) -> str | None:
@@ -271,8 +270,8 @@ def _of_lacking(column: str, role: str, columns: list[str]) -> str | None:
     shown = ", ".join(columns[:30]) + (f", .. ({len(columns)} in all)" if len(columns) > 30 else "")
     parts = column.split(",")
     several = role in ("drop", "categorical") and len(parts) > 1 and set(parts) <= set(columns)
-    told = f" Separate them by spaces, --{role} {join(parts)}." if several else hint(column, columns)
-    return f"{role} column {column!r} is not in the data.{told} The columns are: {shown}."
+    advice = f" Separate them by spaces, --{role} {join(parts)}." if several else hint(column, columns)
+    return f"{role} column {column!r} is not in the data.{advice} The columns are: {shown}."
 
 
 def _in_order(level: str) -> tuple[float, str]:
@@ -310,14 +309,15 @@ def _coded(frame: pd.DataFrame, target: str, success: str | None) -> tuple[pd.Da
     return frame.assign(**{target: coded}), success
 
 
-def _remedy(column: pd.Series, names: Sequence[str]) -> str:
+def _remedy(column: pd.Series, names: Sequence[str], most_classes: int = 10) -> str:
     """What to do with a target of more than two values under a likelihood of two classes."""
+    # most_classes: of a numeric target, before it is taken for counts or measurements
     remedy = f"Name the one to predict against the others (--success {names[-1]!r})"
     if not is_number(column):
         return f"{remedy}, or take them all (--likelihood multinomial)."
     counts = "--likelihood poisson, or negative_binomial, for counts"
     whole = column.min() >= 0 and bool((column == np.rint(column)).all())
-    if len(names) <= _MOST_CLASSES:
+    if len(names) <= most_classes:
         return f"{remedy}, or, if they are counts, say {counts}." if whole else f"{remedy}."
     if whole:
         return f"They are whole numbers: say {counts}, or gaussian for measurements."

@@ -28,7 +28,6 @@ BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")  # with scikit
 _SVMLIGHT = (".svm", ".libsvm", ".txt")
 _KNOWN = ".csv, .tsv, .xlsx, .parquet, .svm, .libsvm, .txt (svmlight), each also with .gz, .bz2, .xz, .zip or .zst"
 _GONE = "numpy.savez files are read in Python: torchngvi.regression takes a pandas DataFrame of the arrays"
-_LINES = 50  # of a text that are looked at
 _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
@@ -179,9 +178,10 @@ def _decoded(path: Path, content: bytes) -> tuple[str, list[str], list[str]]:
     return text, ["in Latin-1 (Windows-1252)"], notes
 
 
-def dialect(text: str, usual: str, name: str) -> Dialect:
+def dialect(text: str, usual: str, name: str, looked_at: int = 50) -> Dialect:
     """Find how a table of text is written; `usual` is the separator that the ending of its name stands for."""
-    start = itertools.islice(io.StringIO(text, newline=None), _LINES + 1)
+    # looked_at: of a text that are looked at
+    start = itertools.islice(io.StringIO(text, newline=None), looked_at + 1)
     lines = [line.rstrip("\n") for line in start if line.strip()]
     said = re.fullmatch(r'"?sep=(.)"?[,;]*', lines[0].strip()) if lines else None
     lines = lines[1:] if said else lines

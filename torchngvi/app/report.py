@@ -28,12 +28,7 @@ from torchngvi.tables.result import TableResult
 from torchngvi.tables.table import Marginals
 
 _LOOSE = re.compile(r"The data hardly bound (.+): sd ")
-_FEW = 4  # sentences of that, from which on they are one
-_MOST_ROWS = 60  # coefficients in print
-_FILE_WIDTH = 120  # columns
 _NUMBERS = ["mean", "sd", "low", "high"]
-_FEWEST_ROWS = 10  # of training, to say something about a posterior
-_SMALL = 10  # the least of the counts from which on a Gaussian is usual for them
 _OFFSET = re.compile(r"offset\((?:[^()]|\([^()]*\))*\)")
 
 
@@ -89,19 +84,21 @@ def _weighted_mean(values: Tensor, weights: Tensor) -> tuple[float, float]:
     return float(mean), float(error) if len(values) > 1 else math.nan
 
 
-def cautions(result: TableResult, s: Settings, read: Read) -> list[str]:
+def cautions(result: TableResult, s: Settings, read: Read, fewest_rows: int = 10, small: int = 10) -> list[str]:
     """What speaks against a result that has converged."""
+    # fewest_rows: of training, to say something about a posterior
+    # small: the least of the counts from which on a Gaussian is usual for them
     found, response, rows = [], result.formula.response, int((result.design.weights > 0).sum())
-    if rows < _FEWEST_ROWS:
+    if rows < fewest_rows:
         found.append(
             f"{rows} training rows are too few to believe the result: the posterior is little more than the prior, "
-            f"converged or not. Take at least {_FEWEST_ROWS}."
+            f"converged or not. Take at least {fewest_rows}."
         )
     values = read.frame.get(response, read.frame.index.astype(str).to_series())
     if s.formula is not None and s.family is None and getattr(values.dtype, "kind", "O") in "iu":
         if set(values.unique()) <= {0, 1}:
             found.append(f"{response} is 0 or 1, fitted as gaussian. Of two classes, say --likelihood bernoulli.")
-        elif 0 <= values.min() < _SMALL:
+        elif 0 <= values.min() < small:
             found.append(
                 f"{response} are whole numbers, fitted as gaussian. If they are counts, say --likelihood poisson, or "
                 "negative_binomial where their variance exceeds their mean."
@@ -239,11 +236,12 @@ def show(outcome: Outcome, folder: Path | None) -> None:
     printed(*_predicted(outcome), *_tables(outcome), *marginal, Panel(grid, title=head, box=box.ROUNDED, **look))  # type: ignore[arg-type]
 
 
-def _remarks(result: TableResult) -> list[str]:
+def _remarks(result: TableResult, few: int = 4) -> list[str]:
     """What the result says of itself, of many coefficients in one sentence."""
+    # few: sentences of that, from which on they are one
     lines = result.remarks
     loose = [found[1] for line in lines if (found := _LOOSE.match(line))]
-    if len(loose) < _FEW:
+    if len(loose) < few:
         return lines
     kept = [line for line in lines if not _LOOSE.match(line)]
     return [*kept, f"The data hardly bound {listed(loose)}: their sds are more than half of those under their priors."]
@@ -261,14 +259,15 @@ def _predicted(outcome: Outcome) -> list[Text]:
     return [Text(f"{said}{last}; --positive {quote(pair[0])} predicts the other.")]
 
 
-def _tables(outcome: Outcome) -> list[RenderableType]:
+def _tables(outcome: Outcome, most_rows: int = 60) -> list[RenderableType]:
     """The coefficients per unit of a column, as ratios and per standard deviation, and all other parameters."""
+    # most_rows: coefficients in print
     frame, ratio = parameters(outcome), outcome.result.family.ratio
     own = frame.kind == "coefficient"
     fixed, others = frame[own].drop(columns="kind"), frame[~own]
     fixed["per_sd"] = fixed.per_sd.where(fixed.name != "Intercept")  # which has no column
-    clear = (-fixed["mean"].abs() / fixed.sd.clip(lower=1e-300)).argsort()[:_MOST_ROWS].sort_values()
-    some = f"{_MOST_ROWS} of {len(fixed)} coefficients, clearest signs"
+    clear = (-fixed["mean"].abs() / fixed.sd.clip(lower=1e-300)).argsort()[:most_rows].sort_values()
+    some = f"{most_rows} of {len(fixed)} coefficients, clearest signs"
     ends = ["2.5%", "97.5%"]
     heads = ["column", "per unit", "sd", *ends, *([ratio, *ends] if ratio else []), "per sd"]
     found: list[RenderableType] = [Text("Coefficients" if len(clear) == len(fixed) else some, style="bold")]
@@ -294,9 +293,10 @@ def of_rows(heads: Sequence[str], rows: Iterator[Any], width: int | None = None)
     return table
 
 
-def printed(*parts: RenderableType) -> None:
+def printed(*parts: RenderableType, file_width: int = 120) -> None:
     """Print to standard output; into a file or a pipe at a width that cuts no column."""
+    # file_width: columns
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_FILE_WIDTH)
+        console = Console(highlight=False, width=file_width)
     console.print(Group(*parts))

@@ -294,11 +294,7 @@ def _by_rows(here: _Here, least: float) -> float:
 
 
 def local_bound(K: float, nu: float) -> float:
-    """(Kν + (1 - Kν) log(1 - Kν))/K², infinite from Kν = 1 on.
-
-    >>> round(local_bound(2.0, 1e-3) / 0.5e-6, 3)  # 1 + Kν/3
-    1.001
-    """
+    """(Kν + (1 - Kν) log(1 - Kν))/K², infinite from Kν = 1 on."""
     t = K * nu
     if not t < 1:
         return math.inf

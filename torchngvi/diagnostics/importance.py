@@ -441,11 +441,7 @@ def weigh(theta: Tensor, log_joint: Tensor, own: Tensor, wide: Tensor, expected:
 
 
 def heaviest(x: Tensor, log_weights: Tensor, most: int = 4, among: int = 64) -> Tensor:
-    """Choose up to four draws (S, D) of q's frame with large weights, each as far from the others as draws of q are.
-
-    >>> heaviest(torch.tensor([[0.0], [4.0], [4.1]]), torch.tensor([0.0, 1.0, 2.0])).tolist()
-    [2, 0]
-    """
+    """Choose up to four draws (S, D) of q's frame with large weights, each as far from the others as draws of q are."""
     first = log_weights.argsort(descending=True)[:among]
     apart = torch.cdist(x[first], x[first]) >= max(2.0, math.sqrt(x.shape[1]))
     rows, kept = apart.tolist(), list[int]()

@@ -173,7 +173,7 @@ class Meetings:
     sums: int
     seconds: float
     clock: Callable[[], float]
-    _end: Ended | None  # noted here, to be told
+    _end: Ended | None  # noted here, for the others
 
     def _meet(self, kind: int, numbers: Tensor, key: Tensor, error: Exception | None) -> Tensor:
         """Meet all ranks, once more where sizes change; the sum of the numbers."""
@@ -237,12 +237,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 
 @torch.no_grad()
 def fingerprint(tensors: Iterable[Tensor]) -> Tensor:
-    """Sum the bits of all entries, as integers times odd weights, modulo 2⁵⁰.
-
-    >>> x = torch.ones(3, dtype=torch.float64)
-    >>> fingerprint([x]).item() == fingerprint([x.clone()]).item(), fingerprint([x]) == fingerprint([x * (1 + 1e-15)])
-    (True, tensor(False))
-    """
+    """Sum the bits of all entries, as integers times odd weights, modulo 2⁵⁰."""
     total: Tensor | None = None
     for number, tensor in enumerate(tensors):
         entries = tensor.detach().contiguous().flatten()
@@ -317,7 +312,7 @@ class Processes(Meetings):
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.sums, self.numbers, self.seconds = 0, 0, 0.0
         self.clock: Callable[[], float] = _no_clock
-        self._end: Ended | None = None  # noted here, to be told
+        self._end: Ended | None = None  # noted here, for the others
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the clock of a run; a group is of the processes that hold it."""
@@ -364,7 +359,7 @@ class Processes(Meetings):
         Raises:
             InputError: on every rank, where one of them has raised it, where the keys differ, where the sizes differ.
             RankError: on every rank, where one of them has raised anything else.
-            Ended: on every rank, where one of them was told to end the run.
+            Ended: on every rank, where one of them was asked to end the run.
         """
         if self.world == 1:
             if error is not None:
@@ -555,7 +550,7 @@ class Processes(Meetings):
 
 
 def processes_of(group: Any) -> Processes:
-    """The processes that a caller names, for functions that work in one process unless they are told otherwise.
+    """The processes that a caller names, for functions that work in one process by default.
 
     Args:
         group: a `Processes`, a group of torch.distributed, or None for this process alone.

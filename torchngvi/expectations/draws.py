@@ -36,12 +36,11 @@ from torchngvi.structures import Forest
 
 # Large whole numbers from torch's generators, the same ones on every version of PyTorch
 
-_BITS = 31  # of a seed
 
-
-def drawn_seed() -> int:
+def drawn_seed(bits: int = 31) -> int:
     """Draw a seed below 2³¹ from torch's default generator."""
-    return int(whole_numbers(_BITS, ()))
+    # bits: of a seed
+    return int(whole_numbers(bits, ()))
 
 
 def whole_numbers(

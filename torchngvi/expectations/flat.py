@@ -72,15 +72,7 @@ def integrand(
     theta: Tensor,  # (n, *batch, d)
     at: Tensor | None = None,
 ) -> Tensor:  # (n, *batch)
-    """The integrand of the lower bound, h = log p(θ, y) - γ log q_λ(θ).
-
-    >>> from torchngvi import LogJoint
-    >>> from torchngvi.ifvb import MeanFieldGaussian
-    >>> q, target = MeanFieldGaussian(torch.zeros(2)), LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
-    >>> h = integrand(q, target, torch.tensor([[0.0], [3.0]]))  # q is the posterior, so that h is log √(2π)
-    >>> [round(value, 4) for value in h.tolist()]
-    [0.9189, 0.9189]
-    """
+    """The integrand of the lower bound, h = log p(θ, y) - γ log q_λ(θ)."""
     return target.log_joint(theta) - target.temperature * q.log_prob(theta, at)
 
 
@@ -139,7 +131,7 @@ class ControlVariate(_Scored):
 
     The constant c_i of each coordinate comes from the previous batch of draws, which keeps the estimate unbiased.  A
     call returns the constants of its draws as ``Expectation.learned``; an optimizer hands them to the next call by
-    :meth:`recalling`, and saves them.  A call that was told none draws one batch more, for its constants.  Use it
+    :meth:`recalling`, and saves them.  A call without them draws one batch more, for its constants.  Use it
     for a log joint without gradients, or a posterior without a map from noise to draws; else `Pathwise` has less
     variance.
 
@@ -323,7 +315,7 @@ class ClosedForm(GradientEstimator):
 # so that the fit over draws is an estimate of the natural gradient in η (Salimans and Knowles 2013).  For a conjugate
 # log joint h is linear in T: the fit is exact with dim T + 1 draws, and a step η' = η + c is the posterior.
 
-_LEAST, _TIMES = 32, 4  # draws, and draws for each statistic, where none were asked for
+_LEAST = 32  # draws, and draws for each statistic, where none were asked for
 _ROUNDING = 100.0  # units of rounding that the fit of a conjugate log joint may leave of its terms
 
 
@@ -414,8 +406,9 @@ class StatisticRegression(GradientEstimator):
         fit = self._fitted(q, target)
         return q.vector + fit.coefficients, fit.left <= _ROUNDING * torch.finfo(q.dtype).eps * fit.size, fit.draws
 
-    def _fitted(self, q: ExponentialFamily, target: Target) -> "_Fit":
-        draws = self.draws if self._asked is not None else max(_LEAST, _TIMES * (q.size + 1))
+    def _fitted(self, q: ExponentialFamily, target: Target, times: int = 4) -> "_Fit":
+        # times: draws, and draws for each statistic, where none were asked for
+        draws = self.draws if self._asked is not None else max(_LEAST, times * (q.size + 1))
         theta, weights = q.points(draws, self.generator)
         h, T, root = integrand(q, target, theta), q.statistics(theta), weights.sqrt()
         centre, level = (weights[..., None] * T).sum(0), (weights * h).sum(0)

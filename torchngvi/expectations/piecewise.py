@@ -171,9 +171,6 @@ def best_pieces(count: int) -> tuple[Piece, ...]:
     The left tail is the constant ε up to log(e^ε - 1); each next interval is as long as 2 · error ≤ ε
     allows; ε is such that 0 is a breakpoint.  The right half is the mirror image, from
     log(1 + eˣ) = x + log(1 + e⁻ˣ).
-
-    >>> [round(piece.low, 4) for piece in best_pieces(6)]
-    [-inf, -4.8996, -2.0373, 0.0, 2.0373, 4.8996]
     """
     number = count // 2 - 1  # of quadratic pieces on the left
     if number == 0:

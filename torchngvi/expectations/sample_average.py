@@ -42,7 +42,7 @@ class SampleAverage(Drawing):
 
     Args:
         draws: whitened draws, S ≥ 2D for a full covariance.
-        watch: told of what is seen, while q is where it was seen.
+        watch: called with what is seen, while q is where it was seen.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(1), LogJoint(lambda theta: -0.5 * theta.square().sum(-1))

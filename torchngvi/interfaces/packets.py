@@ -591,7 +591,7 @@ class Expectation(NamedTuple):
         cost: what it took.
         noise2: the squared standard error of the derivative in the natural norm, (*batch,), where it is known and the
             derivative is that of ``value`` up to this error.
-        learned: what the estimator wants to be told at its next call, such as the constants of a control variate.
+        learned: what the estimator reads at its next call, such as the constants of a control variate.
 
     >>> packet = Expectation(torch.tensor(1.0), Framed(torch.zeros(1), torch.ones(1, 1)), 1.0, True, Cost(1, 0))
     >>> from torchngvi import CholeskyGaussian
@@ -605,7 +605,7 @@ class Expectation(NamedTuple):
     comparable: bool  # deterministic, and the derivative is that of `value`: decrease may be tested
     cost: Cost
     noise2: Tensor | None = None  # |standard error of the derivative|²_F⁻¹ (*batch,), where it is known
-    learned: Mapping[str, Tensor] | None = None  # what the estimator wants to be told at its next call
+    learned: Mapping[str, Tensor] | None = None  # what the estimator reads at its next call
 
 
 class Local(NamedTuple):

@@ -107,7 +107,7 @@ class Rule(ABC):
 
 
 class Trial(NamedTuple):
-    """What a step size that judges its trials is told of one, each entry (*batch,).
+    """What a step size that judges its trials reads of one, each entry (*batch,).
 
     Attributes:
         before: L at q, in nats.

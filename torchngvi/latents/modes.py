@@ -221,7 +221,6 @@ class Factor:
 
 Joint = Callable[[Tensor, Tensor], Tensor]  # (θ (S, P), u (S, D)) -> log p(y, u, θ), (S,)
 
-_SINGLE = 1e-5  # share of the Hessian that rounding in float32 may change
 _OF_SHAPES = ("must match", "cannot be multiplied", "is invalid for input of size", "out of bounds")
 _PROBED = 2048  # latents up to which a pattern can be found by differentiating along each of them
 
@@ -478,8 +477,10 @@ def check_pattern(
     theta: Tensor,  # (P,)
     mode: Tensor,  # (D,)
     noise: Tensor,  # (D,)
+    single: float = 1e-5,
 ) -> None:
     """Compare a product with the Hessian itself with that of the entries in the pattern, near a mode."""
+    # single: share of the Hessian that rounding in float32 may change
     theta, v = theta[None], noise.flip(0)[None]
     sd = curvature.jet(theta, mode[None]).entries[0, : curvature.dim].rsqrt()
     u = (mode + 0.1 * sd * noise)[None]  # in general position, where no entry vanishes by chance
@@ -492,7 +493,7 @@ def check_pattern(
     largest = float(truth.abs().max())
     if not float(apart[worst]) > torch.finfo(u.dtype).eps ** 0.5 * largest:
         return
-    if u.dtype == torch.float64 and float(apart[worst]) < _SINGLE * largest:
+    if u.dtype == torch.float64 and float(apart[worst]) < single * largest:
         raise InputError(
             f"two ways to the Hessian of the log joint in float64 differ by {float(apart[worst]) / largest:.1g} of it, "
             "as they do where a part of it is computed in float32. Look for .float() and for data in float32, or give "
@@ -520,12 +521,9 @@ def check_pattern(
 
 _STEPS = 100
 _HALVINGS = 40  # of a step
-_DAMPINGS = 7  # of a Hessian, from 10⁻³ of its diagonal on
-_ENOUGH = 1e-4  # share of the promised decrease a step must reach
 _NEAR, _TIGHT = 1e-4, 1.25  # squared decrements, in nats: so near that values tell no more; rounding to this power
 _ROUNDED = 0.1  # factor by which a step that is near reduces it, unless by rounding
 _COSTLY = 16  # colours from which steps with the factor of before take a small part of the time of a Hessian
-_CONVERGES = 0.25  # factor by which each of these has to reduce the squared decrement
 
 
 class Modes(NamedTuple):
@@ -586,21 +584,31 @@ def find_modes(
     return Modes(u, energy, factor, found, damped, square, steps)
 
 
-def _followed(curvature: Curvature, factor: Factor, theta: Tensor, u: Tensor, going: Tensor, square: Tensor) -> Tensor:
+def _followed(
+    curvature: Curvature,
+    factor: Factor,
+    theta: Tensor,
+    u: Tensor,
+    going: Tensor,
+    square: Tensor,
+    converges: float = 0.25,
+) -> Tensor:
     """Steps by the factor of before, of those that are going, while the squared decrement falls fast."""
+    # converges: factor by which each of these has to reduce the squared decrement
     for _ in range(_STEPS):
         gradient = curvature.gradient(theta, u)[1]
         step = factor.solve(gradient)
         new = (gradient * step).sum(-1)
-        going = going & (new <= _CONVERGES * square) & (new > torch.finfo(u.dtype).eps ** (2 * _TIGHT))  # NaN is not
+        going = going & (new <= converges * square) & (new > torch.finfo(u.dtype).eps ** (2 * _TIGHT))  # NaN is not
         if not bool(going.any()):
             break
         u, square = torch.where(going[:, None], u - step, u), new
     return u
 
 
-def _definite(layout: Layout, jet: Jet) -> tuple[Factor, Tensor, Tensor, Tensor]:
+def _definite(layout: Layout, jet: Jet, dampings: int = 7) -> tuple[Factor, Tensor, Tensor, Tensor]:
     """A factor of H, or of H + λI where that is not positive definite; its entries; where it was damped, and exists."""
+    # dampings: of a Hessian, from 10⁻³ of its diagonal on
     usable = jet.energy.isfinite() & jet.gradient.isfinite().all(-1) & jet.entries.isfinite().all(-1)
     eye = torch.zeros_like(jet.entries)
     eye[:, : layout.dim] = 1.0
@@ -609,7 +617,7 @@ def _definite(layout: Layout, jet: Jet) -> tuple[Factor, Tensor, Tensor, Tensor]
     damped = ~factor.ok
     scale = entries[:, : layout.dim].abs().amax(-1)
     size = torch.zeros_like(scale)
-    for k in range(_DAMPINGS):
+    for k in range(dampings):
         if bool(factor.ok.all()):
             break
         size = torch.where(factor.ok, size, 10.0 ** (k - 3) * scale)
@@ -627,8 +635,10 @@ def _moved(
     square: Tensor,
     near: Tensor,
     most: int,  # latents in one call
+    sufficient: float = 1e-4,
 ) -> tuple[Tensor, Tensor]:
     """The longest of the steps 1, ½, ¼, .. along which ℓ falls enough, for each θ, near a mode the first; who moved."""
+    # sufficient: share of the promised decrease a step must reach
     result, moved = u.clone(), torch.zeros_like(near)
     rounding = 8 * torch.finfo(u.dtype).eps * jet.energy.abs().clamp_min(1.0)
     here, tried, whole = torch.arange(len(u), device=u.device), 0, 1.0  # those that have not moved
@@ -638,7 +648,7 @@ def _moved(
         trial = u[here] + lengths[..., None] * direction[here]
         energy = curvature.energy(theta[here].repeat(some, 1), trial.flatten(0, 1)).view(some, -1)
         fallen = jet.energy[here] - energy
-        falls = (fallen >= _ENOUGH * lengths * square[here] - rounding[here]) | (near[here] & fallen.isfinite())
+        falls = (fallen >= sufficient * lengths * square[here] - rounding[here]) | (near[here] & fallen.isfinite())
         longest, enough = falls.to(torch.uint8).argmax(0), falls.any(0).nonzero()[:, 0]
         result[here[enough]], moved[here[enough]] = trial[longest[enough], enough], True
         here = here[~falls.any(0)]

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from torchngvi.latents.modes import Curvature, Modes
 
-_FINER = 4  # points of the distribution function between two nodes, by Hermite's cubic
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -137,15 +135,16 @@ class Members(NamedTuple):
         mean = (share * nodes).sum(0)
         return self.modes.u + self.scale * mean, self.scale**2 * (share * (nodes - mean).square()).sum(0)
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, n: int, generator: torch.Generator | None = None, finer: int = 4) -> Tensor:
         """Draw n times at each θ, (n, S, D), by the inverse of the distribution function."""
+        # finer: points of the distribution function between two nodes, by Hermite's cubic
         log_density, slopes = self.rule.log_density(self.slopes), self.slopes
         step = float(self.rule.t[1] - self.rule.t[0])
-        x = torch.arange(_FINER, dtype=slopes.dtype, device=slopes.device)[:, None, None, None] / _FINER
+        x = torch.arange(finer, dtype=slopes.dtype, device=slopes.device)[:, None, None, None] / finer
         low, high, start, end = log_density[:-1], log_density[1:], step * slopes[:-1], step * slopes[1:]
         cubic = low + x * start + x**2 * (3 * (high - low) - 2 * start - end) + x**3 * (2 * (low - high) + start + end)
         fine = torch.cat([cubic.movedim(0, 1).flatten(0, 1), log_density[-1:]])  # along t, (4(K - 1) + 1, S, D)
-        between = torch.arange(len(fine), dtype=torch.float64, device="cpu") * (step / _FINER) + float(self.rule.t[0])
+        between = torch.arange(len(fine), dtype=torch.float64, device="cpu") * (step / finer) + float(self.rule.t[0])
         t = between.to(slopes)
         density = (fine + (self.rule.bend * t).cosh().log()[:, None, None] - fine.amax(0)).exp()
         upto = torch.cat([torch.zeros_like(fine[:1]), 0.5 * (density[1:] + density[:-1]).cumsum(0)])

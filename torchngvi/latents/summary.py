@@ -29,9 +29,6 @@ from torchngvi.posteriors.shapes import number_of_draws
 # with T₄ the part of fourth order of f and g that of second order of ∇f at û + x, x ~ N(0, Σ), by differences along x.
 # Both are sums over all latents already for one draw, so that few draws are enough, however many latents there are.
 
-_VARIES = 1.0  # variance of r up to which weights are used
-_AT_ONCE = 2**19  # numbers of the latents of some draws, at all θ of a part
-
 
 @dataclass(frozen=True)
 class LaplaceError:
@@ -133,9 +130,10 @@ class GaussianMembers(NamedTuple):
         z = torch.randn(*self.w.shape, n, generator=generator, dtype=self.w.dtype, device=self.w.device)
         return self.modes.u + self.w + self.modes.factor.spread(z).movedim(-1, 0)
 
-    def deviations(self, z: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def deviations(self, z: Tensor, at_once: int = 2**19) -> Iterator[tuple[Tensor, Tensor]]:
         """A few z at a time, (n, D), with L⁻ᵀz, (n, S, D)."""
-        for some in z.split(max(1, _AT_ONCE // self.slope.numel())):
+        # at_once: numbers of the latents of some draws, at all θ of a part
+        for some in z.split(max(1, at_once // self.slope.numel())):
             yield some, self.modes.factor.spread(some.mT.expand(len(self.theta), -1, -1)).movedim(-1, 0)
 
     def jet(self, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,12 +143,13 @@ class GaussianMembers(NamedTuple):
         return energy.unflatten(0, u.shape[:2]), gradient.unflatten(0, u.shape[:2])
 
 
-def _error(given: GaussianMembers, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _error(given: GaussianMembers, z: Tensor, varies: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """The error at each θ, its standard error, and whether by expansion."""
+    # varies: variance of r up to which weights are used
     r = _log_weights(given, z)
     value = torch.logsumexp(r, (0, 1)) - math.log(2 * len(z))
     noise = (r - value).exp().mean(0).std(0) / math.sqrt(len(z))
-    expanded = ~(r.flatten(0, 1).var(0) <= _VARIES)
+    expanded = ~(r.flatten(0, 1).var(0) <= varies)
     if bool(expanded.any()):
         terms = _terms(given, z)
         value = torch.where(expanded, terms.mean(0), value)

@@ -33,7 +33,6 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 #
 # which equals 2S rank-one updates.  t counts all scores, those of a warm-up included, and t P estimates I_F⁻¹.
 
-_RELATIVE_C_BETA = 0.03
 AT_ONCE = 128  # vectors in one factorisation
 
 
@@ -59,6 +58,7 @@ class Perturbation:
         state: State,
         scores: Tensor,  # (S, *batch, D)
         generator: torch.Generator | None,
+        relative_c_beta: float = 0.03,
     ) -> tuple[Tensor, State]:  # (*batch, S or 2 S, D)
         """Count S scores and, at the first, take their scale; a score that is not finite is left out with its Z."""
         scores, fine = finite_rows(scores)
@@ -69,7 +69,7 @@ class Perturbation:
             new["scale"] = torch.where(mean_square > 0, mean_square, 1.0)
         if self.c_beta == 0:
             return scores.movedim(0, -2), new
-        size = _RELATIVE_C_BETA * new["scale"] if self.c_beta is None else self.c_beta
+        size = relative_c_beta * new["scale"] if self.c_beta is None else self.c_beta
         weight = fine.to(scores) * size * index.clamp_min(1) ** -self.beta
         both = scores.new_empty(2 * len(scores), *scores.shape[1:])
         both[: len(scores)] = scores
@@ -118,11 +118,7 @@ def downdate(
     rows: Tensor,  # (*batch, k, D), Φᵀ
     times: Callable[[Tensor], Tensor],  # rows -> rows P
 ) -> Tensor:  # (*batch, k, D)
-    """The factor W of a downdate P_new = P - WᵀW, by which the columns of Φ enter the inverse P.
-
-    >>> downdate(torch.tensor([[1.0, 0.0]]), lambda rows: rows).square().round(decimals=4).tolist()  # 1 - ½
-    [[0.5, 0.0]]
-    """
+    """The factor W of a downdate P_new = P - WᵀW, by which the columns of Φ enter the inverse P."""
     U = times(rows)
     if rows.shape[-2] == 1:  # one vector: no factorisation
         return U * (1 + (U * rows).sum(-1, keepdim=True)).rsqrt().nan_to_num(0.0)
@@ -143,7 +139,6 @@ def downdate(
 # so that a score costs one product with P₀, and the D² writes of its rank-one update are shared by a block.
 
 _WAITING = 128  # vectors beside P₀, for large D
-_TILE = 128  # rows symmetrised at a time
 _SYMMETRISE = 32  # blocks between two symmetrisations
 _GIB = 2**30
 
@@ -254,10 +249,11 @@ def _copied_once(name: str, new: State, old: State) -> Tensor:
     return new[name]
 
 
-def _symmetrise(P: Tensor) -> None:
+def _symmetrise(P: Tensor, tile: int = 128) -> None:
     """P ← (P + Pᵀ)/2 in place, a strip at a time."""
-    for start in range(0, P.shape[-1], _TILE):
-        stop = min(start + _TILE, P.shape[-1])
+    # tile: rows symmetrised at a time
+    for start in range(0, P.shape[-1], tile):
+        stop = min(start + tile, P.shape[-1])
         strip = 0.5 * (P[..., start:stop, start:] + P[..., start:, start:stop].mT)
         P[..., start:stop, start:] = strip
         P[..., start:, start:stop] = strip.mT

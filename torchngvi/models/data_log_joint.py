@@ -13,7 +13,6 @@ from torchngvi.interfaces import Additive
 from torchngvi.models import checks
 from torchngvi.models.log_joint import LogJoint
 
-_SAME = 1e-4  # relative error at which two sums of the same rows differ
 _CELLS = 2**21  # draws times rows in one call: 16 MB for each of its double tensors, however large the batches are
 
 
@@ -125,16 +124,11 @@ class DataLogJoint(Additive):
     def _call(self, theta: Tensor, batch: Any) -> Tensor:
         return LogJoint(lambda theta: self.log_likelihood(theta, batch)).log_joint(theta)
 
-    @torch.no_grad()
     def _check_sum(self, theta: Tensor, batch: Any) -> None:
-        size = rows_of(batch)
-        halves = [some_of(batch, slice(0, size // 2)), some_of(batch, slice(size // 2, size))]
-        whole, parts = self._call(theta, batch), sum(self._call(theta, half) for half in halves)
-        if bool((whole - parts).abs().max() > _SAME * whole.abs().clamp_min(1.0).max()):
+        if found := sums_that_differ(self._call, theta, batch):
             raise InputError(
-                f"log_likelihood must return the sum over the rows of a batch; a batch gives {float(whole.sum()):.6g}, "
-                f"its two halves together {float(torch.as_tensor(parts).sum()):.6g}. Sum, do not average, and leave "
-                "the prior to log_prior."
+                f"log_likelihood must return the sum over the rows of a batch; a batch gives {found[0]:.6g}, its two "
+                f"halves together {found[1]:.6g}. Sum, do not average, and leave the prior to log_prior."
             )
 
     def minibatch(self, batch: Any) -> LogJoint:
@@ -272,3 +266,16 @@ def some_of(batch: Any, rows: slice) -> Any:
         return {name: None if part is None else part[rows] for name, part in batch.items()}
     parts = [None if part is None else part[rows] for part in batch]
     return batch._make(parts) if isinstance(batch, tuple) and hasattr(batch, "_make") else type(batch)(parts)
+
+
+@torch.no_grad()
+def sums_that_differ(
+    log_likelihood: Callable[[Tensor, Any], Tensor], theta: Tensor, batch: Any, share: float = 1e-4
+) -> tuple[float, float] | None:
+    """The log likelihoods of a batch and of its halves together, where they differ by a share; else None."""
+    size = rows_of(batch)
+    halves = [some_of(batch, slice(0, size // 2)), some_of(batch, slice(size // 2, size))]
+    whole = log_likelihood(theta, batch)
+    parts: Any = sum(log_likelihood(theta, half) for half in halves)
+    differ = bool((whole - parts).abs().max() > share * whole.abs().clamp_min(1.0).max())
+    return (float(whole.sum()), float(parts.sum())) if differ else None

@@ -160,8 +160,6 @@ class ExpectedFactor(Factor):
 # as `torchngvi.expectations.StatisticRegression` has them.  A factor that is linear in T_i at fixed values of the
 # others sends i the mean of its coefficients over draws of these: a message without the noise of a fit.
 
-_EXACT = 1e-9  # residual over spread up to which a factor is multilinear
-_SINGLE = 1e-5  # the same over spread and size, of a factor that computes in single precision
 _TIMES = 4  # draws for each column of a fit
 _LEAST = 32
 _FEW = 3  # values of the other sites at which one is looked at alone
@@ -401,14 +399,18 @@ class SiteFactor(Factor):
 def _fitted(
     design: Tensor,  # (2 n, P)
     values: Tensor,  # (2 n, M)
+    multilinear: float = 1e-9,
+    in_single: float = 1e-5,
 ) -> tuple[Tensor, bool]:  # (P, M)
     """Fit the first half of the points, and say whether nothing is left over at the others."""
+    # multilinear: residual over spread up to which a factor is multilinear
+    # in_single: the same over spread and size, of a factor that computes in single precision
     number = len(design) // 2
     single, values, design = torch.finfo(values.dtype).bits < 64, values.double(), design.double()
     table = shortest_fit(design[:number], values[:number])
     residual = (values[number:] - design[number:] @ table).abs().amax(0)
     size, deviation = values.abs().amax(0), values.std(0)
-    exact = residual <= (_SINGLE * (deviation + size) if single else _EXACT * deviation)
+    exact = residual <= (in_single * (deviation + size) if single else multilinear * deviation)
     return table, bool((exact | (values.amax(0) == values.amin(0))).all())
 
 

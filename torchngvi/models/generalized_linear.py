@@ -323,6 +323,6 @@ def _likelihood(family: str | Likelihood) -> Likelihood:
     name = full_name(family) if isinstance(family, str) else ""
     if name not in FAMILIES:
         meant = {word: _WITH_PARAMETERS[of] for word, of in SHORT.items() if of in _WITH_PARAMETERS} | _WITH_PARAMETERS
-        told = f" {BINOMIAL}" if name == "binomial" else hint(str(family), (*FAMILIES, *SHORT, *meant), meant)
-        raise InputError(f"family must be one of {', '.join(FAMILIES)}, or a Likelihood; got {family!r}.{told}")
+        advice = f" {BINOMIAL}" if name == "binomial" else hint(str(family), (*FAMILIES, *SHORT, *meant), meant)
+        raise InputError(f"family must be one of {', '.join(FAMILIES)}, or a Likelihood; got {family!r}.{advice}")
     return FAMILIES[name]()

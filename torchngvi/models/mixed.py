@@ -191,9 +191,6 @@ class SpreadGroups(TractableTarget):
         return self.rows.total(loss)[0]
 
 
-_NUMBERS_AT_ONCE = 2**23  # numbers of which quantiles are found together
-
-
 @dataclass(frozen=True)
 class MixedSummary:
     """Posterior means and standard deviations of a `torchngvi.MixedModel`, as `MixedModel.summary` returns them.
@@ -272,8 +269,11 @@ def _lines(*columns: Tensor, names: Sequence[object] | None = None) -> list[str]
     ]
 
 
-def summarised(rows: GroupedRows, structure: Forest, q: Gaussian, draws: int, seed: int) -> MixedSummary:
+def summarised(
+    rows: GroupedRows, structure: Forest, q: Gaussian, draws: int, seed: int, at_once: int = 2**23
+) -> MixedSummary:
     """Summarise q over the coordinates of a mixed model."""
+    # at_once: numbers of which quantiles are found together
     frame = q.frame()
     b, beta, omega = rows.parts(frame.mean)
     generator = torch.Generator(omega.device).manual_seed(seed)
@@ -283,7 +283,7 @@ def summarised(rows: GroupedRows, structure: Forest, q: Gaussian, draws: int, se
     around = root @ z.mT  # (*batch, q, draws), the same draws for all members
     sd, correlation = scales_of(omega_to_user(omega + around.movedim(-1, 0), rows.within, rows.r), rows.r)
     ends = torch.tensor([0.025, 0.975], dtype=sd.dtype, device=sd.device)
-    some = sd.flatten(1).split(max(1, _NUMBERS_AT_ONCE // draws), -1)
+    some = sd.flatten(1).split(max(1, at_once // draws), -1)
     interval = torch.cat([torch.quantile(part, ends, dim=0) for part in some], -1).unflatten(-1, sd.shape[1:])
     return MixedSummary(
         to_user(beta, rows.columns),

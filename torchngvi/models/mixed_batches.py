@@ -31,10 +31,8 @@ from torchngvi.structures.pattern import Structured
 from torchngvi.structures.storage import Part
 
 _SHORTER, _LONGER = 0.35, 2.0  # factors of a member's step size after a failure and after a success
-_LEAST = 0.05  # step size with which a member begins a pass
 _SHARE = 0.1  # of the norm of the globals that the members may leave
 _CLOSE = 0.3  # of the tolerance that they may leave in the end
-_ROUNDING = 1e-12  # relative rise of a member's bound that is rounding
 
 
 class Locals(NamedTuple):
@@ -111,12 +109,16 @@ def settled(
     goes_on: Callable[[Tensor], bool],  # for the squared norms that are left, (n,)
     most: int,  # steps
     near: float = 0.0,  # the squared norm up to which a step is judged by it, and not by the bound
+    least: float = 0.05,
+    rounding: float = 1e-12,
 ) -> tuple[Locals, Seen, Tensor]:
     """VN for each member alone, q(g) as it is: where they end, what is seen there, and the squared norms that are left.
 
     A member's steps are judged by its own bound: the next is shorter after a failure, and longer after a success.
     """
-    here = here._replace(rho=here.rho.clamp_min(_LEAST))
+    # least: step size with which a member begins a pass
+    # rounding: relative rise of a member's bound that is rounding
+    here = here._replace(rho=here.rho.clamp_min(least))
     seen = see(here)
     norm2 = seen.norm2(here.slope, dense)
     for _ in range(most):
@@ -125,7 +127,7 @@ def settled(
         there = moved(here, seen)
         new = see(there)
         new_norm2 = new.norm2(there.slope, dense)
-        rise = _ROUNDING * seen.value.abs().clamp_min(1.0)
+        rise = rounding * seen.value.abs().clamp_min(1.0)
         lower = (new.value <= seen.value + rise) | (seen.value.isnan() & new.value.isfinite())  # NaN is not
         better = torch.where(norm2 <= near, new_norm2 < norm2, lower)
         wait = norm2 <= share  # at its share already

@@ -150,11 +150,7 @@ def root_of(
     omega: Tensor,  # (*any, q)
     size: int,  # r
 ) -> Tensor:
-    """Make W of its entries column by column, the diagonal on the log scale.
-
-    >>> root_of(torch.tensor([0.0, 2.0, 0.0]), 2).tolist()
-    [[1.0, 0.0], [2.0, 1.0]]
-    """
+    """Make W of its entries column by column, the diagonal on the log scale."""
     columns = []
     for k, start in enumerate(starts(size)):
         zeros = omega.new_zeros(*omega.shape[:-1], k)
@@ -166,11 +162,7 @@ def root_of(
 def omega_of(
     root: Tensor,  # W, (*any, r, r)
 ) -> Tensor:
-    """Take the entries ω of a lower-triangular W with a positive diagonal: the inverse of `root_of`.
-
-    >>> omega_of(torch.tensor([[1.0, 0.0], [2.0, 1.0]])).tolist()
-    [0.0, 2.0, 0.0]
-    """
+    """Take the entries ω of a lower-triangular W with a positive diagonal: the inverse of `root_of`."""
     size = root.shape[-1]
     columns = [torch.cat([root[..., k, k, None].log(), root[..., k + 1 :, k]], -1) for k in range(size)]
     return torch.cat(columns, -1)
@@ -316,7 +308,6 @@ def derivative(energy: Callable[[Effects], Tensor], of: Effects) -> Effects:
 
 
 _NODES = {1: 25, 3: 9, 6: 3}  # in each dimension of ω, of one, two and three random effects
-_POINTS = 512  # of which each has its mirror image, in more dimensions
 
 
 class HalfNormal(NamedTuple):
@@ -444,11 +435,12 @@ class ScalesPrior:
         return (*((type(one).__name__, *one) for one in self.sd), self.concentration, *unit)
 
 
-def _rule(dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def _rule(dim: int, like: Tensor, points: int = 512) -> tuple[Tensor, Tensor]:
     """Nodes and log weights for expectations over ω under a standard normal distribution."""
+    # points: of which each has its mirror image, in more dimensions
     if dim in _NODES:
         return normal_rule(_NODES[dim], dim, like)
-    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(_POINTS, dtype=torch.float64)
+    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(points, dtype=torch.float64)
     z = torch.special.ndtri(sobol.clamp(1e-9, 1 - 1e-9))
     z = torch.cat([z, -z])
     z = torch.linalg.solve_triangular(torch.linalg.cholesky(z.mT @ z / len(z)), z.mT, upper=False).mT

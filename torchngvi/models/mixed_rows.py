@@ -217,15 +217,9 @@ class GroupedRows:
         return to
 
 
-_POINT = 1e-6  # a variance of the predictor that is as good as none
-_CLIP = 2.0  # length of the longest change of b_i, and of β
-_ROUNDS = 12
-_SETTLED = 0.05  # change of Ω at which the iteration ends
-_FIRST = 0.7  # standard deviation of the random effects in the first round
 _NEWTON = 50  # steps for the fixed effects alone
 _LAST = 2  # more, where that number must not depend on rounding
 _SMALLEST = 1e-6  # share of a Newton step
-_SURE = 1.0986122886681098  # log 3, the log odds of (1 + ½)/2
 
 
 class Observed(Protocol):
@@ -240,13 +234,14 @@ class Observed(Protocol):
         """Put a number for rows of weight 0."""
 
 
-def row_moments(rows: Observed, eta: Tensor) -> Moments:
+def row_moments(rows: Observed, eta: Tensor, point: float = 1e-6) -> Moments:
     """Weighted -log p(y | η) of each row with two derivatives, the second not negative."""
+    # point: a variance of the predictor that is as good as none
     likelihood, eta = rows.likelihood, rows.present(eta, 0.0)
     if likelihood.of_softplus:
         moments = likelihood.derivatives(eta, rows.y)
     else:
-        moments = likelihood.expected(eta, torch.full_like(eta, _POINT), rows.y)
+        moments = likelihood.expected(eta, torch.full_like(eta, point), rows.y)
     value, slope, curvature = (rows.weights * x for x in moments)
     return Moments(value, slope, curvature.clamp_min(0.0))
 
@@ -313,11 +308,12 @@ def _alone(rows: GroupedRows) -> Tensor:
     return beta
 
 
-def guessed(rows: Observed) -> Tensor:
+def guessed(rows: Observed, sure: float = 1.0986122886681098) -> Tensor:
     """Predictors that each row alone would have, drawn towards 0 as by half an observation."""
+    # sure: log 3, the log odds of (1 + ½)/2
     match rows.likelihood:
         case BernoulliLogit() | BernoulliProbit():
-            return _SURE * rows.y
+            return sure * rows.y
         case PoissonLog() | NegativeBinomial():
             return (rows.y + 0.5).log()
         case GaussianNoise() | StudentT():
@@ -365,10 +361,11 @@ class _Penalised:
         force = self.prior.force(beta) if self.rows.leads else torch.zeros_like(beta)
         return torch.cat([(b @ omega).flatten(-2), force], -1)
 
-    def clipped(self, step: Tensor) -> Tensor:
+    def clipped(self, step: Tensor, longest: float = 2.0) -> Tensor:
         """With no change of b_i or β longer than the clip."""
+        # longest: length of the longest change of b_i, and of β
         b, beta, _ = self.rows.parts(step)
-        b, beta = (x * (_CLIP / torch.linalg.vector_norm(x, dim=-1, keepdim=True)).clamp_max(1.0) for x in (b, beta))
+        b, beta = (x * (longest / torch.linalg.vector_norm(x, dim=-1, keepdim=True)).clamp_max(1.0) for x in (b, beta))
         return torch.cat([b.flatten(-2), beta], -1)
 
     def locals(self, root: Structured) -> Tensor:
@@ -377,18 +374,27 @@ class _Penalised:
         return self.structure.parts(V)[0].square
 
 
-def started(rows: GroupedRows, prior: CovariancePrior, structure: Forest) -> Coordinates:
+def started(
+    rows: GroupedRows,
+    prior: CovariancePrior,
+    structure: Forest,
+    rounds: int = 12,
+    settled: float = 0.05,
+    first: float = 0.7,
+) -> Coordinates:
     """Mean and root of the precision of a start, over all coordinates."""
+    # settled: change of Ω at which the iteration ends
+    # first: standard deviation of the random effects in the first round
     known, count = prior_counts(prior)
     penalised, like, batch = _Penalised(rows), rows.X, rows.batch
     identity = torch.eye(rows.r, dtype=like.dtype, device=like.device)
-    omega, aim = (identity / _FIRST**2).expand(*batch, -1, -1), guessed(rows)
+    omega, aim = (identity / first**2).expand(*batch, -1, -1), guessed(rows)
     curvature = row_moments(rows, aim).curvature
     root = penalised.root(curvature, omega)
     nothing = like.new_zeros(*batch, penalised.structure.dim)  # where the penalty is the pull of the prior mean
     aimed = penalised.gathered(curvature * (aim - rows.offset)) - penalised.penalty(nothing, omega)
     theta = penalised.solved(root, aimed)
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         _, alpha, curvature = row_moments(rows, rows.predictor(theta))
         root = penalised.root(curvature, omega)
         gradient = penalised.gathered(alpha) + penalised.penalty(theta, omega)
@@ -398,7 +404,7 @@ def started(rows: GroupedRows, prior: CovariancePrior, structure: Forest) -> Coo
         new = (rows.all_groups + count) * torch.linalg.inv(square)
         new = 0.5 * (new + new.mT)
         change, omega = torch.linalg.solve(omega, new) - identity, new
-        if bool((change.square().sum((-2, -1)) < _SETTLED**2).all()):
+        if bool((change.square().sum((-2, -1)) < settled**2).all()):
             break
     entries = omega_of(cholesky(omega)[0])
     nothing, q = theta.new_zeros(()), entries.shape[-1]
@@ -422,7 +428,6 @@ def started(rows: GroupedRows, prior: CovariancePrior, structure: Forest) -> Coo
     return Coordinates(torch.cat([theta, entries], -1), T)
 
 
-_ROUNDING = 1e-6  # of an indicator that was scaled and is restored, in float32
 SD_PRIOR = HalfT(3.0, WIDTH)  # of a standard deviation between groups, in units of s_y: as brms
 
 
@@ -511,10 +516,11 @@ def standardized(
     return (slope * columns.double() + shift).to(columns), units
 
 
-def _patterns(columns: Tensor) -> Tensor:
+def _patterns(columns: Tensor, rounding: float = 1e-6) -> Tensor:
     """The rows that differ, as far as `full_set` looks at them: columns of other numbers than 0 and 1 are all ½."""
+    # rounding: of an indicator that was scaled and is restored, in float32
     near = columns.double().round()
-    binary = ((near == 0) | (near == 1)) & ((columns - near).abs() < _ROUNDING)
+    binary = ((near == 0) | (near == 1)) & ((columns - near).abs() < rounding)
     return torch.unique(torch.where(binary.all(0), near, 0.5), dim=0).cpu()
 
 

@@ -186,7 +186,7 @@ class Together(Target):
     """The abstract base of a log joint, or of that of the data, to which every rank contributes a part."""
 
     processes: Processes
-    _refused: Exception | None = None  # by a check on this rank, told to the others at the next sum
+    _refused: Exception | None = None  # by a check on this rank, passed to the others at the next sum
 
     @abstractmethod
     def mine(self, theta: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ class Together(Target):
         return self.processes.summed(parts, key, error)
 
     def checked(self, check: Callable[[], None]) -> None:
-        """Check on this rank: what is refused is told to the others at the next sum, so that no one waits."""
+        """Check on this rank: the others learn what is refused at the next sum, so that no one waits."""
         try:
             check()
         except Exception as error:
@@ -249,7 +249,7 @@ class _Summed(torch.autograd.Function):
 
 
 class _Total(torch.autograd.Function):
-    """Summed over ranks forwards, handed through backwards; an error on one rank in a backward pass is not told."""
+    """Summed over ranks forwards, handed through backwards; an error on one rank in a backward pass stays there."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, target: Together) -> Tensor:

@@ -34,7 +34,6 @@ from torchngvi.numerics.versions import tracked
 
 _STEPS = {1: 0.25, 2: 0.4}  # of the grids of nodes, by dimension
 _REACH = {1: 8.5, 2: 7.0}  # standard deviations the grids span
-_KEPT = 2**23  # probabilities at the nodes that are kept from one product to the next
 
 
 def predictors(
@@ -87,6 +86,7 @@ def bent(
     mean: Tensor,  # (*batch, N, J)
     covariance: Tensor,  # (*batch, N, J, J)
     at: Nodes,
+    most: int = 2**23,
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Make the map from changes of e and Σ to those of the slope and the curvature that `moments` computes of them.
 
@@ -96,9 +96,10 @@ def bent(
     >>> torch.allclose(slope, moments(e, V[None], z, w)[2][0])
     True
     """
+    # most: probabilities at the nodes that are kept from one product to the next
     shape = mean.shape[:-1]
     parts = list(zip(mean.flatten(0, -2).split(at.rows), covariance.flatten(0, -3).split(at.rows), strict=True))
-    few = mean.numel() * len(at.w) <= _KEPT
+    few = mean.numel() * len(at.w) <= most
     kept = [_Bent(e, V, at) for e, V in parts] if few else None
 
     def change(de: Tensor, dV: Tensor) -> tuple[Tensor, Tensor]:

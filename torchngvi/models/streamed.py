@@ -329,7 +329,7 @@ class Streamed(AdditiveTractable):
         return over_a_pass(self, theta)
 
     def slabs(self, theta: Tensor, model: AdditiveTractable) -> tuple[Tensor, ...]:
-        """Split the draws, so that draws times rows in one call are bounded; whole where the rows are not told."""
+        """Split the draws, so that draws times rows in one call are bounded; whole where their number is not known."""
         return slabs(theta, getattr(model, "num_data", 1))
 
     def batch_log_likelihood(self, theta: Tensor, model: AdditiveTractable) -> Tensor:

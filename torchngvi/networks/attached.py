@@ -19,8 +19,12 @@ from torchngvi.arguments import read_flag, read_instance, read_number, read_size
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, SampledLabels
 from torchngvi.networks.finite import look_at, zero_where_
-from torchngvi.networks.optimizers import (
+from torchngvi.networks.posterior import NetworkGaussian
+from torchngvi.networks.predictions import logits_in
+from torchngvi.networks.units import StepLength, add_moves_
+from torchngvi.networks.watch import (
     BEGUN,
+    Watch,
     check,
     forget_start,
     is_within_its_own_step,
@@ -30,10 +34,6 @@ from torchngvi.networks.optimizers import (
     share_of_lr,
     unscale_,
 )
-from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import logits_in
-from torchngvi.networks.units import StepLength, add_moves_
-from torchngvi.networks.watch import Watch
 from torchngvi.networks.weights import refuse_replaced
 
 

@@ -14,7 +14,6 @@ from torchngvi.networks.predictions import batches, drawn_outputs, mean_density,
 
 _SMALLEST = 2.0**-10  # a posterior 32 times narrower than at the temperature 1 is a point for a network
 _FLAT = 0.001  # nats a label: of temperatures that differ by no more the largest is chosen
-_NOTICED = 0.01  # nats a label: less between the temperatures of the training and of the choice is not worth a word
 
 
 class Calibrated(NamedTuple):
@@ -112,16 +111,17 @@ def calibrate(
     return found
 
 
-def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str | None]:
+def _ends(found: Calibrated, trained: float, q: NetworkGaussian, noticed: float = 0.01) -> Iterator[str | None]:
     """What to say of a choice at an end of what was tried, each with what to do."""
+    # noticed: nats a label: less between the temperatures of the training and of the choice is not worth a word
     temperature, factor, factors = found.temperature, found.factor, q.likelihood.factors
     smallest, lowest = min(found.tried), min(found.tried.values())
-    if trained - found.nll > _NOTICED and temperature == max(found.tried):
+    if trained - found.nll > noticed and temperature == max(found.tried):
         yield (
             f"The temperature chosen, {temperature:g}, is the largest one tried: a wider posterior may predict better. "
             f"Call calibrate with largest={4 * temperature:g}, or train at a higher temperature."
         )
-    elif smallest / 2 < _SMALLEST and found.tried[smallest] == lowest < trained - _NOTICED:
+    elif smallest / 2 < _SMALLEST and found.tried[smallest] == lowest < trained - noticed:
         yield (
             f"The temperature chosen, {temperature:g}, is as good as the smallest one tried, to which predictions only "
             "become better: on these validation data the mean alone predicts as well as q does. Its uncertainty is "

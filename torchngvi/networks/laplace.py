@@ -19,8 +19,6 @@ from torchngvi.networks.predictions import Read, batches, called, evaluating, re
 from torchngvi.networks.weights import NetworkWeights, warn_caller
 
 Totals = list[list[Tensor | None]]  # of each family its part of a curvature
-_SAME = 0.02  # of the largest output: an example alone and among others differ by less, by rounding of half precision
-_SINGLE = 256  # labels at most whose gradients are computed one by one, through a whole batch
 _NUMBERS = 2**24  # in the gradients of examples that are held at a time: 64 MB in single precision
 _MOST = 2**31  # numbers in those of one example: 8 GB in single precision
 _REFUSED = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)  # by torch.func, where it cannot
@@ -164,12 +162,13 @@ def _of_family(family: Family, gradients: Mapping[str, Tensor]) -> list[Tensor |
 
 
 @torch.no_grad()
-def _check_apart(q: NetworkWeights, inputs: Any, output: Tensor, read: Read | None) -> None:
+def _check_apart(q: NetworkWeights, inputs: Any, output: Tensor, read: Read | None, same: float = 0.02) -> None:
     """Refuse outputs that depend on the other examples of the batch, by the last one, which is passed alone."""
+    # same: of the largest output: an example alone and among others differ by less, by rounding of half precision
     try:
         alone = called(q.model, each_tensor(inputs, operator.itemgetter(slice(-1, None))), read).flatten()
         together = output.flatten()[-len(alone) :]
-        meet = bool((alone - together).abs().max() > _SAME * together.abs().max())
+        meet = bool((alone - together).abs().max() > same * together.abs().max())
     except (RuntimeError, ValueError):  # of a batch of one, or of other shapes
         meet = True
     if meet:
@@ -209,11 +208,14 @@ def _trained(q: NetworkWeights) -> dict[str, nn.Parameter]:
     return trained
 
 
-def gradients_of_labels(q: NetworkWeights, losses: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], float]:
+def gradients_of_labels(
+    q: NetworkWeights, losses: Tensor, dtype: torch.dtype, one_by_one: int = 256
+) -> tuple[dict[str, Tensor], float]:
     """Return the gradients that families observe, by name, of the mean loss or of single losses over √B, and B.
 
     Both are scaled, and B is divided by the square of the scale, where the outputs are of half precision.
     """
+    # one_by_one: labels at most whose gradients are computed one by one, through a whole batch
     scale = 1024.0 if dtype == torch.float16 else 1.0  # keeps gradients from vanishing
     trained = q.trained
     gradients: dict[str, Tensor] = {}
@@ -223,7 +225,7 @@ def gradients_of_labels(q: NetworkWeights, losses: Tensor, dtype: torch.dtype) -
             continue
         terms, ones = losses.mean() * scale, None
         if single:  # of tokens some are enough
-            terms = losses.flatten()[:: -(-losses.numel() // _SINGLE)] * (scale / losses.numel() ** 0.5)
+            terms = losses.flatten()[:: -(-losses.numel() // one_by_one)] * (scale / losses.numel() ** 0.5)
             ones = torch.eye(len(terms), device="cpu").to(terms)
         found = torch.autograd.grad(
             terms, list(own.values()), ones, True, is_grads_batched=single, materialize_grads=True

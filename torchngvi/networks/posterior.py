@@ -233,8 +233,8 @@ class NetworkGaussian(NetworkEvidence):
             f"{sum(m.numel() for m in family.mean):,} {type(family).__name__.lower()}" for family in self.each()
         )
         kind = type(self.likelihood).__name__
-        told = f"{sizes} weights of {type(self.model).__name__}, num_data={self.num_data:,}, {kind}"
-        return f"NetworkGaussian({told}, temperature={self.temperature:g}, steps={self.draw:,})"
+        text = f"{sizes} weights of {type(self.model).__name__}, num_data={self.num_data:,}, {kind}"
+        return f"NetworkGaussian({text}, temperature={self.temperature:g}, steps={self.draw:,})"
 
     # predictions
 
@@ -310,7 +310,7 @@ class NetworkGaussian(NetworkEvidence):
 
         Args:
             loader: batches (inputs, labels) of the training data, or of a part of them; the labels are not looked at.
-                More labels than num_data are told by a warning.
+                A warning says so where there are more labels than num_data.
                 Several processes take a part each.
             labels: None for the expectation over all labels, which costs a backward pass of single examples for every
                 class; or the number of labels that are drawn for each output, 1 for many classes or large networks.

@@ -6,7 +6,7 @@ as a sum over labels, weights of classes or smoothed labels, leaves its mark the
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,26 +15,16 @@ from torch.optim import Optimizer
 
 from torchngvi.distributed import ranks
 from torchngvi.errors import InputError
-from torchngvi.networks.layout import named_by
+from torchngvi.networks.layout import named_by, refuse_sharded
 from torchngvi.networks.likelihoods import Categorical, Gaussian
-from torchngvi.networks.optimizers import REFUSED, check_options, largest_lr
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.weights import frames, warn_caller
 from torchngvi.numerics.arrays import Fetched
 
 _WITHOUT_RADIUS = 1.0  # the learning rate of weights that a radius limits, which no other parameter trains with
-_AFTER = 1.5  # of the planned steps, from which on a warning says that they are over
-_ENOUGH = 0.15  # the factor of the moves after ¾ of a cosine: stopping before costs more than 0.01 nats on digits
-_LOST = 12  # roundings of a weight: a rate of 1e-4 in bfloat16 and of 1e-8 in single precision learn nothing
-_LARGE = 0.1  # rates of AdamW from here on end within .09 nats of one another on four tasks; .01 is too short on two
-_UNSEEN = 10  # changes of the weights without a step of the optimizer; one that looks ahead makes one or two
-_COMPARED, _SAME = 3, 1e-4  # steps whose gradients have the same norm but for rounding only where they are clipped
-_COUNTS = 0.1  # of the norm of clipped gradients, from which on the prior's part, added to them, matters
-_DIFFERENT = 0.01  # of num_data, by which the labels of a pass may differ; samplers for several processes repeat some
+_COMPARED = 3  # steps whose gradients have the same norm but for rounding only where they are clipped
 _ROWS = 256  # labels that are looked at, evenly over the batch
 _CLOSE = 1e-3  # relative distance of two numbers that are equal but for rounding in single precision
-_LEFT_OUT = 0.1  # share of labels without a gradient; fewer, such as the last token of a text, hardly matter
-_EXPLAINED = 0.99  # of the variance of a column by the square of another one's gradient, which no label explains
 
 # what a script shows of itself, and what to do
 _SENTENCES = {
@@ -130,8 +120,9 @@ class Watch:
 
     # the numbers of labels and of steps
 
-    def after_forward(self, output: Tensor, labels: int | None) -> None:
+    def after_forward(self, output: Tensor, labels: int | None, different: float = 0.01) -> None:
         """Count the labels of a forward pass in training, and look at its loss in the first step."""
+        # different: of num_data, by which the labels of a pass may differ; samplers for several processes repeat some
         self._note_changes()
         rows = len(output) if output.ndim else 1
         self._rows += rows
@@ -141,15 +132,16 @@ class Watch:
         whole, num_data = self._batches.add(rows), self.q.num_data
         if whole is not None and self._labels is not None:
             seen = whole * self._labels * ranks()
-            if abs(seen - num_data) > _DIFFERENT * num_data:  # not of NaN
+            if abs(seen - num_data) > different * num_data:  # not of NaN
                 self._say("pass", seen=seen)
         if self.looks and self.passed == 0:
             self._look(output)
         elif self.looks and self.passed == 1:
             output.register_hook(self._look_for_left)
 
-    def before_step(self, optimizer: Optimizer, taken: int) -> None:
+    def before_step(self, optimizer: Optimizer, taken: int, late: float = 1.5) -> None:
         """Say what can be said before a step of an optimizer, after so many steps of the training."""
+        # late: of the planned steps, from which on a warning says that they are over
         self.others.refuse_joined(optimizer)
         self._compare()
         if not self.passed:
@@ -161,15 +153,16 @@ class Watch:
             seen = self._rows * self._labels * ranks() * (taken + 1) / (self.passed + 1)
             if seen < self.q.num_data:
                 self._say("epochs", seen=seen)
-        if taken >= _AFTER * self.steps and "epochs" not in self._said:
+        if taken >= late * self.steps and "epochs" not in self._said:
             self._say("steps", taken=taken)
 
-    def _look_at_rate(self, largest: float) -> None:
+    def _look_at_rate(self, largest: float, lost: int = 12) -> None:
         """Say that a learning rate moves nothing, or nothing that the rounding of the weights leaves."""
+        # lost: roundings of a weight: a rate of 1e-4 in bfloat16 and of 1e-8 in single precision learn nothing
         dtype = max((p.dtype for p in self.q.parameters_of_network), key=lambda kind: torch.finfo(kind).eps)
         if largest == 0:
             self._say("rate")
-        elif self.steps is not None and largest < _LOST * torch.finfo(dtype).eps:
+        elif self.steps is not None and largest < lost * torch.finfo(dtype).eps:
             self._say("half", lr=largest, dtype=dtype)
 
     def after_step(self) -> None:
@@ -177,15 +170,19 @@ class Watch:
         self.passed += 1
         self._changes, self._written = 0, self._state()
 
-    def doubt(self, groups: list[dict[str, Any]], taken: int, share: float) -> str | None:
+    def doubt(
+        self, groups: list[dict[str, Any]], taken: int, share: float, large: float = 0.1, enough: float = 0.15
+    ) -> str | None:
         """Return what to say where the posterior is used and the schedules have left a large share of its steps."""
+        # large: rates of AdamW from here on end within .09 nats of one another on four tasks; .01 is too short on two
+        # enough: the factor of the moves after ¾ of a cosine: stopping before costs more than 0.01 nats on digits
         if not self.passed:
             return None
         lr = max(map(largest_lr, groups))
         tests = {
-            "short": not self.shortened and lr < _LARGE,
-            "no steps": self.steps is None and share > _ENOUGH,
-            "few steps": self.steps is not None and taken < self.steps and share > _ENOUGH,
+            "short": not self.shortened and lr < large,
+            "no steps": self.steps is None and share > enough,
+            "few steps": self.steps is not None and taken < self.steps and share > enough,
         }
         what = next((what for what, holds in tests.items() if holds), None)
         return None if what is None else _SENTENCES[what].format(taken=taken, steps=self.steps, share=share, lr=lr)
@@ -243,8 +240,10 @@ class Watch:
         if used and not self.q.model.training and not self.q.pinned:
             self._say("mode")
 
-    def _note_norms(self, used: Mapping[str, Tensor]) -> None:
+    def _note_norms(self, used: Mapping[str, Tensor], same: float = 1e-4, counts: float = 0.1) -> None:
         """Say once that gradients have one and the same norm, that of a clipping, and the prior's part is large."""
+        # same: steps whose gradients have the same norm but for rounding only where they are clipped
+        # counts: of the norm of clipped gradients, from which on the prior's part, added to them, matters
         first, of_prior = next(iter(used.values())), {name: torch.zeros_like(g) for name, g in used.items()}
         self.q.add_prior_(of_prior, self.q.mean)
         parts = [(g.norm(), of_prior[name].norm()) for name, g in used.items()]
@@ -254,11 +253,12 @@ class Watch:
         if len(read) < _COMPARED or any(each is None for each in read):
             return
         gradients, pulls = zip(*read, strict=True)
-        if max(gradients) < (1 + _SAME) * min(gradients) and max(pulls) > _COUNTS * max(gradients) > 0:
+        if max(gradients) < (1 + same) * min(gradients) and max(pulls) > counts * max(gradients) > 0:
             self._say("clipped", norm=max(gradients), times=max(pulls) / max(gradients), compared=_COMPARED)
 
-    def _speak(self) -> None:
+    def _speak(self, explained: float = 0.99) -> None:
         """Say what was found of the loss, as soon as that needs no wait for a device."""
+        # explained: of the variance of a column by the square of another one's gradient, which no label explains
         if self._left is not None and self._left.read():
             self._left = None
             self._say("left")
@@ -268,11 +268,12 @@ class Watch:
         labels, self._found = sum(count for _, count in self._found), []
         if isinstance(read[0], list):
             self._say_of_loss(read, labels)
-        elif read[0] > _EXPLAINED:
+        elif read[0] > explained:
             self._say("column")
 
-    def _say_of_loss(self, found: list[list[float]], labels: int) -> None:
+    def _say_of_loss(self, found: list[list[float]], labels: int, many: float = 0.1) -> None:
         """Say what the numbers of `weigh_labels` say of the loss of a first step."""
+        # many: share of labels without a gradient; fewer, such as the last token of a text, hardly matter
         close = max(_CLOSE, 4 * self._precision)
         total = sum(each[0] for each in found)
         spread, misfit, smooth, residual, left_out, probabilities = (
@@ -292,7 +293,7 @@ class Watch:
             "other": wrong,
         }
         cause = _CAUSES[near[-1] if near else "factor"].format(len(found))
-        for what in [what for what, holds in tests.items() if holds][:1] + ["left out"] * (left_out > _LEFT_OUT):
+        for what in [what for what, holds in tests.items() if holds][:1] + ["left out"] * (left_out > many):
             self._say(what, total=total, cause=cause, smooth=smooth, most=spread + 1, left_out=left_out)
 
     def _weights(self) -> Tensor | None:
@@ -304,15 +305,16 @@ class Watch:
     def _state(self) -> tuple[int, int]:
         return self.q.written.count, sum(p._version for p in self.q.parameters_of_network)
 
-    def _note_changes(self) -> None:
+    def _note_changes(self, unseen: int = 10) -> None:
         """Count changes of the weights by something else, and refuse many without a step."""
+        # unseen: changes of the weights without a step of the optimizer; one that looks ahead makes one or two
         now = self._state()
         before, self._written = self._written, now
         if before is None or before[0] != now[0] or before[1] == now[1]:
             return
         self._changes += 1
         self._found = []  # a pass before that is no part of the step, as the first one of SAM
-        if self._changes >= _UNSEEN:
+        if self._changes >= unseen:
             raise InputError(
                 f"The weights were changed {self._changes} times in training without a step() of the optimizer that q "
                 "is attached to, so that the mean of q stays where it is. Attach to the optimizer whose step() the "
@@ -473,3 +475,123 @@ def _held(optimizers: Iterable[Optimizer]) -> Iterator[Any]:
 def _called_by(module: str) -> bool:
     """Whether a module is among the callers."""
     return any(frame.f_globals.get("__name__") == module for frame in frames())
+
+
+# -------------------------------------------------------------------------------- the optimizers that move the mean
+
+
+# kept in the parameter group, hence in checkpoints of the optimizer
+_PEAK, _FIRST, BEGUN = "largest_lr", "first_lr", "draws_before"
+REFUSED = ("maximize", "weight_decay", "lambd")  # options of a group with parameters of q; the last is of ASGD
+
+
+def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse optimizers that would not do what a posterior says."""
+    of_q, held = set(parameters.values()), set()
+    for opt in optimizers:
+        kind = type(opt).__name__
+        if isinstance(opt, torch.optim.LBFGS):
+            raise InputError(
+                "LBFGS evaluates its closure several times a step and compares gradients from step to step, and here "
+                "each step has another draw and is shortened afterwards; take an optimizer that remembers no steps, "
+                "such as AdamW."
+            )
+        for group in opt.param_groups:
+            if not of_q.intersection(group["params"]):
+                continue
+            held |= set(group["params"])
+            check_options(kind, group)
+    missing = [name for name, p in parameters.items() if p not in held]
+    if missing:
+        for opt in optimizers:
+            for group in opt.param_groups:
+                for p in group["params"]:
+                    refuse_sharded(f"A parameter of {type(opt).__name__}", p)
+        raise InputError(
+            f"No optimizer given has the parameter{'s' if len(missing) > 1 else ''} {', '.join(missing[:4])}"
+            f"{', ...' if len(missing) > 4 else ''} that q is over; give the optimizer all of model.parameters(), or "
+            "several optimizers in a list."
+        )
+
+
+def check_options(kind: str, group: Mapping[str, Any]) -> None:
+    """Refuse options of a group with parameters of q that would make other steps than the posterior needs."""
+    if group.get("weight_decay", 0.0):
+        raise InputError(
+            f"{kind} has weight_decay={group['weight_decay']} for parameters of q, and the prior takes its place; set "
+            "weight_decay=0.0 for them and say prior_precision= of torchngvi.network."
+        )
+    if group.get("lambd", 0.0):
+        raise InputError(
+            f"{kind} has lambd={group['lambd']} for parameters of q, which decays them as weight_decay does, and the "
+            "prior takes its place; set lambd=0.0 for them and say prior_precision= of torchngvi.network."
+        )
+    if group.get("maximize", False):
+        raise InputError(f"{kind} has maximize=True; a posterior needs the loss, -log p, and minimises it.")
+
+
+def refuse_wrapped(given: Any) -> None:
+    """Refuse an optimizer that only passes its steps on to one of torch, as that of Accelerate: it runs no hooks."""
+    for one in given if isinstance(given, list | tuple) else [given]:
+        if hasattr(one, "_optimizer_step_pre_hooks") and isinstance(one, Optimizer):
+            continue
+        kind = type(one).__name__
+        if isinstance(getattr(one, "optimizer", None), Optimizer):
+            raise InputError(
+                f"The {kind} given wraps an optimizer of torch, whose steps the hooks of q belong to: attach to that "
+                "one, its .optimizer, or attach before it is wrapped."
+            )
+        if isinstance(one, Optimizer):
+            raise InputError(
+                f"The {kind} given has not called __init__ of torch.optim.Optimizer, so that its steps run no hooks; "
+                "attach to the optimizer of torch that it steps."
+            )
+
+
+def is_within_its_own_step(optimizer: Optimizer) -> bool:
+    """Return whether the step of an optimizer is within another one of its own, by ``super().step()``."""
+    if sum("step" in kind.__dict__ for kind in type(optimizer).__mro__ if kind is not Optimizer) < 2:
+        return False
+    hooked = (f for f in frames() if f.f_globals.get("__name__") == "torch.optim.optimizer")
+    return sum(f.f_code.co_name == "wrapper" and f.f_locals.get("self") is optimizer for f in hooked) > 1
+
+
+def note_start(group: dict[str, Any], draw: int) -> None:
+    """Let a group remember where a training begins: the learning rate, which a warm-up may then lower, and the draw."""
+    group[_FIRST] = max(float(group["lr"]), group.get(_FIRST, 0.0))
+    group.setdefault(BEGUN, draw)
+
+
+def forget_start(group: dict[str, Any]) -> None:
+    """Let a group forget what :func:`note_start` and :func:`share_of_lr` have left in it, when a training is over."""
+    for name in (_PEAK, _FIRST, BEGUN):
+        group.pop(name, None)
+
+
+def keeps_iterate(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer remembers where it has put the parameters, so that no step may be lengthened.
+
+    Schedule-Free optimizers, which have modes, and those that look ahead do.
+    """
+    return all(hasattr(optimizer, mode) for mode in ("train", "eval")) or hasattr(optimizer, "la_alpha")
+
+
+def share_of_lr(group: dict[str, Any]) -> float:
+    """Return the learning rate of a group over its largest one."""
+    group[_PEAK] = largest_lr(group)
+    return float(group["lr"]) / group[_PEAK] if group[_PEAK] > 0 else 0.0
+
+
+def largest_lr(group: Mapping[str, Any]) -> float:
+    """Return the largest learning rate that a group has had or that its schedule says it will have."""
+    first = group["initial_lr"] if "initial_lr" in group else group.get(_FIRST, 0.0)
+    return max(float(group["lr"]), group.get(_PEAK, 0.0), float(first), group.get("max_lr", 0.0))
+
+
+def unscale_(optimizer: Optimizer, gradients: list[Tensor]) -> None:
+    """Take the scale of a GradScaler out of gradients that a fused optimizer would have unscaled itself."""
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is not None:
+        if gradients:
+            torch._foreach_mul_(gradients, scale.reciprocal().to(gradients[0]))
+        optimizer.grad_scale = None  # type: ignore[attr-defined]

@@ -32,9 +32,7 @@ from torch import Tensor
 ROWS = 64  # of a call, from which the kernel is taken where TORCHNGVI_KERNELS does not say
 _FLAGS = ("-O3", "-fno-fast-math", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 _LIBRARIES = ("-lm",)
-_ROWS_OF_A_THREAD = 8192
 _WORDS = {"0": False, "off": False, "no": False, "false": False, "1": True, "on": True, "yes": True, "true": True}
-_TOLERANCE = 1e-11
 _SOURCE = Path(__file__).with_name("logistic.c")
 # means and standard deviations of the self-test
 _SELF_TEST = (
@@ -119,7 +117,9 @@ def _loaded(path: Path, coefficients: Sequence[Sequence[float]]) -> Kernel:
     return functools.partial(_call, function, torch.tensor(coefficients, dtype=torch.float64, device="cpu"))
 
 
-def _call(function: Callable[..., None], coefficients: Tensor, e: Tensor, v: Tensor, count: int) -> _Moments:
+def _call(
+    function: Callable[..., None], coefficients: Tensor, e: Tensor, v: Tensor, count: int, rows_of_a_thread: int = 8192
+) -> _Moments:
     """Run the kernel on contiguous rows, some of them on each of torch's threads."""
     rows = len(e)
     e, v = (torch.zeros_like(x) if x._is_zerotensor() else x.resolve_neg().contiguous() for x in (e, v))
@@ -132,7 +132,7 @@ def _call(function: Callable[..., None], coefficients: Tensor, e: Tensor, v: Ten
         here = [place + 8 * low for place in places]
         function(high - low, count, coefficients.shape[1], coefficients.data_ptr(), *here, *[None] * (5 - count))
 
-    threads = max(1, min(torch.get_num_threads(), rows // _ROWS_OF_A_THREAD))
+    threads = max(1, min(torch.get_num_threads(), rows // rows_of_a_thread))
     ends = [rows * k // threads for k in range(threads + 1)]
     others = [threading.Thread(target=run, args=ends[k : k + 2]) for k in range(1, threads)]
     for thread in others:
@@ -143,14 +143,14 @@ def _call(function: Callable[..., None], coefficients: Tensor, e: Tensor, v: Ten
     return out
 
 
-def _self_test(kernel: Kernel, reference: Reference) -> None:
+def _self_test(kernel: Kernel, reference: Reference, tolerance: float = 1e-11) -> None:
     """A few rows, which the kernel has to compute as PyTorch does."""
     e, s = torch.tensor(_SELF_TEST, dtype=torch.float64, device="cpu").T.contiguous()
     parts, expected = kernel(e, s * s, 5), reference(e, s * s, 0, 5)
     sizes = *expected[:3], expected[2], expected[2]  # the last two change sign
     for found, right, size in zip(parts, expected, sizes, strict=True):
         error = ((found - right) / size).abs()
-        if not bool((error <= _TOLERANCE).all()):
+        if not bool((error <= tolerance).all()):
             raise CompilerError(f"its self-test failed: a relative difference of {float(error.max()):.1e} to PyTorch")
 
 
@@ -185,7 +185,6 @@ def show_config() -> None:
 # the cache is code that a process will run: folders and files that somebody else could have written are not taken.
 
 
-_SECONDS = 60  # that a compiler may take
 _NATIVE = "-march=native"
 _FAST = {"-Ofast", "-ffast-math", "-funsafe-math-optimizations"}  # set flush-to-zero of a whole process where they link
 _LINK = ("-shared",)
@@ -261,9 +260,10 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def _run(*command: str) -> str:
+def _run(*command: str, seconds: int = 60) -> str:
+    # seconds: that a compiler may take
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]

@@ -52,7 +52,6 @@ COEFFICIENTS = (
 )  # fmt: skip
 _TERMS = len(COEFFICIENTS[0])
 _BLOCK_ROWS = {True: 1024, False: 65_536}  # of plain operators, on the CPU, where they stay in the cache, and elsewhere
-_ROUNDING = -1e-12  # variances above are those of a difference that should be zero
 _KNOWN = 4  # a + 2b of the derivatives ∂ᵃ⁺ᵇ/∂eᵃ∂vᵇ of a moment that all modes of torch see
 
 
@@ -139,13 +138,14 @@ def _(e: Tensor, v: Tensor, count: int) -> Tensor:
     return e.new_empty(count, len(e))
 
 
-def _formula(e: Tensor, v: Tensor, order: int, count: int) -> tuple[Tensor, ...]:
+def _formula(e: Tensor, v: Tensor, order: int, count: int, rounding: float = -1e-12) -> tuple[Tensor, ...]:
     """Rows (n,) in plain operators; NaN and infinities follow from those of the arithmetic."""
+    # rounding: variances above are those of a difference that should be zero
     make = _constants if torch.compiler.is_compiling() or _needs_operators() else _kept_constants
     sign, step, decay, growth, near_weights, far_weights, log_half = make(order, count, e.dtype, e.device)
     limits = torch.finfo(e.dtype)
     a = e.abs().clamp_max(limits.max)
-    v = torch.threshold(v, _ROUNDING, math.nan).clamp_min(16 * limits.tiny)
+    v = torch.threshold(v, rounding, math.nan).clamp_min(16 * limits.tiny)
     s = v.sqrt()
     bounded = s.clamp_max(math.sqrt(limits.max))
     center = a / bounded

@@ -101,7 +101,7 @@ class RememberingPosterior(ProbedPosterior):
     """A posterior that computes factors, roots and means from its coordinates only once: abstract.
 
     A class has a method ``_compute_<name>`` for each such thing, and asks for it by ``_computed(name)``.  Whether the
-    coordinates have changed since is told by their versions, or by comparing them; a step that has computed the same
+    coordinates have changed since is known by their versions, or by comparing them; a step that has computed the same
     from the new ones hands it over as `Tested`.
     """
 

@@ -5,8 +5,7 @@ Gaussian, and `fan` for how it is chosen.
 """
 
 from torchngvi.refinement.density import Density, WeightedDraws
-from torchngvi.refinement.fan import LayeredGaussian
-from torchngvi.refinement.layers import FanLayer, WarpLayer
+from torchngvi.refinement.fan import FanLayer, LayeredGaussian, WarpLayer
 from torchngvi.refinement.refinement import Mixture, Refinement, RefinementWarning, refine
 
 __all__ = [

@@ -28,10 +28,7 @@ except ImportError:  # arrays need none
 
 Array = np.ndarray[Any, Any]
 
-_LARGEST = 1e140  # entry of a column, whose square is still a number
-_GAPS = 10  # numbers of a range for each that is there, in a numbering with gaps
 _NINES = re.compile(r"-9|-?99+")  # numbers that are used as codes for missing values
-_FEWEST = 10  # rows from which on numbers that differ in every row look like identifiers
 
 
 def refuse(faults: Sequence[str]) -> None:
@@ -373,12 +370,15 @@ def _beyond_64_bits(column: Any) -> Any:
     return numbers if exact else column
 
 
-def of_identifiers(frame: Any, names: Iterable[str], door: Door, zeros: Iterable[str] = ()) -> tuple[str, ...]:
+def of_identifiers(
+    frame: Any, names: Iterable[str], door: Door, zeros: Iterable[str] = (), fewest: int = 10
+) -> tuple[str, ...]:
     """Notes of whole numbers that look like identifiers, and are taken as measurements.
 
     >>> of_identifiers(pd.DataFrame({"policy": range(100000, 100040)}), ["policy"], COMMAND)[0][:70]
     "column 'policy' is a whole number that differs in every row, as identi"
     """
+    # fewest: rows from which on numbers that differ in every row look like identifiers
     zeros, found = set(zeros), []
     for name in names:
         column = frame[name]
@@ -386,7 +386,7 @@ def of_identifiers(frame: Any, names: Iterable[str], door: Door, zeros: Iterable
             continue
         if name in zeros:
             why = "has entries that a zero leads, as codes have"
-        elif len(column) >= _FEWEST and column.is_unique and _is_numbering(column):
+        elif len(column) >= fewest and column.is_unique and _is_numbering(column):
             why = "is a whole number that differs in every row, as identifiers do"
         else:
             continue
@@ -437,10 +437,11 @@ def of_copies(frame: Any) -> tuple[str, ...]:
     )
 
 
-def _is_numbering(column: Any) -> bool:
+def _is_numbering(column: Any, gaps: int = 10) -> bool:
     """Whether different whole numbers fill their range but for gaps, or all have the same number of digits."""
+    # gaps: numbers of a range for each that is there, in a numbering with gaps
     low, high = int(column.min()), int(column.max())
-    return high - low < _GAPS * len(column) or (low > 0 and len(str(low)) == len(str(high)) > len(str(len(column))))
+    return high - low < gaps * len(column) or (low > 0 and len(str(low)) == len(str(high)) > len(str(len(column))))
 
 
 def of_levels(name: str, levels: int, door: Door, *, chosen: bool) -> list[str]:
@@ -536,12 +537,14 @@ def of_unusable(
     roles: Mapping[str, str],  # to the columns that have one
     *,
     impute: bool = False,
+    largest: float = 1e140,
 ) -> list[str]:
     """Find columns with missing or infinite entries, or with one whose square overflows.
 
     >>> of_unusable({"x": np.array([1.0, np.nan])}, {})[0][:59]
     "column 'x' has missing or infinite entries in 1 of 2 rows. "
     """
+    # largest: entry of a column, whose square is still a number
     bad, found = {}, []
     instead = {name: COMMAND.to_leave_out(name) for name in columns}
     instead |= {name: f"name another column (--{role})" for role, name in roles.items()}
@@ -552,9 +555,9 @@ def of_unusable(
             missing = missing if missing.all() else sizes == np.inf
         if missing.any():
             bad[name] = int(missing.sum())
-        elif len(sizes) and (size := float(np.nanmax(sizes))) > _LARGEST:
+        elif len(sizes) and (size := float(np.nanmax(sizes))) > largest:
             found.append(
-                f"column {name!r} has entries of size {size:.3g}; sums of squares overflow from {_LARGEST:g} on. "
+                f"column {name!r} has entries of size {size:.3g}; sums of squares overflow from {largest:g} on. "
                 f"Divide it by a constant, or {instead[name]}."
             )
     if not bad:
@@ -582,9 +585,9 @@ def check_there(frame: Any, names: Sequence[str], asking: str = "The formula") -
         raise InputError(f"A formula needs a pandas DataFrame with its columns; got {type(frame).__name__}.")
     lacking = [name for name in names if name not in frame]
     if lacking:
-        told = hint(lacking[0], map(str, frame.columns))
+        advice = hint(lacking[0], map(str, frame.columns))
         raise InputError(
-            f"{asking} names {', '.join(lacking)}; the table has {', '.join(map(str, frame.columns))}.{told}"
+            f"{asking} names {', '.join(lacking)}; the table has {', '.join(map(str, frame.columns))}.{advice}"
         )
     check_names([name for name in frame.columns if name in set(names)])
 

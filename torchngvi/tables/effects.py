@@ -29,7 +29,6 @@ STEP = (
     1e-5  # sds of a column to both sides: about the cube root of the rounding of float64, best for central differences
 )
 ROUNDED = 2.0**-40  # the part of a number, thousands of times its rounding, that no step is smaller than
-JUMP = 0.1  # of the range of a column of the design: one that changes by more over a step has no derivative there
 FEW = 2  # values that a contrast is between, and different numbers of a column whose values are all compared
 PRINTED = 50  # lines of a table that are printed
 
@@ -219,8 +218,9 @@ class Asked:
             change = high - low
             yield rows, change / width[rows].view(-1, *[1] * (change.ndim - 2))
 
-    def _sides(self, frame: Any, x: str, h: float) -> list[tuple[Tensor, Predictor]]:
+    def _sides(self, frame: Any, x: str, h: float, jump: float = 0.1) -> list[tuple[Tensor, Predictor]]:
         """The numbers of a column a step up and down with what they predict; where one cannot be, those of no step."""
+        # jump: of the range of a column of the design: one that changes by more over a step has no derivative there
         here = frame[x].to_numpy(dtype=float, copy=True)
         step, sides, failed = (abs(here) * ROUNDED).clip(min=h), list[tuple[Tensor, Predictor]](), list[InputError]()
         for to in (here + step, here - step):
@@ -237,7 +237,7 @@ class Asked:
             )
         fit, (up, down) = self.result.design, (side.rows.X for _, side in sides)
         steps = ((sides[0][0] - sides[1][0]) / h).clamp(min=1.0).to(up)  # many where the step of the fit is no step
-        most = JUMP * (fit.X.amax(0) - fit.X.amin(0)).to(up) * steps[:, None]
+        most = jump * (fit.X.amax(0) - fit.X.amin(0)).to(up) * steps[:, None]
         jumps = ((up - down).abs() > most).nonzero()
         if len(jumps):
             row, column = jumps[0].tolist()

@@ -29,11 +29,9 @@ _DOF = 4.0  # of Student's t noise: heavy tails that still have a variance
 _START = (0.1, 100.0)  # where a size, a precision or a shape begins, from the moments of y: where its prior has mass
 _LINEAR = 0.85  # of the largest logarithm: from there on exponentials go on linearly, e⁶⁰³ in float64, and stay finite
 _STIRLING = 10.0  # from where on the series of log Γ to 1/x⁹ has rounding alone
-_SMALL = -2.3  # log of the t below which log((1 - e⁻ᵗ)/t) is its series to t⁶, which has rounding alone there
 _NARROW, _TILT = 3e-3, 0.3  # a category of the probit link is narrow if its width, and that times its place, are less
 _PROPORTION = 1e-3  # of a success: how far a proportion times its trials may be from a whole number
 MOST_CATEGORIES = 50  # each threshold is a parameter, and a column with more values is a number or a name as a rule
-_COUNT = 2.0**52  # the largest count that is drawn, up to which each whole number is one of float64
 
 
 class Family(ABC):
@@ -253,11 +251,12 @@ def _rising(log_x: Tensor, count: Tensor) -> Tensor:
     return torch.where(count > 0, torch.where(far, series, other), 0.0)
 
 
-def _log_some(log_t: Tensor) -> Tensor:
+def _log_some(log_t: Tensor, small: float = -2.3) -> Tensor:
     """Return log(1 - e⁻ᵗ), the probability of at least one event, without cancellation for any t > 0."""
-    few = log_t < _SMALL
-    square = torch.where(few, 2 * log_t, 2 * _SMALL).exp()
-    series = -0.5 * (0.5 * torch.where(few, 2 * log_t, 2 * _SMALL)).exp()
+    # small: log of the t below which log((1 - e⁻ᵗ)/t) is its series to t⁶, which has rounding alone there
+    few = log_t < small
+    square = torch.where(few, 2 * log_t, 2 * small).exp()
+    series = -0.5 * (0.5 * torch.where(few, 2 * log_t, 2 * small)).exp()
     series = log_t + series + square * (1 / 24 - square * (1 / 2880 - square / 181440))
     t = _exp(torch.where(few, 0.0, log_t))
     return torch.where(few, series, torch.log(-torch.expm1(-t)))
@@ -322,9 +321,10 @@ def _gamma(shape_parameter: Tensor, generator: torch.Generator) -> Tensor:
     return torch._standard_gamma(shape_parameter, generator)
 
 
-def _poisson(rate: Tensor, generator: torch.Generator) -> Tensor:
+def _poisson(rate: Tensor, generator: torch.Generator, largest: float = 2.0**52) -> Tensor:
     """Draws of counts; no count is above 2⁵²."""
-    return torch.poisson(rate.clamp_max(_COUNT), generator)
+    # largest: the largest count that is drawn, up to which each whole number is one of float64
+    return torch.poisson(rate.clamp_max(largest), generator)
 
 
 def _between(x: float) -> float:

@@ -12,9 +12,6 @@ from torchngvi.messages import listed
 from torchngvi.tables.families import Family
 
 _USUAL = {"trials": 7.0, "event": 1.0}  # what stands beside an outcome in a check
-_TERMS = 2_000  # counts that are summed
-_POINTS, _END = 20_001, 20.0  # of the trapezoid rule in t, y = centre + width · sinh t: tails to 10⁸ widths
-_SUM = 1e-4  # of a sum of densities from 1
 _DIFFERENCE, _SLOPE = 1e-5, 1e-6  # the step of central differences, and their error relative to 1 + |slope|
 _ERRORS = 5.0  # standard errors of an average
 
@@ -164,11 +161,12 @@ class _Check:
             kinds = () if family.outcomes is None else (len(family.outcomes),)
             self._expect("mean", self._call("mean", at, wide), (*at.shape, *kinds))
 
-    def _sum(self) -> None:
+    def _sum(self, tolerance: float = 1e-4) -> None:
         """The density sums to 1."""
+        # tolerance: of a sum of densities from 1
         for eta in self.eta[[0, 2, 4]]:
             total = float(self._counts(eta) if self.family.discrete else self._integral(eta))
-            if not abs(total - 1) < _SUM:
+            if not abs(total - 1) < tolerance:
                 how = "sums" if self.family.discrete else "integrates"
                 where = f"at η = {float(eta):.3g} it {how} to {total:.4g} in place of 1."
                 raise self._wrong(
@@ -179,27 +177,29 @@ class _Check:
     def _density(self, eta: Tensor, y: Tensor) -> Tensor:
         return self._call("log_prob", eta.expand(y.shape), (y, *self._beside(y)), self.phi[0]).exp()
 
-    def _counts(self, eta: Tensor) -> Tensor:
+    def _counts(self, eta: Tensor, terms: int = 2_000) -> Tensor:
+        # terms: counts that are summed
         low, high = self.family.bounds
         if "trials" in self.family.extra:
             high = self.beside[self.family.extra.index("trials")]
-        first, last = (int(min(max(end, -_TERMS), _TERMS)) for end in (low, high))
+        first, last = (int(min(max(end, -terms), terms)) for end in (low, high))
         return self._density(eta, torch.arange(first, last + 1, dtype=torch.float64, device="cpu")).sum()
 
-    def _integral(self, eta: Tensor) -> Tensor:
+    def _integral(self, eta: Tensor, points: int = 20_001, end: float = 20.0) -> Tensor:
         """The trapezoid rule over the real line that the bounds are mapped to."""
+        # points, end: of the trapezoid rule in t, y = centre + width · sinh t: tails to 10⁸ widths
         low, high = self.family.bounds
         at = eta.expand(1_001)
         line = _line(low, high)
         z = line.inv(self._call("draw", at, self.phi[0], self.generator, self._beside(at)))
         quarter, centre, last = torch.quantile(z, z.new_tensor([0.25, 0.5, 0.75]))
-        t = torch.linspace(-_END, _END, _POINTS, dtype=torch.float64, device="cpu")
+        t = torch.linspace(-end, end, points, dtype=torch.float64, device="cpu")
         x = centre + (last - quarter) * t.sinh()
         y = line(x)
         slope = line.log_abs_det_jacobian(x, y).exp() * (last - quarter) * t.cosh()
         inside = (y > low) & (y < high) & slope.isfinite()
         heights = self._density(eta, y[inside]) * slope[inside]
-        return heights.sum() * (2 * _END / (_POINTS - 1))
+        return heights.sum() * (2 * end / (points - 1))
 
     def _derivatives(self) -> None:
         """Derivatives are finite, and those of differences; the curvature is not negative where that is said."""

@@ -72,7 +72,6 @@ _UFUNCS: dict[str, Any] = {
     for name, ufunc in (vars(np).items() if np else ())
     if isinstance(ufunc, np.ufunc) and ufunc.nout == 1 and ufunc.signature is None
 }
-_LARGEST = 2**63  # of a whole number in a formula, beyond which NumPy computes with objects of Python
 _NAMESPACE = {"np": SimpleNamespace(**_UFUNCS), **_UFUNCS}  # beside the functions of formulae, all that there is
 
 
@@ -260,8 +259,9 @@ def _resolver() -> Any:
     return Terms(None)
 
 
-def _check_calls(node: Any, formula: str, longest: int, inside: bool) -> None:
+def _check_calls(node: Any, formula: str, longest: int, inside: bool, largest: int = 2**63) -> None:
     """Check that a part of a formula calls what it may alone, so that it computes numbers and does nothing else."""
+    # largest: of a whole number in a formula, beyond which NumPy computes with objects of Python
     match node:
         case Call():
             _check_call(node, formula)
@@ -280,7 +280,7 @@ def _check_calls(node: Any, formula: str, longest: int, inside: bool) -> None:
             response = node.operator.kind == "TILDE" and isinstance(node.left, Variable)
             parts = [node.right] if response else [node.left, node.right]
         case Literal():
-            if isinstance(node.value, int) and abs(node.value) >= _LARGEST:
+            if isinstance(node.value, int) and abs(node.value) >= largest:
                 raise InputError(f"The formula {formula!r} has a whole number above 2^63. Write a smaller one.")
             parts = []
         case Variable() | QuotedName():
@@ -308,9 +308,9 @@ def _check_call(node: Any, formula: str) -> None:
         raise InputError(f"The formula {formula!r} has {name}(..), which formulas here have not. {_ELSEWHERE[name]}")
     ufunc = None if name is None else _UFUNCS.get(name.removeprefix("np."))
     if ufunc is None:
-        told = "what another call or a quoted name gives" if name is None else name
+        called = "what another call or a quoted name gives" if name is None else name
         raise InputError(
-            f"The formula {formula!r} calls {told}, which no formula may, as it could run any code. What it may call "
+            f"The formula {formula!r} calls {called}, which no formula may, as it could run any code. What it may call "
             f"is: {', '.join((*_TRANSFORMS, *_CODINGS))}, and NumPy's functions of numbers, as log(x) or np.log(x). "
             "Compute anything else before, and write it into a column of the table."
         )

@@ -22,11 +22,6 @@ from torchngvi.tables.integrated import Closed, Integrated, Integration, LogJoin
 from torchngvi.tables.parts import Coordinates, Design, Posterior, Weighted, draw_normal, draw_uniform
 from torchngvi.tables.priors import Priors
 
-_ROUNDING = 64  # units of rounding of a log joint, below which nothing is said of its changes
-_ENOUGH = 1e-4  # of what the slope promises, at which a step is taken
-_FLAT = 1e-8  # of what a step promises, below which its change of slope says nothing of the curvature
-_LEAST = -200.0  # nats below the largest, where a density is 0
-
 
 @dataclass(frozen=True)
 class FitSettings:
@@ -158,8 +153,18 @@ class Found(NamedTuple):
     reason: str  # why the search has ended, one sentence
 
 
-def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] | None = None) -> Found:
+def search(
+    joint: LogJoint,
+    settings: FitSettings,
+    begin: tuple[Tensor, Tensor] | None = None,
+    units: int = 64,
+    enough: float = 1e-4,
+    flat: float = 1e-8,
+) -> Found:
     """Find the mode of a log joint of the globals, by BFGS from about its Hessian, or by Newton's method."""
+    # units: units of rounding of a log joint, below which nothing is said of its changes
+    # enough: of what the slope promises, at which a step is taken
+    # flat: of what a step promises, below which its change of slope says nothing of the curvature
     theta, modes = joint.start() if begin is None else begin
     spent = joint.gradients
     here = joint.with_gradient(theta[None], modes)
@@ -174,7 +179,7 @@ def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] 
         value, slope = -float(here.value[0]), -here.gradient[0]
         step = -(B @ slope)
         left = -float(slope @ step)
-        rounding = _ROUNDING * torch.finfo(theta.dtype).eps * abs(value)
+        rounding = units * torch.finfo(theta.dtype).eps * abs(value)
         if not math.isfinite(left):
             return ended(False, "The log joint is not finite any more: perhaps the posterior has no mode.")
         if left < max(settings.end, rounding):
@@ -188,7 +193,7 @@ def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] 
         for _ in range(settings.trials):
             trial = joint.with_gradient((theta + size * step)[None], here.modes)
             change = -float(trial.value[0]) - value
-            if change <= -_ENOUGH * size * left + rounding:
+            if change <= -enough * size * left + rounding:
                 after = trial
                 break
             curved = change + size * left  # of a parabola through both values and the slope
@@ -206,7 +211,7 @@ def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] 
         cut = size < settings.cut * full
         moved, turned = size * step, -after.gradient[0] - slope
         theta, here, inner = theta + moved, after, float(moved @ turned)
-        if joint.newton or cut or inner <= _FLAT * size * left:  # exact, or no longer that of before
+        if joint.newton or cut or inner <= flat * size * left:  # exact, or no longer that of before
             root, fresh = inverse_root(joint.curvature(theta, here.modes)), True
             B = root @ root.mT
         else:
@@ -420,10 +425,11 @@ class Grid:
             size = torch.where(better, (2 * size).clamp_max(1.0), 0.5 * size)
         return points, at.modes, chord.expand(len(points), -1, -1)
 
-    def _density(self, log_p: Tensor) -> None:
+    def _density(self, log_p: Tensor, least: float = -200.0) -> None:
         """The density of t in cells, and its distribution function."""
+        # least: nats below the largest, where a density is 0
         t, step = self.t, float(self.t[1] - self.t[0])
-        log_p = (log_p - log_p.max()).clamp_min(_LEAST)
+        log_p = (log_p - log_p.max()).clamp_min(least)
         slope = (log_p[1:] - log_p[:-1]) / step
         left, right = slope[:-1], slope[1:]
         harmonic = torch.where(left * right > 0, 2 * left * right / (left + right), 0.0)

@@ -184,12 +184,7 @@ def covariance_root(
     xi: Tensor,  # (..., r(r + 1)/2): log τ, and Fisher's z of the canonical partial correlations row by row
     r: int,
 ) -> Tensor:
-    """Return C = diag(τ) L, (..., r, r), lower triangular, L the Cholesky factor of the correlations.
-
-    >>> covariance_root(torch.tensor([0.0, 0.0, 0.0]), 2)  # standard deviations of 1, and a correlation of 0
-    tensor([[1., 0.],
-            [0., 1.]])
-    """
+    """Return C = diag(τ) L, (..., r, r), lower triangular, L the Cholesky factor of the correlations."""
     tau, z = xi[..., :r].exp(), xi[..., r:]
     if r == 1:
         return tau[..., None]

@@ -363,8 +363,8 @@ def parse_prior(text: str) -> "Prior | str":
     key = found[1].replace("_", "").replace("-", "").lower() if found else ""
     words = "normal, student_t, half_t, half_normal, exponential, gamma, beta, lkj"
     if found is None or key not in _BY_WORD:
-        told = hint(found[1] if found else text, words.split(", "))
-        raise InputError(f"a prior is flat, or a call such as normal(0, 1) of one of {words}; got {text!r}.{told}")
+        advice = hint(found[1] if found else text, words.split(", "))
+        raise InputError(f"a prior is flat, or a call such as normal(0, 1) of one of {words}; got {text!r}.{advice}")
     kind, numbers, named = _BY_WORD[key], list[float](), dict[str, float]()
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     try:

@@ -10,17 +10,7 @@ from torchngvi.diagnostics.columns import Dependence, dependences, describe_depe
 from torchngvi.models.standardize import Standardization
 from torchngvi.tables.table import Marginals
 
-_FEW = 2  # groups
-_HEAVY = 5.0  # standard deviations that are so many times those of a normal distribution with the same interval
-_PRIOR = 0.5  # share of the standard deviation of the prior that a posterior has where the data say little
-_AT_ZERO = 0.15  # share of its largest value that the density of a standard deviation has at 0 where it may be 0
-_POINTS = 64  # at which that is looked for
-_OWN = 0.1  # share of a column outside of the others, below which 2.5 s_y over the whole is 0.25 s_y over that part
 _PRODUCTS = (":", "**")  # in the name of a product or a power of columns
-_NONE = 1e-12  # of the longest column, a column that is 0 but for the rounding of a root of its Gram matrix
-_MORE, _SURE = 0.5, 4.0  # excess of a dispersion that is said, and in its standard errors
-_LEAST = 1e-12  # mean of a count
-_NORMAL = 3.92  # standard deviations in the interval of 95 %
 
 
 def warn_of(
@@ -30,8 +20,12 @@ def warn_of(
     groups: Mapping[str, int],
     names: Sequence[str],
     own_noise: bool = False,
+    few: int = 2,
+    none: float = 1e-12,
 ) -> None:
     """Warn of columns of X that depend on one another, and of factors with hardly any groups."""
+    # few: groups
+    # none: of the longest column, a column that is 0 but for the rounding of a root of its Gram matrix
     ones = next((place for place, name in enumerate(names) if name.lower() == "intercept"), None)
     found = dependences(X)
     if units.intercept is not None:
@@ -39,7 +33,7 @@ def warn_of(
         ones = units.intercept
         found = [Dependence(column, tuple(sorted({ones, *of}))) for column, of in found]
         size = torch.linalg.vector_norm(X, dim=0)
-        found += [Dependence(place, (ones,)) for place in torch.nonzero(size <= _NONE * size.max())[:, 0].tolist()]
+        found += [Dependence(place, (ones,)) for place in torch.nonzero(size <= none * size.max())[:, 0].tolist()]
     for sentence in describe_dependences(names, found, ones):
         warnings.warn(f"C{sentence[1:]}", stacklevel=3)
     for sentence in of_products(names, parts):
@@ -51,7 +45,7 @@ def warn_of(
                 "between rows cannot be told apart, and the priors alone part the two. Is it the column that is meant?",
                 stacklevel=3,
             )
-        if count <= _FEW:
+        if count <= few:
             some = "1 group, which tells" if count == 1 else f"{count} groups, which tell"
             warnings.warn(
                 f"{name[0].upper()}{name[1:]} has {some} next to nothing of a standard deviation over groups: its "
@@ -83,6 +77,7 @@ def _is_product(name: str) -> bool:
 def products_far_from_0(
     X: Tensor,  # (N, p)
     names: Sequence[str],
+    least: float = 0.1,
 ) -> list[float]:
     """The share of each column that the others leave, (p), of a product far from 0 and what it depends on; else 1.
 
@@ -95,13 +90,14 @@ def products_far_from_0(
     >>> products_far_from_0(X, ["z", "x"])
     [1.0, 1.0]
     """
+    # least: share of a column outside of the others, below which 2.5 s_y over the whole is 0.25 s_y over that part
     made = [_is_product(name) for name in names]
     if not any(made) or X.shape[0] < X.shape[1] or dependences(X):
         return [1.0] * len(names)
     own = own_shares(X).tolist()
-    if not any(part < _OWN for part, product in zip(own, made, strict=True) if product):
+    if not any(part < least for part, product in zip(own, made, strict=True) if product):
         return [1.0] * len(names)
-    return [part if part < _OWN else 1.0 for part in own]
+    return [part if part < least else 1.0 for part in own]
 
 
 def of_products(names: Sequence[str], parts: Sequence[float]) -> list[str]:
@@ -122,16 +118,17 @@ def of_products(names: Sequence[str], parts: Sequence[float]) -> list[str]:
     ]
 
 
-def of_bounds(names: Sequence[str], sd: Tensor, prior_sd: Tensor) -> list[str]:
+def of_bounds(names: Sequence[str], sd: Tensor, prior_sd: Tensor, share: float = 0.5) -> list[str]:
     """Sentences about fixed effects that hardly anything but the prior bounds.
 
     >>> of_bounds(["x"], torch.tensor([9.0]), torch.tensor([10.0]))
     ['The data hardly bound x: sd 9, and 10 under the prior.']
     """
+    # share: share of the standard deviation of the prior that a posterior has where the data say little
     return [
         f"The data hardly bound {name}: sd {of_data:.3g}, and {of_prior:.3g} under the prior."
         for name, of_data, of_prior in zip(names, sd.tolist(), prior_sd.tolist(), strict=True)
-        if not of_data < _PRIOR * of_prior
+        if not of_data < share * of_prior
     ]
 
 
@@ -139,6 +136,8 @@ def of_tails(
     names: Sequence[str],
     draws: Tensor,  # (S, K)
     weights: Tensor,  # normalised, (S,)
+    times: float = 5.0,
+    normal: float = 3.92,
 ) -> list[str]:
     """Sentences about parameters of the likelihood whose means are those of a heavy tail.
 
@@ -146,8 +145,10 @@ def of_tails(
     >>> of_tails(["size"], draws[:, None], torch.full((1000,), 1e-3))
     ['The posterior of the size has a tail so heavy that its mean and sd say nothing: read the interval.']
     """
+    # times: standard deviations that are so many times those of a normal distribution with the same interval
+    # normal: standard deviations in the interval of 95 %
     of = Marginals.of(names, draws, weights, 0.95)
-    heavy = of.sd > _HEAVY * (of.high - of.low) / _NORMAL
+    heavy = of.sd > times * (of.high - of.low) / normal
     return [
         f"The posterior of the {name} has a tail so heavy that its mean and sd say nothing: read the interval."
         for name, so in zip(names, heavy.tolist(), strict=True)
@@ -159,23 +160,27 @@ def of_spreads(
     names: Sequence[str],
     sd: Tensor,  # draws, (S, r)
     weights: Tensor,  # normalised, (S,)
+    at_zero: float = 0.15,
+    points: int = 64,
 ) -> list[str]:
     """A sentence about standard deviations between groups that may be 0, which no equal-tailed interval can hold.
 
     >>> of_spreads(["week"], torch.linspace(0.0, 1.0, 101)[:, None], torch.full((101,), 1 / 101))
     ['The standard deviation of week may be 0: its density there is 1.00 of its largest.']
     """
+    # at_zero: share of its largest value that the density of a standard deviation has at 0 where it may be 0
+    # points: at which that is looked for
     said = []
     effective = 1 / float(weights.square().sum())
     for name, draws in zip(names, sd.double().unbind(-1), strict=True):
         w = weights.double()
         spread = (w @ (draws - w @ draws).square()).sqrt()
         width = 1.06 * spread * effective**-0.2
-        at = torch.linspace(0.0, 1.0, _POINTS, dtype=draws.dtype, device=draws.device) * (w @ draws + 2 * spread)
+        at = torch.linspace(0.0, 1.0, points, dtype=draws.dtype, device=draws.device) * (w @ draws + 2 * spread)
         kernel = sum((-0.5 * ((at[:, None] - sign * draws) / width).square()).exp() for sign in (-1, 1))
         density = kernel @ w
         share = float(density[0] / density.max())
-        if share > _AT_ZERO:
+        if share > at_zero:
             said.append(f"The standard deviation of {name} may be 0: its density there is {share:.2f} of its largest.")
     return said
 
@@ -184,19 +189,24 @@ def of_dispersion(
     eta: Tensor,  # draws of the linear predictors, (S, N)
     y: Tensor,  # (N,)
     weights: Tensor,  # (N,)
+    more: float = 0.5,
+    sure: float = 4.0,
+    least: float = 1e-12,
 ) -> list[str]:
     """A sentence about counts that vary more about their means than those of a Poisson distribution.
 
     >>> of_dispersion(torch.zeros(9, 40), torch.tensor([0.0, 6.0] * 20), torch.ones(40))[0][:49]
     'The counts vary 13 times as much about their mean'
     """
+    # more, sure: excess of a dispersion that is said, and in its standard errors
+    # least: mean of a count
     mean, variance = eta.exp().mean(0), eta.var(0)
     # Pearson's χ² over N - tr H, tr H = Σ μ Var(η): an effect that is shrunk to its mean counts as less than one
     freedom = float(weights.sum() - (weights * mean * variance).sum())
     if freedom <= 0:
         return []
-    ratio = float((weights * (y - mean).square() / mean.clamp_min(_LEAST)).sum()) / freedom
-    if not ratio > 1 + max(_MORE, _SURE * (2 / freedom) ** 0.5):
+    ratio = float((weights * (y - mean).square() / mean.clamp_min(least)).sum()) / freedom
+    if not ratio > 1 + max(more, sure * (2 / freedom) ** 0.5):
         return []
     return [
         f"The counts vary {ratio:.3g} times as much about their means as those of a Poisson distribution: intervals "

@@ -28,8 +28,6 @@ from torchngvi.tables.table import ByFactor, FactorTable, Marginals, SummaryTabl
 
 DRAWS, FEWEST = 1000, 100  # joint draws by default, and where there are so many groups that 256 MB do not hold these
 HELD = 2**25  # numbers in 256 MB
-_WIDTH = 100  # of a line below a table
-_STEP = 0.1  # posterior sds by which a coefficient is moved to see how its prior bends: exact for a normal one
 
 
 @dataclass(frozen=True, repr=False)
@@ -659,11 +657,12 @@ class TableResult:
         groups = ", ".join(f"{len(of.levels)} of {of.name}" for of in factors)
         return "\n".join([*lines, f"{said}; groups: {groups}" if factors else said])
 
-    def _foot(self) -> str:
+    def _foot(self, width: int = 100) -> str:
         """The priors, the method with what its draws are worth, and remarks."""
+        # width: of a line below a table
         theta, _, k_hat, effective = self.fitted.weighted
         worth = f"k-hat {k_hat:.2f}, {effective:.0f} of {len(theta)} draws effective."
-        lines = [textwrap.fill(text, _WIDTH) for text in (f"priors: {self.priors}", f"{self.method} {worth}")]
+        lines = [textwrap.fill(text, width) for text in (f"priors: {self.priors}", f"{self.method} {worth}")]
         return "\n".join([*lines, *self.remarks])
 
     @property
@@ -699,15 +698,16 @@ class TableResult:
             )
         return lines
 
-    def _unbounded(self) -> list[str]:
+    def _unbounded(self, shift: float = 0.1) -> list[str]:
         """Sentences about fixed effects that hardly anything but the prior bounds, by how their log prior bends."""
+        # shift: posterior sds by which a coefficient is moved to see how its prior bends: exact for a normal one
         theta, weights, *_ = self.fitted.weighted
         p, mean = len(self.fixed_names), weights @ theta
         sd = (weights @ (theta - mean).square()).sqrt()[:p]
         step = torch.zeros(p, theta.shape[1], dtype=theta.dtype, device=theta.device)
-        step.diagonal().copy_(_STEP * sd)
+        step.diagonal().copy_(shift * sd)
         up, down, here = self.settled.log_prob(torch.cat([mean + step, mean - step, mean[None]])).split((p, p, 1))
-        precision = (2 * here - up - down) / (_STEP * sd).square()
+        precision = (2 * here - up - down) / (shift * sd).square()
         unit = self.fitted.coordinates.scales.abs().to(sd)
         return remarks.of_bounds(self.fixed_names, sd / unit, precision.clamp_min(0.0).rsqrt() / unit)
 

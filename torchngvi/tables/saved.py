@@ -20,8 +20,6 @@ from torchngvi.tables.model import TableModel
 from torchngvi.tables.parts import Coordinates, Design, Factor, Posterior, Weighted
 from torchngvi.tables.result import TableResult
 
-_ROUNDING = 1e-9  # of a sum of weights
-
 
 class _OfJoint(Weighted):
     """Weighted draws of the globals, of which those with effects were taken: others are not to be had."""
@@ -94,7 +92,8 @@ def result_of(state: Any, family: Family | None = None, name: str = "the file") 
         raise InputError(f"{name!r} holds what no fit has written: {' '.join(str(error).split())}.") from error
 
 
-def _result(state: Any, family: Family | None) -> TableResult:
+def _result(state: Any, family: Family | None, rounding: float = 1e-9) -> TableResult:
+    # rounding: of a sum of weights
     if type(state) is not dict or state.get("format") != FORMAT:
         raise InputError(f"it is no result of format {FORMAT}.")
     found = _family(state, family)
@@ -112,7 +111,7 @@ def _result(state: Any, family: Family | None) -> TableResult:
         raise InputError("log_evidence must be a number.")
     points = _numbers("weighted", state["weighted"][0], (None, model.coordinates.dim))
     weights = _numbers("weighted", state["weighted"][1], (len(points),))
-    if bool((weights < 0).any()) or abs(float(weights.sum()) - 1) > _ROUNDING:
+    if bool((weights < 0).any()) or abs(float(weights.sum()) - 1) > rounding:
         raise InputError("the weights of its draws must be shares of 1.")
     weighted = Weighted(points, weights, state["k_hat"], state["effective"])
     posterior = Stored(model.coordinates, weighted, theta, drawn, state)

@@ -209,7 +209,7 @@ class _Told:
 
 
 def _members(claim: Claim, factory: Factory, q: FlatPosterior) -> None:
-    """What is told of the first member changes nothing for the others; what is not finite leaves no trace."""
+    """What is noted of the first member changes nothing for the others; what is not finite leaves no trace."""
     gradients = _gradients(q)
     told = _Told(q)
     bents, _ = _run(factory(), told.q, gradients)

@@ -45,7 +45,7 @@ State = dict[str, Tensor]
 
 
 class Changes(NamedTuple):
-    """What the rule would do in one step, as a momentum is told it: -λ̇ of a step of ρ = 1, and |λ̇|² (*batch,)."""
+    """What the rule would do in one step, as a momentum reads it: -λ̇ of a step of ρ = 1, and |λ̇|² (*batch,)."""
 
     change: Coordinates
     norm2: Tensor

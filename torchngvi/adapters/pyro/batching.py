@@ -31,12 +31,7 @@ from torchngvi.errors import InputError
 
 Batched = Callable[[Tensor], Tensor]  # (S, D) -> (S,)
 
-POINTS = 3  # at which the ways are compared
-
 _PLATE = "_torchngvi_draws"
-# bytes of the largest tensor of a call on a CPU: beyond its cache a draw takes two to three times as long
-_CACHED = 2**21
-_FEWEST = 16  # draws of a call, or what Pyro takes for each run shows
 _MAKERS = ("zeros", "empty", "ones", "full", "clone")  # of tensors that a model may write into
 
 
@@ -57,11 +52,13 @@ class Largest(TorchDispatchMode):
         return made
 
 
-def draws_at_once(largest: int, like: Tensor, most: int) -> int:
+def draws_at_once(largest: int, like: Tensor, most: int, cached: int = 2**21, fewest: int = 16) -> int:
     """The number of draws in one call of a log joint, so that its largest tensors stay in the cache of a CPU."""
+    # cached: bytes of the largest tensor of a call on a CPU: beyond its cache a draw takes two to three times as long
+    # fewest: draws of a call, or what Pyro takes for each run shows
     if like.device.type != "cpu":
         return most
-    return min(max(_CACHED // (largest * like.element_size()), _FEWEST), most)
+    return min(max(cached // (largest * like.element_size()), fewest), most)
 
 
 def by_broadcasting(runs: Any, theta: Tensor) -> Tensor:
@@ -136,8 +133,13 @@ class _ForEachDraw(TorchFunctionMode):
         return made + self.zero.to(made.dtype) if name in _MAKERS and made.is_floating_point() else made
 
 
+def points_about(theta: Tensor, generator: torch.Generator, count: int = 3, spread: float = 0.1) -> Tensor:
+    """Draw the points (count, D) about a start (D,) at which the ways are compared."""
+    return theta + spread * torch.randn(count, len(theta), generator=generator, dtype=torch.float64).to(theta)
+
+
 def best_way(runs: Any, points: Tensor) -> tuple[str, Batched]:
-    """The first way that agrees with the loop, in value and gradient, at points (POINTS, D)."""
+    """The first way that agrees with the loop, in value and gradient, at `points_about` a start."""
     reasons: list[str] = []
     loop = functools.partial(by_loop, runs)
     try:

@@ -32,7 +32,6 @@ from torchngvi.errors import InputError
 _AS_WRITTEN, _NOT_CENTRED, _BY_CURVATURE = "as written", "not centred", "by curvature"
 _GAIN = 0.05  # nats below which the model stays as it is written: the noise of an ELBO
 _TOLERANCE = 0.3  # of the fits that are compared: half its square is as many nats
-_CHUNK = 256  # copies of θ in one call
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,15 +135,16 @@ def centred(
     return Centred(model, tried[best][1].weights, elbos)
 
 
-def _by_curvature(density: ModelLogJoint, names: list[str], theta: Tensor) -> dict[str, Tensor]:
+def _by_curvature(density: ModelLogJoint, names: list[str], theta: Tensor, chunk: int = 256) -> dict[str, Tensor]:
     """The weights 1 - s⁻²/h at θ (D,)."""
+    # chunk: copies of θ in one call
     trace, weights = density.trace(density.unpack(theta)), {}
     for site in density.layout.sites:
         if site.name not in names:
             continue
         columns = torch.arange(site.where.start, site.where.stop, device=theta.device)
         directions = torch.nn.functional.one_hot(columns, density.dim).to(theta)
-        h = mean_hessian_products(density, theta[None], directions, _CHUNK)[torch.arange(len(columns)), columns]
+        h = mean_hessian_products(density, theta[None], directions, chunk)[torch.arange(len(columns)), columns]
         node: Any = trace.nodes[site.name]
         prior = unwrapped(node["fn"]).scale.detach().pow(-2).expand(site.shape)
         weight = 1 - prior / h.reshape(site.shape)

@@ -28,7 +28,7 @@ from pyro.util import check_site_shape
 from torch import Tensor
 from torch.distributions import biject_to
 
-from torchngvi.adapters.pyro.batching import POINTS, Enumerated, Factors, Largest, best_way, draws_at_once
+from torchngvi.adapters.pyro.batching import Enumerated, Factors, Largest, best_way, draws_at_once, points_about
 from torchngvi.adapters.pyro.layout import (
     Call,
     Conditioned,
@@ -46,7 +46,6 @@ from torchngvi.arguments import read_callable, read_instance, read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
-_SPREAD = 0.1  # of the points where the ways to batch are compared, around the initial θ
 _UNSUITED = (TypeError, RuntimeError, IndexError, AttributeError)  # of observations of another kind
 
 
@@ -110,8 +109,7 @@ class ModelLogJoint(Target):
         self.enumerates = any(is_enumerated(site) for site in sites)
         self.comparable = not self._indices and not any(map(is_subsampled, frames))
         self._check_density()
-        noise = torch.randn(POINTS, self.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        points = self.initial + _SPREAD * noise.to(self.initial)
+        points = points_about(self.initial, torch.Generator().manual_seed(0))
         self._check_supports(points[0])
         self.validate("at its initial point")
         for point in points:

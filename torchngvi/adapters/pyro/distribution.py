@@ -36,8 +36,6 @@ from torchngvi.rules import LocalExponential, NaturalGradient, Retraction
 from torchngvi.stepsizes import KLRadius
 from torchngvi.structures import FullAlgebra
 
-_PER_RATE = 4.0  # ρ of the rate of the owner
-_RADIUS = 0.5  # nats
 _UNMOVED = (
     "q stays where it is: an optimizer of its owner moves an AutoGaussian where log q is part of the loss, as in "
     "Trace_ELBO, and where loss.backward() fills the probes of q, as torch.autograd.grad does not. For another loss "
@@ -103,12 +101,14 @@ class Step(torch.nn.Module):
         self.scale.grad = self.seen = None
 
     @torch.no_grad()
-    def _make(self, q: Gaussian | FlatPosterior) -> None:
+    def _make(self, q: Gaussian | FlatPosterior, per_rate: float = 4.0, radius: float = 0.5) -> None:
+        # per_rate: ρ of the rate of the owner
+        # radius: nats
         if isinstance(q, FlatPosterior):
             q.assign(*q.moved(Tangent(Coordinates(self.length.clone(), q.no_matrix))))
             q.drop_gradients()
             return
-        rho = min(_PER_RATE * -self.length.detach().item(), 1.0)
+        rho = min(per_rate * -self.length.detach().item(), 1.0)
         if self.scale.grad is None:
             if self.seen is not None and rho > 0:
                 warnings.warn(_UNMOVED, stacklevel=2)
@@ -118,7 +118,7 @@ class Step(torch.nn.Module):
             for probe, before in zip((q.mean_probe, q.root_probe), self.before, strict=True):
                 if probe.grad is not None:
                     probe.grad = (probe.grad if before is None else probe.grad - before) * (1 / factor)
-            NaturalGradientVI(q, safe_rule(q), lr=rho, step_size=KLRadius(_RADIUS)).step()
+            NaturalGradientVI(q, safe_rule(q), lr=rho, step_size=KLRadius(radius)).step()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert, with a scale that is a leaf again."""

@@ -46,9 +46,8 @@ from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
 from torchngvi.models import DataLogJoint, ShardedDraws
-from torchngvi.models.data_log_joint import check_batches, rows_of, some_of
+from torchngvi.models.data_log_joint import check_batches, rows_of, sums_that_differ
 
-_SAME = 1e-4  # relative error at which two sums of the same rows differ
 _DONE = "_decentered"  # the end of the names that LocScaleReparam gives
 
 
@@ -348,8 +347,12 @@ def pass_over_batches(call: Call, guide: AutoGaussian, batches: Iterable[Any]) -
     prior, rows, _ = _portions(whole, guide.setup(*whole.args, **whole.kwargs), None)
     for number, batch in enumerate(batches, 1):
         on(batch).validate(f"at its initial point, on batch {number}")
-    if sizes[0] > 1:
-        _check_sum(log_likelihood, prior.initial[None], first, sizes[0])
+    if sizes[0] > 1 and (found := sums_that_differ(log_likelihood, prior.initial[None], first)):
+        raise InputError(
+            f"the observed sites must be a sum over the rows of a batch; a batch gives {found[0]:.6g}, its two halves "
+            f"together {found[1]:.6g}. Observe every row in a plate, pyro.plate(name, num_data, "
+            "subsample_size=len(y)), without poutine.scale and without pyro.factor outside it."
+        )
     return DataLogJoint(log_likelihood, prior.log_joint, batches, sum(sizes))
 
 
@@ -372,16 +375,3 @@ def _portions(call: Call, guide: AutoGaussian, plate: str | None) -> tuple[Model
 def without_jacobian(density: ModelLogJoint, theta: Tensor) -> Tensor:
     """The log joint without log|∂x/∂θ|, which goes with the prior."""
     return density.log_joint(theta) - density.layout.constrained(theta)[1].to(theta.dtype)
-
-
-@torch.no_grad()
-def _check_sum(log_likelihood: Callable[[Tensor, Any], Tensor], theta: Tensor, batch: Any, size: int) -> None:
-    """Check that a batch has the log likelihood of its halves."""
-    halves = [some_of(batch, slice(0, size // 2)), some_of(batch, slice(size // 2, size))]
-    whole, parts = float(log_likelihood(theta, batch)), sum(float(log_likelihood(theta, half)) for half in halves)
-    if abs(whole - parts) > _SAME * max(abs(whole), 1.0):
-        raise InputError(
-            f"the observed sites must be a sum over the rows of a batch; a batch gives {whole:.6g}, its two halves "
-            f"together {parts:.6g}. Observe every row in a plate, pyro.plate(name, num_data, subsample_size=len(y)), "
-            "without poutine.scale and without pyro.factor outside it."
-        )

@@ -36,7 +36,7 @@ from pyro.infer.autoguide.initialization import init_to_median
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
-from torchngvi.adapters.pyro.batching import POINTS, best_way
+from torchngvi.adapters.pyro.batching import best_way, points_about
 from torchngvi.adapters.pyro.density import validate
 from torchngvi.adapters.pyro.layout import (
     Call,
@@ -67,12 +67,8 @@ from torchngvi.numerics.versions import tracked
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 
-_SMALL = 2000  # numbers of locals up to which derivatives are taken in one batched pass; beyond, caches are too small
-_SPREAD = 0.1  # of the points where the model is tried, around the start
 _NEAR = 0.3  # natural norm up to which a member is near its best, and q(g) that of a batch at the first visits
-_MOST, _ROUNDS = 40, 40  # steps of the members alone, and of q(g) on a batch at the first visits
 _DRAWS = 64  # of a fresh ELBO, in mirrored pairs
-_PASSES = 100  # at most, unless options say otherwise
 _STALL = 10  # rejected steps in a row after which nothing more is to be had
 _KNOWN = ("tolerance", "max_evaluations", "max_seconds", "stop", "callbacks", "progress", "checkpoint")
 
@@ -192,8 +188,7 @@ class PlateDensity:
         self.index, self.nesting = torch.arange(layout.size - layout.members, layout.size, device=g.device), 0
         theta = torch.cat([b.expand(layout.members, -1).flatten(), g])
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(POINTS, len(theta), generator=generator, dtype=torch.float64).to(theta)
-        points = theta + _SPREAD * noise
+        points = points_about(theta, generator)
         layout.weights = 0.5 + torch.rand(layout.members + 1, generator=generator, dtype=torch.float64).to(theta)
         self.nesting = self._nesting(theta)
         self._check_separate(points[0])
@@ -283,9 +278,10 @@ class PlateDensity:
 
     @tracked
     @torch.enable_grad()
-    def terms(self, index: Tensor, b: Tensor, g: Tensor) -> Terms:
+    def terms(self, index: Tensor, b: Tensor, g: Tensor, at_once: int = 2000) -> Terms:
         """E[ℓ_i] of members (B,), and last E[ℓ_0], over draws b (S, B, r) and g (S, P), with their derivatives."""
-        r, k, small = b.shape[-1], b.shape[-1] + g.shape[-1], b.numel() <= _SMALL
+        # at_once: numbers of locals up to which derivatives are taken in one batched pass; beyond, caches are too small
+        r, k, small = b.shape[-1], b.shape[-1] + g.shape[-1], b.numel() <= at_once
         t, u = g.new_zeros(k, requires_grad=True), g.new_ones(len(index) + 1, requires_grad=True)
         self.index, self.layout.weights = index, u
         loss = -self._batched(torch.cat([(b + t[:r]).flatten(-2), g + t[r:]], -1)).to(g.dtype).mean()
@@ -419,10 +415,13 @@ class Visits(BoundOfMembers):
             self.visit(q, optimizer, batch)
         self.batches, self.others = batches, (0 * self.others[0], 0 * self.others[1])
 
-    def visit(self, q: PrecisionCholeskyGaussian, optimizer: NaturalGradientVI, batch: tuple[Tensor, Tensor]) -> None:
+    def visit(
+        self, q: PrecisionCholeskyGaussian, optimizer: NaturalGradientVI, batch: tuple[Tensor, Tensor], rounds: int = 40
+    ) -> None:
         """Take steps of q(g) until it is near the best of a batch and of what those before have said."""
+        # rounds: steps of the members alone, and of q(g) on a batch at the first visits
         self.batches = [batch]
-        for _ in range(_ROUNDS):
+        for _ in range(rounds):
             near = bool(optimizer.evaluate(self).norm2 <= _NEAR**2)
             optimizer.step(self)
             if near:
@@ -468,9 +467,15 @@ class Visits(BoundOfMembers):
         return value, g + shared_g + precision @ mean - pull, H + shared_H + precision, left
 
     def _settled(
-        self, index: Tensor, frame: Frame, z: tuple[Tensor, Tensor], share: float
+        self,
+        index: Tensor,
+        frame: Frame,
+        z: tuple[Tensor, Tensor],
+        share: float,
+        most: int = 40,
     ) -> tuple[Locals, Seen, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """The members of a batch at their best for q(g), what is seen there, and the terms that all share."""
+        # most: steps of the members alone, and of q(g) on a batch at the first visits
         dense, r = frame.dense(), self.r
 
         def see(here: Locals) -> Seen:
@@ -484,7 +489,7 @@ class Visits(BoundOfMembers):
 
         shared: list[Tensor] = []
         at = self.sites.of(index, frame.mean)
-        here, seen, norm2 = settled(at, see, dense, share, goes_on, _MOST, near=_NEAR**2)
+        here, seen, norm2 = settled(at, see, dense, share, goes_on, most, near=_NEAR**2)
         # the mean of ½ δᵀHδ over the draws in values gives way to its expectation ½ tr(HV)
         b, g = _drawn(here, here.root, frame, z)
         off = torch.cat([b - here.mean, (g - frame.mean)[:, None].expand(-1, len(index), -1)], -1)
@@ -760,8 +765,9 @@ class PassesOverPlate(PassesOverMembers):
         return {**super().settings(), "plate": sizes}
 
 
-def fit_locals(call: Call, guide: AutoLocalGaussian, options: dict[str, Any]) -> FitResult:
+def fit_locals(call: Call, guide: AutoLocalGaussian, options: dict[str, Any], passes: int = 100) -> FitResult:
     """Fit a guide with memoised locals, in place: what `fit_guide` does with one."""
+    # passes: at most, unless options say otherwise
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
         raise InputError(
@@ -772,7 +778,7 @@ def fit_locals(call: Call, guide: AutoLocalGaussian, options: dict[str, Any]) ->
     dim = layout.size * layout.r + layout.P
     tolerance = options.get("tolerance")
     tolerance = 0.1 * math.sqrt(max(dim, 100) / 100) if tolerance is None else tolerance
-    stop: Criterion = NormBelow(tolerance) | Evaluations(options.get("max_evaluations", _PASSES)) | Stalled(_STALL)
+    stop: Criterion = NormBelow(tolerance) | Evaluations(options.get("max_evaluations", passes)) | Stalled(_STALL)
     if options.get("max_seconds") is not None:
         stop = stop | Seconds(options["max_seconds"])
     stop = joined(stop, options.get("stop"))

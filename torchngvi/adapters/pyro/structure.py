@@ -35,10 +35,8 @@ from torchngvi.models import FactorTarget
 from torchngvi.structures import Forest
 
 _SPREADS = (0.1, 1.0, 3.0)  # of the points where members are moved, around the initial θ: a term may be flat
-_ROUNDING = 4  # units of the last place in which a term may differ: beside large data in float32 a member moves few
 _NONE, _SEVERAL = -1, -2  # in the place of the number of a member
 _GAUSSIAN = (torch.distributions.Normal, torch.distributions.MultivariateNormal)
-_NEAR = 0.1  # of the points where terms by member are tried, around the initial θ
 
 
 class KeptCall:
@@ -261,8 +259,10 @@ def _read(
     other: Tensor,
     names: list[str],
     terms: Tensor,
+    units: int = 4,
 ) -> Tensor:
     """The number along a plate of the member of some sites that each term reads, (terms,)."""
+    # units: units of the last place in which a term may differ: beside large data in float32 a member moves few
     place = torch.cat([site.by_member((plate,)) for site in sites], 1)
     bits = torch.arange((plate.size - 1).bit_length(), device="cpu")[:, None]
     ones = (torch.arange(plate.size, device="cpu") >> bits) % 2 == 1
@@ -270,7 +270,7 @@ def _read(
     def changed(moving: Tensor) -> Tensor:
         moved, which = theta.clone(), place[moving].flatten().to(theta.device)
         moved[which] = other[which]
-        now, rtol = _terms(density, moved, names)[1], _ROUNDING * torch.finfo(terms.dtype).eps
+        now, rtol = _terms(density, moved, names)[1], units * torch.finfo(terms.dtype).eps
         return ~torch.isclose(now, terms, rtol=rtol, atol=0.0, equal_nan=True).cpu()
 
     with_one, with_zero = (torch.stack([changed(moving) for moving in half]) for half in (ones, ~ones))
@@ -453,12 +453,13 @@ class FactoredLogJoint(FactorTarget):
         return torch.cat(parts, 1).to(theta.dtype).reshape(theta.shape[:-1])
 
     @torch.no_grad()
-    def _check(self) -> None:
+    def _check(self, spread: float = 0.1) -> None:
         """Check that the terms of nodes read no others of the level, and add up to the log joint."""
+        # spread: of the points where terms by member are tried, around the initial θ
         generator = torch.Generator().manual_seed(0)
 
         def near(shape: torch.Size) -> Tensor:
-            return _NEAR * torch.randn(shape, generator=generator, dtype=torch.float64).to(self.initial)
+            return spread * torch.randn(shape, generator=generator, dtype=torch.float64).to(self.initial)
 
         for kind, cliques in enumerate(self.structure.gather(self.initial)):
             for term, piece in self._by_level(kind, cliques + near(cliques.shape)):

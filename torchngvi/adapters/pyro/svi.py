@@ -57,7 +57,6 @@ from torchngvi.structures import FullAlgebra
 
 _EVERY = 100  # steps from one checkpoint to the next
 _FEWEST = 8  # steps of which the last can be compared with those before
-_STEADY = 0.1  # nats by which the loss may still fall from one quarter of a run to the next
 _ENOUGH = 0.1  # nats above the best that need no advice
 _DECAY = 3  # η
 _SHARE = (2 * _DECAY + 1) / (_DECAY + 1) ** 2  # of the steps, that the average is worth
@@ -198,7 +197,7 @@ class NaturalSVI:
         return float(self._loss())
 
     def _loss(self) -> Tensor:
-        """The loss at new draws, with the arguments that `density` was told last."""
+        """The loss at new draws, with the arguments of the last call of `density`."""
         if self._listed is not None:
             return self._listed.loss(self.num_particles)
         assert self._density is not None
@@ -517,7 +516,8 @@ def _quarters(losses: list[float]) -> tuple[float, float, float, float]:
     return float(before.mean() - last.mean()), math.hypot(*errors), float(last.mean()), errors[1]
 
 
-def _steady(losses: list[float]) -> bool:
+def _steady(losses: list[float], little: float = 0.1) -> bool:
     """Whether the last two quarters agree, up to what is little and to their noise."""
+    # little: nats by which the loss may still fall from one quarter of a run to the next
     fallen, noise, *_ = _quarters(losses)
-    return abs(fallen) <= _STEADY + 2 * noise  # which a loss that is not finite is not
+    return abs(fallen) <= little + 2 * noise  # which a loss that is not finite is not

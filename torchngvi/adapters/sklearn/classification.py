@@ -23,8 +23,6 @@ from torchngvi.models import SoftmaxRegression
 from torchngvi.models.likelihoods import BernoulliLogit
 from torchngvi.models.standardize import NormalPrior, named_prior
 
-_NODES = 512  # of the rule for more than three classes
-
 
 class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
     """Logistic regression of two or more classes with a Gaussian posterior over the coefficients.
@@ -218,9 +216,15 @@ def coded(estimator: Any, X: Array, y: Array, sample_weight: Any) -> tuple[Array
 
 
 def softmax_model(
-    design: Tensor, codes: Array, precision: Tensor, weights: Array | None, mean: Any = 0.0
+    design: Tensor,
+    codes: Array,
+    precision: Tensor,
+    weights: Array | None,
+    mean: Any = 0.0,
+    nodes: int = 512,
 ) -> SoftmaxRegression:
     """The model of K classes 0, ..., K - 1."""
+    # nodes: of the rule for more than three classes
     classes = int(codes.max()) + 1
     between = torch.eye(classes - 1, dtype=torch.float64) - 1 / classes
     return SoftmaxRegression(
@@ -229,7 +233,7 @@ def softmax_model(
         prior_precision=torch.kron(between, torch.diag(precision.double())),
         prior_mean=mean,
         weights=weights,
-        num_nodes=max(_NODES, 2 * classes),
+        num_nodes=max(nodes, 2 * classes),
     )
 
 
