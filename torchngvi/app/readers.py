@@ -178,10 +178,9 @@ def _decoded(path: Path, content: bytes) -> tuple[str, list[str], list[str]]:
     return text, ["in Latin-1 (Windows-1252)"], notes
 
 
-def dialect(text: str, usual: str, name: str, looked_at: int = 50) -> Dialect:
+def dialect(text: str, usual: str, name: str, most_lines: int = 50) -> Dialect:
     """Find how a table of text is written; `usual` is the separator that the ending of its name stands for."""
-    # looked_at: of a text that are looked at
-    start = itertools.islice(io.StringIO(text, newline=None), looked_at + 1)
+    start = itertools.islice(io.StringIO(text, newline=None), most_lines + 1)
     lines = [line.rstrip("\n") for line in start if line.strip()]
     said = re.fullmatch(r'"?sep=(.)"?[,;]*', lines[0].strip()) if lines else None
     lines = lines[1:] if said else lines

@@ -295,7 +295,6 @@ def of_rows(heads: Sequence[str], rows: Iterator[Any], width: int | None = None)
 
 def printed(*parts: RenderableType, file_width: int = 120) -> None:
     """Print to standard output; into a file or a pipe at a width that cuts no column."""
-    # file_width: columns
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=file_width)

@@ -131,7 +131,6 @@ def settings_from(keys: Mapping[str, Any]) -> tuple[Settings, str]:
 
 def whole(key: str, value: int, largest: int = 2**63) -> int:
     """A whole number, after a check that it has a place in 64 bits."""
-    # largest: of a whole number
     if abs(value) >= largest:
         raise InputError(f"{key} must be less than 2^63 in size; got {reprlib.repr(value)}. Take a smaller number.")
     return value

@@ -39,7 +39,6 @@ from torchngvi.structures import Forest
 
 def drawn_seed(bits: int = 31) -> int:
     """Draw a seed below 2³¹ from torch's default generator."""
-    # bits: of a seed
     return int(whole_numbers(bits, ()))
 
 

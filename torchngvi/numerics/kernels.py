@@ -261,7 +261,6 @@ def digest(path: Path) -> str:
 
 
 def _run(*command: str, seconds: int = 60) -> str:
-    # seconds: that a compiler may take
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds
     )

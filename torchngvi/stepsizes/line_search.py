@@ -22,7 +22,7 @@ def raised(least: float, norm2: Tensor, leaves: int, share: float = 0.1) -> Tens
     >>> raised(4.0, torch.tensor([99.0, 101.0]), 100).tolist(), raised(4.0, torch.tensor(0.0), 1).item()
     ([10.0, 4.0], 4.0)
     """
-    # share: nats for each group
+    # share: nats of each group
     near = torch.full_like(norm2, max(least, share * leaves))
     return torch.where(norm2 <= leaves, near, least)
 

@@ -163,7 +163,6 @@ class _Check:
 
     def _sum(self, tolerance: float = 1e-4) -> None:
         """The density sums to 1."""
-        # tolerance: of a sum of densities from 1
         for eta in self.eta[[0, 2, 4]]:
             total = float(self._counts(eta) if self.family.discrete else self._integral(eta))
             if not abs(total - 1) < tolerance:
@@ -178,7 +177,6 @@ class _Check:
         return self._call("log_prob", eta.expand(y.shape), (y, *self._beside(y)), self.phi[0]).exp()
 
     def _counts(self, eta: Tensor, terms: int = 2_000) -> Tensor:
-        # terms: counts that are summed
         low, high = self.family.bounds
         if "trials" in self.family.extra:
             high = self.beside[self.family.extra.index("trials")]

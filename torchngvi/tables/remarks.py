@@ -24,7 +24,6 @@ def warn_of(
     none: float = 1e-12,
 ) -> None:
     """Warn of columns of X that depend on one another, and of factors with hardly any groups."""
-    # few: groups
     # none: of the longest column, a column that is 0 but for the rounding of a root of its Gram matrix
     ones = next((place for place, name in enumerate(names) if name.lower() == "intercept"), None)
     found = dependences(X)

@@ -419,7 +419,7 @@ class Visits(BoundOfMembers):
         self, q: PrecisionCholeskyGaussian, optimizer: NaturalGradientVI, batch: tuple[Tensor, Tensor], rounds: int = 40
     ) -> None:
         """Take steps of q(g) until it is near the best of a batch and of what those before have said."""
-        # rounds: steps of the members alone, and of q(g) on a batch at the first visits
+        # rounds: steps of q(g) on a batch at the first visits
         self.batches = [batch]
         for _ in range(rounds):
             near = bool(optimizer.evaluate(self).norm2 <= _NEAR**2)
@@ -475,7 +475,7 @@ class Visits(BoundOfMembers):
         most: int = 40,
     ) -> tuple[Locals, Seen, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """The members of a batch at their best for q(g), what is seen there, and the terms that all share."""
-        # most: steps of the members alone, and of q(g) on a batch at the first visits
+        # most: steps of the members alone
         dense, r = frame.dense(), self.r
 
         def see(here: Locals) -> Seen:
@@ -767,7 +767,6 @@ class PassesOverPlate(PassesOverMembers):
 
 def fit_locals(call: Call, guide: AutoLocalGaussian, options: dict[str, Any], passes: int = 100) -> FitResult:
     """Fit a guide with memoised locals, in place: what `fit_guide` does with one."""
-    # passes: at most, unless options say otherwise
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
         raise InputError(
