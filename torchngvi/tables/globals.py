@@ -22,6 +22,10 @@ from torchngvi.tables.integrated import Closed, Integrated, Integration, LogJoin
 from torchngvi.tables.parts import Coordinates, Design, Posterior, Weighted, draw_normal, draw_uniform
 from torchngvi.tables.priors import Priors
 
+_ROUNDING = 64  # units of rounding of a log joint, below which nothing is said of its changes
+_ENOUGH = 1e-4  # of what the slope promises, at which a step is taken
+_FLAT = 1e-8  # of what a step promises, below which its change of slope says nothing of the curvature
+
 
 @dataclass(frozen=True)
 class FitSettings:
@@ -153,18 +157,8 @@ class Found(NamedTuple):
     reason: str  # why the search has ended, one sentence
 
 
-def search(
-    joint: LogJoint,
-    settings: FitSettings,
-    begin: tuple[Tensor, Tensor] | None = None,
-    units: int = 64,
-    enough: float = 1e-4,
-    flat: float = 1e-8,
-) -> Found:
+def search(joint: LogJoint, settings: FitSettings, begin: tuple[Tensor, Tensor] | None = None) -> Found:
     """Find the mode of a log joint of the globals, by BFGS from about its Hessian, or by Newton's method."""
-    # units: units of rounding of a log joint, below which nothing is said of its changes
-    # enough: of what the slope promises, at which a step is taken
-    # flat: of what a step promises, below which its change of slope says nothing of the curvature
     theta, modes = joint.start() if begin is None else begin
     spent = joint.gradients
     here = joint.with_gradient(theta[None], modes)
@@ -179,7 +173,7 @@ def search(
         value, slope = -float(here.value[0]), -here.gradient[0]
         step = -(B @ slope)
         left = -float(slope @ step)
-        rounding = units * torch.finfo(theta.dtype).eps * abs(value)
+        rounding = _ROUNDING * torch.finfo(theta.dtype).eps * abs(value)
         if not math.isfinite(left):
             return ended(False, "The log joint is not finite any more: perhaps the posterior has no mode.")
         if left < max(settings.end, rounding):
@@ -193,7 +187,7 @@ def search(
         for _ in range(settings.trials):
             trial = joint.with_gradient((theta + size * step)[None], here.modes)
             change = -float(trial.value[0]) - value
-            if change <= -enough * size * left + rounding:
+            if change <= -_ENOUGH * size * left + rounding:
                 after = trial
                 break
             curved = change + size * left  # of a parabola through both values and the slope
@@ -211,7 +205,7 @@ def search(
         cut = size < settings.cut * full
         moved, turned = size * step, -after.gradient[0] - slope
         theta, here, inner = theta + moved, after, float(moved @ turned)
-        if joint.newton or cut or inner <= flat * size * left:  # exact, or no longer that of before
+        if joint.newton or cut or inner <= _FLAT * size * left:  # exact, or no longer that of before
             root, fresh = inverse_root(joint.curvature(theta, here.modes)), True
             B = root @ root.mT
         else:
