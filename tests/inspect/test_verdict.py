@@ -10,6 +10,7 @@ from arrow import ScalarArrow
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian, fit
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics import ExaminationSettings, Residuals, examine
+from torchngvi.diagnostics.examination import Allowance, examine_fitted
 from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled, heaviest
 from torchngvi.diagnostics.verdict import Effort, Marginals, OtherMode, Shape, Verdict, judge, undecided
 from torchngvi.errors import InputError
@@ -17,6 +18,7 @@ from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.mode import find_mode
 from torchngvi.models import FactorTarget
+from torchngvi.models.guarded import Guarded
 from torchngvi.structures import arrow
 
 F64 = torch.float64
@@ -229,14 +231,24 @@ def test_confirmed_where_importance_sampling_is_not_trusted():
 # ------------------------------------------------------------------------------------ budgets
 
 
+def best_for_funnel(s, dim):
+    """The best q: var v = 1/(1/s² + (D - 1)/2) =: V, and the others have a standard deviation of e^(-V/4)."""
+    V = 1 / (1 / s**2 + (dim - 1) / 2)
+    sd = torch.tensor([math.sqrt(V), *[math.exp(-V / 4)] * (dim - 1)], dtype=F64)
+    return CholeskyGaussian(dim, dtype=F64).initialize_(0.0, sd.diag())
+
+
+@pytest.mark.parametrize(("s", "dim"), [(1.0, 41), (1.5, 21), (2.0, 21)])
+def test_a_margin_is_followed_before_more_weights_use_up_the_budget(s, dim):
+    allowed = Allowance(Guarded(LogJoint(funnel(s))), 2**62, 8000.0)
+    verdict = examine_fitted(best_for_funnel(s, dim), allowed, modes=())
+    assert (verdict.word, verdict.sampled.draws) == ("does not fit", 4096), str(verdict)
+
+
 @pytest.mark.parametrize("most", [1, 100, 511, 512, 600, 1500, 4000, 20_000])
 def test_a_budget_is_kept(most):
-    """At the best q: var v = 1/(1/9 + 5/2) =: V, and the others have a standard deviation of e^(-V/4)."""
-    V = 1 / (1 / 9 + 5 / 2)
-    sd = torch.tensor([math.sqrt(V), *[math.exp(-V / 4)] * 5], dtype=F64)
-    q = CholeskyGaussian(6, dtype=F64).initialize_(0.0, sd.diag())
     target = Counting(funnel(3.0))
-    verdict = examine(q, target, max_gradients=most)
+    verdict = examine(best_for_funnel(3.0, 6), target, max_gradients=most)
     assert target.gradients == verdict.effort.gradients <= most
     assert target.values == verdict.effort.values
     text = str(verdict)
@@ -352,8 +364,8 @@ def test_other_values_at_the_same_theta():
 # ------------------------------------------------------------------------------------ the rule and the table
 
 
-def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0, own=None):
-    sd = torch.tensor([1.0, math.exp(log_sd)])
+def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0, own=None, first=0.0):
+    sd = torch.tensor([first, log_sd]).exp()
     mean = torch.tensor([0.0, shift * math.exp(log_sd)])
     error = torch.full((2,), 0.05)
     own = None if own is None else torch.tensor([math.nan, own])
@@ -368,95 +380,58 @@ def shape_of(log_sd, confirmed=False, singular=False, tails=0.0, first=0.0):
 
 
 POOR = FEW = "importance weights do not tell more"
-THIRD = "log tau: sd about 2.2 times too small, by the third order alone"
-THIRD_MORE = "log tau: sd about 2.5 times too small, by the third order alone"
 Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
+
+
+def small(times, way="", of="log tau"):
+    return f"{of}: sd {times} times too small{way}"
+
+
+THIRD, THIRD_MORE = (small(f"about {times}", ", by the third order alone") for times in (2.2, 2.5))
 
 
 @pytest.mark.parametrize(
     ("shape", "sampled", "word", "reasons"),
     [
         (shape_of(0.0), sampled_of(0.1), "fits", ()),
-        (shape_of(0.0), sampled_of(0.25), "about right", ("log tau: sd about 1.3 times too small",)),
+        (shape_of(0.0), sampled_of(0.25), "about right", (small("about 1.3"),)),
         (shape_of(0.0), sampled_of(-0.4), "does not fit", ("log tau: sd about 1.5 times too large",)),
         (shape_of(0.0), sampled_of(0.16, own=0.55), "fits", ()),  # the squares behind that sd are well behaved
-        (shape_of(0.0), sampled_of(0.16, own=0.65), "about right", ("log tau: sd about 1.2 times too small",)),
+        (shape_of(0.0), sampled_of(0.16, own=0.65), "about right", (small("about 1.2"),)),
         (shape_of(0.0), sampled_of(0.14, own=0.65), "fits", ()),
-        (shape_of(0.0), sampled_of(0.3, own=0.65), "about right", ("log tau: sd about 1.3 times too small",)),
-        (  # at least 1.3 times, beyond a standard error: a fit that is that wrong does not fit
-            shape_of(0.0),
-            sampled_of(0.32, own=0.65),
-            "does not fit",
-            ("log tau: sd at least about 1.4 times too small",),
-        ),
-        (shape_of(0.0), sampled_of(0.32, own=0.55), "about right", ("log tau: sd about 1.4 times too small",)),
-        (
-            shape_of(0.0),
-            sampled_of(0.38, own=0.65),
-            "does not fit",
-            ("log tau: sd at least about 1.5 times too small",),
-        ),
+        (shape_of(0.0), sampled_of(0.3, own=0.65), "about right", (small("about 1.3"),)),
+        # at least 1.3 times, beyond a standard error: a fit that is that wrong does not fit
+        (shape_of(0.0), sampled_of(0.32, own=0.65), "does not fit", (small("at least about 1.4"),)),
+        (shape_of(0.0), sampled_of(0.32, own=0.55), "about right", (small("about 1.4"),)),
+        (shape_of(0.0), sampled_of(0.38, own=0.65), "does not fit", (small("at least about 1.5"),)),
         (shape_of(0.0), sampled_of(-0.25, own=0.8), "about right", ("log tau: sd about 1.3 times too large",)),
         (shape_of(0.0), sampled_of(0.0, shift=0.25), "about right", ("log tau: mean off by about 0.25 sd",)),
         (shape_of(0.0), sampled_of(0.0, shift=0.5), "does not fit", ("log tau: mean off by about 0.5 sd",)),
         (shape_of(0.9, confirmed=True), sampled_of(0.1), "fits", ()),  # sampling is trusted
-        (
-            shape_of(0.9),
-            sampled_of(0.1, k_hat=0.8),
-            "about right",
-            ("log tau: sd about 2.5 times too small, by the third order alone", POOR),
-        ),
-        (
-            shape_of(0.9, confirmed=True),
-            sampled_of(0.1, k_hat=0.8),
-            "does not fit",
-            ("log tau: sd about 2.5 times too small",),
-        ),
+        (shape_of(0.9), sampled_of(0.1, k_hat=0.8), "about right", (THIRD_MORE, POOR)),
+        (shape_of(0.9, confirmed=True), sampled_of(0.1, k_hat=0.8), "does not fit", (small("about 2.5"),)),
         (
             shape_of(0.0, confirmed=True, singular=True),
             sampled_of(0.1, effective=150.0),
             "does not fit",
-            ("log tau: sd at least 3 times too small, by linear response",),
+            (small("at least 3", ", by linear response"),),
         ),
-        (  # both ways find the same, and the larger is said
-            shape_of(0.9, confirmed=True),
-            sampled_of(0.6, k_hat=0.8),
-            "does not fit",
-            ("log tau: sd about 2.5 times too small",),
-        ),
-        (
-            shape_of(0.4, confirmed=True),
-            sampled_of(0.9, k_hat=0.8),
-            "does not fit",
-            ("log tau: sd at least about 2.5 times too small",),
-        ),
-        (
-            shape_of(0.0),
-            sampled_of(0.38, k_hat=0.8),
-            "does not fit",
-            ("log tau: sd at least about 1.5 times too small",),
-        ),
-        (
-            shape_of(0.0),
-            sampled_of(0.3, k_hat=0.8),
-            "about right",
-            ("log tau: sd about 1.3 times too small", POOR),
-        ),
+        # both ways find the same, and the larger is said
+        (shape_of(0.9, confirmed=True), sampled_of(0.6, k_hat=0.8), "does not fit", (small("about 2.5"),)),
+        (shape_of(0.4, confirmed=True), sampled_of(0.9, k_hat=0.8), "does not fit", (small("at least about 2.5"),)),
+        (shape_of(0.0), sampled_of(0.38, k_hat=0.8), "does not fit", (small("at least about 1.5"),)),
+        (shape_of(0.0), sampled_of(0.3, k_hat=0.8), "about right", (small("about 1.3"), POOR)),
         (shape_of(0.0), sampled_of(0.1, k_hat=0.8), "about right", (POOR,)),
         (shape_of(0.0), sampled_of(0.9, effective=99.0), "about right", (FEW,)),  # which are not to be believed
         (shape_of(0.0), None, "about right", ("no importance weights to tell more",)),
-        (  # no draw is of use, and the third order is far beyond its errors
-            shape_of(0.9),
-            sampled_of(0.1, effective=99.0),
-            "does not fit",
-            ("log tau: sd about 2.5 times too small, by the third order alone",),
-        ),
+        # no draw is of use, and the third order is far beyond its errors
+        (shape_of(0.9), sampled_of(0.1, effective=99.0), "does not fit", (THIRD_MORE,)),
         (shape_of(0.8), sampled_of(0.1, effective=99.0), "about right", (THIRD, FEW)),
         (  # a confirmation has said less of a coordinate that the third order thought worse
             shape_of(0.3, confirmed=True, first=0.9),
             sampled_of(0.1, effective=99.0),
             "about right",
-            ("mu: sd about 2.5 times too small, by the third order alone", FEW),
+            (small("about 2.5", ", by the third order alone", "mu"), FEW),
         ),
         (shape_of(0.9), None, "about right", (THIRD_MORE, "no importance weights to tell more")),
         (shape_of(0.0, tails=-1.2), sampled_of(0.0), "fits", ()),  # sampling is trusted
@@ -470,7 +445,7 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
         (shape_of(0.0, tails=2.0), sampled_of(0.0, k_hat=0.8), "about right", (POOR,)),
         (None, sampled_of(0.0), "fits", ()),
         (None, sampled_of(0.0, k_hat=0.8), "not examined", (POOR,)),
-        (None, sampled_of(0.9, k_hat=0.8), "does not fit", ("log tau: sd at least about 2.5 times too small",)),
+        (None, sampled_of(0.9, k_hat=0.8), "does not fit", (small("at least about 2.5"),)),
         (None, None, "not examined", ("no importance weights to tell more",)),
     ],
 )
@@ -495,6 +470,8 @@ def test_the_rule_on_modes():
         (sampled_of(0.15, own=0.8), True),
         (sampled_of(0.05, own=0.8), False),
         (sampled_of(0.5, own=0.8), False),
+        (sampled_of(0.6, first=0.27), False),  # the second decides
+        (sampled_of(0.6, first=0.27, effective=90.0), True),
     ],
 )
 def test_when_more_draws_are_asked_for(sampled, expected):

@@ -61,9 +61,6 @@ from torchngvi.structures import Dense
 
 _RISES = "the log joint rises away from q, so that q is not its fit: does the function return -log p, an energy?"
 
-# What an examination may ask of a log joint, counted in calls, and what it has asked.  No clock is read: the same q,
-# log joint and seed are examined equally far on any machine, and have the same verdict.
-
 
 @dataclass(frozen=True)
 class ExaminationSettings:
@@ -255,7 +252,7 @@ class _Examination:
         self, q: Gaussian, allowed: Allowance, seed: int, settings: ExaminationSettings, starts: int = 0
     ) -> None:
         self.q, self.target, self.allowed, self.seed, self.starts = q, allowed.target, allowed, seed, starts
-        self.settings, self.margins = settings, dict[int, Margin]()
+        self.settings, self.margins, self.followed = settings, dict[int, Margin](), set[int]()
         self.frame = q.frame()
         self.marginals = Marginals(self.frame.mean.clone(), q.stddev)
         self.unexamined: list[str] = []
@@ -284,8 +281,8 @@ class _Examination:
             residuals = self.residuals(residuals)
             self.rises = residuals is not None and residuals.rise
             third = self.third(residuals)
-            sampled = self.sampled(third) or sampled
             shape = None if third is None else self.shape(third, residuals)
+            sampled = self.sampled(third, shape) or sampled
             self.follow(sampled, shape)
         doubtful = None if trusted(sampled) else shape
         if glance and modes is None:  # the search is the dearest part of all
@@ -333,20 +330,21 @@ class _Examination:
 
     # -------------------------------------------------------------------------------- importance sampling
 
-    def sampled(self, third: ThirdOrder | None) -> Sampled | None:
-        """From a proposal as wide as linear response says; once more with more draws where the first do not decide."""
+    def sampled(self, third: ThirdOrder | None, shape: Shape | None) -> Sampled | None:
+        """From a proposal as wide as linear response says; with more draws where neither they nor margins decide."""
         matrix = None if third is None else third.matrix
         draws = int(min(self.allowed.values_left, self.settings.draws)) // 4 * 4
         if draws < self.settings.glance:
             self.unexamined.append(f"more importance weights ({self.allowed})")
             return None
         found = self._sampled(matrix, draws, self.seed + 1)
-        self.follow(found)
+        self.follow(found, shape)
         hopeful = found is not None and 4 * found.corrected.effective >= LIMITS.hopeful
         if found is not None and hopeful and undecided(self.marginals, found, self.measured):
-            twice = 2 * self.settings.draws
-            spare = self.allowed.values_left - self.product * self.settings.products / VALUE  # of one coordinate
-            draws = int(min(self.allowed.values_left if spare < twice else spare, self.settings.more_draws)) // 4 * 4
+            twice, every = 2 * self.settings.draws, self.allowed.values_left
+            spare = every - self.product * self.settings.products / VALUE  # with one coordinate confirmed
+            waits = not useful(found) and doubted(self.marginals, found, shape)  # for that, which may decide
+            draws = int(min(spare if waits or spare >= twice else every, self.settings.more_draws)) // 4 * 4
             again = self._sampled(matrix, draws, self.seed + 6) if draws >= twice else None
             self.unexamined += [] if again else [f"more importance weights ({self.allowed})"]
             found = again or found
@@ -367,8 +365,9 @@ class _Examination:
         if sampled is None or not self.target.comparable or isinstance(self.target.target, WarpedTarget):
             return
         for k in doubted(self.marginals, sampled, shape)[: self.settings.margins]:
-            if k in self.margins:
+            if k in self.followed:
                 continue
+            self.followed.add(k)
             most = min(self.allowed.left, self.product * self.settings.products)  # no dearer than a confirmation
             margin = laplace_margin(self.q, self.target, k, max_gradients=most, over=self.allowed.over)
             if margin is not None and agrees(margin, sampled):

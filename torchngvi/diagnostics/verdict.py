@@ -142,8 +142,7 @@ def grade(value: float, limits: tuple[float, float] = LIMITS.off) -> int:
 
 def trusted(sampled: Sampled | None) -> bool:
     """Whether the wider proposal has reached the density, by its k̂ and its effective draws."""
-    found = None if sampled is None else sampled.corrected
-    return found is not None and found.k_hat < USELESS and found.effective >= LIMITS.effective
+    return sampled is not None and sampled.corrected.k_hat < USELESS and sampled.corrected.effective >= LIMITS.effective
 
 
 def useful(sampled: Sampled | None) -> bool:
@@ -190,7 +189,9 @@ def undecided(marginals: Marginals, sampled: Sampled, measured: Mapping[int, flo
     size, error = log_ratio(marginals, found).abs(), LIMITS.errors * found.log_sd_error
     both = (size - error < LIMITS.off[0]) & (size + error > LIMITS.off[1])
     wild = _wild(found, LIMITS.wild[1]) & (size > LIMITS.noted) & (size < LIMITS.off[1])
-    return bool(((both | wild) & ~_known(marginals, found, measured)[1]).any())
+    own, known = _known(marginals, found, measured)
+    beyond = torch.where(known, own, size - error if useful(sampled) else -math.inf) >= LIMITS.off[1]
+    return bool(((both | wild) & ~known).any()) and not bool(beyond.any())
 
 
 def _known(marginals: Marginals, found: Corrected, measured: Mapping[int, float]) -> tuple[Tensor, Tensor]:
