@@ -27,9 +27,10 @@ from torchngvi.adapters.gpytorch import (  # noqa: E402
     refine_svgp,
     train_svgp,
 )
-from torchngvi.adapters.gpytorch.energies import energy, expected_logsumexp  # noqa: E402
+from torchngvi.adapters.gpytorch.energies import energy, expected_logsumexp, softmax_derivatives  # noqa: E402
 from torchngvi.adapters.gpytorch.kernels import kernels  # noqa: E402
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO  # noqa: E402
+from torchngvi.adapters.gpytorch.rounds import Rounds  # noqa: E402
 from torchngvi.adapters.gpytorch.starts import left_open  # noqa: E402
 from torchngvi.errors import InputError, PairError  # noqa: E402
 
@@ -191,6 +192,52 @@ def test_the_expectation_of_a_softmax(spread, largest):
     logistic = gp.utils.quadrature.GaussHermiteQuadrature1D(60).double()
     difference = gp.distributions.MultivariateNormal(mean[:, 1] - mean[:, 0], torch.diag(variance[:, :2].sum(-1)))
     close(two, logistic(torch.nn.functional.softplus, difference), 1e-4)
+
+
+@pytest.mark.parametrize("features", [None, 2])
+def test_the_derivatives_of_a_softmax(features):
+    """One pass gives what automatic differentiation of its energy gives, a few rows at a time."""
+    torch.manual_seed(0)
+    likelihood, size = softmax_of(features).double(), features or 3
+    mean, variance = torch.randn(size, N).double().requires_grad_(), torch.rand(size, N).double().requires_grad_()
+    F = energy(likelihood, classes()[1], marginals(mean.mT, variance.mT))
+    alpha, half = torch.autograd.grad(F.sum(), (mean, variance), create_graph=True)
+    W = torch.stack([torch.autograd.grad(part.sum(), mean, retain_graph=True)[0] for part in alpha])
+    found = softmax_derivatives(likelihood, classes()[1], marginals(mean.mT, variance.mT), rows=7)
+    for a, b in zip(found, (F, alpha, 2 * half, W.permute(2, 0, 1)), strict=True):
+        close(a, b.detach(), 1e-12)
+
+
+@pytest.mark.parametrize(("kind", "step"), [("softmax", 1.0), ("heteroskedastic", 0.02)])
+def test_a_search_that_ends_early(kind, step):
+    """It misses the optimal value by less than a share of the last fall, and without a share it finds it again."""
+    model, likelihood, rows = problem(kind)
+    loose, exact = (ProfiledELBO(model, likelihood, rows, tolerance=1e-12) for _ in range(2))
+    loose.share, before = 0.1, 0.0
+    for number in range(3):
+        fall, value = loose.fall, loose()
+        assert loose.fall == pytest.approx(float(value.detach()) - before if number else 0.0)
+        before = float(value.detach())
+        missing = float(exact().detach()) - before
+        model.zero_grad()
+        value.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.0 if parameter.grad is None else step * parameter.grad
+    assert 1e-8 < missing < loose.share * fall
+    model, likelihood, rows = problem(kind)
+    exact, again = (ProfiledELBO(model, likelihood, rows, tolerance=1e-12) for _ in range(2))
+    again.share, again.fall = 0.1, 1.0
+    early = float(again().detach())
+    again.share = 0.0
+    assert early + 1e-8 < float(again().detach()) == pytest.approx(float(exact().detach()), abs=1e-9)
+
+
+def test_the_first_rows_of_several_functions():
+    """Fewer than of one, since a row costs as many times more."""
+    x, y = torch.rand(5000, 1).double(), torch.rand(5000, 3).double()
+    rows = Rounds(model_of(3), noise_of(3).double(), x, y, 1).rows
+    assert [rows(number) for number in range(5)] == [500, 1000, 2000, 5000, 5000]
 
 
 class TestTraining:

@@ -178,11 +178,36 @@ def _correlated_energy(likelihood: Any, y: Tensor, values: MultitaskMultivariate
     return 0.5 * (residual.square().sum(0) + trace + constant)
 
 
-def softmax_curvature(likelihood: Any, values: MultivariateNormal) -> Tensor:
-    """The Hessian of F_n of a softmax in the means of the values of a datum, (B, T, T)."""
-    p, A = _logits(likelihood, _at_nodes(values, sizes=())[0]).softmax(-1), likelihood.mixing_weights
-    W = p.mean(0).diag_embed() - torch.einsum("nbi,nbj->bij", p, p) / len(p)
-    return W if A is None else A.mT.to(W.dtype) @ W @ A.to(W.dtype)
+@torch.no_grad()
+def softmax_derivatives(
+    likelihood: Any, y: Tensor, values: MultivariateNormal, rows: int = 256
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """F_n of a softmax over its nodes, its slopes in the means (T, B), twice those in the variances, and W (B, T, T).
+
+    The nodes of so many rows at a time stay in the cache, with the values first, along which exponentials are added.
+    """
+    z, _ = nodes(values.mean.shape[-1], values.mean.dtype, values.mean.device, sizes=())
+    A = None if likelihood.mixing_weights is None else likelihood.mixing_weights.to(z.dtype)
+    chosen = (y[:, None] == torch.arange(likelihood.num_classes, device=y.device)).to(z.dtype)
+    chosen = torch.where(chosen.any(-1, keepdim=True), chosen, torch.nan)
+    slope, parts = -(chosen if A is None else chosen @ A).mT, []
+    for mean, sd in zip(values.mean.mT.split(rows, 1), values.variance.sqrt().mT.split(rows, 1), strict=True):
+        f = torch.addcmul(mean[..., None], sd[..., None], z.mT[:, None])  # (T, rows, nodes)
+        f = f if A is None else torch.tensordot(A, f, 1)
+        top = f.amax(0)
+        p = f.sub_(top).exp_()
+        total = p.sum(0)
+        q = p.div_(total) if A is None else torch.tensordot(A.mT, p.div_(total), 1)
+        W = -q.movedim(0, 1) @ q.permute(1, 2, 0) / len(z)
+        if A is None:
+            W.diagonal(dim1=-2, dim2=-1).add_(q.mean(-1).mT)
+        else:
+            W += torch.einsum("ct,cb,cu->btu", A, p.mean(-1), A)
+        parts.append(((top + total.log()).mean(-1), q.mean(-1), torch.einsum("tbn,nt->tb", q, z) / len(z) / sd, W))
+    columns = zip(zip(*parts, strict=True), (0, 1, 1, 0), strict=True)
+    F, means, curvature, W = (torch.cat(part, axis) for part, axis in columns)
+    own = (slope.mT * values.mean).sum(-1)
+    return F + own, means + slope, curvature, W
 
 
 def check_labels(likelihood: Likelihood, y: Tensor) -> None:

@@ -44,11 +44,10 @@ from torchngvi.adapters.gpytorch.energies import (
     energy,
     expected_logsumexp,
     softmax,
-    softmax_curvature,
     tightened,
 )
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, kernels
-from torchngvi.adapters.gpytorch.sparse_gp import SparseGP, energies_of
+from torchngvi.adapters.gpytorch.sparse_gp import SparseGP, energies_of, with_hessian
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Sites
 from torchngvi.numerics.gaussian_integrals import Moments
@@ -72,6 +71,7 @@ class Point(NamedTuple):
     d: Tensor  # (*batch, B), the variances given the inducing values
     alpha: Tensor  # (*batch, B), weighted
     beta: Tensor  # (*batch, B), weighted
+    W: Tensor | None  # of a softmax, (B, C, C), weighted
     divergence: float  # KL(q ‖ prior)
     value: float  # the negative ELBO
 
@@ -108,10 +108,11 @@ class ProfiledELBO:
         self.num_data = num_data or count(self.x)
         self.weight = self.num_data / count(self.x)
         self.conjugate, self.tolerance = conjugate(likelihood), tolerance
+        self.share = 0.0  # of the last fall of the value, by which the search for q may end before
         self.tight = self.conjugate and target.latents.separable
         self.joint = not target.latents.separable and convex(likelihood)
         self.sites: tuple[Tensor, Tensor] | None = None  # t_n and c_n of the lowest value so far
-        self._lowest = math.inf
+        self._lowest, self.fall = math.inf, 0.0  # and by how much it was lower than the one before, per datum
         self._last: Point  # of the last evaluation or search
 
     def __call__(self) -> Tensor:
@@ -123,12 +124,15 @@ class ProfiledELBO:
             gradients = self._pulled(prior, projection, point)
         # a trial far off may leave sites from which a search, elsewhere, does not come back
         if point.value <= self._lowest:
+            self.fall = (self._lowest - point.value) / self.num_data if self._lowest < math.inf else 0.0
             self._lowest, self.sites = point.value, (point.t, point.c)
-        given_v = point.d if self.tight else None
-        with torch.enable_grad():  # with the likelihood's parameters
-            v = point.v.detach().requires_grad_()
-            energies = energies_of(self.target, self.y.to(v.dtype), point.e, v, self.weight, given_v)
-        loss = energies.sum() + point.divergence
+        loss = point.v.new_tensor(point.value).requires_grad_()
+        if self.tight or any(p.requires_grad for p in self.target._energy_parameters()):
+            given_v = point.d if self.tight else None
+            with torch.enable_grad():  # with the likelihood's parameters
+                v = point.v.detach().requires_grad_()
+                energies = energies_of(self.target, self.y.to(v.dtype), point.e, v, self.weight, given_v)
+            loss = energies.sum() + point.divergence
         for tensor, gradient in zip(prior, gradients, strict=True):
             loss = loss + ((tensor - tensor.detach()) * gradient.to(tensor.dtype)).sum()
         return -loss / self.num_data
@@ -198,7 +202,7 @@ class ProfiledELBO:
             if following is None:
                 break
             gain, point = point.value - following.value, following
-            if gain < self.tolerance * self.num_data:
+            if gain < max(self.tolerance, self.share * self.fall) * self.num_data:
                 break
         return point
 
@@ -251,16 +255,13 @@ class ProfiledELBO:
             return _summed(_projected(point.inverse, change), point.inverse)
 
         slope = point.mean + _summed(point.alpha, rows)
-        shift = _projected(rows, conjugate_gradients(product, precondition, -slope, 1e-10 if self.conjugate else 1e-3))
+        shift = _projected(rows, conjugate_gradients(product, precondition, -slope, 1e-10 if self.conjugate else 0.1))
         return t + point.beta * shift - curved(shift)
 
     def _curvature(self, point: Point) -> Tensor:
         """W_n, the Hessian of F_n in the means of the functions of a datum, (B, C, C), weighted."""
-        latents, likelihood = self.target.latents, self.target.likelihood
-        if softmax(likelihood):
-            W = self.weight * softmax_curvature(likelihood, latents.values(point.e, point.v))
-            mixing = None if latents.mixing is None else latents.mixing.to(W.dtype)
-            return W if mixing is None else mixing @ W @ mixing.mT
+        if point.W is not None:
+            return point.W
         with torch.enable_grad():
             e = point.e.detach().requires_grad_()
             energies = energies_of(self.target, self.y.to(e.dtype), e, point.v, self.weight, None)
@@ -289,11 +290,11 @@ class ProfiledELBO:
             v = projection.variance + (rows @ inverse.mT).square().sum(-1)
         log_determinant = T.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         divergence = float((0.5 * (trace + mean.square().sum(-1) - mean.shape[-1]) + log_determinant).sum())
-        energies, alpha, beta = self._moments(e, v)
+        (energies, alpha, beta), W = with_hessian(self.target, self.y.to(e.dtype), e, v, self.weight)
         value = float(energies.sum()) + divergence
         if not abs(value) < torch.inf:
             return None
-        return Point(t, c, mean, inverse, H, e, v, projection.variance, alpha, beta, divergence, value)
+        return Point(t, c, mean, inverse, H, e, v, projection.variance, alpha, beta, W, divergence, value)
 
     def _whole(self, projection: Projection) -> Projection:
         """Without a graph, with moments of each function where they share a kernel."""
@@ -314,7 +315,7 @@ class ProfiledELBO:
 
 
 def _projected(rows: Tensor, v: Tensor) -> Tensor:
-    return (rows @ v[..., None])[..., 0]
+    return _summed(v, rows.mT)
 
 
 def _summed(weights: Tensor, rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ and added losses weigh as in GPyTorch's objectives.  What does not require a gra
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
@@ -50,6 +50,13 @@ _ITERATIONS = 25  # of L-BFGS a round
 _MEMORY = 20  # pairs that it keeps
 _TOLERANCE = 1e-6  # nats a datum by which the search for q ends; 1e-9 takes 2.5 times as many steps to the same end
 _GAIN = 1e-3  # nats a datum that a round on the last rows has to bring
+
+
+class SeveralSettings(NamedTuple):
+    """How rounds of several functions differ, chosen on bike by `benchmarks/svgp_functions.py`."""
+
+    first: int = 500  # rows of the first round, or 4M if that is more
+    share: float = 0.1  # of what the loss fell last, by which the search for q ends before it has reached 1e-6
 
 
 class Rounds(Engine):
@@ -93,8 +100,8 @@ class Rounds(Engine):
         N, M = self.num_data, self.strategy.inducing_points.shape[-2]
         if self.order is None:
             return N
-        entries = _ENTRIES // self.gaussian.batch_shape.numel()
-        most, size = min(N, max(entries // M, 4 * M)), max(_FIRST, 4 * M) * 2**number
+        entries, first = _ENTRIES // self.gaussian.batch_shape.numel(), _SEVERAL.first if self.several else _FIRST
+        most, size = min(N, max(entries // M, 4 * M)), max(first, 4 * M) * 2**number
         return most if 1.5 * size >= most else size
 
     @property
@@ -172,7 +179,9 @@ class Rounds(Engine):
             return last[0]
 
         done = self._iterations()
+        bound.share = _SEVERAL.share if self.several else 0.0
         start = float(self.optimizer.step(evaluate))
+        bound.share = 0.0
         stuck, after = 0 < done > self._iterations() - _ITERATIONS, self._value(bound)
         if not after <= start:
             self._put(before)
@@ -335,6 +344,9 @@ class Rounds(Engine):
         self.losses, self.evaluated, self.gain = list(state["losses"]), state["evaluated"], state["gain"]
         self.first = [value.to(p) for p, value in zip(self.learnt, state.get("first", []), strict=False)]
         self._saved = state.get("loss")
+
+
+_SEVERAL = SeveralSettings()
 
 
 def _telling_any(scores: Tensor, x: Tensor) -> Tensor:

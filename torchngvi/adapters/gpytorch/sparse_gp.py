@@ -21,7 +21,7 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, check_num_data, count, pairs
-from torchngvi.adapters.gpytorch.energies import conjugate, energy, log_concave, tightened
+from torchngvi.adapters.gpytorch.energies import conjugate, energy, log_concave, softmax, softmax_derivatives, tightened
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, covariance, kernels
 from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.distributed import Processes
@@ -320,6 +320,8 @@ class SparseGP(TractableTarget):
     ) -> Moments:
         """F_n with α_n and β_n, from one backward pass over numbers; the gradient of `_energy_parameters` beside it."""
         learnt = [p for p in self._energy_parameters() if p.requires_grad] if self.learn else []
+        if softmax(self.likelihood) and not learnt:
+            return with_hessian(self, y, mean, variance, share)[0]
         with torch.enable_grad():
             mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
             energies = energies_of(self, y, mean, variance, share, given_v)
@@ -327,6 +329,20 @@ class SparseGP(TractableTarget):
         old = self._energy_gradients or [torch.zeros_like(gradient) for gradient in rest]
         self._energy_gradients = [a + b for a, b in zip(old, rest, strict=True)]
         return Moments(energies.detach(), alpha, 2 * half)
+
+
+def with_hessian(
+    target: SparseGP, y: Tensor, mean: Tensor, variance: Tensor, share: float
+) -> tuple[Moments, Tensor | None]:
+    """F_n with α_n and β_n; of a softmax W_n, its Hessian in the means of the functions, (B, C, C), too."""
+    if not softmax(target.likelihood):
+        return target._moments(y, mean, variance, share), None
+    values, mixing = target.latents.values(mean.detach(), variance.detach()), target.latents.mixing
+    F, slope, curvature, W = softmax_derivatives(target.likelihood, y, values)
+    if mixing is not None:
+        mixing = mixing.detach().to(F.dtype)
+        slope, curvature, W = mixing @ slope, mixing.square() @ curvature, mixing @ W @ mixing.mT
+    return Moments(share * F, share * slope, share * curvature), share * W
 
 
 def energies_of(
