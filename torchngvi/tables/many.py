@@ -726,6 +726,7 @@ def _fitted(joint: _Joint, seed: int, bar: tqdm) -> _Found:
             if following:
                 change = some.values(points, mode, following) - at
                 settled = converged & ((change - change.mean(1, keepdim=True)).abs().amax(1) < s.settled)
+                settled |= mode.promise.isinf()  # there is no maximum, and more nodes give none
             on.append(index[~settled])
             drawn = (settled & converged).nonzero()[:, 0]
             for few in drawn.split(joint.at_most(s.draws, order)) if len(drawn) else ():
