@@ -406,55 +406,6 @@ def kept_modes(*owners: torch.nn.Module) -> Iterator[None]:
             forget(owner)
 
 
-@contextlib.contextmanager
-def in_float64(
-    model: Any, likelihood: Any, returned: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """A block in which a model in single precision is one in double precision, with the jitter that it had.
-
-    In single precision the gradient of a bound is too noisy for the line searches of L-BFGS.  A model of several types,
-    or one whose forward does not take double precision, stays as it is.  The block has one within it, in which the
-    model is as it was given, and which goes on with ``returned``.
-    """
-    owners, strategy = (model, likelihood), base_strategy(model)
-    tensors = [part for owner in owners for part in (*owner.parameters(), *owner.buffers()) if part.is_floating_point()]
-    if strategy is None or any(part.dtype != torch.float32 for part in tensors):
-        yield returned
-        return
-    jitter, given = strategy._jitter_val, strategy.jitter_val
-
-    def convert(dtype: torch.dtype) -> None:
-        for owner in owners:
-            owner.to(dtype)
-            forget(owner)
-        strategy._jitter_val = jitter if dtype == torch.float32 else given
-
-    @contextlib.contextmanager
-    def as_given() -> Iterator[None]:
-        kept = [part.detach().clone() for part in tensors]
-        convert(torch.float32)
-        try:
-            with returned():
-                yield
-        finally:
-            convert(torch.float64)
-            for part, value in zip(tensors, kept, strict=True):
-                part.data.copy_(value)
-
-    convert(torch.float64)
-    try:
-        with torch.no_grad(), contextlib.suppress(InputError):
-            strategy.model.forward(strategy.inducing_points[..., :1, :])
-    except RuntimeError:  # a tensor of its own that is no buffer
-        convert(torch.float32)
-        yield returned
-        return
-    try:
-        yield as_given
-    finally:
-        convert(torch.float32)
-
-
 def base_strategy(model: Any) -> Any:
     """The strategy of the latent functions of a model, within that which makes tasks of them; or None."""
     outer = getattr(model, "variational_strategy", None)

@@ -25,7 +25,6 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import count, row_dimension
-from torchngvi.adapters.gpytorch.distribution import base_strategy
 from torchngvi.adapters.gpytorch.epochs import of_model, penalty
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.starts import (
@@ -68,8 +67,6 @@ class Rounds(Engine):
     processes = None
 
     def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, most: int) -> None:
-        dtype = base_strategy(model).inducing_points.dtype
-        x, y = (part.to(dtype) if part.is_floating_point() else part for part in (x, y))
         target = ProfiledELBO(model, likelihood, (x, y)).target  # refused before anything is moved
         self.latents, self.several = target.latents, bool(target.posterior.batch_shape)
         check_repeats(model, x)

@@ -17,14 +17,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 
 from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_order, count
-from torchngvi.adapters.gpytorch.distribution import (
-    base_strategy,
-    forget,
-    in_float64,
-    kept_modes,
-    lent_posterior,
-    unwrapped,
-)
+from torchngvi.adapters.gpytorch.distribution import base_strategy, forget, kept_modes, lent_posterior, unwrapped
 from torchngvi.adapters.gpytorch.epochs import Epochs, check_optimizer, of_run
 from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.adapters.gpytorch.refinement import forget_rows, refine_svgp, restored_dtype
@@ -193,12 +186,11 @@ def train_svgp(
     learns = any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters()))
     if grows and learns and rounds > 1:
         data, doubling = _grown(model, likelihood, data, rounds // 2)
-    with lent_posterior(model) as returned, ExitStack() as in_double:
+    with lent_posterior(model) as returned:
         model.train()
         likelihood.train()
         latents = latents_of(model, likelihood)
         x, y = all_rows(data, latents)
-        returned = in_double.enter_context(in_float64(model, likelihood, returned))
         trained = replace(_untrained("because no round was run."), unit="rounds")
         if rounds > 0 and learns:
             engine = Rounds(model, likelihood, x, y, rounds)
@@ -221,7 +213,6 @@ def train_svgp(
             trained = _remarked(trained, remark)
         if trained.losses and not engine.several and (sentence := constant_function(likelihood, y, trained.losses[-1])):
             trained = replace(_remarked(trained, sentence), found="constant")
-        in_double.close()
         return trained.refined_by(refine_svgp(model, likelihood, [(x, y)], progress=progress))
 
 
@@ -329,7 +320,7 @@ def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -
     parts, Z = [*model.parameters(), *likelihood.parameters()], strategy.inducing_points.detach().clone()
     first, chosen, losses = [part.detach().clone() for part in parts], left_open(strategy), list[float]()
     while True:
-        with lent_posterior(model), in_float64(model, likelihood):
+        with lent_posterior(model):
             x, y = data = all_rows(data, latents_of(model, likelihood))
             engine = Rounds(model, likelihood, x, y, 1)
             if not losses:
