@@ -1,9 +1,9 @@
 """The engine of `train_svgp`: rounds of L-BFGS for all hyper-parameters, on growing parts of the data.
 
 An advance is a round: up to 25 iterations of L-BFGS (strong Wolfe line search; Liu and Nocedal 1989) on `ProfiledELBO`
-of n rows that weigh N/n, in which q is optimal at every evaluation.  n is 2,048 (or 4M, if that is more) in the first
-round and doubles from one to the next, up to all rows, or to as many as 2²⁴ entries a_n allow.  On the last n rounds go
-on until one of them gains less than 0.001 nats a datum.
+of n rows that weigh N/n, in which q is optimal at every evaluation.  n is 2,048 in the first round (500 of several
+functions; or 4M, if that is more) and doubles from one to the next, up to all rows, or to as many as 2²⁴ entries a_n
+allow.  On the last n rounds go on until one of them gains less than 0.001 nats a datum.
 
 L-BFGS keeps its memory of the curvature from one round to the next: the bounds of a part of the rows and of twice as
 many are curved alike, and the line search is on the new one.  Where a round with that memory ends before its 25
@@ -52,7 +52,7 @@ _GAIN = 1e-3  # nats a datum that a round on the last rows has to bring
 
 
 class SeveralSettings(NamedTuple):
-    """How rounds of several functions differ, chosen on bike by `benchmarks/svgp_functions.py`."""
+    """How rounds of several functions differ, by the softmax in `benchmarks/svgp_functions.py`: bike, elevators."""
 
     first: int = 500  # rows of the first round, or 4M if that is more
     share: float = 0.1  # of what the loss fell last, by which the search for q ends before it has reached 1e-6
